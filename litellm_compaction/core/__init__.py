@@ -1,0 +1,1 @@
+"""The pure core: messages in, messages out. No clock, log, await or randomness."""

@@ -1,0 +1,265 @@
+"""What is a message, a tool round, the same conversation: the vocabulary of every other module.
+
+A `Message` keeps the client's JSON untouched in `raw` and lays beside it what the rules need to read.
+The normal form and the hash chain decide when a later request continues an earlier conversation.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+JsonValue: TypeAlias = "None | bool | int | float | str | Sequence[JsonValue] | Mapping[str, JsonValue]"
+JsonObject: TypeAlias = Mapping[str, JsonValue]
+
+START_NOTICE = "⚙️ Compacting conversation history..."
+DONE_NOTICE = "✅ Context compacted, continuing..."
+ABORT_NOTICE = "⚠️ Context limit exceeded ({used}/{window} tokens). Aborting."
+ATTEMPTS_NOTICE = "⚠️ Max compaction attempts reached"
+
+_NOTICES = re.compile(
+    r"(?:\A|(?<=\n))[ \t]*(?:"
+    + "|".join(
+        (
+            re.escape(START_NOTICE),
+            re.escape(DONE_NOTICE),
+            r"⚠️ Context limit exceeded \(\d+/\d+ tokens\)\. Aborting\.",
+            re.escape(ATTEMPTS_NOTICE),
+        )
+    )
+    + r")[ \t]*(?:\n+|\Z)"
+)
+_SYSTEM_ROLES = frozenset({"system", "developer"})
+_BLOCK_REASONING = re.compile(r"\A\s*<think>.*?</think>\s*", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolCall:
+    """One call that an assistant message makes; `arguments` is the client's string, valid JSON or not."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """One entry of a request's `messages`.
+
+    Attributes:
+        role: as the client sent it; unknown roles are kept.
+        text: the content's text; parts joined by newlines, "" for null.
+        other_parts: types of the content parts that are not text ("image_url", "input_audio", …), in order.
+        reasoning: `reasoning_content` or `reasoning` of an assistant message, "" when absent.
+        calls: tool calls of an assistant message.
+        call_id: of a tool result, the call that it answers.
+        raw: the client's JSON object, never changed in place.
+    """
+
+    role: str
+    text: str
+    other_parts: tuple[str, ...] = ()
+    reasoning: str = ""
+    calls: tuple[ToolCall, ...] = ()
+    call_id: str = ""
+    raw: JsonObject
+
+    @property
+    def is_system(self) -> bool:
+        """Whether the message instructs the model (`system`, `developer`)."""
+        return self.role in _SYSTEM_ROLES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What is sent to a model, as far as it takes room in the window.
+
+    Attributes:
+        messages: n, oldest first.
+        tools: the request's tool schemas, in the client's order, never edited.
+    """
+
+    messages: tuple[Message, ...]
+    tools: tuple[JsonValue, ...] = ()
+
+
+def parse_message(raw: JsonObject) -> Message:
+    """The message that `raw` is; tolerant: whatever a server may accept gets a place in it.
+
+    Raises:
+        ValueError: `role` is not a string.
+    """
+    role = raw.get("role")
+    if not isinstance(role, str):
+        raise ValueError("a message without a role")  # noqa: TRY004 - one error type for every bad shape
+    text, other_parts = _content(raw.get("content"))
+    reasoning = raw.get("reasoning_content") or raw.get("reasoning")
+    return Message(
+        role=role,
+        text=text,
+        other_parts=other_parts,
+        reasoning=reasoning if isinstance(reasoning, str) else "",
+        calls=_calls(raw.get("tool_calls")),
+        call_id=_string(raw.get("tool_call_id")),
+        raw=raw,
+    )
+
+
+def user_message(text: str) -> Message:
+    """A user message with plain text content."""
+    return parse_message({"role": "user", "content": text})
+
+
+def with_leading_text(message: Message, text: str) -> Message:
+    """`message` with `text` before its own; a list content keeps its parts and gains one leading text part."""
+    content = message.raw.get("content")
+    if isinstance(content, list):
+        return parse_message({**message.raw, "content": [{"type": "text", "text": text}, *content]})
+    return parse_message({**message.raw, "content": text + message.text})
+
+
+def with_text(message: Message, text: str) -> Message:
+    """`message` with its text replaced; parts that are not text stay, behind the text."""
+    content = message.raw.get("content")
+    if isinstance(content, list):
+        others = [part for part in content if not _is_text_part(part)]
+        return parse_message({**message.raw, "content": [{"type": "text", "text": text}, *others]})
+    return parse_message({**message.raw, "content": text})
+
+
+def lead_length(messages: Sequence[Message]) -> int:
+    """How many system or developer messages open the list."""
+    for index, message in enumerate(messages):
+        if not message.is_system:
+            return index
+    return len(messages)
+
+
+def round_end(messages: Sequence[Message], start: int) -> int:
+    """The index after the tool round that begins at `start` (the call and its results), or `start` + 1."""
+    end = start + 1
+    if messages[start].calls:
+        while end < len(messages) and messages[end].role == "tool":
+            end += 1
+    return end
+
+
+def open_round_start(messages: Sequence[Message]) -> int | None:
+    """Where the tool round begins whose results end the list, or None when the list does not end in results."""
+    index = len(messages) - 1
+    while index >= 0 and messages[index].role == "tool":
+        index -= 1
+    if index == len(messages) - 1 or index < 0:
+        return None
+    return index if messages[index].calls else index + 1
+
+
+def newest_user_index(messages: Sequence[Message]) -> int | None:
+    """The index of the newest user message, or None."""
+    for index in range(len(messages) - 1, -1, -1):
+        if messages[index].role == "user":
+            return index
+    return None
+
+
+def without_notices(text: str) -> str:
+    """`text` without the lines that we put into answers: clients send them back as the assistant's words."""
+    return _NOTICES.sub("", text) if "⚙️" in text or "✅" in text or "⚠️" in text else text
+
+
+def chain(messages: Sequence[Message]) -> tuple[str, ...]:
+    """The hash chain of a conversation: entry i stands for exactly the first i messages after the leading system ones.
+
+    Equal entries mean equal normal forms (design §3): leading system messages, notices, reasoning and cache
+    markers do not count, null equals "", text is trimmed, tool arguments are compared as parsed JSON.
+
+    Returns:
+        n + 1 hexadecimal digests for n messages after the lead; entry 0 stands for the empty conversation.
+    """
+    digest = hashlib.blake2b(b"litellm_compaction:1", digest_size=16).digest()
+    entries = [digest.hex()]
+    for message in messages[lead_length(messages) :]:
+        digest = hashlib.blake2b(_normal_form(message), key=digest, digest_size=16).digest()
+        entries.append(digest.hex())
+    return tuple(entries)
+
+
+def _normal_form(message: Message) -> bytes:
+    text = message.text
+    if message.role == "assistant":
+        text = _BLOCK_REASONING.sub("", without_notices(text))
+    content = message.raw.get("content")
+    others = [part for part in content if not _is_text_part(part)] if isinstance(content, list) else []
+    form = [
+        message.role,
+        text.strip(),
+        [[call.id, call.name, _parsed(call.arguments)] for call in message.calls],
+        message.call_id,
+        [_without_cache_marker(part) for part in others],
+    ]
+    return json.dumps(form, ensure_ascii=True, sort_keys=True, separators=(",", ":"), default=str).encode()
+
+
+def _content(content: JsonValue) -> tuple[str, tuple[str, ...]]:
+    if isinstance(content, str):
+        return content, ()
+    if content is None:
+        return "", ()
+    if isinstance(content, list):
+        texts: list[str] = []
+        others: list[str] = []
+        for part in content:
+            if isinstance(part, str):
+                texts.append(part)
+            elif isinstance(part, Mapping) and isinstance(part.get("text"), str):
+                texts.append(_string(part["text"]))
+            else:
+                others.append(_string(part.get("type")) if isinstance(part, Mapping) else "unknown")
+        return "\n".join(texts), tuple(others)
+    return json.dumps(content, ensure_ascii=False, default=str), ()
+
+
+def _calls(calls: JsonValue) -> tuple[ToolCall, ...]:
+    if not isinstance(calls, list):
+        return ()
+    found: list[ToolCall] = []
+    for call in calls:
+        function = call.get("function") if isinstance(call, Mapping) else None
+        if not isinstance(call, Mapping) or not isinstance(function, Mapping):
+            found.append(ToolCall(id="", name="", arguments=json.dumps(call, default=str)))
+            continue
+        arguments = function.get("arguments")
+        found.append(
+            ToolCall(
+                id=_string(call.get("id")),
+                name=_string(function.get("name")),
+                arguments=arguments if isinstance(arguments, str) else json.dumps(arguments, default=str),
+            )
+        )
+    return tuple(found)
+
+
+def _is_text_part(part: JsonValue) -> bool:
+    return isinstance(part, str) or (isinstance(part, Mapping) and isinstance(part.get("text"), str))
+
+
+def _without_cache_marker(part: JsonValue) -> JsonValue:
+    if isinstance(part, Mapping):
+        return {key: value for key, value in part.items() if key != "cache_control"}
+    return part
+
+
+def _parsed(arguments: str) -> JsonValue:
+    try:
+        parsed: JsonValue = json.loads(arguments)
+    except (ValueError, RecursionError):
+        return arguments
+    return parsed
+
+
+def _string(value: JsonValue) -> str:
+    return value if isinstance(value, str) else ""

@@ -1,0 +1,123 @@
+"""What can go wrong, as one tree, and how an overflow looks when a server reports it.
+
+Raised by every layer; turned into HTTP errors only in `proxy/`. A message says what happened, the
+numbers with their units and what to change, and never contains text of a conversation.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+
+class CompactionError(Exception):
+    """Anything that this package raises on purpose."""
+
+
+class ConfigError(CompactionError, ValueError):
+    """A setting is unknown or has a bad value: names key, value and allowed range."""
+
+
+class WindowUnknown(CompactionError):
+    """Nobody can say with which context length a model is loaded."""
+
+    def __init__(self, model: str, *, tried: str = "") -> None:
+        detail = f" Tried: {tried}." if tried else ""
+        super().__init__(
+            f"Context limit not available for {model}. Please ensure model metadata is correct.{detail}"
+        )
+        self.model = model
+
+
+class ModelNotLoaded(CompactionError):
+    """LM Studio knows the model but has not loaded it, so it has no window yet."""
+
+    def __init__(self, model: str) -> None:
+        super().__init__(
+            f"{model} is not loaded in LM Studio, so its context length is not known yet. "
+            "Load it, or set `when_not_loaded: warm_up`."
+        )
+        self.model = model
+
+
+class Share(NamedTuple):
+    """One row of an itemised error: who takes how many tokens."""
+
+    name: str
+    tokens: int
+
+
+class DoesNotFit(CompactionError):
+    """A request cannot be made small enough for the window, however hard it is compacted.
+
+    Attributes:
+        shares: who takes how many tokens, largest first.
+        window_tokens: context length with which the model is loaded.
+        needed_tokens: context length with which the same request would fit.
+    """
+
+    def __init__(self, message: str, *, shares: tuple[Share, ...], window_tokens: int, needed_tokens: int) -> None:
+        super().__init__(message)
+        self.shares = shares
+        self.window_tokens = window_tokens
+        self.needed_tokens = needed_tokens
+
+
+class SummaryFailed(CompactionError):
+    """The pruning model gave nothing that can be used; `reason` is one word for logs and metrics."""
+
+    def __init__(self, reason: str, detail: str = "") -> None:
+        super().__init__(f"{reason}: {detail}" if detail else reason)
+        self.reason = reason
+
+
+class ServerUnavailable(CompactionError):
+    """A server did not answer, or answered something that is not the API that was asked for."""
+
+
+class StoreError(CompactionError):
+    """A store cannot be opened or does not work; requests go on without it."""
+
+
+class Overflow(NamedTuple):
+    """What an overflow message reveals.
+
+    Attributes:
+        prompt_tokens: the prompt as the server counted it; None when the message does not say.
+        window_tokens: the context length that the server named; None when the message does not say.
+    """
+
+    prompt_tokens: int | None
+    window_tokens: int | None
+
+
+# Wordings by LM Studio version: lmstudio-bug-tracker 237, 546, 1024, 1620, 2201, 2322; opencode 2259 and 11141;
+# goose 11318. The last but one are llama.cpp's server and vLLM/OpenAI. (prompt group, window group), 0 = not named.
+_OVERFLOWS: tuple[tuple[re.Pattern[str], int, int], ...] = tuple(
+    (re.compile(pattern, re.IGNORECASE | re.DOTALL), prompt, window)
+    for pattern, prompt, window in (
+        (r"input has (\d+) tokens, but the context length only supports (\d+)", 1, 2),
+        (r"n_keep:? ?\(?(\d+)\)? ?>= ?n_ctx:? ?\(?(\d+)", 1, 2),
+        (r"keep the first (\d+) tokens when context the overflows.{0,200}?context length of only (\d+)", 1, 2),
+        (r"reached context length of (\d+) tokens", 0, 1),
+        (r"request \((\d+) tokens\) exceeds the available context size \((\d+) tokens\)", 1, 2),
+        (r"maximum context length is (\d+) tokens.{0,200}?resulted in (\d+) tokens", 2, 1),
+        (r"maximum context length is (\d+) tokens", 0, 1),
+        (r"does not fit in context length", 0, 0),
+        (r"context size has been exceeded", 0, 0),
+        (r"exceeds the available context size", 0, 0),
+        (r"exceed_context_size_error", 0, 0),
+    )
+)
+
+
+def overflow_from_text(text: str) -> Overflow | None:
+    """What `text` reveals if it is one of the known overflow messages, else None."""
+    for pattern, prompt, window in _OVERFLOWS:
+        found = pattern.search(text)
+        if found is not None:
+            return Overflow(
+                int(found[prompt]) if prompt else None,
+                int(found[window]) if window else None,
+            )
+    return None
