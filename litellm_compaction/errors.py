@@ -23,9 +23,7 @@ class WindowUnknown(CompactionError):
 
     def __init__(self, model: str, *, tried: str = "") -> None:
         detail = f" Tried: {tried}." if tried else ""
-        super().__init__(
-            f"Context limit not available for {model}. Please ensure model metadata is correct.{detail}"
-        )
+        super().__init__(f"Context limit not available for {model}. Please ensure model metadata is correct.{detail}")
         self.model = model
 
 
@@ -98,7 +96,11 @@ _OVERFLOWS: tuple[tuple[re.Pattern[str], int, int], ...] = tuple(
     for pattern, prompt, window in (
         (r"input has (\d+) tokens, but the context length only supports (\d+)", 1, 2),
         (r"n_keep:? ?\(?(\d+)\)? ?>= ?n_ctx:? ?\(?(\d+)", 1, 2),
-        (r"keep the first (\d+) tokens when context the overflows.{0,200}?context length of only (\d+)", 1, 2),
+        (
+            r"keep the first (\d+) tokens when context the overflows.{0,200}?context length of only (\d+)",
+            1,
+            2,
+        ),
         (r"reached context length of (\d+) tokens", 0, 1),
         (r"request \((\d+) tokens\) exceeds the available context size \((\d+) tokens\)", 1, 2),
         (r"maximum context length is (\d+) tokens.{0,200}?resulted in (\d+) tokens", 2, 1),

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-JsonValue: TypeAlias = "None | bool | int | float | str | Sequence[JsonValue] | Mapping[str, JsonValue]"
+JsonValue: TypeAlias = "bool | int | float | str | Sequence[JsonValue] | Mapping[str, JsonValue] | None"
 JsonObject: TypeAlias = Mapping[str, JsonValue]
 
 START_NOTICE = "⚙️ Compacting conversation history..."
@@ -169,6 +169,20 @@ def newest_user_index(messages: Sequence[Message]) -> int | None:
 def without_notices(text: str) -> str:
     """`text` without the lines that we put into answers: clients send them back as the assistant's words."""
     return _NOTICES.sub("", text) if "⚙️" in text or "✅" in text or "⚠️" in text else text
+
+
+def render_arguments(arguments: str) -> str:
+    """Tool arguments as they read, not as JSON escapes them."""
+    try:
+        parsed: JsonValue = json.loads(arguments)
+    except (ValueError, RecursionError):
+        return arguments
+    if not isinstance(parsed, dict):
+        return arguments
+    return ", ".join(
+        f"{key}: {value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}"
+        for key, value in parsed.items()
+    )
 
 
 def chain(messages: Sequence[Message]) -> tuple[str, ...]:

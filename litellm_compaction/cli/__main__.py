@@ -1,0 +1,8 @@
+"""`python -m litellm_compaction.cli`, the same as the console script."""
+
+import sys
+
+from litellm_compaction.cli.arguments import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,139 @@
+"""Which command is meant, with which options; errors become one line and an exit code.
+
+Called by the console script. Each command's module is imported only when it is asked for.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from litellm_compaction import __version__
+from litellm_compaction.errors import CompactionError
+
+MINIMUM_DEMO_WINDOW_TOKENS = 2048
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The exit code of the command: 0 done, 1 trouble, 2 wrong arguments, 130 interrupted; for `up`, the proxy's."""
+    options = parser().parse_args(arguments)
+    command: Callable[[argparse.Namespace], int] = options.command
+    try:
+        return command(options)
+    except CompactionError as error:
+        print(f"litellm-compaction: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # The reader has gone (`… | head`); nothing may be written any more, not even at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def parser() -> argparse.ArgumentParser:
+    """The whole command line."""
+    top = argparse.ArgumentParser(
+        prog="litellm-compaction",
+        description="Keeps conversations with LM Studio inside the context length that is really loaded.",
+    )
+    top.add_argument("--version", action="version", version=f"litellm-compaction {__version__}")
+    commands = top.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    _add_up(commands.add_parser("up", help="start a LiteLLM proxy with the plug-in in front of LM Studio"))
+    _add_demo(commands.add_parser("demo", help="watch a long conversation stay inside a small window"))
+    _add_doctor(commands.add_parser("doctor", help="check a config.yaml and the servers that it names"))
+    return top
+
+
+def _add_up(command: argparse.ArgumentParser) -> None:
+    command.description = (
+        "Starts a stock LiteLLM proxy with the shipped config.yaml in front of LM Studio, "
+        "or of a simulator where no LM Studio answers."
+    )
+    command.add_argument("--host", default="127.0.0.1", help="address to listen on (default %(default)s)")
+    command.add_argument("--port", type=_port, default=4000, help="port; 0 takes a free one (default %(default)s)")
+    command.add_argument("--config", type=Path, metavar="PATH", help="a config.yaml of your own")
+    where = command.add_mutually_exclusive_group()
+    where.add_argument("--simulator", action="store_true", help="use the simulator even where LM Studio answers")
+    where.add_argument(
+        "--lm-studio", metavar="URL", help="where LM Studio listens (default LM_STUDIO_API_BASE, then port 1234)"
+    )
+    command.set_defaults(command=_up)
+
+
+def _add_demo(command: argparse.ArgumentParser) -> None:
+    command.description = "Runs a scripted coding agent through a real proxy and shows the window filling turn by turn."
+    command.add_argument("--fast", action="store_true", help="no pauses for the eye")
+    command.add_argument(
+        "--no-color", action="store_true", help="plain text (also with NO_COLOR, or without a terminal)"
+    )
+    command.add_argument("--turns", type=_positive, default=40, metavar="N", help="requests (default %(default)s)")
+    command.add_argument(
+        "--context", type=_window, default=8192, metavar="TOKENS", help="context length (default %(default)s)"
+    )
+    command.add_argument(
+        "--unguarded", action="store_true", help="the same conversation without the plug-in, for comparison"
+    )
+    command.set_defaults(command=_demo)
+
+
+def _add_doctor(command: argparse.ArgumentParser) -> None:
+    command.description = "Says for each deployment whether it is guarded, with which window, and what is wrong."
+    command.add_argument(
+        "--config", type=Path, metavar="PATH", help="default: config.yaml in this folder, else the shipped one"
+    )
+    command.add_argument("--json", action="store_true", help="the report as JSON")
+    command.set_defaults(command=_doctor)
+
+
+def _up(options: argparse.Namespace) -> int:
+    from litellm_compaction.cli.up import up
+
+    return up(
+        host=options.host,
+        port=options.port,
+        config=options.config,
+        simulator=options.simulator,
+        lm_studio=options.lm_studio,
+        environ=os.environ,
+    )
+
+
+def _demo(options: argparse.Namespace) -> int:
+    from litellm_compaction.cli.demo import demo
+
+    return demo(
+        turns=options.turns,
+        context_tokens=options.context,
+        fast=options.fast,
+        color=not options.no_color and sys.stdout.isatty() and not os.environ.get("NO_COLOR"),
+        guarded=not options.unguarded,
+        environ=os.environ,
+    )
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    from litellm_compaction.cli.doctor import doctor
+
+    return doctor(config=options.config, as_json=options.json, environ=os.environ)
+
+
+def _port(text: str) -> int:
+    if not text.isdigit() or int(text) > 65535:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port (0–65535)")
+    return int(text)
+
+
+def _positive(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1")
+    return int(text)
+
+
+def _window(text: str) -> int:
+    if not text.isdigit() or int(text) < MINIMUM_DEMO_WINDOW_TOKENS:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of tokens from {MINIMUM_DEMO_WINDOW_TOKENS}")
+    return int(text)

@@ -1,0 +1,221 @@
+"""How the proxy and the simulator are started, watched until they answer, and ended, each by its own handle.
+
+Called by `up` and `demo`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO
+
+import httpx
+
+from litellm_compaction.errors import CompactionError, ServerUnavailable
+from litellm_compaction.master_key import KEY_VARIABLE
+
+# LiteLLM's imports take 6–8 s on two cores (measured 2026-11), several times that on a cold or busy disk.
+PROXY_START_LIMIT_S = 180.0
+SIMULATOR_START_LIMIT_S = 60.0
+_POLL_S = 0.2
+_GRACE_S = 10.0
+_RUN_LITELLM = "import sys; from litellm import run_server; sys.argv[0] = 'litellm'; sys.exit(run_server())"
+
+
+def proxy_command(config: Path, host: str, port: int) -> list[str]:
+    """The command that starts a stock LiteLLM proxy, as its users start it.
+
+    Raises:
+        CompactionError: LiteLLM's proxy is not installed beside this interpreter.
+    """
+    # Looked up, not imported: importing LiteLLM takes seconds.
+    missing = [name for name in ("litellm", "fastapi", "uvicorn") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise CompactionError(
+            f"LiteLLM's proxy is not installed for {sys.executable} (missing: {', '.join(missing)}). "
+            "Install it with: pip install 'litellm[proxy]'"
+        )
+    script = Path(sys.executable).with_name("litellm.exe" if os.name == "nt" else "litellm")
+    start = [str(script)] if script.is_file() else [sys.executable, "-c", _RUN_LITELLM]
+    return [*start, "--config", str(config), "--host", host, "--port", str(port)]
+
+
+def proxy_environment(environ: Mapping[str, str], *, master_key: str, api_base: str | None) -> dict[str, str]:
+    """The proxy's environment: the caller's, the key, where LM Studio is, and nothing fetched from the internet."""
+    child = {**environ, KEY_VARIABLE: master_key, "PYTHONUNBUFFERED": "1", "PYTHONIOENCODING": "utf-8"}
+    if api_base is not None:
+        child["LM_STUDIO_API_BASE"] = api_base
+    child.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
+    child.setdefault("LITELLM_TELEMETRY", "False")
+    # A web proxy of the user's network cannot reach this machine's own LM Studio.
+    for name in ("NO_PROXY", "no_proxy"):
+        child[name] = ",".join(filter(None, (child.get(name, ""), "127.0.0.1", "localhost")))
+    return child
+
+
+class Child:
+    """One child process in a session of its own, so that Ctrl-C in the terminal reaches it once, through us."""
+
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        *,
+        output: int | IO[bytes] | None = None,
+    ) -> None:
+        self.name = name
+        try:
+            self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and arguments
+                command,
+                env=dict(environment),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT if output is not None else None,
+                start_new_session=True,
+            )
+        except OSError as exc:
+            raise CompactionError(f"The {name} cannot be started ({exc}).") from exc
+
+    @property
+    def stdout(self) -> IO[bytes] | None:
+        """What the child writes, where it was started with a pipe."""
+        return self._process.stdout
+
+    def exit_code(self) -> int | None:
+        """The exit code as a shell would show it; None while it runs."""
+        code = self._process.poll()
+        return None if code is None else _shell_code(code)
+
+    def wait(self, timeout_s: float | None = None) -> int | None:
+        """The exit code; None when `timeout_s` passed first."""
+        try:
+            return _shell_code(self._process.wait(timeout_s))
+        except subprocess.TimeoutExpired:
+            return None
+
+    def send_signal(self, number: int) -> None:
+        """Pass a signal on; nothing happens when the child has ended."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.send_signal(number)
+
+    def end(self) -> None:
+        """Ask the child to end; after 10 s end it. Nothing happens when it has ended."""
+        if self._process.poll() is None:
+            self._process.terminate()
+            if self.wait(_GRACE_S) is None:
+                self._process.kill()
+                self._process.wait()
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+
+
+@contextlib.contextmanager
+def running(child: Child) -> Iterator[Child]:
+    """The child, ended when the block ends, however it ends."""
+    try:
+        yield child
+    finally:
+        child.end()
+
+
+@contextlib.contextmanager
+def running_simulator(model: str, context_tokens: int) -> Iterator[str]:
+    """The URL of a simulated LM Studio in a child process, with one model loaded.
+
+    Raises:
+        ServerUnavailable: it did not say in time where it listens.
+    """
+    command = [sys.executable, "-m", "litellm_compaction.simulator", "--port", "0"]
+    command += ["--model", f"{model}:{context_tokens}"]
+    with running(Child("simulator", command, os.environ, output=subprocess.PIPE)) as child:
+        yield _announced_url(child)
+
+
+def wait_until_alive(proxy: Child, base_url: str, limit_s: float = PROXY_START_LIMIT_S) -> None:
+    """Returns when the proxy answers.
+
+    Raises:
+        ServerUnavailable: it ended, or did not answer in time.
+    """
+    deadline_s = time.monotonic() + limit_s
+    with httpx.Client(trust_env=False, timeout=2.0) as http:
+        while time.monotonic() < deadline_s:
+            with contextlib.suppress(httpx.HTTPError):
+                if http.get(f"{base_url}/health/liveliness").status_code == 200:
+                    return
+            code = proxy.wait(_POLL_S)
+            if code is not None:
+                raise ServerUnavailable(
+                    f"The proxy ended with exit code {code} before it was ready; its own message is above."
+                )
+    raise ServerUnavailable(f"The proxy did not answer at {base_url}/health/liveliness within {limit_s:g} s.")
+
+
+def usable_port(host: str, port: int) -> int:
+    """`port` itself if it is free, or a free one for 0.
+
+    LiteLLM would silently move to a random port when 4000 is taken (proxy_cli.py, 1.106.2).
+
+    Raises:
+        CompactionError: the port is taken, or the address is not this machine's.
+    """
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[
+            0
+        ]
+        with socket.socket(family, kind) as probe:
+            if os.name == "posix":
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+            bound: int = probe.getsockname()[1]
+            return bound
+    except OSError as exc:
+        raise CompactionError(
+            f"Cannot listen on {host} port {port} ({exc.strerror or exc}). "
+            "Choose another with --port, or --port 0 for any free one."
+        ) from exc
+
+
+def local_url(host: str, port: int) -> str:
+    """The URL under which this machine reaches a server that listens on `host`."""
+    if host in ("0.0.0.0", ""):  # noqa: S104 - compared, not bound
+        host = "127.0.0.1"
+    elif host == "::":
+        host = "::1"
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _announced_url(child: Child) -> str:
+    output = child.stdout
+    assert output is not None, "started with a pipe"  # noqa: S101
+    lines: list[str] = []
+    found = threading.Event()
+
+    def read() -> None:
+        for raw in output:
+            lines.append(raw.decode("utf-8", "replace").strip())
+            if lines[-1].startswith("listening on "):
+                found.set()
+                break
+        found.set()
+
+    reader = threading.Thread(target=read, name="simulator-output", daemon=True)
+    reader.start()
+    found.wait(SIMULATOR_START_LIMIT_S)
+    if not lines or not lines[-1].startswith("listening on "):
+        said = " | ".join(lines[-3:])
+        raise ServerUnavailable(f"The simulator did not start{f': {said}' if said else ''}.")
+    return lines[-1].removeprefix("listening on ")
+
+
+def _shell_code(code: int) -> int:
+    return code if code >= 0 else 128 - code

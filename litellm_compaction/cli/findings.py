@@ -1,0 +1,195 @@
+"""What is wrong in a config file as written, before any server is asked. Called by `doctor`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any, Literal
+
+from litellm_compaction.cli.config_file import API_BASE_VARIABLE, ConfigFile, Section
+from litellm_compaction.config import (
+    SAME_MODEL,
+    DeploymentSettings,
+    Settings,
+    deployment_settings_from,
+    settings_from,
+)
+from litellm_compaction.errors import ConfigError
+from litellm_compaction.master_key import KEY_VARIABLE
+
+HANDLER = "litellm_compaction.handler"
+SETTINGS_PLACE = "callback_settings.litellm_compaction"
+DEFAULT_API_BASE = "http://127.0.0.1:1234/v1"
+
+_CALLBACK_LINE = f'write `callbacks: ["{HANDLER}"]` under `litellm_settings`'
+# Places where LiteLLM reads nothing for us, or reads it too late (settings order: facts of LiteLLM 1.106.2).
+_WRONG_PLACES = (
+    ("litellm_compaction",),
+    ("compaction",),
+    ("general_settings", "litellm_compaction"),
+    ("general_settings", "compaction"),
+    ("general_settings", "callback_settings"),
+    ("litellm_settings", "litellm_compaction"),
+    ("litellm_settings", "compaction_settings"),
+    ("litellm_settings", "callback_settings"),
+    ("callback_settings", "compaction"),
+    ("callback_settings", "litellm-compaction"),
+    ("callback_settings", HANDLER),
+)
+_OTHER_CALLBACK_LISTS = ("success_callback", "failure_callback", "service_callback", "input_callback")
+# `mode` is LiteLLM's own key in model_info (chat, embedding, …).
+_OWN_KEYS = frozenset(DeploymentSettings.model_fields) - {"mode"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One thing to know; a problem makes `doctor` fail, and its message says what to do."""
+
+    level: Literal["problem", "note"]
+    place: str
+    message: str
+
+
+def problem(place: str, message: str) -> Finding:
+    """Something that must be changed."""
+    return Finding(level="problem", place=place, message=message)
+
+
+def note(place: str, message: str) -> Finding:
+    """Something to know."""
+    return Finding(level="note", place=place, message=message)
+
+
+def config_findings(file: ConfigFile, environ: Mapping[str, str]) -> tuple[Finding, ...]:
+    """Everything that the file itself shows, in the order of a reader's interest."""
+    return (
+        *_callback(file),
+        *_settings(file),
+        *_misplaced(file),
+        *_deployments(file),
+        *_variables(file, environ),
+        *_master_key(file, environ),
+    )
+
+
+def settings_or_defaults(file: ConfigFile) -> Settings:
+    """The file's settings; the defaults where they are not valid, which `config_findings` reports."""
+    try:
+        return settings_from(file.settings)
+    except ConfigError:
+        return Settings()
+
+
+def entry_name(entry: Section, index: int) -> str:
+    """How a deployment is called in a report."""
+    name = entry.get("model_name")
+    return name if isinstance(name, str) and name else f"model_list[{index}]"
+
+
+def entry_section(entry: Section, name: str) -> Section:
+    """`litellm_params` or `model_info` of a deployment; empty where there is none."""
+    found = entry.get(name)
+    return found if isinstance(found, Mapping) else {}
+
+
+def _callback(file: ConfigFile) -> Iterator[Finding]:
+    place = "litellm_settings.callbacks"
+    listed = file.section("litellm_settings").get("callbacks")
+    names = [listed] if isinstance(listed, str) else listed if isinstance(listed, list) else []
+    if HANDLER not in names:
+        alike = next((str(name) for name in names if "compaction" in str(name)), None)
+        found = f"{alike!r} is not the handler" if alike else "the plug-in is not listed, so nothing is guarded"
+        yield problem(place, f"{found}: {_CALLBACK_LINE}.")
+    elif isinstance(listed, str):
+        yield problem(place, f"a bare string replaces all other callbacks, a list adds to them: {_CALLBACK_LINE}.")
+    elif names.count(HANDLER) > 1:
+        yield problem(place, f"{HANDLER} is listed {names.count(HANDLER)} times: leave one.")
+    for other in _OTHER_CALLBACK_LISTS:
+        value = file.section("litellm_settings").get(other)
+        if HANDLER in ([value] if isinstance(value, str) else value if isinstance(value, list) else []):
+            yield problem(f"litellm_settings.{other}", f"this list has no request hooks: {_CALLBACK_LINE} instead.")
+    shadow = file.path.parent / "litellm_compaction.py"
+    if shadow.is_file():
+        yield problem(str(shadow), "LiteLLM loads this file instead of the installed package: rename it.")
+
+
+def _settings(file: ConfigFile) -> Iterator[Finding]:
+    try:
+        settings = settings_from(file.settings)
+    except ConfigError as error:
+        yield problem(SETTINGS_PLACE, f"{error}. Correct it: the proxy refuses to start with it.")
+        return
+    if settings.mode != "guard":
+        meaning = "nothing is changed, only logged" if settings.mode == "observe" else "nothing is done"
+        yield note(f"{SETTINGS_PLACE}.mode", f"mode is {settings.mode}: {meaning}. Write `mode: guard` to guard.")
+    names = [str(entry.get("model_name", "")) for entry in file.deployments]
+    wanted = settings.pruning_model
+    if wanted != SAME_MODEL and not any(fnmatchcase(wanted, name) for name in names):
+        yield problem(
+            f"{SETTINGS_PLACE}.pruning_model",
+            f"no model_name in model_list is {wanted!r}: name one that is, or {SAME_MODEL}.",
+        )
+
+
+def _misplaced(file: ConfigFile) -> Iterator[Finding]:
+    for names in _WRONG_PLACES:
+        if names[-1] in file.section(*names[:-1]):
+            yield problem(".".join(names), f"settings are not read here: move them to `{SETTINGS_PLACE}` (top level).")
+
+
+def _deployments(file: ConfigFile) -> Iterator[Finding]:
+    if not file.deployments:
+        yield problem("model_list", "there is no deployment: add one, as in the shipped config.yaml.")
+    settings = settings_or_defaults(file)
+    for index, entry in enumerate(file.deployments):
+        name = entry_name(entry, index)
+        yield from _misplaced_in_entry(entry, name)
+        model = entry_section(entry, "litellm_params").get("model")
+        if not isinstance(model, str) or not model:
+            yield problem(f"{name}: litellm_params.model", "it is missing: name the model, such as lm_studio/*.")
+        place = f"{name}: model_info.compaction"
+        try:
+            own = deployment_settings_from(entry_section(entry, "model_info").get("compaction"), place)
+            settings.for_deployment(own)
+        except ConfigError as error:
+            yield problem(place, f"{error}. Correct it: the deployment cannot be guarded with it.")
+
+
+def _misplaced_in_entry(entry: Section, name: str) -> Iterator[Finding]:
+    move = "move it to `model_info: {compaction: {…}}` of this deployment"
+    if "compaction" in entry:
+        yield problem(f"{name}: compaction", f"settings are not read here: {move}.")
+    params = entry_section(entry, "litellm_params")
+    for key in sorted((_OWN_KEYS | {"compaction", "model_info"}) & params.keys()):
+        target = "move it one level up, beside litellm_params" if key == "model_info" else move
+        yield problem(f"{name}: litellm_params.{key}", f"LiteLLM would send this key to the model's server: {target}.")
+    for key in sorted(_OWN_KEYS & entry_section(entry, "model_info").keys()):
+        yield problem(f"{name}: model_info.{key}", f"settings are not read here: {move}.")
+
+
+def _variables(file: ConfigFile, environ: Mapping[str, str]) -> Iterator[Finding]:
+    for place, name in file.variables():
+        if environ.get(name) or name == KEY_VARIABLE:
+            continue
+        if name == API_BASE_VARIABLE:
+            yield note(
+                place,
+                f"{name} is not set: {DEFAULT_API_BASE} is assumed here, and set by `litellm-compaction up`. "
+                "Set it for a server elsewhere.",
+            )
+        else:
+            yield problem(place, f"the environment variable {name} is not set: set it where the proxy starts.")
+
+
+def _master_key(file: ConfigFile, environ: Mapping[str, str]) -> Iterator[Finding]:
+    written: Any = file.section("general_settings").get("master_key")
+    if isinstance(written, str) and written and not written.startswith("os.environ/"):
+        yield note(
+            "general_settings.master_key",
+            f"the key stands in the file: better write os.environ/{KEY_VARIABLE} and set that variable.",
+        )
+    elif not environ.get(KEY_VARIABLE):
+        yield note(
+            KEY_VARIABLE, "it is not set here: `litellm-compaction up` makes and keeps a key; set it to use your own."
+        )

@@ -1,0 +1,32 @@
+"""Is there an LM Studio, and what has it loaded? Called by `up`."""
+
+from __future__ import annotations
+
+import asyncio
+
+import httpx
+
+from litellm_compaction.errors import ServerUnavailable
+from litellm_compaction.models.lmstudio import Listing, answers_as_lmstudio, list_models
+
+_LIMIT_S = 2.0
+
+
+def listing_of(url: str, api_key: str | None) -> Listing | None:
+    """What the LM Studio at `url` lists; None when nothing, or something else, answers there within 2 s."""
+    return asyncio.run(_listing_of(url, api_key))
+
+
+async def _listing_of(url: str, api_key: str | None) -> Listing | None:
+    # The environment's web proxy must not be asked for a server on this machine or network.
+    async with httpx.AsyncClient(trust_env=False) as http:
+        try:
+            return await asyncio.wait_for(_read(http, url, api_key), _LIMIT_S)
+        except (ServerUnavailable, asyncio.TimeoutError):
+            return None
+
+
+async def _read(http: httpx.AsyncClient, url: str, api_key: str | None) -> Listing | None:
+    if not await answers_as_lmstudio(http, url, api_key, timeout_s=_LIMIT_S):
+        return None
+    return await list_models(http, url, api_key, timeout_s=_LIMIT_S)

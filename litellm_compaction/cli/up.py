@@ -1,0 +1,192 @@
+"""`litellm-compaction up`: a stock proxy with the plug-in, in front of LM Studio or of the simulator."""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+import signal
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import FrameType
+from typing import NamedTuple
+
+from litellm_compaction.cli.children import (
+    Child,
+    local_url,
+    proxy_command,
+    proxy_environment,
+    running,
+    running_simulator,
+    usable_port,
+    wait_until_alive,
+)
+from litellm_compaction.cli.config_file import ConfigFile, read_config, shipped_config
+from litellm_compaction.cli.lm_studio import listing_of
+from litellm_compaction.config import settings_from
+from litellm_compaction.errors import ConfigError, ServerUnavailable
+from litellm_compaction.master_key import KEY_VARIABLE, MasterKey, ensure_master_key
+from litellm_compaction.models.lmstudio import Listing, server_root
+
+DEFAULT_LM_STUDIO = "http://127.0.0.1:1234"
+SIMULATED_MODEL = "qwen/qwen3-8b"
+SIMULATED_WINDOW_TOKENS = 8192
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class _Upstream(NamedTuple):
+    """Where the proxy sends requests: None leaves it to the config; `model` is one to try, "" when none is known."""
+
+    api_base: str | None
+    model: str
+
+
+def up(
+    *,
+    host: str,
+    port: int,
+    config: Path | None,
+    simulator: bool,
+    lm_studio: str | None,
+    environ: Mapping[str, str],
+) -> int:
+    """Runs until the proxy ends or is told to end; the proxy's exit code.
+
+    Args:
+        port: 0 takes a free one.
+        config: None is the shipped one.
+        simulator: use the simulator, whether LM Studio answers or not.
+        lm_studio: where LM Studio must answer; None looks at `LM_STUDIO_API_BASE`, then at port 1234.
+
+    Raises:
+        CompactionError: something is missing or wrong; nothing is left running.
+    """
+    path = config or shipped_config()
+    file = read_config(path)
+    settings_from(file.settings)
+    port = usable_port(host, port)
+    command = proxy_command(path, host, port)
+    key = ensure_master_key(environ)
+    with _stop_on_signal() as stopping, _upstream(file, simulator, lm_studio, environ) as upstream:
+        _say(_key_text(key))
+        base_url = local_url(host, port)
+        _say(f"Starting LiteLLM's proxy with {path} …")
+        environment = proxy_environment(environ, master_key=key.key, api_base=upstream.api_base)
+        with running(Child("proxy", command, environment)) as proxy:
+            stopping.forward_to(proxy)
+            try:
+                wait_until_alive(proxy, base_url)
+            except ServerUnavailable as error:
+                if not stopping.asked:
+                    _say(f"litellm-compaction: {error}", to_errors=True)
+                    return proxy.exit_code() or 1
+                return proxy.wait() or 0
+            _say(f"\nReady at {base_url}/v1, Ctrl-C ends it. Try:\n\n{_curl(base_url, upstream.model, key)}\n")
+            return proxy.wait() or 0
+
+
+@contextlib.contextmanager
+def _upstream(
+    file: ConfigFile, simulator: bool, lm_studio: str | None, environ: Mapping[str, str]
+) -> Iterator[_Upstream]:
+    if not file.follows_environment:
+        if simulator or lm_studio is not None:
+            raise ConfigError(
+                f"{file.path} names its servers itself, so --simulator and --lm-studio would have no effect. "
+                "Write `api_base: os.environ/LM_STUDIO_API_BASE` there, or leave the option out."
+            )
+        _say(f"Servers: those that {file.path} names.")
+        yield _Upstream(None, "")
+        return
+    url = lm_studio or environ.get("LM_STUDIO_API_BASE") or DEFAULT_LM_STUDIO
+    url = url if "://" in url else f"http://{url}"
+    listing = None if simulator else listing_of(url, environ.get("LM_STUDIO_API_KEY"))
+    if listing is not None:
+        root = server_root(url)
+        model, text = _loaded(listing)
+        _say(f"LM Studio: {root} (API {listing.api}), {text}.")
+        yield _Upstream(f"{root}/v1", model)
+        return
+    if lm_studio is not None:
+        raise ServerUnavailable(
+            f"No LM Studio answers at {url} (2 s limit). Start its server (`lms server start`), "
+            "set LM_STUDIO_API_KEY if it wants a token, or use --simulator."
+        )
+    reason = "as asked" if simulator else f"because no LM Studio answers at {url}"
+    with running_simulator(SIMULATED_MODEL, SIMULATED_WINDOW_TOKENS) as simulated:
+        _say(
+            f"SIMULATOR, not LM Studio, {reason}: {simulated}, {SIMULATED_MODEL} loaded "
+            f"with {SIMULATED_WINDOW_TOKENS:,} tokens. Its answers are canned."
+        )
+        yield _Upstream(f"{simulated}/v1", SIMULATED_MODEL)
+
+
+def _loaded(listing: Listing) -> tuple[str, str]:
+    """A model to try, and what is loaded, for people."""
+    chat = [model for model in listing.models if model.kind == "llm"]
+    loaded = [(model.key, copy.context_length) for model in chat for copy in model.instances]
+    if loaded:
+        windows = ", ".join(f"{key} with {f'{tokens:,}' if tokens else 'unknown'} tokens" for key, tokens in loaded)
+        return loaded[0][0], f"loaded: {windows}"
+    if chat:
+        return chat[0].key, "no model loaded yet (the first request loads one)"
+    return "", "no chat model downloaded"
+
+
+def _key_text(key: MasterKey) -> str:
+    if key.path is None:
+        return f"Master key: from {KEY_VARIABLE}."
+    if key.created:
+        return f"Master key (new, shown this once): {key.key}\n  kept in {key.path}, readable only by you."
+    return f"Master key: in {key.path}."
+
+
+def _curl(base_url: str, model: str, key: MasterKey) -> str:
+    secret = f"${KEY_VARIABLE}" if key.path is None else f"$(cat {shlex.quote(str(key.path))})"
+    body = f'{{"model": "lm_studio/{model or "MODEL"}", "messages": [{{"role": "user", "content": "Hello!"}}]}}'
+    return (
+        f"curl {base_url}/v1/chat/completions \\\n"
+        f'  -H "Authorization: Bearer {secret}" \\\n'
+        f'  -H "Content-Type: application/json" \\\n'
+        f"  -d '{body}'"
+    )
+
+
+class _Stopping:
+    """What a stop signal does: it is passed on to the proxy once it runs, and raises before that."""
+
+    def __init__(self) -> None:
+        self.asked = False
+        self._proxy: Child | None = None
+
+    def forward_to(self, proxy: Child) -> None:
+        """From now on signals go to the proxy."""
+        self._proxy = proxy
+
+    def on_signal(self, number: int, _frame: FrameType | None) -> None:
+        """A second signal reaches the proxy too, which then drops open connections."""
+        if self._proxy is None:
+            raise KeyboardInterrupt
+        self.asked = True
+        self._proxy.send_signal(number)
+
+
+@contextlib.contextmanager
+def _stop_on_signal() -> Iterator[_Stopping]:
+    stopping = _Stopping()
+    before: dict[signal.Signals, object] = {number: signal.getsignal(number) for number in _SIGNALS}
+    for number in _SIGNALS:
+        signal.signal(number, stopping.on_signal)
+    try:
+        yield stopping
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, _as_handler(handler))
+
+
+def _as_handler(handler: object) -> Callable[[int, FrameType | None], object] | signal.Handlers:
+    return handler if isinstance(handler, signal.Handlers) or callable(handler) else signal.SIG_DFL
+
+
+def _say(text: str, *, to_errors: bool = False) -> None:
+    print(text, file=sys.stderr if to_errors else sys.stdout, flush=True)

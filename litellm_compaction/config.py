@@ -1,0 +1,201 @@
+"""What an operator can set, with unit, default and reason; everything else is refused at start.
+
+`callback_settings.litellm_compaction` in config.yaml becomes `Settings`, `model_info.compaction` of a
+deployment becomes `DeploymentSettings`, and `Settings.for_deployment` joins the two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from litellm_compaction.errors import ConfigError
+
+Mode = Literal["guard", "observe", "off"]
+Ratio = Annotated[float, Field(gt=0.0, lt=1.0)]
+
+SAME_MODEL = "__same__"
+_LATER_STRATEGIES = ("prune", "handoff")
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+
+    @field_validator("mode", "notices", mode="before", check_fields=False)
+    @classmethod
+    def _yaml_off(cls, value: object) -> object:
+        # YAML 1.1 reads a bare `off` as false.
+        return "off" if value is False else value
+
+
+_SectionT = TypeVar("_SectionT", bound=_Section)
+
+
+class DeploymentSettings(_Section):
+    """`model_info: compaction:` of one deployment; what is left out follows the global settings."""
+
+    enabled: bool | None = Field(
+        None, description="true guards a provider that is not LM Studio, false leaves this deployment alone."
+    )
+    context_length: int | None = Field(
+        None,
+        ge=256,
+        le=100_000_000,
+        description="Window in tokens, used only where the server itself does not say one.",
+    )
+    mode: Mode | None = None
+    pruning_model: str | None = Field(None, min_length=1)
+    pre_request_ratio: Ratio | None = None
+    streaming_ratio: Ratio | None = None
+    target_ratio: Ratio | None = None
+    output_buffer_ratio: Ratio | None = None
+
+
+class Settings(_Section):
+    """Global settings under `callback_settings: litellm_compaction:`."""
+
+    mode: Mode = Field(
+        "guard",
+        description="guard acts; observe logs and counts what it would have done and changes nothing; off sleeps.",
+    )
+    pre_request_ratio: Ratio = Field(
+        0.80,
+        description="Share of the window above which prompt + output buffer is compacted before sending.",
+    )
+    streaming_ratio: Ratio = Field(
+        0.90, description="Share of the window at which a running generation is carried over."
+    )
+    target_ratio: Ratio = Field(
+        0.40, description="Share of the window to which a compaction shrinks: deep, so that it stays rare."
+    )
+    output_buffer_ratio: float = Field(
+        0.20, ge=0.0, lt=1.0, description="Share of the remaining window that is set aside for the answer."
+    )
+    output_buffer_min_tokens: int = Field(
+        1000, ge=0, description="Least tokens set aside for the answer; capped at 10 % of the window."
+    )
+    keep_recent_messages: int = Field(
+        5, ge=1, le=1000, description="Messages at the end that stay verbatim where they fit."
+    )
+    max_restarts: int = Field(3, ge=0, le=20, description="Restarts of one answer, over all its phases.")
+    max_summary_calls: int = Field(
+        4, ge=0, le=20, description="Summary jobs for one client request; 0 compacts without a model."
+    )
+    strategy: Literal["summary"] = Field("summary", description="How the covered part is condensed.")
+    pruning_model: str = Field(
+        SAME_MODEL,
+        min_length=1,
+        description="`model_name` that writes summaries; `__same__` is the model that is being asked.",
+    )
+    summary_max_tokens: int = Field(
+        800, ge=64, le=16_000, description="Longest summary; also at most 15 % of the window."
+    )
+    summary_timeout_s: float = Field(
+        120.0, gt=0, le=3600, description="Seconds after which a summary call is given up."
+    )
+    warm_up_timeout_s: float = Field(
+        600.0, gt=0, le=7200, description="Seconds that LM Studio may take to load a model."
+    )
+    notices: Literal["content", "reasoning", "off"] = Field(
+        "content", description="Where a streaming client is told about a compaction."
+    )
+    oversized_tool_result: Literal["error", "excerpt"] = Field(
+        "error", description="A tool result that cannot fit: refuse, or send its head and tail."
+    )
+    oversized_user_message: Literal["error", "excerpt"] = Field(
+        "error", description="A user message that cannot fit: refuse, or send its head and tail."
+    )
+    when_not_loaded: Literal["warm_up", "error"] = Field(
+        "warm_up",
+        description="A model that is not loaded has no window: load it by a one-token request, or refuse.",
+    )
+    window_cache_s: float = Field(
+        5.0, gt=0, le=3600, description="Seconds for which a context length read from LM Studio is trusted."
+    )
+    answer_min_tokens: int = Field(
+        256, ge=16, le=100_000, description="Least room for an answer; a request that leaves less is refused."
+    )
+    reasoning_answer_min_tokens: int = Field(
+        1024, ge=16, le=100_000, description="The same for models that think before they answer."
+    )
+    allow_opt_out: bool = Field(
+        False, description='Whether a request may switch the guard off with metadata {"compaction": "off"}.'
+    )
+    store: str = Field("memory://", description="Where compactions are kept: a URL; `memory://` is this process.")
+    store_ttl_s: float = Field(7 * 86_400.0, gt=0, description="Seconds after which an unused compaction is forgotten.")
+    store_max_bytes: int = Field(64 * 1024 * 1024, ge=1024, description="Size bound of the store in bytes.")
+
+    @field_validator("strategy", mode="before")
+    @classmethod
+    def _strategy_is_built(cls, value: object) -> object:
+        if value in _LATER_STRATEGIES:
+            raise ValueError(f"strategy {value!r} is not built yet in this version; allowed: summary")
+        return value
+
+    @field_validator("store")
+    @classmethod
+    def _store_is_known(cls, value: str) -> str:
+        if not value.startswith("memory://"):
+            raise ValueError("only memory:// is built in this version")
+        return value
+
+    @model_validator(mode="after")
+    def _ratios_are_ordered(self) -> Settings:
+        if not self.target_ratio < self.pre_request_ratio <= self.streaming_ratio:
+            raise ValueError(
+                "target_ratio < pre_request_ratio <= streaming_ratio must hold "
+                f"(now {self.target_ratio}, {self.pre_request_ratio}, {self.streaming_ratio})"
+            )
+        return self
+
+    def for_deployment(self, own: DeploymentSettings) -> Settings:
+        """These settings with a deployment's own values on top.
+
+        Raises:
+            ConfigError: the two together contradict each other.
+        """
+        names = set(type(own).model_fields) & set(type(self).model_fields)
+        changes = {name: value for name in names if (value := getattr(own, name)) is not None}
+        return _parse(Settings, {**self.model_dump(), **changes}, "model_info.compaction") if changes else self
+
+
+def settings_from(section: object) -> Settings:
+    """The settings in config.yaml's `callback_settings.litellm_compaction` (absent or empty: all defaults).
+
+    Raises:
+        ConfigError: an unknown key or a bad value; names key, value and allowed range.
+    """
+    return _parse(Settings, section, "callback_settings.litellm_compaction")
+
+
+def deployment_settings_from(section: object, place: str = "model_info.compaction") -> DeploymentSettings:
+    """The settings in a deployment's `model_info.compaction`; `place` names the deployment in errors.
+
+    Raises:
+        ConfigError: an unknown key or a bad value; names key, value and allowed range.
+    """
+    return _parse(DeploymentSettings, section, place)
+
+
+def _parse(kind: type[_SectionT], section: object, place: str) -> _SectionT:
+    if section is None:
+        section = {}
+    if not isinstance(section, Mapping):
+        raise ConfigError(f"{place} must be a mapping of settings, not {type(section).__name__}")
+    try:
+        return kind.model_validate(dict(section))
+    except ValidationError as error:
+        raise ConfigError("; ".join(_finding(kind, section, place, found) for found in error.errors())) from None
+
+
+def _finding(kind: type[_Section], section: Mapping[object, object], place: str, found: Mapping[str, object]) -> str:
+    location = found["loc"]
+    key = ".".join(str(part) for part in location) if isinstance(location, tuple) else ""
+    if found["type"] == "extra_forbidden":
+        return f"{place}: unknown key {key!r}; known keys: {', '.join(sorted(kind.model_fields))}"
+    message = str(found["msg"]).removeprefix("Value error, ")
+    if not key:
+        return f"{place}: {message}"
+    return f"{place}.{key} = {section.get(key)!r}: {message}"

@@ -1,0 +1,105 @@
+"""The window as a budget: when to compact, how deep, how much an answer may take, and who fills it.
+
+All numbers are tokens. `prompt` is always an estimate; `error_ratio` says how far the truth may lie above it.
+Called by the engine for every request and by the planner for every candidate.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from litellm_compaction.errors import Share
+
+MARGIN_MIN_TOKENS = 64
+MARGIN_MIN_RATIO = 0.02
+_BUFFER_CAP_RATIO = 0.10
+_ROOM_ABOVE_FLOOR_RATIO = 0.15
+
+
+def margin_tokens(prompt_tokens: int, error_ratio: float) -> int:
+    """Tokens kept free because a count is an estimate: max(64, 2 %), wider where the count is less certain."""
+    return max(MARGIN_MIN_TOKENS, math.ceil(prompt_tokens * max(MARGIN_MIN_RATIO, error_ratio)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """The settings that shape a budget; ratios are shares of the window (0–1)."""
+
+    pre_request_ratio: float
+    streaming_ratio: float
+    target_ratio: float
+    output_buffer_ratio: float
+    output_buffer_min_tokens: int
+    answer_min_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """What one request may take of one window.
+
+    Attributes:
+        window_tokens: context length as loaded.
+        floor_tokens: system, tools and sacred messages: what no compaction can shrink.
+        error_ratio: the true prompt is at most (1 + error_ratio) times the estimate.
+    """
+
+    rules: Rules
+    window_tokens: int
+    floor_tokens: int
+    error_ratio: float
+
+    @property
+    def prompt_limit_tokens(self) -> int:
+        """The largest estimate with which prompt + margin + least answer stay inside the window (promise P1)."""
+        room = self.window_tokens - self.rules.answer_min_tokens
+        by_ratio = math.floor(room / (1 + max(MARGIN_MIN_RATIO, self.error_ratio)))
+        return max(min(by_ratio, room - MARGIN_MIN_TOKENS), 0)
+
+    def output_buffer_tokens(self, prompt_tokens: int) -> int:
+        """What is set aside for the answer: max(ratio of the rest, min(minimum, 10 % of the window))."""
+        rest = max(self.window_tokens - prompt_tokens, 0)
+        least = min(self.rules.output_buffer_min_tokens, math.floor(_BUFFER_CAP_RATIO * self.window_tokens))
+        return max(math.floor(self.rules.output_buffer_ratio * rest), least)
+
+    def fits(self, prompt_tokens: int) -> bool:
+        """Whether the prompt may be sent at all."""
+        return prompt_tokens <= self.prompt_limit_tokens
+
+    def triggers(self, prompt_tokens: int) -> bool:
+        """Whether the prompt has to be compacted before it is sent."""
+        filled = prompt_tokens + self.output_buffer_tokens(prompt_tokens)
+        return filled > self.rules.pre_request_ratio * self.window_tokens or not self.fits(prompt_tokens)
+
+    def target_tokens(self, prompt_tokens: int) -> int:
+        """To how many tokens a prompt is compacted.
+
+        min(target_ratio of the window, half of the prompt), at least the floor and 15 % of the window above it,
+        and never more than fits.
+        """
+        deep = min(math.floor(self.rules.target_ratio * self.window_tokens), prompt_tokens // 2)
+        least = self.floor_tokens + math.floor(_ROOM_ABOVE_FLOOR_RATIO * self.window_tokens)
+        return min(max(deep, least), self.prompt_limit_tokens)
+
+    def max_output_tokens(self, prompt_tokens: int, asked_tokens: int | None) -> int:
+        """The upstream `max_tokens`: what the window leaves, and never more than the client asked for.
+
+        Args:
+            prompt_tokens: the estimate of what is sent.
+            asked_tokens: the client's limit; None or a negative number is "unlimited".
+        """
+        free = max(self.window_tokens - prompt_tokens - margin_tokens(prompt_tokens, self.error_ratio), 1)
+        if asked_tokens is None or asked_tokens < 0:
+            return free
+        return min(asked_tokens, free)
+
+    def needed_window_tokens(self, prompt_tokens: int) -> int:
+        """The context length with which a prompt of this size would fit, rounded up to 256."""
+        needed = prompt_tokens + margin_tokens(prompt_tokens, self.error_ratio) + self.rules.answer_min_tokens
+        return math.ceil(needed / 256) * 256
+
+
+def itemized(shares: tuple[Share, ...]) -> str:
+    """The shares as one line, largest first: "tools 6100 tokens, system 900 tokens"."""
+    rows = sorted(shares, key=lambda share: -share.tokens)
+    return ", ".join(f"{share.name} {share.tokens} tokens" for share in rows if share.tokens > 0)

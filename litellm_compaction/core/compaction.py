@@ -1,0 +1,124 @@
+"""A compaction as data, and the one function that applies it to a conversation.
+
+A `Compaction` is made once, stored under the hash of exactly the messages that it covers, and applied purely:
+the same conversation and the same compaction always give the same bytes, so the server's KV cache stays warm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from litellm_compaction.core.boundaries import legal_cuts
+from litellm_compaction.core.messages import (
+    Message,
+    lead_length,
+    newest_user_index,
+    user_message,
+    with_leading_text,
+    with_text,
+)
+from litellm_compaction.core.prompts import frame
+
+Rung = Literal["summary", "truncate"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """What one round's summary says, and how far it reaches.
+
+    Attributes:
+        covered_messages: how many messages after the leading system ones this and the earlier segments cover.
+        covered_hash: the chain entry of that prefix.
+    """
+
+    text: str
+    round: int
+    covered_messages: int
+    covered_hash: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compaction:
+    """What stands in for the first messages of a conversation.
+
+    Attributes:
+        covered_messages: how many messages after the leading system ones it replaces.
+        covered_hash: the chain entry of exactly those messages.
+        pinned: position after the lead of a covered user message that stays verbatim behind the record, or None.
+        round: 1 for a conversation's first compaction.
+        segments: frozen summaries, oldest first; they may reach less far than the compaction when a summary failed.
+        ledger: verbatim anchors of everything covered.
+        rung: how the newest part was condensed.
+    """
+
+    covered_messages: int
+    covered_hash: str
+    pinned: int | None
+    round: int
+    segments: tuple[Segment, ...]
+    ledger: str
+    rung: Rung
+
+    @property
+    def summarized_messages(self) -> int:
+        """How far the summaries reach, in messages after the lead."""
+        return self.segments[-1].covered_messages if self.segments else 0
+
+    @property
+    def summary(self) -> str:
+        """All segments as one text."""
+        return "\n\n".join(segment.text for segment in self.segments)
+
+    @property
+    def record(self) -> str:
+        """The text that travels before the first kept words."""
+        return frame(self.summary, self.ledger, round_number=self.round)
+
+
+def apply(messages: Sequence[Message], compaction: Compaction) -> tuple[Message, ...]:
+    """The conversation as the model gets it: lead, record in the first user message, kept tail.
+
+    The shape is `[S?] U (A | TC T…)* …`, which 31 of 31 chat templates render (facts on LM Studio, section 6).
+    Kept messages stay as they are, but for `null` content, which Qwen 3 and gpt-oss refuse: it becomes "".
+
+    Args:
+        messages: the original conversation; `is_applicable` holds.
+        compaction: made for a conversation that begins with the same messages.
+    """
+    lead = lead_length(messages)
+    rest = messages[lead:]
+    tail = rest[compaction.covered_messages :]
+    if tail and tail[0].role == "user":
+        carrier = with_leading_text(tail[0], compaction.record)
+        tail = tail[1:]
+    elif compaction.pinned is not None:
+        carrier = with_leading_text(rest[compaction.pinned], compaction.record)
+    else:
+        carrier = user_message(compaction.record.rstrip("\n"))
+    return (*messages[:lead], carrier, *(_without_null(message) for message in tail))
+
+
+def is_applicable(messages: Sequence[Message], compaction: Compaction, hashes: Sequence[str]) -> bool:
+    """Whether `compaction` may stand in for the beginning of this conversation.
+
+    Its messages must be this conversation's first ones, the cut legal here too, and the newest user message
+    must stay verbatim.
+    """
+    covered = compaction.covered_messages
+    if covered >= len(hashes) or hashes[covered] != compaction.covered_hash:
+        return False
+    lead = lead_length(messages)
+    if lead + covered not in legal_cuts(messages):
+        return False
+    newest = newest_user_index(messages)
+    if newest is None or newest >= lead + covered:
+        return True
+    return compaction.pinned is not None and newest == lead + compaction.pinned
+
+
+def _without_null(message: Message) -> Message:
+    if message.role == "assistant" and message.raw.get("content") is None:
+        return with_text(message, "")
+    return message

@@ -1,0 +1,54 @@
+"""A long text cut down to its head and tail, with a marker that says how much is missing.
+
+Used where a single text is too large for the window (oversized results), too large for the summariser, or
+pasted bulk inside the user's own words. Same input, same bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+_MARKER = "\n[… {left_out} tokens left out …]\n"
+_MARKER_TOKENS = 16
+_HEAD_SHARE = 0.6
+
+
+def excerpt(text: str, limit_tokens: int, count: Callable[[str], int]) -> str:
+    """`text` if it has at most `limit_tokens`, else its head (60 %) and tail with a marker between them.
+
+    Args:
+        text: anything.
+        limit_tokens: what the result may weigh; below the marker's own size only the marker is left.
+        count: tokens of a text.
+    """
+    total = count(text) if len(text) > limit_tokens // 4 else 0
+    if total <= limit_tokens:
+        return text
+    keep_tokens = max(limit_tokens - _MARKER_TOKENS, 0)
+    keep_chars = len(text) * keep_tokens // total
+    while True:
+        head, tail = _ends(text, keep_chars)
+        kept = count(head) + count(tail)
+        if kept <= keep_tokens or keep_chars == 0:
+            return head + _MARKER.format(left_out=max(total - kept, 1)) + tail
+        # The ends may be denser than the average text: shrink in proportion, at least by a twentieth.
+        keep_chars = min(keep_chars * keep_tokens // max(kept, 1), keep_chars * 19 // 20)
+
+
+def _ends(text: str, keep_chars: int) -> tuple[str, str]:
+    head_chars = int(keep_chars * _HEAD_SHARE)
+    tail_chars = keep_chars - head_chars
+    head = _to_line_end(text[:head_chars])
+    tail = text[len(text) - tail_chars :] if tail_chars else ""
+    return head, _from_line_start(tail)
+
+
+def _to_line_end(head: str) -> str:
+    """The head up to its last line break, where that costs at most a fifth of it."""
+    end = head.rfind("\n")
+    return head[:end] if end >= len(head) * 4 // 5 else head
+
+
+def _from_line_start(tail: str) -> str:
+    start = tail.find("\n")
+    return tail[start + 1 :] if 0 <= start <= len(tail) // 5 else tail

@@ -1,0 +1,131 @@
+"""What is too large to fit, by name and tokens, and how it is shortened where the operator allows it.
+
+Called by the engine when the planner refuses: the itemised error, or excerpts of the largest texts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from litellm_compaction.core.boundaries import latest_cut
+from litellm_compaction.core.budget import Budget, itemized, margin_tokens
+from litellm_compaction.core.excerpts import excerpt
+from litellm_compaction.core.messages import Message, lead_length, newest_user_index, with_text
+from litellm_compaction.core.plan import RECORD_TOKENS, Conversation
+from litellm_compaction.errors import DoesNotFit, Share
+
+_LEAST_EXCERPT_TOKENS = 64
+
+
+def sacred_shares(conversation: Conversation, tools_tokens: int) -> tuple[Share, ...]:
+    """Who fills the floor: system, tools, newest user message, each newest tool result and its call."""
+    messages, sizes = conversation.messages, conversation.sizes
+    lead = lead_length(messages)
+    found = [
+        Share("tools", tools_tokens),
+        Share("template", conversation.fixed_tokens - tools_tokens),
+        Share("system messages", sum(sizes[:lead])),
+    ]
+    newest = newest_user_index(messages)
+    if newest is not None:
+        found.append(Share("newest user message", sizes[newest]))
+    start = latest_cut(messages)
+    for index in range(start, len(messages)):
+        message = messages[index]
+        if index == newest or index < lead:
+            continue
+        if message.role == "tool":
+            found.append(Share(f"result of tool {_tool_name(messages, index)}", sizes[index]))
+        else:
+            found.append(Share(f"newest {message.role} message", sizes[index]))
+    return tuple(found)
+
+
+def refusal(model: str, conversation: Conversation, budget: Budget, tools_tokens: int) -> DoesNotFit:
+    """The error for a request that cannot be made to fit: numbers, who takes them, and what to change.
+
+    The first sentence has the wording that agents recognize as "context length exceeded".
+    """
+    shares = sacred_shares(conversation, tools_tokens)
+    floor = budget.floor_tokens
+    needed = budget.needed_window_tokens(floor)
+    results = [share for share in shares if share.name.startswith("result of tool")]
+    user = next((share for share in shares if share.name == "newest user message"), None)
+    remedy = f"Load {model} with a context length of at least {needed} tokens"
+    if sum(share.tokens for share in results) > floor // 2:
+        remedy += ", let the tool return less, or set `oversized_tool_result: excerpt`"
+    elif user is not None and user.tokens > floor // 2:
+        remedy += ", shorten the message, or set `oversized_user_message: excerpt`"
+    else:
+        remedy += ", or shorten the system prompt or the list of tools"
+    return DoesNotFit(
+        f"This model's maximum context length is {budget.window_tokens} tokens. However, your messages resulted in "
+        f"{floor} tokens that cannot be compacted (context_length_exceeded). They are: {itemized(shares)}. "
+        f"Besides them a margin of {margin_tokens(floor, budget.error_ratio)} tokens and "
+        f"{budget.rules.answer_min_tokens} tokens for the answer are kept free. {remedy}.",
+        shares=shares,
+        window_tokens=budget.window_tokens,
+        needed_tokens=needed,
+    )
+
+
+def shortened(
+    conversation: Conversation,
+    budget: Budget,
+    *,
+    tool_results: bool,
+    user_message: bool,
+    count: Callable[[str], int],
+) -> tuple[Message, ...] | None:
+    """The messages with the largest sacred texts cut to head and tail, or None when even that does not fit.
+
+    Largest first: everything above one common level is cut down to it.
+
+    Args:
+        conversation: what does not fit.
+        budget: of its window.
+        tool_results: whether results in the open tool round may be cut.
+        user_message: whether the newest user message may be cut.
+        count: tokens of a text.
+    """
+    messages, sizes = conversation.messages, conversation.sizes
+    newest = newest_user_index(messages)
+    open_tail = range(latest_cut(messages), len(messages))
+    candidates = [index for index in open_tail if tool_results and messages[index].role == "tool"]
+    if user_message and newest is not None:
+        candidates.append(newest)
+    if not candidates:
+        return None
+    fixed = budget.floor_tokens - sum(sizes[index] for index in candidates)
+    # Half of what is left stays free for the record, where there is history to record.
+    history = len(messages) > len(candidates) + lead_length(messages) + 1
+    room = budget.prompt_limit_tokens - fixed - (RECORD_TOKENS if history else 0)
+    level = _level([sizes[index] for index in candidates], room)
+    if level < _LEAST_EXCERPT_TOKENS:
+        return None
+    changed = list(messages)
+    for index in candidates:
+        if sizes[index] > level:
+            overhead = max(sizes[index] - count(messages[index].text), 0)
+            changed[index] = with_text(messages[index], excerpt(messages[index].text, level - overhead, count))
+    return tuple(changed)
+
+
+def _level(sizes: Sequence[int], room: int) -> int:
+    """The largest level L with sum(min(size, L)) ≤ room."""
+    left = room
+    for position, size in enumerate(sorted(sizes)):
+        level = left // (len(sizes) - position)
+        if size > level:
+            return level
+        left -= size
+    return max(sizes, default=0)
+
+
+def _tool_name(messages: Sequence[Message], index: int) -> str:
+    wanted = messages[index].call_id
+    for before in range(index - 1, -1, -1):
+        for call in messages[before].calls:
+            if call.id == wanted:
+                return call.name
+    return "(unknown)"

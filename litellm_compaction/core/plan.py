@@ -1,0 +1,218 @@
+"""What to do with a request: leave it, reuse an earlier compaction, summarize, or say that it cannot fit.
+
+Pure: the engine brings the sizes, the budget and what the store knows, and carries the plan out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from litellm_compaction.core.boundaries import legal_cuts, sacred_indices
+from litellm_compaction.core.budget import Budget
+from litellm_compaction.core.compaction import Compaction, is_applicable
+from litellm_compaction.core.messages import Message, lead_length, newest_user_index
+
+# A record without summary and ledger: markers, note and message overhead, measured with o200k and rounded up.
+RECORD_TOKENS = 130
+MIN_GAIN_RATIO = 0.10
+_SUMMARY_WINDOW_RATIO = 0.15
+_SUMMARY_SHARE = 0.40
+_LEDGER_SHARE = 0.30
+_WORDS_TARGET_RATIO = 0.25
+_WORDS_SHARE = 0.60
+_FROZEN_TARGET_RATIO = 0.25
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conversation:
+    """Messages with what they weigh.
+
+    Attributes:
+        messages: n, oldest first.
+        sizes: n, tokens; sizes[i] belongs to messages[i].
+        fixed_tokens: tools and what the template adds once.
+        hashes: chain entries, one more than there are messages after the lead.
+    """
+
+    messages: tuple[Message, ...]
+    sizes: tuple[int, ...]
+    fixed_tokens: int
+    hashes: tuple[str, ...]
+
+    @property
+    def tokens(self) -> int:
+        """The whole prompt."""
+        return self.fixed_tokens + sum(self.sizes)
+
+    @property
+    def floor_tokens(self) -> int:
+        """What no compaction can shrink: tools, system and sacred messages, and the bare record."""
+        sacred = sacred_indices(self.messages)
+        record = RECORD_TOKENS if len(sacred) < len(self.messages) else 0
+        return self.fixed_tokens + record + sum(self.sizes[index] for index in sacred)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Keep:
+    """Send the messages as they are."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reuse:
+    """Apply a compaction that was made for the beginning of this very conversation."""
+
+    compaction: Compaction
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summarize:
+    """Make a new compaction.
+
+    Attributes:
+        covered_messages: how many messages after the lead it will replace.
+        base: the compaction whose summaries it continues, or None.
+        integrates: whether the base's segments are rewritten into one, because they outgrew their share.
+        summary_tokens: bound on the new segment.
+        ledger_tokens: bound on the ledger; words_tokens of it may be the user's own words.
+        predicted_tokens: the prompt afterwards, at most.
+    """
+
+    covered_messages: int
+    base: Compaction | None
+    integrates: bool
+    summary_tokens: int
+    ledger_tokens: int
+    words_tokens: int
+    predicted_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refuse:
+    """The sacred messages alone are too large."""
+
+
+Plan: TypeAlias = Keep | Reuse | Summarize | Refuse
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Depth:
+    """The operator's wishes about a compaction's depth."""
+
+    keep_recent_messages: int
+    summary_max_tokens: int
+
+
+def plan(
+    conversation: Conversation,
+    budget: Budget,
+    depth: Depth,
+    stored: Sequence[Compaction],
+    count: Callable[[str], int],
+) -> Plan:
+    """What to do with a conversation.
+
+    Args:
+        conversation: as the client sent it.
+        budget: of the window that it has to fit.
+        depth: how deep to compact.
+        stored: compactions found under this conversation's hashes, longest first.
+        count: tokens of a text.
+    """
+    if not budget.triggers(conversation.tokens):
+        return Keep()
+    usable = [each for each in stored if is_applicable(conversation.messages, each, conversation.hashes)]
+    base = usable[0] if usable else None
+    reused_tokens = applied_tokens(conversation, base, count) if base else None
+    if base and reused_tokens is not None and not budget.triggers(reused_tokens):
+        return Reuse(compaction=base)
+    now_tokens = conversation.tokens if reused_tokens is None else min(conversation.tokens, reused_tokens)
+    fresh = _summarize(conversation, budget, depth, base, count)
+    if fresh is not None and fresh.predicted_tokens <= now_tokens * (1 - MIN_GAIN_RATIO):
+        return fresh
+    # No cut gains enough to be worth a model call: send what fits.
+    if base and reused_tokens is not None and budget.fits(reused_tokens):
+        return Reuse(compaction=base)
+    if budget.fits(conversation.tokens):
+        return Keep()
+    if fresh is not None and budget.fits(conversation.floor_tokens):
+        return fresh
+    return Refuse()
+
+
+def applied_tokens(conversation: Conversation, compaction: Compaction, count: Callable[[str], int]) -> int:
+    """The estimated prompt after `compaction` is applied."""
+    kept = _kept_tokens(conversation, compaction.covered_messages, compaction.pinned)
+    return kept + count(compaction.record) + 8
+
+
+def pinned_position(messages: Sequence[Message], covered_messages: int) -> int | None:
+    """The position after the lead of the user message that stays verbatim although it is covered, or None.
+
+    The newest user message of the covered part, when the tail opens with an assistant message: then the tail
+    is still about that request.
+    """
+    lead = lead_length(messages)
+    cut = lead + covered_messages
+    if cut < len(messages) and messages[cut].role == "user":
+        return None
+    newest = newest_user_index(messages[:cut])
+    if newest is None or newest != newest_user_index(messages):
+        return None
+    return newest - lead
+
+
+def _summarize(
+    conversation: Conversation,
+    budget: Budget,
+    depth: Depth,
+    base: Compaction | None,
+    count: Callable[[str], int],
+) -> Summarize | None:
+    messages = conversation.messages
+    lead = lead_length(messages)
+    target = budget.target_tokens(conversation.tokens)
+    room = max(target - budget.floor_tokens, 0)
+    summary_tokens = min(
+        depth.summary_max_tokens, math.floor(_SUMMARY_WINDOW_RATIO * budget.window_tokens), int(_SUMMARY_SHARE * room)
+    )
+    cuts = legal_cuts(messages)
+    frozen_tokens = count(base.summary) if base else 0
+    integrates = frozen_tokens > min(_FROZEN_TARGET_RATIO * target, room - summary_tokens)
+    if base is not None:
+        beyond = tuple(cut for cut in cuts if cut > lead + base.covered_messages)
+        # Nothing new to cover, and yet too large: the window shrank, or the record itself has to.
+        integrates = integrates or not beyond
+        cuts = tuple(cut for cut in cuts if cut >= lead + base.covered_messages) if integrates else beyond
+    if not cuts:
+        return None
+    ledger_tokens = int(_LEDGER_SHARE * (room if integrates else room - frozen_tokens))
+    record_tokens = RECORD_TOKENS + summary_tokens + ledger_tokens + (0 if integrates else frozen_tokens)
+
+    def total(cut: int) -> int:
+        return _kept_tokens(conversation, cut - lead, pinned_position(messages, cut - lead)) + record_tokens
+
+    cut = next((cut for cut in cuts if total(cut) <= target), cuts[-1])
+    recent = max((each for each in cuts if each <= len(messages) - depth.keep_recent_messages), default=cut)
+    # The recent messages may stretch the target half-way to what fits: the next compaction stays some turns away.
+    stretched = (target + budget.prompt_limit_tokens) // 2
+    if recent < cut and total(recent) <= stretched and not budget.triggers(total(recent)):
+        cut = recent
+    return Summarize(
+        covered_messages=cut - lead,
+        base=base,
+        integrates=integrates,
+        summary_tokens=summary_tokens,
+        ledger_tokens=ledger_tokens,
+        words_tokens=min(int(_WORDS_TARGET_RATIO * target), int(_WORDS_SHARE * ledger_tokens)),
+        predicted_tokens=total(cut),
+    )
+
+
+def _kept_tokens(conversation: Conversation, covered_messages: int, pinned: int | None) -> int:
+    lead = lead_length(conversation.messages)
+    sizes = conversation.sizes
+    kept = conversation.fixed_tokens + sum(sizes[:lead]) + sum(sizes[lead + covered_messages :])
+    return kept + (sizes[lead + pinned] if pinned is not None else 0)

@@ -1,0 +1,137 @@
+"""One request on its way through the engine: what comes in (`Case`), what is known (`Work`), what goes out.
+
+Built by `proxy/` and by the compactor; data only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from litellm_compaction.config import Settings
+from litellm_compaction.core.budget import Budget, Rules
+from litellm_compaction.core.messages import Message, Request, open_round_start
+from litellm_compaction.core.plan import Conversation, Depth
+from litellm_compaction.events import Phase
+from litellm_compaction.models.counter import Count
+from litellm_compaction.models.families import Family
+from litellm_compaction.models.window import Target, Window
+from litellm_compaction.summarizer import Ask
+
+
+@dataclass(slots=True)
+class Attempts:
+    """What one client request may still spend, over all its phases, retries and fallbacks (promise P5)."""
+
+    summary_calls_left: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PruningModel:
+    """A model that writes summaries.
+
+    Attributes:
+        label: its name in logs.
+        target: for its window and its tokenizer.
+        ask: calls it on behalf of the client.
+        is_same: whether it is the model that the client asked.
+    """
+
+    label: str
+    target: Target
+    ask: Ask
+    is_same: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A request's surroundings, as `proxy/` knows them.
+
+    Attributes:
+        label: the model's name in logs and errors.
+        target: the deployment.
+        settings: in force for this deployment.
+        scope: who may share a stored compaction (promise P9).
+        pruning_models: in the order in which they are tried.
+        warm_up: makes LM Studio load the model.
+        attempts: shared by all phases of one client request.
+    """
+
+    label: str
+    target: Target
+    settings: Settings
+    scope: str
+    pruning_models: tuple[PruningModel, ...]
+    warm_up: Callable[[], Awaitable[None]]
+    attempts: Attempts
+
+    @property
+    def depth(self) -> Depth:
+        """The operator's wishes about a compaction's depth."""
+        return Depth(
+            keep_recent_messages=self.settings.keep_recent_messages,
+            summary_max_tokens=self.settings.summary_max_tokens,
+        )
+
+    def rules(self, *, reasons: bool) -> Rules:
+        """The budget's rules; a model that thinks before it answers (`reasons`) needs more room."""
+        settings = self.settings
+        return Rules(
+            pre_request_ratio=settings.pre_request_ratio,
+            streaming_ratio=settings.streaming_ratio,
+            target_ratio=settings.target_ratio,
+            output_buffer_ratio=settings.output_buffer_ratio,
+            output_buffer_min_tokens=settings.output_buffer_min_tokens,
+            answer_min_tokens=settings.reasoning_answer_min_tokens if reasons else settings.answer_min_tokens,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """A weighed request: its sizes, its window, its budget.
+
+    Attributes:
+        count_text: tokens of a text, for this model.
+        started_s: of the compactor's monotonic clock.
+    """
+
+    case: Case
+    request: Request
+    conversation: Conversation
+    count: Count
+    count_text: Callable[[str], int]
+    budget: Budget
+    window: Window
+    family: Family
+    started_s: float
+
+    @property
+    def phase(self) -> Phase:
+        """Why the request may be large: tool results have just come in, or the conversation has grown."""
+        return "pre_request" if open_round_start(self.request.messages) is None else "tool_response"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Guarded:
+    """What to send.
+
+    Attributes:
+        action: what was done, as clients may be told.
+        messages: the list for the model; None when the client's own list stays as it is.
+        tokens_before: the estimated prompt as it came.
+        count: of what is sent.
+        round: of the compaction that was applied, 0 for none.
+    """
+
+    action: Literal["none", "reused", "compacted"]
+    messages: tuple[Message, ...] | None
+    tokens_before: int
+    count: Count
+    budget: Budget
+    window: Window
+    round: int = 0
+
+    def max_output_tokens(self, asked_tokens: int | None) -> int:
+        """The upstream `max_tokens` for what the client asked (None or negative: unlimited)."""
+        return self.budget.max_output_tokens(self.count.tokens, asked_tokens)

@@ -1,0 +1,232 @@
+"""How a new compaction is made: a summary if a pruning model gives one, the ledger either way, then stored.
+
+Called by the compactor, once for all requests that need the same compaction at the same time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from litellm_compaction.core.anchors import ledger
+from litellm_compaction.core.boundaries import legal_cuts
+from litellm_compaction.core.budget import Budget
+from litellm_compaction.core.compaction import Compaction, Segment
+from litellm_compaction.core.excerpts import excerpt
+from litellm_compaction.core.messages import Message, Request, lead_length, newest_user_index
+from litellm_compaction.core.plan import Summarize, pinned_position
+from litellm_compaction.engine.case import PruningModel, Work
+from litellm_compaction.errors import CompactionError, ModelNotLoaded, SummaryFailed, WindowUnknown
+from litellm_compaction.models.counter import TokenCounter
+from litellm_compaction.models.families import family_of
+from litellm_compaction.models.window import Windows
+from litellm_compaction.summarizer import SummaryJob, summarize
+
+_REQUEST_TOKENS = 200
+_LEAST_SUMMARY_TOKENS = 32
+# The chat template's own tokens around the summariser's one user message, rounded up.
+_TEMPLATE_TOKENS = 32
+# Above this many characters the ledger's work leaves the event loop.
+_OFF_LOOP_CHARS = 30_000
+
+
+class Store(Protocol):
+    """Where compactions are kept; an error of its is never the request's."""
+
+    async def find(self, scope: str, hashes: Sequence[str]) -> list[Compaction]:
+        """Those in `scope` whose covered hash is one of `hashes`, the one that covers most first."""
+
+    async def put(self, scope: str, compaction: Compaction) -> None:
+        """Keeps one, in place of an earlier one that covers the same messages."""
+
+    async def aclose(self) -> None:
+        """Ends it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Made:
+    """A compaction and what making it cost.
+
+    Attributes:
+        calls: summary jobs.
+        reason: why there is no summary, one word; "" when there is one.
+    """
+
+    compaction: Compaction
+    calls: int
+    pruning_model: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Summary:
+    text: str
+    calls: int
+    pruning_model: str
+    reason: str
+
+
+class Maker:
+    """Makes compactions from plans."""
+
+    def __init__(self, *, windows: Windows, counter: TokenCounter, store: Store) -> None:
+        self._windows = windows
+        self._counter = counter
+        self._store = store
+
+    async def make(self, work: Work, decision: Summarize) -> Made:
+        """The compaction that `decision` asks for; without a summary where no pruning model gives a usable one."""
+        lead = lead_length(work.conversation.messages)
+        covered = work.conversation.messages[lead : lead + decision.covered_messages]
+        pinned = pinned_position(work.conversation.messages, decision.covered_messages)
+        base = decision.base
+        round_number = (base.round if base else 0) + 1
+        covered_hash = work.conversation.hashes[decision.covered_messages]
+        summary = await self._summary(work, decision, covered, pinned)
+        segments = base.segments if base else ()
+        if summary.text:
+            segment = Segment(
+                text=summary.text,
+                round=round_number,
+                covered_messages=decision.covered_messages,
+                covered_hash=covered_hash,
+            )
+            segments = (segment,) if decision.integrates else (*segments, segment)
+        compaction = Compaction(
+            covered_messages=decision.covered_messages,
+            covered_hash=covered_hash,
+            pinned=pinned,
+            round=round_number,
+            segments=segments,
+            ledger=await self._ledger(work, decision, covered, pinned, spare_tokens=_spare(decision, summary)),
+            rung="summary" if summary.text else "truncate",
+        )
+        await self._put(work.case.scope, compaction)
+        return Made(
+            compaction=compaction,
+            calls=summary.calls,
+            pruning_model=summary.pruning_model,
+            reason=summary.reason,
+        )
+
+    def bare(self, work: Work) -> Compaction | None:
+        """The hardest compaction: everything that may go goes, and the record says no more than that."""
+        messages = work.conversation.messages
+        cuts = legal_cuts(messages)
+        if not cuts:
+            return None
+        covered = cuts[-1] - lead_length(messages)
+        return Compaction(
+            covered_messages=covered,
+            covered_hash=work.conversation.hashes[covered],
+            pinned=pinned_position(messages, covered),
+            round=1,
+            segments=(),
+            ledger="",
+            rung="truncate",
+        )
+
+    async def _summary(
+        self, work: Work, decision: Summarize, covered: Sequence[Message], pinned: int | None
+    ) -> _Summary:
+        job = _job(work, decision, covered, pinned)
+        attempts = work.case.attempts
+        calls, asked, reason = 0, "", ""
+        if decision.summary_tokens < _LEAST_SUMMARY_TOKENS or not (job.messages or job.earlier):
+            return _Summary(text="", calls=0, pruning_model="", reason="no_room")
+        for model in work.case.pruning_models:
+            if attempts.summary_calls_left <= 0:
+                reason = reason or "attempts"
+                break
+            try:
+                limit_tokens, count_text = await self._prompt_limit(work, model, decision.summary_tokens)
+                attempts.summary_calls_left -= 1
+                calls, asked = calls + 1, model.label
+                text = await summarize(
+                    replace(job, prompt_limit_tokens=limit_tokens),
+                    model.ask,
+                    count_text,
+                    timeout_s=work.case.settings.summary_timeout_s,
+                )
+            except SummaryFailed as error:
+                reason = error.reason
+            except (ModelNotLoaded, WindowUnknown):
+                reason = "pruning_model_not_loaded"
+            else:
+                return _Summary(text=text, calls=calls, pruning_model=asked, reason="")
+        return _Summary(text="", calls=calls, pruning_model=asked, reason=reason)
+
+    async def _prompt_limit(
+        self, work: Work, model: PruningModel, summary_tokens: int
+    ) -> tuple[int, Callable[[str], int]]:
+        """The largest prompt for a pruning model, and its tokenizer; twice the summary stays free for a retry.
+
+        Raises:
+            ModelNotLoaded: LM Studio would have to load it, which may evict the model that is being served.
+            WindowUnknown: its window is unknown.
+        """
+        window_tokens, error_ratio, count_text = work.window.tokens, work.count.error_ratio, work.count_text
+        if not model.is_same:
+            window = await self._windows.resolve(model.target)
+            family = family_of(window.architecture, model.target.model)
+            window_tokens = window.tokens
+            error_ratio = (await self._counter.count(model.target.key, family, Request(messages=()))).error_ratio
+            count_text = self._counter.text_counter(model.target.key, family)
+        budget = Budget(
+            rules=replace(work.budget.rules, answer_min_tokens=2 * summary_tokens),
+            window_tokens=window_tokens,
+            floor_tokens=0,
+            error_ratio=error_ratio,
+        )
+        return budget.prompt_limit_tokens - _TEMPLATE_TOKENS, count_text
+
+    async def _ledger(
+        self,
+        work: Work,
+        decision: Summarize,
+        covered: Sequence[Message],
+        pinned: int | None,
+        *,
+        spare_tokens: int,
+    ) -> str:
+        unpinned = [message for position, message in enumerate(covered) if position != pinned]
+
+        def write() -> str:
+            return ledger(
+                unpinned,
+                budget_tokens=decision.ledger_tokens + spare_tokens,
+                words_tokens=decision.words_tokens + spare_tokens // 2,
+                count=work.count_text,
+            )
+
+        if sum(len(message.text) for message in unpinned) < _OFF_LOOP_CHARS:
+            return write()
+        return await asyncio.to_thread(write)
+
+    async def _put(self, scope: str, compaction: Compaction) -> None:
+        try:
+            await self._store.put(scope, compaction)
+        except CompactionError:
+            # The store tells its own troubles; this request has its compaction.
+            return
+
+
+def _job(work: Work, decision: Summarize, covered: Sequence[Message], pinned: int | None) -> SummaryJob:
+    base = decision.base
+    start = base.summarized_messages if base else 0
+    newest = newest_user_index(work.conversation.messages)
+    request = work.conversation.messages[newest].text if newest is not None else ""
+    return SummaryJob(
+        messages=[message for position, message in enumerate(covered) if position >= start and position != pinned],
+        earlier=base.summary if base and decision.integrates else "",
+        request=excerpt(request, _REQUEST_TOKENS, work.count_text),
+        summary_tokens=decision.summary_tokens,
+        prompt_limit_tokens=0,
+    )
+
+
+def _spare(decision: Summarize, summary: _Summary) -> int:
+    """What the ledger may take more when no summary came."""
+    return 0 if summary.text else decision.summary_tokens

@@ -1,0 +1,123 @@
+"""Which key clients must send to the proxy: the environment's, else one that is made once and kept in a file.
+
+LiteLLM refuses to start without a master key. The command line and the proxy handler ask here before LiteLLM looks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import stat
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from litellm_compaction.errors import ConfigError
+
+KEY_VARIABLE = "LITELLM_MASTER_KEY"
+FOLDER_VARIABLE = "LITELLM_COMPACTION_HOME"
+_FILE_NAME = "master_key"
+_FOLDER_NAME = "litellm_compaction"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MasterKey:
+    """The key and where it comes from.
+
+    Attributes:
+        path: the file that holds it; None when it is the environment's.
+        created: whether this call made it, so that it must be shown now.
+    """
+
+    key: str = field(repr=False)
+    path: Path | None
+    created: bool
+
+
+def ensure_master_key(environ: Mapping[str, str]) -> MasterKey:
+    """The proxy's master key: `LITELLM_MASTER_KEY` if set, else the one in the data folder, made if missing.
+
+    The file is created with mode 0600, complete or not at all: of several processes that start together all get the
+    same key. A file that others could read is closed to them. `environ` is not changed; the caller hands the key on.
+
+    Raises:
+        ConfigError: the folder or file cannot be used, or the file does not hold a key.
+    """
+    given = environ.get(KEY_VARIABLE, "").strip()
+    if given:
+        return MasterKey(key=given, path=None, created=False)
+    path = data_folder(environ) / _FILE_NAME
+    try:
+        if path.exists():
+            return MasterKey(key=_read(path), path=path, created=False)
+        key = f"sk-{secrets.token_urlsafe(32)}"
+        created = _create(path, key)
+        return MasterKey(key=key if created else _read(path), path=path, created=created)
+    except OSError as exc:
+        raise ConfigError(
+            f"The master key's file {path} cannot be used ({exc}). Set {KEY_VARIABLE} to a key of your own, "
+            f"or {FOLDER_VARIABLE} to a folder that can be written."
+        ) from exc
+
+
+def data_folder(environ: Mapping[str, str]) -> Path:
+    """Where this package keeps the user's files; the folder need not exist yet.
+
+    `LITELLM_COMPACTION_HOME`, else the platform's place for application data: `XDG_DATA_HOME` or `~/.local/share`,
+    `~/Library/Application Support` on macOS, `%LOCALAPPDATA%` on Windows.
+
+    Raises:
+        ConfigError: the user has no home folder.
+    """
+    own = environ.get(FOLDER_VARIABLE, "").strip()
+    if own:
+        return Path(own).expanduser().absolute()
+    if sys.platform == "win32" and environ.get("LOCALAPPDATA"):
+        return Path(environ["LOCALAPPDATA"]) / _FOLDER_NAME
+    # XDG Base Directory Specification 0.8: relative paths must be ignored.
+    shared = environ.get("XDG_DATA_HOME", "")
+    if shared and Path(shared).is_absolute():
+        return Path(shared) / _FOLDER_NAME
+    try:
+        home = Path(environ["HOME"]) if environ.get("HOME") else Path.home()
+    except RuntimeError as exc:
+        raise ConfigError(f"There is no home folder. Set {FOLDER_VARIABLE} to a folder that can be written.") from exc
+    if sys.platform == "darwin":
+        return home / "Library" / "Application Support" / _FOLDER_NAME
+    return home / ".local" / "share" / _FOLDER_NAME
+
+
+def _read(path: Path) -> str:
+    mode = stat.S_IMODE(path.stat().st_mode)
+    if os.name == "posix" and mode & 0o077:
+        path.chmod(0o600)
+    key = path.read_text(encoding="utf-8", errors="replace").strip()
+    if not key.startswith("sk-") or not key.isprintable() or len(key) < 20:
+        raise ConfigError(
+            f"{path} does not hold a master key (one line, beginning with sk-). Delete it, and the next start makes one."
+        )
+    return key
+
+
+def _create(path: Path, key: str) -> bool:
+    """Writes the key; False when another process was faster and its file stands."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    # mkstemp creates with mode 0600. The link makes the whole file appear at once, and fails if there is one.
+    descriptor, draft = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(f"{key}\n")
+        try:
+            os.link(draft, path)
+        except FileExistsError:
+            return False
+        except OSError:
+            # File systems without hard links; two first starts in the same instant are then not told apart.
+            Path(draft).replace(path)
+        return True
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            Path(draft).unlink()

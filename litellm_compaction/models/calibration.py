@@ -1,0 +1,103 @@
+"""How far our count of a deployment's prompts was from the server's, and what that says about the next one.
+
+Called by `counter.py` with the `prompt_tokens` of answers. A ratio is trusted only for requests like the ones that it
+was seen on: of the same mix of scripts, and as far as they are not much longer.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from math import log
+from typing import NamedTuple
+
+# Below this the template's constants decide the ratio, not the vocabulary.
+TINY_TOKENS = 200
+_KEPT = 16
+_MIN_RATIO, _MAX_RATIO = 0.3, 4.0
+# Scripts differ by a factor of 4 in how well a stand-in fits (families.py), so a sample with more of a foreign script
+# than the request says nothing about it; one with less errs high.
+_SAME_SHARE, _NEAR_SHARE = 0.05, 0.25
+
+
+class Prediction(NamedTuple):
+    """What the samples say about a request.
+
+    Attributes:
+        factor: true tokens per raw token, at least as much as in any like request of late.
+        error_ratio: true count ≤ raw × factor × (1 + this).
+        calibrated: samples of the same mix of scripts exist.
+    """
+
+    factor: float
+    error_ratio: float
+    calibrated: bool
+
+
+class _Sample(NamedTuple):
+    ratio: float
+    raw_tokens: float
+    other_share: float
+
+
+@dataclass(slots=True)
+class Calibration:
+    """The last ratios of one deployment, longer prompts and tiny ones apart."""
+
+    _samples: deque[_Sample] = field(default_factory=lambda: deque(maxlen=_KEPT))
+    _extra_tokens: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT))
+
+    def predict(self, raw_tokens: float, other_share: float, family_error: float) -> Prediction:
+        """The factor for a request.
+
+        Args:
+            raw_tokens: our uncalibrated count.
+            other_share: the part of it that is not ASCII text, 0–1.
+            family_error: the family's own error_ratio; holds for whatever no sample covers.
+        """
+        usable = [sample for sample in self._samples if sample.other_share <= other_share + _SAME_SHARE]
+        near = [sample for sample in usable if sample.other_share >= other_share - _NEAR_SHARE]
+        usable = near or usable
+        if not usable:
+            # A tiny prompt shows what the template adds, never how well the vocabulary fits.
+            extra_tokens = max((0.0, *self._extra_tokens))
+            return Prediction(1 + extra_tokens / max(1.0, raw_tokens), family_error, calibrated=False)
+        # Constants blow up the ratios of prompts far shorter than this one.
+        usable = [sample for sample in usable if 4 * sample.raw_tokens >= raw_tokens] or usable
+        ratios = [sample.ratio for sample in usable]
+        factor = max(ratios)
+        spread = factor - min(ratios)
+        error = max(0.03, 2 * spread) if len(usable) >= 3 else max(0.10, 2 * spread)
+        covered = min(raw_tokens, max(sample.raw_tokens for sample in usable))
+        if covered < raw_tokens:
+            # What was never confirmed may be text of another kind: there the family's own bound holds.
+            bound = covered * factor * (1 + error) + (raw_tokens - covered) * max(1.0, factor) * (1 + family_error)
+            error = max(error, bound / (raw_tokens * factor) - 1)
+        return Prediction(factor, error, calibrated=bool(near))
+
+    def add(self, raw_tokens: float, allowance_tokens: float, other_share: float, prompt_tokens: int) -> float:
+        """Takes a true count over, unless its ratio is nonsense; gives the ratio.
+
+        Args:
+            allowance_tokens: the part of `raw_tokens` that the server may have counted as nothing at all.
+        """
+        whole = prompt_tokens / raw_tokens
+        ratio = whole
+        solid_tokens = raw_tokens - allowance_tokens
+        if allowance_tokens > 0.1 * raw_tokens and solid_tokens > 0:
+            # Either all of the allowance was really used or none: the reading that is nearer to what we knew.
+            known = max((sample.ratio for sample in self._samples), default=1.0)
+            without = prompt_tokens / solid_tokens
+            ratio = min((without, whole), key=lambda reading: abs(log(max(reading, 1e-9) / known)))
+        if not is_plausible(ratio):
+            return ratio
+        if min(prompt_tokens, raw_tokens) < TINY_TOKENS:
+            self._extra_tokens.append(prompt_tokens - raw_tokens)
+        else:
+            self._samples.append(_Sample(ratio, raw_tokens, other_share))
+        return ratio
+
+
+def is_plausible(ratio: float) -> bool:
+    """Whether a vocabulary can explain the ratio; otherwise something else happened to the prompt."""
+    return _MIN_RATIO <= ratio <= _MAX_RATIO

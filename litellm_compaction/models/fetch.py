@@ -1,0 +1,76 @@
+"""How one JSON document is read from a server, and what went wrong when it was not.
+
+Called by `lmstudio.py`. Foreign errors end here: callers see `ServerUnavailable` and nothing of httpx.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import httpx
+
+from litellm_compaction.errors import ServerUnavailable
+
+MAX_BODY_BYTES = 4 * 1024 * 1024
+# Values that clients and LiteLLM put where no key is needed.
+_PLACEHOLDER_KEYS = frozenset({"", "fake-api-key"})
+
+
+class NotThisApi(ServerUnavailable):
+    """A server answered, but refused the key or does not speak the API that was asked for."""
+
+
+async def get_json(http: httpx.AsyncClient, url: str, api_key: str | None, timeout_s: float) -> object:
+    """The parsed body of a 2xx answer.
+
+    Args:
+        api_key: sent as bearer token unless it is a placeholder.
+        timeout_s: limit for the whole exchange, body included.
+
+    Raises:
+        NotThisApi: the key was refused (401, 403), or the answer is not JSON or larger than 4 MiB.
+        ServerUnavailable: no connection, timeout, or a server that says that it cannot answer now (429, 5xx).
+    """
+    headers = [(b"Accept", b"application/json")]
+    if api_key is not None and api_key not in _PLACEHOLDER_KEYS:
+        headers.append((b"Authorization", b"Bearer " + api_key.encode("utf-8", "replace")))
+    where = f"GET {_without_userinfo(url)}"
+    try:
+        status, body = await asyncio.wait_for(_read(http, url, headers), timeout_s)
+    except (httpx.TimeoutException, asyncio.TimeoutError) as exc:
+        raise ServerUnavailable(f"{where}: timeout, no answer within {timeout_s:g} s") from exc
+    except httpx.ConnectError as exc:
+        raise ServerUnavailable(f"{where}: no connection ({exc})") from exc
+    except (httpx.HTTPError, httpx.InvalidURL) as exc:
+        raise ServerUnavailable(f"{where}: no usable answer ({type(exc).__name__}: {exc})") from exc
+    if status in (401, 403):
+        raise NotThisApi(f"{where}: HTTP {status}, the API key was refused")
+    if status == 429 or status >= 500:
+        raise ServerUnavailable(f"{where}: HTTP {status}")
+    if body is None:
+        raise NotThisApi(f"{where}: not LM Studio's API, more than {MAX_BODY_BYTES} bytes")
+    if status >= 300:
+        raise NotThisApi(f"{where}: not LM Studio's API, HTTP {status}")
+    try:
+        parsed: object = json.loads(body)
+    except (ValueError, RecursionError) as exc:
+        raise NotThisApi(f"{where}: not LM Studio's API, HTTP {status} without JSON") from exc
+    return parsed
+
+
+async def _read(http: httpx.AsyncClient, url: str, headers: list[tuple[bytes, bytes]]) -> tuple[int, bytes | None]:
+    """Status and body; the body is None when it is larger than we accept."""
+    async with http.stream("GET", url, headers=headers) as response:
+        body = bytearray()
+        async for piece in response.aiter_bytes():
+            body += piece
+            if len(body) > MAX_BODY_BYTES:
+                return response.status_code, None
+        return response.status_code, bytes(body)
+
+
+def _without_userinfo(url: str) -> str:
+    scheme, separator, rest = url.partition("://")
+    authority, slash, path = rest.partition("/")
+    return f"{scheme}{separator}{authority.rpartition('@')[2]}{slash}{path}"

@@ -1,0 +1,180 @@
+"""The newest listing of each LM Studio server, its age, and whether a server is LM Studio at all.
+
+One read serves every deployment of a server. Called by `window.py`, which turns a listing into a window.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from math import inf
+from typing import NamedTuple
+
+import httpx
+
+from litellm_compaction.errors import ServerUnavailable
+from litellm_compaction.models.lmstudio import Listing, answers_as_lmstudio, list_models, server_root
+
+# A listing this many times older than `cache_s` is too old to be served while it is being read again.
+STALE_FACTOR = 12
+# An LM Studio that is started later has to be found; one that does not answer is asked again soon.
+_NOT_LMSTUDIO_S = 60.0
+_NO_ANSWER_S = 5.0
+
+
+class Reading(NamedTuple):
+    """What is known of a server.
+
+    Attributes:
+        listing: the last good one; None when there has never been one.
+        read_s: clock value when it was read.
+        failure: why the newest attempt failed; "" when it succeeded.
+    """
+
+    listing: Listing | None
+    read_s: float
+    failure: str
+
+
+_NOTHING = Reading(None, -inf, "")
+
+
+class _Place(NamedTuple):
+    root: str
+    api_key: str | None
+
+
+@dataclass(slots=True)
+class _Server:
+    """Reads are numbered: whoever needs a fresh one waits for a number that had not begun when they asked."""
+
+    reading: Reading = _NOTHING
+    attempted_s: float = -inf
+    begun: int = 0
+    done: int = 0
+    wanted: int = 1
+    flight: asyncio.Task[None] | None = None
+
+
+@dataclass(slots=True)
+class _Verdict:
+    value: bool | None = None
+    until_s: float = -inf
+    flight: asyncio.Task[None] | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class Listings:
+    """The listings of all servers, in memory.
+
+    Attributes:
+        cache_s: how long a listing is served without reading it again.
+        http: the client to use; None makes one in the running loop, closed by `aclose`.
+        timeout_s: limit for one request.
+    """
+
+    cache_s: float
+    http: httpx.AsyncClient | None = None
+    clock: Callable[[], float] = time.monotonic
+    timeout_s: float = 3.0
+    _own: httpx.AsyncClient | None = None
+    _servers: dict[_Place, _Server] = field(default_factory=dict)
+    _verdicts: dict[_Place, _Verdict] = field(default_factory=dict)
+
+    async def get(self, api_base: str, api_key: str | None, *, fresh: bool = False) -> Reading:
+        """The listing of a server, from memory where it is young enough; `fresh` reads it now.
+
+        Between `cache_s` and 12 times that, the old one is served and a read starts in the background. Never raises
+        for a server that does not answer: the last good listing stays, with the reason why it is old.
+        """
+        place = _Place(server_root(api_base), api_key)
+        server = self._servers.setdefault(place, _Server())
+        if fresh:
+            server.wanted = server.begun + 1
+        wanted = server.wanted
+        if server.done >= wanted:
+            now_s = self.clock()
+            age_s = now_s - server.reading.read_s
+            if age_s < self.cache_s:
+                return server.reading
+            if server.reading.failure and now_s - server.attempted_s < min(self.cache_s, _NO_ANSWER_S):
+                return server.reading
+            flight = self._flight(place, server)
+            if server.reading.listing is not None and age_s < STALE_FACTOR * self.cache_s:
+                return server.reading
+            await asyncio.shield(flight)
+        while server.done < wanted:
+            # Shielded: a waiter that is cancelled must not take the read away from the others.
+            await asyncio.shield(self._flight(place, server))
+        return server.reading
+
+    def last(self, api_base: str, api_key: str | None) -> Reading | None:
+        """What is known of a server without asking it."""
+        server = self._servers.get(_Place(server_root(api_base), api_key))
+        return server.reading if server is not None else None
+
+    def invalidate(self, api_base: str, api_key: str | None) -> None:
+        """Makes the next `get` wait for a read that begins after this call."""
+        server = self._servers.get(_Place(server_root(api_base), api_key))
+        if server is not None:
+            server.wanted = server.begun + 1
+
+    async def is_lmstudio(self, api_base: str, api_key: str | None) -> bool | None:
+        """Whether the server is LM Studio: a yes is kept, a no for 60 s, None (nobody answered) for 5 s."""
+        place = _Place(server_root(api_base), api_key)
+        verdict = self._verdicts.setdefault(place, _Verdict())
+        if self.clock() >= verdict.until_s:
+            if verdict.flight is None or verdict.flight.done():
+                verdict.flight = asyncio.create_task(self._judge(place, verdict))
+            await asyncio.shield(verdict.flight)
+        return verdict.value
+
+    async def aclose(self) -> None:
+        """Ends running reads and closes the client that was made here."""
+        flights = [server.flight for server in self._servers.values()]
+        flights += [verdict.flight for verdict in self._verdicts.values()]
+        running = [flight for flight in flights if flight is not None and not flight.done()]
+        for flight in running:
+            flight.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+        if self._own is not None:
+            await self._own.aclose()
+            self._own = None
+
+    def _flight(self, place: _Place, server: _Server) -> asyncio.Task[None]:
+        if server.flight is None or server.flight.done():
+            server.flight = asyncio.create_task(self._read(place, server))
+        return server.flight
+
+    async def _read(self, place: _Place, server: _Server) -> None:
+        server.begun += 1
+        number = server.begun
+        try:
+            listing = await list_models(self._client(), place.root, place.api_key, timeout_s=self.timeout_s)
+        except ServerUnavailable as exc:
+            server.reading = server.reading._replace(failure=str(exc))
+        else:
+            server.reading = Reading(listing, self.clock(), "")
+        finally:
+            server.attempted_s = self.clock()
+            server.done = number
+
+    async def _judge(self, place: _Place, verdict: _Verdict) -> None:
+        try:
+            verdict.value = await answers_as_lmstudio(
+                self._client(), place.root, place.api_key, timeout_s=self.timeout_s
+            )
+        except ServerUnavailable:
+            verdict.value = None
+        keep_s = {True: inf, False: _NOT_LMSTUDIO_S, None: _NO_ANSWER_S}[verdict.value]
+        verdict.until_s = self.clock() + keep_s
+
+    def _client(self) -> httpx.AsyncClient:
+        if self.http is not None:
+            return self.http
+        if self._own is None:
+            # trust_env=False: a corporate proxy must never see these probes.
+            self._own = httpx.AsyncClient(trust_env=False, timeout=self.timeout_s)
+        return self._own

@@ -1,0 +1,246 @@
+"""Which context length a model really has, where that number comes from, and how old it is.
+
+Called by the engine for every request: from memory in microseconds, over the network only when the value is old.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Literal, NamedTuple, TypeVar
+
+import httpx
+
+from litellm_compaction.errors import ModelNotLoaded, WindowUnknown
+from litellm_compaction.models.listings import Listings, Reading
+from litellm_compaction.models.lmstudio import match
+
+_LEARNED_S = 600.0
+# Wildcard deployments get their model names from clients, so the number of targets needs an end.
+_MAX_TARGETS = 4096
+
+_Entry = TypeVar("_Entry")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """A deployment as this layer needs it.
+
+    Attributes:
+        key: stable identity of the deployment.
+        model: as LM Studio knows it, without provider prefix.
+        context_length: tokens that the operator wrote down; used only where LM Studio does not say.
+    """
+
+    key: str
+    model: str
+    api_base: str | None
+    api_key: str | None = field(repr=False)
+    context_length: int | None
+    is_lmstudio: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """The context length to stay inside.
+
+    Attributes:
+        architecture: as LM Studio names it; "" when it was not asked.
+        instance_id: the loaded copy that the number belongs to; the model's name when LM Studio was not asked.
+        parallel: requests that share `tokens` at the same time.
+        read_s: clock value when the number was read; old where later reads failed.
+    """
+
+    tokens: int
+    source: Literal["api/v1", "api/v0", "operator", "learned"]
+    architecture: str
+    instance_id: str
+    parallel: int
+    read_s: float
+
+
+class _Learned(NamedTuple):
+    tokens: int
+    against: int | None
+    until_s: float
+
+
+class _Known(NamedTuple):
+    """What a listing says of one target; kept until the listing changes.
+
+    `window` is None and `absence` says why, where the listing gives no number.
+    """
+
+    reading: Reading
+    model: str
+    window: Window | None
+    absence: str
+    not_loaded: bool
+
+
+class Windows:
+    """The windows of all targets.
+
+    Args:
+        cache_s: how long a value read from LM Studio is served without reading it again.
+        http: the client to use; None makes one in the running loop, closed by `aclose`.
+        timeout_s: limit for one request to LM Studio.
+    """
+
+    def __init__(
+        self,
+        *,
+        cache_s: float,
+        http: httpx.AsyncClient | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        timeout_s: float = 3.0,
+    ) -> None:
+        self._clock = clock
+        self._listings = Listings(cache_s=cache_s, http=http, clock=clock, timeout_s=timeout_s)
+        self._known: OrderedDict[str, _Known] = OrderedDict()
+        self._last: OrderedDict[str, Window] = OrderedDict()
+        self._learned: OrderedDict[str, _Learned] = OrderedDict()
+
+    async def resolve(self, target: Target, *, fresh: bool = False) -> Window:
+        """The window of a target: LM Studio's own number, else the operator's, else a learned limit.
+
+        `max_context_length` is never used, and there is no default: a guess would let LM Studio cut silently.
+
+        Raises:
+            ModelNotLoaded: LM Studio lists the model without a loaded instance. An operator's number does not help:
+                loading on request may use another context length (lmstudio-bug-tracker 1463).
+            WindowUnknown: nobody gave a number; the message says who was asked and what the answer was.
+        """
+        if not target.is_lmstudio or target.api_base is None:
+            return self._without_listing(target, "LM Studio was not asked")
+        reading = await self._listings.get(target.api_base, target.api_key, fresh=fresh)
+        known = self._find(target, reading)
+        if known.not_loaded:
+            raise ModelNotLoaded(target.model)
+        if known.window is None:
+            return self._without_listing(target, known.absence)
+        return self._remember(target, self._capped(target, known.window))
+
+    def peek(self, target: Target) -> Window | None:
+        """The last window that `resolve` gave for the target, without asking anybody."""
+        return self._last.get(target.key)
+
+    def learn(self, target: Target, window_tokens: int) -> None:
+        """Takes over a limit that an overflow error named: `resolve` gives no more until the listed value changes.
+
+        After 600 s the listed value counts again; a limit that is the only number known stays. Ignored: a limit
+        below one token, or above the listed one.
+        """
+        listed = self._listed(target)
+        if window_tokens < 1 or (listed is not None and window_tokens > listed):
+            return
+        self._learned[target.key] = _Learned(window_tokens, listed, self._clock() + _LEARNED_S)
+        _bound(self._learned)
+
+    def invalidate(self, target: Target) -> None:
+        """Makes the next `resolve` of this server wait for a fresh read."""
+        if target.api_base is not None:
+            self._listings.invalidate(target.api_base, target.api_key)
+
+    async def is_lmstudio(self, api_base: str, api_key: str | None) -> bool | None:
+        """Whether a server is LM Studio; None when nobody answered. Cached: yes for good, no 60 s, None 5 s."""
+        return await self._listings.is_lmstudio(api_base, api_key)
+
+    async def aclose(self) -> None:
+        """Ends background reads and closes the client if it was made here."""
+        await self._listings.aclose()
+
+    def _find(self, target: Target, reading: Reading) -> _Known:
+        known = self._known.get(target.key)
+        if known is not None and known.reading is reading and known.model == target.model:
+            return known
+        known = _look_up(target, reading)
+        self._known[target.key] = known
+        _bound(self._known)
+        return known
+
+    def _listed(self, target: Target) -> int | None:
+        """What the newest known listing says, before learned limits."""
+        if not target.is_lmstudio or target.api_base is None:
+            return None
+        reading = self._listings.last(target.api_base, target.api_key)
+        if reading is None:
+            return None
+        window = self._find(target, reading).window
+        return window.tokens if window is not None else None
+
+    def _capped(self, target: Target, window: Window) -> Window:
+        learned = self._learned.get(target.key)
+        if learned is None:
+            return window
+        if learned.against not in (None, window.tokens) or self._clock() >= learned.until_s:
+            del self._learned[target.key]
+            return window
+        if learned.against is None:
+            # Learned before LM Studio was heard; from now on it holds against the value seen here.
+            self._learned[target.key] = learned._replace(against=window.tokens)
+        if learned.tokens >= window.tokens:
+            return window
+        return replace(window, tokens=learned.tokens, source="learned")
+
+    def _without_listing(self, target: Target, reason: str) -> Window:
+        learned = self._learned.get(target.key)
+        now_s = self._clock()
+        operator = target.context_length if (target.context_length or 0) > 0 else None
+        if operator is not None:
+            tokens = operator if learned is None or now_s >= learned.until_s else min(operator, learned.tokens)
+        elif learned is not None:
+            tokens = learned.tokens
+        else:
+            raise WindowUnknown(
+                target.model, tried=f"{reason}; no context length is configured; no overflow error named one"
+            )
+        return self._remember(
+            target,
+            Window(
+                tokens=tokens,
+                source="operator" if tokens == operator else "learned",
+                architecture="",
+                instance_id=target.model,
+                parallel=1,
+                read_s=now_s,
+            ),
+        )
+
+    def _remember(self, target: Target, window: Window) -> Window:
+        self._last[target.key] = window
+        _bound(self._last)
+        return window
+
+
+def _look_up(target: Target, reading: Reading) -> _Known:
+    listing = reading.listing
+    if listing is None:
+        return _Known(reading, target.model, None, reading.failure, not_loaded=False)
+    path = f"/api/{listing.api}/models"
+    found = match(listing, target.model)
+    if found is None:
+        absence = f"{path} lists {len(listing.models)} models, none of them {target.model}"
+        return _Known(reading, target.model, None, absence, not_loaded=False)
+    listed, instance = found
+    if instance is None:
+        return _Known(reading, target.model, None, f"{path}: not loaded", not_loaded=True)
+    if instance.context_length is None:
+        absence = f"{path} lists {instance.id} as loaded, without a context length"
+        return _Known(reading, target.model, None, absence, not_loaded=False)
+    window = Window(
+        tokens=instance.context_length,
+        source="api/v1" if listing.api == "v1" else "api/v0",
+        architecture=listed.architecture,
+        instance_id=instance.id,
+        parallel=instance.parallel,
+        read_s=reading.read_s,
+    )
+    return _Known(reading, target.model, window, "", not_loaded=False)
+
+
+def _bound(entries: OrderedDict[str, _Entry]) -> None:
+    while len(entries) > _MAX_TARGETS:
+        entries.popitem(last=False)

@@ -1,0 +1,1 @@
+"""The edge to LiteLLM: hooks, request shapes, routing. Only here (and in `cli`) is LiteLLM imported."""

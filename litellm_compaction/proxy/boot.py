@@ -1,0 +1,61 @@
+"""What is read once, when LiteLLM loads the callback: settings, deployments' settings, the master key.
+
+An error raised here stops the proxy's start, so a wrong setting is never found out at night.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import litellm
+
+from litellm_compaction.config import Settings, deployment_settings_from, settings_from
+from litellm_compaction.errors import ConfigError
+from litellm_compaction.master_key import ensure_master_key
+
+SECTION = "litellm_compaction"
+
+
+def load_settings() -> Settings:
+    """The operator's settings, checked together with every deployment's own.
+
+    Raises:
+        ConfigError: an unknown key or a bad value, here or in a deployment.
+    """
+    settings = settings_from((litellm.callback_settings or {}).get(SECTION))
+    for entry in _config().get("model_list") or ():
+        info = entry.get("model_info") if isinstance(entry, Mapping) else None
+        if not isinstance(info, Mapping) or "compaction" not in info:
+            continue
+        place = f"model_info.compaction of {entry.get('model_name')!r}"
+        try:
+            settings.for_deployment(deployment_settings_from(info["compaction"], place))
+        except ConfigError as error:
+            raise ConfigError(str(error).replace("model_info.compaction:", f"{place}:")) from None
+    return settings
+
+
+def provide_master_key() -> None:
+    """Makes a key where nobody set one, so that plain `litellm --config config.yaml` starts, and starts locked.
+
+    LiteLLM refuses to start without a key. It reads `LITELLM_MASTER_KEY` after the callbacks are loaded, if
+    `general_settings` is there and has no `master_key` of its own (proxy_server.py, 1.100.5 to 1.109.1).
+    """
+    general = _config().get("general_settings")
+    if not isinstance(general, Mapping) or not general or "master_key" in general:
+        return
+    if not general.get("dangerously_permit_weak_or_unset_master_key"):
+        ensure_master_key(os.environ)
+
+
+def _config() -> Mapping[str, Any]:
+    """The configuration that is being loaded; empty where LiteLLM does not show it (or outside the proxy)."""
+    try:
+        from litellm.proxy.proxy_server import proxy_config
+
+        state = proxy_config.get_config_state()
+    except (ImportError, AttributeError):
+        return {}
+    return state if isinstance(state, Mapping) else {}

@@ -1,0 +1,234 @@
+"""The CustomLogger that `config.yaml` names: every hook of LiteLLM that we use, and no logic.
+
+LiteLLM calls the pre-call, iterator and header hooks only when the instance's own class body defines them
+(utils.py:2829, 3160: `vars(cls)`), so they all stand here, and this class is never subclassed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import litellm
+from litellm.integrations.custom_logger import CustomLogger
+
+from litellm_compaction.config import Settings
+from litellm_compaction.engine import Compactor
+from litellm_compaction.errors import CompactionError, DoesNotFit, overflow_from_text
+from litellm_compaction.events import log_observer
+from litellm_compaction.models.counter import TokenCounter
+from litellm_compaction.models.window import Windows
+from litellm_compaction.proxy.boot import load_settings, provide_master_key
+from litellm_compaction.proxy.calls import Call, Calls
+from litellm_compaction.proxy.gate import Gate
+from litellm_compaction.proxy.iterator import StreamReport, guarded_stream
+from litellm_compaction.proxy.wire import Usage, usage_of
+from litellm_compaction.stores import open_store
+
+logger = logging.getLogger("litellm_compaction")
+_ROUTER_WAIT_S = 0.2
+_ROUTER_TRIES = 600
+
+
+def load_handler() -> CompactionHandler:
+    """The handler with the settings of the configuration that LiteLLM is loading.
+
+    Raises:
+        ConfigError: a setting is unknown or bad; LiteLLM then does not start.
+    """
+    if not logger.handlers:
+        # LiteLLM configures its own loggers only; without this our warnings would have no format and our
+        # notices of compactions no place.
+        output = logging.StreamHandler()
+        output.setFormatter(logging.Formatter("%(asctime)s - %(name)s:%(levelname)s: %(message)s", "%H:%M:%S"))
+        logger.addHandler(output)
+        logger.setLevel(logging.INFO)
+        logger.propagate = False
+    provide_master_key()
+    handler = CompactionHandler(load_settings())
+    handler.start()
+    return handler
+
+
+class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not typed strictly enough to check
+    """Guards LM Studio deployments of a stock LiteLLM proxy."""
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__()
+        self._settings = settings
+        self._compactor = Compactor(
+            windows=Windows(cache_s=settings.window_cache_s),
+            counter=TokenCounter(),
+            store=open_store(settings.store, ttl_s=settings.store_ttl_s, max_bytes=settings.store_max_bytes),
+            observers=(log_observer(logger),),
+        )
+        self._calls = Calls()
+        self._gate = Gate(settings, self._compactor, self._calls)
+        self._probe: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Looks at every guarded deployment in the background, as soon as the router is there."""
+        if self._settings.mode == "off":
+            return
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            return
+        self._probe = loop.create_task(self._probe_when_ready())
+
+    async def async_pre_call_hook(
+        self, user_api_key_dict: Any, cache: Any, data: dict[str, Any], call_type: str
+    ) -> dict[str, Any] | None:
+        """Phase 1 and 2: compacts a chat completion before it is routed, where its window is already certain."""
+        if call_type != "acompletion" or self._settings.mode == "off":
+            return None
+        try:
+            await self._gate.before_routing(_router(), data)
+        except CompactionError as error:
+            self._calls.close(str(data.get("litellm_call_id") or ""))
+            raise _as_bad_request(error) from error
+        except Exception as error:
+            logger.exception("failed_open hook=pre_call error=%s", type(error).__name__)
+        return None
+
+    async def async_pre_call_deployment_hook(self, kwargs: dict[str, Any], call_type: Any) -> dict[str, Any] | None:
+        """Phase 1 and 2 for the chosen deployment: its own window, its own bound on the answer."""
+        if getattr(call_type, "value", call_type) != "acompletion" or self._settings.mode == "off":
+            return None
+        try:
+            return await self._gate.before_deployment(_router(), kwargs)
+        except CompactionError as error:
+            raise _as_litellm_error(error, kwargs) from error
+        except Exception as error:
+            logger.exception("failed_open hook=deployment error=%s", type(error).__name__)
+            return None
+
+    async def async_post_call_streaming_iterator_hook(
+        self, user_api_key_dict: Any, response: Any, request_data: dict[str, Any]
+    ) -> AsyncGenerator[Any, None]:
+        """Watches a guarded stream: notice, usage, overflow."""
+        call_id = _call_id(request_data)
+        call = self._calls.get(call_id)
+        if call is None or call.guarded is None or not call.is_chat:
+            async for chunk in response:
+                yield chunk
+            return
+        seen = StreamReport()
+        try:
+            async for chunk in guarded_stream(response, call, notices=self._settings.notices, seen=seen):
+                yield chunk
+            self._learn(call, seen.usage)
+        except Exception as error:
+            self._learn_overflow(call, str(error))
+            raise
+        finally:
+            self._calls.close(call_id)
+
+    async def async_post_call_success_hook(self, data: dict[str, Any], user_api_key_dict: Any, response: Any) -> None:
+        """Learns from the usage of an answer that was not streamed."""
+        call = self._calls.close(str(data.get("litellm_call_id") or ""))
+        if call is not None:
+            self._learn(call, usage_of(response))
+
+    async def async_post_call_failure_hook(
+        self,
+        request_data: dict[str, Any],
+        original_exception: Exception,
+        user_api_key_dict: Any,
+        traceback_str: str | None = None,
+    ) -> None:
+        """Learns from an overflow error that came in spite of us, and forgets the request."""
+        call = self._calls.close(_call_id(request_data))
+        if call is not None:
+            self._learn_overflow(call, str(original_exception))
+
+    async def async_log_failure_event(self, kwargs: Any, response_obj: Any, start_time: Any, end_time: Any) -> None:
+        """Learns from an attempt that failed, before the router retries it."""
+        call = self._calls.get(_call_id(kwargs))
+        if call is not None:
+            self._learn_overflow(call, str(kwargs.get("exception") or ""))
+
+    async def async_post_call_response_headers_hook(
+        self,
+        data: dict[str, Any],
+        user_api_key_dict: Any,
+        response: Any,
+        request_headers: dict[str, str] | None = None,
+        litellm_call_info: dict[str, Any] | None = None,
+    ) -> dict[str, str] | None:
+        """Tells clients of guarded deployments what was done to their request."""
+        call = self._calls.get(_call_id(data))
+        if call is None or call.guarded is None:
+            return None
+        return {
+            "x-litellm-compaction": call.action,
+            "x-litellm-compaction-tokens-before": str(call.guarded.tokens_before),
+            "x-litellm-compaction-tokens-after": str(call.guarded.count.tokens),
+            "x-litellm-compaction-window": str(call.guarded.window.tokens),
+            "x-litellm-compaction-round": str(call.guarded.round),
+        }
+
+    async def _probe_when_ready(self) -> None:
+        for _ in range(_ROUTER_TRIES):
+            if (router := _router()) is not None:
+                try:
+                    await self._gate.probe(router)
+                except Exception as error:
+                    logger.exception("failed_open hook=probe error=%s", type(error).__name__)
+                return
+            await asyncio.sleep(_ROUTER_WAIT_S)
+
+    def _learn(self, call: Call, usage: Usage | None) -> None:
+        if usage is not None and call.case is not None and call.guarded is not None:
+            self._compactor.learn(
+                call.case,
+                call.guarded,
+                prompt_tokens=usage.prompt_tokens,
+                completion_tokens=usage.completion_tokens,
+            )
+
+    def _learn_overflow(self, call: Call, message: str) -> None:
+        overflow = overflow_from_text(message)
+        if overflow is not None and call.case is not None:
+            self._compactor.learn_window(call.case, overflow.window_tokens)
+
+
+def _router() -> Any:
+    """The router of the moment; the module's global is bound anew whenever the configuration is loaded."""
+    from litellm.proxy import proxy_server
+
+    return proxy_server.llm_router
+
+
+def _call_id(data: dict[str, Any]) -> str:
+    known = data.get("litellm_call_id")
+    if known is None:
+        known = getattr(data.get("litellm_logging_obj"), "litellm_call_id", "")
+    return str(known)
+
+
+def _as_bad_request(error: CompactionError) -> Exception:
+    """The error before routing, in the cleanest shape that the proxy knows (facts on LiteLLM, section 3)."""
+    from litellm.proxy._types import ProxyException
+
+    refusal: Exception = ProxyException(
+        message=str(error),
+        type="invalid_request_error",
+        param="messages" if isinstance(error, DoesNotFit) else "model",
+        code=400,
+        openai_code="context_length_exceeded" if isinstance(error, DoesNotFit) else None,
+    )
+    return refusal
+
+
+def _as_litellm_error(error: CompactionError, kwargs: dict[str, Any]) -> Exception:
+    """The error behind routing: LiteLLM's own class, so that `context_window_fallbacks` fire."""
+    kind = litellm.ContextWindowExceededError if isinstance(error, DoesNotFit) else litellm.BadRequestError
+    mapped: Exception = kind(
+        message=str(error),
+        model=str(kwargs.get("model") or ""),
+        llm_provider=str(kwargs.get("custom_llm_provider") or "lm_studio"),
+    )
+    return mapped

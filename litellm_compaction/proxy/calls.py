@@ -1,0 +1,74 @@
+"""What is remembered of a client's request while it is under way, under LiteLLM's call id.
+
+In process memory only: request metadata would be read by other loggers (promise P9).
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from litellm_compaction.core.messages import Request
+from litellm_compaction.engine import Attempts, Case, Guarded
+
+# Far more than a proxy in front of one machine has under way; a bound for calls whose end we never see.
+_MAX_CALLS = 1024
+
+
+@dataclass(slots=True)
+class Call:
+    """One client request.
+
+    Attributes:
+        original: as the client sent it, before any rewrite.
+        group: the model name that it is filed under in the store.
+        attempts: what it may still spend.
+        is_chat: whether the client speaks chat completions, and so reads the stream that we see.
+        rewritten: whether the list in LiteLLM's hands is ours, not the client's.
+        opted_out: whether the client asked not to be guarded, and may.
+        asks_for_usage: whether a usage chunk belongs in the stream.
+        plain_text: whether a notice may stand in the answer.
+        case, guarded: of the newest deployment that it was sent to.
+        action: the strongest thing done for it: compacted, then reused, then none.
+    """
+
+    original: Request
+    group: str
+    attempts: Attempts
+    is_chat: bool = False
+    rewritten: bool = False
+    opted_out: bool = False
+    asks_for_usage: bool = True
+    plain_text: bool = False
+    case: Case | None = None
+    guarded: Guarded | None = None
+    action: str = "none"
+
+    def sent(self, case: Case, guarded: Guarded) -> None:
+        """Notes what goes out."""
+        self.case = case
+        self.guarded = guarded
+        if guarded.action == "compacted" or self.action == "none":
+            self.action = guarded.action
+
+
+class Calls:
+    """The requests under way; the oldest is forgotten when there are too many."""
+
+    def __init__(self) -> None:
+        self._calls: OrderedDict[str, Call] = OrderedDict()
+
+    def open(self, call_id: str, call: Call) -> Call:
+        """Remembers `call`."""
+        self._calls[call_id] = call
+        while len(self._calls) > _MAX_CALLS:
+            self._calls.popitem(last=False)
+        return call
+
+    def get(self, call_id: str) -> Call | None:
+        """The request under `call_id`, if we guard it."""
+        return self._calls.get(call_id)
+
+    def close(self, call_id: str) -> Call | None:
+        """Forgets a request that has ended."""
+        return self._calls.pop(call_id, None)

@@ -1,0 +1,300 @@
+"""A client's request on its way in: what of it is guarded, by which deployment's window, with what changed.
+
+`before_routing` serves LiteLLM's pre-call hook, `before_deployment` its deployment hook. Both bring the original
+messages to the same engine; the store makes the second look free.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from litellm_compaction.config import SAME_MODEL, Settings
+from litellm_compaction.core.messages import Request
+from litellm_compaction.engine import Attempts, Case, Compactor, PruningModel
+from litellm_compaction.errors import CompactionError, DoesNotFit, ModelNotLoaded, WindowUnknown
+from litellm_compaction.models.window import Target
+from litellm_compaction.proxy import wire
+from litellm_compaction.proxy.access import may_use
+from litellm_compaction.proxy.calls import Call, Calls
+from litellm_compaction.proxy.internal import is_internal_call, summary_asker, warm_up
+from litellm_compaction.proxy.routing import (
+    Deployment,
+    deployment_of,
+    has_window_fallback,
+    reachable_entries,
+    router_entries,
+)
+
+logger = logging.getLogger("litellm_compaction")
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """A guarded deployment with the settings in force for it."""
+
+    deployment: Deployment
+    settings: Settings
+
+
+class Gate:
+    """Decides about requests before they leave the proxy."""
+
+    def __init__(self, settings: Settings, compactor: Compactor, calls: Calls) -> None:
+        self._settings = settings
+        self._compactor = compactor
+        self._calls = calls
+        self._warned: set[str] = set()
+
+    async def before_routing(self, router: Any, data: dict[str, Any]) -> None:
+        """Guards a chat completion whose every possible deployment has the same window and settings.
+
+        Otherwise only the chosen deployment can say what fits, and the deployment hook decides.
+
+        Args:
+            router: LiteLLM's router, None before it is there.
+            data: the request's body with LiteLLM's additions; `messages` may be replaced in it.
+
+        Raises:
+            DoesNotFit, WindowUnknown, ModelNotLoaded: as the engine does.
+        """
+        model = data.get("model")
+        if router is None or not isinstance(model, str):
+            return
+        deployments = [self._deployment(entry) for entry in reachable_entries(router, model, data)]
+        guards = [await self._guard(deployment) for deployment in deployments]
+        known = [guard for guard in guards if guard is not None]
+        if not known:
+            return
+        request = wire.decode(data)
+        if request is None:
+            return
+        call = self._calls.open(_call_id(data), self._new_call(request, model, data))
+        call.is_chat = True
+        if call.opted_out or len(known) < len(guards):
+            return
+        if len({guard.settings for guard in known}) > 1 or known[0].settings.mode != "guard":
+            return
+        cases = [self._case(router, guard, call, data) for guard in known]
+        windows = {await self._window_tokens(case) for case in cases}
+        if len(windows) > 1:
+            return
+        try:
+            guarded = await self._compactor.guard(request, cases[0])
+        except DoesNotFit:
+            if has_window_fallback(router, model):
+                return
+            raise
+        call.sent(cases[0], guarded)
+        if guarded.messages is not None:
+            data["messages"] = wire.encode(guarded.messages)
+            call.rewritten = True
+
+    async def before_deployment(self, router: Any, kwargs: Mapping[str, Any]) -> dict[str, Any] | None:
+        """The call's arguments with what has to change for the chosen deployment; None when nothing has to.
+
+        Args:
+            router: LiteLLM's router, None before it is there.
+            kwargs: of the upstream call.
+
+        Raises:
+            DoesNotFit, WindowUnknown, ModelNotLoaded: as the engine does.
+        """
+        if is_internal_call() or router is None:
+            return None
+        metadata = _metadata(kwargs)
+        group = str(metadata.get("model_group") or "")
+        info = kwargs.get("model_info")
+        deployment = deployment_of(kwargs, info if isinstance(info, Mapping) else {}, group=group, environ=os.environ)
+        call = self._calls.get(_call_id(kwargs))
+        guard = await self._guard(deployment)
+        request = call.original if call is not None else wire.decode(kwargs)
+        if guard is None or request is None or (call is not None and call.opted_out):
+            return {**kwargs, "messages": wire.encode(call.original.messages)} if call and call.rewritten else None
+        if call is None:
+            call = self._calls.open(_call_id(kwargs), self._new_call(request, group, kwargs))
+        case = self._case(router, guard, call, kwargs)
+        if guard.settings.mode == "observe":
+            await self._compactor.observe(request, case)
+            return None
+        guarded = await self._compactor.guard(request, case)
+        call.sent(case, guarded)
+        changed = wire.with_output_limit(kwargs, guarded.max_output_tokens(wire.asked_output_tokens(kwargs)))
+        if kwargs.get("stream") and call.is_chat:
+            changed |= wire.with_usage(kwargs)
+        if guarded.messages is not None:
+            changed["messages"] = wire.encode(guarded.messages)
+        elif call.rewritten:
+            changed["messages"] = wire.encode(request.messages)
+        return {**kwargs, **changed}
+
+    async def probe(self, router: Any) -> None:
+        """Looks at every guarded deployment's window once, so that trouble shows at start and not at night."""
+        for entry in router_entries(router):
+            deployment = self._deployment(entry)
+            guard = await self._guard(deployment)
+            if guard is None or deployment.is_wildcard:
+                continue
+            try:
+                window = await self._compactor.windows.resolve(deployment.target)
+            except ModelNotLoaded:
+                logger.info("window model=%s not loaded yet, known after its first request", deployment.group)
+            except WindowUnknown as error:
+                logger.error("%s", error)  # noqa: TRY400 - the message is the finding, a traceback is noise
+            else:
+                logger.info(
+                    "window model=%s tokens=%d source=%s parallel=%d",
+                    deployment.group,
+                    window.tokens,
+                    window.source,
+                    window.parallel,
+                )
+
+    def _new_call(self, request: Request, group: str, body: Mapping[str, Any]) -> Call:
+        return Call(
+            original=request,
+            group=group,
+            attempts=Attempts(summary_calls_left=self._settings.max_summary_calls),
+            opted_out=self._settings.allow_opt_out and _opts_out(body),
+            asks_for_usage=wire.asks_for_usage(body),
+            plain_text=wire.wants_plain_text(body),
+        )
+
+    def _deployment(self, entry: Mapping[str, Any]) -> Deployment:
+        params, info = entry.get("litellm_params"), entry.get("model_info")
+        return deployment_of(
+            params if isinstance(params, Mapping) else {},
+            info if isinstance(info, Mapping) else {},
+            group=str(entry.get("model_name") or ""),
+            environ=os.environ,
+        )
+
+    async def _guard(self, deployment: Deployment) -> Guard | None:
+        """The deployment as guarded, or None when it is left alone."""
+        if deployment.kind == "foreign":
+            return None
+        settings = self._settings.for_deployment(deployment.settings)
+        if settings.mode == "off":
+            return None
+        if deployment.kind == "maybe_lm_studio" and not await self._answers_as_lmstudio(deployment.target):
+            if not deployment.settings.enabled:
+                return None
+            deployment = replace(deployment, target=_told_by_operator(deployment))
+        return Guard(deployment, settings)
+
+    async def _answers_as_lmstudio(self, target: Target) -> bool:
+        if target.api_base is None:
+            return False
+        return bool(await self._compactor.windows.is_lmstudio(target.api_base, target.api_key))
+
+    async def _window_tokens(self, case: Case) -> int:
+        """The window as far as known without loading anything; 0 when unknown."""
+        try:
+            return (await self._compactor.windows.resolve(case.target)).tokens
+        except CompactionError:
+            return 0
+
+    def _case(self, router: Any, guard: Guard, call: Call, body: Mapping[str, Any]) -> Case:
+        deployment, settings = guard.deployment, guard.settings
+        metadata = _metadata(body)
+        pin = call.group if deployment.is_wildcard or not deployment.id else deployment.id
+        same = PruningModel(
+            label=call.group,
+            target=deployment.target,
+            ask=summary_asker(router, pin, metadata, timeout_s=settings.summary_timeout_s),
+            is_same=True,
+        )
+        return Case(
+            label=call.group,
+            target=deployment.target,
+            settings=settings,
+            scope=_scope(metadata, call.group, settings),
+            pruning_models=(*self._other_pruning_model(router, settings, metadata), same),
+            warm_up=warm_up(router, pin, metadata, timeout_s=settings.warm_up_timeout_s),
+            attempts=call.attempts,
+        )
+
+    def _other_pruning_model(
+        self, router: Any, settings: Settings, metadata: Mapping[str, Any]
+    ) -> Sequence[PruningModel]:
+        name = settings.pruning_model
+        if name == SAME_MODEL:
+            return ()
+        entries = reachable_entries(router, name, {})
+        if not entries:
+            self._warn_once(name, "pruning_model=%s is not a model of this proxy; the same model is used", name)
+            return ()
+        if not may_use(router, name, metadata):
+            self._warn_once(f"{name}!", "pruning_model=%s is not allowed for some keys; they use the same model", name)
+            return ()
+        deployment = self._deployment(entries[0])
+        target = deployment.target
+        if not target.is_lmstudio and target.context_length is None:
+            target = _told_by_operator(deployment, router.get_model_group_info(name))
+        return (
+            PruningModel(
+                label=name,
+                target=target,
+                ask=summary_asker(router, name, metadata, timeout_s=settings.summary_timeout_s),
+                is_same=False,
+            ),
+        )
+
+    def _warn_once(self, key: str, message: str, *values: object) -> None:
+        if key not in self._warned:
+            self._warned.add(key)
+            logger.warning(message, *values)
+
+
+def _told_by_operator(deployment: Deployment, group_info: Any = None) -> Target:
+    """A target whose window is what the operator or LiteLLM's model map says."""
+    known = deployment.settings.context_length or getattr(group_info, "max_input_tokens", None)
+    return replace(
+        deployment.target,
+        is_lmstudio=False,
+        context_length=int(known) if known else deployment.target.context_length,
+    )
+
+
+def _metadata(body: Mapping[str, Any]) -> Mapping[str, Any]:
+    for key in ("litellm_metadata", "metadata"):
+        found = body.get(key)
+        if isinstance(found, Mapping) and "user_api_key" in found:
+            return found
+    found = body.get("metadata")
+    return found if isinstance(found, Mapping) else {}
+
+
+def _call_id(body: Mapping[str, Any]) -> str:
+    return str(body.get("litellm_call_id") or "")
+
+
+def _opts_out(body: Mapping[str, Any]) -> bool:
+    metadata = _metadata(body)
+    sent = metadata.get("requester_metadata")
+    wishes = [metadata, sent if isinstance(sent, Mapping) else {}]
+    return any(wish.get("compaction") in ("off", False) for wish in wishes)
+
+
+def _scope(metadata: Mapping[str, Any], group: str, settings: Settings) -> str:
+    """Who shares stored compactions: the team, else the user, else the key; per model group and settings."""
+    tenant = next(
+        (
+            f"{name}:{value}"
+            for name in ("team_id", "user_id", "hash")
+            if (value := metadata.get(f"user_api_key_{name}"))
+        ),
+        "nobody",
+    )
+    shape = (
+        settings.strategy,
+        settings.pruning_model,
+        settings.target_ratio,
+        settings.keep_recent_messages,
+        settings.summary_max_tokens,
+    )
+    return hashlib.blake2b(repr((tenant, group, shape)).encode(), digest_size=16).hexdigest()

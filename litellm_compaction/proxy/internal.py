@@ -1,0 +1,106 @@
+"""The calls that we make ourselves, summaries and warm-ups, on behalf of a client's request.
+
+They go through the proxy's router, so that they are logged and paid for by the same key, team and user, and they
+are never guarded themselves.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from contextvars import ContextVar
+from typing import Any
+
+from litellm.litellm_core_utils.internal_call_metadata import sanitized_forwardable_call_metadata
+
+from litellm_compaction.errors import SummaryFailed
+from litellm_compaction.summarizer import SummaryAnswer
+
+logger = logging.getLogger("litellm_compaction")
+
+# The one internal origin that LiteLLM counts against the key's tokens per minute
+# (parallel_request_limiter_v3.py:4961 exempts every other one).
+_ORIGIN = "autorouter_compaction"
+_SUMMARY_TEMPERATURE = 0.3
+_is_internal: ContextVar[bool] = ContextVar("litellm_compaction_internal_call", default=False)
+
+
+def is_internal_call() -> bool:
+    """Whether the running task is one of our own calls. A client cannot forge this, as it could a marker."""
+    return _is_internal.get()
+
+
+def summary_asker(
+    router: Any, model: str, parent: Mapping[str, Any], *, timeout_s: float
+) -> Callable[..., Awaitable[SummaryAnswer]]:
+    """How a pruning model is asked.
+
+    Args:
+        router: LiteLLM's router.
+        model: a deployment id, which pins that deployment, or a model name.
+        parent: metadata of the client's request: whose call it is.
+        timeout_s: limit for the call.
+    """
+
+    async def ask(prompt: str, *, max_tokens: int) -> SummaryAnswer:
+        try:
+            response = await _call(
+                router,
+                model,
+                parent,
+                messages=[{"role": "user", "content": prompt}],
+                max_tokens=max_tokens,
+                temperature=_SUMMARY_TEMPERATURE,
+                timeout=timeout_s,
+                # An answer from LiteLLM's response cache could belong to another tenant's conversation.
+                cache={"no-cache": True, "no-store": True},
+            )
+            choice = response.choices[0]
+            message = choice.message
+            return SummaryAnswer(
+                text=message.content or "",
+                reasoning=getattr(message, "reasoning_content", None) or "",
+                finish_reason=choice.finish_reason or "stop",
+            )
+        except Exception as error:
+            raise SummaryFailed("error", type(error).__name__) from error
+
+    return ask
+
+
+def warm_up(router: Any, model: str, parent: Mapping[str, Any], *, timeout_s: float) -> Callable[[], Awaitable[None]]:
+    """How LM Studio is made to load a model: by the smallest request there is."""
+
+    async def load() -> None:
+        # A failure shows in the next look at the window, with a clearer error than the provider's.
+        with contextlib.suppress(Exception):
+            await _call(
+                router,
+                model,
+                parent,
+                messages=[{"role": "user", "content": "."}],
+                max_tokens=1,
+                timeout=timeout_s,
+                cache={"no-cache": True, "no-store": True},
+            )
+
+    return load
+
+
+async def _call(router: Any, model: str, parent: Mapping[str, Any], **arguments: Any) -> Any:
+    metadata = sanitized_forwardable_call_metadata(parent, _ORIGIN)
+    end_user = parent.get("user_api_key_end_user_id")
+    token = _is_internal.set(True)
+    try:
+        return await router.acompletion(
+            model=model,
+            metadata=metadata,
+            num_retries=0,
+            disable_fallbacks=True,
+            stream=False,
+            **({"user": end_user} if isinstance(end_user, str) and end_user else {}),
+            **arguments,
+        )
+    finally:
+        _is_internal.reset(token)

@@ -1,0 +1,203 @@
+"""What a request can reach, and which of it is guarded.
+
+A deployment is guarded when it is LM Studio (`lm_studio/…`, or an OpenAI-compatible address that answers as
+LM Studio) or when its operator opted in. Used by the gate for every request, by `doctor` for a config file.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+from urllib.parse import urlsplit
+
+from litellm_compaction.config import DeploymentSettings, deployment_settings_from
+from litellm_compaction.models.window import Target
+
+Kind: TypeAlias = Literal["lm_studio", "maybe_lm_studio", "opted_in", "foreign"]
+
+# Spoken by seeds and by LiteLLM's own context features; only for providers that an operator opted in.
+DEFAULT_WINDOW_TOKENS = 128_000
+
+_MAX_GROUPS = 64
+_LOCAL_SUFFIXES = (".local", ".lan", ".home", ".internal", ".localdomain", ".home.arpa", ".ts.net", ".test")
+_OPENAI_PROVIDERS = ("openai", "custom_openai")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deployment:
+    """One deployment of the router as the guard sees it.
+
+    Attributes:
+        id: the router's id; pins a call to this deployment.
+        group: its `model_name`.
+        kind: `maybe_lm_studio` is decided by asking its server once.
+        target: for window and counting.
+        settings: `model_info.compaction`.
+    """
+
+    id: str
+    group: str
+    kind: Kind
+    target: Target
+    settings: DeploymentSettings
+
+    @property
+    def is_wildcard(self) -> bool:
+        """Whether the router fills in the model name, so that the id alone does not name a model."""
+        return "*" in self.group
+
+
+def deployment_of(
+    litellm_params: Mapping[str, Any],
+    model_info: Mapping[str, Any],
+    *,
+    group: str,
+    environ: Mapping[str, str],
+) -> Deployment:
+    """The deployment that a `model_list` entry, or the arguments of a call to it, describe.
+
+    Args:
+        litellm_params: with `model`, and as far as set `custom_llm_provider`, `api_base`, `api_key`.
+        model_info: with `id` and `compaction`, as far as set.
+        group: its `model_name`.
+        environ: for `os.environ/NAME` values and LM Studio's variables.
+
+    Raises:
+        ConfigError: `model_info.compaction` is not valid.
+    """
+    full_name = _text(litellm_params.get("model"))
+    prefix, _, rest = full_name.partition("/")
+    provider = _text(litellm_params.get("custom_llm_provider"))
+    if not provider and rest:
+        provider = prefix
+    model = rest if rest and prefix == provider else full_name
+    own = deployment_settings_from(model_info.get("compaction"), f"model_info.compaction of {group or full_name!r}")
+    api_base = _resolved(litellm_params.get("api_base") or litellm_params.get("base_url"), environ)
+    api_key = _resolved(litellm_params.get("api_key"), environ)
+    if provider == "lm_studio":
+        api_base = api_base or environ.get("LM_STUDIO_API_BASE")
+        api_key = api_key or environ.get("LM_STUDIO_API_KEY")
+    kind = _kind(provider, api_base, own)
+    written = own.context_length
+    if kind == "opted_in" and written is None:
+        known = model_info.get("max_input_tokens")
+        written = known if isinstance(known, int) and known > 0 else DEFAULT_WINDOW_TOKENS
+    identity = _text(model_info.get("id")) or full_name
+    return Deployment(
+        id=identity,
+        group=group,
+        kind=kind,
+        target=Target(
+            key=f"{identity}|{model}",
+            model=model,
+            api_base=api_base,
+            api_key=api_key,
+            context_length=written,
+            is_lmstudio=kind in ("lm_studio", "maybe_lm_studio"),
+        ),
+        settings=own,
+    )
+
+
+def is_local_address(api_base: str) -> bool:
+    """Whether an address is certainly nobody's hosted service: loopback, private, or a name of a local network.
+
+    Only such addresses are ever asked whether they are LM Studio; a public one has to be opted in, as
+    `lm_studio/…` or with `model_info.compaction.enabled`.
+    """
+    host = urlsplit(api_base if "//" in api_base else f"//{api_base}").hostname or ""
+    try:
+        return not ipaddress.ip_address(host).is_global
+    except ValueError:
+        return bool(host) and ("." not in host or host.endswith(_LOCAL_SUFFIXES))
+
+
+def reachable_entries(router: Any, model: str, request: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The router's entries that a request for `model` can reach: its group and all configured fallbacks.
+
+    Args:
+        router: LiteLLM's router.
+        model: as the client wrote it: a group, an alias, a wildcard match or a deployment id.
+        request: the request's body; a client may bring its own `fallbacks`.
+    """
+    entries: list[Mapping[str, Any]] = []
+    waiting, seen = [model], {model}
+    team_id = _mapping(request.get("metadata")).get("user_api_key_team_id")
+    while waiting and len(seen) <= _MAX_GROUPS:
+        name = waiting.pop(0)
+        entries.extend(_entries(router, name, team_id if isinstance(team_id, str) else None))
+        for fallback in _fallbacks(router, name, request):
+            if fallback not in seen:
+                seen.add(fallback)
+                waiting.append(fallback)
+    return entries
+
+
+def has_window_fallback(router: Any, group: str) -> bool:
+    """Whether the operator configured `context_window_fallbacks` for a group."""
+    return bool(list(_named(getattr(router, "context_window_fallbacks", None), group)))
+
+
+def router_entries(router: Any) -> list[Mapping[str, Any]]:
+    """Every deployment of the router."""
+    found = router.get_model_list() if router is not None else None
+    return [_mapping(entry) for entry in found or ()]
+
+
+def _entries(router: Any, name: str, team_id: str | None) -> list[Mapping[str, Any]]:
+    found = router.get_model_list(model_name=name, team_id=team_id) or []
+    if not found:
+        pinned = router.get_deployment(model_id=name)
+        found = [pinned] if pinned is not None else []
+    return [_mapping(entry) for entry in found]
+
+
+def _fallbacks(router: Any, name: str, request: Mapping[str, Any]) -> Iterable[str]:
+    for attribute in ("fallbacks", "context_window_fallbacks", "content_policy_fallbacks"):
+        yield from _named(request.get(attribute), name)
+        yield from _named(getattr(router, attribute, None), name)
+
+
+def _named(fallbacks: object, name: str) -> Iterable[str]:
+    """The groups that a fallback setting names for `name`: `[{"a": ["b"]}]`, `{"*": …}`, or a client's `["b"]`."""
+    if not isinstance(fallbacks, Sequence) or isinstance(fallbacks, str):
+        return
+    for entry in fallbacks:
+        if isinstance(entry, str):
+            yield entry
+        elif isinstance(entry, Mapping):
+            if isinstance(entry.get("model"), str):
+                yield entry["model"]
+            for group, targets in entry.items():
+                if group in (name, "*") and isinstance(targets, Sequence) and not isinstance(targets, str):
+                    yield from (target for target in targets if isinstance(target, str))
+
+
+def _kind(provider: str, api_base: str | None, own: DeploymentSettings) -> Kind:
+    if own.enabled is False:
+        return "foreign"
+    if provider == "lm_studio":
+        return "lm_studio"
+    if provider in _OPENAI_PROVIDERS and api_base and is_local_address(api_base):
+        return "maybe_lm_studio"
+    return "opted_in" if own.enabled else "foreign"
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    if isinstance(value, Mapping):
+        return value
+    dumped = value.model_dump() if hasattr(value, "model_dump") else {}
+    return dumped if isinstance(dumped, Mapping) else {}
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _resolved(value: object, environ: Mapping[str, str]) -> str | None:
+    text = _text(value)
+    if text.startswith("os.environ/"):
+        return environ.get(text.removeprefix("os.environ/"))
+    return text or None

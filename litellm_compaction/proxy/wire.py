@@ -1,0 +1,100 @@
+"""LiteLLM's request and response shapes on one side, core messages on the other.
+
+The only place where untyped JSON is taken apart. Called by the gate and the stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, TypeGuard
+
+from litellm_compaction.core.messages import Message, Request, parse_message
+
+_OUTPUT_LIMITS = ("max_tokens", "max_completion_tokens")
+
+
+class Usage(NamedTuple):
+    """A reply's usage, in tokens."""
+
+    prompt_tokens: int
+    completion_tokens: int
+
+
+def decode(body: Mapping[str, Any]) -> Request | None:
+    """The request in a chat completion's body; None when its shape is not ours to judge.
+
+    Such a body goes on unchanged, and gets the answer that the stock proxy and the server give it.
+    """
+    messages = body.get("messages")
+    if not isinstance(messages, list) or not messages:
+        return None
+    parsed: list[Message] = []
+    for message in messages:
+        plain = message.model_dump(exclude_none=True) if hasattr(message, "model_dump") else message
+        if not isinstance(plain, Mapping) or not isinstance(plain.get("role"), str):
+            return None
+        parsed.append(parse_message(plain))
+    tools = body.get("tools") or body.get("functions") or ()
+    return Request(messages=tuple(parsed), tools=tuple(tools) if isinstance(tools, Sequence) else ())
+
+
+def encode(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """The list for LiteLLM: untouched messages with exactly the client's own keys."""
+    return [dict(message.raw) for message in messages]
+
+
+def asked_output_tokens(body: Mapping[str, Any]) -> int | None:
+    """The client's limit for the answer: the smaller of both spellings; None when unlimited."""
+    limits = [value for key in _OUTPUT_LIMITS if _is_count(value := body.get(key)) and value >= 0]
+    return min(limits) if limits else None
+
+
+def with_output_limit(body: Mapping[str, Any], limit_tokens: int) -> dict[str, Any]:
+    """The keys that bound the answer; `max_tokens` because LM Studio knows no other spelling.
+
+    A value that is not a number stays as it is: refusing it is the server's business.
+    """
+    if any(key in body and body[key] is not None and not _is_count(body[key]) for key in _OUTPUT_LIMITS):
+        return {}
+    changed = {"max_tokens": limit_tokens}
+    given = body.get("max_completion_tokens")
+    if _is_count(given):
+        changed["max_completion_tokens"] = min(given, limit_tokens) if given >= 0 else limit_tokens
+    return changed
+
+
+def with_usage(body: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys that make a stream report its usage."""
+    options = body.get("stream_options")
+    return {"stream_options": {**(options if isinstance(options, Mapping) else {}), "include_usage": True}}
+
+
+def asks_for_usage(body: Mapping[str, Any]) -> bool:
+    """Whether the client wants a usage chunk."""
+    options = body.get("stream_options")
+    return isinstance(options, Mapping) and bool(options.get("include_usage"))
+
+
+def wants_plain_text(body: Mapping[str, Any]) -> bool:
+    """Whether a notice may stand in the answer: not in JSON mode, structured output, or several choices."""
+    shape = body.get("response_format")
+    kind = shape.get("type") if isinstance(shape, Mapping) else None
+    structured = shape is not None and kind != "text"
+    return not structured and body.get("n") in (None, 1) and not body.get("logprobs")
+
+
+def usage_of(response: object) -> Usage | None:
+    """The usage that a response or chunk carries, if it is complete."""
+    usage = _field(response, "usage")
+    prompt, completion = _field(usage, "prompt_tokens"), _field(usage, "completion_tokens")
+    if not _is_count(prompt) or not _is_count(completion) or prompt <= 0:
+        return None
+    return Usage(prompt, completion)
+
+
+def _field(value: object, name: str) -> object:
+    return value.get(name) if isinstance(value, Mapping) else getattr(value, name, None)
+
+
+def _is_count(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool)

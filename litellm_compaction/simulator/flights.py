@@ -1,0 +1,105 @@
+"""What requests in flight share: the queue for an instance's slots, and the failure that hits all of them.
+
+A `Flight` lives from the moment a request has a slot until it has given it back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from contextlib import suppress
+from typing import Literal
+
+FailureOutcome = Literal["error", "pool_overflow"]
+
+
+class FlightFailed(Exception):
+    """The request was ended by something outside it: a pool overflow, a crash, or an unload."""
+
+    def __init__(self, message: str, outcome: FailureOutcome) -> None:
+        super().__init__(message)
+        self.message = message
+        self.outcome: FailureOutcome = outcome
+
+
+class Flight:
+    """A request that occupies a slot; `used_tokens` is its prompt plus what it has generated."""
+
+    def __init__(self, used_tokens: int) -> None:
+        self.used_tokens = used_tokens
+        self.prefill_ends_s = 0.0
+        self._loop = asyncio.get_running_loop()
+        self._failed = asyncio.Event()
+        self._failure: FlightFailed | None = None
+
+    def fail(self, message: str, outcome: FailureOutcome) -> None:
+        """Make the request fail at its next step; may be called from any thread."""
+        if self._failure is None:
+            self._failure = FlightFailed(message, outcome)
+            self._loop.call_soon_threadsafe(self._failed.set)
+
+    def check(self) -> None:
+        """Raise the failure, if there is one."""
+        if self._failure is not None:
+            raise self._failure
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait, at least one turn of the event loop.
+
+        Raises:
+            FlightFailed: at once when the request is made to fail.
+        """
+        if seconds <= 0:
+            await asyncio.sleep(0)
+        else:
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._failed.wait(), seconds)
+        self.check()
+
+    async def sleep_until(self, moment_s: float) -> None:
+        """Wait until the event loop's clock shows `moment_s`."""
+        await self.sleep(moment_s - self._loop.time())
+
+    async def hang(self) -> None:
+        """Wait until the request is made to fail or cancelled."""
+        await self._failed.wait()
+        self.check()
+
+
+class SlotQueue:
+    """First come, first served admission to the parallel slots of an instance; the rest wait."""
+
+    def __init__(self, slots: int) -> None:
+        self._slots = slots
+        self._taken = 0
+        self._waiting: deque[asyncio.Future[None]] = deque()
+
+    async def acquire(self) -> None:
+        """Take a slot, waiting for one if all are taken."""
+        if self._taken < self._slots and not self._waiting:
+            self._taken += 1
+            return
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():
+                self.release()
+            elif turn in self._waiting:
+                self._waiting.remove(turn)
+            raise
+
+    def release(self) -> None:
+        """Give the slot to the next in line, or back."""
+        while self._waiting:
+            turn = self._waiting.popleft()
+            if not turn.done():
+                turn.set_result(None)
+                return
+        self._taken -= 1
+
+    def reset(self) -> None:
+        """Forget who holds or waits for slots, when the event loop they belong to is gone."""
+        self._taken = 0
+        self._waiting.clear()

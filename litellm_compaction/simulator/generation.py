@@ -1,0 +1,204 @@
+"""How an answer unfolds in time: deltas at a given speed until it is complete, cut, or made to fail.
+
+One `Generation` per request. It yields pieces and last an `Ending`; the two writers (stream and JSON) turn
+these into bytes. It owns no socket and sends nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+from .catalog import Instance
+from .emissions import Piece, pieces, reply_tokens
+from .flights import Flight, FlightFailed
+from .overflow import MidOverflow
+from .records import Outcome
+from .refusals import POOL_EXCEEDED
+from .script import Fault, FinishReason, Gate, Reply
+
+_GATE_POLL_S = 0.002
+
+
+class Ending(NamedTuple):
+    """How an answer ends: with a finish reason, without one, with an error, or with the connection.
+
+    `status` is that of a response that is not streamed.
+    """
+
+    kind: Literal["finish", "unfinished", "empty", "error", "drop"]
+    outcome: Outcome
+    finish_reason: FinishReason | None = None
+    message: str = ""
+    status: int = 200
+
+
+@dataclass(kw_only=True)
+class Generation:
+    """The generation of `reply` for one request.
+
+    Token limits are scaled (as the client counts); `window_tokens` None never fills (context shift). A
+    `preset` ending, as for a prompt that does not fit, comes before any delta.
+    """
+
+    reply: Reply
+    fault: Fault | None
+    preset: Ending | None = None
+    instance: Instance
+    flight: Flight
+    shares_pool: bool
+    tokens_factor: float
+    max_tokens: int | None
+    window_tokens: int | None
+    mid_overflow: MidOverflow
+    chunk_tokens: int
+    tokens_per_second: float | None
+    prefill_s: float
+    new_call_id: Callable[[], str]
+    reasoning: str = ""
+    content: str = ""
+    calls: list[ToolCallSoFar] = field(default_factory=list)
+    raw_tokens: int = 0
+
+    def completion_tokens(self) -> int:
+        """The tokens generated so far, as the server counts them."""
+        generated = math.ceil(self.raw_tokens * self.tokens_factor)
+        return generated if self.max_tokens is None else min(generated, self.max_tokens)
+
+    async def run(self) -> AsyncGenerator[Piece | Ending, None]:
+        """The deltas, then exactly one `Ending`."""
+        try:
+            if self.preset is not None:
+                await self.flight.sleep(0)
+                yield self.preset
+                return
+            await self._prefill()
+            limits = self._limits()
+            started_s = asyncio.get_running_loop().time()
+            for piece in pieces(self.reply, self.chunk_tokens, limits.stop_at, self.new_call_id):
+                await self._pace(started_s, piece.tokens)
+                self._account(piece)
+                if piece.kind != "hidden":
+                    yield piece
+                await self._wait_at_gate(self.raw_tokens)
+                if limits.slow_at is not None and self.raw_tokens >= limits.slow_at:
+                    await self._be_slow()
+                    limits = limits._replace(slow_at=None)
+            yield await self._ending(limits)
+        except FlightFailed as failure:
+            yield Ending("error", failure.outcome, message=failure.message, status=400)
+
+    async def _prefill(self) -> None:
+        loop = asyncio.get_running_loop()
+        self.flight.prefill_ends_s = loop.time() + self.prefill_s
+        await self.flight.sleep(self.prefill_s)
+        await self.flight.sleep(self.reply.delay_ms / 1000)
+        await self._wait_at_gate(0)
+        if self.fault and self.fault.kind == "slow" and self.fault.at == "before_first_delta":
+            await self._be_slow()
+
+    async def _pace(self, started_s: float, tokens: int) -> None:
+        if self.tokens_per_second is None:
+            await self.flight.sleep(0)
+        else:
+            scaled = (self.raw_tokens + tokens) * self.tokens_factor
+            await self.flight.sleep_until(started_s + scaled / self.tokens_per_second)
+
+    def _account(self, piece: Piece) -> None:
+        before = self.completion_tokens()
+        self.raw_tokens += piece.tokens
+        self.flight.used_tokens += self.completion_tokens() - before
+        if self.shares_pool and self.instance.pool_tokens() > self.instance.context_length:
+            self.instance.fail_all(POOL_EXCEEDED, "pool_overflow")
+            self.flight.check()
+        if piece.kind == "reasoning":
+            self.reasoning += piece.text
+        elif piece.kind == "content":
+            self.content += piece.text
+        elif piece.kind == "tool_start":
+            self.calls.append(ToolCallSoFar(piece.call_id, piece.text))
+        elif piece.kind == "tool_arguments":
+            self.calls[piece.call_index].arguments += piece.text
+
+    async def _wait_at_gate(self, generated_tokens: int) -> None:
+        gate = self.reply.gate
+        if gate is None or generated_tokens < self.reply.gate_after_tokens or gate.is_set():
+            return
+        if isinstance(gate, Gate):
+            gate.reached.set()
+        while not gate.is_set():
+            await self.flight.sleep(_GATE_POLL_S)
+
+    async def _be_slow(self) -> None:
+        await self.flight.sleep(self.fault.delay_ms / 1000 if self.fault else 0)
+
+    def _limits(self) -> _Limits:
+        total = reply_tokens(self.reply)
+        max_at = (
+            None if self.max_tokens is None else self._raw(self.max_tokens, minimum=min(1, self.max_tokens))
+        )
+        window_at = None if self.window_tokens is None else self._raw(self.window_tokens, minimum=0)
+        fault_at, slow_at = None, None
+        if self.fault is not None:
+            point = 0
+            if self.fault.at == "mid_text":
+                point = total // 2 if self.fault.after_tokens is None else self.fault.after_tokens
+                point = max(1, point)
+            if self.fault.kind != "slow":
+                fault_at = point
+            elif self.fault.at == "mid_text":
+                slow_at = point
+        ends = [end for end in (total, max_at, window_at, fault_at) if end is not None]
+        return _Limits(total, min(ends), max_at, window_at, fault_at, slow_at)
+
+    def _raw(self, scaled_tokens: int, *, minimum: int) -> int:
+        return max(minimum, math.floor(scaled_tokens / self.tokens_factor))
+
+    async def _ending(self, limits: _Limits) -> Ending:
+        if self.fault is not None and limits.fault_at is not None and limits.fault_at <= limits.stop_at:
+            return await self._fault_ending(self.fault)
+        if limits.total <= limits.stop_at:
+            finish = self.reply.finish_reason or ("tool_calls" if self.reply.tool_calls else "stop")
+            return Ending("finish", "ok", finish)
+        if limits.max_at is not None and limits.max_at <= limits.stop_at:
+            return Ending("finish", "ok", "length")
+        if self.mid_overflow == "length":
+            return Ending("finish", "mid_overflow", "length")
+        if self.mid_overflow == "stop":
+            return Ending("finish", "mid_overflow", "stop")
+        if self.mid_overflow == "drop":
+            return Ending("drop", "mid_overflow", status=0)
+        return Ending("error", "mid_overflow", message=POOL_EXCEEDED, status=400)
+
+    async def _fault_ending(self, fault: Fault) -> Ending:
+        if fault.kind == "hang":
+            await self.flight.hang()
+        if fault.kind == "drop":
+            return Ending("drop", "fault", status=0)
+        if fault.kind == "empty":
+            return Ending("empty" if fault.at == "before_first_delta" else "unfinished", "fault")
+        status = fault.status if fault.kind == "500" else 200
+        return Ending("error", "fault", message=fault.message, status=status)
+
+
+@dataclass
+class ToolCallSoFar:
+    """A call as far as it has been generated."""
+
+    id: str
+    name: str
+    arguments: str = ""
+
+
+class _Limits(NamedTuple):
+    """Where the generation stops, in unscaled tokens: at the least of its reasons."""
+
+    total: int
+    stop_at: int
+    max_at: int | None
+    window_at: int | None
+    fault_at: int | None
+    slow_at: int | None

@@ -1,0 +1,237 @@
+"""What happens to one inference request, from its body to its last byte.
+
+Steps: check the body, find the instance, render and count, wait for a slot, meet the window, ask the script,
+generate. Any step may end the request with a `Refusal`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from dataclasses import dataclass, field
+
+from .answers import Answer
+from .catalog import Instance
+from .connection import Connection
+from .emissions import visible_reply
+from .flights import FlightFailed
+from .generation import Ending, Generation
+from .messages import ChatRequest, parse_chat, parse_completion
+from .records import RequestRecord
+from .refusals import (
+    MODEL_UNLOADED,
+    POOL_EXCEEDED,
+    JsonObject,
+    Refusal,
+    error_body,
+    template_failed,
+)
+from .rendering import Prompt, render_chat, render_text
+from .script import ChatCall, Fault, Reply, default_reply
+from .seats import Seat
+from .simulator import Simulator
+from .template_rules import template_error
+from .window import meet_window
+from .wire import Dialect, Envelope, now_s
+
+# Above this size tokenizing a new prompt takes tens of milliseconds, so it leaves the event loop (20 MB/s,
+# 2026-11).
+_THREAD_ABOVE_CHARS = 200_000
+
+
+@dataclass(kw_only=True)
+class Inference:
+    """One request to a completion endpoint."""
+
+    simulator: Simulator
+    connection: Connection
+    record: RequestRecord
+    body: JsonObject
+    dialect: Dialect
+    _generation: Generation | None = field(default=None, init=False)
+
+    async def serve(self) -> None:
+        """Answer the request."""
+        try:
+            request = parse_completion(self.body) if self.dialect == "text" else parse_chat(self.body)
+            self.record.streamed = request.stream
+            instance = await self.simulator.resolve(request.model, request.ttl_s)
+            prompt = await self._render(request, instance)
+            seat = await Seat.take(instance)
+            try:
+                if instance not in self.simulator.instances:
+                    raise Refusal(400, error_body(MODEL_UNLOADED, self.simulator.error_shape))
+                await self._serve_in_seat(request, seat, prompt)
+            finally:
+                self._note_generated()
+                seat.leave(self._answer())
+        except Refusal as refusal:
+            await self._refuse(refusal)
+        except FlightFailed as failure:
+            body = error_body(failure.message, self.simulator.error_shape)
+            await self._refuse(Refusal(400, body, outcome=failure.outcome))
+
+    async def _render(self, request: ChatRequest, instance: Instance) -> Prompt:
+        model, record = instance.model, self.record
+        record.model, record.instance_id = model.key, instance.id
+        record.context_length = instance.context_length
+        if self.dialect == "text":
+            prompt = render_text(request.messages[0].text)
+        else:
+            rule = model.strict_template or self.simulator.strict_template
+            if reason := template_error(request.messages, rule):
+                raise template_failed(reason, self.simulator.error_shape)
+            prompt = render_chat(request.messages, request.tools)
+        if sum(len(segment.text) for segment in prompt.segments()) > _THREAD_ABOVE_CHARS:
+            await asyncio.to_thread(prompt.count_tokens)
+        record.prompt_tokens = record.kept_tokens = math.ceil(prompt.count_tokens() * model.tokens_factor)
+        return prompt
+
+    async def _serve_in_seat(self, request: ChatRequest, seat: Seat, prompt: Prompt) -> None:
+        instance, record = seat.instance, self.record
+        call_index = self.simulator.take_call_index()
+        queued_fault = self.simulator.take_fault()
+        kept, preset = meet_window(prompt, self.simulator, instance, record)
+        reply, fault = Reply(), None
+        if preset is None:
+            reply = self._ask_script(self._call(request, instance, prompt, kept, call_index))
+            fault = queued_fault or reply.fault
+            self._account_prompt(seat, kept)
+            if await self._answered_at_once(reply, fault, seat):
+                return
+        generation = self._generate(request, seat, reply, fault, preset)
+        answer = Answer(
+            simulator=self.simulator,
+            connection=self.connection,
+            record=record,
+            instance=instance,
+            generation=generation,
+            envelope=self._envelope(instance),
+            include_usage=request.include_usage,
+            release=lambda ending: self._release(seat, ending),
+        )
+        await (answer.stream() if request.stream else answer.send())
+
+    def _call(
+        self, request: ChatRequest, instance: Instance, prompt: Prompt, kept: Prompt, index: int
+    ) -> ChatCall:
+        said = self._text(request, prompt)
+        self.record.seen_text = said if kept is prompt else self._text(request, kept)
+        return ChatCall(
+            body=self.body,
+            messages=[] if self.dialect == "text" else list(self.body["messages"]),
+            model=request.model,
+            instance_id=instance.id,
+            prompt_text=self.record.seen_text,
+            sent_text=said,
+            prompt_tokens=self.record.prompt_tokens,
+            context_length=instance.context_length,
+            truncated=self.record.truncated,
+            index=index,
+            stream=request.stream,
+        )
+
+    def _text(self, request: ChatRequest, prompt: Prompt) -> str:
+        # A final assistant message is part of the opening, not of a block.
+        last = request.messages[-1]
+        return "\n".join(
+            text for text in (prompt.text(), last.text if last.role == "assistant" else "") if text
+        )
+
+    def _ask_script(self, call: ChatCall) -> Reply:
+        script = self.simulator.script
+        try:
+            reply = script(call) if script is not None else None
+        except Exception as error:
+            self.record.error = f"the script failed: {error!r}"
+            raise Refusal(500, {"error": self.record.error}) from error
+        return reply if reply is not None else default_reply(call)
+
+    def _account_prompt(self, seat: Seat, kept: Prompt) -> None:
+        record, factor = self.record, seat.instance.model.tokens_factor
+        cached_tokens = seat.start(kept.segments(), kept.count_tokens(), record.kept_tokens)
+        record.cached_tokens = min(record.kept_tokens, math.floor(cached_tokens * factor))
+        record.computed_tokens = record.kept_tokens - record.cached_tokens
+        if self._shares_pool(seat.instance) and seat.instance.pool_tokens() > seat.instance.context_length:
+            seat.instance.fail_all(POOL_EXCEEDED, "pool_overflow")
+
+    async def _answered_at_once(self, reply: Reply, fault: Fault | None, seat: Seat) -> bool:
+        """Whether the answer was a plain response or a dropped connection instead of a generation."""
+        if reply.status is not None or reply.raw_body is not None:
+            status = reply.status or 200
+            body = {"error": reply.content} if reply.raw_body is None else reply.raw_body
+            raise Refusal(status, body, outcome="ok" if status < 400 else "error")
+        if fault is None or fault.at != "before_first_delta" or fault.kind not in ("500", "drop"):
+            return False
+        await seat.flight.sleep(reply.delay_ms / 1000)
+        if fault.kind == "500":
+            raise Refusal(
+                fault.status, error_body(fault.message, self.simulator.error_shape), outcome="fault"
+            )
+        self._release(seat, Ending("drop", "fault"))
+        await self.connection.drop()
+        return True
+
+    def _generate(
+        self, request: ChatRequest, seat: Seat, reply: Reply, fault: Fault | None, preset: Ending | None
+    ) -> Generation:
+        simulator, instance, record = self.simulator, seat.instance, self.record
+        room_tokens = instance.context_length - record.kept_tokens
+        prompt_speed = simulator.prompt_tokens_per_second
+        self._generation = Generation(
+            reply=visible_reply(reply, request.stop, simulator.reasoning_field),
+            fault=fault,
+            preset=preset,
+            instance=instance,
+            flight=seat.flight,
+            shares_pool=self._shares_pool(instance),
+            tokens_factor=instance.model.tokens_factor,
+            max_tokens=request.max_tokens,
+            window_tokens=None if simulator.mid_overflow == "shift" else room_tokens,
+            mid_overflow=simulator.mid_overflow,
+            chunk_tokens=reply.chunk_tokens or simulator.chunk_tokens,
+            tokens_per_second=reply.tokens_per_second or simulator.tokens_per_second,
+            prefill_s=record.computed_tokens / prompt_speed if prompt_speed else 0.0,
+            new_call_id=simulator.new_id,
+        )
+        return self._generation
+
+    def _envelope(self, instance: Instance) -> Envelope:
+        return Envelope(
+            id=self.simulator.new_id("cmpl-" if self.dialect == "text" else "chatcmpl-"),
+            created_s=now_s(),
+            model=instance.id,
+            dialect=self.dialect,
+            reasoning_field=self.simulator.reasoning_field,
+        )
+
+    def _shares_pool(self, instance: Instance) -> bool:
+        return self.simulator.unified_kv and instance.parallel > 1
+
+    def _release(self, seat: Seat, ending: Ending) -> None:
+        self._note_generated()
+        self.record.finish_reason = ending.finish_reason
+        self.record.error = ending.message
+        seat.leave(self._answer())
+        self.simulator.finish(self.record, ending.outcome)
+
+    def _note_generated(self) -> None:
+        if self._generation is not None:
+            self.record.completion_tokens = self._generation.completion_tokens()
+            self.record.content = self._generation.content
+
+    def _answer(self) -> tuple[str, str, list[tuple[str, str]]]:
+        if self._generation is None:
+            return "", "", []
+        calls = [(call.name, call.arguments) for call in self._generation.calls]
+        return self._generation.reasoning, self._generation.content, calls
+
+    async def _refuse(self, refusal: Refusal) -> None:
+        self.record.status = refusal.status
+        self.record.error = self.record.error or str(refusal)
+        self.simulator.finish(self.record, refusal.outcome)
+        if isinstance(refusal.body, (str, bytes)):
+            body = refusal.body.encode() if isinstance(refusal.body, str) else refusal.body
+            await self.connection.send_whole(refusal.status, body, b"text/plain; charset=utf-8")
+        else:
+            await self.connection.send_json(refusal.status, refusal.body)

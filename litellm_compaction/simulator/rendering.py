@@ -1,0 +1,187 @@
+"""Which prompt the model sees: messages and tools rendered like Qwen3's ChatML template, in countable pieces.
+
+A prompt is a sequence of blocks (one per template turn) of segments. Segments are split only where the
+tokenizer never merges, so that the tokens of a prompt are the concatenated tokens of its segments, each of
+them cacheable.
+"""
+
+from __future__ import annotations
+
+import json
+from array import array
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from .messages import Image, Message
+from .refusals import JsonObject
+from .vocabulary import encode
+
+IMAGE_TOKENS = 1000
+_FIRST_IMAGE_ID = 1_000_000
+
+_TOOLS_BEFORE = (
+    "# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
+    "You are provided with function signatures within <tools></tools> XML tags:\n<tools>"
+)
+_TOOLS_AFTER = (
+    "\n</tools>\n\nFor each function call, return a json object with function name and arguments within "
+    "<tool_call></tool_call> XML tags:\n<tool_call>\n"
+    '{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call>'
+)
+
+
+class Segment(NamedTuple):
+    """A piece of a prompt: template or content text, or an image given by its digest."""
+
+    text: str
+    is_image: bool = False
+
+    def tokens(self) -> array[int]:
+        """The token ids; an image is a fixed number of ids that are its own."""
+        if not self.is_image:
+            return encode(self.text)
+        return array("I", [_FIRST_IMAGE_ID + int(self.text[:6], 16)]) * IMAGE_TOKENS
+
+    def count_tokens(self) -> int:
+        """The number of tokens."""
+        return IMAGE_TOKENS if self.is_image else len(encode(self.text))
+
+
+class Block(NamedTuple):
+    """One turn of the template; `text` is what its messages say, without template text."""
+
+    role: str
+    segments: tuple[Segment, ...]
+    text: str
+
+    def count_tokens(self) -> int:
+        """The number of tokens."""
+        return sum(segment.count_tokens() for segment in self.segments)
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A rendered conversation, oldest block first; `opening` begins the answer."""
+
+    blocks: tuple[Block, ...]
+    opening: tuple[Segment, ...]
+
+    def segments(self) -> tuple[Segment, ...]:
+        """All segments in order, the opening last."""
+        return tuple(segment for block in self.blocks for segment in block.segments) + self.opening
+
+    def count_tokens(self) -> int:
+        """The number of tokens, unscaled."""
+        return sum(block.count_tokens() for block in self.blocks) + sum(
+            segment.count_tokens() for segment in self.opening
+        )
+
+    def text(self) -> str:
+        """What the messages of the prompt say, joined by newlines."""
+        return "\n".join(block.text for block in self.blocks if block.text)
+
+
+def render_chat(messages: Sequence[Message], tools: Sequence[JsonObject]) -> Prompt:
+    """The prompt of a conversation; a final assistant message is continued instead of closed (bt#2041)."""
+    blocks: list[Block] = []
+    position = 0
+    if tools:
+        head = messages[0] if messages[0].role == "system" else None
+        blocks.append(
+            _block("system", (*_content(head), _tools_segment(tools, after_text=head is not None)), head)
+        )
+        position = 1 if head else 0
+    last_user = max((i for i, message in enumerate(messages) if message.role == "user"), default=-1)
+    while position < len(messages):
+        message = messages[position]
+        if message.role == "tool":
+            end = position
+            while end < len(messages) and messages[end].role == "tool":
+                end += 1
+            blocks.append(_tool_results(messages[position:end]))
+            position = end
+            continue
+        if message.role == "assistant" and position == len(messages) - 1:
+            return Prompt(tuple(blocks), (_header("assistant"), *_assistant(message, keep_reasoning=True)))
+        if message.role == "assistant":
+            body = _assistant(message, keep_reasoning=position > last_user)
+            blocks.append(_block(message.role, body, message))
+        else:
+            blocks.append(_block(message.role, _content(message), message))
+        position += 1
+    return Prompt(tuple(blocks), (_header("assistant"),))
+
+
+def render_text(text: str) -> Prompt:
+    """The prompt of a text completion: the text itself."""
+    return Prompt((Block("user", (Segment(text),), text),), ())
+
+
+def answer_segments(reasoning: str, content: str, calls: Iterable[tuple[str, str]]) -> tuple[Segment, ...]:
+    """What an answer leaves in the KV cache, in the same pieces in which a later prompt repeats it."""
+    thought = f"<think>\n{reasoning}\n</think>\n\n" if reasoning else ""
+    return tuple(Segment(text) for text in (thought, content, tool_calls_text(calls, bool(content))) if text)
+
+
+def tool_calls_text(calls: Iterable[tuple[str, str]], after_text: bool) -> str:
+    """The calls (name, JSON arguments) as Qwen3 writes them."""
+    texts = [f"{call_opening(name)}{normal_json(arguments)}}}\n</tool_call>" for name, arguments in calls]
+    return ("\n" if after_text and texts else "") + "\n".join(texts)
+
+
+def call_opening(name: str) -> str:
+    """What the model writes before the arguments of a call."""
+    return f'<tool_call>\n{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments": '
+
+
+def normal_json(text: str) -> str:
+    """The JSON text as a template's `tojson` writes it; text that is not JSON is kept."""
+    try:
+        return json.dumps(json.loads(text), ensure_ascii=False)
+    except ValueError:
+        return text
+
+
+def _header(role: str) -> Segment:
+    return Segment(f"<|im_start|>{role}\n")
+
+
+def _block(role: str, body: Sequence[Segment], message: Message | None) -> Block:
+    said = [message.text, *(call.arguments for call in message.tool_calls)] if message else []
+    return Block(
+        role, (_header(role), *body, Segment("<|im_end|>\n")), "\n".join(text for text in said if text)
+    )
+
+
+def _content(message: Message | None) -> tuple[Segment, ...]:
+    if message is None:
+        return ()
+    if all(isinstance(part, str) for part in message.parts):
+        return (Segment(message.text),) if message.text else ()
+    return tuple(
+        Segment(part.digest, is_image=True) if isinstance(part, Image) else Segment(part)
+        for part in message.parts
+    )
+
+
+def _assistant(message: Message, *, keep_reasoning: bool) -> tuple[Segment, ...]:
+    # Qwen3's template drops the thoughts of all answers before the last user message.
+    content = message.text
+    if not keep_reasoning:
+        content = content.rpartition("</think>")[2].lstrip("\n") if "</think>" in content else content
+    reasoning = message.reasoning if keep_reasoning else ""
+    return answer_segments(reasoning, content, [(call.name, call.arguments) for call in message.tool_calls])
+
+
+def _tools_segment(tools: Sequence[JsonObject], *, after_text: bool) -> Segment:
+    lines = "".join("\n" + json.dumps(tool, ensure_ascii=False) for tool in tools)
+    return Segment(("\n\n" if after_text else "") + _TOOLS_BEFORE + lines + _TOOLS_AFTER)
+
+
+def _tool_results(messages: Sequence[Message]) -> Block:
+    segments: list[Segment] = [Segment("<|im_start|>user")]
+    for message in messages:
+        segments += [Segment("\n<tool_response>\n"), *_content(message), Segment("\n</tool_response>")]
+    segments.append(Segment("<|im_end|>\n"))
+    return Block("tool", tuple(segments), "\n".join(message.text for message in messages))

@@ -1,0 +1,241 @@
+"""The simulated server as tests hold it: its settings, what is loaded, and what it was asked.
+
+State only; the HTTP side is `app`, one request is `inference`. Settings may be changed while it serves;
+methods may be called from any thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Literal
+
+from .catalog import Instance, Model, find_model, find_target, free_instance_id
+from .emissions import ReasoningField
+from .overflow import MidOverflow, Overflow
+from .records import Outcome, RequestRecord
+from .refusals import MODEL_UNLOADED, ErrorShape, NKeepWording, model_not_found, no_models_loaded
+from .script import Fault, Script
+from .template_rules import TemplateRule
+
+Api = Literal["v1", "v0", "openai"]
+
+
+@dataclass(eq=False)
+class Simulator:
+    """A stand-in for LM Studio's local server.
+
+    `overflow` answers a prompt that exceeds the window, `mid_overflow` a window that fills while generating.
+    `api` is the newest generation of endpoints it offers. `tokens_per_second` and `prompt_tokens_per_second`
+    None are as fast as possible. `truncated_usage` says which count a truncated prompt is reported with.
+    `jit_race` lets concurrent JIT requests load several copies (bt#1751). `unified_kv` makes parallel
+    requests share the window.
+    """
+
+    models: Sequence[Model]
+    _: KW_ONLY
+    overflow: Overflow = "truncate_middle"
+    mid_overflow: MidOverflow = "length"
+    api: Api = "v1"
+    api_token: str | None = None
+    jit: bool = True
+    jit_race: bool = False
+    auto_evict: bool = True
+    load_ms: int = 0
+    tokens_per_second: float | None = None
+    prompt_tokens_per_second: float | None = None
+    chunk_tokens: int = 1
+    reasoning_field: ReasoningField = "reasoning_content"
+    strict_template: TemplateRule = "lenient"
+    error_shape: ErrorShape = "string"
+    n_keep_wording: NKeepWording = "number_of_tokens"
+    truncated_usage: Literal["sent", "kept"] = "sent"
+    unified_kv: bool = True
+    seed: int = 0
+    script: Script | None = None
+    requests: list[RequestRecord] = field(default_factory=list, init=False)
+    instances: list[Instance] = field(default_factory=list, init=False)
+
+    def __post_init__(self) -> None:
+        self._faults: deque[Fault] = deque()
+        self._calls = 0
+        self._random = random.Random(self.seed)  # noqa: S311 - ids only
+        self._changed = threading.Condition()
+        self._loading: dict[str, asyncio.Task[Instance]] = {}
+
+    def load(
+        self,
+        key: str,
+        context_length: int | None = None,
+        instance_id: str | None = None,
+        parallel: int | None = None,
+    ) -> Instance:
+        """Load a model as a user would in the app: without a time to live, never evicted.
+
+        Raises:
+            KeyError: no such model was given to the simulator.
+            ValueError: the window is impossible for the model, or the instance id is taken.
+        """
+        model = find_model(key, self.models)
+        if model is None:
+            raise KeyError(key)
+        return self._create(model, context_length, instance_id=instance_id, parallel=parallel)
+
+    def unload(self, instance_id: str) -> None:
+        """Unload an instance; what it is generating fails.
+
+        Raises:
+            KeyError: no instance has this id.
+        """
+        instance = next((loaded for loaded in self.instances if loaded.id == instance_id), None)
+        if instance is None:
+            raise KeyError(instance_id)
+        self.instances.remove(instance)
+        instance.fail_all(MODEL_UNLOADED, "error")
+
+    def fail_next(self, fault: Fault, times: int = 1) -> None:
+        """Queue a fault for the next inference call, or the next `times` calls."""
+        self._faults.extend([fault] * times)
+
+    def inference_requests(self) -> list[RequestRecord]:
+        """The records of chat and text completions, oldest first, without the probes."""
+        return [record for record in self.requests if record.path.endswith("/completions")]
+
+    def wait_until(self, predicate: Callable[[], bool], timeout_s: float = 5.0) -> None:
+        """Wait until `predicate` holds; it is looked at whenever a record changes.
+
+        Raises:
+            TimeoutError: it did not come to hold in time.
+        """
+        with self._changed:
+            if not self._changed.wait_for(predicate, timeout_s):
+                raise TimeoutError(f"the simulator did not reach the expected state within {timeout_s} s")
+
+    # What follows is for the simulator's own HTTP side, in the server's thread.
+
+    def add_record(self, record: RequestRecord) -> None:
+        """Append a record and tell those who wait."""
+        with self._changed:
+            self.requests.append(record)
+            self._changed.notify_all()
+
+    def finish(self, record: RequestRecord, outcome: Outcome) -> None:
+        """Close a record, once; later outcomes of the same request are ignored."""
+        with self._changed:
+            if record.outcome == "running":
+                record.outcome = outcome
+                record.ended_s = time.monotonic()
+            self._changed.notify_all()
+
+    def notify(self) -> None:
+        """Tell those who wait that a record has changed."""
+        with self._changed:
+            self._changed.notify_all()
+
+    def take_call_index(self) -> int:
+        """The number of this inference call, from 0."""
+        self._calls += 1
+        return self._calls - 1
+
+    def take_fault(self) -> Fault | None:
+        """The fault queued for this call, if any."""
+        return self._faults.popleft() if self._faults else None
+
+    def new_id(self, prefix: str = "") -> str:
+        """A new id: nine digits as LM Studio gives tool calls, or a prefix and letters."""
+        if not prefix:
+            return str(self._random.randrange(100_000_000, 1_000_000_000))
+        return prefix + "".join(self._random.choices("abcdefghijklmnopqrstuvwxyz0123456789", k=22))
+
+    def loaded(self) -> list[Instance]:
+        """The instances, after unloading those whose idle time to live has passed."""
+        now_s = time.monotonic()
+        for instance in list(self.instances):
+            if instance.has_expired(now_s):
+                self.instances.remove(instance)
+        return list(self.instances)
+
+    async def resolve(self, name: str, ttl_s: float | None) -> Instance:
+        """The instance that serves a request for `name`, loading it if that is allowed.
+
+        Raises:
+            Refusal: nothing can serve it.
+        """
+        loaded = self.loaded()
+        target = find_target(name, loaded, self.models) if name else None
+        instance: Instance | None = None
+        if isinstance(target, Instance):
+            instance = target
+        elif target is not None and self.jit:
+            instance = await self._load_just_in_time(target, ttl_s)
+        elif target is not None and loaded:
+            raise model_not_found(name)
+        elif target is None:
+            # Without a usable name LM Studio takes any loaded model (bt#1217).
+            instance = next((one for one in loaded if one.model.type != "embeddings"), None)
+        if instance is None:
+            raise no_models_loaded()
+        instance.last_used_s = time.monotonic()
+        return instance
+
+    async def load_slowly(self, model: Model, context_length: int | None) -> Instance:
+        """Load through the API, which takes `load_ms`."""
+        await asyncio.sleep(self.load_ms / 1000)
+        return self._create(model, context_length)
+
+    def forget_connections(self) -> None:
+        """Drop what belonged to an event loop that has ended."""
+        self._loading.clear()
+        for instance in self.instances:
+            instance.flights.clear()
+            instance.queue.reset()
+            instance.cache.free_all()
+
+    async def _load_just_in_time(self, model: Model, ttl_s: float | None) -> Instance:
+        if self.jit_race:
+            return await self._load_and_evict(model, ttl_s)
+        task = self._loading.get(model.key)
+        if task is None:
+            task = asyncio.create_task(self._load_and_evict(model, ttl_s))
+            self._loading[model.key] = task
+            task.add_done_callback(lambda _: self._loading.pop(model.key, None))
+        return await asyncio.shield(task)
+
+    async def _load_and_evict(self, model: Model, ttl_s: float | None) -> Instance:
+        await asyncio.sleep(self.load_ms / 1000)
+        if self.auto_evict:
+            for other in [one for one in self.instances if one.is_jit and one.model.key != model.key]:
+                self.unload(other.id)
+        instance = self._create(model, min(model.default_context_length, model.max_context_length))
+        instance.is_jit = True
+        instance.ttl_s = ttl_s if ttl_s is not None else 3600.0
+        return instance
+
+    def _create(
+        self,
+        model: Model,
+        context_length: int | None,
+        *,
+        instance_id: str | None = None,
+        parallel: int | None = None,
+    ) -> Instance:
+        window = context_length if context_length is not None else model.default_context_length
+        if not 1 <= window <= model.max_context_length:
+            raise ValueError(
+                f"context_length {window} is not within 1..{model.max_context_length} of {model.key}"
+            )
+        if instance_id is not None and any(loaded.id == instance_id for loaded in self.instances):
+            raise ValueError(f"instance id {instance_id} is taken")
+        instance = Instance(
+            id=instance_id or free_instance_id(model.key, self.instances),
+            model=model,
+            context_length=model.fitted_context_length or window,
+            parallel=parallel or model.parallel,
+        )
+        self.instances.append(instance)
+        return instance

@@ -1,0 +1,172 @@
+"""Rung 2: a summary of the covered messages by a pruning model, inside that model's own window.
+
+Called by the engine. Reformat mode: the messages are rendered as text and shrunk, tool output first, until one
+prompt holds them; where even that is not enough, the parts are summarized one after the other and merged
+(map-reduce). One job costs one unit of the request's call budget, however many parts it has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from litellm_compaction.core.messages import Message
+from litellm_compaction.core.prompts import fitted_blocks, is_refusal, merge_prompt, read_summary, summary_prompt
+from litellm_compaction.errors import SummaryFailed
+
+# Words for a token bound: 0.6 words a token leaves room in every language we measured.
+_WORDS_PER_TOKEN = 0.6
+_MAX_PARTS = 6
+_OVERRUN_RATIO = 1.25
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SummaryAnswer:
+    """What the pruning model said; tokens as the server reports them."""
+
+    text: str
+    reasoning: str = ""
+    finish_reason: str = "stop"
+
+
+class Ask(Protocol):
+    """One call of the pruning model: a single user message in, its answer out.
+
+    Raises `SummaryFailed` for every failure of the call; cancellation passes through.
+    """
+
+    def __call__(self, prompt: str, *, max_tokens: int) -> Awaitable[SummaryAnswer]: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SummaryJob:
+    """What is to be summarized.
+
+    Attributes:
+        messages: the part of the conversation that the summary will stand for, oldest first.
+        earlier: the record so far that the new one integrates, "" for none.
+        request: the request being worked on, for orientation; already short.
+        summary_tokens: bound on the summary.
+        prompt_limit_tokens: the largest prompt that the pruning model's window takes beside the summary.
+    """
+
+    messages: Sequence[Message]
+    earlier: str
+    request: str
+    summary_tokens: int
+    prompt_limit_tokens: int
+
+
+async def summarize(job: SummaryJob, ask: Ask, count: Callable[[str], int], *, timeout_s: float) -> str:
+    """The summary, stripped and within its bound.
+
+    Args:
+        job: what to summarize.
+        ask: calls the pruning model.
+        count: tokens of a text, for the pruning model.
+        timeout_s: limit for each call.
+
+    Raises:
+        SummaryFailed: no call gave a usable summary; `reason` is one of timeout, error, empty, refusal,
+            reasoning_only, longer, no_room.
+    """
+    words = max(int(job.summary_tokens * _WORDS_PER_TOKEN), 40)
+    bare = count(summary_prompt(earlier=job.earlier, request=job.request, transcript="", words=words))
+    room = job.prompt_limit_tokens - bare
+    if room < 200:
+        raise SummaryFailed("no_room", f"{job.prompt_limit_tokens} tokens for the summariser's prompt")
+    blocks, total = await asyncio.to_thread(fitted_blocks, job.messages, budget_tokens=room, count=count)
+    parts = _parts(blocks, room, count) if total > room else ["\n\n".join(blocks)]
+    one = _Caller(ask, count, timeout_s, job.summary_tokens)
+    if len(parts) == 1:
+        prompt = summary_prompt(earlier=job.earlier, request=job.request, transcript=parts[0], words=words)
+        return await one.call(prompt, source_tokens=total)
+    earlier = job.earlier
+    written: list[str] = []
+    for part in parts:
+        prompt = summary_prompt(earlier=earlier, request=job.request, transcript=part, words=words)
+        written.append(await one.call(prompt, source_tokens=room))
+        earlier = ""
+    while len(written) > 1:
+        written = await _merged(written, one, words, job.prompt_limit_tokens, count)
+    return written[0]
+
+
+async def _merged(
+    parts: Sequence[str], one: _Caller, words: int, prompt_limit_tokens: int, count: Callable[[str], int]
+) -> list[str]:
+    """One reduce step: neighbours are merged as many at a time as one prompt holds, at least two."""
+    merged: list[str] = []
+    group: list[str] = []
+    for part in parts:
+        if len(group) >= 2 and count(merge_prompt(parts=[*group, part], words=words)) > prompt_limit_tokens:
+            merged.append(await one.call(merge_prompt(parts=group, words=words), source_tokens=None))
+            group = []
+        group.append(part)
+    if len(group) == 1 and merged:
+        return [*merged, group[0]]
+    return [*merged, await one.call(merge_prompt(parts=group, words=words), source_tokens=None)]
+
+
+def _parts(blocks: Sequence[str], room: int, count: Callable[[str], int]) -> list[str]:
+    """The blocks in at most `_MAX_PARTS` texts that each fit; of more, the middle ones are left out."""
+    parts: list[list[str]] = [[]]
+    used = 0
+    for block in blocks:
+        size = count(block) + 2
+        if parts[-1] and used + size > room:
+            parts.append([])
+            used = 0
+        parts[-1].append(block)
+        used += size
+    if len(parts) > _MAX_PARTS:
+        head = _MAX_PARTS // 2
+        parts = [*parts[:head], *parts[len(parts) - (_MAX_PARTS - head) :]]
+    return ["\n\n".join(part) for part in parts]
+
+
+@dataclass(frozen=True, slots=True)
+class _Caller:
+    """One model call with its time limit and the checks that every answer has to pass."""
+
+    ask: Ask
+    count: Callable[[str], int]
+    timeout_s: float
+    summary_tokens: int
+
+    async def call(self, prompt: str, *, source_tokens: int | None) -> str:
+        answer = await self._bounded(prompt, self.summary_tokens)
+        text = read_summary(answer.text)
+        if not text and (answer.reasoning or answer.text):
+            # Only thinking came back: one retry with room for thinking and answer.
+            answer = await self._bounded(prompt, 2 * self.summary_tokens)
+            text = read_summary(answer.text)
+            if not text:
+                raise SummaryFailed("reasoning_only")
+        if not text:
+            raise SummaryFailed("empty")
+        if is_refusal(text):
+            raise SummaryFailed("refusal")
+        if answer.finish_reason == "length" and "\n" in text:
+            text = text[: text.rindex("\n")].rstrip()
+        text = _within(text, self.summary_tokens, self.count)
+        if source_tokens is not None and self.count(text) >= source_tokens:
+            raise SummaryFailed("longer")
+        return text
+
+    async def _bounded(self, prompt: str, max_tokens: int) -> SummaryAnswer:
+        try:
+            return await asyncio.wait_for(self.ask(prompt, max_tokens=max_tokens), self.timeout_s)
+        except (TimeoutError, asyncio.TimeoutError):
+            raise SummaryFailed("timeout", f"no summary within {self.timeout_s:g} s") from None
+
+
+def _within(text: str, limit_tokens: int, count: Callable[[str], int]) -> str:
+    """`text` without its last lines, where it is well over its bound: a server may count otherwise than we do."""
+    bound = limit_tokens * _OVERRUN_RATIO
+    while count(text) > bound:
+        cut = text.rfind("\n", 0, len(text) * 9 // 10)
+        text = text[: cut if cut > 0 else len(text) * 9 // 10].rstrip()
+    return text

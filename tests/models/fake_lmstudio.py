@@ -1,0 +1,89 @@
+"""A fake LM Studio behind httpx's MockTransport, and a clock that moves only when told."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+import httpx
+
+BASE = "http://lmstudio.test:1234/v1"
+
+
+@dataclass
+class Clock:
+    """Seconds, moved by hand."""
+
+    now_s: float = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@dataclass
+class FakeLMStudio:
+    """Answers by path; everything else gets LM Studio's 200 with an error body.
+
+    Attributes:
+        answers: body or full response by path.
+        down: raised instead of any answer.
+        gate: when set, answers wait for it.
+        requests: everything that arrived.
+    """
+
+    answers: dict[str, object] = field(default_factory=dict)
+    down: Exception | None = None
+    gate: asyncio.Event | None = None
+    requests: list[httpx.Request] = field(default_factory=list)
+
+    @property
+    def paths(self) -> list[str]:
+        return [request.url.path for request in self.requests]
+
+    async def handle(self, request: httpx.Request) -> httpx.Response:
+        self.requests.append(request)
+        # The answer is what the server knew when the request arrived.
+        answer = self.answers.get(request.url.path, {"error": f"Unexpected endpoint. (GET {request.url.path})"})
+        if self.gate is not None:
+            await self.gate.wait()
+        if self.down is not None:
+            raise self.down
+        return answer if isinstance(answer, httpx.Response) else httpx.Response(200, json=answer)
+
+    def list_v1(self, *models: dict[str, object]) -> None:
+        self.answers["/api/v1/models"] = {"models": list(models)}
+
+    def list_v0(self, *models: dict[str, object]) -> None:
+        self.answers["/api/v0/models"] = {"object": "list", "data": list(models)}
+
+
+def v1_model(key: str = "qwen/qwen3-8b", **instances: int | None) -> dict[str, object]:
+    """One model of `/api/v1/models`; `instances` maps ids (`_` stands for the key) to context lengths."""
+    return {
+        "type": "llm",
+        "publisher": key.partition("/")[0],
+        "key": key,
+        "display_name": key,
+        "architecture": "qwen3",
+        "quantization": {"name": "Q4_K_M", "bits_per_weight": 4},
+        "loaded_instances": [
+            {"id": key if name == "_" else name, "config": {"context_length": tokens, "parallel": 4}}
+            for name, tokens in instances.items()
+        ],
+        "max_context_length": 262144,
+        "variants": [f"{key}@q4_k_m"],
+        "selected_variant": f"{key}@q4_k_m",
+    }
+
+
+def v0_model(name: str = "qwen3-8b", *, tokens: int | None = 8192, state: str = "loaded") -> dict[str, object]:
+    """One model of `/api/v0/models`."""
+    listed: dict[str, object] = {
+        "id": name,
+        "object": "model",
+        "type": "llm",
+        "arch": "qwen3",
+        "state": state,
+        "max_context_length": 131072,
+    }
+    return listed if tokens is None else {**listed, "loaded_context_length": tokens}

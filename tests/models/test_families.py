@@ -1,0 +1,91 @@
+"""Which family a model belongs to."""
+
+from __future__ import annotations
+
+import pytest
+
+from litellm_compaction.models.families import family_of
+
+
+@pytest.mark.parametrize(
+    ("architecture", "model", "name"),
+    [
+        ("qwen3", "my-finetune", "qwen3"),
+        ("qwen3moe", "qwen/qwen3-30b-a3b", "qwen3"),
+        ("qwen35moe", "x", "qwen3"),
+        ("qwen2", "deepseek-r1-distill-qwen-7b", "qwen2"),
+        ("qwen2_5_vl", "x", "qwen2"),
+        ("llama", "deepseek-r1-distill-llama-8b", "llama3"),
+        ("llama", "meta-llama-3.1-8b-instruct", "llama3"),
+        ("llama", "llama-2-7b-chat", "llama2"),
+        ("llama", "mistral-7b-instruct-v0.3", "mistral"),
+        ("llama", "mixtral-8x7b-instruct", "mixtral"),
+        ("llama", "something-else", "unknown"),
+        ("mistral3", "mistralai/ministral-3-8b", "mistral"),
+        ("gpt-oss", "openai/gpt-oss-20b", "gpt-oss"),
+        ("gpt_oss", "x", "gpt-oss"),
+        ("gemma4", "google/gemma-4-26b-a4b", "gemma"),
+        ("deepseek2", "x", "deepseek"),
+        ("phi3", "phi-4", "phi"),
+        ("glm4moe", "zai-org/glm-4.6", "glm"),
+        ("granitehybrid", "ibm/granite-4-h-tiny", "granite"),
+        ("", "qwen/qwen3-8b@q4_k_m", "qwen3"),
+        ("", "Qwen2.5-Coder-7B", "qwen2"),
+        ("", "openai/gpt-oss-120b", "gpt-oss"),
+        ("", "gpt-4o-mini", "gpt"),
+        ("", "gpt-4", "gpt"),
+        ("", "o3-mini", "gpt"),
+        ("", "mistral-nemo-instruct-2407", "mistral"),
+        ("", "nvidia/nemotron-3-nano", "unknown"),
+        ("", "devstral-small-2", "mistral"),
+        ("nemotron_h_moe", "nvidia/nemotron-3-nano", "unknown"),
+        ("lfm2", "liquid/lfm2-1.2b", "unknown"),
+        ("", "", "unknown"),
+    ],
+)
+def test_architecture_first_then_name(architecture: str, model: str, name: str) -> None:
+    """LM Studio's architecture decides where it tells families apart, else the name, else unknown."""
+    assert family_of(architecture, model).name == name
+
+
+def test_only_gpt_vocabularies_are_exact() -> None:
+    """Stand-ins promise no better than 25 %, exact families 5 %."""
+    for model in ("gpt-4o", "gpt-4", "gpt-oss-20b"):
+        assert family_of("", model).exact
+        assert family_of("", model).error_ratio == 0.05
+    for model in ("llama-3", "llama-2", "mistral-7b", "mixtral", "qwen2", "qwen3", "gemma-3", "phi-4", "glm-4", "x"):
+        assert not family_of("", model).exact
+        assert family_of("", model).error_ratio >= 0.25
+
+
+def test_the_gpt_generations_have_their_vocabularies() -> None:
+    """GPT-4 and 3.5 use cl100k, later ones and gpt-oss o200k."""
+    assert family_of("", "gpt-3.5-turbo").encoding == "cl100k_base"
+    assert family_of("", "gpt-4.1").encoding == "o200k_base"
+    assert family_of("gpt-oss", "x").encoding == "o200k_base"
+
+
+@pytest.mark.parametrize(
+    ("architecture", "model", "reasons"),
+    [
+        ("qwen3", "qwen3-8b", True),
+        ("qwen3moe", "qwen3-coder-30b", False),
+        ("qwen3", "qwen3-4b-instruct-2507", False),
+        ("qwen3", "qwen3-4b-thinking-2507", True),
+        ("gpt-oss", "renamed", True),
+        ("llama", "deepseek-r1-distill-llama-8b", True),
+        ("llama", "llama-3.1-8b-instruct", False),
+        ("", "qwq-32b", True),
+        ("", "gemma-3-4b", False),
+    ],
+)
+def test_reasoning_models_are_known(architecture: str, model: str, reasons: bool) -> None:
+    """Models that think first need more room for an answer."""
+    assert family_of(architecture, model).reasons is reasons
+
+
+def test_default_system_prompts_are_counted() -> None:
+    """Families whose template adds a prompt of its own say how long it is."""
+    assert family_of("mistral3", "devstral-small-2").default_system_tokens > 1000
+    assert family_of("mistral3", "mistral-small-3.2").default_system_tokens > 500
+    assert family_of("llama", "mistral-7b").default_system_tokens == 0

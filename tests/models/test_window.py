@@ -1,0 +1,322 @@
+"""The window of a target: sources, age, single flight, learned limits."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import httpx
+import pytest
+from fake_lmstudio import BASE, Clock, FakeLMStudio, v0_model, v1_model
+
+from litellm_compaction.errors import ModelNotLoaded, WindowUnknown
+from litellm_compaction.models.window import Target, Windows
+
+CACHE_S = 5.0
+
+
+@pytest.fixture
+async def windows(http: httpx.AsyncClient, clock: Clock) -> AsyncIterator[Windows]:
+    made = Windows(cache_s=CACHE_S, http=http, clock=clock)
+    yield made
+    await made.aclose()
+
+
+def target(
+    model: str = "qwen/qwen3-8b",
+    *,
+    context_length: int | None = None,
+    is_lmstudio: bool = True,
+    api_base: str | None = BASE,
+) -> Target:
+    return Target(
+        key=f"id-{model}",
+        model=model,
+        api_base=api_base,
+        api_key="sk-secret",
+        context_length=context_length,
+        is_lmstudio=is_lmstudio,
+    )
+
+
+async def _settle() -> None:
+    """Lets background reads over the mock transport end."""
+    for _ in range(50):
+        await asyncio.sleep(0)
+
+
+def test_a_target_hides_its_key() -> None:
+    """The API key is in no representation, so in no log."""
+    assert "sk-secret" not in repr(target())
+
+
+async def test_the_loaded_length_is_the_window(server: FakeLMStudio, windows: Windows, clock: Clock) -> None:
+    """The number is that of the loaded instance, never max_context_length, whatever the operator wrote."""
+    server.list_v1(v1_model(_=12288))
+    window = await windows.resolve(target(context_length=99999))
+    assert (window.tokens, window.source, window.architecture) == (12288, "api/v1", "qwen3")
+    assert (window.instance_id, window.parallel, window.read_s) == ("qwen/qwen3-8b", 4, clock())
+
+
+async def test_v0_serves_older_servers(server: FakeLMStudio, windows: Windows) -> None:
+    """Where there is no v1, the window comes from v0."""
+    server.list_v0(v0_model("qwen3-8b", tokens=4096))
+    window = await windows.resolve(target())
+    assert (window.tokens, window.source, window.parallel) == (4096, "api/v0", 1)
+
+
+async def test_a_listing_without_a_length_needs_the_operator(server: FakeLMStudio, windows: Windows) -> None:
+    """v0 does not always name loaded_context_length; then only the operator's number counts."""
+    server.list_v0(v0_model("qwen3-8b", tokens=None))
+    with pytest.raises(WindowUnknown, match="without a context length"):
+        await windows.resolve(target())
+    assert (await windows.resolve(target(context_length=7000))).source == "operator"
+
+
+async def test_not_loaded_is_not_the_operators_number(server: FakeLMStudio, windows: Windows) -> None:
+    """Loading on request may use another length than the operator's, so there is no window yet."""
+    server.list_v1(v1_model())
+    with pytest.raises(ModelNotLoaded):
+        await windows.resolve(target(context_length=32768))
+
+
+async def test_an_unlisted_model_falls_back(server: FakeLMStudio, windows: Windows) -> None:
+    """Operator first, then a learned limit, else an error that says what was tried."""
+    server.list_v1(v1_model(_=8192))
+    with pytest.raises(WindowUnknown, match="/api/v1/models lists 1 models, none of them other"):
+        await windows.resolve(target("other"))
+    windows.learn(target("other"), 6000)
+    assert (await windows.resolve(target("other"))).source == "learned"
+    window = await windows.resolve(target("other", context_length=5000))
+    assert (window.tokens, window.source) == (5000, "operator")
+
+
+async def test_a_dead_server_leaves_operator_or_error(server: FakeLMStudio, windows: Windows) -> None:
+    """Without any good listing the operator's number is all there is; the error tells why."""
+    server.down = httpx.ConnectError("refused")
+    with pytest.raises(WindowUnknown, match="no connection"):
+        await windows.resolve(target())
+    window = await windows.resolve(target(context_length=5000))
+    assert (window.tokens, window.source, window.instance_id) == (5000, "operator", "qwen/qwen3-8b")
+
+
+async def test_a_dead_server_is_not_asked_by_every_request(
+    server: FakeLMStudio, windows: Windows, clock: Clock
+) -> None:
+    """After a failure the next read waits a few seconds, so requests do not queue behind timeouts."""
+    server.down = httpx.ConnectTimeout("slow")
+    for _ in range(5):
+        await windows.resolve(target(context_length=5000))
+    assert len(server.requests) == 1
+    clock.now_s += CACHE_S
+    await windows.resolve(target(context_length=5000))
+    assert len(server.requests) == 2
+
+
+async def test_other_servers_are_never_asked(server: FakeLMStudio, windows: Windows) -> None:
+    """No request is sent for a target that is not LM Studio."""
+    window = await windows.resolve(target(context_length=128000, is_lmstudio=False))
+    assert (window.tokens, window.source) == (128000, "operator")
+    with pytest.raises(WindowUnknown):
+        await windows.resolve(target(is_lmstudio=False), fresh=True)
+    windows.invalidate(target(is_lmstudio=False))
+    windows.learn(target(is_lmstudio=False), 9000)
+    assert (await windows.resolve(target(is_lmstudio=False))).tokens == 9000
+    with pytest.raises(WindowUnknown):
+        await windows.resolve(target("n", api_base=None))
+    assert server.requests == []
+
+
+async def test_young_values_come_from_memory(server: FakeLMStudio, windows: Windows, clock: Clock) -> None:
+    """Within cache_s nothing is sent, for any model of the same server."""
+    server.list_v1(v1_model(_=8192), v1_model("b/other", _=4096))
+    await windows.resolve(target())
+    clock.now_s += CACHE_S - 0.1
+    await windows.resolve(target())
+    assert (await windows.resolve(target("other"))).tokens == 4096
+    assert len(server.requests) == 1
+
+
+async def test_an_old_value_is_served_while_it_is_read_again(
+    server: FakeLMStudio, windows: Windows, clock: Clock
+) -> None:
+    """Past cache_s the old value comes at once, one read runs behind, and a shrunk window shows up."""
+    server.list_v1(v1_model(_=8192))
+    await windows.resolve(target())
+    server.list_v1(v1_model(_=4096))
+    server.gate = asyncio.Event()
+    clock.now_s += CACHE_S + 1
+    served = [await windows.resolve(target()) for _ in range(10)]
+    assert {window.tokens for window in served} == {8192}
+    await _settle()
+    assert len(server.requests) == 2
+    server.gate.set()
+    await _settle()
+    assert (await windows.resolve(target())).tokens == 4096
+    assert len(server.requests) == 2
+
+
+async def test_a_very_old_value_is_not_served(server: FakeLMStudio, windows: Windows, clock: Clock) -> None:
+    """Past 12 times cache_s the caller waits for a fresh read."""
+    server.list_v1(v1_model(_=8192))
+    await windows.resolve(target())
+    server.list_v1(v1_model(_=4096))
+    clock.now_s += CACHE_S * 12
+    assert (await windows.resolve(target())).tokens == 4096
+
+
+async def test_the_last_good_value_survives_failures(server: FakeLMStudio, windows: Windows, clock: Clock) -> None:
+    """Probes may be refused while chat works: the old number stays, and its age shows."""
+    server.list_v1(v1_model(_=8192))
+    read_s = (await windows.resolve(target())).read_s
+    server.answers = {"/api/v1/models": httpx.Response(401), "/api/v0/models": httpx.Response(401)}
+    clock.now_s += CACHE_S * 100
+    window = await windows.resolve(target(), fresh=True)
+    assert (window.tokens, window.read_s) == (8192, read_s)
+    assert len(server.requests) == 3
+
+
+async def test_fresh_reads_are_shared(server: FakeLMStudio, windows: Windows) -> None:
+    """Callers at the same time share one read."""
+    server.list_v1(v1_model(_=8192))
+    found = await asyncio.gather(*(windows.resolve(target(), fresh=True) for _ in range(20)))
+    assert {window.tokens for window in found} == {8192}
+    assert len(server.requests) == 1
+
+
+async def test_fresh_means_begun_after_the_call(server: FakeLMStudio, windows: Windows, clock: Clock) -> None:
+    """A read that was already under way does not count as fresh: it may have seen the model before it was loaded."""
+    server.list_v1(v1_model())
+    server.gate = asyncio.Event()
+    early = asyncio.create_task(windows.resolve(target()))
+    await _settle()
+    server.list_v1(v1_model(_=8192))
+    late = [asyncio.create_task(windows.resolve(target(), fresh=True)) for _ in range(5)]
+    await _settle()
+    server.gate.set()
+    assert {(await task).tokens for task in late} == {8192}
+    with pytest.raises(ModelNotLoaded):
+        await early
+    assert len(server.requests) == 2
+
+
+async def test_one_cancelled_waiter_leaves_the_others(server: FakeLMStudio, windows: Windows) -> None:
+    """Cancelling one caller does not cancel the read that others wait for."""
+    server.list_v1(v1_model(_=8192))
+    server.gate = asyncio.Event()
+    first, second = (asyncio.create_task(windows.resolve(target())) for _ in range(2))
+    await _settle()
+    first.cancel()
+    await _settle()
+    server.gate.set()
+    assert (await second).tokens == 8192
+    assert first.cancelled()
+    assert len(server.requests) == 1
+
+
+async def test_invalidate_makes_the_next_call_wait(server: FakeLMStudio, windows: Windows) -> None:
+    """After an error the next resolve reads again, even within cache_s."""
+    server.list_v1(v1_model(_=8192))
+    await windows.resolve(target())
+    server.list_v1(v1_model(_=4096))
+    windows.invalidate(target())
+    assert (await windows.resolve(target())).tokens == 4096
+    assert (await windows.resolve(target())).tokens == 4096
+    assert len(server.requests) == 2
+
+
+async def test_peek_sends_nothing(server: FakeLMStudio, windows: Windows) -> None:
+    """The last known window, or None before there is one."""
+    server.list_v1(v1_model(_=8192))
+    assert windows.peek(target()) is None
+    window = await windows.resolve(target())
+    assert windows.peek(target()) == window
+    assert len(server.requests) == 1
+
+
+async def test_a_learned_limit_lowers_the_window_for_a_while(
+    server: FakeLMStudio, windows: Windows, clock: Clock
+) -> None:
+    """An overflow error's limit counts for 600 s, then the listed value counts again."""
+    server.list_v1(v1_model(_=8192))
+    await windows.resolve(target())
+    windows.learn(target(), 6000)
+    window = await windows.resolve(target())
+    assert (window.tokens, window.source, window.parallel) == (6000, "learned", 4)
+    clock.now_s += 600
+    assert (await windows.resolve(target(), fresh=True)).tokens == 8192
+
+
+async def test_a_changed_listing_ends_a_learned_limit(server: FakeLMStudio, windows: Windows) -> None:
+    """A model that was loaded anew has another limit."""
+    server.list_v1(v1_model(_=8192))
+    await windows.resolve(target())
+    windows.learn(target(), 6000)
+    server.list_v1(v1_model(_=16384))
+    assert (await windows.resolve(target(), fresh=True)).tokens == 16384
+    server.list_v1(v1_model(_=8192))
+    assert (await windows.resolve(target(), fresh=True)).tokens == 8192
+
+
+@pytest.mark.parametrize("nonsense", [0, -5, 8193, 10**9])
+async def test_nonsense_is_not_learned(server: FakeLMStudio, windows: Windows, nonsense: int) -> None:
+    """A limit below one token, or above the listed one, changes nothing."""
+    server.list_v1(v1_model(_=8192))
+    await windows.resolve(target())
+    windows.learn(target(), nonsense)
+    assert (await windows.resolve(target())).tokens == 8192
+
+
+async def test_a_limit_learned_before_the_listing_holds(server: FakeLMStudio, windows: Windows, clock: Clock) -> None:
+    """A limit that was the only number known still lowers a listing that appears later, and never expires alone."""
+    server.down = httpx.ConnectError("refused")
+    windows.learn(target(), 6000)
+    clock.now_s += 6000
+    assert (await windows.resolve(target())).tokens == 6000
+    windows.learn(target(), 6000)
+    assert (await windows.resolve(target(context_length=9000))).source == "learned"
+    server.down = None
+    server.list_v1(v1_model(_=8192))
+    assert (await windows.resolve(target(), fresh=True)).tokens == 6000
+    server.list_v1(v1_model(_=10000))
+    assert (await windows.resolve(target(), fresh=True)).tokens == 10000
+
+
+async def test_the_verdict_is_cached_by_kind(server: FakeLMStudio, windows: Windows, clock: Clock) -> None:
+    """Unknown is asked again after 5 s, no after 60 s, yes never; callers at the same time share one probe."""
+    server.down = httpx.ConnectError("refused")
+    assert await asyncio.gather(*(windows.is_lmstudio(BASE, None) for _ in range(5))) == [None] * 5
+    assert len(server.requests) == 1
+    server.down = None
+    assert await windows.is_lmstudio(BASE, None) is None
+    clock.now_s += 5
+    assert await windows.is_lmstudio(BASE, None) is False
+    server.answers["/lmstudio-greeting"] = {"lmstudio": True}
+    clock.now_s += 59
+    assert await windows.is_lmstudio(BASE, None) is False
+    clock.now_s += 1
+    assert await windows.is_lmstudio(BASE, None) is True
+    sent = len(server.requests)
+    server.answers.clear()
+    clock.now_s += 10**6
+    assert await windows.is_lmstudio(BASE, None) is True
+    assert len(server.requests) == sent
+
+
+async def test_closing_ends_reads_that_run(server: FakeLMStudio, windows: Windows) -> None:
+    """Nothing is left behind when the proxy stops, and waiters are told."""
+    server.gate = asyncio.Event()
+    waiter = asyncio.create_task(windows.resolve(target()))
+    await _settle()
+    await windows.aclose()
+    with pytest.raises(asyncio.CancelledError):
+        await waiter
+
+
+async def test_an_own_client_is_made_and_closed() -> None:
+    """Without a client given, one is made at the first read; a port that nobody listens on is an error of ours."""
+    windows = Windows(cache_s=CACHE_S, timeout_s=2.0)
+    with pytest.raises(WindowUnknown, match="no connection"):
+        await windows.resolve(target(api_base="http://127.0.0.1:9"))
+    await windows.aclose()
+    await windows.aclose()

@@ -1,0 +1,177 @@
+"""Where the simulator fails on purpose, and how it notices that the client has gone."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import httpx
+import pytest
+from sim_bench import KEY, BenchFactory, deltas, finish_reasons, user
+
+from litellm_compaction.simulator import Fault, Gate, Model, Reply, Simulator, numbered_words, serve
+
+TEXT = numbered_words(20)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_500(bench: BenchFactory, stream: bool) -> None:
+    """A 500 before the first delta is a real status with an error body, once per queued fault."""
+    served = bench()
+    served.simulator.fail_next(Fault("500", message="out of memory"))
+    response = served.chat(user("hi"), stream=stream)
+    assert (response.status_code, response.json()) == (500, {"error": "out of memory"})
+    assert served.last.outcome == "fault"
+    assert served.chat(user("hi"), stream=stream).status_code == 200
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("at", ["before_first_delta", "mid_text"])
+def test_drop(bench: BenchFactory, at: str, stream: bool) -> None:
+    """A dropped connection is a protocol error for the client, after half of the text for `mid_text`."""
+    served = bench(script=lambda call: Reply(TEXT, fault=Fault("drop", at)))  # type: ignore[arg-type]
+    with pytest.raises(httpx.RemoteProtocolError):
+        served.chat(user("hi"), stream=stream)
+    assert served.last.outcome == "fault"
+    assert (served.last.completion_tokens > 0) == (at == "mid_text")
+
+
+def test_mid_text_error_event(bench: BenchFactory) -> None:
+    """An error in the middle of a stream is an error event after the text so far."""
+    served = bench(script=lambda call: Reply(TEXT, fault=Fault("error_event", "mid_text", after_tokens=6)))
+    events = served.events(user("hi"))
+    assert TEXT.startswith(deltas(events))
+    assert deltas(events)
+    assert events[-1] == (
+        "error",
+        {"error": {"message": "generation failed"}, "message": "generation failed"},
+    )
+    assert served.chat(user("hi")).json()["error"]["message"] == "generation failed"
+
+
+@pytest.mark.parametrize("at", ["before_first_delta", "mid_text"])
+def test_end_without_finish_reason(bench: BenchFactory, at: str) -> None:
+    """An `empty` fault ends the stream cleanly without a finish reason, at once or in the middle."""
+    served = bench(script=lambda call: Reply(TEXT, fault=Fault("empty", at)))  # type: ignore[arg-type]
+    events = served.events(user("hi"))
+    assert (finish_reasons(events), bool(deltas(events))) == ([], at == "mid_text")
+    assert events[-1] == ("message", "[DONE]")
+
+
+def test_slow(bench: BenchFactory) -> None:
+    """A slow answer comes whole, after its delay."""
+    served = bench(script=lambda call: Reply(TEXT, fault=Fault("slow", "mid_text", delay_ms=60)))
+    assert deltas(served.events(user("hi"))) == TEXT
+    assert served.last.ended_s - served.last.started_s >= 0.06
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_hang_ends_with_the_client(bench: BenchFactory, stream: bool) -> None:
+    """A hanging answer sends nothing until the client gives up, which is recorded."""
+    served = bench(script=lambda call: Reply(TEXT, fault=Fault("hang")))
+    with pytest.raises(httpx.ReadTimeout):
+        served.client.post(
+            "/v1/chat/completions",
+            json={"messages": [user("hi")], "stream": stream},
+            timeout=httpx.Timeout(5, read=0.1),
+        )
+    served.simulator.wait_until(lambda: served.last.outcome == "disconnected")
+    assert served.last.completion_tokens == 0
+
+
+def test_disconnect_is_noticed_at_once(bench: BenchFactory) -> None:
+    """A client that leaves stops the generation within milliseconds, and the partial answer is on record."""
+    served = bench(tokens_per_second=100, script=lambda call: Reply(numbered_words(1000)))
+    with served.client.stream(
+        "POST", "/v1/chat/completions", json={"messages": [user("hi")], "stream": True}
+    ) as open_:
+        lines = open_.iter_lines()
+        for _ in range(6):
+            next(lines)
+        left_s = time.monotonic()
+    served.simulator.wait_until(lambda: served.last.outcome == "disconnected")
+    record = served.last
+    assert record.disconnected_s - left_s < 0.1
+    assert 0 < record.completion_tokens < 50
+    assert numbered_words(1000).startswith(record.content)
+
+
+def test_disconnect_frees_the_slot(bench: BenchFactory) -> None:
+    """After a disconnect the next request in line is served."""
+    served = bench()
+    gate = Gate()
+    served.simulator.script = lambda call: Reply("x", gate=gate) if call.index == 0 else None
+    with served.client.stream(
+        "POST", "/v1/chat/completions", json={"messages": [user("hi")], "stream": True}
+    ):
+        assert gate.reached.wait(5)
+    assert served.chat(user("next")).status_code == 200
+
+
+def test_prompt_processing_finishes_after_a_disconnect(bench: BenchFactory) -> None:
+    """A client that leaves during prompt processing keeps its slot until that is done, as in LM Studio."""
+    served = bench(prompt_tokens_per_second=100)
+    body = {"messages": [user(numbered_words(8))], "stream": True}
+    with served.client.stream("POST", "/v1/chat/completions", json=body):
+        pass
+    first = served.last
+    served.chat(user("next"))
+    assert first.outcome == "disconnected"
+    assert served.last.ended_s - first.started_s >= first.computed_tokens / 100
+
+
+def test_unload_fails_what_is_being_generated(bench: BenchFactory) -> None:
+    """Unloading an instance ends its streams with an error event."""
+    served = bench()
+    gate = Gate()
+    served.simulator.script = lambda call: Reply(TEXT, gate=gate, gate_after_tokens=2)
+
+    def unload() -> None:
+        assert gate.reached.wait(5)
+        served.simulator.unload(KEY)
+
+    unloader = threading.Thread(target=unload)
+    unloader.start()
+    events = served.events(user("hi"))
+    unloader.join()
+    assert events[-1][0] == "error"
+    assert served.last.outcome == "error"
+
+
+def test_stopping_cuts_open_streams() -> None:
+    """Leaving `serve` with a stream open does not hang, and the same simulator can be served again."""
+    simulator = Simulator([Model(KEY)])
+    simulator.load(KEY, 4096)
+    gate = Gate()
+    simulator.script = lambda call: Reply(TEXT, gate=gate, gate_after_tokens=2) if call.index == 0 else None
+    body = {"messages": [user("hi")], "stream": True}
+    with serve(simulator) as address, httpx.Client(base_url=address.base_url) as client:
+        response = client.send(client.build_request("POST", "/v1/chat/completions", json=body), stream=True)
+        assert gate.reached.wait(5)
+        started_s = time.monotonic()
+    response.close()
+    with serve(simulator) as address:
+        assert time.monotonic() - started_s < 1
+        assert httpx.post(f"{address.base_url}/v1/chat/completions", json=body).text.endswith(
+            "data: [DONE]\n\n"
+        )
+    assert simulator.requests[0].outcome == "disconnected"
+
+
+def test_command_line() -> None:
+    """The command prints its address, serves the models it was told of, and ends on SIGTERM with status 0."""
+    command = [sys.executable, "-m", "litellm_compaction.simulator", "--port", "0"]
+    command += ["--model", f"{KEY}:6000", "--not-loaded", "other/model", "--reply-words", "3"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        line = process.stdout.readline().strip()
+        base_url = line.removeprefix("listening on ")
+        loaded, other = httpx.get(f"{base_url}/api/v0/models").json()["data"]
+        answer = httpx.post(f"{base_url}/v1/chat/completions", json={"messages": [user("hi")]}).json()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(10) == 0
+    assert (loaded["loaded_context_length"], other["state"]) == (6000, "not-loaded")
+    assert answer["choices"][0]["message"]["content"] == "word1 word2 word3"
