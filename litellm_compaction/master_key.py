@@ -11,7 +11,7 @@ import secrets
 import stat
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -37,11 +37,11 @@ class MasterKey:
     created: bool
 
 
-def ensure_master_key(environ: Mapping[str, str]) -> MasterKey:
+def ensure_master_key(environ: MutableMapping[str, str]) -> MasterKey:
     """The proxy's master key: `LITELLM_MASTER_KEY` if set, else the one in the data folder, made if missing.
 
     The file is created with mode 0600, complete or not at all: of several processes that start together all get the
-    same key. A file that others could read is closed to them. `environ` is not changed; the caller hands the key on.
+    same key. A file that others could read is closed to them. Afterwards `environ` holds the key, for LiteLLM to read.
 
     Raises:
         ConfigError: the folder or file cannot be used, or the file does not hold a key.
@@ -51,16 +51,15 @@ def ensure_master_key(environ: Mapping[str, str]) -> MasterKey:
         return MasterKey(key=given, path=None, created=False)
     path = data_folder(environ) / _FILE_NAME
     try:
-        if path.exists():
-            return MasterKey(key=_read(path), path=path, created=False)
-        key = f"sk-{secrets.token_urlsafe(32)}"
-        created = _create(path, key)
-        return MasterKey(key=key if created else _read(path), path=path, created=created)
+        created = not path.exists() and _create(path, f"sk-{secrets.token_urlsafe(32)}")
+        key = _read(path)
     except OSError as exc:
         raise ConfigError(
             f"The master key's file {path} cannot be used ({exc}). Set {KEY_VARIABLE} to a key of your own, "
             f"or {FOLDER_VARIABLE} to a folder that can be written."
         ) from exc
+    environ[KEY_VARIABLE] = key
+    return MasterKey(key=key, path=path, created=created)
 
 
 def data_folder(environ: Mapping[str, str]) -> Path:
@@ -97,7 +96,8 @@ def _read(path: Path) -> str:
     key = path.read_text(encoding="utf-8", errors="replace").strip()
     if not key.startswith("sk-") or not key.isprintable() or len(key) < 20:
         raise ConfigError(
-            f"{path} does not hold a master key (one line, beginning with sk-). Delete it, and the next start makes one."
+            f"{path} does not hold a master key (one line, beginning with sk-). "
+            "Delete it, and the next start makes one."
         )
     return key
 

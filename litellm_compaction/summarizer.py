@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from litellm_compaction.core.messages import Message
-from litellm_compaction.core.prompts import fitted_blocks, is_refusal, merge_prompt, read_summary, summary_prompt
+from litellm_compaction.core.prompts import is_refusal, merge_prompt, read_summary, summary_prompt, transcript_parts
 from litellm_compaction.errors import SummaryFailed
 
 # Words for a token bound: 0.6 words a token leaves room in every language we measured.
@@ -77,12 +77,11 @@ async def summarize(job: SummaryJob, ask: Ask, count: Callable[[str], int], *, t
     room = job.prompt_limit_tokens - bare
     if room < 200:
         raise SummaryFailed("no_room", f"{job.prompt_limit_tokens} tokens for the summariser's prompt")
-    blocks, total = await asyncio.to_thread(fitted_blocks, job.messages, budget_tokens=room, count=count)
-    parts = _parts(blocks, room, count) if total > room else ["\n\n".join(blocks)]
+    parts = await asyncio.to_thread(transcript_parts, job.messages, room_tokens=room, max_parts=_MAX_PARTS, count=count)
     one = _Caller(ask, count, timeout_s, job.summary_tokens)
     if len(parts) == 1:
         prompt = summary_prompt(earlier=job.earlier, request=job.request, transcript=parts[0], words=words)
-        return await one.call(prompt, source_tokens=total)
+        return await one.call(prompt, source_tokens=count(parts[0]) + count(job.earlier))
     earlier = job.earlier
     written: list[str] = []
     for part in parts:
@@ -110,23 +109,6 @@ async def _merged(
     return [*merged, await one.call(merge_prompt(parts=group, words=words), source_tokens=None)]
 
 
-def _parts(blocks: Sequence[str], room: int, count: Callable[[str], int]) -> list[str]:
-    """The blocks in at most `_MAX_PARTS` texts that each fit; of more, the middle ones are left out."""
-    parts: list[list[str]] = [[]]
-    used = 0
-    for block in blocks:
-        size = count(block) + 2
-        if parts[-1] and used + size > room:
-            parts.append([])
-            used = 0
-        parts[-1].append(block)
-        used += size
-    if len(parts) > _MAX_PARTS:
-        head = _MAX_PARTS // 2
-        parts = [*parts[:head], *parts[len(parts) - (_MAX_PARTS - head) :]]
-    return ["\n\n".join(part) for part in parts]
-
-
 @dataclass(frozen=True, slots=True)
 class _Caller:
     """One model call with its time limit and the checks that every answer has to pass."""
@@ -140,7 +122,8 @@ class _Caller:
         answer = await self._bounded(prompt, self.summary_tokens)
         text = read_summary(answer.text)
         if not text and (answer.reasoning or answer.text):
-            # Only thinking came back: one retry with room for thinking and answer.
+            # Only thinking came back: one retry with room for both. The bound that it may break is the server's,
+            # which then ends the answer as too long.
             answer = await self._bounded(prompt, 2 * self.summary_tokens)
             text = read_summary(answer.text)
             if not text:

@@ -67,9 +67,7 @@ def _add_up(command: argparse.ArgumentParser) -> None:
 def _add_demo(command: argparse.ArgumentParser) -> None:
     command.description = "Runs a scripted coding agent through a real proxy and shows the window filling turn by turn."
     command.add_argument("--fast", action="store_true", help="no pauses for the eye")
-    command.add_argument(
-        "--no-color", action="store_true", help="plain text (also with NO_COLOR, or without a terminal)"
-    )
+    command.add_argument("--no-color", action="store_true", help="plain text, as without a terminal")
     command.add_argument("--turns", type=_positive, default=40, metavar="N", help="requests (default %(default)s)")
     command.add_argument(
         "--context", type=_window, default=8192, metavar="TOKENS", help="context length (default %(default)s)"

@@ -140,7 +140,7 @@ def _follows_environment(entry: Section) -> bool:
     api_base = params.get("api_base")
     if api_base is None:
         return str(params.get("model", "")).startswith("lm_studio/")
-    return api_base == f"{ENVIRONMENT_PREFIX}{API_BASE_VARIABLE}"
+    return isinstance(api_base, str) and api_base == f"{ENVIRONMENT_PREFIX}{API_BASE_VARIABLE}"
 
 
 def _variables(value: object, place: str) -> Iterator[tuple[str, str]]:

@@ -78,7 +78,7 @@ def settings_or_defaults(file: ConfigFile) -> Settings:
     try:
         return settings_from(file.settings)
     except ConfigError:
-        return Settings()
+        return settings_from(None)
 
 
 def entry_name(entry: Section, index: int) -> str:

@@ -66,7 +66,7 @@ def up(
     settings_from(file.settings)
     port = usable_port(host, port)
     command = proxy_command(path, host, port)
-    key = ensure_master_key(environ)
+    key = ensure_master_key(dict(environ))
     with _stop_on_signal() as stopping, _upstream(file, simulator, lm_studio, environ) as upstream:
         _say(_key_text(key))
         base_url = local_url(host, port)

@@ -51,6 +51,13 @@ _TRANSCRIPT = "CONVERSATION TO CONDENSE:"
 _PARTS = "PARTIAL RECORDS OF ONE CONVERSATION, IN ORDER (merge them into one record):"
 _REMINDER = "END OF THE DATA. Now write the record, beginning with the first heading."
 
+# How far messages are cut for the summariser: other messages may be four times as long as tool results; below the
+# useful length a further part (one more model call) is better than a harder cut.
+_WEIGHT = 4
+_USEFUL_TOKENS = 256
+_LEAST_TOKENS = 24
+_PACKED_RATIO = 0.85
+
 _THINKING = re.compile(r"<think(?:ing)?>.*?</think(?:ing)?>", re.DOTALL | re.IGNORECASE)
 _OPEN_THINKING = re.compile(r"\A.*?</think(?:ing)?>", re.DOTALL | re.IGNORECASE)
 _UNFINISHED_THINKING = re.compile(r"<think(?:ing)?>.*\Z", re.DOTALL | re.IGNORECASE)
@@ -121,26 +128,57 @@ def merge_prompt(*, parts: Sequence[str], words: int) -> str:
     return "\n".join([SUMMARY_INSTRUCTION.format(words=words), "", _PARTS, joined, "", _REMINDER])
 
 
-def fitted_blocks(
-    messages: Sequence[Message], *, budget_tokens: int, count: Callable[[str], int]
-) -> tuple[list[str], int]:
-    """The messages as text blocks, shrunk until they fit: tool output first, then everything else.
+def transcript_parts(
+    messages: Sequence[Message], *, room_tokens: int, max_parts: int, count: Callable[[str], int]
+) -> list[str]:
+    """The messages as at most `max_parts` texts of at most `room_tokens` each, oldest first.
 
-    Returns:
-        The blocks, one for each message, and their tokens; still more than `budget_tokens` when there are too
-        many messages even for the hardest shrinking.
+    Long messages are cut to excerpts, all to one common level, tool results to a quarter of it: a giant gives way
+    first, short messages stay whole. As few parts as leave every tool result a useful length; where not even the
+    hardest cut makes them fit, the middle of the conversation is left out.
     """
     blocks = [render_message(message) for message in messages]
     sizes = [count(block) for block in blocks]
-    for tool_share, other_share in ((1.0, 1.0), (0.25, 1.0), (0.1, 0.5), (0.05, 0.25), (0.025, 0.1)):
-        if sum(sizes) <= budget_tokens:
+    weights = [1 if message.role == "tool" else _WEIGHT for message in messages]
+    for parts in range(1, max_parts + 1):
+        # A part is never filled to the brim: a message is not divided between two.
+        usable = room_tokens if parts == 1 else int(parts * room_tokens * _PACKED_RATIO)
+        level = _level(sizes, weights, usable)
+        if level >= _USEFUL_TOKENS or parts == max_parts:
             break
-        for index, message in enumerate(messages):
-            limit = int(budget_tokens * (tool_share if message.role == "tool" else other_share))
-            if sizes[index] > max(limit, 64):
-                blocks[index] = excerpt(blocks[index], max(limit, 64), count)
-                sizes[index] = count(blocks[index])
-    return blocks, sum(sizes)
+    level = max(level, _LEAST_TOKENS)
+    cut = [
+        excerpt(block, min(level * weight, room_tokens), count) if size > min(level * weight, room_tokens) else block
+        for block, size, weight in zip(blocks, sizes, weights, strict=True)
+    ]
+    packed = _packed(cut, room_tokens, count)
+    if len(packed) > max_parts:
+        head = max_parts // 2
+        packed = [*packed[:head], *packed[len(packed) - (max_parts - head) :]]
+    return ["\n\n".join(part) for part in packed]
+
+
+def _level(sizes: Sequence[int], weights: Sequence[int], room_tokens: int) -> int:
+    """The largest L with sum(min(size, L * weight)) ≤ room, by bisection; the largest size when all fit."""
+    low, high = 0, max(sizes, default=0)
+    while low < high:
+        middle = (low + high + 1) // 2
+        taken = sum(min(size, middle * weight) + 2 for size, weight in zip(sizes, weights, strict=True))
+        low, high = (middle, high) if taken <= room_tokens else (low, middle - 1)
+    return low
+
+
+def _packed(blocks: Sequence[str], room_tokens: int, count: Callable[[str], int]) -> list[list[str]]:
+    parts: list[list[str]] = [[]]
+    used = 0
+    for block in blocks:
+        size = count(block) + 2
+        if parts[-1] and used + size > room_tokens:
+            parts.append([])
+            used = 0
+        parts[-1].append(block)
+        used += size
+    return parts
 
 
 def read_summary(answer: str) -> str:

@@ -161,13 +161,14 @@ class Maker:
     async def _prompt_limit(
         self, work: Work, model: PruningModel, summary_tokens: int
     ) -> tuple[int, Callable[[str], int]]:
-        """The largest prompt for a pruning model, and its tokenizer; twice the summary stays free for a retry.
+        """The largest prompt for a pruning model, and its tokenizer; a model that thinks keeps room for that too.
 
         Raises:
             ModelNotLoaded: LM Studio would have to load it, which may evict the model that is being served.
             WindowUnknown: its window is unknown.
         """
         window_tokens, error_ratio, count_text = work.window.tokens, work.count.error_ratio, work.count_text
+        family = work.family
         if not model.is_same:
             window = await self._windows.resolve(model.target)
             family = family_of(window.architecture, model.target.model)
@@ -175,7 +176,7 @@ class Maker:
             error_ratio = (await self._counter.count(model.target.key, family, Request(messages=()))).error_ratio
             count_text = self._counter.text_counter(model.target.key, family)
         budget = Budget(
-            rules=replace(work.budget.rules, answer_min_tokens=2 * summary_tokens),
+            rules=replace(work.budget.rules, answer_min_tokens=summary_tokens * (2 if family.reasons else 1)),
             window_tokens=window_tokens,
             floor_tokens=0,
             error_ratio=error_ratio,

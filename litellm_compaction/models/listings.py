@@ -110,6 +110,10 @@ class Listings:
             await asyncio.shield(self._flight(place, server))
         return server.reading
 
+    def is_old(self, reading: Reading) -> bool:
+        """Whether a reading is past `cache_s`."""
+        return self.clock() - reading.read_s >= self.cache_s
+
     def last(self, api_base: str, api_key: str | None) -> Reading | None:
         """What is known of a server without asking it."""
         server = self._servers.get(_Place(server_root(api_base), api_key))

@@ -6,14 +6,14 @@ unknown paths. A GET here never loads a model (only inference requests do; LM St
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Literal, TypeVar
+from typing import Literal
 
 import httpx
-from pydantic import BaseModel, BeforeValidator, ValidationError
 
 from litellm_compaction.models.fetch import NotThisApi, get_json
+from litellm_compaction.models.listing_shapes import read_v0, read_v1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,65 +158,7 @@ def _without_publisher(name: str) -> str:
     return name.rpartition("/")[2]
 
 
-def _positive_or_none(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
-
-
-def _text_or_empty(value: object) -> str:
-    return value if isinstance(value, str) else ""
-
-
-def _list_or_empty(value: object) -> object:
-    return [] if value is None else value
-
-
-_Tokens = Annotated["int | None", BeforeValidator(_positive_or_none)]
-_Text = Annotated[str, BeforeValidator(_text_or_empty)]
-
-
-class _V1Config(BaseModel):
-    context_length: _Tokens = None
-    parallel: _Tokens = None
-
-
-class _V1Instance(BaseModel):
-    id: str
-    config: _V1Config = _V1Config()
-
-
-class _V1Model(BaseModel):
-    key: str
-    type: _Text = "llm"
-    publisher: _Text = ""
-    architecture: _Text = ""
-    loaded_instances: Annotated[list[_V1Instance], BeforeValidator(_list_or_empty)]
-    max_context_length: _Tokens = None
-    variants: Annotated[list[object], BeforeValidator(_list_or_empty)] = []
-
-
-class _V1Listing(BaseModel):
-    models: list[object]
-
-
-class _V0Model(BaseModel):
-    id: str
-    type: _Text = "llm"
-    publisher: _Text = ""
-    arch: _Text = ""
-    state: Literal["loaded", "not-loaded"]
-    loaded_context_length: _Tokens = None
-    max_context_length: _Tokens = None
-
-
-class _V0Listing(BaseModel):
-    data: list[object]
-
-
-_Entry = TypeVar("_Entry", bound=BaseModel)
-
-
 def _parse_v1(answer: object) -> Listing:
-    rows = _valid(answer, _V1Listing, "/api/v1/models").models
     return Listing(
         api="v1",
         models=tuple(
@@ -233,13 +175,12 @@ def _parse_v1(answer: object) -> Listing:
                     for copy in row.loaded_instances
                 ),
             )
-            for row in _entries(rows, _V1Model, "/api/v1/models")
+            for row in read_v1(answer)
         ),
     )
 
 
 def _parse_v0(answer: object) -> Listing:
-    rows = _valid(answer, _V0Listing, "/api/v0/models").data
     return Listing(
         api="v0",
         models=tuple(
@@ -250,34 +191,11 @@ def _parse_v0(answer: object) -> Listing:
                 kind="embedding" if row.type.startswith("embedding") else "llm",
                 max_context_length=row.max_context_length,
                 variants=(),
-                # `loaded_context_length` is undocumented, so optional. Before 0.4 requests queue: one at a time.
+                # Before 0.4 requests queue: one at a time.
                 instances=(Instance(id=row.id, context_length=row.loaded_context_length, parallel=1),)
                 if row.state == "loaded"
                 else (),
             )
-            for row in _entries(rows, _V0Model, "/api/v0/models")
+            for row in read_v0(answer)
         ),
     )
-
-
-def _entries(rows: list[object], shape: type[_Entry], path: str) -> Iterator[_Entry]:
-    """The rows that have the shape: one odd row must not hide the others, only odd rows are another API."""
-    failure: NotThisApi | None = None
-    found = False
-    for row in rows:
-        try:
-            entry = _valid(row, shape, path)
-        except NotThisApi as exc:  # noqa: PERF203 - tens of rows, every few seconds
-            failure = exc
-        else:
-            found = True
-            yield entry
-    if failure is not None and not found:
-        raise failure
-
-
-def _valid(answer: object, shape: type[_Entry], path: str) -> _Entry:
-    try:
-        return shape.model_validate(answer)
-    except ValidationError as exc:
-        raise NotThisApi(f"{path}: not LM Studio's API, the answer has another shape") from exc

@@ -32,7 +32,7 @@ _lock = threading.Lock()
 
 
 def encoding(name: str) -> tiktoken.Encoding:
-    """The vocabulary, loaded once per process: 0.2–0.5 s and about 80 MB the first time.
+    """The vocabulary, loaded once per process: 0.1–0.4 s and about 80 MB the first time.
 
     Raises:
         CompactionError: the vocabulary's file is not on this machine; it is never downloaded.

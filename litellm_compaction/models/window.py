@@ -117,6 +117,10 @@ class Windows:
             return self._without_listing(target, "LM Studio was not asked")
         reading = await self._listings.get(target.api_base, target.api_key, fresh=fresh)
         known = self._find(target, reading)
+        if known.window is None and not reading.failure and self._listings.is_old(reading):
+            # An old "not loaded" would refuse a model that has been loaded since.
+            reading = await self._listings.get(target.api_base, target.api_key, fresh=True)
+            known = self._find(target, reading)
         if known.not_loaded:
             raise ModelNotLoaded(target.model)
         if known.window is None:

@@ -87,7 +87,7 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
         try:
             await self._gate.before_routing(_router(), data)
         except CompactionError as error:
-            self._calls.close(str(data.get("litellm_call_id") or ""))
+            self._calls.close(_call_id(data))
             raise _as_bad_request(error) from error
         except Exception as error:
             logger.exception("failed_open hook=pre_call error=%s", type(error).__name__)
@@ -128,7 +128,7 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
 
     async def async_post_call_success_hook(self, data: dict[str, Any], user_api_key_dict: Any, response: Any) -> None:
         """Learns from the usage of an answer that was not streamed."""
-        call = self._calls.close(str(data.get("litellm_call_id") or ""))
+        call = self._calls.get(_call_id(data))
         if call is not None:
             self._learn(call, usage_of(response))
 
@@ -158,8 +158,12 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
         request_headers: dict[str, str] | None = None,
         litellm_call_info: dict[str, Any] | None = None,
     ) -> dict[str, str] | None:
-        """Tells clients of guarded deployments what was done to their request."""
-        call = self._calls.get(_call_id(data))
+        """Tells clients of guarded deployments what was done to their request.
+
+        LiteLLM asks for headers after the success hook and before a stream's first chunk: the last word on an
+        answer that is not streamed.
+        """
+        call = self._calls.get(_call_id(data)) if data.get("stream") else self._calls.close(_call_id(data))
         if call is None or call.guarded is None:
             return None
         return {

@@ -1,8 +1,8 @@
 """How much of a prompt an instance has already computed: slots with the token sequences of earlier requests.
 
 Called when a request starts (which slot, how many tokens are reused) and when it ends (what the slot then
-holds). A slot is chosen as llama.cpp does: the longest common prefix where it is a real share of the prompt,
-else the least recently used one (server-context.cpp, slot-prompt-similarity 0.1).
+holds). A slot is chosen as llama.cpp is reported to do (llama.cpp#22746: LCP or LRU): the longest common
+prefix where it is a real share of the prompt, else the least recently used one. The share is our choice.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""What LM Studio says when it refuses: each status, body shape, and wording, with the report that shows it.
+"""What LM Studio says when it refuses: each status, body shape, and wording.
 
-Raised as `Refusal` anywhere in the simulator and turned into a response in one place. `bt#N` is issue N of
+Each names the report that shows it, or says that the wording is ours. Raised as `Refusal` anywhere in the
+simulator and turned into a response in one place. `bt#N` is issue N of
 github.com/lmstudio-ai/lmstudio-bug-tracker.
 """
 
@@ -18,7 +19,7 @@ CRASHED = (  # bt#932, bt#1057
     "The model has crashed without additional information. (Exit code: 18446744072635812000). "
     "Error Data: n/a, Additional Data: n/a"
 )
-MODEL_UNLOADED = "Model unloaded."  # JIT eviction cuts a running generation: bt#671
+MODEL_UNLOADED = "Model unloaded."  # that eviction cuts a generation is bt#671; the wording is ours
 
 
 class Refusal(Exception):
@@ -44,12 +45,12 @@ def event_body(message: str) -> JsonObject:
 
 
 def unknown_path(method: str, path: str) -> JsonObject:
-    """The body that LM Studio sends with HTTP 200 for a path it does not know (seen by hermes-agent)."""
+    """The error body for an unknown path; hermes-agent saw it with HTTP 200, the wording is ours."""
     return {"error": f"Unexpected endpoint or method. ({method} {path})"}
 
 
 def bad_payload(reason: str) -> Refusal:
-    """The 400 for a request body of the wrong form."""
+    """The 400 for a request body of the wrong form; shape as LM Studio's, wording ours."""
     return Refusal(400, {"error": f"Invalid 'messages' in payload: {reason}"})
 
 
@@ -68,7 +69,7 @@ def template_failed(reason: str, shape: ErrorShape) -> Refusal:
 
 
 def unauthorized() -> Refusal:
-    """The 401 for a missing or wrong API token."""
+    """The 401 for a missing or wrong API token; LM Studio's own body is not documented, this one is ours."""
     message = "Malformed LM Studio API token provided. Send it as 'Authorization: Bearer <token>'."
     body = {
         "error": {
@@ -88,7 +89,7 @@ def no_models_loaded() -> Refusal:
 
 
 def model_not_found(name: str) -> Refusal:
-    """The 404 for a load or lookup of a model that is not downloaded."""
+    """The 404 for a model that is not downloaded or may not be loaded; the wording is ours."""
     return Refusal(404, error_body(f"Model '{name}' not found", "object", code="model_not_found"))
 
 

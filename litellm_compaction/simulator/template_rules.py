@@ -49,7 +49,7 @@ def _mistral_error(messages: Sequence[Message]) -> str | None:
 
 
 def _gemma_error(messages: Sequence[Message]) -> str | None:
-    # For templates without tools LM Studio shows a tool result as user text, so a tool round is a user turn.
+    # Assumed, not measured: without tools in the template LM Studio shows results as user text, a user turn.
     turns: list[str] = []
     previous = ""
     for message in _after_system(messages):

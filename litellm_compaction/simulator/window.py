@@ -27,8 +27,7 @@ class Met(NamedTuple):
 def meet_window(prompt: Prompt, simulator: Simulator, instance: Instance, record: RequestRecord) -> Met:
     """What the window leaves of a prompt; notes a truncation in `record`.
 
-    A prompt as long as the window overflows too: no token of an answer would fit (llama.cpp server: n_ctx
-    check of the prompt).
+    A prompt as long as the window overflows too, since no token of an answer would fit.
 
     Raises:
         Refusal: the overflow is answered with HTTP 400.

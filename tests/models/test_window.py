@@ -156,6 +156,16 @@ async def test_an_old_value_is_served_while_it_is_read_again(
     assert len(server.requests) == 2
 
 
+async def test_an_old_absence_is_not_served(server: FakeLMStudio, windows: Windows, clock: Clock) -> None:
+    """A model that was loaded in the meantime is found by the very next request."""
+    server.list_v1(v1_model())
+    with pytest.raises(ModelNotLoaded):
+        await windows.resolve(target())
+    server.list_v1(v1_model(_=4096))
+    clock.now_s += CACHE_S
+    assert (await windows.resolve(target())).tokens == 4096
+
+
 async def test_a_very_old_value_is_not_served(server: FakeLMStudio, windows: Windows, clock: Clock) -> None:
     """Past 12 times cache_s the caller waits for a fresh read."""
     server.list_v1(v1_model(_=8192))

@@ -46,7 +46,7 @@ def test_openai_client_reads_a_whole_answer(served: Bench, client: openai.OpenAI
 
 
 def test_openai_client_reads_a_streamed_tool_call(served: Bench, client: openai.OpenAI) -> None:
-    """A call begins with a nine-digit id and name, goes on in fragments without id, and ends as tool_calls."""
+    """A call begins with nine-digit id and name, goes on in fragments without id, and ends as tool_calls."""
     arguments = json.dumps({"path": "src/a.py", "lines": [1, 2, 3]})
     served.simulator.script = lambda call: Reply("Reading.", tool_calls=[("read", arguments), ("list", "{}")])
     chunks = list(
@@ -145,7 +145,7 @@ def test_text_completion(served: Bench, client: openai.OpenAI) -> None:
 
 
 def test_script_sees_the_call(served: Bench) -> None:
-    """A script gets the body, the joined text with tool results and arguments, the counts, and a running index."""
+    """A script gets the body, the text with tool results and arguments, the counts, and a running index."""
     calls: list[ChatCall] = []
     served.simulator.script = lambda call: calls.append(call)
     served.chat(user("hi"))

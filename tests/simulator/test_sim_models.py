@@ -118,7 +118,7 @@ def test_all_forms_of_a_name_reach_the_model(bench: BenchFactory, name: str) -> 
 
 
 def test_a_key_means_its_first_instance(bench: BenchFactory) -> None:
-    """A key goes to the canonical instance although a larger one exists; an instance id goes to that instance."""
+    """A key goes to the canonical instance although a larger one exists; an instance id goes to its own."""
     served = bench(4096)
     served.simulator.load(KEY, 16384, instance_id="big")
     served.chat(user("hi"))

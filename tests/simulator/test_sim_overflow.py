@@ -16,7 +16,7 @@ FITS_NOT = (
 
 
 def test_middle_truncation_is_silent(bench: BenchFactory) -> None:
-    """The middle is dropped with HTTP 200: system, first task, and newest question stay, and usage says nothing."""
+    """The middle is dropped with HTTP 200; system, first task, and newest question stay; usage is silent."""
     served = bench(1000)
     calls: list[ChatCall] = []
     served.simulator.script = lambda call: calls.append(call)

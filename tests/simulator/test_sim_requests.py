@@ -55,7 +55,7 @@ def test_odd_bodies_are_refused(bench: BenchFactory, body: dict[str, Any]) -> No
 @pytest.mark.parametrize("limit", ["1e999", "-1e999", "NaN"])
 def test_limits_beyond_numbers_are_refused(bench: BenchFactory, limit: str) -> None:
     """Infinite and undefined limits are a 400 too."""
-    raw = '{"messages": [{"role": "user", "content": "hi"}], "max_tokens": %s}' % limit
+    raw = '{"messages": [{"role": "user", "content": "hi"}], "max_tokens": ' + limit + "}"
     assert bench().client.post("/v1/chat/completions", content=raw).status_code == 400
 
 
@@ -137,7 +137,8 @@ def test_prompt_is_counted_as_rendered(bench: BenchFactory) -> None:
     """The count is that of the ChatML text, its special tokens being one token each."""
     served = bench()
     served.chat(system("You are terse."), user("Hello there"))
-    text = "<|im_start|>system\nYou are terse.<|im_end|>\n<|im_start|>user\nHello there<|im_end|>\n<|im_start|>assistant\n"
+    text = "<|im_start|>system\nYou are terse.<|im_end|>\n"
+    text += "<|im_start|>user\nHello there<|im_end|>\n<|im_start|>assistant\n"
     assert served.last.prompt_tokens == count(text)
 
 
@@ -172,7 +173,7 @@ def test_vocabulary_is_o200k_and_survives_pathological_text() -> None:
 
 
 def test_summary_keeps_the_facts_that_occur() -> None:
-    """A summary holds the facts that stand in the text, a stable share of them, and stays within its bound."""
+    """A summary holds the facts that stand in the text, or a stable share of them, within its bound."""
     facts = [f"src/module_{number}.py:{number}" for number in range(100)]
     text = " ".join(facts[:80])
     ideal = summary_of_facts(text, facts)

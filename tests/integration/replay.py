@@ -1,0 +1,114 @@
+"""Real conversations replayed turn by turn through a real proxy, as a stateless client resends them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from litellm_compaction.simulator import ChatCall, Fault, Reply, Simulator, summary_of_facts
+from tests.integration.harness import Proxy
+from tests.integration.validity import problems, searchable
+
+FOLDER = Path(__file__).parents[3] / "shared" / "transcripts"
+_INSTRUCTION = "You write the record"
+
+
+@dataclass
+class Transcript:
+    name: str
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]]
+    facts: list[dict[str, Any]]
+
+
+@dataclass
+class Replay:
+    """What came of one transcript at one context length."""
+
+    name: str
+    requests: int = 0
+    refused: int = 0
+    truncated: int = 0
+    compacted_requests: int = 0
+    summaries: int = 0
+    invalid: list[str] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)
+    kept_facts: list[float] = field(default_factory=list)
+    lost: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def facts(self) -> float:
+        """Share of the facts seen so far that are still there, mean over all requests that were compacted."""
+        return sum(self.kept_facts) / len(self.kept_facts) if self.kept_facts else 1.0
+
+
+def transcripts() -> list[Transcript]:
+    loaded = [(path.stem, json.loads(path.read_text())) for path in sorted(FOLDER.glob("*.json"))]
+    return [Transcript(name, d["messages"], d.get("tools") or [], d["facts"]) for name, d in loaded]
+
+
+def is_summary_call(body: dict[str, Any] | None) -> bool:
+    messages = (body or {}).get("messages") or [{}]
+    return len(messages) == 1 and str(messages[0].get("content", "")).startswith(_INSTRUCTION)
+
+
+def summariser(kind: str, facts: list[str]) -> Callable[[ChatCall], Reply | None]:
+    """An ideal summariser keeps every fact that it is shown, a dead one answers with an error."""
+
+    def script(call: ChatCall) -> Reply | None:
+        if not is_summary_call(call.body):
+            return Reply("Understood.")
+        if kind == "dead":
+            return Reply(fault=Fault("500", "before_first_delta"))
+        return Reply(summary_of_facts(call.prompt_text, facts))
+
+    return script
+
+
+def replay(proxy: Proxy, simulator: Simulator, model: str, transcript: Transcript, *, stream: bool) -> Replay:
+    """Sends every request that the conversation's client has sent, in order."""
+    result = Replay(transcript.name)
+    for index, message in enumerate(transcript.messages):
+        if message["role"] != "assistant" or index < 2:
+            continue
+        sent = transcript.messages[:index]
+        body: dict[str, Any] = {"model": model, "messages": sent, "stream": stream}
+        if transcript.tools:
+            body["tools"] = transcript.tools
+        seen = len(simulator.requests)
+        answer = proxy.post(body)
+        result.requests += 1
+        records = [r for r in simulator.requests[seen:] if r.path == "/v1/chat/completions"]
+        result.truncated += sum(r.truncated or r.outcome in ("overflow", "mid_overflow") for r in records)
+        result.summaries += sum(is_summary_call(r.body) for r in records)
+        if answer.status_code == 400 and "cannot be compacted" in answer.text:
+            result.refused += 1
+        elif answer.status_code != 200:
+            result.failed.append(f"{index}: {answer.status_code} {answer.text[:200]}")
+        else:
+            upstream = next(r.body for r in reversed(records) if not is_summary_call(r.body))
+            if answer.headers.get("x-litellm-compaction") in ("compacted", "reused"):
+                _judge(result, transcript, sent, (upstream or {})["messages"])
+    return result
+
+
+def _judge(result: Replay, transcript: Transcript, sent: list[dict[str, Any]], upstream: list[dict[str, Any]]) -> None:
+    result.compacted_requests += 1
+    result.invalid += [f"{len(sent)}: {problem}" for problem in problems(sent, upstream)]
+    due = [fact["text"] for fact in transcript.facts if fact["msg"] < len(sent)]
+    shown = searchable(upstream)
+    kept = [fact for fact in due if fact in shown]
+    for fact in due:
+        if fact not in shown:
+            result.lost[fact] = result.lost.get(fact, 0) + 1
+    if due:
+        result.kept_facts.append(len(kept) / len(due))
+
+
+def replay_all(run: Callable[[Transcript], Replay], chosen: list[Transcript]) -> list[Replay]:
+    with ThreadPoolExecutor(4) as pool:
+        return list(pool.map(run, chosen))
