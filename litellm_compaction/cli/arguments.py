@@ -14,7 +14,7 @@ from pathlib import Path
 from litellm_compaction import __version__
 from litellm_compaction.errors import CompactionError
 
-MINIMUM_DEMO_WINDOW_TOKENS = 2048
+MINIMUM_DEMO_WINDOW_TOKENS = 4096
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -38,8 +38,8 @@ def turn_line(look: Look, turn: int, used_tokens: int, window_tokens: int, what:
     """`turn`, from 1, and how full the window was after its answer."""
     ratio = used_tokens / window_tokens
     color = _RED if ratio > 0.95 else _YELLOW if ratio > look.trigger_ratio else _GREEN
-    numbers = f"{used_tokens:>7,}/{window_tokens:,}".ljust(16)
-    return f"turn {turn:>3}  {_painted(look, color, _bar(look, ratio))}  {numbers} {ratio:>4.0%}  {what}"
+    numbers = f"{used_tokens:>7,}/{window_tokens:,}"
+    return f"turn {turn:>3}  {_painted(look, color, _bar(look, ratio))} {numbers} {ratio:>5.0%}  {what}"
 
 
 def compaction_line(look: Look, compacted: Compacted) -> str:
@@ -63,10 +63,11 @@ def truncation_line(look: Look, sent_tokens: int, kept_tokens: int) -> str:
 
 
 def legend(look: Look, window_tokens: int) -> str:
-    """What the mark in the bar is."""
+    """What the mark in the bar means."""
     mark = "│" if look.unicode else "|"
     trigger_tokens = round(look.trigger_ratio * window_tokens)
-    text = f"{mark} marks {look.trigger_ratio:.0%} of the window ({trigger_tokens:,} tokens)"
+    text = f"{mark} marks {look.trigger_ratio:.0%} of the window ({trigger_tokens:,} tokens): "
+    text += "prompt + room for the answer stay below it, or are compacted"
     return _painted(look, _DIM, text)
 
 

@@ -51,6 +51,8 @@ class Compaction:
         segments: frozen summaries, oldest first; they may reach less far than the compaction when a summary failed.
         ledger: verbatim anchors of everything covered.
         rung: how the newest part was condensed.
+        provisional: made while one huge result left hardly any room; good for this very conversation, but the next
+            compaction goes on from an earlier, richer one.
     """
 
     covered_messages: int
@@ -60,6 +62,7 @@ class Compaction:
     segments: tuple[Segment, ...]
     ledger: str
     rung: Rung
+    provisional: bool = False
 
     @property
     def summarized_messages(self) -> int:

@@ -24,6 +24,8 @@ _LEDGER_SHARE = 0.30
 _WORDS_TARGET_RATIO = 0.25
 _WORDS_SHARE = 0.60
 _FROZEN_TARGET_RATIO = 0.25
+# A summary shorter than this says too little for what it costs; the earlier record, shortened, says more.
+_LEAST_SUMMARY_TOKENS = 150
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +77,8 @@ class Summarize:
         covered_messages: how many messages after the lead it will replace.
         base: the compaction whose summaries it continues, or None.
         integrates: whether the base's segments are rewritten into one, because they outgrew their share.
-        summary_tokens: bound on the new segment.
+        provisional: whether there is no room for a new summary; the base's is carried on, shortened.
+        summary_tokens: bound on the new segment, or on the carried one.
         ledger_tokens: bound on the ledger; words_tokens of it may be the user's own words.
         predicted_tokens: the prompt afterwards, at most.
     """
@@ -83,6 +86,7 @@ class Summarize:
     covered_messages: int
     base: Compaction | None
     integrates: bool
+    provisional: bool
     summary_tokens: int
     ledger_tokens: int
     words_tokens: int
@@ -129,7 +133,8 @@ def plan(
     if base and reused_tokens is not None and not budget.triggers(reused_tokens):
         return Reuse(compaction=base)
     now_tokens = conversation.tokens if reused_tokens is None else min(conversation.tokens, reused_tokens)
-    fresh = _summarize(conversation, budget, depth, base, count)
+    rich = next((each for each in usable if not each.provisional), None)
+    fresh = _summarize(conversation, budget, depth, rich, count)
     if fresh is not None and fresh.predicted_tokens <= now_tokens * (1 - MIN_GAIN_RATIO):
         return fresh
     # No cut gains enough to be worth a model call: send what fits.
@@ -188,6 +193,9 @@ def _summarize(
         cuts = tuple(cut for cut in cuts if cut >= lead + base.covered_messages) if integrates else beyond
     if not cuts:
         return None
+    provisional = summary_tokens < min(_LEAST_SUMMARY_TOKENS, depth.summary_max_tokens)
+    if provisional:
+        integrates, summary_tokens = True, int((1 - _LEDGER_SHARE) * room)
     ledger_tokens = int(_LEDGER_SHARE * (room if integrates else room - frozen_tokens))
     record_tokens = RECORD_TOKENS + summary_tokens + ledger_tokens + (0 if integrates else frozen_tokens)
 
@@ -204,6 +212,7 @@ def _summarize(
         covered_messages=cut - lead,
         base=base,
         integrates=integrates,
+        provisional=provisional,
         summary_tokens=summary_tokens,
         ledger_tokens=ledger_tokens,
         words_tokens=min(int(_WORDS_TARGET_RATIO * target), int(_WORDS_SHARE * ledger_tokens)),

@@ -25,7 +25,6 @@ from litellm_compaction.models.window import Windows
 from litellm_compaction.summarizer import SummaryJob, summarize
 
 _REQUEST_TOKENS = 200
-_LEAST_SUMMARY_TOKENS = 32
 # The chat template's own tokens around the summariser's one user message, rounded up.
 _TEMPLATE_TOKENS = 32
 # Above this many characters the ledger's work leaves the event loop.
@@ -84,8 +83,12 @@ class Maker:
         base = decision.base
         round_number = (base.round if base else 0) + 1
         covered_hash = work.conversation.hashes[decision.covered_messages]
-        summary = await self._summary(work, decision, covered, pinned)
-        segments = base.segments if base else ()
+        if decision.provisional:
+            summary = _Summary(text="", calls=0, pruning_model="", reason="no_room")
+            segments = _carried(base, decision.summary_tokens, work.count_text)
+        else:
+            summary = await self._summary(work, decision, covered, pinned)
+            segments = base.segments if base else ()
         if summary.text:
             segment = Segment(
                 text=summary.text,
@@ -102,6 +105,7 @@ class Maker:
             segments=segments,
             ledger=await self._ledger(work, decision, covered, pinned, spare_tokens=_spare(decision, summary)),
             rung="summary" if summary.text else "truncate",
+            provisional=decision.provisional,
         )
         await self._put(work.case.scope, compaction)
         return Made(
@@ -134,8 +138,8 @@ class Maker:
         job = _job(work, decision, covered, pinned)
         attempts = work.case.attempts
         calls, asked, reason = 0, "", ""
-        if decision.summary_tokens < _LEAST_SUMMARY_TOKENS or not (job.messages or job.earlier):
-            return _Summary(text="", calls=0, pruning_model="", reason="no_room")
+        if not (job.messages or job.earlier):
+            return _Summary(text="", calls=0, pruning_model="", reason="nothing_new")
         for model in work.case.pruning_models:
             if attempts.summary_calls_left <= 0:
                 reason = reason or "attempts"
@@ -228,6 +232,14 @@ def _job(work: Work, decision: Summarize, covered: Sequence[Message], pinned: in
     )
 
 
+def _carried(base: Compaction | None, limit_tokens: int, count: Callable[[str], int]) -> tuple[Segment, ...]:
+    """The base's summaries as one segment, cut to what there is room for."""
+    if base is None or not base.segments:
+        return ()
+    return (replace(base.segments[-1], text=excerpt(base.summary, limit_tokens, count)),)
+
+
 def _spare(decision: Summarize, summary: _Summary) -> int:
     """What the ledger may take more when no summary came."""
-    return 0 if summary.text else decision.summary_tokens
+    carried = decision.provisional and decision.base is not None and decision.base.segments
+    return 0 if summary.text or carried else decision.summary_tokens

@@ -1,0 +1,24 @@
+FROM python:3.12-slim AS build
+WORKDIR /build
+COPY pyproject.toml README.md LICENSE config.yaml ./
+COPY litellm_compaction ./litellm_compaction
+RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
+
+FROM python:3.12-slim
+COPY --from=build /wheels /wheels
+RUN pip install --no-cache-dir /wheels/*.whl \
+    && useradd --create-home --uid 10001 proxy \
+    && install --directory --owner proxy --mode 0700 /data
+WORKDIR /app
+COPY config.yaml ./
+# A generated master key is kept in /data; set LITELLM_MASTER_KEY to use your own.
+# In a container 127.0.0.1 is the container itself, so LM Studio is looked for on the host.
+ENV LITELLM_COMPACTION_HOME=/data \
+    LITELLM_LOCAL_MODEL_COST_MAP=True \
+    LM_STUDIO_API_BASE=http://host.docker.internal:1234/v1 \
+    PYTHONUNBUFFERED=1
+USER proxy
+EXPOSE 4000
+HEALTHCHECK --interval=15s --timeout=5s --start-period=60s --retries=3 \
+    CMD ["python", "-c", "from urllib.request import ProxyHandler, build_opener; build_opener(ProxyHandler({})).open('http://127.0.0.1:4000/health/liveliness', timeout=4)"]
+ENTRYPOINT ["litellm", "--config", "/app/config.yaml", "--host", "0.0.0.0", "--port", "4000"]
