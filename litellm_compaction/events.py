@@ -71,7 +71,7 @@ _LEVELS: dict[str, int] = {
 
 
 def log_observer(logger: logging.Logger) -> Observer:
-    """An observer that writes one line an event: INFO for a compaction, WARNING for a fallback, else DEBUG."""
+    """An observer that writes one line an event: INFO for a compaction, WARNING after trouble, else DEBUG."""
 
     def observe(event: Event) -> None:
         if isinstance(event, TruncationAlarm):
@@ -84,8 +84,9 @@ def log_observer(logger: logging.Logger) -> Observer:
                 event.window_tokens,
             )
             return
+        level = logging.WARNING if event.outcome == "compacted" and event.reason else _LEVELS.get(event.outcome)
         logger.log(
-            _LEVELS.get(event.outcome, logging.DEBUG),
+            level or logging.DEBUG,
             "%s model=%s phase=%s %d/%d tokens (%.0f %%) before=%d after=%d covered=%d round=%d calls=%d "
             "window_source=%s pruning_model=%s duration_ms=%.0f%s",
             event.outcome,

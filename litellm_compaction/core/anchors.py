@@ -54,7 +54,7 @@ _DECISION = re.compile(
 @dataclass(frozen=True, slots=True)
 class _Line:
     text: str
-    anchors: tuple[str, ...]
+    anchors: dict[str, float]
     weight: float
 
 
@@ -107,15 +107,17 @@ def _anchor_lines(messages: Sequence[Message], budget_tokens: int, known: str, c
     if room < 24:
         return ""
     lines = _candidates(messages)
-    spread = Counter(anchor for line in lines for anchor in set(line.anchors))
+    spread = Counter(anchor for line in lines for anchor in line.anchors)
+    # An anchor that comes back matters more, up to a point.
+    bonus = {anchor: 1 + 0.3 * math.log(min(lines_with_it, 20)) for anchor, lines_with_it in spread.items()}
     seen = {anchor for anchor in spread if anchor in known}
 
     def worth(index: int) -> float:
         line = lines[index]
-        fresh = {anchor for anchor in line.anchors if anchor not in seen}
+        fresh = [anchor for anchor in line.anchors if anchor not in seen]
         if not fresh and line.weight <= 1:
             return 0.0
-        value = sum(_weight(anchor) * (1 + 0.3 * math.log(min(spread[anchor], 20))) for anchor in fresh)
+        value = sum(line.anchors[anchor] * bonus[anchor] for anchor in fresh)
         recency = 0.75 + 0.5 * index / len(lines)
         return (value + line.weight) * recency / (8 + len(line.text))
 
@@ -169,37 +171,25 @@ def _pieces(text: str, role_weight: float) -> Iterator[tuple[str, float]]:
             yield line[start : start + _PIECE_CHARS], role_weight
 
 
-def _shortened(line: str) -> tuple[str, tuple[str, ...]]:
-    """A line cut to the stretch with the most anchors, and the anchors in it."""
+def _shortened(line: str) -> tuple[str, dict[str, float]]:
+    """A line cut to the stretch with the most anchors, and the weights of the anchors in it."""
     spans = _anchor_spans(line)
-    if len(line) <= _LINE_CHARS:
-        return line, tuple(line[start:end] for start, end in spans)
-    best = 0
-    best_value = -1.0
-    for start, _ in spans:
-        begin = max(start - _LINE_CHARS // 3, 0)
-        value = sum(_weight(line[s:e]) for s, e in spans if s >= begin and e <= begin + _LINE_CHARS)
-        if value > best_value:
-            best, best_value = begin, value
-    end = best + _LINE_CHARS
-    shown = ("… " if best else "") + line[best:end] + (" …" if end < len(line) else "")
-    return shown, tuple(line[s:e] for s, e in spans if s >= best and e <= end)
+    begin, end = 0, len(line)
+    if len(line) > _LINE_CHARS:
+        starts = [0, *(max(start - _LINE_CHARS // 3, 0) for start, _, _ in spans)]
+        begin = max(starts, key=lambda at: sum(w for s, e, w in spans if s >= at and e <= at + _LINE_CHARS))
+        end = begin + _LINE_CHARS
+    shown = ("… " if begin else "") + line[begin:end] + (" …" if end < len(line) else "")
+    return shown, {line[s:e]: weight for s, e, weight in spans if s >= begin and e <= end}
 
 
-def _anchor_spans(line: str) -> list[tuple[int, int]]:
-    taken: list[tuple[int, int]] = []
-    for pattern, _ in _KINDS:
+def _anchor_spans(line: str) -> list[tuple[int, int, float]]:
+    taken: list[tuple[int, int, float]] = []
+    for pattern, weight in _KINDS:
         for found in pattern.finditer(line):
             start, end = found.span()
-            if end - start >= 2 and all(end <= s or start >= e for s, e in taken):
-                taken.append((start, end))
+            if end - start >= 2 and all(end <= s or start >= e for s, e, _ in taken):
+                taken.append((start, end, weight))
                 if len(taken) >= _ANCHORS_PER_LINE:
                     return taken
     return taken
-
-
-def _weight(anchor: str) -> float:
-    for pattern, weight in _KINDS:
-        if pattern.match(anchor):
-            return weight
-    return 0.5

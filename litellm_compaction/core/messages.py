@@ -171,6 +171,22 @@ def without_notices(text: str) -> str:
     return _NOTICES.sub("", text) if "⚙️" in text or "✅" in text or "⚠️" in text else text
 
 
+def cleaned(message: Message) -> Message:
+    """`message` without our notices in it; the same object when there are none."""
+    if message.role != "assistant" or without_notices(message.text) == message.text:
+        return message
+    content = message.raw.get("content")
+    if not isinstance(content, list):
+        return with_text(message, without_notices(message.text))
+    parts = [
+        {**part, "text": without_notices(_string(part["text"]))}
+        if isinstance(part, Mapping) and isinstance(part.get("text"), str)
+        else part
+        for part in content
+    ]
+    return parse_message({**message.raw, "content": parts})
+
+
 def render_arguments(arguments: str) -> str:
     """Tool arguments as they read, not as JSON escapes them."""
     try:

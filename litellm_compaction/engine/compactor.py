@@ -16,7 +16,7 @@ from litellm_compaction.core.messages import Request, chain
 from litellm_compaction.core.oversize import refusal, shortened
 from litellm_compaction.core.plan import Conversation, Keep, Plan, Reuse, Summarize, plan
 from litellm_compaction.engine.case import Case, Guarded, Work
-from litellm_compaction.engine.making import Made, Maker, Store
+from litellm_compaction.engine.making import Made, Maker, Store, off_loop
 from litellm_compaction.errors import CompactionError, ModelNotLoaded
 from litellm_compaction.events import CompactionEvent, Event, Observer, Outcome, TruncationAlarm
 from litellm_compaction.flight import Flights
@@ -67,7 +67,7 @@ class Compactor:
         work = await self._weigh(request, case)
         if not work.budget.triggers(work.count.tokens):
             return _unchanged(work)
-        hashes = chain(request.messages)
+        hashes = await off_loop(request.messages, lambda: chain(request.messages))
         work = replace(work, conversation=replace(work.conversation, hashes=hashes))
         return await self._carry_out(work, await self._find(case.scope, hashes))
 

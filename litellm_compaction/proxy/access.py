@@ -1,8 +1,6 @@
-"""Whether a client may use the pruning model that the operator configured.
+"""What LiteLLM's own access rules say: may a key use the pruning model, which credentials has a deployment.
 
-A call through the router skips the proxy's own check, so a configured summariser would be open to keys that may
-not use it (facts on LiteLLM, section 5). Private API: feature-tested; where it is missing, the operator's choice
-of the model counts.
+Internal API of LiteLLM, feature-tested; where it is missing, the operator's configuration counts as it stands.
 """
 
 from __future__ import annotations
@@ -13,6 +11,9 @@ from typing import Any
 
 def may_use(router: Any, model: str, metadata: Mapping[str, Any]) -> bool:
     """Whether the key behind `metadata` may call `model`.
+
+    A call through the router skips the proxy's own check, so a configured summariser would be open to keys that
+    may not use it (LiteLLM re-checks for its own summaries, context_management/editors/compact.py).
 
     Args:
         router: LiteLLM's router.
@@ -39,3 +40,20 @@ def may_use(router: Any, model: str, metadata: Mapping[str, Any]) -> bool:
     except Exception:  # noqa: BLE001 - refused: ProxyException, whose place moved between versions
         return False
     return True
+
+
+def with_credentials(params: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The parameters of a deployment with those that `litellm_credential_name` stands for.
+
+    LiteLLM fills them in only after the deployment hook.
+    """
+    name = params.get("litellm_credential_name")
+    if not isinstance(name, str):
+        return params
+    try:
+        from litellm.litellm_core_utils.credential_accessor import CredentialAccessor
+
+        values = CredentialAccessor.get_credential_values(name)
+    except (ImportError, AttributeError):
+        return params
+    return {**values, **{key: value for key, value in params.items() if value is not None}}

@@ -228,8 +228,15 @@ def _as_bad_request(error: CompactionError) -> Exception:
 
 
 def _as_litellm_error(error: CompactionError, kwargs: dict[str, Any]) -> Exception:
-    """The error behind routing: LiteLLM's own class, so that `context_window_fallbacks` fire."""
-    kind = litellm.ContextWindowExceededError if isinstance(error, DoesNotFit) else litellm.BadRequestError
+    """The error behind routing, as LiteLLM's own class.
+
+    Too large: `context_window_fallbacks` fire. Window unknown: a 400, but where the group has other deployments
+    an error after which the router tries one of those.
+    """
+    others = int((kwargs.get("metadata") or {}).get("model_group_size") or 1) > 1
+    kind = litellm.ServiceUnavailableError if others else litellm.BadRequestError
+    if isinstance(error, DoesNotFit):
+        kind = litellm.ContextWindowExceededError
     mapped: Exception = kind(
         message=str(error),
         model=str(kwargs.get("model") or ""),

@@ -20,11 +20,12 @@ class Call:
     """One client request.
 
     Attributes:
-        original: as the client sent it, before any rewrite.
+        received: as the client sent it, for deployments that are left alone.
+        original: the same without the notices that it carried back; the same object when there were none.
         group: the model name that it is filed under in the store.
         attempts: what it may still spend.
         is_chat: whether the client speaks chat completions, and so reads the stream that we see.
-        rewritten: whether the list in LiteLLM's hands is ours, not the client's.
+        rewritten: whether the list in LiteLLM's hands is no longer `received`.
         opted_out: whether the client asked not to be guarded, and may.
         asks_for_usage: whether a usage chunk belongs in the stream.
         plain_text: whether a notice may stand in the answer.
@@ -32,6 +33,7 @@ class Call:
         action: the strongest thing done for it: compacted, then reused, then none.
     """
 
+    received: Request
     original: Request
     group: str
     attempts: Attempts

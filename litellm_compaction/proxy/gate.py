@@ -14,14 +14,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from litellm_compaction.config import SAME_MODEL, Settings
-from litellm_compaction.core.messages import Request
+from litellm_compaction.core.messages import Request, cleaned
 from litellm_compaction.engine import Attempts, Case, Compactor, PruningModel
 from litellm_compaction.errors import CompactionError, DoesNotFit, ModelNotLoaded, WindowUnknown
 from litellm_compaction.models.window import Target
 from litellm_compaction.proxy import wire
-from litellm_compaction.proxy.access import may_use
+from litellm_compaction.proxy.access import may_use, with_credentials
 from litellm_compaction.proxy.calls import Call, Calls
 from litellm_compaction.proxy.internal import is_internal_call, summary_asker, warm_up
+from litellm_compaction.proxy.publishing import Publisher
 from litellm_compaction.proxy.routing import (
     Deployment,
     deployment_of,
@@ -48,6 +49,7 @@ class Gate:
         self._settings = settings
         self._compactor = compactor
         self._calls = calls
+        self._publisher = Publisher()
         self._warned: set[str] = set()
 
     async def before_routing(self, router: Any, data: dict[str, Any]) -> None:
@@ -75,6 +77,7 @@ class Gate:
             return
         call = self._calls.open(_call_id(data), self._new_call(request, model, data))
         call.is_chat = True
+        request = call.original
         if call.opted_out or len(known) < len(guards):
             return
         if len({guard.settings for guard in known}) > 1 or known[0].settings.mode != "guard":
@@ -114,22 +117,24 @@ class Gate:
         guard = await self._guard(deployment)
         request = call.original if call is not None else wire.decode(kwargs)
         if guard is None or request is None or (call is not None and call.opted_out):
-            return {**kwargs, "messages": wire.encode(call.original.messages)} if call and call.rewritten else None
+            return {**kwargs, "messages": wire.encode(call.received.messages)} if call and call.rewritten else None
         if call is None:
             call = self._calls.open(_call_id(kwargs), self._new_call(request, group, kwargs))
+            request = call.original
         case = self._case(router, guard, call, kwargs)
         if guard.settings.mode == "observe":
             await self._compactor.observe(request, case)
             return None
         guarded = await self._compactor.guard(request, case)
         call.sent(case, guarded)
+        self._publish(router, deployment, guarded.window.tokens)
         changed = wire.with_output_limit(kwargs, guarded.max_output_tokens(wire.asked_output_tokens(kwargs)))
         if kwargs.get("stream") and call.is_chat:
             changed |= wire.with_usage(kwargs)
         if guarded.messages is not None:
             changed["messages"] = wire.encode(guarded.messages)
-        elif call.rewritten:
-            changed["messages"] = wire.encode(request.messages)
+        elif call.rewritten or call.original is not call.received:
+            changed["messages"] = wire.encode(call.original.messages)
         return {**kwargs, **changed}
 
     async def probe(self, router: Any) -> None:
@@ -146,6 +151,7 @@ class Gate:
             except WindowUnknown as error:
                 logger.error("%s", error)  # noqa: TRY400 - the message is the finding, a traceback is noise
             else:
+                self._publish(router, deployment, window.tokens)
                 logger.info(
                     "window model=%s tokens=%d source=%s parallel=%d",
                     deployment.group,
@@ -154,9 +160,12 @@ class Gate:
                     window.parallel,
                 )
 
-    def _new_call(self, request: Request, group: str, body: Mapping[str, Any]) -> Call:
+    def _new_call(self, received: Request, group: str, body: Mapping[str, Any]) -> Call:
+        messages = tuple(cleaned(message) for message in received.messages)
+        unchanged = all(new is old for new, old in zip(messages, received.messages, strict=True))
         return Call(
-            original=request,
+            received=received,
+            original=received if unchanged else replace(received, messages=messages),
             group=group,
             attempts=Attempts(summary_calls_left=self._settings.max_summary_calls),
             opted_out=self._settings.allow_opt_out and _opts_out(body),
@@ -167,7 +176,7 @@ class Gate:
     def _deployment(self, entry: Mapping[str, Any]) -> Deployment:
         params, info = entry.get("litellm_params"), entry.get("model_info")
         return deployment_of(
-            params if isinstance(params, Mapping) else {},
+            with_credentials(params) if isinstance(params, Mapping) else {},
             info if isinstance(info, Mapping) else {},
             group=str(entry.get("model_name") or ""),
             environ=os.environ,
@@ -243,6 +252,10 @@ class Gate:
                 is_same=False,
             ),
         )
+
+    def _publish(self, router: Any, deployment: Deployment, window_tokens: int) -> None:
+        if not deployment.is_wildcard:
+            self._publisher.publish(router, deployment.id, window_tokens)
 
     def _warn_once(self, key: str, message: str, *values: object) -> None:
         if key not in self._warned:

@@ -1,0 +1,36 @@
+"""The windows that we know, shown where clients look for them: `max_input_tokens` in the proxy's `/model/info`.
+
+Clients steer their own compaction by that number; LM Studio's OpenAI endpoint does not tell it
+(lmstudio-bug-tracker 2139).
+"""
+
+from __future__ import annotations
+
+from collections.abc import MutableMapping
+from typing import Any
+
+_KEY = "max_input_tokens"
+
+
+class Publisher:
+    """Writes windows into the router's own list, from which LiteLLM answers `/model/info`."""
+
+    def __init__(self) -> None:
+        self._written: dict[str, int] = {}
+
+    def publish(self, router: Any, deployment_id: str, window_tokens: int) -> None:
+        """Shows a deployment's window; never in place of a number that the operator wrote.
+
+        With `enable_pre_call_checks` LiteLLM would refuse by that number what we are about to compact, so
+        nothing is shown then.
+        """
+        if self._written.get(deployment_id) == window_tokens or getattr(router, "enable_pre_call_checks", True):
+            return
+        for entry in getattr(router, "model_list", None) or ():
+            info = entry.get("model_info") if isinstance(entry, MutableMapping) else None
+            if not isinstance(info, MutableMapping) or info.get("id") != deployment_id:
+                continue
+            if info.get(_KEY) in (None, self._written.get(deployment_id)):
+                info[_KEY] = window_tokens
+                self._written[deployment_id] = window_tokens
+            return

@@ -1,0 +1,130 @@
+"""Child processes: started, watched, ended by their own handles."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+
+from litellm_compaction.cli.children import (
+    Child,
+    local_url,
+    proxy_command,
+    proxy_environment,
+    running,
+    running_simulator,
+    usable_port,
+    wait_until_alive,
+)
+from litellm_compaction.errors import CompactionError, ServerUnavailable
+
+
+def sleeper() -> Child:
+    """A child that ends only when it is told to."""
+    return Child("sleeper", [sys.executable, "-c", "import signal; signal.pause()"], {})
+
+
+def test_a_child_ends_with_its_block() -> None:
+    """Also when the block fails."""
+    with pytest.raises(ZeroDivisionError), running(sleeper()) as child:
+        raise ZeroDivisionError
+    assert child.exit_code() == 128 + signal.SIGTERM
+
+
+def test_exit_codes_are_the_childs() -> None:
+    """A code is passed on as it is."""
+    with running(Child("seven", [sys.executable, "-c", "raise SystemExit(7)"], {})) as child:
+        assert child.wait() == 7
+        assert child.exit_code() == 7
+
+
+def test_a_running_child_has_no_exit_code() -> None:
+    """None until it ends; a signal to one that has ended does nothing."""
+    with running(sleeper()) as child:
+        assert child.exit_code() is None
+        assert child.wait(0.0) is None
+        child.send_signal(signal.SIGTERM)
+        assert child.wait(10) == 128 + signal.SIGTERM
+    child.send_signal(signal.SIGTERM)
+
+
+def test_a_program_that_is_missing_is_explained(tmp_path: Path) -> None:
+    """No traceback of subprocess."""
+    with pytest.raises(CompactionError, match="The proxy cannot be started"):
+        Child("proxy", [str(tmp_path / "missing")], {})
+
+
+def test_the_end_of_the_proxy_is_noticed_while_waiting() -> None:
+    """Nobody waits three minutes for a process that has ended."""
+    with (
+        running(Child("proxy", [sys.executable, "-c", "raise SystemExit(3)"], {})) as child,
+        pytest.raises(ServerUnavailable, match="exit code 3"),
+    ):
+        wait_until_alive(child, f"http://127.0.0.1:{usable_port('127.0.0.1', 0)}")
+
+
+def test_waiting_has_an_end() -> None:
+    """A proxy that never answers is given up."""
+    with running(sleeper()) as child, pytest.raises(ServerUnavailable, match="did not answer"):
+        wait_until_alive(child, f"http://127.0.0.1:{usable_port('127.0.0.1', 0)}", limit_s=0.1)
+
+
+def test_a_taken_port_is_refused() -> None:
+    """LiteLLM would silently take another one."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(CompactionError, match=rf"Cannot listen on 127.0.0.1 port {port}.*--port"):
+            usable_port("127.0.0.1", port)
+
+
+def test_port_0_is_a_free_port() -> None:
+    """A real number comes back."""
+    assert 0 < usable_port("127.0.0.1", 0) < 65536
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [
+        ("127.0.0.1", "http://127.0.0.1:1"),
+        ("0.0.0.0", "http://127.0.0.1:1"),
+        ("::", "http://[::1]:1"),
+        ("::1", "http://[::1]:1"),
+        ("box.local", "http://box.local:1"),
+    ],
+)
+def test_the_url_of_a_listening_address(host: str, expected: str) -> None:
+    """An address to listen on is not always one to connect to."""
+    assert local_url(host, 1) == expected
+
+
+def test_the_proxy_environment_keeps_keys_off_the_command_line(tmp_path: Path) -> None:
+    """The key travels in the environment, where other users cannot see it."""
+    environment = proxy_environment({"NO_PROXY": "corp"}, master_key="sk-x", api_base="http://127.0.0.1:1/v1")
+    assert environment["LITELLM_MASTER_KEY"] == "sk-x"
+    assert environment["LM_STUDIO_API_BASE"] == "http://127.0.0.1:1/v1"
+    assert environment["LITELLM_LOCAL_MODEL_COST_MAP"] == "True"
+    assert environment["NO_PROXY"] == "corp,127.0.0.1,localhost"
+    assert "sk-x" not in " ".join(proxy_command(tmp_path / "config.yaml", "127.0.0.1", 4000))
+
+
+def test_the_command_starts_a_stock_litellm(tmp_path: Path) -> None:
+    """Whatever way was found, it is LiteLLM's own command line."""
+    *start, _config, _path, _host, _address, _port, _number = proxy_command(tmp_path / "c.yaml", "127.0.0.1", 4000)
+    done = subprocess.run([*start, "--help"], capture_output=True, text=True, timeout=120, check=True)
+    assert "--config" in done.stdout
+
+
+def test_the_simulator_child_serves_and_ends(monkeypatch: pytest.MonkeyPatch, environ: dict[str, str]) -> None:
+    """It says where it listens, has its model loaded, and is gone after the block."""
+    monkeypatch.setenv("PYTHONPATH", environ["PYTHONPATH"])
+    with httpx.Client(trust_env=False) as http:
+        with running_simulator("qwen/qwen3-8b", 4096) as url:
+            [model] = http.get(f"{url}/api/v1/models").json()["models"]
+            assert model["loaded_instances"][0]["config"]["context_length"] == 4096
+        with pytest.raises(httpx.ConnectError):
+            http.get(url)

@@ -1,0 +1,63 @@
+"""Reading a LiteLLM config without LiteLLM."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from litellm_compaction.cli.config_file import read_config, shipped_config
+from litellm_compaction.errors import ConfigError
+from tests.cli.conftest import config, deployment
+
+
+def test_includes_are_merged_as_litellm_does(write: Callable[..., Path]) -> None:
+    """Lists grow; other values are replaced; a file that includes itself ends."""
+    write(
+        {"model_list": [deployment(name="two")], "general_settings": {"b": 1}, "include": ["config.yaml"]}, "more.yaml"
+    )
+    path = write(config(deployment(name="one"), include=["more.yaml"], general_settings={"a": 1}))
+    file = read_config(path)
+    assert [entry["model_name"] for entry in file.deployments] == ["one", "two"]
+    assert file.section("general_settings") == {"b": 1}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: [1", "not valid YAML in line"),
+        ("- a list", "not a LiteLLM config"),
+        ("", "not a LiteLLM config"),
+        ("include: [missing.yaml]", "missing.yaml cannot be read"),
+    ],
+)
+def test_what_is_no_config_is_refused(write: Callable[[Any], Path], text: str, message: str) -> None:
+    """The error names the file and the place."""
+    with pytest.raises(ConfigError, match=message):
+        read_config(write(text))
+
+
+@pytest.mark.parametrize(
+    ("entry", "expected"),
+    [
+        (deployment(params={"api_base": "os.environ/LM_STUDIO_API_BASE"}), True),
+        (deployment(), True),
+        (deployment(params={"api_base": "http://127.0.0.1:1/v1"}), False),
+        (deployment("openai/gpt-5"), False),
+    ],
+)
+def test_whether_the_environment_decides(write: Callable[[Any], Path], entry: dict[str, Any], expected: bool) -> None:
+    """LiteLLM reads LM_STUDIO_API_BASE where a deployment says so, or says nothing."""
+    assert read_config(write(config(entry))).follows_environment is expected
+
+
+def test_the_shipped_config_is_found() -> None:
+    """The package brings one, and it follows the environment."""
+    assert read_config(shipped_config()).follows_environment
+
+
+def test_keys_are_not_in_the_repr(write: Callable[[Any], Path]) -> None:
+    """A log of the value does not show what the file holds."""
+    assert "sk-secret" not in repr(read_config(write(config(general_settings={"master_key": "sk-secret"}))))

@@ -1,0 +1,94 @@
+"""`demo`: its picture, its script, and one real run with and without the plug-in."""
+
+from __future__ import annotations
+
+import pytest
+
+from litellm_compaction.cli.demo import demo
+from litellm_compaction.cli.demo_conversation import Conversation, scripted_summary, step_of
+from litellm_compaction.cli.demo_picture import (
+    Compacted,
+    Look,
+    compaction_line,
+    legend,
+    truncation_line,
+    turn_line,
+)
+
+PLAIN = Look(trigger_ratio=0.8, color=False, unicode=False)
+
+
+def test_a_turn_is_one_line_with_a_marked_bar() -> None:
+    """Bar, X/Y tokens, percent; the mark stands at 80 %."""
+    assert turn_line(PLAIN, 7, 4096, 8192, "reads") == (
+        "turn   7  ####################............|........   4,096/8,192   50%  reads"
+    )
+
+
+def test_a_bar_never_overflows() -> None:
+    """More than the window is a full bar and more than 100 %."""
+    assert turn_line(PLAIN, 7, 9000, 8192, "reads") == (
+        "turn   7  ################################|########   9,000/8,192  110%  reads"
+    )
+
+
+def test_a_compaction_is_before_and_after_with_its_round() -> None:
+    """And how it was made."""
+    compacted = Compacted(round=2, before_tokens=6740, after_tokens=2725, summary_calls=1, announced=True)
+    assert compaction_line(PLAIN, compacted).strip() == (
+        "* round 2: 6,740 -> 2,725 tokens (1 summary call, announced in the stream)"
+    )
+
+
+def test_plain_lines_are_ascii_without_escapes() -> None:
+    """What a log file or an old terminal shows."""
+    compacted = Compacted(round=1, before_tokens=2, after_tokens=1, summary_calls=0, announced=False)
+    lines = [turn_line(PLAIN, 1, 1, 2, "x"), compaction_line(PLAIN, compacted), legend(PLAIN, 8192)]
+    lines.append(truncation_line(PLAIN, 2, 1))
+    assert all(line.isascii() and line.isprintable() for line in lines)
+
+
+def test_color_surrounds_the_bar_only() -> None:
+    """A full window is red."""
+    look = Look(trigger_ratio=0.8, color=True, unicode=True)
+    assert "\x1b[31m" in turn_line(look, 1, 99, 100, "x")
+    assert turn_line(look, 1, 99, 100, "x").endswith("99%  x")
+
+
+def test_every_call_of_the_script_gets_its_result() -> None:
+    """A history as real clients keep it: no orphan, user and assistant in turn."""
+    conversation = Conversation(8192)
+    for turn in range(12):
+        step = step_of(turn)
+        calls = [{"id": f"c{turn}", "type": "function", "function": {"name": step.call[0]}}] if step.call else []
+        conversation.add_answer(turn, step.text, calls)
+    roles = [message["role"] for message in conversation.messages]
+    assert roles[:9] == ["system", "user", *["assistant", "tool"] * 3, "assistant"]
+    called = [call["id"] for message in conversation.messages for call in message.get("tool_calls", ())]
+    assert called == [message["tool_call_id"] for message in conversation.messages if message["role"] == "tool"]
+
+
+def test_the_scripted_summary_names_what_was_seen() -> None:
+    """It invents no file."""
+    assert "| ledger/totals.py |" in scripted_summary("… ledger/totals.py …")
+    assert "ledger/export.py" not in scripted_summary("… ledger/totals.py …")
+
+
+@pytest.mark.proxy
+def test_the_guarded_conversation_is_never_cut(environ: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Compactions happen, each shrinks, nothing is truncated, exit code 0."""
+    assert demo(turns=24, context_tokens=4096, fast=True, color=False, guarded=True, environ=environ) == 0
+    text = capsys.readouterr().out
+    assert "24 turns, " in text
+    assert " 0 truncations" in text
+    assert "round 2: " in text
+    assert "announced in the stream" in text
+
+
+@pytest.mark.proxy
+def test_the_same_conversation_without_the_plugin_is_cut(
+    environ: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The demo shows a real difference: the server cuts, exit code 1."""
+    assert demo(turns=18, context_tokens=4096, fast=True, color=False, guarded=False, environ=environ) == 1
+    assert "the server cut the prompt" in capsys.readouterr().out

@@ -1,0 +1,208 @@
+"""`doctor` against a simulated LM Studio."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from litellm_compaction.cli.doctor import doctor
+from litellm_compaction.simulator import Address, Simulator
+from tests.cli.conftest import GPT_OSS, QWEN, config, deployment
+
+Report = Callable[..., tuple[int, dict[str, Any]]]
+
+
+@pytest.fixture
+def report(write: Callable[..., Path], environ: dict[str, str], capsys: pytest.CaptureFixture[str]) -> Report:
+    """Runs doctor on a document: exit code and JSON report."""
+
+    def run(document: Any, **variables: str) -> tuple[int, dict[str, Any]]:
+        code = doctor(config=write(document), as_json=True, environ={**environ, **variables})
+        return code, json.loads(capsys.readouterr().out)
+
+    return run
+
+
+def at(address: Address, **params: Any) -> dict[str, Any]:
+    """litellm_params of a deployment at the simulator."""
+    return {"api_base": f"{address.base_url}/v1", **params}
+
+
+def messages(found: dict[str, Any], level: str = "problem") -> list[str]:
+    """The messages of one level."""
+    return [finding["message"] for finding in found["findings"] if finding["level"] == level]
+
+
+def test_a_loaded_model_is_described(report: Report, address: Address) -> None:
+    """Guarded, reachable, loaded, with its window, source, family and tokenizer."""
+    code, found = report(config(deployment(params=at(address))))
+    assert code == 0
+    assert found["ok"]
+    [row] = found["deployments"]
+    assert row == {
+        "name": "local",
+        "model": QWEN,
+        "guarded": True,
+        "why": "it is lm_studio/…",
+        "server": f"{address.base_url}/v1",
+        "reachable": True,
+        "api": "v1",
+        "loaded": True,
+        "window_tokens": 8192,
+        "window_source": "api/v1",
+        "parallel": 1,
+        "architecture": "qwen3",
+        "family": "qwen3",
+        "tokenizer": "cl100k_base",
+        "tokenizer_exact": False,
+    }
+
+
+def test_the_text_report_says_the_same(
+    write: Callable[..., Path], environ: dict[str, str], address: Address, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """For people: the window with its unit, and a last line that sums up."""
+    path = write(config(deployment(params=at(address))))
+    assert doctor(config=path, as_json=False, environ=environ) == 0
+    text = capsys.readouterr().out
+    assert "window   8,192 tokens, from api/v1" in text
+    assert text.rstrip().endswith("No problems found.")
+
+
+def test_an_older_lm_studio_is_read_by_v0(report: Report, simulator: Simulator, address: Address) -> None:
+    """The API's version is shown."""
+    simulator.api = "v0"
+    _, found = report(config(deployment(params=at(address))))
+    [row] = found["deployments"]
+    assert (row["api"], row["window_source"], row["window_tokens"]) == ("v0", "api/v0", 8192)
+
+
+def test_a_wildcard_shows_every_loaded_model(report: Report, simulator: Simulator, address: Address) -> None:
+    """One row for each model that is loaded, with its own window."""
+    simulator.load(GPT_OSS, 16_384)
+    code, found = report(config(deployment("lm_studio/*", "lm_studio/*", params=at(address))))
+    assert code == 0
+    rows = [(row["model"], row["window_tokens"], row["tokenizer_exact"]) for row in found["deployments"]]
+    assert rows == [(QWEN, 8192, False), (GPT_OSS, 16_384, True)]
+
+
+def test_a_model_that_is_not_loaded_is_a_note(report: Report, address: Address) -> None:
+    """The first request loads it, so nothing has to be changed."""
+    code, found = report(config(deployment(f"lm_studio/{GPT_OSS}", params=at(address))))
+    assert code == 0
+    assert found["deployments"][0]["loaded"] is False
+    assert any("is not loaded" in message for message in messages(found, "note"))
+
+
+def test_a_model_that_is_not_loaded_is_a_problem_where_requests_are_refused(report: Report, address: Address) -> None:
+    """With `when_not_loaded: error` somebody has to load it."""
+    entry = deployment(f"lm_studio/{GPT_OSS}", params=at(address))
+    code, found = report(config(entry, settings={"when_not_loaded": "error"}))
+    assert code == 1
+    assert "load it in LM Studio" in messages(found)[0]
+
+
+def test_a_misspelt_model_gets_a_suggestion(report: Report, address: Address) -> None:
+    """The closest names that LM Studio has."""
+    code, found = report(config(deployment("lm_studio/qwen/qwen-3-8b", params=at(address))))
+    assert code == 1
+    assert f"LM Studio has {QWEN}" in messages(found)[0]
+
+
+def test_a_server_that_is_not_there_is_a_problem(report: Report) -> None:
+    """Reachable: no; and what to do."""
+    code, found = report(config(deployment(params={"api_base": "http://127.0.0.1:1/v1"})))
+    assert code == 1
+    [row] = found["deployments"]
+    assert (row["reachable"], row["guarded"]) == (False, None)
+    assert "start LM Studio's server" in messages(found)[0]
+
+
+def test_a_missing_v1_is_a_problem(report: Report, address: Address) -> None:
+    """LM Studio answers 200 on unknown paths, so this is hard to find otherwise."""
+    code, found = report(config(deployment(params={"api_base": address.base_url})))
+    assert code == 1
+    assert messages(found) == [
+        f"api_base is {address.base_url}, but requests go below /v1: write {address.base_url}/v1."
+    ]
+
+
+def test_a_refused_token_is_a_problem(report: Report, simulator: Simulator, address: Address) -> None:
+    """With the variable to set; and with it, all is well."""
+    simulator.api_token = "sk-lm-token"
+    document = config(deployment(params=at(address)))
+    code, found = report(document)
+    assert code == 1
+    assert "LM_STUDIO_API_KEY" in messages(found)[0]
+    code, found = report(document, LM_STUDIO_API_KEY="sk-lm-token")
+    assert code == 0
+    assert "sk-lm-token" not in json.dumps(found)
+
+
+def test_a_local_openai_server_is_asked_whether_it_is_lm_studio(report: Report, address: Address) -> None:
+    """`openai/` with a loopback address that answers as LM Studio is guarded."""
+    code, found = report(config(deployment(f"openai/{QWEN}", params=at(address))))
+    assert code == 0
+    [row] = found["deployments"]
+    assert (row["guarded"], row["why"]) == (True, "its server answers as LM Studio")
+
+
+def test_another_local_server_is_left_alone(report: Report, simulator: Simulator, address: Address) -> None:
+    """It speaks OpenAI's API only, so it is not LM Studio, and not guarded."""
+    simulator.api = "openai"
+    _, found = report(config(deployment(f"openai/{QWEN}", params=at(address))))
+    assert found["deployments"][0]["guarded"] is False
+    assert found["deployments"][0]["why"] == "its server is not LM Studio"
+
+
+@pytest.mark.parametrize(
+    ("model", "params"),
+    [
+        ("openai/gpt-5", {}),
+        ("openai/gpt-5", {"api_base": "https://api.example.com/v1"}),
+        ("anthropic/claude-sonnet-5", {}),
+        ("openrouter/some/model", {"api_base": "http://127.0.0.1:1/v1"}),
+    ],
+)
+def test_hosted_providers_are_never_asked(report: Report, address: Address, model: str, params: dict[str, str]) -> None:
+    """No request leaves for them: reachable stays unknown, and the reason says how to opt in."""
+    code, found = report(config(deployment(params=at(address)), deployment(model, "hosted", params=params)))
+    assert code == 0
+    row = found["deployments"][1]
+    assert (row["guarded"], row["reachable"], row["server"]) == (False, None, "")
+    assert "model_info.compaction.enabled" in row["why"]
+
+
+def test_an_opted_in_provider_is_guarded_with_the_operators_window(report: Report) -> None:
+    """Its window is the number that was written down."""
+    info = {"compaction": {"enabled": True, "context_length": 200_000}}
+    code, found = report(config(deployment("openai/gpt-5", info=info)))
+    assert code == 0
+    [row] = found["deployments"]
+    assert (row["guarded"], row["window_tokens"], row["window_source"]) == (True, 200_000, "operator")
+
+
+def test_a_config_that_guards_nothing_is_a_problem(report: Report) -> None:
+    """Probably not what its author wanted."""
+    code, found = report(config(deployment("openai/gpt-5")))
+    assert code == 1
+    assert "no deployment is guarded" in messages(found)[0]
+
+
+def test_the_variable_decides_where_the_config_says_so(report: Report, address: Address) -> None:
+    """os.environ/LM_STUDIO_API_BASE is resolved as LiteLLM does it."""
+    document = config(deployment(params={"api_base": "os.environ/LM_STUDIO_API_BASE"}))
+    code, found = report(document, LM_STUDIO_API_BASE=f"{address.base_url}/v1")
+    assert code == 0
+    assert found["deployments"][0]["window_tokens"] == 8192
+
+
+def test_credentials_in_an_address_are_not_shown(report: Report, address: Address) -> None:
+    """A report is pasted into bug reports."""
+    with_password = address.base_url.replace("http://", "http://me:secret@")
+    _, found = report(config(deployment(params={"api_base": f"{with_password}/v1"})))
+    assert "secret" not in json.dumps(found)

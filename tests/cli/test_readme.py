@@ -1,0 +1,89 @@
+"""README.md says what the code does: settings, options, files, commands."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+from pydantic import BaseModel
+
+from litellm_compaction.cli.arguments import parser
+from litellm_compaction.cli.config_file import read_config
+from litellm_compaction.cli.findings import config_findings
+from litellm_compaction.config import DeploymentSettings, Settings
+from tests.cli.readme_table import table
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def between(name: str) -> str:
+    """What stands between the markers `name:begin` and `name:end`."""
+    found = re.search(rf"<!-- {name}:begin.*?-->\n(.*?)\n<!-- {name}:end -->", README, re.DOTALL)
+    assert found is not None, name
+    return found[1]
+
+
+@pytest.mark.parametrize(("name", "settings"), [("settings", Settings), ("deployment", DeploymentSettings)])
+def test_the_table_of_settings_is_the_codes(name: str, settings: type[BaseModel]) -> None:
+    """Every key, default, unit and meaning; `python -m tests.cli.readme_table` prints the right one."""
+    assert between(name) == table(settings)
+
+
+def test_the_config_runs(tmp_path: Path) -> None:
+    """The example in the README has nothing wrong."""
+    found = re.search(r"```yaml\n(.*?)```", README, re.DOTALL)
+    assert found is not None
+    path = tmp_path / "config.yaml"
+    path.write_text(found[1], encoding="utf-8")
+    assert [finding for finding in config_findings(read_config(path), {}) if finding.level == "problem"] == []
+
+
+def test_the_config_is_the_shipped_one() -> None:
+    """Apart from comments, and a setting that only spares a download."""
+    found = re.search(r"```yaml\n(.*?)```", README, re.DOTALL)
+    assert found is not None
+    shown = yaml.safe_load(found[1])
+    shipped = yaml.safe_load((ROOT / "config.yaml").read_text(encoding="utf-8"))
+    assert shipped["litellm_settings"].pop("disable_hf_tokenizer_download") is True
+    assert shown == shipped
+
+
+def test_the_two_commands_are_one_line_each() -> None:
+    """Both do all the set-up with Python and pip alone."""
+    commands = re.findall(r"^python3 -m venv .*$", README, re.MULTILINE)
+    assert commands == [
+        "python3 -m venv .venv && .venv/bin/pip install . && .venv/bin/litellm-compaction up",
+        "python3 -m venv .venv && .venv/bin/pip install '.[test]' && .venv/bin/python -m pytest",
+    ]
+
+
+def test_ci_runs_the_tests_of_the_readme() -> None:
+    """The same install and the same command, in a fresh environment."""
+    script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    assert "'.[test]'" in script
+    assert '/bin/python" -m pytest' in script
+
+
+def test_every_command_and_option_is_documented() -> None:
+    """The table of the command line is complete and has nothing else."""
+    [commands] = [action for action in parser()._actions if isinstance(action, argparse._SubParsersAction)]
+    for name, command in commands.choices.items():
+        [row] = [line for line in README.splitlines() if line.startswith(f"| `litellm-compaction {name}")]
+        documented = set(re.findall(r"--[a-z-]+", row.split("` |")[0]))
+        known = {option for action in command._actions for option in action.option_strings if option.startswith("--")}
+        assert documented == known - {"--help"}, name
+
+
+def test_linked_files_exist() -> None:
+    """Relative links lead somewhere."""
+    for target in re.findall(r"\]\((?!https?://|#)([^)#]+)", README):
+        assert (ROOT / target).exists(), target
+
+
+def test_the_recorded_demo_has_no_truncation() -> None:
+    """What is shown was a run that went well."""
+    assert " 0 truncations by the server" in between("demo")

@@ -1,0 +1,178 @@
+"""`up` as a user runs it: a process of its own, a real proxy, a simulated LM Studio."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from litellm_compaction.simulator import Address, Simulator
+from tests.cli.conftest import QWEN, config, deployment
+
+_LIMIT_S = 180.0
+_BODY = {"model": f"lm_studio/{QWEN}", "messages": [{"role": "user", "content": "Hello!"}]}
+
+
+class Up:
+    """A running `up` and what it has said so far."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+        self.lines: list[str] = []
+        self._ready = threading.Event()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    @property
+    def text(self) -> str:
+        """Everything so far."""
+        return "".join(self.lines)
+
+    def wait_until_ready(self) -> str:
+        """The base URL that it announces."""
+        assert self._ready.wait(_LIMIT_S), self.text
+        found = re.search(r"^Ready at (\S+)/v1", self.text, re.MULTILINE)
+        assert found is not None, self.text
+        return found[1]
+
+    def wait(self) -> int:
+        """The exit code, after all output has been read."""
+        code = self.process.wait(_LIMIT_S)
+        self._reader.join(_LIMIT_S)
+        return code
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.append(line)
+            # The request to paste ends with its body.
+            if line.startswith("  -d "):
+                self._ready.set()
+        self._ready.set()
+
+
+@contextlib.contextmanager
+def run_up(environ: dict[str, str], *arguments: str) -> Iterator[Up]:
+    """`up` with a free port, ended with the block."""
+    command = [sys.executable, "-m", "litellm_compaction.cli", "up", "--port", "0", *arguments]
+    with subprocess.Popen(
+        command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, text=True
+    ) as process:
+        up = Up(process)
+        try:
+            yield up
+        finally:
+            if process.poll() is None:
+                process.terminate()
+            up.wait()
+
+
+def failed(environ: dict[str, str], *arguments: str) -> str:
+    """What `up` says when it ends by itself without success."""
+    with run_up(environ, *arguments) as up:
+        assert up.wait() == 1
+        return up.text
+
+
+@pytest.mark.proxy
+def test_up_serves_the_simulator_where_no_lm_studio_answers(environ: dict[str, str]) -> None:
+    """It says so, makes a key, prints a request that works, and SIGTERM ends both children."""
+    environ = {**environ, "LM_STUDIO_API_BASE": "http://127.0.0.1:1/v1"}
+    with run_up(environ) as up:
+        base_url = up.wait_until_ready()
+        simulated = re.search(r"SIMULATOR, not LM Studio, because no LM Studio answers at \S+: (\S+),", up.text)
+        assert simulated is not None
+        assert f"{QWEN} loaded with 8,192 tokens" in up.text
+        path = Path(environ["LITELLM_COMPACTION_HOME"]) / "master_key"
+        key = path.read_text(encoding="utf-8").strip()
+        assert up.text.count(key) == 1
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        assert f'"Authorization: Bearer $(cat {path})"' in up.text
+        with httpx.Client(base_url=base_url, trust_env=False, timeout=60) as http:
+            answer = http.post("/v1/chat/completions", json=_BODY, headers={"Authorization": f"Bearer {key}"})
+            assert answer.status_code == 200, answer.text
+            assert answer.headers["x-litellm-compaction-window"] == "8192"
+            assert http.post("/v1/chat/completions", json=_BODY).status_code >= 400
+            up.process.send_signal(signal.SIGTERM)
+            assert up.wait() in (0, 128 + signal.SIGTERM)
+            for url in (base_url, simulated[1]):
+                with pytest.raises(httpx.ConnectError):
+                    http.get(url)
+
+
+@pytest.mark.proxy
+@pytest.mark.skipif(os.name != "posix", reason="SIGINT to one process is POSIX")
+def test_up_serves_lm_studio_where_it_answers(environ: dict[str, str], address: Address, simulator: Simulator) -> None:
+    """The address may lack /v1, the key of the environment is never shown, and Ctrl-C is a clean end."""
+    key = "sk-a-key-of-the-operators-own"
+    environ = {**environ, "LITELLM_MASTER_KEY": key}
+    with run_up(environ, "--lm-studio", address.base_url) as up:
+        base_url = up.wait_until_ready()
+        assert f"LM Studio: {address.base_url} (API v1), loaded: {QWEN} with 8,192 tokens." in up.text
+        assert key not in up.text
+        assert '"Authorization: Bearer $LITELLM_MASTER_KEY"' in up.text
+        assert not Path(environ["LITELLM_COMPACTION_HOME"]).exists()
+        with httpx.Client(base_url=base_url, trust_env=False, timeout=60) as http:
+            headers = {"Authorization": f"Bearer {key}"}
+            assert http.post("/v1/chat/completions", json=_BODY, headers=headers).status_code == 200
+        assert [record.model for record in simulator.inference_requests()] == [QWEN]
+        up.process.send_signal(signal.SIGINT)
+        assert up.wait() in (0, 128 + signal.SIGINT)
+        assert "Traceback" not in up.text
+
+
+@pytest.mark.proxy
+def test_up_passes_on_that_the_proxy_did_not_start(environ: dict[str, str], write: Callable[[Any], Path]) -> None:
+    """A callback that cannot be loaded ends the proxy, and then `up`."""
+    document = config(litellm_settings={"callbacks": ["no_such_module.handler"]})
+    text = failed(environ, "--config", str(write(document)))
+    assert "The proxy ended with exit code" in text
+
+
+def test_a_taken_port_is_a_clear_error(environ: dict[str, str]) -> None:
+    """Before anything is started."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        assert "Choose another with --port" in failed(environ, "--port", port)
+
+
+def test_an_lm_studio_that_was_asked_for_must_answer(environ: dict[str, str]) -> None:
+    """The simulator never takes its place silently."""
+    text = failed(environ, "--lm-studio", "http://127.0.0.1:1")
+    assert "No LM Studio answers at http://127.0.0.1:1" in text
+
+
+@pytest.mark.parametrize(
+    ("document", "message"),
+    [
+        ("model_list: [", "not valid YAML"),
+        (config(settings={"target": 1}), "unknown key 'target'"),
+    ],
+)
+def test_a_bad_config_is_a_clear_error(
+    environ: dict[str, str], write: Callable[[Any], Path], document: Any, message: str
+) -> None:
+    """Found at once, not after the seconds that LiteLLM's start takes."""
+    text = failed(environ, "--config", str(write(document)))
+    assert message in text
+    assert "Traceback" not in text
+
+
+def test_the_simulator_needs_a_config_that_follows_the_environment(
+    environ: dict[str, str], write: Callable[[Any], Path]
+) -> None:
+    """Otherwise the option would have no effect."""
+    path = write(config(deployment(params={"api_base": "http://127.0.0.1:1/v1"})))
+    assert "--simulator and --lm-studio would have no effect" in failed(environ, "--simulator", "--config", str(path))
