@@ -98,8 +98,16 @@ class Settings(_Section):
     warm_up_timeout_s: float = Field(
         600.0, gt=0, le=7200, description="Seconds that LM Studio may take to load a model."
     )
+    carrier: Literal["auto", "hooks"] = Field(
+        "auto",
+        description="auto carries answers over the limit below LiteLLM's OpenAI client where it can; "
+        "hooks uses LiteLLM's hooks only.",
+    )
     notices: Literal["content", "reasoning", "off"] = Field(
         "content", description="Where a streaming client is told about a compaction."
+    )
+    heartbeat_s: float = Field(
+        10.0, gt=0, le=600, description="Longest silence in seconds of a stream that waits for a compaction."
     )
     oversized_tool_result: Literal["error", "excerpt"] = Field(
         "error", description="A tool result that cannot fit: refuse, or send its head and tail."

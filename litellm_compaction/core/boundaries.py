@@ -15,8 +15,11 @@ def latest_cut(messages: Sequence[Message]) -> int:
     """The largest index at which the sacred tail is still whole.
 
     The tail is sacred (promise P2) from the tool round whose results nobody has answered yet, else from the
-    last message: the newest user message, or an assistant message that the client wants continued.
+    last message: the newest user message, or an assistant message that the client wants continued. When we carry
+    an answer over the limit, it is the end of that answer and our request to go on.
     """
+    if messages and messages[-1].is_ours:
+        return max(len(messages) - 2, 0)
     start = open_round_start(messages)
     if start is not None:
         return start
@@ -32,11 +35,14 @@ def legal_cuts(messages: Sequence[Message]) -> tuple[int, ...]:
       refuse orphans);
     * the tail opens with `user` or `assistant`: a system message after the summary is refused by Qwen 3.5 and
       dropped by gpt-oss;
-    * the sacred tail is whole.
+    * the sacred tail is whole;
+    * a message of ours never opens the tail: the record travels with the user's own words.
     """
     lead = lead_length(messages)
     last = latest_cut(messages)
-    return tuple(k for k in range(lead + 1, last + 1) if messages[k].role in ("user", "assistant"))
+    return tuple(
+        k for k in range(lead + 1, last + 1) if messages[k].role in ("user", "assistant") and not messages[k].is_ours
+    )
 
 
 def sacred_indices(messages: Sequence[Message]) -> frozenset[int]:

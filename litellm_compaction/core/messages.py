@@ -21,17 +21,18 @@ DONE_NOTICE = "✅ Context compacted, continuing..."
 ABORT_NOTICE = "⚠️ Context limit exceeded ({used}/{window} tokens). Aborting."
 ATTEMPTS_NOTICE = "⚠️ Max compaction attempts reached"
 
+# With the blank lines that set a notice apart: what is left is the answer as the model gave it.
 _NOTICES = re.compile(
-    r"(?:\A|(?<=\n))[ \t]*(?:"
+    r"(?:\n\n)?(?:"
     + "|".join(
         (
-            re.escape(START_NOTICE),
+            rf"{re.escape(START_NOTICE)}(?:\n{re.escape(DONE_NOTICE)})?",
             re.escape(DONE_NOTICE),
             r"⚠️ Context limit exceeded \(\d+/\d+ tokens\)\. Aborting\.",
             re.escape(ATTEMPTS_NOTICE),
         )
     )
-    + r")[ \t]*(?:\n+|\Z)"
+    + r")(?:\n\n|\n\Z)?"
 )
 _SYSTEM_ROLES = frozenset({"system", "developer"})
 _BLOCK_REASONING = re.compile(r"\A\s*<think>.*?</think>\s*", re.DOTALL)
@@ -57,6 +58,7 @@ class Message:
         reasoning: `reasoning_content` or `reasoning` of an assistant message, "" when absent.
         calls: tool calls of an assistant message.
         call_id: of a tool result, the call that it answers.
+        is_ours: written by us to carry an answer over the limit; never the user's newest message, never cut at.
         raw: the client's JSON object, never changed in place.
     """
 
@@ -66,6 +68,7 @@ class Message:
     reasoning: str = ""
     calls: tuple[ToolCall, ...] = ()
     call_id: str = ""
+    is_ours: bool = False
     raw: JsonObject
 
     @property
@@ -159,9 +162,9 @@ def open_round_start(messages: Sequence[Message]) -> int | None:
 
 
 def newest_user_index(messages: Sequence[Message]) -> int | None:
-    """The index of the newest user message, or None."""
+    """The index of the newest message that the user wrote, or None."""
     for index in range(len(messages) - 1, -1, -1):
-        if messages[index].role == "user":
+        if messages[index].role == "user" and not messages[index].is_ours:
             return index
     return None
 

@@ -1,6 +1,6 @@
 """The one orchestrator: counts, decides, asks, applies, stores, reports."""
 
-from litellm_compaction.engine.case import Attempts, Case, Guarded, PruningModel
+from litellm_compaction.engine.case import Attempts, Case, Guarded, Pending, PruningModel
 from litellm_compaction.engine.compactor import Compactor
 
-__all__ = ["Attempts", "Case", "Compactor", "Guarded", "PruningModel"]
+__all__ = ["Attempts", "Case", "Compactor", "Guarded", "Pending", "PruningModel"]

@@ -11,8 +11,9 @@ from typing import Literal
 
 from litellm_compaction.config import Settings
 from litellm_compaction.core.budget import Budget, Rules
+from litellm_compaction.core.compaction import Compaction
 from litellm_compaction.core.messages import Message, Request, open_round_start
-from litellm_compaction.core.plan import Conversation, Depth
+from litellm_compaction.core.plan import Conversation, Depth, Summarize
 from litellm_compaction.events import Phase
 from litellm_compaction.models.counter import Count
 from litellm_compaction.models.families import Family
@@ -93,6 +94,7 @@ class Work:
 
     Attributes:
         count_text: tokens of a text, for this model.
+        is_shortened: whether its messages are excerpts of the client's, so that they must be sent in any case.
         started_s: of the compactor's monotonic clock.
     """
 
@@ -104,12 +106,29 @@ class Work:
     budget: Budget
     window: Window
     family: Family
+    is_shortened: bool = False
     started_s: float
 
     @property
     def phase(self) -> Phase:
-        """Why the request may be large: tool results have just come in, or the conversation has grown."""
+        """Why the request is large: an answer outgrows it, tool results have come in, or it has just grown."""
+        if self.request.messages and self.request.messages[-1].is_ours:
+            return "streaming"
         return "pre_request" if open_round_start(self.request.messages) is None else "tool_response"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pending:
+    """A request that needs a new compaction, which may take a model call, and will then fit.
+
+    Attributes:
+        decision: what is to be made.
+        stored: what the store knew.
+    """
+
+    work: Work
+    decision: Summarize
+    stored: tuple[Compaction, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +140,7 @@ class Guarded:
         messages: the list for the model; None when the client's own list stays as it is.
         tokens_before: the estimated prompt as it came.
         count: of what is sent.
+        count_text: tokens of a text, for this model.
         round: of the compaction that was applied, 0 for none.
     """
 
@@ -128,6 +148,7 @@ class Guarded:
     messages: tuple[Message, ...] | None
     tokens_before: int
     count: Count
+    count_text: Callable[[str], int]
     budget: Budget
     window: Window
     round: int = 0

@@ -11,13 +11,14 @@ from dataclasses import replace
 from typing import Literal
 
 from litellm_compaction.core.budget import Budget
+from litellm_compaction.core.carry_over import Partial, carried_over
 from litellm_compaction.core.compaction import Compaction, apply
 from litellm_compaction.core.messages import Request, chain
 from litellm_compaction.core.oversize import refusal, shortened
 from litellm_compaction.core.plan import Conversation, Keep, Plan, Reuse, Summarize, plan
-from litellm_compaction.engine.case import Case, Guarded, Work
+from litellm_compaction.engine.case import Case, Guarded, Pending, Work
 from litellm_compaction.engine.making import Made, Maker, Store, off_loop
-from litellm_compaction.errors import CompactionError, ModelNotLoaded
+from litellm_compaction.errors import CompactionError, DoesNotFit, ModelNotLoaded
 from litellm_compaction.events import CompactionEvent, Event, Observer, Outcome, TruncationAlarm
 from litellm_compaction.flight import Flights
 from litellm_compaction.models.counter import Count, TokenCounter
@@ -25,6 +26,8 @@ from litellm_compaction.models.families import Family, family_of
 from litellm_compaction.models.window import Window, Windows
 
 _FULL_WINDOW_RATIO = 0.98
+# Of what a compaction leaves, this much may be the verbatim end of the answer that is being carried over.
+_PARTIAL_TAIL_RATIO = 0.35
 
 
 class Compactor:
@@ -64,12 +67,67 @@ class Compactor:
             ModelNotLoaded: `when_not_loaded` is `error`, or the warm-up did not load the model.
             DoesNotFit: the sacred messages alone are too large.
         """
+        prepared = await self.prepare(request, case)
+        return prepared if isinstance(prepared, Guarded) else await self.finish(prepared)
+
+    async def prepare(self, request: Request, case: Case) -> Guarded | Pending:
+        """As far as it goes without a summary: what to send, or what has to be made first.
+
+        Everything that can be refused is refused here, before the first slow step (promise P8).
+
+        Raises:
+            WindowUnknown, ModelNotLoaded, DoesNotFit: as `guard`.
+        """
         work = await self._weigh(request, case)
         if not work.budget.triggers(work.count.tokens):
             return _unchanged(work)
         hashes = await off_loop(request.messages, lambda: chain(request.messages))
         work = replace(work, conversation=replace(work.conversation, hashes=hashes))
-        return await self._carry_out(work, await self._find(case.scope, hashes))
+        return await self._decide(work, await self._find(case.scope, hashes))
+
+    async def finish(self, pending: Pending) -> Guarded:
+        """Makes the compaction that `prepare` found necessary.
+
+        Raises:
+            DoesNotFit: it came out larger than it could have been foreseen.
+        """
+        work, decision = pending.work, pending.decision
+        made = await self._compactions.join(
+            (work.case.scope, work.case.target.key, work.conversation.hashes[-1], decision),
+            lambda: self._maker.make(work, decision),
+        )
+        guarded = await self._applied(work, made.compaction, "compacted")
+        if guarded.budget.fits(guarded.count.tokens) and guarded.count.tokens < work.count.tokens:
+            outcome: Outcome = "compacted" if made.compaction.rung == "summary" else "fallback"
+            self._tell(self._event(work, outcome, guarded=guarded, compaction=made.compaction, made=made))
+            return guarded
+        if work.budget.fits(work.count.tokens):
+            return _unchanged(work)
+        bare = self._maker.bare(work)
+        if bare is not None:
+            guarded = await self._applied(work, bare, "compacted")
+            if guarded.budget.fits(guarded.count.tokens):
+                self._tell(self._event(work, "fallback", guarded=guarded, compaction=bare, reason="bare"))
+                return guarded
+        raise self._refusal(work)
+
+    async def carry_over(self, request: Request, partial: Partial, case: Case) -> Guarded:
+        """What to send so that the model goes on with an answer that was stopped at the limit (phase 3).
+
+        Args:
+            request: the conversation that was being answered, as the client sent it.
+            partial: the answer so far.
+            case: of the request.
+
+        Raises:
+            DoesNotFit, WindowUnknown, ModelNotLoaded: as `guard`.
+        """
+        window = await self._window(case)
+        count_text = self._counter.text_counter(case.target.key, family_of(window.architecture, case.target.model))
+        tail_tokens = int(_PARTIAL_TAIL_RATIO * case.settings.target_ratio * window.tokens)
+        messages = carried_over(request.messages, partial, tail_tokens=tail_tokens, count=count_text)
+        guarded = await self.guard(replace(request, messages=messages), case)
+        return guarded if guarded.messages is not None else replace(guarded, messages=messages)
 
     async def observe(self, request: Request, case: Case) -> None:
         """Reports what `guard` would do; no model call, no warm-up, no error, no change."""
@@ -176,8 +234,7 @@ class Compactor:
     def _plan(self, work: Work, stored: Sequence[Compaction]) -> Plan:
         return plan(work.conversation, work.budget, work.case.depth, stored, work.count_text)
 
-    async def _carry_out(self, work: Work, stored: Sequence[Compaction], *, shorten: bool = True) -> Guarded:
-        """The first rung of the ladder whose result fits: as planned, then bare, then excerpts, then the error."""
+    async def _decide(self, work: Work, stored: Sequence[Compaction], *, shorten: bool = True) -> Guarded | Pending:
         decision = self._plan(work, stored)
         if isinstance(decision, Keep):
             return _unchanged(work)
@@ -186,27 +243,16 @@ class Compactor:
             if guarded.budget.fits(guarded.count.tokens):
                 self._tell(self._event(work, "reused", guarded=guarded, compaction=decision.compaction))
                 return guarded
+            decision = self._plan(work, ())
         if isinstance(decision, Summarize):
-            made = await self._compactions.join(
-                (work.case.scope, work.case.target.key, work.conversation.hashes[-1], decision),
-                lambda: self._maker.make(work, decision),
-            )
-            guarded = await self._applied(work, made.compaction, "compacted")
-            if guarded.budget.fits(guarded.count.tokens) and guarded.count.tokens < work.count.tokens:
-                outcome: Outcome = "compacted" if made.compaction.rung == "summary" else "fallback"
-                self._tell(self._event(work, outcome, guarded=guarded, compaction=made.compaction, made=made))
-                return guarded
+            return Pending(work=work, decision=decision, stored=tuple(stored))
         if work.budget.fits(work.count.tokens):
             return _unchanged(work)
-        bare = self._maker.bare(work)
-        if bare is not None:
-            guarded = await self._applied(work, bare, "compacted")
-            if guarded.budget.fits(guarded.count.tokens):
-                self._tell(self._event(work, "fallback", guarded=guarded, compaction=bare, reason="bare"))
-                return guarded
         return await self._shortened_or_refused(work, stored, shorten=shorten)
 
-    async def _shortened_or_refused(self, work: Work, stored: Sequence[Compaction], *, shorten: bool) -> Guarded:
+    async def _shortened_or_refused(
+        self, work: Work, stored: Sequence[Compaction], *, shorten: bool
+    ) -> Guarded | Pending:
         """The request with its largest texts cut to excerpts where the operator allows it, else the error."""
         settings = work.case.settings
         messages = shorten and shortened(
@@ -217,16 +263,18 @@ class Compactor:
             count=work.count_text,
         )
         if not messages:
-            self._tell(self._event(work, "refused", after=work.budget.floor_tokens, reason="does_not_fit"))
-            raise refusal(work.case.label, work.conversation, work.budget, work.count.tools_tokens)
+            raise self._refusal(work)
         request = Request(messages=messages, tools=work.request.tools)
         count = await self._counter.count(work.case.target.key, work.family, request)
         # Keyed by the original hashes: the client will send the whole text again.
         again = self._work(
             request, work.case, work.window, work.family, count, work.conversation.hashes, work.started_s
         )
-        guarded = await self._carry_out(again, stored, shorten=False)
-        return replace(guarded, action="compacted", messages=guarded.messages or messages)
+        return await self._decide(replace(again, is_shortened=True), stored, shorten=False)
+
+    def _refusal(self, work: Work) -> DoesNotFit:
+        self._tell(self._event(work, "refused", after=work.budget.floor_tokens, reason="does_not_fit"))
+        return refusal(work.case.label, work.conversation, work.budget, work.count.tools_tokens)
 
     async def _applied(self, work: Work, compaction: Compaction, action: Literal["reused", "compacted"]) -> Guarded:
         messages = apply(work.conversation.messages, compaction)
@@ -236,6 +284,7 @@ class Compactor:
             messages=messages,
             tokens_before=work.count.tokens,
             count=await self._counter.count(work.case.target.key, work.family, request),
+            count_text=work.count_text,
             budget=work.budget,
             window=work.window,
             round=compaction.round,
@@ -281,10 +330,11 @@ class Compactor:
 
 def _unchanged(work: Work) -> Guarded:
     return Guarded(
-        action="none",
-        messages=None,
+        action="compacted" if work.is_shortened else "none",
+        messages=work.request.messages if work.is_shortened else None,
         tokens_before=work.count.tokens,
         count=work.count,
+        count_text=work.count_text,
         budget=work.budget,
         window=work.window,
     )

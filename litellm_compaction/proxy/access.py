@@ -5,6 +5,7 @@ Internal API of LiteLLM, feature-tested; where it is missing, the operator's con
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -57,3 +58,13 @@ def with_credentials(params: Mapping[str, Any]) -> Mapping[str, Any]:
     except (ImportError, AttributeError):
         return params
     return {**values, **{key: value for key, value in params.items() if value is not None}}
+
+
+def ssl_verification() -> bool | str:
+    """Whether, or by which bundle of certificates, LiteLLM verifies servers (`litellm_settings.ssl_verify`)."""
+    import litellm
+
+    value = os.environ.get("SSL_VERIFY", getattr(litellm, "ssl_verify", True))
+    if isinstance(value, str) and value.strip().lower() in ("true", "false"):
+        return value.strip().lower() == "true"
+    return value if isinstance(value, (bool, str)) else True

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import traceback
 from collections.abc import AsyncGenerator
+from pathlib import Path
 from typing import Any
 
 import litellm
@@ -23,11 +25,13 @@ from litellm_compaction.models.window import Windows
 from litellm_compaction.proxy.boot import load_settings, provide_master_key
 from litellm_compaction.proxy.calls import Call, Calls
 from litellm_compaction.proxy.gate import Gate
-from litellm_compaction.proxy.iterator import StreamReport, guarded_stream
+from litellm_compaction.proxy.iterator import StreamReport, guarded_stream, with_heartbeat
 from litellm_compaction.proxy.wire import Usage, usage_of
 from litellm_compaction.stores import open_store
 
 logger = logging.getLogger("litellm_compaction")
+# What every bridged route (chat, messages, responses) becomes at the deployment, and text completions.
+_GUARDED_CALLS = frozenset({"acompletion", "atext_completion"})
 _ROUTER_WAIT_S = 0.2
 _ROUTER_TRIES = 600
 
@@ -89,20 +93,20 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
         except CompactionError as error:
             self._calls.close(_call_id(data))
             raise _as_bad_request(error) from error
-        except Exception as error:
-            logger.exception("failed_open hook=pre_call error=%s", type(error).__name__)
+        except Exception as error:  # noqa: BLE001 - promise P8: we fail open, visibly
+            _log_failed_open("pre_call", error)
         return None
 
     async def async_pre_call_deployment_hook(self, kwargs: dict[str, Any], call_type: Any) -> dict[str, Any] | None:
         """Phase 1 and 2 for the chosen deployment: its own window, its own bound on the answer."""
-        if getattr(call_type, "value", call_type) != "acompletion" or self._settings.mode == "off":
+        if getattr(call_type, "value", call_type) not in _GUARDED_CALLS or self._settings.mode == "off":
             return None
         try:
             return await self._gate.before_deployment(_router(), kwargs)
         except CompactionError as error:
             raise _as_litellm_error(error, kwargs) from error
-        except Exception as error:
-            logger.exception("failed_open hook=deployment error=%s", type(error).__name__)
+        except Exception as error:  # noqa: BLE001 - promise P8: we fail open, visibly
+            _log_failed_open("deployment", error)
             return None
 
     async def async_post_call_streaming_iterator_hook(
@@ -111,9 +115,16 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
         """Watches a guarded stream: notice, usage, overflow."""
         call_id = _call_id(request_data)
         call = self._calls.get(call_id)
-        if call is None or call.guarded is None or not call.is_chat:
+        if call is None or not (call.is_carried or (call.guarded is not None and call.is_chat)):
             async for chunk in response:
                 yield chunk
+            return
+        if call.is_carried:
+            try:
+                async for chunk in with_heartbeat(response, call, every_s=self._settings.heartbeat_s):
+                    yield chunk
+            finally:
+                self._calls.close(call_id)
             return
         seen = StreamReport()
         try:
@@ -129,7 +140,7 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
     async def async_post_call_success_hook(self, data: dict[str, Any], user_api_key_dict: Any, response: Any) -> None:
         """Learns from the usage of an answer that was not streamed."""
         call = self._calls.get(_call_id(data))
-        if call is not None:
+        if call is not None and not call.is_carried:
             self._learn(call, usage_of(response))
 
     async def async_post_call_failure_hook(
@@ -179,8 +190,8 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
             if (router := _router()) is not None:
                 try:
                     await self._gate.probe(router)
-                except Exception as error:
-                    logger.exception("failed_open hook=probe error=%s", type(error).__name__)
+                except Exception as error:  # noqa: BLE001 - promise P8: we fail open, visibly
+                    _log_failed_open("probe", error)
                 return
             await asyncio.sleep(_ROUTER_WAIT_S)
 
@@ -197,6 +208,13 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
         overflow = overflow_from_text(message)
         if overflow is not None and call.case is not None:
             self._compactor.learn_window(call.case, overflow.window_tokens)
+
+
+def _log_failed_open(hook: str, error: Exception) -> None:
+    """Says that a request went on unguarded, and where; an error's own text may quote a conversation."""
+    frames = traceback.extract_tb(error.__traceback__)
+    place = " < ".join(f"{Path(frame.filename).name}:{frame.lineno}" for frame in reversed(frames[-4:]))
+    logger.error("failed_open hook=%s error=%s at %s", hook, type(error).__name__, place)
 
 
 def _router() -> Any:

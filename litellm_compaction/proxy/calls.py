@@ -28,7 +28,9 @@ class Call:
         rewritten: whether the list in LiteLLM's hands is no longer `received`.
         opted_out: whether the client asked not to be guarded, and may.
         asks_for_usage: whether a usage chunk belongs in the stream.
-        plain_text: whether a notice may stand in the answer.
+        is_structured: whether the answer is a document, where no notice may stand.
+        is_carried: whether the transport does all that happens while its answer is open.
+        may_pause: whether its answer nears the limit, so that a compaction may silence it for a while.
         case, guarded: of the newest deployment that it was sent to.
         action: the strongest thing done for it: compacted, then reused, then none.
     """
@@ -41,7 +43,9 @@ class Call:
     rewritten: bool = False
     opted_out: bool = False
     asks_for_usage: bool = True
-    plain_text: bool = False
+    is_structured: bool = False
+    is_carried: bool = False
+    may_pause: bool = False
     case: Case | None = None
     guarded: Guarded | None = None
     action: str = "none"

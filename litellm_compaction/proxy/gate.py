@@ -13,16 +13,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import httpx
+
 from litellm_compaction.config import SAME_MODEL, Settings
 from litellm_compaction.core.messages import Request, cleaned
-from litellm_compaction.engine import Attempts, Case, Compactor, PruningModel
+from litellm_compaction.engine import Attempts, Case, Compactor, Guarded, Pending, PruningModel
 from litellm_compaction.errors import CompactionError, DoesNotFit, ModelNotLoaded, WindowUnknown
 from litellm_compaction.models.window import Target
 from litellm_compaction.proxy import wire
-from litellm_compaction.proxy.access import may_use, with_credentials
+from litellm_compaction.proxy.access import may_use, ssl_verification, with_credentials
 from litellm_compaction.proxy.calls import Call, Calls
+from litellm_compaction.proxy.carriers import carrier_of
 from litellm_compaction.proxy.internal import is_internal_call, summary_asker, warm_up
 from litellm_compaction.proxy.publishing import Publisher
+from litellm_compaction.proxy.restart import Asked
 from litellm_compaction.proxy.routing import (
     Deployment,
     deployment_of,
@@ -30,8 +34,11 @@ from litellm_compaction.proxy.routing import (
     reachable_entries,
     router_entries,
 )
+from litellm_compaction.proxy.upstream import GuardedTransport, client_over
 
 logger = logging.getLogger("litellm_compaction")
+# One machine's LM Studio serves a handful of requests at a time; the rest wait for a connection like for a slot.
+_POOL_LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +57,7 @@ class Gate:
         self._compactor = compactor
         self._calls = calls
         self._publisher = Publisher()
+        self._inner: httpx.AsyncHTTPTransport | None = None
         self._warned: set[str] = set()
 
     async def before_routing(self, router: Any, data: dict[str, Any]) -> None:
@@ -87,7 +95,11 @@ class Gate:
         if len(windows) > 1:
             return
         try:
-            guarded = await self._compactor.guard(request, cases[0])
+            prepared = await self._compactor.prepare(call.original, cases[0])
+            if any(carrier_of(guard.deployment, guard.settings) == "transport" for guard in known):
+                # It does the slow part itself, in the open response.
+                return
+            guarded = await self._compactor.finish(prepared) if isinstance(prepared, Pending) else prepared
         except DoesNotFit:
             if has_window_fallback(router, model):
                 return
@@ -115,7 +127,10 @@ class Gate:
         deployment = deployment_of(kwargs, info if isinstance(info, Mapping) else {}, group=group, environ=os.environ)
         call = self._calls.get(_call_id(kwargs))
         guard = await self._guard(deployment)
+        carrier = carrier_of(deployment, guard.settings) if guard is not None else "hooks"
         request = call.original if call is not None else wire.decode(kwargs)
+        if request is None and carrier == "transport" and "prompt" in kwargs:
+            request = Request(messages=())
         if guard is None or request is None or (call is not None and call.opted_out):
             return {**kwargs, "messages": wire.encode(call.received.messages)} if call and call.rewritten else None
         if call is None:
@@ -125,6 +140,8 @@ class Gate:
         if guard.settings.mode == "observe":
             await self._compactor.observe(request, case)
             return None
+        if carrier == "transport":
+            return await self._carried(router, guard, call, case, kwargs)
         guarded = await self._compactor.guard(request, case)
         call.sent(case, guarded)
         self._publish(router, deployment, guarded.window.tokens)
@@ -136,6 +153,51 @@ class Gate:
         elif call.rewritten or call.original is not call.received:
             changed["messages"] = wire.encode(call.original.messages)
         return {**kwargs, **changed}
+
+    async def _carried(
+        self, router: Any, guard: Guard, call: Call, case: Case, kwargs: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """The call's arguments with a client that carries the answer over the limit."""
+        # Text completions show their messages only to the transport, which then prepares them itself.
+        has_messages = bool(call.original.messages)
+        prepared = await self._compactor.prepare(call.original, case) if has_messages else None
+        changed: dict[str, Any] = {}
+        if call.original is not call.received:
+            changed["messages"] = wire.encode(call.original.messages)
+        call.is_carried = True
+        if isinstance(prepared, Guarded):
+            call.sent(case, prepared)
+            self._publish(router, guard.deployment, prepared.window.tokens)
+        elif prepared is not None:
+            call.action = "compacted"
+            call.may_pause = True
+        transport = GuardedTransport(
+            self._inner_transport(),
+            self._compactor,
+            case,
+            Asked(
+                request=call.original,
+                output_tokens=wire.asked_output_tokens(kwargs),
+                is_json=call.is_structured,
+                notices=guard.settings.notices,
+                # LiteLLM logs and bills by the usage chunk, and keeps it from a client that did not ask for it.
+                wants_usage=True,
+            ),
+            prepared,
+            call,
+        )
+        target = guard.deployment.target
+        return {
+            **kwargs,
+            **changed,
+            "client": client_over(transport, api_base=str(target.api_base), api_key=target.api_key),
+        }
+
+    def _inner_transport(self) -> httpx.AsyncHTTPTransport:
+        """The connection pool that all guarded deployments share, made in the running loop."""
+        if self._inner is None:
+            self._inner = httpx.AsyncHTTPTransport(verify=ssl_verification(), limits=_POOL_LIMITS)
+        return self._inner
 
     async def probe(self, router: Any) -> None:
         """Looks at every guarded deployment's window once, so that trouble shows at start and not at night."""
@@ -170,7 +232,7 @@ class Gate:
             attempts=Attempts(summary_calls_left=self._settings.max_summary_calls),
             opted_out=self._settings.allow_opt_out and _opts_out(body),
             asks_for_usage=wire.asks_for_usage(body),
-            plain_text=wire.wants_plain_text(body),
+            is_structured=wire.is_structured(body),
         )
 
     def _deployment(self, entry: Mapping[str, Any]) -> Deployment:

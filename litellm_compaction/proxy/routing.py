@@ -32,6 +32,7 @@ class Deployment:
     Attributes:
         id: the router's id; pins a call to this deployment.
         group: its `model_name`.
+        provider: LiteLLM's name for how it is reached.
         kind: `maybe_lm_studio` is decided by asking its server once.
         target: for window and counting.
         settings: `model_info.compaction`.
@@ -39,6 +40,7 @@ class Deployment:
 
     id: str
     group: str
+    provider: str
     kind: Kind
     target: Target
     settings: DeploymentSettings
@@ -88,6 +90,7 @@ def deployment_of(
     return Deployment(
         id=identity,
         group=group,
+        provider=provider,
         kind=kind,
         target=Target(
             key=f"{identity}|{model}",

@@ -75,12 +75,15 @@ def asks_for_usage(body: Mapping[str, Any]) -> bool:
     return isinstance(options, Mapping) and bool(options.get("include_usage"))
 
 
-def wants_plain_text(body: Mapping[str, Any]) -> bool:
-    """Whether a notice may stand in the answer: not in JSON mode, structured output, or several choices."""
+def is_structured(body: Mapping[str, Any]) -> bool:
+    """Whether the answer is a document: JSON mode or structured output, where no notice may stand."""
     shape = body.get("response_format")
-    kind = shape.get("type") if isinstance(shape, Mapping) else None
-    structured = shape is not None and kind != "text"
-    return not structured and body.get("n") in (None, 1) and not body.get("logprobs")
+    return shape is not None and not (isinstance(shape, Mapping) and shape.get("type") == "text")
+
+
+def can_be_carried_over(body: Mapping[str, Any]) -> bool:
+    """Whether an answer can be joined from two: not with several choices or log probabilities."""
+    return body.get("n") in (None, 1) and not body.get("logprobs")
 
 
 def usage_of(response: object) -> Usage | None:

@@ -1,0 +1,93 @@
+"""The request that makes a model go on with an answer that was stopped at the limit.
+
+Called by the engine. What it builds is an ordinary conversation, valid for strict chat templates: the partial
+answer as the assistant's message, then a request of ours to go on. It is compacted like any other; the end of the
+partial answer stays verbatim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from litellm_compaction.core.messages import Message, parse_message, user_message
+
+_GO_ON = (
+    "Your last message was cut off by the length limit. Continue it exactly where it stopped: the next characters "
+    "after the last ones above. Do not repeat anything, do not comment, do not start over."
+)
+_GO_ON_JSON = (
+    "Your last message was cut off by the length limit. Output only the missing rest of the same JSON document, "
+    "beginning with the next characters after the last ones above. Do not repeat anything, do not start over, "
+    "no code fence."
+)
+_GO_ON_THINKING = (
+    "You were interrupted by the length limit while you were thinking. Your last thoughts are quoted below; "
+    "do not start over. Finish thinking briefly, then answer.\n\n{thoughts}"
+)
+_EMPTY = "(interrupted)"
+_BRIDGE = "Go on."
+# Shares of the partial's own bound: of thoughts only the end is worth its room.
+_THOUGHTS_SHARE = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Partial:
+    """What a stopped answer consists of so far; complete tool calls never belong to it.
+
+    Attributes:
+        text: the visible text, as the client has it.
+        reasoning: thinking that came in a field of its own.
+        is_json: whether the answer is structured output, where nothing but the document may come.
+    """
+
+    text: str
+    reasoning: str = ""
+    is_json: bool = False
+
+
+def carried_over(
+    messages: Sequence[Message], partial: Partial, *, tail_tokens: int, count: Callable[[str], int]
+) -> tuple[Message, ...]:
+    """The conversation with the partial answer and the request to go on.
+
+    Args:
+        messages: the conversation that was being answered, as the client sent it.
+        partial: the answer so far.
+        tail_tokens: how much of the answer stays verbatim; an earlier part becomes a message of its own, which a
+            compaction may cover.
+        count: tokens of a text.
+    """
+    if not partial.text.strip():
+        thoughts = _last(partial.reasoning, int(tail_tokens * _THOUGHTS_SHARE), count)
+        answer = [_assistant(_EMPTY)] if thoughts else []
+        request = [_ours(_GO_ON_THINKING.format(thoughts=thoughts))] if thoughts else []
+        return (*messages, *answer, *request)
+    tail = _last(partial.text, tail_tokens, count)
+    head = partial.text[: len(partial.text) - len(tail)]
+    opening = [_assistant(head), _ours(_BRIDGE)] if head.strip() else []
+    request_text = _GO_ON_JSON if partial.is_json else _GO_ON
+    return (*messages, *opening, _assistant(tail if head.strip() else partial.text), _ours(request_text))
+
+
+def _last(text: str, limit_tokens: int, count: Callable[[str], int]) -> str:
+    """The end of `text`, from a line or word start, in about `limit_tokens`."""
+    if count(text) <= limit_tokens:
+        return text
+    chars = len(text)
+    while chars > 1 and count(text[-chars:]) > limit_tokens:
+        chars = chars * 4 // 5
+    tail = text[-chars:]
+    for separator in ("\n\n", "\n", " "):
+        start = tail.find(separator)
+        if 0 <= start < len(tail) // 2:
+            return tail[start + len(separator) :]
+    return tail
+
+
+def _assistant(text: str) -> Message:
+    return parse_message({"role": "assistant", "content": text})
+
+
+def _ours(text: str) -> Message:
+    return replace(user_message(text), is_ours=True)

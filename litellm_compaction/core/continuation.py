@@ -1,0 +1,156 @@
+"""What of a continuation is new: joins a partial answer and the answer to "continue where you stopped".
+
+Called by the restart loop, which sends what `Joiner.feed` returns: no word lost, none twice, legitimate repetition stays.
+"""
+
+from __future__ import annotations
+
+from litellm_compaction.core.enclosures import THINK_END, THINK_START, open_fence, open_think
+from litellm_compaction.core.overlap import SEARCHED_CHARS, Ending, Overlap
+from litellm_compaction.core.preamble import read_preamble, scene_of
+from litellm_compaction.core.settled import is_no_space, settled_length
+
+__all__ = ["SEARCHED_CHARS", "Joiner", "open_fence", "open_think", "settled_length"]
+
+# As much of the last word as `settled_length` may have sent before it cut a word in two.
+_LONG_WORD_CHARS = 48
+
+
+class Joiner:
+    """The one answer that a client sees, made of a partial answer and its continuation.
+
+    Removed from the beginning of the continuation: a reasoning block (unless the partial ends inside one, then only
+    its tag), a role label, an announcement, a reopened fence, an ellipsis for the cut (`preamble`), what repeats the
+    end of the partial (`overlap`), and white space that the partial already ends with. Where it is truly ambiguous, text
+    is kept; the rules and the two cases that cannot be told apart stand at `overlap.Ending`.
+
+    Text is held back only while it is undecided: the first line, of at most 160 characters, if it opens like an
+    announcement (two of them at most), and for as long as the continuation repeats the partial word by word.
+    Then everything passes through untouched.
+    """
+
+    def __init__(self, partial: str) -> None:
+        """Prepares to continue `partial`.
+
+        Args:
+            partial: the visible text sent so far, without our notices, cut by `settled_length`: the next character
+                of the answer is not white space. The model should be shown at most its last `SEARCHED_CHARS`
+                characters or all of it, so that a repeat from the beginning of what it was shown is found.
+        """
+        self._partial = partial
+        self._continues_thought = open_think(partial)
+        self._is_open_thought = self._continues_thought
+        self._sent_end = ""
+        self._removed: list[str] = []
+        self._held = ""
+        self._pieces: list[str] = []
+        self._starts: list[tuple[int, Overlap]] = []
+        self._ended = False
+        self._stage = self._read_tag if partial else self._pass
+
+    @property
+    def removed_thinking(self) -> str:
+        """The reasoning taken out of the continuation so far, without its tags."""
+        return "".join(self._removed)
+
+    def feed(self, delta: str) -> str:
+        """What can be sent now that `delta` has arrived; may be empty."""
+        return self._noted(self._stage(delta))
+
+    def finish(self) -> str:
+        """What remains to be sent when the continuation has ended by itself; closes an open reasoning block.
+
+        Not called before a further restart: what is held then was never sent, and the next continuation brings it.
+        """
+        self._ended = True
+        rest = self._noted(self._stage(""))
+        self._stage = self._pass
+        if not self._is_open_thought:
+            return rest
+        self._is_open_thought = False
+        return f"{rest}\n{THINK_END}\n"
+
+    def _noted(self, text: str) -> str:
+        if self._is_open_thought and text:
+            seen = self._sent_end + text
+            self._is_open_thought = THINK_END not in seen
+            self._sent_end = seen[-len(THINK_END) + 1 :]
+        return text
+
+    def _read_tag(self, delta: str) -> str:
+        self._held += delta
+        head = self._held.lstrip()
+        if not self._ended and len(head) < len(THINK_START) and THINK_START.startswith(head):
+            return ""
+        text, self._held = self._held, ""
+        self._stage = self._read_preamble
+        if head.startswith(THINK_START):
+            text = head[len(THINK_START) :]
+            if not self._continues_thought:
+                self._stage = self._drop_thought
+        return self._stage(text)
+
+    def _drop_thought(self, delta: str) -> str:
+        thought, tag, rest = (self._held + delta).partition(THINK_END)
+        if tag:
+            self._removed.append(thought)
+            self._held = ""
+            self._stage = self._read_preamble
+            return self._stage(rest)
+        kept = 0 if self._ended else len(THINK_END) - 1
+        settled = max(len(thought) - kept, 0)
+        self._removed.append(thought[:settled])
+        self._held = thought[settled:]
+        return ""
+
+    def _read_preamble(self, delta: str) -> str:
+        self._held += delta
+        preamble = read_preamble(self._held, scene_of(self._partial), ended=self._ended)
+        if preamble is None:
+            return ""
+        ending = Ending(self._partial)
+        self._starts = [(start, Overlap(ending)) for start in (preamble.certain_chars, *preamble.claimed_chars)]
+        text, self._held = self._held, ""
+        for start, overlap in self._starts:
+            overlap.feed(text[start:])
+        self._pieces = [text]
+        self._stage = self._find_overlap
+        return self._find_overlap("")
+
+    def _find_overlap(self, delta: str) -> str:
+        self._pieces.append(delta)
+        for _, overlap in self._starts:
+            overlap.feed(delta)
+            if self._ended:
+                overlap.settle()
+        if not all(overlap.decided for _, overlap in self._starts):
+            return ""
+        text = "".join(self._pieces)
+        self._pieces = []
+        new = self._first_new(text)
+        self._stage = self._skip_space if self._drops_space(new) else self._pass
+        return self._stage(text[new:])
+
+    def _first_new(self, text: str) -> int:
+        """Where the new text starts; the longest preamble that a repeat confirms goes first."""
+        for start, overlap in reversed(self._starts):
+            if overlap.repeated_chars:
+                return start + overlap.repeated_chars
+        return self._starts[0][0]
+
+    def _drops_space(self, new: int) -> bool:
+        """Whether the partial ends with the white space of the seam, or ends where none can follow."""
+        last_word = self._partial[len(self._partial.rstrip()) :] or self._partial[-_LONG_WORD_CHARS:]
+        if last_word[-1].isspace():
+            return True
+        repeats = any(overlap.repeated_chars for _, overlap in self._starts)
+        return not repeats and (is_no_space(last_word[-1]) or bool(new) or not any(map(str.isspace, last_word)))
+
+    def _skip_space(self, delta: str) -> str:
+        rest = delta.lstrip()
+        if rest:
+            self._stage = self._pass
+        return rest
+
+    def _pass(self, delta: str) -> str:
+        return delta

@@ -1,0 +1,124 @@
+"""How much of a streamed text may be sent so that a stop never splits a word, white space or a character.
+
+The restart loop asks it for every delta in the danger zone; `overlap` asks it where words can start.
+Grapheme rules are the part of UAX #29 that can be had from `unicodedata`: marks, joiners, flags, viramas.
+"""
+
+from __future__ import annotations
+
+import string
+import unicodedata
+from bisect import bisect_right
+
+_LONGEST_WORD_CHARS = 64
+_HELD_OF_LONG_WORD_CHARS = 16
+_PUNCTUATION = frozenset(string.punctuation)
+_JOINER = "\u200d"
+# Scripts written without spaces (UAX #14, classes ID and SA), CJK punctuation, emoji, surrogate halves.
+_NO_SPACE_RANGES = (
+    (0x0E00, 0x0EFF),
+    (0x1000, 0x109F),
+    (0x1780, 0x17FF),
+    (0x2600, 0x27BF),
+    (0x2B00, 0x2BFF),
+    (0x2E80, 0x312F),
+    (0x3190, 0x4DBF),
+    (0x4E00, 0xA4CF),
+    (0xD800, 0xDFFF),
+    (0xF900, 0xFAFF),
+    (0xFE30, 0xFE4F),
+    (0xFF00, 0xFFEF),
+    (0x1F000, 0x1FAFF),
+    (0x20000, 0x3FFFF),
+)
+_RANGE_STARTS = tuple(first for first, _ in _NO_SPACE_RANGES)
+
+
+def settled_length(text: str) -> int:
+    """How many leading characters of `text` may be sent: everything up to the start of its last word.
+
+    The character behind the cut is never white space, so the sent part holds all white space that stands before the
+    next word. In scripts without spaces a word is one grapheme; a run of ASCII punctuation counts as one. Of a word of
+    more than 64 characters (base64, a URL) all but the last 16 are settled, at a grapheme boundary.
+
+    Args:
+        text: the unsent tail of a stream, not the whole stream. The caller keeps `pending`, and per delta does
+            `pending += delta`, `n = settled_length(pending)`, sends `pending[:n]` and keeps `pending[n:]`. `pending`
+            is then one word with the white space behind it, and one call looks at no more than that and the delta.
+    """
+    word_end = len(text.rstrip())
+    earliest = max(word_end - _LONGEST_WORD_CHARS, 1)
+    for index in range(word_end - 1, earliest - 1, -1):
+        if _starts_word(text, index):
+            return index
+    if word_end <= _LONGEST_WORD_CHARS:
+        return 0
+    for index in range(word_end - _HELD_OF_LONG_WORD_CHARS, earliest - 1, -1):
+        if is_grapheme_start(text, index) and not _inside_punctuation(text, index):
+            return index
+    # A long line of punctuation ("-----…"): cutting it is harmless, holding it for ever is not.
+    for index in range(word_end - _HELD_OF_LONG_WORD_CHARS, earliest - 1, -1):
+        if is_grapheme_start(text, index):
+            return index
+    return 0
+
+
+def is_grapheme_start(text: str, index: int) -> bool:
+    """Whether no user-perceived character spans the place before `text[index]`; 0 < index < len(text)."""
+    before, after = text[index - 1], text[index]
+    if before < "\u0300" and after < "\u0300":
+        return not (before == "\r" and after == "\n")
+    if _extends(after) or before == _JOINER or unicodedata.combining(before) == 9:
+        return False
+    if _is_regional(before) and _is_regional(after):
+        return _regionals_before(text, index) % 2 == 0
+    if "\ud800" <= before <= "\udbff" and "\udc00" <= after <= "\udfff":
+        return False
+    leading_jamo = "\u1100" <= before <= "\u115f"
+    return not (leading_jamo and ("\u1100" <= after <= "\u11ff" or "\uac00" <= after <= "\ud7a3"))
+
+
+def is_no_space(char: str) -> bool:
+    """Whether `char` belongs to a script written without spaces, or is an emoji or a CJK sign."""
+    code = ord(char)
+    if code < _RANGE_STARTS[0]:
+        return False
+    return code <= _NO_SPACE_RANGES[bisect_right(_RANGE_STARTS, code) - 1][1]
+
+
+def _starts_word(text: str, index: int) -> bool:
+    before, after = text[index - 1], text[index]
+    if after.isspace() or not is_grapheme_start(text, index):
+        return False
+    if before.isspace():
+        return True
+    # What an extender belongs to decides: an emoji with a variation selector, a kana with a voicing mark.
+    base = index - 1
+    while base > 0 and not is_grapheme_start(text, base):
+        base -= 1
+    return is_no_space(text[base]) or is_no_space(after)
+
+
+def _inside_punctuation(text: str, index: int) -> bool:
+    return text[index - 1] in _PUNCTUATION and text[index] in _PUNCTUATION
+
+
+def _extends(char: str) -> bool:
+    return (
+        unicodedata.category(char) in {"Mn", "Me", "Mc"}
+        or char in "\u200c\u200d\u0e33\u0eb3"
+        or "\U0001f3fb" <= char <= "\U0001f3ff"
+        or "\U000e0020" <= char <= "\U000e007f"
+        or "\u1160" <= char <= "\u11ff"
+    )
+
+
+def _is_regional(char: str) -> bool:
+    return "\U0001f1e6" <= char <= "\U0001f1ff"
+
+
+def _regionals_before(text: str, index: int) -> int:
+    start = index
+    while start > 0 and _is_regional(text[start - 1]):
+        start -= 1
+    return index - start

@@ -1,0 +1,325 @@
+"""The better carrier: an httpx transport below LiteLLM's OpenAI client, so that LiteLLM sees one ordinary call.
+
+The gate hands LiteLLM an `AsyncOpenAI` client over `GuardedTransport`. What has to happen while a response is open
+happens here: the notice before the summary, abort and restart, streaming and not, on every route that LiteLLM
+bridges to chat completions.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import litellm
+from openai import APIStatusError, AsyncOpenAI
+
+from litellm_compaction.core.messages import Message
+from litellm_compaction.engine import Case, Compactor, Guarded, Pending
+from litellm_compaction.errors import CompactionError, DoesNotFit, overflow_from_text
+from litellm_compaction.proxy import wire
+from litellm_compaction.proxy.restart import Answer, Asked, Chunk, Listener, Upstream, UpstreamDropped, UpstreamError
+
+_HOP_HEADERS = frozenset({"content-encoding", "content-length", "transfer-encoding", "connection"})
+# What shapes a whole document would make the model start a new one instead of going on with the old.
+_WHOLE_DOCUMENT_KEYS = ("response_format",)
+_DONE = b"data: [DONE]\n\n"
+
+
+class HttpUpstream:
+    """A deployment's server behind the inner transport, for one client request."""
+
+    def __init__(self, inner: httpx.AsyncBaseTransport, request: httpx.Request, body: dict[str, Any]) -> None:
+        self._inner = inner
+        self._request = request
+        self._body = body
+
+    @asynccontextmanager
+    async def open(
+        self, messages: Sequence[Message] | None, max_tokens: int, *, is_continuation: bool
+    ) -> AsyncIterator[AsyncIterator[Chunk]]:
+        """The chunks of a streamed answer; leaving the context closes the connection, which stops the server."""
+        response = await self.send(messages, max_tokens, is_continuation=is_continuation, stream=True)
+        try:
+            if response.status_code != 200 or "event-stream" not in response.headers.get("content-type", ""):
+                await response.aread()
+                raise UpstreamError(response.text, response)
+            yield _events(response)
+        finally:
+            await response.aclose()
+
+    async def send(
+        self, messages: Sequence[Message] | None, max_tokens: int, *, is_continuation: bool, stream: bool
+    ) -> httpx.Response:
+        """One request to the server; the caller closes the response."""
+        body = {**self._body, **wire.with_output_limit(self._body, max_tokens), "stream": stream}
+        if stream:
+            body.update(wire.with_usage(body))
+        if messages is not None:
+            body["messages"] = wire.encode(messages)
+        if is_continuation:
+            body = {key: value for key, value in body.items() if key not in _WHOLE_DOCUMENT_KEYS}
+        # ASCII with escapes: lone surrogates, which clients do send, have no UTF-8.
+        content = json.dumps(body, separators=(",", ":")).encode()
+        headers = [(key, value) for key, value in self._request.headers.raw if key.lower() != b"content-length"]
+        return await self._inner.handle_async_request(
+            httpx.Request(
+                self._request.method,
+                self._request.url,
+                headers=headers,
+                content=content,
+                extensions=self._request.extensions,
+            )
+        )
+
+
+class WholeUpstream:
+    """The same server, asked for whole answers: each is one chunk.
+
+    Attributes:
+        responses: what the server sent, in order.
+    """
+
+    def __init__(self, upstream: HttpUpstream) -> None:
+        self._upstream = upstream
+        self.responses: list[httpx.Response] = []
+
+    @asynccontextmanager
+    async def open(
+        self, messages: Sequence[Message] | None, max_tokens: int, *, is_continuation: bool
+    ) -> AsyncIterator[AsyncIterator[Chunk]]:
+        """The whole answer as one chunk."""
+        try:
+            response = await self._upstream.send(messages, max_tokens, is_continuation=is_continuation, stream=False)
+            try:
+                await response.aread()
+            finally:
+                await response.aclose()
+        except httpx.TransportError as error:
+            raise UpstreamDropped("", None) from error
+        self.responses.append(response)
+        yield _one(_as_chunk(response))
+
+
+class GuardedTransport(httpx.AsyncBaseTransport):
+    """Carries one client request to its deployment, over as many upstream requests as it takes.
+
+    Args:
+        inner: the shared transport with the connection pool; never closed here.
+        compactor: compacts and learns.
+        case: of the request.
+        asked: by the client; without `request` and `prepared` on routes whose messages only the body shows.
+        prepared: what the engine found before routing ended.
+        listener: is told what goes out.
+    """
+
+    def __init__(
+        self,
+        inner: httpx.AsyncBaseTransport,
+        compactor: Compactor,
+        case: Case,
+        asked: Asked,
+        prepared: Guarded | Pending | None,
+        listener: Listener,
+    ) -> None:
+        self._inner = inner
+        self._compactor = compactor
+        self._case = case
+        self._asked = asked
+        self._prepared = prepared
+        self._listener = listener
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        """The answer to LiteLLM's one call."""
+        body = _json_object(await request.aread())
+        found = wire.decode(body) if self._prepared is None else self._asked.request
+        if found is None:
+            return await self._inner.handle_async_request(request)
+        asked = replace(self._asked, request=found)
+        try:
+            prepared = self._prepared or await self._compactor.prepare(asked.request, self._case)
+        except CompactionError as error:
+            return httpx.Response(400, json={"error": {"message": str(error), "type": "invalid_request_error"}})
+        upstream = HttpUpstream(self._inner, request, body)
+        if not wire.can_be_carried_over(body):
+            return await self._passed(upstream, prepared, asked, stream=bool(body.get("stream")))
+        if body.get("stream"):
+            return await self._streamed(self._answer(upstream, asked, prepared))
+        whole = WholeUpstream(upstream)
+        return await self._whole(self._answer(whole, replace(asked, notices="off"), prepared), whole)
+
+    async def aclose(self) -> None:
+        """Nothing: the inner transport belongs to everybody."""
+
+    def _answer(self, upstream: Upstream, asked: Asked, prepared: Guarded | Pending) -> Answer:
+        return Answer(self._compactor, self._case, upstream, asked, prepared, self._listener)
+
+    async def _passed(
+        self, upstream: HttpUpstream, prepared: Guarded | Pending, asked: Asked, *, stream: bool
+    ) -> httpx.Response:
+        """One compacted request, its answer as it comes: several choices or log probabilities cannot be joined."""
+        guarded = await self._compactor.finish(prepared) if isinstance(prepared, Pending) else prepared
+        self._listener.sent(self._case, guarded)
+        limit = guarded.max_output_tokens(asked.output_tokens)
+        return await upstream.send(guarded.messages, limit, is_continuation=False, stream=stream)
+
+    async def _streamed(self, answer: Answer) -> httpx.Response:
+        """A response whose first chunk is already there, so that a refusal keeps its real status."""
+        chunks = answer.chunks()
+        try:
+            first = await anext(chunks, None)
+        except UpstreamError as error:
+            return _refusal(error)
+        return httpx.Response(200, headers={"content-type": "text/event-stream"}, stream=_EventStream(first, chunks))
+
+    async def _whole(self, answer: Answer, upstream: WholeUpstream) -> httpx.Response:
+        """One JSON answer: the server's own when one request was enough, else joined."""
+        try:
+            deltas = [chunk async for chunk in answer.chunks()]
+        except UpstreamError as error:
+            return _refusal(error)
+        last = upstream.responses[-1]
+        if answer.restarts == 0:
+            return _copied(last)
+        return httpx.Response(200, json=_joined(upstream.responses[0].json(), deltas, answer.usage()))
+
+
+class _EventStream(httpx.AsyncByteStream):
+    """Chunks as server-sent events; closing it ends whatever is under way upstream."""
+
+    def __init__(self, first: Chunk | None, chunks: AsyncGenerator[Chunk, None]) -> None:
+        self._first = first
+        self._chunks = chunks
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        if self._first is not None:
+            yield _event(self._first)
+        try:
+            async for chunk in self._chunks:
+                yield _event(chunk)
+        except UpstreamError as error:
+            raise error.__cause__ or _as_status_error(error) from error
+        except DoesNotFit as error:
+            raise litellm.ContextWindowExceededError(message=str(error), model="", llm_provider="lm_studio") from error
+        except CompactionError as error:
+            raise litellm.BadRequestError(message=str(error), model="", llm_provider="lm_studio") from error
+        yield _DONE
+
+    async def aclose(self) -> None:
+        await self._chunks.aclose()
+
+
+def client_over(transport: httpx.AsyncBaseTransport, *, api_base: str, api_key: str | None) -> AsyncOpenAI:
+    """The OpenAI client that LiteLLM will use for this one call.
+
+    Args:
+        transport: a `GuardedTransport`.
+        api_base: of the deployment, resolved: LiteLLM's own argument may be None where it comes from the environment.
+        api_key: likewise; LM Studio needs none.
+    """
+    return AsyncOpenAI(
+        api_key=api_key or "fake-api-key",
+        base_url=api_base,
+        max_retries=0,
+        # LiteLLM sets the time limits of each call itself.
+        http_client=httpx.AsyncClient(transport=transport, timeout=httpx.Timeout(None), trust_env=False),
+    )
+
+
+async def _events(response: httpx.Response) -> AsyncIterator[Chunk]:
+    """The JSON objects of an event stream; what is not one is passed over."""
+    try:
+        async for line in response.aiter_lines():
+            if not line.startswith("data:"):
+                continue
+            data = line[5:].strip()
+            if data == "[DONE]":
+                return
+            if chunk := _json_object(data.encode()):
+                yield chunk
+    except httpx.TransportError as error:
+        raise UpstreamDropped("", None) from error
+
+
+def _json_object(content: bytes) -> dict[str, Any]:
+    try:
+        body = json.loads(content)
+    except ValueError:
+        return {}
+    return body if isinstance(body, dict) else {}
+
+
+async def _one(chunk: Chunk) -> AsyncIterator[Chunk]:
+    yield chunk
+
+
+def _as_chunk(response: httpx.Response) -> Chunk:
+    """A whole answer as if it had come in one piece of a stream.
+
+    Raises:
+        UpstreamError: it is not an answer.
+    """
+    try:
+        answer = response.json()
+    except ValueError:
+        answer = None
+    choices = answer.get("choices") if isinstance(answer, dict) else None
+    if response.status_code != 200 or not isinstance(answer, dict) or not choices:
+        raise UpstreamError(response.text, response)
+    choice = choices[0]
+    delta = dict(choice.get("message") or {})
+    return {**answer, "choices": [{"index": 0, "delta": delta, "finish_reason": choice.get("finish_reason")}]}
+
+
+def _joined(first: dict[str, Any], chunks: Sequence[Chunk], usage: dict[str, Any]) -> dict[str, Any]:
+    """The first answer's envelope around everything that came."""
+    message: dict[str, Any] = {"role": "assistant", "content": ""}
+    finish_reason = None
+    for chunk in chunks:
+        for choice in chunk["choices"]:
+            for key, value in choice["delta"].items():
+                if key == "tool_calls":
+                    message["tool_calls"] = [*message.get("tool_calls", ()), *value]
+                elif key != "role":
+                    message[key] = message.get(key, "") + value
+            finish_reason = choice["finish_reason"] or finish_reason
+    choice = {**first["choices"][0], "message": message, "finish_reason": finish_reason}
+    return {**first, "choices": [choice], "usage": usage}
+
+
+def _event(chunk: Chunk) -> bytes:
+    return b"data: " + json.dumps(chunk, separators=(",", ":")).encode() + b"\n\n"
+
+
+def _refusal(error: UpstreamError) -> httpx.Response:
+    """The server's refusal as LiteLLM would have got it.
+
+    Raises:
+        httpx.TransportError: the connection broke.
+    """
+    if isinstance(error.__cause__, httpx.TransportError):
+        raise error.__cause__
+    upstream: httpx.Response | None = error.response if isinstance(error.response, httpx.Response) else None
+    if upstream is None:
+        return httpx.Response(500, json=error.response if isinstance(error.response, dict) else {"error": "upstream"})
+    if overflow_from_text(error.text) is not None and upstream.status_code >= 400:
+        # LiteLLM recognizes this wording as ContextWindowExceededError, so that the fallbacks for it fire.
+        message = f"{error.text} (exceeds the available context size)"
+        return httpx.Response(
+            upstream.status_code, json={"error": {"message": message, "type": "invalid_request_error"}}
+        )
+    return _copied(upstream)
+
+
+def _copied(response: httpx.Response) -> httpx.Response:
+    """A response that has been read, without the headers that described its transfer."""
+    headers = [(key, value) for key, value in response.headers.items() if key.lower() not in _HOP_HEADERS]
+    return httpx.Response(response.status_code, headers=headers, content=response.content)
+
+
+def _as_status_error(error: UpstreamError) -> Exception:
+    response = httpx.Response(500, request=httpx.Request("POST", "http://upstream.invalid/"))
+    return APIStatusError(error.text[:500], response=response, body=None)
