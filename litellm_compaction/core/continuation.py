@@ -1,6 +1,7 @@
 """What of a continuation is new: joins a partial answer and the answer to "continue where you stopped".
 
-Called by the restart loop, which sends what `Joiner.feed` returns: no word lost, none twice, legitimate repetition stays.
+Called by the restart loop, which sends what `Joiner.feed` returns: no word lost, none twice, legitimate repetition
+stays.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ class Joiner:
 
     Removed from the beginning of the continuation: a reasoning block (unless the partial ends inside one, then only
     its tag), a role label, an announcement, a reopened fence, an ellipsis for the cut (`preamble`), what repeats the
-    end of the partial (`overlap`), and white space that the partial already ends with. Where it is truly ambiguous, text
-    is kept; the rules and the two cases that cannot be told apart stand at `overlap.Ending`.
+    end of the partial (`overlap`), and white space that the partial already ends with. What stays ambiguous is said at
+    `overlap.Ending` and at `preamble`.
 
     Text is held back only while it is undecided: the first line, of at most 160 characters, if it opens like an
     announcement (two of them at most), and for as long as the continuation repeats the partial word by word.
@@ -38,6 +39,7 @@ class Joiner:
                 characters or all of it, so that a repeat from the beginning of what it was shown is found.
         """
         self._partial = partial
+        self._scene = scene_of(partial)
         self._continues_thought = open_think(partial)
         self._is_open_thought = self._continues_thought
         self._sent_end = ""
@@ -105,7 +107,7 @@ class Joiner:
 
     def _read_preamble(self, delta: str) -> str:
         self._held += delta
-        preamble = read_preamble(self._held, scene_of(self._partial), ended=self._ended)
+        preamble = read_preamble(self._held, self._scene, ended=self._ended)
         if preamble is None:
             return ""
         ending = Ending(self._partial)
@@ -139,12 +141,14 @@ class Joiner:
         return self._starts[0][0]
 
     def _drops_space(self, new: int) -> bool:
-        """Whether the partial ends with the white space of the seam, or ends where none can follow."""
-        last_word = self._partial[len(self._partial.rstrip()) :] or self._partial[-_LONG_WORD_CHARS:]
-        if last_word[-1].isspace():
+        """Whether the partial ends with the white space of the seam, or where by `settled_length` none can follow."""
+        if self._partial[-1].isspace():
             return True
-        repeats = any(overlap.repeated_chars for _, overlap in self._starts)
-        return not repeats and (is_no_space(last_word[-1]) or bool(new) or not any(map(str.isspace, last_word)))
+        if any(overlap.repeated_chars for _, overlap in self._starts):
+            return False
+        last_word = self._partial[-_LONG_WORD_CHARS:]
+        is_cut_word = len(last_word) == _LONG_WORD_CHARS and not any(map(str.isspace, last_word))
+        return new > 0 or is_cut_word or is_no_space(self._partial[-1])
 
     def _skip_space(self, delta: str) -> str:
         rest = delta.lstrip()

@@ -25,6 +25,8 @@ class Ending:
     Rules for a suffix B of the partial (lengths in non-space characters, letters of scripts without spaces count two):
 
     - distinctive: at least 12 characters or 3 words with letters. A shorter repeat ("the" / "the") is kept.
+    - the unfinished last line, from its start, also counts with 3 words of any kind and a letter ("y = x "), except in
+      a table; and with any length when the continuation begins with that line's own indentation ("    return ").
     - it starts at a word; inside one only with 24 to 256 characters.
     - kept as legitimate repetition, where the partial itself repeats: B is a power of a shorter block ("ha ha ha"); B
       occurs twice in a row in the searched part (equal rows, a repeated line); or the unfinished last line, of at
@@ -40,20 +42,30 @@ class Ending:
         window = partial[-SEARCHED_CHARS:]
         self.dense = "".join(window.split())
         self.ends_in_space = partial[-1:].isspace()
-        self.starts = self._find_starts(partial[-SEARCHED_CHARS - 1 : -SEARCHED_CHARS], window)
-        self._last_line_chars = len("".join(window[window.rfind("\n") + 1 :].split()))
+        has_line_start = len(window) == len(partial) or "\n" in window
+        last_line = window[window.rfind("\n") + 1 :] if has_line_start else ""
+        self.last_line_indent = last_line[: len(last_line) - len(last_line.lstrip())]
+        self.last_line_start = len(self.dense) - len("".join(last_line.split()))
+        self.starts = self._find_starts(partial[-SEARCHED_CHARS - 1 : -SEARCHED_CHARS], window, last_line)
         everything = "".join(partial.split()) if len(partial) > SEARCHED_CHARS else ""
         self.everything = "" if _is_power(everything) else everything
 
     def is_restart(self, start: int) -> bool:
         """Whether a repeat of `dense[start:]` is a restart, not repetition that the partial itself shows."""
         block = self.dense[start:]
-        line_chars = self._last_line_chars
-        if _REPEATED_LINE_CHARS <= line_chars <= start and self.dense[start - line_chars : start] == block[-line_chars:]:
+        last_line = self.dense[self.last_line_start :]
+        if len(last_line) >= _REPEATED_LINE_CHARS and self.dense[:start].endswith(last_line):
             return False
         return block + block not in self.dense
 
-    def _find_starts(self, before: str, window: str) -> list[int]:
+    def starts_behind(self, space: str) -> list[int]:
+        """Where in `dense` a repeat may start, ascending, when the continuation begins with white space `space`."""
+        indent = self.last_line_indent
+        if indent in ("", " ") or space.rpartition("\n")[2] != indent or self.last_line_start == len(self.dense):
+            return self.starts
+        return sorted({*self.starts, self.last_line_start})
+
+    def _find_starts(self, before: str, window: str, last_line: str) -> list[int]:
         """Where in `dense` a repeat may start, ascending."""
         repeated = _repeated_suffixes(self.dense)
         found: list[tuple[int, int]] = []
@@ -69,7 +81,12 @@ class Ending:
                 found.append((index, place))
         while found and not _is_distinctive(text[found[-1][1] :]):
             found.pop()
-        return [index for index, _ in found]
+        starts = [index for index, _ in found]
+        if self.last_line_start not in starts and _is_distinctive_line(last_line):
+            starts = sorted(
+                [*starts, self.last_line_start] if not repeated[len(self.dense) - self.last_line_start] else starts
+            )
+        return starts
 
 
 class Overlap:
@@ -86,6 +103,8 @@ class Overlap:
         self.decided = False
         self._ending = ending
         self._alive = ending.starts
+        self._is_indented = False
+        self._space = ""
         self._repeats_everything = bool(ending.everything)
         self._read_chars = 0
         self._compared_chars = 0
@@ -112,16 +131,25 @@ class Overlap:
             self._completed_chars = 0
         self._read_chars += 1
         if not char.isspace():
+            if not self._compared_chars:
+                self._alive = self._ending.starts_behind(self._space)
+                self._is_indented = self._alive is not self._ending.starts
             self._compare(char)
-        self.decided = not (self._alive or self._repeats_everything or self._completed_chars)
+        elif not self._compared_chars:
+            self._space += char
+        is_open = self._alive or self._repeats_everything or self._completed_chars or not self._compared_chars
+        self.decided = not is_open
 
     def _compare(self, char: str) -> None:
         dense, everything, offset = self._ending.dense, self._ending.everything, self._compared_chars
         self._compared_chars += 1
         self._last = char
         alive = [start for start in self._alive if dense[start + offset] == char]
-        if alive and alive[-1] + self._compared_chars == len(dense) and self._ending.is_restart(alive.pop()):
-            self._completed_chars = self._read_chars
+        if alive and alive[-1] + self._compared_chars == len(dense):
+            start = alive.pop()
+            is_indented_line = self._is_indented and start == self._ending.last_line_start
+            if is_indented_line or self._ending.is_restart(start):
+                self._completed_chars = self._read_chars
         self._alive = alive
         if self._repeats_everything:
             self._repeats_everything = everything[offset] == char
@@ -147,8 +175,12 @@ def _is_distinctive(text: str) -> bool:
     return chars >= _DISTINCTIVE_CHARS or words >= _DISTINCTIVE_WORDS
 
 
+def _is_distinctive_line(line: str) -> bool:
+    return len(line.split()) >= _DISTINCTIVE_WORDS and any(map(str.isalpha, line)) and line.lstrip()[:1] != "|"
+
+
 def _repeated_suffixes(text: str) -> list[bool]:
-    """For each length from 0 to len(text): whether the suffix is a power of a shorter block, or occurs twice at the end.
+    """For each length from 0 to len(text): whether that suffix is a power of a shorter block, or ends `text` twice.
 
     By the failure function of Knuth, Morris and Pratt on the reversed text: linear, so that a text of one repeated
     character costs no more than any other.

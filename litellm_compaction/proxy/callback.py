@@ -25,8 +25,8 @@ from litellm_compaction.models.window import Windows
 from litellm_compaction.proxy.boot import load_settings, provide_master_key
 from litellm_compaction.proxy.calls import Call, Calls
 from litellm_compaction.proxy.gate import Gate
-from litellm_compaction.proxy.iterator import StreamReport, guarded_stream, with_heartbeat
-from litellm_compaction.proxy.wire import Usage, usage_of
+from litellm_compaction.proxy.heartbeat import with_heartbeat
+from litellm_compaction.proxy.wire import can_be_carried_over
 from litellm_compaction.stores import open_store
 
 logger = logging.getLogger("litellm_compaction")
@@ -112,36 +112,32 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
     async def async_post_call_streaming_iterator_hook(
         self, user_api_key_dict: Any, response: Any, request_data: dict[str, Any]
     ) -> AsyncGenerator[Any, None]:
-        """Watches a guarded stream: notice, usage, overflow."""
+        """Phase 3 where the hooks carry it, and a heartbeat while a compaction keeps any stream silent."""
         call_id = _call_id(request_data)
         call = self._calls.get(call_id)
-        if call is None or not (call.is_carried or (call.guarded is not None and call.is_chat)):
+        if call is None:
             async for chunk in response:
                 yield chunk
             return
-        if call.is_carried:
-            try:
-                async for chunk in with_heartbeat(response, call, every_s=self._settings.heartbeat_s):
-                    yield chunk
-            finally:
-                self._calls.close(call_id)
-            return
-        seen = StreamReport()
+        hooked = None
+        if call.is_hooked and can_be_carried_over(request_data):
+            hooked = self._gate.hooked_answer(_router(), call, response, request_data, stream=True)
+        stream = response if hooked is None else hooked.chunks()
         try:
-            async for chunk in guarded_stream(response, call, notices=self._settings.notices, seen=seen):
+            async for chunk in with_heartbeat(stream, call, every_s=self._settings.heartbeat_s):
                 yield chunk
-            self._learn(call, seen.usage)
-        except Exception as error:
-            self._learn_overflow(call, str(error))
-            raise
         finally:
+            if hooked is not None:
+                await stream.aclose()
             self._calls.close(call_id)
 
-    async def async_post_call_success_hook(self, data: dict[str, Any], user_api_key_dict: Any, response: Any) -> None:
-        """Learns from the usage of an answer that was not streamed."""
+    async def async_post_call_success_hook(self, data: dict[str, Any], user_api_key_dict: Any, response: Any) -> Any:
+        """Carries an answer that was not streamed over the limit, and learns from its usage."""
         call = self._calls.get(_call_id(data))
-        if call is not None and not call.is_carried:
-            self._learn(call, usage_of(response))
+        if call is None or not call.is_hooked or not can_be_carried_over(data):
+            return None
+        hooked = self._gate.hooked_answer(_router(), call, response, data, stream=False)
+        return await hooked.joined(response)
 
     async def async_post_call_failure_hook(
         self,
@@ -194,15 +190,6 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
                     _log_failed_open("probe", error)
                 return
             await asyncio.sleep(_ROUTER_WAIT_S)
-
-    def _learn(self, call: Call, usage: Usage | None) -> None:
-        if usage is not None and call.case is not None and call.guarded is not None:
-            self._compactor.learn(
-                call.case,
-                call.guarded,
-                prompt_tokens=usage.prompt_tokens,
-                completion_tokens=usage.completion_tokens,
-            )
 
     def _learn_overflow(self, call: Call, message: str) -> None:
         overflow = overflow_from_text(message)

@@ -23,6 +23,7 @@ class Call:
         received: as the client sent it, for deployments that are left alone.
         original: the same without the notices that it carried back; the same object when there were none.
         group: the model name that it is filed under in the store.
+        pin: the name or id under which the router finds the deployment that serves it.
         attempts: what it may still spend.
         is_chat: whether the client speaks chat completions, and so reads the stream that we see.
         rewritten: whether the list in LiteLLM's hands is no longer `received`.
@@ -39,6 +40,7 @@ class Call:
     original: Request
     group: str
     attempts: Attempts
+    pin: str = ""
     is_chat: bool = False
     rewritten: bool = False
     opted_out: bool = False
@@ -49,6 +51,11 @@ class Call:
     case: Case | None = None
     guarded: Guarded | None = None
     action: str = "none"
+
+    @property
+    def is_hooked(self) -> bool:
+        """Whether LiteLLM's hooks carry its answer."""
+        return self.is_chat and not self.is_carried and self.guarded is not None and self.case is not None
 
     def sent(self, case: Case, guarded: Guarded) -> None:
         """Notes what goes out."""

@@ -24,9 +24,10 @@ from litellm_compaction.proxy import wire
 from litellm_compaction.proxy.access import may_use, ssl_verification, with_credentials
 from litellm_compaction.proxy.calls import Call, Calls
 from litellm_compaction.proxy.carriers import carrier_of
+from litellm_compaction.proxy.hooked import Hooked, HookedUpstream, Whole
 from litellm_compaction.proxy.internal import is_internal_call, summary_asker, warm_up
 from litellm_compaction.proxy.publishing import Publisher
-from litellm_compaction.proxy.restart import Asked
+from litellm_compaction.proxy.restart import Answer, Asked
 from litellm_compaction.proxy.routing import (
     Deployment,
     deployment_of,
@@ -171,27 +172,43 @@ class Gate:
         elif prepared is not None:
             call.action = "compacted"
             call.may_pause = True
-        transport = GuardedTransport(
-            self._inner_transport(),
-            self._compactor,
-            case,
-            Asked(
-                request=call.original,
-                output_tokens=wire.asked_output_tokens(kwargs),
-                is_json=call.is_structured,
-                notices=guard.settings.notices,
-                # LiteLLM logs and bills by the usage chunk, and keeps it from a client that did not ask for it.
-                wants_usage=True,
-            ),
-            prepared,
-            call,
-        )
+        # LiteLLM logs and bills by the usage chunk, and keeps it from a client that did not ask for it.
+        asked = self._asked(call, case, kwargs, wants_usage=True)
+        transport = GuardedTransport(self._inner_transport(), self._compactor, case, asked, prepared, call)
         target = guard.deployment.target
         return {
             **kwargs,
             **changed,
             "client": client_over(transport, api_base=str(target.api_base), api_key=target.api_key),
         }
+
+    def hooked_answer(self, router: Any, call: Call, first: Any, data: Mapping[str, Any], *, stream: bool) -> Hooked:
+        """How an answer that LiteLLM has opened is carried over the limit by its hooks.
+
+        Args:
+            router: LiteLLM's router.
+            call: the request that it answers; it has been sent.
+            first: LiteLLM's stream or response.
+            data: the client's request as the hooks see it.
+            stream: whether `first` is a stream.
+        """
+        case, guarded = call.case, call.guarded
+        assert case is not None and guarded is not None  # noqa: S101, PT018 - the caller asked `call.was_sent`
+        upstream = HookedUpstream(first, router, call.pin, data)
+        asked = self._asked(call, case, data, wants_usage=call.asks_for_usage)
+        if not stream:
+            asked = replace(asked, notices="off")
+        answer = Answer(self._compactor, case, upstream if stream else Whole(upstream), asked, guarded, call)
+        return Hooked(answer, upstream, guarded)
+
+    def _asked(self, call: Call, case: Case, body: Mapping[str, Any], *, wants_usage: bool) -> Asked:
+        return Asked(
+            request=call.original,
+            output_tokens=wire.asked_output_tokens(body),
+            is_json=call.is_structured,
+            notices=case.settings.notices,
+            wants_usage=wants_usage,
+        )
 
     def _inner_transport(self) -> httpx.AsyncHTTPTransport:
         """The connection pool that all guarded deployments share, made in the running loop."""
@@ -272,7 +289,7 @@ class Gate:
     def _case(self, router: Any, guard: Guard, call: Call, body: Mapping[str, Any]) -> Case:
         deployment, settings = guard.deployment, guard.settings
         metadata = _metadata(body)
-        pin = call.group if deployment.is_wildcard or not deployment.id else deployment.id
+        pin = call.pin = call.group if deployment.is_wildcard or not deployment.id else deployment.id
         same = PruningModel(
             label=call.group,
             target=deployment.target,

@@ -45,7 +45,7 @@ def summary_asker(
 
     async def ask(prompt: str, *, max_tokens: int) -> SummaryAnswer:
         try:
-            response = await _call(
+            response = await call_router(
                 router,
                 model,
                 parent,
@@ -75,7 +75,7 @@ def warm_up(router: Any, model: str, parent: Mapping[str, Any], *, timeout_s: fl
     async def load() -> None:
         # A failure shows in the next look at the window, with a clearer error than the provider's.
         with contextlib.suppress(Exception):
-            await _call(
+            await call_router(
                 router,
                 model,
                 parent,
@@ -88,7 +88,15 @@ def warm_up(router: Any, model: str, parent: Mapping[str, Any], *, timeout_s: fl
     return load
 
 
-async def _call(router: Any, model: str, parent: Mapping[str, Any], **arguments: Any) -> Any:
+async def call_router(router: Any, model: str, parent: Mapping[str, Any], **arguments: Any) -> Any:
+    """A call of ours through the router: on behalf of the client's key, team and user, and never guarded itself.
+
+    Args:
+        router: LiteLLM's router.
+        model: a deployment id or a model name.
+        parent: metadata of the client's request.
+        arguments: of the completion.
+    """
     metadata = sanitized_forwardable_call_metadata(parent, _ORIGIN)
     end_user = parent.get("user_api_key_end_user_id")
     token = _is_internal.set(True)
@@ -98,7 +106,6 @@ async def _call(router: Any, model: str, parent: Mapping[str, Any], **arguments:
             metadata=metadata,
             num_retries=0,
             disable_fallbacks=True,
-            stream=False,
             **({"user": end_user} if isinstance(end_user, str) and end_user else {}),
             **arguments,
         )

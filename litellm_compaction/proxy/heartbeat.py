@@ -1,0 +1,82 @@
+"""A sign of life for a stream that a compaction keeps silent.
+
+Serves LiteLLM's streaming iterator hook. Not LiteLLM's own keep-alive: that leaks a slot of the key's parallel limit
+with every chat stream on 1.106.2.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator
+from typing import Any
+
+from litellm_compaction.proxy.calls import Call
+
+
+async def with_heartbeat(response: AsyncIterable[Any], call: Call, *, every_s: float) -> AsyncGenerator[Any, None]:
+    """The chunks of `response`, and an empty one whenever a compaction has kept it silent for a while.
+
+    Clients and load balancers close connections on which nothing moves. The race against the clock costs a task,
+    so it is run only where a pause may come.
+
+    Args:
+        response: LiteLLM's stream of any route.
+        call: the request that it answers.
+        every_s: longest silence.
+    """
+    source = response.__aiter__()
+    last: Any = None
+    while True:
+        if not call.may_pause:
+            try:
+                last = await source.__anext__()
+            except StopAsyncIteration:
+                return
+            yield last
+            continue
+        waiting = asyncio.ensure_future(_next(source))
+        try:
+            while not (await asyncio.wait({waiting}, timeout=every_s))[0]:
+                if (beat := _beat(last)) is not None:
+                    yield beat
+            last = await waiting
+        except StopAsyncIteration:
+            return
+        finally:
+            if not waiting.done():
+                waiting.cancel()
+                with contextlib.suppress(BaseException):
+                    await waiting
+        if last is _END:
+            return
+        yield last
+
+
+_END = object()
+
+
+async def _next(source: AsyncIterator[Any]) -> Any:
+    # A task may not raise StopAsyncIteration.
+    async for chunk in source:
+        return chunk
+    return _END
+
+
+def _beat(last: Any) -> Any:
+    """A chunk that says nothing, in the language of the one before; None where there is no such thing."""
+    if isinstance(last, (bytes, bytearray)):
+        return b'event: ping\ndata: {"type": "ping"}\n\n'
+    if not hasattr(last, "choices") or not hasattr(last, "model_copy"):
+        return None
+    beat = last.model_copy(deep=True)
+    for choice in beat.choices:
+        delta = getattr(choice, "delta", None)
+        if delta is None:
+            return None
+        choice.finish_reason = None
+        for name in ("role", "tool_calls", "function_call", "reasoning_content", "thinking_blocks"):
+            if getattr(delta, name, None) is not None:
+                setattr(delta, name, None)
+        delta.content = ""
+    return beat

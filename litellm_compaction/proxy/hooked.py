@@ -1,0 +1,189 @@
+"""The carrier for every provider: LiteLLM's own streams and router calls, joined in its hooks.
+
+The first answer is the one that LiteLLM has already opened; a continuation is a call through the router, pinned to
+the same deployment. Used where the transport of `upstream.py` cannot be installed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import anyio
+from litellm.types.utils import Choices, ModelResponse, ModelResponseStream, Usage
+from litellm.types.utils import Message as AnswerMessage
+
+from litellm_compaction.core.messages import Message
+from litellm_compaction.engine import Guarded
+from litellm_compaction.errors import overflow_from_text
+from litellm_compaction.proxy import wire
+from litellm_compaction.proxy.internal import call_router
+from litellm_compaction.proxy.restart import Answer, Chunk, UpstreamError
+
+# What a client may ask of a chat completion, and a continuation needs too (OpenAI's API reference, LiteLLM's extras).
+_CLIENT_KEYS = (
+    "temperature", "top_p", "tools", "tool_choice", "parallel_tool_calls", "functions", "function_call", "stop", "seed",
+    "presence_penalty", "frequency_penalty", "logit_bias", "reasoning_effort", "thinking", "top_k", "user",
+)  # fmt: skip
+
+
+class HookedUpstream:
+    """The deployment behind LiteLLM's router, for one client request.
+
+    Args:
+        first: the answer that LiteLLM has opened: a stream, or a whole response.
+        router: LiteLLM's router.
+        pin: the model name or id under which the router finds this very deployment.
+        data: the client's request, with LiteLLM's metadata.
+    """
+
+    def __init__(self, first: Any, router: Any, pin: str, data: Mapping[str, Any]) -> None:
+        self._first: Any = first
+        self._router = router
+        self._pin = pin
+        self._data = data
+        self._logging: Any = data.get("litellm_logging_obj")
+        self._streams: list[tuple[Any, str]] = []
+
+    @asynccontextmanager
+    async def open(
+        self, messages: Sequence[Message] | None, max_tokens: int, *, is_continuation: bool
+    ) -> AsyncIterator[AsyncIterator[Chunk]]:
+        """The chunks of a streamed answer; leaving the context closes it."""
+        stream, log = self._first, self._logging
+        if stream is None:
+            stream = await self._again(messages, max_tokens, stream=True, stream_options={"include_usage": True})
+            log = getattr(stream, "logging_obj", None)
+        self._first = None
+        text: list[str] = []
+        try:
+            yield _chunks(stream, text.append)
+        finally:
+            with anyio.CancelScope(shield=True):
+                if (aclose := getattr(stream, "aclose", None)) is not None:
+                    await aclose()
+            self._streams.append((log, "".join(text)))
+
+    async def whole(self, messages: Sequence[Message] | None, max_tokens: int) -> Any:
+        """A whole answer: LiteLLM's own the first time, then one more."""
+        first, self._first = self._first, None
+        return first if first is not None else await self._again(messages, max_tokens, stream=False)
+
+    async def log_partials(self, count: Callable[[str], int], prompt_tokens: int) -> None:
+        """Logs the streams that were stopped: LiteLLM itself logs only streams that end.
+
+        Late, when the whole answer has ended: the first stream's slot in the key's parallel limit then spans all of it.
+        """
+        with anyio.CancelScope(shield=True):
+            for log, text in self._streams:
+                details = getattr(log, "model_call_details", None)
+                dispatch = getattr(log, "dispatch_success_handlers", None)
+                if dispatch is None or not isinstance(details, dict):
+                    continue
+                if details.get("has_dispatched_final_stream_success"):
+                    continue  # it has ended by itself
+                await dispatch(
+                    _whole_response(text, "length", {"prompt_tokens": prompt_tokens, "completion_tokens": count(text)}),
+                    cache_hit=None,
+                    start_time=None,
+                    end_time=None,
+                    prefer_async_handlers=True,
+                )
+
+    async def _again(self, messages: Sequence[Message] | None, max_tokens: int, **options: Any) -> Any:
+        asked = {key: self._data[key] for key in _CLIENT_KEYS if self._data.get(key) is not None}
+        sent = wire.encode(messages) if messages is not None else self._data["messages"]
+        parent = self._data.get("metadata")
+        return await call_router(
+            self._router,
+            self._pin,
+            parent if isinstance(parent, Mapping) else {},
+            messages=sent,
+            max_tokens=max_tokens,
+            **asked,
+            **options,
+        )
+
+
+class Whole:
+    """The same deployment, asked for whole answers: each is one chunk."""
+
+    def __init__(self, upstream: HookedUpstream) -> None:
+        self._upstream = upstream
+
+    @asynccontextmanager
+    async def open(
+        self, messages: Sequence[Message] | None, max_tokens: int, *, is_continuation: bool
+    ) -> AsyncIterator[AsyncIterator[Chunk]]:
+        """The whole answer as one chunk."""
+        yield _one(await self._upstream.whole(messages, max_tokens))
+
+
+@dataclass(frozen=True, slots=True)
+class Hooked:
+    """An answer carried by the hooks."""
+
+    answer: Answer
+    upstream: HookedUpstream
+    guarded: Guarded
+
+    async def chunks(self) -> AsyncGenerator[Any, None]:
+        """The answer's chunks as LiteLLM's own; what was stopped is logged at the end."""
+        chunks = self.answer.chunks()
+        try:
+            async for chunk in chunks:
+                yield ModelResponseStream(**chunk)
+        except UpstreamError as error:
+            raise error.__cause__ or error from None
+        finally:
+            with anyio.CancelScope(shield=True):
+                await chunks.aclose()
+                if self.answer.restarts:
+                    await self.upstream.log_partials(self.guarded.count_text, self.guarded.count.tokens)
+
+    async def joined(self, first: Any) -> Any:
+        """The joined answer as a copy of LiteLLM's response; None when the first one was all.
+
+        A copy: LiteLLM logs the object that it was given (1.109.1 would log our text in its place).
+        """
+        chunks = [chunk async for chunk in self.answer.chunks()]
+        if self.answer.restarts == 0:
+            return None
+        choices = [choice for chunk in chunks for choice in chunk["choices"]]
+        calls = [call for choice in choices for call in choice["delta"].get("tool_calls", ())]
+        joined = first.model_copy(deep=True)
+        joined.choices[0].message.content = "".join(choice["delta"].get("content", "") for choice in choices)
+        joined.choices[0].message.tool_calls = calls or None
+        joined.choices[0].finish_reason = choices[-1]["finish_reason"] or "stop"
+        joined.usage = Usage(**self.answer.usage())
+        return joined
+
+
+async def _chunks(stream: Any, text_seen: Callable[[str], None]) -> AsyncIterator[Chunk]:
+    try:
+        async for chunk in stream:
+            plain: Chunk = chunk.model_dump(exclude_none=True)
+            for choice in plain.get("choices") or ():
+                text_seen(str((choice.get("delta") or {}).get("content") or ""))
+            yield plain
+    except Exception as error:
+        if overflow_from_text(str(error)) is None:
+            raise
+        raise UpstreamError(str(error), error) from error
+
+
+async def _one(response: Any) -> AsyncIterator[Chunk]:
+    plain: Chunk = response.model_dump(exclude_none=True)
+    choice = plain["choices"][0]
+    delta = choice.get("message") or {}
+    yield {**plain, "choices": [{"index": 0, "delta": delta, "finish_reason": choice.get("finish_reason")}]}
+
+
+def _whole_response(text: str, reason: str, usage: Mapping[str, int]) -> Any:
+    total = sum(usage.values())
+    return ModelResponse(
+        choices=[Choices(index=0, finish_reason=reason, message=AnswerMessage(role="assistant", content=text))],
+        usage=Usage(**usage, total_tokens=total),
+    )
