@@ -72,7 +72,10 @@ def _notice_chunk(first: Any, place: str) -> Any:
         choice.delta.content = None
     delta = notice.choices[0].delta
     notice.choices[0].finish_reason = None
-    delta.tool_calls = None
+    # Whatever the first chunk says stays in the first chunk alone.
+    for name in ("tool_calls", "function_call", "reasoning_content", "reasoning", "thinking_blocks"):
+        if getattr(delta, name, None) is not None:
+            setattr(delta, name, None)
     delta.content = text if place == "content" else None
     if place == "reasoning":
         delta.reasoning_content = text
