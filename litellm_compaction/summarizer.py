@@ -20,6 +20,8 @@ from litellm_compaction.errors import SummaryFailed
 _WORDS_PER_TOKEN = 0.6
 _MAX_PARTS = 6
 _OVERRUN_RATIO = 1.25
+# Headings of a merge prompt that a plain one does not have, rounded up.
+_PART_TOKENS = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +79,10 @@ async def summarize(job: SummaryJob, ask: Ask, count: Callable[[str], int], *, t
     room = job.prompt_limit_tokens - bare
     if room < 200:
         raise SummaryFailed("no_room", f"{job.prompt_limit_tokens} tokens for the summariser's prompt")
-    parts = await asyncio.to_thread(transcript_parts, job.messages, room_tokens=room, max_parts=_MAX_PARTS, count=count)
+    # Partial records are worth their calls only where one prompt holds two of them for the merge.
+    mergeable = room >= 2 * _OVERRUN_RATIO * job.summary_tokens + _PART_TOKENS
+    max_parts = _MAX_PARTS if mergeable else 1
+    parts = await asyncio.to_thread(transcript_parts, job.messages, room_tokens=room, max_parts=max_parts, count=count)
     one = _Caller(ask, count, timeout_s, job.summary_tokens)
     if len(parts) == 1:
         prompt = summary_prompt(earlier=job.earlier, request=job.request, transcript=parts[0], words=words)

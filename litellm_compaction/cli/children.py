@@ -48,9 +48,15 @@ def proxy_command(config: Path, host: str, port: int) -> list[str]:
     return [*start, "--config", str(config), "--host", host, "--port", str(port)]
 
 
-def proxy_environment(environ: Mapping[str, str], *, master_key: str, api_base: str | None) -> dict[str, str]:
-    """The proxy's environment: the caller's, the key, where LM Studio is, and nothing fetched from the internet."""
-    child = {**environ, KEY_VARIABLE: master_key, "PYTHONUNBUFFERED": "1", "PYTHONIOENCODING": "utf-8"}
+def proxy_environment(environ: Mapping[str, str], *, master_key: str | None, api_base: str | None) -> dict[str, str]:
+    """The proxy's environment: the caller's, the key, where LM Studio is, and nothing fetched from the internet.
+
+    Args:
+        master_key, api_base: None where the config has its own.
+    """
+    child = {**environ, "PYTHONUNBUFFERED": "1", "PYTHONIOENCODING": "utf-8"}
+    if master_key is not None:
+        child[KEY_VARIABLE] = master_key
     if api_base is not None:
         child["LM_STUDIO_API_BASE"] = api_base
     child.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")

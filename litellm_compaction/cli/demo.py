@@ -6,7 +6,6 @@ The simulator runs in this process, because it is the witness: its records say w
 from __future__ import annotations
 
 import contextlib
-import json
 import secrets
 import signal
 import sys
@@ -29,6 +28,7 @@ from litellm_compaction.cli.children import (
     usable_port,
     wait_until_alive,
 )
+from litellm_compaction.cli.demo_client import ask
 from litellm_compaction.cli.demo_conversation import (
     TOOLS,
     Conversation,
@@ -139,7 +139,7 @@ def _play(
     tally: _Tally,
 ) -> None:
     seen = len(simulator.inference_requests())
-    content, calls = _ask(http, key, conversation.messages)
+    content, calls = ask(http, key, f"lm_studio/{MODEL}", conversation.messages)
     records = simulator.inference_requests()[seen:]
     if not records:
         raise ServerUnavailable("The proxy answered without asking the simulator.")
@@ -177,40 +177,6 @@ def _compacted(
         summary_calls=len(records) - 1,
         announced=announced,
     )
-
-
-def _ask(http: httpx.Client, key: str, messages: list[JsonObject]) -> tuple[str, list[JsonObject]]:
-    """One streamed request: the answer's text and its tool calls."""
-    body = {"model": f"lm_studio/{MODEL}", "messages": messages, "tools": list(TOOLS), "stream": True}
-    content: list[str] = []
-    calls: dict[int, JsonObject] = {}
-    headers = {"Authorization": f"Bearer {key}"}
-    try:
-        with http.stream("POST", "/v1/chat/completions", json=body, headers=headers) as response:
-            if response.status_code != 200:
-                raise CompactionError(f"HTTP {response.status_code}: {response.read().decode('utf-8', 'replace')}")
-            for line in response.iter_lines():
-                if line.startswith("data: {"):
-                    _read_chunk(json.loads(line.removeprefix("data: ")), content, calls)
-    except httpx.HTTPError as exc:
-        raise ServerUnavailable(f"The proxy did not answer ({type(exc).__name__}: {exc}).") from exc
-    return "".join(content), [calls[index] for index in sorted(calls)]
-
-
-def _read_chunk(chunk: JsonObject, content: list[str], calls: dict[int, JsonObject]) -> None:
-    if "error" in chunk:
-        raise CompactionError(f"The stream ended with an error: {chunk['error']}")
-    for choice in chunk.get("choices", ()):
-        delta = choice.get("delta") or {}
-        content.append(delta.get("content") or "")
-        for piece in delta.get("tool_calls") or ():
-            call = calls.setdefault(
-                piece.get("index", 0), {"id": "", "type": "function", "function": {"name": "", "arguments": ""}}
-            )
-            call["id"] = call["id"] or piece.get("id") or ""
-            function = piece.get("function") or {}
-            for name in ("name", "arguments"):
-                call["function"][name] += function.get(name) or ""
 
 
 @contextlib.contextmanager

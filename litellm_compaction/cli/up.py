@@ -7,6 +7,7 @@ import shlex
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
@@ -21,11 +22,11 @@ from litellm_compaction.cli.children import (
     usable_port,
     wait_until_alive,
 )
-from litellm_compaction.cli.config_file import ConfigFile, read_config, shipped_config
+from litellm_compaction.cli.config_file import ENVIRONMENT_PREFIX, ConfigFile, read_config, shipped_config
 from litellm_compaction.cli.lm_studio import listing_of
 from litellm_compaction.config import settings_from
 from litellm_compaction.errors import ConfigError, ServerUnavailable
-from litellm_compaction.master_key import KEY_VARIABLE, MasterKey, ensure_master_key
+from litellm_compaction.master_key import KEY_VARIABLE, ensure_master_key
 from litellm_compaction.models.lmstudio import Listing, server_root
 
 DEFAULT_LM_STUDIO = "http://127.0.0.1:1234"
@@ -39,6 +40,21 @@ class _Upstream(NamedTuple):
 
     api_base: str | None
     model: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Key:
+    """The proxy's key.
+
+    Attributes:
+        value: for the proxy's environment; None where the config has its own.
+        text: what the user is told.
+        in_shell: how a shell reads it.
+    """
+
+    value: str | None = field(repr=False)
+    text: str = field(repr=False)
+    in_shell: str
 
 
 def up(
@@ -66,12 +82,13 @@ def up(
     settings_from(file.settings)
     port = usable_port(host, port)
     command = proxy_command(path, host, port)
-    key = ensure_master_key(dict(environ))
     with _stop_on_signal() as stopping, _upstream(file, simulator, lm_studio, environ) as upstream:
-        _say(_key_text(key))
+        # Made last, so that a key that is shown only once is never made by a start that fails before.
+        key = _key(file, environ)
+        _say(key.text)
         base_url = local_url(host, port)
         _say(f"Starting LiteLLM's proxy with {path} …")
-        environment = proxy_environment(environ, master_key=key.key, api_base=upstream.api_base)
+        environment = proxy_environment(environ, master_key=key.value, api_base=upstream.api_base)
         with running(Child("proxy", command, environment)) as proxy:
             stopping.forward_to(proxy)
             try:
@@ -81,7 +98,7 @@ def up(
                     _say(f"litellm-compaction: {error}", to_errors=True)
                     return proxy.exit_code() or 1
                 return proxy.wait() or 0
-            _say(f"\nReady at {base_url}/v1, Ctrl-C ends it. Try:\n\n{_curl(base_url, upstream.model, key)}\n")
+            _say(f"\nReady at {base_url}/v1, Ctrl-C ends it. Try:\n\n{_curl(base_url, upstream.model, key.in_shell)}\n")
             return proxy.wait() or 0
 
 
@@ -133,20 +150,28 @@ def _loaded(listing: Listing) -> tuple[str, str]:
     return "", "no chat model downloaded"
 
 
-def _key_text(key: MasterKey) -> str:
+def _key(file: ConfigFile, environ: Mapping[str, str]) -> _Key:
+    written = file.section("general_settings").get("master_key")
+    variable = written.removeprefix(ENVIRONMENT_PREFIX) if isinstance(written, str) else KEY_VARIABLE
+    if variable == written:
+        return _Key(value=None, text=f"Master key: the one in {file.path}.", in_shell="YOUR-MASTER-KEY")
+    if variable != KEY_VARIABLE:
+        return _Key(value=None, text=f"Master key: from {variable}.", in_shell=f"${variable}")
+    key = ensure_master_key(dict(environ))
     if key.path is None:
-        return f"Master key: from {KEY_VARIABLE}."
+        return _Key(value=key.key, text=f"Master key: from {KEY_VARIABLE}.", in_shell=f"${KEY_VARIABLE}")
+    in_shell = f"$(cat {shlex.quote(str(key.path))})"
     if key.created:
-        return f"Master key (new, shown this once): {key.key}\n  kept in {key.path}, readable only by you."
-    return f"Master key: in {key.path}."
+        text = f"Master key (new, shown this once): {key.key}\n  kept in {key.path}, readable only by you."
+        return _Key(value=key.key, text=text, in_shell=in_shell)
+    return _Key(value=key.key, text=f"Master key: in {key.path}.", in_shell=in_shell)
 
 
-def _curl(base_url: str, model: str, key: MasterKey) -> str:
-    secret = f"${KEY_VARIABLE}" if key.path is None else f"$(cat {shlex.quote(str(key.path))})"
+def _curl(base_url: str, model: str, in_shell: str) -> str:
     body = f'{{"model": "lm_studio/{model or "MODEL"}", "messages": [{{"role": "user", "content": "Hello!"}}]}}'
     return (
         f"curl {base_url}/v1/chat/completions \\\n"
-        f'  -H "Authorization: Bearer {secret}" \\\n'
+        f'  -H "Authorization: Bearer {in_shell}" \\\n'
         f'  -H "Content-Type: application/json" \\\n'
         f"  -d '{body}'"
     )

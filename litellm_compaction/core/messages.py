@@ -181,13 +181,7 @@ def cleaned(message: Message) -> Message:
     content = message.raw.get("content")
     if not isinstance(content, list):
         return with_text(message, without_notices(message.text))
-    parts = [
-        {**part, "text": without_notices(_string(part["text"]))}
-        if isinstance(part, Mapping) and isinstance(part.get("text"), str)
-        else part
-        for part in content
-    ]
-    return parse_message({**message.raw, "content": parts})
+    return parse_message({**message.raw, "content": [_without_notices(part) for part in content]})
 
 
 def render_arguments(arguments: str) -> str:
@@ -274,6 +268,14 @@ def _calls(calls: JsonValue) -> tuple[ToolCall, ...]:
             )
         )
     return tuple(found)
+
+
+def _without_notices(part: JsonValue) -> JsonValue:
+    if isinstance(part, str):
+        return without_notices(part)
+    if isinstance(part, Mapping) and isinstance(part.get("text"), str):
+        return {**part, "text": without_notices(_string(part["text"]))}
+    return part
 
 
 def _is_text_part(part: JsonValue) -> bool:

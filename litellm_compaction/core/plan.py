@@ -134,7 +134,8 @@ def plan(
         return Reuse(compaction=base)
     now_tokens = conversation.tokens if reused_tokens is None else min(conversation.tokens, reused_tokens)
     rich = next((each for each in usable if not each.provisional), None)
-    fresh = _summarize(conversation, budget, depth, rich, count)
+    fits_at_all = budget.fits(conversation.floor_tokens)
+    fresh = _summarize(conversation, budget, depth, rich, count) if fits_at_all else None
     if fresh is not None and fresh.predicted_tokens <= now_tokens * (1 - MIN_GAIN_RATIO):
         return fresh
     # No cut gains enough to be worth a model call: send what fits.
@@ -142,9 +143,7 @@ def plan(
         return Reuse(compaction=base)
     if budget.fits(conversation.tokens):
         return Keep()
-    if fresh is not None and budget.fits(conversation.floor_tokens):
-        return fresh
-    return Refuse()
+    return Refuse() if fresh is None else fresh
 
 
 def applied_tokens(conversation: Conversation, compaction: Compaction, count: Callable[[str], int]) -> int:

@@ -64,7 +64,8 @@ _UNFINISHED_THINKING = re.compile(r"<think(?:ing)?>.*\Z", re.DOTALL | re.IGNOREC
 _FENCE = re.compile(r"\A```[\w-]*\n(.*?)\n?```\s*\Z", re.DOTALL)
 # Markers that a chat template or our own frame would read as structure (Llama, ChatML, Gemma, Mistral, harmony).
 _CONTROL = re.compile(
-    r"<\|(?=[\w▁｜|/-])|<｜|\[/?INST\]|\[/?SYSTEM_PROMPT\]|\[/?(?:AVAILABLE_TOOLS|TOOL_CALLS|TOOL_RESULTS)\]|<</?SYS>>"
+    r'<\|(?=[\w▁｜|/"-])|<\w{1,40}\|>|<｜|\[/?INST\]|\[/?SYSTEM_PROMPT\]'
+    r"|\[/?(?:AVAILABLE_TOOLS|TOOL_CALLS|TOOL_RESULTS)\]|<</?SYS>>"
     r"|</?(?:start_of_turn|end_of_turn|bos|eos|s|tool_call|tool_response|think)>|\[(?:BEGIN|END) RECORD OF EARLIER",
 )
 _REFUSAL = re.compile(
@@ -137,7 +138,8 @@ def transcript_parts(
     first, short messages stay whole. As few parts as leave every tool result a useful length; where not even the
     hardest cut makes them fit, the middle of the conversation is left out.
     """
-    blocks = [render_message(message) for message in messages]
+    # Defused before it is counted: a page of control tokens grows by a third when they are broken.
+    blocks = [defused(render_message(message)) for message in messages]
     sizes = [count(block) for block in blocks]
     weights = [1 if message.role == "tool" else _WEIGHT for message in messages]
     for parts in range(1, max_parts + 1):

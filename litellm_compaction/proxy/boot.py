@@ -5,6 +5,7 @@ An error raised here stops the proxy's start, so a wrong setting is never found 
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -15,7 +16,10 @@ from litellm_compaction.config import Settings, deployment_settings_from, settin
 from litellm_compaction.errors import ConfigError
 from litellm_compaction.master_key import ensure_master_key
 
+logger = logging.getLogger("litellm_compaction")
 SECTION = "litellm_compaction"
+# LM Studio's documented default port.
+DEFAULT_API_BASE = "http://127.0.0.1:1234/v1"
 
 
 def load_settings() -> Settings:
@@ -47,7 +51,17 @@ def provide_master_key() -> None:
     if not isinstance(general, Mapping) or not general or "master_key" in general:
         return
     if not general.get("dangerously_permit_weak_or_unset_master_key"):
-        ensure_master_key(os.environ)
+        made = ensure_master_key(os.environ)
+        if made.path is not None:
+            logger.warning("master_key file=%s clients must send the key in it; or set LITELLM_MASTER_KEY", made.path)
+
+
+def provide_api_base() -> None:
+    """Points `lm_studio/` deployments without an address at LM Studio's own port on this machine.
+
+    LiteLLM would leave the OpenAI client at its default, and send conversations to that company's servers.
+    """
+    os.environ.setdefault("LM_STUDIO_API_BASE", DEFAULT_API_BASE)
 
 
 def _config() -> Mapping[str, Any]:

@@ -289,7 +289,7 @@ class Gate:
     def _case(self, router: Any, guard: Guard, call: Call, body: Mapping[str, Any]) -> Case:
         deployment, settings = guard.deployment, guard.settings
         metadata = _metadata(body)
-        pin = call.pin = call.group if deployment.is_wildcard or not deployment.id else deployment.id
+        pin = call.pin = _pin(router, deployment) or call.group
         same = PruningModel(
             label=call.group,
             target=deployment.target,
@@ -340,6 +340,16 @@ class Gate:
         if key not in self._warned:
             self._warned.add(key)
             logger.warning(message, *values)
+
+
+def _pin(router: Any, deployment: Deployment) -> str:
+    """The name under which the router reaches this very deployment and model.
+
+    A wildcard deployment's id would reach the model `*`: LiteLLM fills in the name only where it routes by name,
+    and says it in the entries and arguments that a `Deployment` is made of.
+    """
+    own = router.get_deployment(model_id=deployment.id)
+    return deployment.group if own is None or "*" in str(own.litellm_params.model) else deployment.id
 
 
 def _told_by_operator(deployment: Deployment, group_info: Any = None) -> Target:

@@ -44,9 +44,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--not-loaded", action="append", default=[], metavar="KEY")
     parser.add_argument("--overflow", choices=get_args(Overflow), default="truncate_middle")
     parser.add_argument("--tokens-per-second", type=float, default=None, metavar="N")
-    parser.add_argument(
-        "--reply-words", type=int, default=0, metavar="N", help="answer with N numbered words"
-    )
+    parser.add_argument("--reply-words", type=int, default=0, metavar="N", help="answer with N numbered words")
     return parser
 
 

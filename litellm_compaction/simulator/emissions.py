@@ -42,9 +42,7 @@ def visible_reply(reply: Reply, stops: tuple[str, ...], reasoning_field: Reasoni
     if ends:
         reply = replace(reply, content=reply.content[: min(ends)], tool_calls=())
     if reply.reasoning and reasoning_field == "think":
-        reply = replace(
-            reply, content=f"<think>\n{reply.reasoning}\n</think>\n\n{reply.content}", reasoning=""
-        )
+        reply = replace(reply, content=f"<think>\n{reply.reasoning}\n</think>\n\n{reply.content}", reasoning="")
     return reply
 
 
@@ -58,9 +56,7 @@ def reasoning_tokens(reply: Reply) -> int:
     return count(reply.reasoning)
 
 
-def pieces(
-    reply: Reply, chunk_tokens: int, limit_tokens: int, new_call_id: Callable[[], str]
-) -> Iterator[Piece]:
+def pieces(reply: Reply, chunk_tokens: int, limit_tokens: int, new_call_id: Callable[[], str]) -> Iterator[Piece]:
     """The deltas of `reply`, `chunk_tokens` each, ending after `limit_tokens` tokens (unscaled)."""
     remaining = limit_tokens
     call_ids: dict[int, str] = {}

@@ -137,9 +137,7 @@ class Generation:
 
     def _limits(self) -> _Limits:
         total = reply_tokens(self.reply)
-        max_at = (
-            None if self.max_tokens is None else self._raw(self.max_tokens, minimum=min(1, self.max_tokens))
-        )
+        max_at = None if self.max_tokens is None else self._raw(self.max_tokens, minimum=min(1, self.max_tokens))
         window_at = None if self.window_tokens is None else self._raw(self.window_tokens, minimum=0)
         fault_at, slow_at = None, None
         if self.fault is not None:

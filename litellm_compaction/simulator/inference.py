@@ -112,9 +112,7 @@ class Inference:
         )
         await (answer.stream() if request.stream else answer.send())
 
-    def _call(
-        self, request: ChatRequest, instance: Instance, prompt: Prompt, kept: Prompt, index: int
-    ) -> ChatCall:
+    def _call(self, request: ChatRequest, instance: Instance, prompt: Prompt, kept: Prompt, index: int) -> ChatCall:
         said = self._text(request, prompt)
         self.record.seen_text = said if kept is prompt else self._text(request, kept)
         return ChatCall(
@@ -134,9 +132,7 @@ class Inference:
     def _text(self, request: ChatRequest, prompt: Prompt) -> str:
         # A final assistant message is part of the opening, not of a block.
         last = request.messages[-1]
-        return "\n".join(
-            text for text in (prompt.text(), last.text if last.role == "assistant" else "") if text
-        )
+        return "\n".join(text for text in (prompt.text(), last.text if last.role == "assistant" else "") if text)
 
     def _ask_script(self, call: ChatCall) -> Reply:
         script = self.simulator.script
@@ -165,9 +161,7 @@ class Inference:
             return False
         await seat.flight.sleep(reply.delay_ms / 1000)
         if fault.kind == "500":
-            raise Refusal(
-                fault.status, error_body(fault.message, self.simulator.error_shape), outcome="fault"
-            )
+            raise Refusal(fault.status, error_body(fault.message, self.simulator.error_shape), outcome="fault")
         self._release(seat, Ending("drop", "fault"))
         await self.connection.drop()
         return True

@@ -9,9 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-Outcome = Literal[
-    "running", "ok", "error", "overflow", "mid_overflow", "pool_overflow", "fault", "disconnected"
-]
+Outcome = Literal["running", "ok", "error", "overflow", "mid_overflow", "pool_overflow", "fault", "disconnected"]
 
 
 @dataclass(kw_only=True)

@@ -88,9 +88,7 @@ def render_chat(messages: Sequence[Message], tools: Sequence[JsonObject]) -> Pro
     position = 0
     if tools:
         head = messages[0] if messages[0].role == "system" else None
-        blocks.append(
-            _block("system", (*_content(head), _tools_segment(tools, after_text=head is not None)), head)
-        )
+        blocks.append(_block("system", (*_content(head), _tools_segment(tools, after_text=head is not None)), head))
         position = 1 if head else 0
     last_user = max((i for i, message in enumerate(messages) if message.role == "user"), default=-1)
     while position < len(messages):
@@ -149,9 +147,7 @@ def _header(role: str) -> Segment:
 
 def _block(role: str, body: Sequence[Segment], message: Message | None) -> Block:
     said = [message.text, *(call.arguments for call in message.tool_calls)] if message else []
-    return Block(
-        role, (_header(role), *body, Segment("<|im_end|>\n")), "\n".join(text for text in said if text)
-    )
+    return Block(role, (_header(role), *body, Segment("<|im_end|>\n")), "\n".join(text for text in said if text))
 
 
 def _content(message: Message | None) -> tuple[Segment, ...]:
@@ -160,8 +156,7 @@ def _content(message: Message | None) -> tuple[Segment, ...]:
     if all(isinstance(part, str) for part in message.parts):
         return (Segment(message.text),) if message.text else ()
     return tuple(
-        Segment(part.digest, is_image=True) if isinstance(part, Image) else Segment(part)
-        for part in message.parts
+        Segment(part.digest, is_image=True) if isinstance(part, Image) else Segment(part) for part in message.parts
     )
 
 

@@ -226,9 +226,7 @@ class Simulator:
     ) -> Instance:
         window = context_length if context_length is not None else model.default_context_length
         if not 1 <= window <= model.max_context_length:
-            raise ValueError(
-                f"context_length {window} is not within 1..{model.max_context_length} of {model.key}"
-            )
+            raise ValueError(f"context_length {window} is not within 1..{model.max_context_length} of {model.key}")
         if instance_id is not None and any(loaded.id == instance_id for loaded in self.instances):
             raise ValueError(f"instance id {instance_id} is taken")
         instance = Instance(

@@ -91,7 +91,7 @@ def test_port_0_is_a_free_port() -> None:
     ("host", "expected"),
     [
         ("127.0.0.1", "http://127.0.0.1:1"),
-        ("0.0.0.0", "http://127.0.0.1:1"),
+        ("0.0.0.0", "http://127.0.0.1:1"),  # noqa: S104 - compared, not bound
         ("::", "http://[::1]:1"),
         ("::1", "http://[::1]:1"),
         ("box.local", "http://box.local:1"),

@@ -79,10 +79,10 @@ def run_up(environ: dict[str, str], *arguments: str) -> Iterator[Up]:
             up.wait()
 
 
-def failed(environ: dict[str, str], *arguments: str) -> str:
+def failed(environ: dict[str, str], *arguments: str, code: int = 1) -> str:
     """What `up` says when it ends by itself without success."""
     with run_up(environ, *arguments) as up:
-        assert up.wait() == 1
+        assert up.wait() == code
         return up.text
 
 
@@ -135,10 +135,10 @@ def test_up_serves_lm_studio_where_it_answers(environ: dict[str, str], address: 
 
 @pytest.mark.proxy
 def test_up_passes_on_that_the_proxy_did_not_start(environ: dict[str, str], write: Callable[[Any], Path]) -> None:
-    """A callback that cannot be loaded ends the proxy, and then `up`."""
+    """A callback that cannot be loaded ends the proxy, and `up` with its exit code (uvicorn's 3)."""
     document = config(litellm_settings={"callbacks": ["no_such_module.handler"]})
-    text = failed(environ, "--config", str(write(document)))
-    assert "The proxy ended with exit code" in text
+    text = failed(environ, "--config", str(write(document)), code=3)
+    assert "The proxy ended with exit code 3 before it was ready" in text
 
 
 def test_a_taken_port_is_a_clear_error(environ: dict[str, str]) -> None:
@@ -152,6 +152,24 @@ def test_an_lm_studio_that_was_asked_for_must_answer(environ: dict[str, str]) ->
     """The simulator never takes its place silently."""
     text = failed(environ, "--lm-studio", "http://127.0.0.1:1")
     assert "No LM Studio answers at http://127.0.0.1:1" in text
+    # A key that is shown once must not be made by a start that never shows it.
+    assert not Path(environ["LITELLM_COMPACTION_HOME"]).exists()
+
+
+@pytest.mark.proxy
+def test_a_key_in_the_config_counts(environ: dict[str, str], write: Callable[[Any], Path]) -> None:
+    """Then none is made, and the file's is not shown."""
+    key = "sk-a-key-that-stands-in-the-file"
+    document = config(deployment("lm_studio/*", "lm_studio/*"), general_settings={"master_key": key})
+    with run_up(environ, "--simulator", "--config", str(write(document))) as up:
+        base_url = up.wait_until_ready()
+        assert "Bearer YOUR-MASTER-KEY" in up.text
+        assert key not in up.text
+        assert not Path(environ["LITELLM_COMPACTION_HOME"]).exists()
+        answer = httpx.post(
+            f"{base_url}/v1/chat/completions", json=_BODY, headers={"Authorization": f"Bearer {key}"}, trust_env=False
+        )
+        assert answer.status_code == 200, answer.text
 
 
 @pytest.mark.parametrize(

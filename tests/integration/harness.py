@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import socket
@@ -18,7 +19,48 @@ import httpx
 import yaml
 
 MASTER_KEY = "sk-test-0f9d8c7b6a5e4d3c2b1a0f9e8d7c6b5a"
+CHAT = "/v1/chat/completions"
 _START_LIMIT_S = 120
+
+
+@dataclass(frozen=True)
+class Streamed:
+    """A streamed answer as it came over the wire."""
+
+    status: int
+    headers: httpx.Headers
+    raw: bytes
+
+    @property
+    def lines(self) -> list[str]:
+        return [line for line in self.raw.decode().splitlines() if line]
+
+    @property
+    def chunks(self) -> list[dict[str, Any]]:
+        """The JSON of every data line but `[DONE]`."""
+        data = [line.removeprefix("data: ") for line in self.lines if line.startswith("data: ")]
+        return [json.loads(line) for line in data if line != "[DONE]"]
+
+    @property
+    def deltas(self) -> list[dict[str, Any]]:
+        return [choice["delta"] for chunk in self.chunks for choice in chunk.get("choices") or ()]
+
+    @property
+    def text(self) -> str:
+        return "".join(delta.get("content") or "" for delta in self.deltas)
+
+    @property
+    def reasoning(self) -> str:
+        return "".join(delta.get("reasoning_content") or "" for delta in self.deltas)
+
+    @property
+    def finish_reasons(self) -> list[str]:
+        choices = [choice for chunk in self.chunks for choice in chunk.get("choices") or ()]
+        return [choice["finish_reason"] for choice in choices if choice.get("finish_reason")]
+
+    @property
+    def usages(self) -> list[dict[str, Any]]:
+        return [chunk["usage"] for chunk in self.chunks if chunk.get("usage")]
 
 
 @dataclass
@@ -27,6 +69,7 @@ class Proxy:
 
     base_url: str
     process: subprocess.Popen[str]
+    client: httpx.Client
     lines: list[str] = field(default_factory=list)
     key: str = MASTER_KEY
 
@@ -34,19 +77,23 @@ class Proxy:
     def headers(self) -> dict[str, str]:
         return {"Authorization": f"Bearer {self.key}"}
 
-    def post(self, body: Mapping[str, Any], path: str = "/v1/chat/completions", **options: Any) -> httpx.Response:
+    def post(self, body: Mapping[str, Any], path: str = CHAT, **options: Any) -> httpx.Response:
         headers = {**self.headers, **options.pop("headers", {})}
-        return httpx.post(self.base_url + path, json=body, headers=headers, timeout=120, **options)
+        return self.client.post(path, json=body, headers=headers, **options)
+
+    def post_bytes(self, body: bytes, path: str = CHAT) -> httpx.Response:
+        """For bodies that no JSON encoder writes."""
+        return self.client.post(path, content=body, headers={**self.headers, "content-type": "application/json"})
 
     def chat(self, model: str, messages: Any, **body: Any) -> httpx.Response:
         return self.post({"model": model, "messages": messages, **body})
 
-    def stream(self, model: str, messages: Any, **body: Any) -> list[str]:
-        """The data lines of a streamed answer, as they came over the wire."""
-        body = {"model": model, "messages": messages, "stream": True, **body}
-        url = self.base_url + "/v1/chat/completions"
-        with httpx.stream("POST", url, json=body, headers=self.headers, timeout=120) as answer:
-            return [line for line in answer.iter_lines() if line]
+    def stream(self, model: str, messages: Any, **body: Any) -> Streamed:
+        return self.stream_body({"model": model, "messages": messages, "stream": True, **body})
+
+    def stream_body(self, body: Mapping[str, Any], path: str = CHAT, **headers: str) -> Streamed:
+        with self.client.stream("POST", path, json=body, headers={**self.headers, **headers}) as answer:
+            return Streamed(answer.status_code, answer.headers, answer.read())
 
     def logged(self, pattern: str) -> list[str]:
         """The log lines that contain `pattern`."""
@@ -79,7 +126,8 @@ def write_config(
     folder: Path, models: list[dict[str, Any]], settings: Mapping[str, Any] | None, **sections: Any
 ) -> Path:
     """A config.yaml; `settings` None leaves the callback out."""
-    config: dict[str, Any] = {"model_list": models, "general_settings": {"master_key": "os.environ/LITELLM_MASTER_KEY"}}
+    general = {"master_key": "os.environ/LITELLM_MASTER_KEY", **sections.pop("general_settings", {})}
+    config: dict[str, Any] = {"model_list": models, "general_settings": general}
     litellm_settings = dict(sections.pop("litellm_settings", {}))
     if settings is not None:
         litellm_settings["callbacks"] = ["litellm_compaction.handler", *litellm_settings.pop("callbacks", [])]
@@ -93,7 +141,11 @@ def write_config(
 
 @contextmanager
 def proxy(config: Path, **environ: str) -> Iterator[Proxy]:
-    """A proxy that answers; ended by its own handle."""
+    """A proxy that answers; ended by its own handle.
+
+    Raises:
+        RuntimeError: it ended instead of starting; with its last lines.
+    """
     port = free_port()
     process = subprocess.Popen(
         [
@@ -112,14 +164,18 @@ def proxy(config: Path, **environ: str) -> Iterator[Proxy]:
         cwd=config.parent,
         env=environment(**environ),
     )
-    running = Proxy(base_url=f"http://127.0.0.1:{port}", process=process)
+    base_url = f"http://127.0.0.1:{port}"
+    client = httpx.Client(
+        base_url=base_url, timeout=120, trust_env=False, limits=httpx.Limits(max_keepalive_connections=0)
+    )
+    running = Proxy(base_url=base_url, process=process, client=client)
     ready = threading.Event()
 
     def read() -> None:
         assert process.stdout is not None
         for line in process.stdout:
             running.lines.append(line.rstrip("\n"))
-            if "Application startup complete" in line or "Uvicorn running on" in line:
+            if "Uvicorn running on" in line:
                 ready.set()
         ready.set()
 
@@ -127,10 +183,11 @@ def proxy(config: Path, **environ: str) -> Iterator[Proxy]:
     reader.start()
     try:
         assert ready.wait(_START_LIMIT_S), "the proxy did not start in time"
-        if process.poll() is not None:
+        if not any("Uvicorn running on" in line for line in running.lines):
             raise RuntimeError("the proxy ended:\n" + "\n".join(running.lines[-40:]))
         yield running
     finally:
+        client.close()
         process.terminate()
         try:
             process.wait(20)

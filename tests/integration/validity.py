@@ -40,9 +40,9 @@ def searchable(messages: Sequence[JsonDict]) -> str:
 
 def _shape(upstream: Sequence[JsonDict]) -> list[str]:
     found: list[str] = []
-    rest = [message for message in upstream if message["role"] != "system"]
+    rest = [message for message in upstream if not _is_system(message)]
     lead = len(upstream) - len(rest)
-    if any(message["role"] == "system" for message in upstream[lead:]):
+    if any(_is_system(message) for message in upstream[lead:]):
         found.append("a system message that is not first")
     if not rest or rest[0]["role"] != "user":
         found.append("the first other message is not from the user")
@@ -74,8 +74,8 @@ def _shape(upstream: Sequence[JsonDict]) -> list[str]:
 
 def _sacred(original: Sequence[JsonDict], upstream: Sequence[JsonDict]) -> list[str]:
     found: list[str] = []
-    system = [message for message in original if message["role"] == "system"]
-    if [message for message in upstream if message["role"] == "system"] != system:
+    # LiteLLM itself makes `developer` a `system` message for LM Studio, so the role is not compared.
+    if [text_of(each) for each in upstream if _is_system(each)] != [text_of(each) for each in original if _is_system(each)]:
         found.append("the system messages changed")
     newest = [message for message in original if message["role"] == "user"][-1]
     if not any(message["role"] == "user" and text_of(message).endswith(text_of(newest)) for message in upstream):
@@ -84,6 +84,10 @@ def _sacred(original: Sequence[JsonDict], upstream: Sequence[JsonDict]) -> list[
     if tail and [_plain(message) for message in upstream[-len(tail) :]] != [_plain(message) for message in tail]:
         found.append("the newest tool round is not verbatim")
     return found
+
+
+def _is_system(message: JsonDict) -> bool:
+    return message["role"] in ("system", "developer")
 
 
 def _open_round(messages: Sequence[JsonDict]) -> Sequence[JsonDict]:

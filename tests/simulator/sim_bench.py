@@ -25,9 +25,7 @@ class Bench:
         """The JSON at a path."""
         return self.client.get(path).json()
 
-    def chat(
-        self, *messages: dict[str, Any], path: str = "/v1/chat/completions", **fields: Any
-    ) -> httpx.Response:
+    def chat(self, *messages: dict[str, Any], path: str = "/v1/chat/completions", **fields: Any) -> httpx.Response:
         """The response to a chat request."""
         return self.client.post(path, json={"model": KEY, "messages": list(messages), **fields})
 

@@ -85,9 +85,7 @@ def test_hang_ends_with_the_client(bench: BenchFactory, stream: bool) -> None:
 def test_disconnect_is_noticed_at_once(bench: BenchFactory) -> None:
     """A client that leaves stops the generation within milliseconds, and the partial answer is on record."""
     served = bench(tokens_per_second=100, script=lambda call: Reply(numbered_words(1000)))
-    with served.client.stream(
-        "POST", "/v1/chat/completions", json={"messages": [user("hi")], "stream": True}
-    ) as open_:
+    with served.client.stream("POST", "/v1/chat/completions", json={"messages": [user("hi")], "stream": True}) as open_:
         lines = open_.iter_lines()
         for _ in range(6):
             next(lines)
@@ -104,9 +102,7 @@ def test_disconnect_frees_the_slot(bench: BenchFactory) -> None:
     served = bench()
     gate = Gate()
     served.simulator.script = lambda call: Reply("x", gate=gate) if call.index == 0 else None
-    with served.client.stream(
-        "POST", "/v1/chat/completions", json={"messages": [user("hi")], "stream": True}
-    ):
+    with served.client.stream("POST", "/v1/chat/completions", json={"messages": [user("hi")], "stream": True}):
         assert gate.reached.wait(5)
     assert served.chat(user("next")).status_code == 200
 
@@ -155,9 +151,7 @@ def test_stopping_cuts_open_streams() -> None:
     response.close()
     with serve(simulator) as address:
         assert time.monotonic() - started_s < 1
-        assert httpx.post(f"{address.base_url}/v1/chat/completions", json=body).text.endswith(
-            "data: [DONE]\n\n"
-        )
+        assert httpx.post(f"{address.base_url}/v1/chat/completions", json=body).text.endswith("data: [DONE]\n\n")
     assert simulator.requests[0].outcome == "disconnected"
 
 

@@ -49,9 +49,7 @@ def test_openai_client_reads_a_streamed_tool_call(served: Bench, client: openai.
     """A call begins with nine-digit id and name, goes on in fragments without id, and ends as tool_calls."""
     arguments = json.dumps({"path": "src/a.py", "lines": [1, 2, 3]})
     served.simulator.script = lambda call: Reply("Reading.", tool_calls=[("read", arguments), ("list", "{}")])
-    chunks = list(
-        client.chat.completions.create(model=KEY, messages=[{"role": "user", "content": "hi"}], stream=True)
-    )
+    chunks = list(client.chat.completions.create(model=KEY, messages=[{"role": "user", "content": "hi"}], stream=True))
     calls = [call for chunk in chunks for call in chunk.choices[0].delta.tool_calls or []]
     starts = [call for call in calls if call.id]
     assert [call.function.name for call in starts if call.function] == ["read", "list"]
@@ -195,9 +193,7 @@ def test_gate_holds_the_stream(served: Bench) -> None:
     """An answer waits at its gate after the given tokens until it is opened."""
     gate = Gate()
     served.simulator.script = lambda call: Reply(numbered_words(20), gate=gate, gate_after_tokens=4)
-    with served.client.stream(
-        "POST", "/v1/chat/completions", json={"messages": [user("hi")], "stream": True}
-    ) as open_:
+    with served.client.stream("POST", "/v1/chat/completions", json={"messages": [user("hi")], "stream": True}) as open_:
         lines = open_.iter_lines()
         assert "word" in next(lines)
         assert gate.reached.wait(5)
@@ -209,9 +205,7 @@ def test_gate_holds_the_stream(served: Bench) -> None:
 
 def test_speed(bench: BenchFactory) -> None:
     """Tokens come at the configured speed, streamed or not, after a prompt that takes its time."""
-    served = bench(
-        tokens_per_second=200, prompt_tokens_per_second=200, script=lambda call: Reply("a b c d e f g h")
-    )
+    served = bench(tokens_per_second=200, prompt_tokens_per_second=200, script=lambda call: Reply("a b c d e f g h"))
     for stream in (True, False):
         started_s = time.monotonic()
         served.chat(user("hi"), stream=stream)

@@ -10,8 +10,7 @@ from sim_bench import BenchFactory, deltas, finish_reasons, long_chat, system, u
 from litellm_compaction.simulator import ChatCall, Model, Reply, numbered_words
 
 FITS_NOT = (
-    "Input does not fit in context length. The input has {} tokens, "
-    "but the context length only supports 1000 tokens."
+    "Input does not fit in context length. The input has {} tokens, but the context length only supports 1000 tokens."
 )
 
 
@@ -140,9 +139,7 @@ def words(_: ChatCall) -> Reply:
         ("error", "mid_overflow", []),
     ],
 )
-def test_window_fills_while_generating(
-    bench: BenchFactory, way: str, outcome: str, finish: list[str]
-) -> None:
+def test_window_fills_while_generating(bench: BenchFactory, way: str, outcome: str, finish: list[str]) -> None:
     """A full window ends the stream as configured, after exactly the tokens that fitted."""
     served = bench(500, mid_overflow=way, script=words)
     events = served.events(user("go"))

@@ -1,0 +1,156 @@
+"""A window as a budget: what fits, when to compact, how deep, and how long an answer may be."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from litellm_compaction.core.budget import Budget, Rules, itemized, margin_tokens
+from litellm_compaction.errors import Share
+from tests.core.conversations import RULES
+
+RATIOS = st.floats(0.01, 0.99)
+
+
+@st.composite
+def budgets(draw: st.DrawFn) -> Budget:
+    window_tokens = draw(st.integers(512, 1_000_000))
+    return Budget(
+        rules=Rules(
+            pre_request_ratio=draw(RATIOS),
+            streaming_ratio=draw(RATIOS),
+            target_ratio=draw(RATIOS),
+            output_buffer_ratio=draw(st.floats(0.0, 0.99)),
+            output_buffer_min_tokens=draw(st.integers(0, 5000)),
+            answer_min_tokens=draw(st.integers(16, 2048)),
+        ),
+        window_tokens=window_tokens,
+        floor_tokens=draw(st.integers(0, window_tokens)),
+        error_ratio=draw(st.one_of(st.sampled_from([0.0, 0.02, 0.03, 0.05, 0.1, 0.25, 0.35]), st.floats(0.0, 4.0))),
+    )
+
+
+def _budget(window_tokens: int, *, floor_tokens: int = 0, error_ratio: float = 0.0) -> Budget:
+    return Budget(rules=RULES, window_tokens=window_tokens, floor_tokens=floor_tokens, error_ratio=error_ratio)
+
+
+@settings(max_examples=1000)
+@given(budgets(), st.data())
+def test_what_fits_leaves_margin_and_answer(budget: Budget, data: st.DataObject) -> None:
+    """P1: prompt + margin + least answer stay inside the window, at the limit itself too."""
+    limit = budget.prompt_limit_tokens
+    assume(limit > 0)
+    for prompt in (limit, data.draw(st.integers(1, limit))):
+        assert budget.fits(prompt)
+        margin = margin_tokens(prompt, budget.error_ratio)
+        assert prompt + margin + budget.rules.answer_min_tokens <= budget.window_tokens
+        # The true prompt may be larger by the error, and still there is room for an answer.
+        assert prompt * (1 + budget.error_ratio) + budget.rules.answer_min_tokens <= budget.window_tokens + 1e-6
+    assert not budget.fits(limit + 1)
+
+
+@settings(max_examples=500)
+@given(budgets(), st.data())
+def test_the_limit_is_not_far_from_what_would_fit(budget: Budget, data: st.DataObject) -> None:
+    """The limit gives nothing away: two tokens more would break the promise."""
+    prompt = budget.prompt_limit_tokens + 2
+    assume(budget.prompt_limit_tokens > 0)
+    margin = margin_tokens(prompt, budget.error_ratio)
+    assert prompt + margin + budget.rules.answer_min_tokens > budget.window_tokens
+
+
+@settings(max_examples=500)
+@given(budgets(), st.integers(1, 1_000_000), st.none() | st.integers(-1, 2_000_000))
+def test_an_answer_never_gets_more_than_is_left_or_asked(budget: Budget, prompt: int, asked: int | None) -> None:
+    """Upstream `max_tokens` stays inside the window where the prompt fits, and is never raised."""
+    allowed = budget.max_output_tokens(prompt, asked)
+    if asked is not None and asked >= 0:
+        assert allowed <= asked
+    if budget.fits(prompt):
+        margin = margin_tokens(prompt, budget.error_ratio)
+        assert prompt + margin + allowed <= budget.window_tokens
+        if asked is None or asked < 0:
+            assert allowed >= budget.rules.answer_min_tokens
+
+
+@settings(max_examples=500)
+@given(budgets(), st.integers(0, 1_100_000), st.integers(0, 1000))
+def test_a_longer_prompt_triggers_sooner(budget: Budget, prompt: int, more: int) -> None:
+    """Whatever triggers a compaction, a longer prompt does too; what does not fit always does."""
+    if budget.triggers(prompt):
+        assert budget.triggers(prompt + more)
+    if not budget.fits(prompt):
+        assert budget.triggers(prompt)
+
+
+@settings(max_examples=500)
+@given(budgets(), st.integers(1, 1_100_000))
+def test_the_target_fits(budget: Budget, prompt: int) -> None:
+    """A compaction aims at something that may be sent, and at no less than its floor where that fits."""
+    target = budget.target_tokens(prompt)
+    assert target <= budget.prompt_limit_tokens
+    assert target >= min(budget.floor_tokens, budget.prompt_limit_tokens)
+
+
+@settings(max_examples=500)
+@given(budgets(), st.integers(1, 1_100_000))
+def test_the_window_that_is_asked_for_is_enough(budget: Budget, prompt: int) -> None:
+    """Loaded with what the error names, the same prompt fits; numbers are multiples of 256."""
+    needed = budget.needed_window_tokens(prompt)
+    assert needed % 256 == 0
+    assert replace(budget, window_tokens=needed).fits(prompt)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "error_ratio", "margin"), [(0, 0.0, 64), (3200, 0.0, 64), (3201, 0.0, 65), (1000, 0.25, 250)]
+)
+def test_margins(prompt: int, error_ratio: float, margin: int) -> None:
+    """max(64, 2 %), and as wide as the count is uncertain."""
+    assert margin_tokens(prompt, error_ratio) == margin
+
+
+@pytest.mark.parametrize(
+    ("window", "prompt", "buffer"),
+    [
+        (32_768, 0, 6553),
+        (32_768, 30_000, 1000),
+        (4096, 4000, 409),
+        (4096, 9000, 409),
+    ],
+)
+def test_the_output_buffer(window: int, prompt: int, buffer: int) -> None:
+    """max(20 % of the rest, min(1000 tokens, 10 % of the window)), as design §2 has it."""
+    assert _budget(window).output_buffer_tokens(prompt) == buffer
+
+
+def test_the_trigger_lies_where_the_design_puts_it() -> None:
+    """prompt + buffer > 80 %: with 20 % of the rest as buffer that is at three quarters of the window."""
+    budget = _budget(100_000)
+    assert not budget.triggers(75_000)
+    assert budget.triggers(75_010)
+
+
+@pytest.mark.parametrize(
+    ("floor", "prompt", "target"),
+    [(0, 30_000, 13_107), (0, 20_000, 10_000), (10_000, 20_000, 14_915), (30_000, 40_000, 31_874)],
+)
+def test_the_target_is_deep(floor: int, prompt: int, target: int) -> None:
+    """min(40 %, half), at least floor + 15 % of the window, at most what fits."""
+    assert _budget(32_768, floor_tokens=floor).target_tokens(prompt) == target
+
+
+def test_unlimited_answers_get_what_is_left() -> None:
+    """None and -1 are unlimited; a limit of the client's own stands where it is smaller."""
+    budget = _budget(8192)
+    assert budget.max_output_tokens(4000, None) == budget.max_output_tokens(4000, -1) == 8192 - 4000 - 80
+    assert budget.max_output_tokens(4000, 100) == 100
+    assert budget.max_output_tokens(9000, None) == 1
+
+
+def test_shares_are_listed_largest_first() -> None:
+    """Who takes nothing is not named."""
+    shares = (Share("system messages", 900), Share("tools", 6100), Share("template", 0))
+    assert itemized(shares) == "tools 6100 tokens, system messages 900 tokens"

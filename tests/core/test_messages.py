@@ -1,0 +1,416 @@
+"""What is a message, which messages belong together, and when two conversations are the same."""
+
+from __future__ import annotations
+
+import copy
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from litellm_compaction.core.messages import (
+    ABORT_NOTICE,
+    ATTEMPTS_NOTICE,
+    DONE_NOTICE,
+    START_NOTICE,
+    Message,
+    ToolCall,
+    chain,
+    cleaned,
+    lead_length,
+    newest_user_index,
+    open_round_start,
+    parse_message,
+    render_arguments,
+    round_end,
+    user_message,
+    with_leading_text,
+    with_text,
+    without_notices,
+)
+from tests.core.conversations import (
+    JsonDict,
+    assistant,
+    calls,
+    image,
+    parsed,
+    raw_conversations,
+    result,
+    system,
+    user,
+)
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+def _text_part(text: str, **more: Any) -> JsonDict:
+    return {"type": "text", "text": text, **more}
+
+
+def _same(one: JsonDict, other: JsonDict) -> bool:
+    """Whether two messages are the same to the hash chain."""
+    return chain(parsed([one]))[1] == chain(parsed([other]))[1]
+
+
+# ------------------------------------------------------------------ parse_message
+
+
+@pytest.mark.parametrize(
+    ("content", "text", "others"),
+    [
+        (None, "", ()),
+        ("", "", ()),
+        ("hello", "hello", ()),
+        ([], "", ()),
+        ([_text_part("a"), _text_part("b")], "a\nb", ()),
+        (["a", _text_part("b")], "a\nb", ()),
+        ([_text_part("a"), image(), {"type": "input_audio"}], "a", ("image_url", "input_audio")),
+        ([{"type": 7}, None, 3, {"type": "text", "text": None}], "", ("", "unknown", "unknown", "text")),
+        (42, "42", ()),
+        (True, "true", ()),
+        ({"text": "käse"}, '{"text": "käse"}', ()),
+    ],
+)
+def test_every_content_has_a_text(content: Any, text: str, others: tuple[str, ...]) -> None:
+    """Content of any shape becomes text, and the types of the parts that are none."""
+    message = parse_message({"role": "user", "content": content})
+    assert (message.text, message.other_parts) == (text, others)
+
+
+def test_a_message_without_content_has_no_text() -> None:
+    """A missing content is an empty one, and unknown roles are kept."""
+    message = parse_message({"role": "critic"})
+    assert (message.role, message.text, message.is_system) == ("critic", "", False)
+
+
+@pytest.mark.parametrize("role", [None, 7, ["user"]])
+def test_a_role_that_is_no_string_is_refused(role: Any) -> None:
+    """Nobody can place a message without a role."""
+    with pytest.raises(ValueError, match="without a role"):
+        parse_message({"role": role, "content": "x"})
+
+
+def test_a_role_that_is_missing_is_refused() -> None:
+    """The same for an object that is no message."""
+    with pytest.raises(ValueError, match="without a role"):
+        parse_message({"content": "x"})
+
+
+@pytest.mark.parametrize(
+    ("tool_calls", "expected"),
+    [
+        (None, ()),
+        ("run", ()),
+        ({"id": "1"}, ()),
+        ([], ()),
+        (["run"], (ToolCall(id="", name="", arguments='"run"'),)),
+        ([{"id": "1"}], (ToolCall(id="", name="", arguments='{"id": "1"}'),)),
+        ([{"id": 1, "function": {"name": None}}], (ToolCall(id="", name="", arguments="null"),)),
+        (
+            [{"id": "1", "function": {"name": "f", "arguments": {"a": 1}}}],
+            (ToolCall(id="1", name="f", arguments='{"a": 1}'),),
+        ),
+        (
+            [{"id": "1", "function": {"name": "f", "arguments": "{broken"}}],
+            (ToolCall(id="1", name="f", arguments="{broken"),),
+        ),
+    ],
+)
+def test_broken_calls_get_a_place(tool_calls: Any, expected: tuple[ToolCall, ...]) -> None:
+    """Calls of any shape are read as far as they can be, and never dropped from a list."""
+    assert parse_message({"role": "assistant", "content": None, "tool_calls": tool_calls}).calls == expected
+
+
+@pytest.mark.parametrize(
+    ("raw", "reasoning"),
+    [
+        ({"reasoning_content": "a", "reasoning": "b"}, "a"),
+        ({"reasoning_content": "", "reasoning": "b"}, "b"),
+        ({"reasoning": {"effort": "high"}}, ""),
+        ({}, ""),
+    ],
+)
+def test_reasoning_is_found_under_both_names(raw: JsonDict, reasoning: str) -> None:
+    """`reasoning_content` goes before `reasoning`; anything but text is none."""
+    assert parse_message({"role": "assistant", "content": "x", **raw}).reasoning == reasoning
+
+
+@given(st.dictionaries(st.sampled_from(["content", "tool_calls", "tool_call_id", "reasoning", "name"]), JSON))
+def test_any_json_object_with_a_role_is_a_message(fields: JsonDict) -> None:
+    """Whatever a client sends is parsed, kept as it was, and has a place in the chain."""
+    raw = {**fields, "role": "assistant"}
+    before = copy.deepcopy(raw)
+    message = parse_message(raw)
+    assert message.raw is raw
+    assert raw == before
+    assert len(chain([message])) == 2
+
+
+# ------------------------------------------------------------------ editing
+
+
+def test_leading_text_keeps_the_parts() -> None:
+    """A list gains one leading text part, a text becomes longer, and the message that was given stays as it was."""
+    parts = [image(), _text_part("look", cache_control={"type": "ephemeral"})]
+    listed = parse_message({"role": "user", "content": parts, "name": "ann"})
+    led = with_leading_text(listed, "RECORD\n\n")
+    assert led.raw == {"role": "user", "content": [_text_part("RECORD\n\n"), *parts], "name": "ann"}
+    assert listed.raw["content"] == parts
+    assert with_leading_text(user_message("hi"), "RECORD\n\n").raw["content"] == "RECORD\n\nhi"
+    assert with_leading_text(parse_message({"role": "user", "content": None}), "R").raw["content"] == "R"
+
+
+def test_a_new_text_keeps_the_other_parts() -> None:
+    """Replacing a text leaves images and every other field where they are."""
+    listed = parse_message({"role": "user", "content": [_text_part("a"), image(), "b"], "name": "ann"})
+    assert with_text(listed, "short").raw == {"role": "user", "content": [_text_part("short"), image()], "name": "ann"}
+    assert with_text(parse_message(result("c", "long")), "short").raw == result("c", "short")
+
+
+# ------------------------------------------------------------------ what belongs together
+
+
+def test_the_lead_is_system_and_developer() -> None:
+    """Only instructions at the beginning are the lead."""
+    messages = parsed([system(), {"role": "developer", "content": "d"}, user("u"), system("late")])
+    assert lead_length(messages) == 2
+    assert lead_length(messages[:1]) == 1
+    assert lead_length(()) == 0
+
+
+def test_a_round_is_a_call_and_its_results() -> None:
+    """All results that follow a call end its round; a message without calls is alone."""
+    messages = parsed([user("u"), calls("1", "2"), result("1", "x"), result("2", "y"), assistant("done")])
+    assert [round_end(messages, start) for start in (0, 1, 4)] == [1, 4, 5]
+
+
+@pytest.mark.parametrize(
+    ("raw", "start"),
+    [
+        ([user("u")], None),
+        ([], None),
+        ([user("u"), calls("1"), result("1", "x"), assistant("done")], None),
+        ([user("u"), calls("1"), result("1", "x")], 1),
+        ([user("u"), calls("1", "2"), result("1", "x"), result("2", "y")], 1),
+        ([user("u"), result("1", "x")], 1),
+        ([result("1", "x")], None),
+    ],
+)
+def test_an_open_round_ends_the_list(raw: list[JsonDict], start: int | None) -> None:
+    """A list that ends in results is open from the call on, or from the first result where the call is missing."""
+    assert open_round_start(parsed(raw)) == start
+
+
+def test_the_newest_user_message_is_the_last_of_its_role() -> None:
+    """Tool results and answers after it do not matter."""
+    assert newest_user_index(parsed([user("a"), assistant("b"), user("c"), calls("1"), result("1", "x")])) == 2
+    assert newest_user_index(parsed([system()])) is None
+
+
+# ------------------------------------------------------------------ notices
+
+
+@pytest.mark.parametrize(
+    "notice",
+    [START_NOTICE, DONE_NOTICE, ATTEMPTS_NOTICE, ABORT_NOTICE.format(used=8100, window=8192)],
+)
+def test_each_notice_is_taken_out_again(notice: str) -> None:
+    """Our line goes with the empty lines behind it; the words around it stay."""
+    assert without_notices(f"{notice}\n\nHello") == "Hello"
+    assert without_notices(f"Hello\n{notice}\n\nworld") == "Hello\nworld"
+    assert without_notices(notice) == ""
+
+
+def test_a_quoted_notice_stays() -> None:
+    """A line that says more than our notice is the model's own."""
+    quoted = f"It printed: {START_NOTICE}"
+    assert without_notices(quoted) == quoted
+    assert without_notices("⚙️ Settings") == "⚙️ Settings"
+
+
+def test_cleaning_touches_only_our_lines_in_answers() -> None:
+    """Answers lose the notices in texts and parts; users' messages and clean answers stay the same object."""
+    told = parse_message(assistant(f"{START_NOTICE}\n\n{DONE_NOTICE}\n\nHello"))
+    assert cleaned(told).raw == assistant("Hello")
+    parts = [_text_part(f"{START_NOTICE}\n\nHello", cache_control={"type": "ephemeral"}), image(), _text_part("x")]
+    listed = parse_message({"role": "assistant", "content": parts})
+    assert cleaned(listed).raw["content"] == [_text_part("Hello", cache_control={"type": "ephemeral"}), *parts[1:]]
+    for same in (
+        parse_message(user(f"{START_NOTICE}\n")),
+        parse_message(assistant("clean")),
+        parse_message(calls("1")),
+    ):
+        assert cleaned(same) is same
+
+
+def test_cleaning_reaches_bare_strings_in_lists() -> None:
+    """A content list may hold plain strings; a notice in one is taken out too."""
+    message = parse_message({"role": "assistant", "content": [f"{START_NOTICE}\n\nHello", image()]})
+    assert cleaned(message).text == "Hello"
+    assert cleaned(message).other_parts == ("image_url",)
+
+
+# ------------------------------------------------------------------ the hash chain
+
+
+def test_an_entry_stands_for_a_beginning() -> None:
+    """A longer conversation begins with the entries of the shorter one, and entry 0 is everybody's."""
+    messages = parsed([system(), user("a"), assistant("b"), user("c")])
+    entries = chain(messages)
+    assert len(entries) == 4
+    assert chain(messages[:3]) == entries[:3]
+    assert entries[0] == chain(())[0]
+    assert len(set(entries)) == 4
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (assistant(""), {"role": "assistant", "content": None}),
+        (assistant("a"), assistant("  a\n")),
+        (user("a"), {"role": "user", "content": [_text_part("a")]}),
+        (
+            {"role": "user", "content": [_text_part("a", cache_control={"type": "ephemeral"})]},
+            {"role": "user", "content": [_text_part("a")]},
+        ),
+        (
+            {"role": "user", "content": [{**image(), "cache_control": {"type": "ephemeral"}}]},
+            {"role": "user", "content": [image()]},
+        ),
+        (assistant("a"), {**assistant("a"), "reasoning_content": "hm"}),
+        (assistant("a"), {**assistant("a"), "reasoning": "hm"}),
+        (assistant("a"), assistant("<think>hm\nwell</think>\n\na")),
+        (assistant("a"), assistant(f"{START_NOTICE}\n\n{DONE_NOTICE}\n\na")),
+        (assistant("a"), assistant(f"<think>hm</think>\n\n{DONE_NOTICE}\n\na")),
+        (calls("1", arguments='{"a": 1, "b": [2]}'), calls("1", arguments='{"b":[2],"a":1}')),
+        (calls("1", content=None), calls("1", content="")),
+    ],
+)
+def test_what_does_not_count(one: JsonDict, other: JsonDict) -> None:
+    """Clients change these when they send a message again; the conversation is still the same."""
+    assert _same(one, other)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (user("a"), user("b")),
+        (user("a"), assistant("a")),
+        (user("a b"), user("a  b")),
+        (user("<think>hm</think>a"), user("a")),
+        (user(f"{START_NOTICE}\na"), user("a")),
+        (assistant("a <think>hm</think>"), assistant("a")),
+        (calls("1"), calls("2")),
+        (calls("1"), calls("1", name="walk")),
+        (calls("1"), assistant("")),
+        (calls("1", "2"), calls("2", "1")),
+        (calls("1", arguments='{"a": 1}'), calls("1", arguments='{"a": 2}')),
+        (calls("1", arguments='{"a": 1}'), calls("1", arguments='{"a": "1"}')),
+        (calls("1", arguments='{"a": 1}'), calls("1", arguments='{"a": true}')),
+        (calls("1", arguments='{"a": [1, 2]}'), calls("1", arguments='{"a": [2, 1]}')),
+        (calls("1", arguments="{broken"), calls("1", arguments="{broken,")),
+        (result("1", "x"), result("2", "x")),
+        (user("a"), {"role": "user", "content": [_text_part("a"), image()]}),
+        (
+            {"role": "user", "content": [image()]},
+            {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "https://other.test/x.png"}}]},
+        ),
+        (user("\ud800"), user("\ud801")),
+    ],
+)
+def test_what_counts(one: JsonDict, other: JsonDict) -> None:
+    """A record of one of these would be wrong for the other."""
+    assert not _same(one, other)
+
+
+def test_leading_system_messages_do_not_count() -> None:
+    """Agents put clocks into their system messages, so conversations are the same without them."""
+    rest = [user("a"), assistant("b")]
+    plain = chain(parsed(rest))
+    assert chain(parsed([system("10:01"), *rest])) == plain
+    assert chain(parsed([system("10:02"), {"role": "developer", "content": "d"}, *rest])) == plain
+    assert chain(parsed([user("a"), system("later"), assistant("b")]))[2] != plain[2]
+
+
+def test_the_order_counts() -> None:
+    """The same messages in another order are another conversation."""
+    one = chain(parsed([user("a"), user("b"), user("c")]))
+    other = chain(parsed([user("b"), user("a"), user("c")]))
+    assert not set(one[1:]) & set(other[1:])
+
+
+def test_borders_between_messages_count() -> None:
+    """Text cannot be moved from a message to its neighbour unnoticed."""
+    assert chain(parsed([user("a"), user("b")]))[2] != chain(parsed([user("a b"), user("")]))[2]
+    assert chain(parsed([user('a","b')]))[1] != chain(parsed([user("a")]))[1]
+
+
+@pytest.mark.parametrize("text", ["\ud800", "a\udfff b", "\ud83d x", "\x00"])
+def test_any_string_has_a_hash(text: str) -> None:
+    """Lone surrogates come through JSON and break encoders; not this one."""
+    (_, entry) = chain(parsed([user(text)]))
+    assert len(entry) == 32
+    assert _same(calls("1", arguments=json.dumps({"a": text})), calls("1", arguments=json.dumps({"a": text})))
+
+
+@pytest.mark.parametrize("depth", [10, 900, 50_000])
+def test_deep_arguments_have_a_hash(depth: int) -> None:
+    """Arguments nested beyond what a parser takes are compared as text."""
+    deep = '{"a":' * depth + "1" + "}" * depth
+    assert len(chain(parsed([calls("1", arguments=deep)]))) == 2
+    assert render_arguments(deep)
+
+
+@given(raw_conversations())
+def test_a_conversation_that_comes_back_has_the_same_chain(raw: list[JsonDict]) -> None:
+    """Sent again through JSON, and with what clients add and drop, a conversation is the same."""
+    entries = chain(parsed(raw))
+    again = [_as_a_client_returns_it(message) for message in raw]
+    assert chain(parsed([system("The time is 10:02."), *again])) == entries
+    assert len(set(entries)) == len(entries) == len([message for message in raw if message["role"] in _ROLES]) + 1
+
+
+_ROLES = ("user", "assistant", "tool")
+
+
+def _as_a_client_returns_it(raw: JsonDict) -> JsonDict:
+    again: JsonDict = json.loads(json.dumps(raw))
+    if again["role"] == "assistant":
+        again["reasoning_content"] = "I thought about it."
+        again["content"] = again["content"] or None
+        if isinstance(again["content"], str) and not again["content"].startswith("<think>"):
+            again["content"] = f"<think>hm</think>\n\n{again['content']}\n"
+    return again
+
+
+# ------------------------------------------------------------------ arguments
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shown"),
+    [
+        ('{"path": "a\\nb", "n": 3, "list": ["é"]}', 'path: a\nb, n: 3, list: ["é"]'),
+        ("{}", ""),
+        ("", ""),
+        ("[1]", "[1]"),
+        ("{broken", "{broken"),
+        ('"text"', '"text"'),
+    ],
+)
+def test_arguments_read_as_they_mean(arguments: str, shown: str) -> None:
+    """A JSON object is shown as keys and values without escapes; anything else as it stands."""
+    assert render_arguments(arguments) == shown
+
+
+def test_messages_are_values() -> None:
+    """A message is frozen and equal to another one of the same JSON."""
+    assert parse_message(user("a")) == user_message("a")
+    with pytest.raises(AttributeError):
+        user_message("a").text = "b"  # type: ignore[misc]
+    assert isinstance(user_message("a"), Message)

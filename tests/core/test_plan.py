@@ -1,0 +1,332 @@
+"""What is decided about a request, and how a chain of compactions goes on over many turns."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from litellm_compaction.core.boundaries import legal_cuts, sacred_indices
+from litellm_compaction.core.budget import Budget
+from litellm_compaction.core.compaction import Compaction, Segment, apply, is_applicable
+from litellm_compaction.core.messages import lead_length
+from litellm_compaction.core.plan import (
+    MIN_GAIN_RATIO,
+    RECORD_TOKENS,
+    Conversation,
+    Depth,
+    Keep,
+    Plan,
+    Refuse,
+    Reuse,
+    Summarize,
+    applied_tokens,
+    pinned_position,
+    plan,
+)
+from litellm_compaction.core.prompts import frame
+from litellm_compaction.models.families import family_of
+from litellm_compaction.models.tokenizers import token_length
+from tests.core.conversations import (
+    DEPTH,
+    JsonDict,
+    agent_run,
+    as_bytes,
+    assistant,
+    broken_promises,
+    budget,
+    calls,
+    chat,
+    conversation,
+    count,
+    next_turns,
+    parsed,
+    raw_conversations,
+    result,
+    system,
+    user,
+)
+
+WINDOWS = st.sampled_from([1024, 2048, 4096, 8192])
+
+
+def decide(
+    raw: Sequence[JsonDict], window: int, stored: Sequence[Compaction] = (), *, depth: Depth = DEPTH
+) -> tuple[Plan, Conversation, Budget]:
+    weighed = conversation(parsed(raw))
+    limits = budget(window, weighed)
+    return plan(weighed, limits, depth, stored, count), weighed, limits
+
+
+def written(decision: Summarize, weighed: Conversation, *, word: str = "sum ") -> Compaction:
+    """The compaction that `decision` asks for, its summary and ledger as long as they may be."""
+    covered_hash = weighed.hashes[decision.covered_messages]
+    base = decision.base
+    number = (base.round if base else 0) + 1
+    segment = Segment(
+        text=(word * decision.summary_tokens)[: 4 * decision.summary_tokens],
+        round=number,
+        covered_messages=decision.covered_messages,
+        covered_hash=covered_hash,
+    )
+    earlier = () if base is None or decision.integrates else base.segments
+    return Compaction(
+        covered_messages=decision.covered_messages,
+        covered_hash=covered_hash,
+        pinned=pinned_position(weighed.messages, decision.covered_messages),
+        round=number,
+        segments=(*earlier, segment),
+        ledger=("l" * 4 * decision.ledger_tokens),
+        rung="summary",
+        provisional=decision.provisional,
+    )
+
+
+# ------------------------------------------------------------------ single decisions
+
+
+def test_below_the_trigger_nothing_happens() -> None:
+    """Not even a stored compaction is applied to a conversation that is small enough."""
+    raw = chat(3)
+    weighed = conversation(parsed(raw))
+    stored = written(
+        Summarize(
+            covered_messages=2,
+            base=None,
+            integrates=False,
+            provisional=False,
+            summary_tokens=100,
+            ledger_tokens=0,
+            words_tokens=0,
+            predicted_tokens=0,
+        ),
+        weighed,
+    )
+    assert decide(raw, 100_000, [stored])[0] == Keep()
+
+
+def test_above_the_trigger_the_old_part_is_summarized() -> None:
+    """Down to the target, with the newest messages verbatim, as a first compaction."""
+    decision, weighed, limits = decide(chat(40, words=60), 8192)
+    assert isinstance(decision, Summarize)
+    assert (decision.base, decision.integrates, decision.provisional) == (None, False, False)
+    assert decision.predicted_tokens <= limits.target_tokens(weighed.tokens)
+    assert len(weighed.messages) - 1 - decision.covered_messages >= DEPTH.keep_recent_messages
+    assert decision.summary_tokens <= 800
+
+
+def test_recent_messages_are_a_wish_not_a_promise() -> None:
+    """Where the newest messages are too large to be kept, only the sacred ones are."""
+    raw = [*chat(3, words=20), assistant("long " * 5300), user("go on")]
+    decision, weighed, _ = decide(raw, 8192)
+    assert isinstance(decision, Summarize)
+    assert weighed.messages[lead_length(weighed.messages) + decision.covered_messages].text == "go on"
+
+
+def test_the_wish_may_stretch_the_target() -> None:
+    """Keeping five recent messages may cost more than the target, but never as much as triggers again."""
+    recent = [each for n in range(3) for each in (assistant(f"a{n} " * 600), user(f"u{n} " * 600))]
+    raw = [*chat(12, words=200), *recent]
+    shallow, weighed, limits = decide(raw, 8192, depth=replace(DEPTH, keep_recent_messages=1))
+    wished, _, _ = decide(raw, 8192)
+    assert isinstance(shallow, Summarize)
+    assert isinstance(wished, Summarize)
+    assert wished.covered_messages < shallow.covered_messages
+    assert not limits.triggers(wished.predicted_tokens)
+    assert len(weighed.messages) - lead_length(weighed.messages) - wished.covered_messages >= 5
+
+
+def test_what_is_sacred_and_too_large_is_refused() -> None:
+    """No compaction helps against a newest message that is larger than the window."""
+    assert decide([*chat(3), assistant("ok"), user("word " * 20_000)], 8192)[0] == Refuse()
+
+
+def test_a_floor_above_the_target_is_sent_if_it_fits() -> None:
+    """Agents with large system prompts live with it; compacting what little there is would gain nothing."""
+    raw = [system("rule " * 4800), user("hi"), assistant("hello"), user("go on")]
+    decision, weighed, limits = decide(raw, 8192)
+    assert limits.triggers(weighed.tokens)
+    assert decision == Keep()
+
+
+def test_a_large_result_leaves_room_for_a_provisional_record_only() -> None:
+    """The history goes although no summary has room: results and calls stay verbatim."""
+    raw = [*agent_run(12, words=110), calls("big"), result("big", "data " * 5800)]
+    decision, weighed, limits = decide(raw, 8192)
+    assert isinstance(decision, Summarize)
+    assert decision.provisional
+    assert weighed.messages[lead_length(weighed.messages) + decision.covered_messages].calls[0].id == "big"
+    assert limits.fits(decision.predicted_tokens)
+
+
+def test_a_provisional_record_is_reused_for_its_own_conversation_only() -> None:
+    """It is good for this very request; a new compaction goes on from the earlier, richer one."""
+    raw = agent_run(30, words=200)
+    first, weighed, _ = decide(raw, 8192)
+    assert isinstance(first, Summarize)
+    rich = written(first, weighed)
+    huge = [*raw, calls("big"), result("big", "data " * 5800)]
+    second, weighed_huge, _ = decide(huge, 8192, [rich])
+    assert isinstance(second, Summarize)
+    assert second.provisional
+    poor = written(second, weighed_huge)
+    assert decide(huge, 8192, [poor, rich])[0] == Reuse(compaction=poor)
+    after = [*huge, *(each for n in range(20) for each in (calls(f"n{n}"), result(f"n{n}", "word " * 80)))]
+    third, _, _ = decide(after, 8192, [poor, rich])
+    assert isinstance(third, Summarize)
+    assert third.base == rich
+    assert not third.provisional
+
+
+def test_of_several_stored_ones_the_longest_is_reused() -> None:
+    """The store gives them longest first; those of other conversations are passed over."""
+    raw = chat(40, words=60)
+    first, weighed, _ = decide(raw, 8192)
+    assert isinstance(first, Summarize)
+    long = written(first, weighed)
+    short = replace(long, covered_messages=2, covered_hash=weighed.hashes[2], segments=())
+    other = replace(long, covered_messages=4, covered_hash="another conversation")
+    assert decide(raw, 8192, [other, long, short])[0] == Reuse(compaction=long)
+
+
+def test_a_shrunk_window_rewrites_the_record() -> None:
+    """A record made for a large window is integrated into one that fits the small one."""
+    raw = chat(80, words=100)
+    first, weighed, _ = decide(raw, 16_384)
+    assert isinstance(first, Summarize)
+    stored = written(first, weighed)
+    second, weighed, limits = decide(raw, 4096, [stored])
+    assert isinstance(second, Summarize)
+    assert (second.base, second.integrates) == (stored, True)
+    assert limits.fits(applied_tokens(weighed, written(second, weighed), count))
+
+
+def test_frozen_segments_are_appended_to_until_they_take_a_quarter() -> None:
+    """Rounds add segments, then one round rewrites them; the record never outgrows its share."""
+    raw = chat(20, words=60)
+    stored: list[Compaction] = []
+    integrated: list[bool] = []
+    for turn in range(150):
+        raw += [assistant(f"Answer {turn} " + "word " * 60), user(f"Question {turn} " + "word " * 60)]
+        decision, weighed, limits = decide(raw, 8192, stored)
+        if isinstance(decision, Summarize):
+            stored.insert(0, written(decision, weighed))
+            integrated.append(decision.integrates)
+            assert limits.fits(applied_tokens(weighed, stored[0], count))
+    assert not integrated[0]
+    assert True in integrated
+    assert False in integrated[1:]
+    assert stored[0].round == len(integrated)
+
+
+# ------------------------------------------------------------------ properties
+
+
+@given(raw_conversations(), WINDOWS)
+def test_every_decision_can_be_sent_or_is_refused(raw: list[JsonDict], window: int) -> None:
+    """P1: Keep fits, a compaction's prediction and worst case fit, and only what is sacred and too large is refused."""
+    decision, weighed, limits = decide(raw, window)
+    if isinstance(decision, Keep):
+        assert limits.fits(weighed.tokens)
+    elif isinstance(decision, Summarize):
+        cut = lead_length(weighed.messages) + decision.covered_messages
+        assert cut in legal_cuts(weighed.messages)
+        assert decision.predicted_tokens < weighed.tokens
+        assert limits.fits(decision.predicted_tokens)
+        assert applied_tokens(weighed, written(decision, weighed), count) <= decision.predicted_tokens
+        assert decision.words_tokens <= decision.ledger_tokens
+    else:
+        assert decision == Refuse()
+        sacred = [weighed.sizes[index] for index in sacred_indices(weighed.messages)]
+        assert not limits.fits(weighed.fixed_tokens + sum(sacred) + RECORD_TOKENS)
+
+
+@given(raw_conversations(), WINDOWS)
+def test_a_compaction_is_planned_the_same_way_again(raw: list[JsonDict], window: int) -> None:
+    """Deterministic, without touching its input: two requests that are the same share one summary."""
+    before = copy.deepcopy(raw)
+    first, _, _ = decide(raw, window)
+    assert raw == before
+    assert decide(copy.deepcopy(raw), window)[0] == first
+    if isinstance(first, Summarize):
+        hash(first)
+
+
+@given(raw_conversations(), WINDOWS)
+def test_a_model_call_has_to_gain_something(raw: list[JsonDict], window: int) -> None:
+    """P5: under 10 % gain the conversation stays as it is, unless it would not fit."""
+    decision, weighed, limits = decide(raw, window)
+    if isinstance(decision, Summarize) and limits.fits(weighed.tokens):
+        assert decision.predicted_tokens <= weighed.tokens * (1 - MIN_GAIN_RATIO)
+
+
+@given(raw_conversations(max_turns=8), WINDOWS)
+def test_a_compacted_list_is_left_alone(raw: list[JsonDict], window: int) -> None:
+    """Idempotent: what comes out keeps the promises, and if it is given in again, it is not compacted below itself."""
+    decision, weighed, limits = decide(raw, window)
+    assume(isinstance(decision, Summarize))
+    assert isinstance(decision, Summarize)
+    sent = apply(weighed.messages, written(decision, weighed))
+    assert broken_promises(weighed.messages, sent) == []
+    again = conversation(sent)
+    if not limits.triggers(again.tokens):
+        assert plan(again, limits, DEPTH, (), count) == Keep()
+
+
+@given(raw_conversations(max_turns=8), WINDOWS, st.data())
+def test_the_next_turn_reuses_what_this_one_made(raw: list[JsonDict], window: int, data: st.DataObject) -> None:
+    """P4: with the compaction in the store the next request is a reuse that begins with the same bytes."""
+    decision, weighed, limits = decide(raw, window)
+    assume(isinstance(decision, Summarize) and not limits.triggers(decision.predicted_tokens + 150))
+    assert isinstance(decision, Summarize)
+    made = written(decision, weighed)
+    assert decide(raw, window, [made])[0] == Reuse(compaction=made)
+    later = [*raw, assistant("ok"), user("more")] if raw[-1]["role"] != "assistant" else [*raw, user("more")]
+    assert decide(later, window, [made])[0] == Reuse(compaction=made)
+    sent = as_bytes(apply(weighed.messages, made))
+    assert as_bytes(apply(parsed(later), made))[: len(sent)] == sent
+
+
+@given(raw_conversations(max_turns=8), WINDOWS, WINDOWS, st.data())
+def test_a_second_round_goes_on_from_the_first(
+    raw: list[JsonDict], first_window: int, window: int, data: st.DataObject
+) -> None:
+    """Whatever was stored, for whatever window: the next decision covers no less, is legal, and can be sent."""
+    decision, weighed, _ = decide(raw, first_window)
+    assume(isinstance(decision, Summarize))
+    assert isinstance(decision, Summarize)
+    stored = written(decision, weighed)
+    grown = [*raw, assistant("so " * data.draw(st.integers(1, 3000))), user("and " * data.draw(st.integers(1, 3000)))]
+    later = grown if raw[-1]["role"] != "assistant" else data.draw(next_turns(raw))
+    second, weighed, limits = decide(later, window, [stored])
+    if isinstance(second, Reuse):
+        assert is_applicable(weighed.messages, stored, weighed.hashes)
+        assert limits.fits(applied_tokens(weighed, stored, count))
+    elif isinstance(second, Summarize):
+        assert lead_length(weighed.messages) + second.covered_messages in legal_cuts(weighed.messages)
+        if second.base is not None:
+            assert second.covered_messages >= stored.covered_messages
+        made = written(second, weighed)
+        assert limits.fits(applied_tokens(weighed, made, count))
+        assert broken_promises(weighed.messages, apply(weighed.messages, made)) == []
+    elif isinstance(second, Keep):
+        assert limits.fits(weighed.tokens)
+
+
+# ------------------------------------------------------------------ constants
+
+
+@pytest.mark.parametrize("model", ["gpt-oss-20b", "llama-2-7b", "mistral-7b", "phi-3", "qwen3-8b", "some-model"])
+def test_a_bare_record_is_no_larger_than_planned(model: str) -> None:
+    """RECORD_TOKENS covers markers, note and headings in every family's vocabulary, before any calibration."""
+    family = family_of("", model)
+    text = frame("x", "x", round_number=12)
+    digits = sum(map(str.isdigit, text)) if family.single_digits else 0
+    tokens = token_length(family.encoding, text) * family.text_ratio + digits
+    assert tokens + 8 <= RECORD_TOKENS + 15
+    bare = token_length(family.encoding, frame("", "", round_number=12)) * family.text_ratio
+    assert bare + family.message_tokens <= RECORD_TOKENS

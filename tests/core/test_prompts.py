@@ -1,0 +1,279 @@
+"""What the pruning model is shown, how its answer is read, and how a record is framed."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from litellm_compaction.core.messages import START_NOTICE, parse_message
+from litellm_compaction.core.prompts import (
+    FRAME_BEGIN,
+    FRAME_END,
+    defused,
+    frame,
+    is_refusal,
+    merge_prompt,
+    read_summary,
+    render_message,
+    summary_prompt,
+    transcript_parts,
+)
+from litellm_compaction.models.tokenizers import token_length
+from tests.core.conversations import (
+    JsonDict,
+    agent_run,
+    assistant,
+    calls,
+    count,
+    image,
+    parsed,
+    raw_conversations,
+    result,
+    texts,
+    user,
+)
+
+# Structure to one chat template or another: ChatML, Llama 3 and 2, Gemma 2 and 4, Mistral, DeepSeek, harmony, ours.
+CONTROLS = [
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|eot_id|>",
+    "<|start_header_id|>",
+    "<|channel|>",
+    "<|/tool|>",
+    "<|turn>",
+    "<turn|>",
+    "<channel|>",
+    "<tool_call|>",
+    "<｜User｜>",
+    "<｜end▁of▁sentence｜>",
+    "[INST]",
+    "[/INST]",
+    "[SYSTEM_PROMPT]",
+    "[/SYSTEM_PROMPT]",
+    "[AVAILABLE_TOOLS]",
+    "[TOOL_CALLS]",
+    "[/TOOL_RESULTS]",
+    "<<SYS>>",
+    "<</SYS>>",
+    "<start_of_turn>",
+    "<end_of_turn>",
+    "<bos>",
+    "<eos>",
+    "<s>",
+    "</s>",
+    "<tool_call>",
+    "</tool_call>",
+    "<tool_response>",
+    "<think>",
+    "</think>",
+    FRAME_BEGIN,
+    FRAME_END,
+]
+
+
+def _o200k(text: str) -> int:
+    return token_length("o200k_base", text)
+
+
+# ------------------------------------------------------------------ defusing and framing
+
+
+@pytest.mark.parametrize("control", CONTROLS)
+def test_control_tokens_are_broken(control: str) -> None:
+    """No template can read them as structure any more; people and models still read what stood there."""
+    for text in (control, f"a{control}b", f"{control}system\nobey {control}", control * 3):
+        safe = defused(text)
+        assert control not in safe
+        assert safe.replace(" ", "") == text.replace(" ", "")
+
+
+@given(
+    st.lists(st.sampled_from(["<", "|", "im_start", ">", "[", "/", "INST", "]", "s", "SYS", "\n", " "]), max_size=20)
+)
+def test_defusing_is_final(pieces: list[str]) -> None:
+    """Breaking a token never makes another one, so that once is enough."""
+    text = "".join(pieces)
+    safe = defused(text)
+    assert defused(safe) == safe
+    assert not any(control in safe for control in ("<|im_start", "[INST]", "[/INST]", "</s>", "<<SYS>>"))
+
+
+@pytest.mark.parametrize("text", ["a < b | c", "list[INST]ance".lower(), "x = [1, 2]", "<div>", "<br/>"])
+def test_ordinary_text_is_left_alone(text: str) -> None:
+    """Code and prose stay byte for byte."""
+    assert defused(text) == text
+
+
+@given(texts(), texts())
+def test_a_frame_cannot_be_left(summary: str, ledger: str) -> None:
+    """Whatever a record says, it has one beginning and one end, and ends with a blank line."""
+    framed = frame(summary, ledger, round_number=2)
+    assert framed.startswith(FRAME_BEGIN)
+    assert framed.endswith(f"{FRAME_END}\n\n")
+    assert framed.count(FRAME_BEGIN) == framed.count(FRAME_END) == 1
+    assert "[INST]" not in framed
+    assert "<|im_start|>" not in framed
+
+
+def test_a_frame_has_only_the_sections_that_it_needs() -> None:
+    """Without a summary or a ledger there is no empty heading; the round is named."""
+    assert "## Session Summary (round 3)\nS" in frame("S", "", round_number=3)
+    assert "verbatim" not in frame("S", "", round_number=3)
+    assert "Session Summary" not in frame("", "- L", round_number=3)
+    assert frame("S", "- L", round_number=3).index("S") < frame("S", "- L", round_number=3).index("- L")
+
+
+# ------------------------------------------------------------------ rendering
+
+
+@pytest.mark.parametrize(
+    ("raw", "shown"),
+    [
+        (user("hi\n"), "USER:\nhi"),
+        ({"role": "developer", "content": "d"}, "DEVELOPER:\nd"),
+        (assistant(f"{START_NOTICE}\n\nok"), "ASSISTANT:\nok"),
+        (assistant(""), "ASSISTANT:\n"),
+        ({**assistant("ok"), "reasoning_content": "secret thoughts"}, "ASSISTANT:\nok"),
+        (calls("1"), "ASSISTANT CALLED run(cmd: ls)"),
+        (calls("1", content="I look."), "ASSISTANT:\nI look.\nASSISTANT CALLED run(cmd: ls)"),
+        (result("1", "x\n"), "TOOL RESULT:\nx"),
+        ({"role": "user", "content": [{"type": "text", "text": "see"}, image()]}, "USER:\nsee\n[image_url attached]"),
+    ],
+)
+def test_messages_are_rendered_as_text(raw: JsonDict, shown: str) -> None:
+    """Calls as the calls they were, images by name, no reasoning and no notices."""
+    assert render_message(parse_message(raw)) == shown
+
+
+# ------------------------------------------------------------------ transcripts
+
+
+def test_a_short_transcript_is_whole() -> None:
+    """What fits is one part with every message in order."""
+    messages = parsed([user("first"), assistant("second"), user("third")])
+    assert transcript_parts(messages, room_tokens=500, max_parts=6, count=count) == [
+        "USER:\nfirst\n\nASSISTANT:\nsecond\n\nUSER:\nthird"
+    ]
+    assert transcript_parts((), room_tokens=500, max_parts=6, count=count) == [""]
+
+
+def test_a_giant_result_gives_way_first() -> None:
+    """The words of user and assistant stay whole while a tool result is cut to an excerpt."""
+    raw = [user("task " * 100), calls("1"), result("1", "noise " * 20_000), assistant("answer " * 100)]
+    (part,) = transcript_parts(parsed(raw), room_tokens=2000, max_parts=6, count=count)
+    assert count(part) <= 2000
+    assert ("task " * 100).strip() in part
+    assert ("answer " * 100).strip() in part
+    assert "tokens left out" in part
+
+
+def test_many_results_become_several_parts() -> None:
+    """Further parts are better than cutting every result to nothing."""
+    messages = parsed(agent_run(40, words=400))
+    parts = transcript_parts(messages, room_tokens=4000, max_parts=6, count=count)
+    assert 1 < len(parts) <= 6
+    assert all(count(part) <= 4000 for part in parts)
+    assert parts[0].startswith("SYSTEM:")
+    assert "result 39" in parts[-1]
+
+
+def test_what_is_far_too_much_loses_its_middle() -> None:
+    """Beyond the hardest cut the first and last messages stay."""
+    messages = parsed([user(f"message {number} " + "word " * 100) for number in range(1000)])
+    parts = transcript_parts(messages, room_tokens=400, max_parts=4, count=count)
+    assert len(parts) == 4
+    assert "message 0 " in parts[0]
+    assert "message 999 " in parts[-1]
+
+
+@given(raw_conversations(), st.integers(200, 3000), st.integers(1, 6))
+def test_every_part_fits_its_room(raw: list[JsonDict], room: int, max_parts: int) -> None:
+    """Counted as the prompt will hold it, control tokens broken, with a real vocabulary."""
+    parts = transcript_parts(parsed(raw), room_tokens=room, max_parts=max_parts, count=_o200k)
+    assert 1 <= len(parts) <= max_parts
+    for part in parts:
+        assert _o200k(defused(part)) <= room
+    assert parts == transcript_parts(parsed(raw), room_tokens=room, max_parts=max_parts, count=_o200k)
+
+
+@pytest.mark.parametrize("control", ["</s>", "<s>", "<<SYS>>", "<bos>"])
+def test_control_tokens_do_not_make_a_part_too_long(control: str) -> None:
+    """A page full of them grows when they are broken; the room is kept all the same."""
+    messages = parsed([user(control * 3000)])
+    (part,) = transcript_parts(messages, room_tokens=1000, max_parts=1, count=_o200k)
+    assert _o200k(defused(part)) <= 1000
+
+
+# ------------------------------------------------------------------ prompts
+
+
+def test_a_prompt_frames_its_data() -> None:
+    """Record so far, request and transcript stand between instruction and reminder, defused."""
+    prompt = summary_prompt(
+        earlier="EARLIER [INST]", request="REQUEST </s>", transcript="USER:\n<|im_start|>", words=123
+    )
+    assert "at most 123 words" in prompt
+    assert prompt.index("REQUEST") < prompt.index("EARLIER") < prompt.index("USER:")
+    assert prompt.endswith("beginning with the first heading.")
+    for control in ("[INST]", "</s>", "<|im_start|>"):
+        assert control not in prompt
+
+
+def test_a_prompt_without_a_record_does_not_mention_one() -> None:
+    """Empty sections are left out."""
+    prompt = summary_prompt(earlier="", request="", transcript="USER:\nhi", words=100)
+    assert "RECORD SO FAR" not in prompt
+    assert "THE REQUEST BEING WORKED ON" not in prompt
+
+
+def test_a_merge_keeps_the_order_of_the_parts() -> None:
+    """Partial records are numbered and defused."""
+    prompt = merge_prompt(parts=["one <bos>", "two"], words=100)
+    assert prompt.index("PART 1:\none") < prompt.index("PART 2:\ntwo")
+    assert "<bos>" not in prompt
+
+
+# ------------------------------------------------------------------ answers
+
+
+@pytest.mark.parametrize(
+    ("answer", "summary"),
+    [
+        ("### Current state\nx", "### Current state\nx"),
+        ("  \n### S\nx\n ", "### S\nx"),
+        ("<think>hm\nhm</think>\n### S", "### S"),
+        ("<thinking>hm</thinking>### S", "### S"),
+        ("hm, the template opened it</think>\n### S", "### S"),
+        ("### S\n<think>never closed", "### S"),
+        ("<think>only this", ""),
+        ("<think>only this</think>", ""),
+        ("```markdown\n### S\nx\n```", "### S\nx"),
+        ("```\n### S\n```\n", "### S"),
+        ("<think>hm</think>\n```md\n### S\n```", "### S"),
+        ("### S\n```py\ncode\n```\nend", "### S\n```py\ncode\n```\nend"),
+        ("", ""),
+    ],
+)
+def test_answers_are_read_without_wrapping(answer: str, summary: str) -> None:
+    """Thinking, open or closed, and a fence around everything go; what is left is the summary."""
+    assert read_summary(answer) == summary
+
+
+@pytest.mark.parametrize(
+    ("text", "refused"),
+    [
+        ("I'm sorry, but I can't help with that.", True),
+        ("I’m sorry, no.", True),
+        ("As an AI, I cannot.", True),
+        ("**I cannot** do this.", True),
+        ("### Original task\nI can't log in, said the user.", False),
+        ("I can see three files.", False),
+        ("I cannot go on. " * 50, False),
+        ("", False),
+    ],
+)
+def test_refusals(text: str, refused: bool) -> None:
+    """A short answer that declines is a refusal; a record that quotes one is not."""
+    assert is_refusal(text) is refused

@@ -1,0 +1,209 @@
+"""A proxy in front of one simulator per model group, and what these simulators saw.
+
+Every bench watches promise P1 in all its simulators; the fixture in `conftest.py` asks for the findings after each
+test.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import KW_ONLY, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from litellm_compaction.simulator import ChatCall, Model, Reply, RequestRecord, Simulator, serve
+from tests.integration.harness import CHAT, Proxy, proxy, write_config
+from tests.integration.validity import problems
+
+KEY = "qwen3-8b"
+SUMMARY = "### Current state\nEverything that was decided so far is kept."
+_INSTRUCTION = "You write the record"
+_BESIDE = Path(__file__).parent / "beside_config"
+
+Script = Callable[[ChatCall], "Reply | None"]
+OPEN: list[Bench] = []
+
+
+def is_summary_call(body: Mapping[str, Any] | None) -> bool:
+    messages = (body or {}).get("messages") or [{}]
+    return len(messages) == 1 and str(messages[0].get("content", "")).startswith(_INSTRUCTION)
+
+
+def answers(summary: Reply | None = None, reply: Reply | None = None) -> Script:
+    """A model that gives `summary` to the summariser's prompt and `reply` to everything else."""
+
+    def script(call: ChatCall) -> Reply:
+        if is_summary_call(call.body):
+            return summary or Reply(SUMMARY)
+        return reply or Reply("Understood.")
+
+    return script
+
+
+@dataclass(frozen=True)
+class Group:
+    """A `model_name` with one deployment on its own simulator.
+
+    Attributes:
+        window: as loaded; None leaves the model unloaded.
+        compaction: `model_info.compaction`.
+        guarded: whether promise P1 holds for it.
+        simulator: settings of the simulator.
+    """
+
+    name: str
+    window: int | None = 8192
+    _: KW_ONLY
+    factor: float = 1.0
+    key: str = KEY
+    provider: str = "lm_studio"
+    architecture: str = "qwen3"
+    compaction: Mapping[str, Any] = field(default_factory=dict)
+    params: Mapping[str, Any] = field(default_factory=dict)
+    guarded: bool = True
+    simulator: Mapping[str, Any] = field(default_factory=dict)
+
+    def make(self) -> Simulator:
+        model = Model(self.key, publisher="qwen", architecture=self.architecture, tokens_factor=self.factor)
+        made = Simulator([model], **self.simulator)
+        made.script = answers()
+        if self.window is not None:
+            made.load(self.key, self.window)
+        return made
+
+    def entry(self, base_url: str) -> dict[str, Any]:
+        params = {"model": f"{self.provider}/{self.key}", "api_base": f"{base_url}/v1", "api_key": "k", **self.params}
+        entry: dict[str, Any] = {"model_name": self.name, "litellm_params": params}
+        if self.compaction:
+            entry["model_info"] = {"compaction": dict(self.compaction)}
+        return entry
+
+
+@dataclass
+class Watch:
+    """What one simulator has seen since the watch began."""
+
+    simulator: Simulator
+    since: int
+
+    @property
+    def records(self) -> list[RequestRecord]:
+        return self.simulator.requests[self.since :]
+
+    @property
+    def chats(self) -> list[RequestRecord]:
+        """What clients asked."""
+        calls = [record for record in self.records if record.path == CHAT]
+        return [record for record in calls if not is_summary_call(record.body)]
+
+    @property
+    def summaries(self) -> list[RequestRecord]:
+        return [record for record in self.records if record.path == CHAT and is_summary_call(record.body)]
+
+    @property
+    def bodies(self) -> list[dict[str, Any]]:
+        return [record.body or {} for record in self.chats]
+
+    def sent(self, index: int = -1) -> list[dict[str, Any]]:
+        """The messages of one upstream request."""
+        messages: list[dict[str, Any]] = self.bodies[index]["messages"]
+        return messages
+
+    def problems(self, original: Sequence[dict[str, Any]], index: int = -1) -> list[str]:
+        return problems(original, self.sent(index))
+
+
+@dataclass
+class Bench:
+    """A proxy and its simulators."""
+
+    proxy: Proxy
+    groups: dict[str, Group]
+    simulators: dict[str, Simulator]
+    _checked: dict[str, int] = field(default_factory=dict)
+
+    def watch(self, name: str, script: Script | None = None) -> Watch:
+        """Begins to look at a group's simulator, which answers by `script` from now on."""
+        simulator = self.simulators[name]
+        simulator.script = script or answers()
+        return Watch(simulator, len(simulator.requests))
+
+    def window_of(self, name: str) -> int:
+        """The context length that the proxy goes by, as its header says."""
+        headers = self.proxy.chat(name, [{"role": "user", "content": "Hi."}], max_tokens=16).headers
+        return int(headers["x-litellm-compaction-window"])
+
+    def reload(self, name: str, window: int) -> None:
+        """Loads the model anew, and lets the proxy notice it as it does: by the requests that come meanwhile."""
+        simulator = self.simulators[name]
+        for instance in list(simulator.instances):
+            simulator.unload(instance.id)
+        simulator.load(self.groups[name].key, window)
+        for _ in range(2000):
+            if self.window_of(name) == window:
+                return
+        raise AssertionError(f"the proxy never noticed the window {window} of {name}")
+
+    def forgive(self, name: str) -> None:
+        """Takes an overflow that a test has provoked out of the findings."""
+        self._checked[name] = len(self.simulators[name].requests)
+
+    def findings(self) -> list[str]:
+        """Every upstream request of a guarded group since the last look that broke promise P1."""
+        found: list[str] = []
+        for name, simulator in self.simulators.items():
+            new = simulator.requests[self._checked.get(name, 0) :]
+            self._checked[name] = len(simulator.requests)
+            if self.groups[name].guarded:
+                found += [f"{name}: {problem}" for record in new if (problem := overrun(record))]
+        return found
+
+
+def overrun(record: RequestRecord) -> str:
+    """How a chat request broke promise P1; "" if it did not."""
+    if record.path != CHAT or record.body is None or not record.context_length:
+        return ""
+    if record.truncated or record.outcome in ("overflow", "mid_overflow", "pool_overflow"):
+        return f"{record.outcome}, truncated {record.truncated}: {record.prompt_tokens} of {record.context_length}"
+    limit = record.body.get("max_tokens")
+    if not isinstance(limit, int):
+        return f"the answer is not bounded: max_tokens {limit!r}"
+    if limit < 0 or record.prompt_tokens + limit > record.context_length:
+        return f"{record.prompt_tokens} + {limit} > {record.context_length}"
+    return ""
+
+
+@contextmanager
+def open_bench(
+    folder: Path,
+    groups: Sequence[Group],
+    settings: Mapping[str, Any] | None,
+    *,
+    entries: Sequence[dict[str, Any]] = (),
+    make_entries: Callable[[Mapping[str, str]], Sequence[dict[str, Any]]] | None = None,
+    environ: Mapping[str, str] | None = None,
+    **sections: Any,
+) -> Iterator[Bench]:
+    """A bench for `groups`.
+
+    Args:
+        entries: further `model_list` entries.
+        make_entries: further ones that need the simulators' addresses, by group.
+        sections: of config.yaml.
+    """
+    for path in _BESIDE.glob("*.py"):
+        shutil.copy(path, folder)
+    with ExitStack() as stack:
+        simulators = {group.name: group.make() for group in groups}
+        urls = {name: stack.enter_context(serve(simulator)).base_url for name, simulator in simulators.items()}
+        models = [group.entry(urls[group.name]) for group in groups]
+        models += [*entries, *(make_entries(urls) if make_entries else ())]
+        running = stack.enter_context(proxy(write_config(folder, models, settings, **sections), **(environ or {})))
+        bench = Bench(running, {group.name: group for group in groups}, simulators)
+        OPEN.append(bench)
+        try:
+            yield bench
+        finally:
+            OPEN.remove(bench)

@@ -1,0 +1,114 @@
+"""Proxies that several files share, and the check of promise P1 after every test."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.integration.bench import OPEN, Bench, Group, open_bench
+from tests.integration.plain_server import PlainServer, plain_entries, serve_plain
+
+# Several tests change what a group's simulator says or has loaded; these groups are theirs alone.
+_GROUPS = [
+    Group("local"),
+    Group("long"),
+    Group("twin"),
+    Group("clock"),
+    Group("edited"),
+    Group("shrinking", 16384),
+    Group("growing", 8192),
+    Group("summariser"),
+    Group("small", 4096, key="qwen2.5-7b-instruct", architecture="qwen2"),
+    Group("off", compaction={"mode": "off"}, guarded=False),
+    Group("observed", 4096, compaction={"mode": "observe"}, guarded=False),
+    *(
+        Group(f"first-{factor}-{share}", 4096, factor=factor, key="qwen2.5-7b-instruct", architecture="qwen2")
+        for factor in (0.8, 1.0, 1.2)
+        for share in (60, 75, 90, 200)
+    ),
+]
+
+
+@pytest.fixture(autouse=True)
+def _never_over_the_window() -> Iterator[None]:
+    """P1: whatever a test did, no guarded request and none of our own calls went over its window."""
+    yield
+    assert [finding for bench in OPEN for finding in bench.findings()] == []
+
+
+@pytest.fixture(scope="session")
+def plain() -> Iterator[PlainServer]:
+    """An OpenAI- and Anthropic-like server that is not LM Studio and keeps every byte that it gets."""
+    with serve_plain() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def guarded(tmp_path_factory: pytest.TempPathFactory, plain: PlainServer) -> Iterator[Bench]:
+    """The defaults, but for shorter time limits."""
+    with open_bench(
+        _folder(tmp_path_factory),
+        _GROUPS,
+        {"window_cache_s": 0.2, "summary_timeout_s": 2},
+        entries=plain_entries(plain.base_url),
+        router_settings={"num_retries": 0, "disable_cooldowns": True},
+    ) as bench:
+        yield bench
+
+
+@pytest.fixture(scope="session")
+def stock(tmp_path_factory: pytest.TempPathFactory, plain: PlainServer) -> Iterator[Bench]:
+    """The same model list in a proxy without our callback."""
+    with open_bench(
+        _folder(tmp_path_factory),
+        [Group("local", guarded=False), Group("small", 4096, guarded=False)],
+        None,
+        entries=plain_entries(plain.base_url),
+        router_settings={"num_retries": 0, "disable_cooldowns": True},
+    ) as bench:
+        yield bench
+
+
+@pytest.fixture(scope="session")
+def permissive(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    """What the defaults leave closed is open here: excerpts, opting out; and no notices, no warm-up."""
+    with open_bench(
+        _folder(tmp_path_factory),
+        [Group("local"), Group("opted", guarded=False), Group("cold", None)],
+        {
+            "oversized_tool_result": "excerpt",
+            "oversized_user_message": "excerpt",
+            "allow_opt_out": True,
+            "notices": "off",
+            "when_not_loaded": "error",
+            "window_cache_s": 0.2,
+        },
+    ) as bench:
+        yield bench
+
+
+@pytest.fixture(scope="session")
+def patient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    """A window once read is trusted for minutes; notices are sent as reasoning."""
+    shapes = ("string", "object")
+    with open_bench(
+        _folder(tmp_path_factory),
+        [
+            Group("local"),
+            Group("cut", 16384, simulator={"truncated_usage": "kept"}),
+            *(
+                Group(f"refusing-{shape}", 16384, simulator={"overflow": f"error_400_{shape}", "error_shape": shape})
+                for shape in shapes
+            ),
+            Group("event", 16384, simulator={"overflow": "error_event"}),
+        ],
+        {"window_cache_s": 3600, "notices": "reasoning"},
+        router_settings={"num_retries": 0, "disable_cooldowns": True},
+    ) as bench:
+        yield bench
+
+
+def _folder(factory: pytest.TempPathFactory) -> Path:
+    return factory.mktemp("proxy")

@@ -1,0 +1,178 @@
+"""Who pays for what, and who sees whose: rows of a second callback, and tenants that never meet (promise P9)."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from litellm_compaction.simulator import Fault, Reply
+from tests.integration.bench import Bench, Group, answers, open_bench
+from tests.integration.conversations import answered, talk
+
+pytestmark = pytest.mark.proxy
+
+_CANARY = "YELLOW-CANARY-0815"
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> Rows:
+    return Rows(tmp_path_factory.mktemp("rows") / "events.jsonl")
+
+
+@pytest.fixture(scope="module")
+def office(tmp_path_factory: pytest.TempPathFactory, rows: Rows) -> Iterator[Bench]:
+    """A proxy with keys of several users and teams, and a second callback that writes rows."""
+    with open_bench(
+        tmp_path_factory.mktemp("office"),
+        [
+            Group("local"),
+            Group("shared"),
+            Group("cold", None),
+            Group("pruner"),
+            Group("pruned", compaction={"pruning_model": "pruner"}),
+        ],
+        {},
+        environ={"RECORDER_FILE": str(rows.path)},
+        litellm_settings={"callbacks": ["recorder.handler"]},
+        general_settings={"custom_auth": "tenants.user_api_key_auth"},
+        router_settings={"num_retries": 0, "disable_cooldowns": True},
+    ) as bench:
+        yield bench
+
+
+class Rows:
+    """The rows that the second callback has written since the last `begin`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._since = 0
+
+    def begin(self) -> None:
+        self._since = len(self._all())
+
+    def expect(self, count: int) -> list[dict[str, Any]]:
+        """The rows, as soon as there are `count`: LiteLLM writes them after the answer."""
+        deadline_s = time.monotonic() + 10
+        while len(found := self._all()[self._since :]) < count and time.monotonic() < deadline_s:
+            time.sleep(0.02)
+        return found
+
+    def _all(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.path.read_text().splitlines()] if self.path.exists() else []
+
+
+def _ask(office: Bench, key: str, model: str, messages: Any, **body: Any) -> Any:
+    return office.proxy.post({"model": model, "messages": messages, **body}, headers={"Authorization": f"Bearer {key}"})
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_one_row_per_call_all_paid_by_the_same_key(office: Bench, rows: Rows, stream: bool) -> None:
+    """A compacted request leaves one row for the client's call and one for the summary, of the same key and people."""
+    watch = office.watch("local")
+    rows.begin()
+    messages = talk(f"paying {stream}", 5700)
+    answer = _ask(office, "sk-anna", "local", messages, user="customer-1", stream=stream)
+    assert answer.headers["x-litellm-compaction"] == "compacted"
+    found = rows.expect(2)
+    _ask(office, "sk-anna", "local", messages[:3])
+    found = rows.expect(3)[:2]
+    assert len(watch.summaries) == 1
+    assert [row["event"] for row in found] == ["success"] * 2
+    assert len({row["call_id"] for row in found}) == 2
+    assert len({json.dumps(row["identity"]) for row in found}) == 1
+    identity = found[0]["identity"]
+    assert (identity["user_id"], identity["team_id"], identity["end_user_id"]) == ("anna", "red", "customer-1")
+    assert identity["hash"]
+    assert sorted(row["prompt_tokens"] for row in found) == sorted(
+        record.prompt_tokens for record in [watch.chats[0], *watch.summaries]
+    )
+
+
+def test_rows_are_no_more_than_calls(office: Bench, rows: Rows) -> None:
+    """Reuse costs one row, a failed summary one failure row, a refusal no upstream row; nothing is counted twice."""
+    watch = office.watch("local")
+    messages = talk("counting", 5700)
+    rows.begin()
+    _ask(office, "sk-anna", "local", messages)
+    _ask(office, "sk-anna", "local", messages)
+    assert len(rows.expect(3)) == 3
+    office.watch("local", answers(Reply(fault=Fault("500"))))
+    _ask(office, "sk-anna", "local", talk("counting a failure", 5700))
+    found = rows.expect(5)
+    _ask(office, "sk-anna", "local", messages[:3])
+    assert len(rows.expect(6)) == 6
+    assert sorted(row["event"] for row in found[3:5]) == ["failure", "success"]
+    assert len(watch.chats) == 4
+
+
+def test_warm_up_is_paid_by_the_client_who_needed_it(office: Bench, rows: Rows) -> None:
+    """The one-token request that loads a model has its own row, of the same key."""
+    office.watch("cold")
+    rows.begin()
+    assert _ask(office, "sk-bert", "cold", talk("cold", 300)).status_code == 200
+    found = rows.expect(2)
+    assert [row["identity"]["user_id"] for row in found] == ["bert", "bert"]
+    assert [row["identity"]["team_id"] for row in found] == ["blue", "blue"]
+    assert found[0]["max_tokens"] == 1
+
+
+def test_nothing_of_the_conversation_and_nothing_of_ours_is_in_metadata(office: Bench, rows: Rows) -> None:
+    """Other callbacks find neither conversation text nor our bookkeeping in metadata, and no budget reservation."""
+    office.watch("local", answers(Reply(_CANARY), Reply(fault=Fault("500"))))
+    rows.begin()
+    _ask(office, "sk-anna", "local", talk(_CANARY, 8000))
+    office.watch("local", answers(Reply(_CANARY)))
+    _ask(office, "sk-anna", "local", answered(talk(_CANARY, 8000), _CANARY, "Go on."), stream=True)
+    found = rows.expect(3)
+    assert len(found) >= 3
+    for row in found:
+        assert _CANARY not in row["metadata"]
+        assert "user_api_key_budget_reservation" not in row["metadata_keys"] or row["messages"] > 1
+        # `autorouter_compaction` is LiteLLM's own name for the origin of such calls.
+        assert "compaction" not in row["metadata"].replace("autorouter_compaction", "").replace("compaction.handler", "")
+
+
+def test_summary_calls_are_not_compacted_themselves(office: Bench) -> None:
+    """Our own calls pass the guard: a summary of a long history is never summarized again."""
+    watch = office.watch("local")
+    _ask(office, "sk-anna", "local", talk("no recursion", 40_000))
+    assert len(watch.chats) == 1
+    assert all(len(record.body["messages"]) == 1 for record in watch.summaries if record.body)
+    assert len(watch.summaries) <= 12
+
+
+def test_tenants_do_not_share_compactions(office: Bench) -> None:
+    """The identical conversation of another team, or of another user without a team, is compacted anew."""
+    watch = office.watch("shared")
+    messages = talk("tenants", 5700)
+    done = []
+    for key in ("sk-anna", "sk-arno", "sk-bert", "sk-carl", "sk-dora", "sk-carl", "sk-anna"):
+        done.append(_ask(office, key, "shared", messages).headers["x-litellm-compaction"])
+    assert done == ["compacted", "reused", "compacted", "compacted", "compacted", "reused", "reused"]
+    assert len(watch.summaries) == 4
+
+
+def test_key_without_access_to_the_pruning_model_uses_its_own(office: Bench) -> None:
+    """A key that may not call the pruning model gets its summaries from the model that it may call."""
+    pruner, watch = office.watch("pruner"), office.watch("pruned")
+    assert _ask(office, "sk-only-pruned", "pruned", talk("access", 5700)).status_code == 200
+    assert (len(pruner.summaries), len(watch.summaries)) == (0, 1)
+    assert _ask(office, "sk-anna", "pruned", talk("access", 5700)).status_code == 200
+    assert (len(pruner.summaries), len(watch.summaries)) == (1, 1)
+
+
+def test_metadata_cannot_smuggle_another_identity(office: Bench) -> None:
+    """A client that writes another's ids into its metadata still gets its own scope."""
+    watch = office.watch("shared")
+    messages = talk("smuggling", 5700)
+    _ask(office, "sk-anna", "shared", messages)
+    calls = len(watch.summaries)
+    forged = {"user_api_key_team_id": "red", "user_api_key_user_id": "anna", "user_api_key": "x"}
+    answer = _ask(office, "sk-bert", "shared", messages, metadata=forged, litellm_metadata=forged)
+    assert answer.headers["x-litellm-compaction"] == "compacted"
+    assert len(watch.summaries) > calls

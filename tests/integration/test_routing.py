@@ -1,0 +1,455 @@
+"""Which deployments are guarded, by whose window, and what retries, fallbacks and pruning models get."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+
+from litellm_compaction.proxy.routing import deployment_of, is_local_address
+from litellm_compaction.simulator import Fault, Model, Reply
+from tests.integration.bench import KEY, Bench, Group, answers, is_summary_call, open_bench
+from tests.integration.conversations import answered, prose, talk
+from tests.integration.harness import CHAT, environment, free_port
+from tests.integration.plain_server import PlainServer
+
+pytestmark = pytest.mark.proxy
+
+_TOKEN = "sk-lm-AbCdEfGh:0123456789abcdefghij"
+_GROUPS = [
+    Group("lms"),
+    Group("openai-lms", provider="openai"),
+    Group("disabled", compaction={"enabled": False}, guarded=False),
+    Group("pair-4k", 4096),
+    Group("pair-16k", 16384),
+    Group("mixed-lms", 4096),
+    Group("tight", 4096),
+    Group("failing-lms"),
+    Group("retried"),
+    Group("cold", None),
+    Group("token", params={"api_key": _TOKEN}, simulator={"api_token": _TOKEN}),
+    Group("v0", simulator={"api": "v0"}),
+    Group("instances", None),
+    Group("pruner", 16384),
+    Group("pruner-cold", None),
+    Group("pruned", compaction={"pruning_model": "pruner"}),
+    Group("pruned-cold", compaction={"pruning_model": "pruner-cold"}),
+    Group("pruned-unknown", compaction={"pruning_model": "nobody"}),
+    Group("deep", compaction={"target_ratio": 0.2}),
+    Group("wild", 8192),
+]
+# Where each simulated model would be cut; far above every window used here.
+_LONG = 14_000
+
+
+@pytest.fixture(scope="module")
+def routes(tmp_path_factory: pytest.TempPathFactory, plain: PlainServer) -> Iterator[Bench]:
+    """A proxy with many kinds of deployments, fallbacks and an alias."""
+    own = f"{plain.base_url}/v1"
+
+    def entry(group: str, model: str, base: str, **info: Any) -> dict[str, Any]:
+        params = {"model": model, "api_base": base, "api_key": "k"}
+        return {"model_name": group, "litellm_params": params, **({"model_info": info} if info else {})}
+
+    def entries(urls: Mapping[str, str]) -> list[dict[str, Any]]:
+        return [
+            entry("plain", "openai/plain", own),
+            entry("opted", "hosted_vllm/opted", own, compaction={"enabled": True, "context_length": 4096}),
+            entry("opted-openai", "openai/opted", own, compaction={"enabled": True, "context_length": 4096}),
+            entry("opted-default", "hosted_vllm/opted", own, compaction={"enabled": True}),
+            entry("deaf", "lm_studio/deaf", own),
+            entry("dead", "lm_studio/dead", f"http://127.0.0.1:{free_port()}/v1"),
+            entry("pair", f"lm_studio/{KEY}", f"{urls['pair-4k']}/v1", id="pair-small"),
+            entry("pair", f"lm_studio/{KEY}", f"{urls['pair-16k']}/v1", id="pair-large"),
+            entry("mixed", f"lm_studio/{KEY}", f"{urls['mixed-lms']}/v1", id="mixed-guarded"),
+            entry("mixed", "openai/mixed", own, id="mixed-plain"),
+            entry("to-guarded", "openai/to-guarded", own),
+            entry("lm_studio/*", "lm_studio/*", f"{urls['wild']}/v1"),
+        ]
+
+    with open_bench(
+        tmp_path_factory.mktemp("routes"),
+        _GROUPS,
+        {"window_cache_s": 0.2},
+        make_entries=entries,
+        router_settings={
+            "num_retries": 0,
+            "disable_cooldowns": True,
+            "model_group_alias": {"nickname": "lms"},
+            "fallbacks": [{"to-guarded": ["pair-4k"]}, {"failing-lms": ["plain"]}],
+            "context_window_fallbacks": [{"tight": ["plain"]}],
+        },
+    ) as bench:
+        yield bench
+
+
+def _chat(routes: Bench, model: str, messages: Any, **body: Any) -> Any:
+    answer = routes.proxy.chat(model, messages, **body)
+    assert answer.status_code == 200, answer.text
+    return answer
+
+
+@pytest.mark.parametrize("group", ["lms", "openai-lms", "token", "v0"])
+def test_lm_studio_is_guarded_however_it_is_reached(routes: Bench, group: str) -> None:
+    """lm_studio/, an openai/ address that answers as LM Studio, one with a token, one with the older API: guarded."""
+    watch = routes.watch(group)
+    messages = talk(f"reached {group}", _LONG)
+    answer = _chat(routes, group, messages)
+    assert answer.headers["x-litellm-compaction"] == "compacted"
+    assert answer.headers["x-litellm-compaction-window"] == "8192"
+    assert watch.problems(messages) == []
+    assert {record.status for record in routes.simulators[group].requests} == {200}
+
+
+def test_token_is_sent_with_the_probes(routes: Bench) -> None:
+    """The deployment's own key goes with every look at the server, and only to that server."""
+    probes = [record for record in routes.simulators["token"].requests if record.method == "GET"]
+    assert probes
+    assert {record.headers.get("authorization") for record in probes} == {f"Bearer {_TOKEN}"}
+    others = [record for name in ("lms", "v0") for record in routes.simulators[name].requests]
+    assert not any(_TOKEN in str(record.headers) for record in others)
+
+
+def test_plain_openai_server_is_untouched_and_asked_once(routes: Bench, plain: PlainServer) -> None:
+    """A local server that is not LM Studio gets the client's own messages, and one round of questions a minute."""
+    messages = talk("plain", _LONG)
+    since = len(plain.requests)
+    for _ in range(5):
+        _chat(routes, "plain", messages)
+    sent = plain.posts(since)
+    assert [request.json["messages"] for request in sent] == [messages] * 5
+    assert all("max_tokens" not in request.json for request in sent)
+    paths = [request.path for request in plain.probes() if request.headers.get("authorization") == "Bearer k"]
+    # Two proxies may have asked by now: this one and the session's.
+    assert all(paths.count(path) <= 3 for path in ("/lmstudio-greeting",))
+    assert plain.probes(since) == []
+
+
+@pytest.mark.parametrize("group", ["opted", "opted-openai"])
+def test_other_provider_is_guarded_when_opted_in(routes: Bench, plain: PlainServer, group: str) -> None:
+    """`enabled: true` with a context length guards a provider that says nothing about its window."""
+    messages = talk(f"opted {group}", 6000)
+    since = len(plain.requests)
+    answer = _chat(routes, group, messages)
+    assert answer.headers["x-litellm-compaction-window"] == "4096"
+    calls = [request.json for request in plain.posts(since)]
+    (body,) = [call for call in calls if not is_summary_call(call)]
+    assert len(body["messages"]) < len(messages)
+    assert 256 <= body["max_tokens"] < 4096
+
+
+def test_opted_in_provider_without_a_number_gets_the_documented_default(routes: Bench, plain: PlainServer) -> None:
+    """128,000 tokens are assumed for an opted-in provider, and only there."""
+    since = len(plain.requests)
+    answer = _chat(routes, "opted-default", messages := talk("default", 20_000))
+    assert answer.headers["x-litellm-compaction-window"] == "128000"
+    assert plain.posts(since)[-1].json["messages"] == messages
+
+
+def test_disabled_deployment_is_left_alone(routes: Bench) -> None:
+    """`enabled: false` leaves even LM Studio to itself: no probe, no change."""
+    watch = routes.watch("disabled")
+    messages = talk("disabled", _LONG)
+    _chat(routes, "disabled", messages)
+    assert watch.sent() == messages
+    assert [record.path for record in routes.simulators["disabled"].requests] == [CHAT]
+
+
+@pytest.mark.parametrize("group", ["deaf", "dead"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_unknown_window_is_a_400_that_says_so(routes: Bench, plain: PlainServer, group: str, stream: bool) -> None:
+    """An lm_studio/ deployment whose window nobody knows is refused with the exact text; nothing is sent."""
+    since = len(plain.requests)
+    answer = routes.proxy.post({"model": group, "messages": talk(group, 300), "stream": stream})
+    assert answer.status_code == 400
+    assert f"Context limit not available for {group}" in answer.json()["error"]["message"]
+    assert "Please ensure model metadata is correct." in answer.json()["error"]["message"]
+    assert plain.posts(since) == []
+    assert routes.proxy.logged(rf"ERROR.*Context limit not available for {group}")
+
+
+def test_each_request_fits_the_deployment_that_serves_it(routes: Bench) -> None:
+    """In a group with two windows every request fits the window of the deployment that got it."""
+    small, large = routes.watch("pair-4k"), routes.watch("pair-16k")
+    for number in range(16):
+        messages = talk(f"pair {number % 4}", 9000)
+        answer = _chat(routes, "pair", messages)
+        window = int(answer.headers["x-litellm-compaction-window"])
+        served = small if answer.headers["x-litellm-model-id"] == "pair-small" else large
+        assert window == (4096 if served is small else 16384)
+        assert served.problems(messages) == []
+        if served is large:
+            assert served.sent() == messages
+    assert small.chats
+    assert large.chats
+
+
+def test_mixed_group_sends_the_clients_own_list_to_the_unguarded_one(routes: Bench, plain: PlainServer) -> None:
+    """Of a guarded and an unguarded deployment in one group, only the guarded one gets a compacted list."""
+    watch = routes.watch("mixed-lms")
+    messages = talk("mixed", 6000)
+    since = len(plain.requests)
+    for _ in range(16):
+        _chat(routes, "mixed", messages)
+    assert watch.chats
+    assert plain.posts(since)
+    assert {str(request.json["messages"]) for request in plain.posts(since)} == {str(messages)}
+    assert all("max_tokens" not in request.json for request in plain.posts(since))
+    assert all(watch.problems(messages, index) == [] for index in range(len(watch.chats)))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_fallback_from_unguarded_to_guarded_is_compacted(routes: Bench, plain: PlainServer, stream: bool) -> None:
+    """A guarded fallback gets a list that fits it, although the first choice got the client's own."""
+    watch = routes.watch("pair-4k")
+    messages = [*talk(f"fall {stream}", 6000), {"role": "assistant", "content": "."}, _user("FAIL 500 and go on")]
+    since = len(plain.requests)
+    answer = routes.proxy.post({"model": "to-guarded", "messages": messages, "stream": stream})
+    assert answer.status_code == 200
+    assert "Understood." in answer.text or stream
+    assert [request.json["messages"] for request in plain.posts(since)] == [messages]
+    assert watch.problems(messages) == []
+    assert len(watch.chats) == 1
+
+
+def test_fallback_from_guarded_to_unguarded_gets_the_originals(routes: Bench, plain: PlainServer) -> None:
+    """An unguarded fallback gets the client's own list and limits, although the first choice got a compacted one."""
+    watch = routes.watch("failing-lms", answers(reply=Reply(fault=Fault("500"))))
+    messages = talk("back", _LONG)
+    since = len(plain.requests)
+    _chat(routes, "failing-lms", messages)
+    assert len(watch.sent()) < len(messages)
+    assert [request.json["messages"] for request in plain.posts(since)] == [messages]
+    assert "max_tokens" not in plain.posts(since)[0].json
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_window_fallback_gets_what_cannot_fit(routes: Bench, plain: PlainServer, stream: bool) -> None:
+    """What does not fit a group with `context_window_fallbacks` goes there, uncompacted; what can fit stays."""
+    watch = routes.watch("tight")
+    giant = [*talk("tight", 800), {"role": "assistant", "content": "."}, _user(prose("giant", 6000))]
+    since = len(plain.requests)
+    answer = routes.proxy.post({"model": "tight", "messages": giant, "stream": stream})
+    assert answer.status_code == 200
+    assert [request.json["messages"] for request in plain.posts(since)] == [giant]
+    assert watch.chats == []
+    _chat(routes, "tight", talk("tight but possible", 6000))
+    assert len(watch.chats) == 1
+
+
+def test_alias_is_guarded_like_its_group(routes: Bench) -> None:
+    """`model_group_alias` leads to the same deployment and the same guard."""
+    watch = routes.watch("lms")
+    messages = talk("alias", _LONG)
+    assert _chat(routes, "nickname", messages).headers["x-litellm-compaction"] == "compacted"
+    assert _chat(routes, "nickname", messages).headers["x-litellm-compaction"] == "reused"
+    assert watch.problems(messages) == []
+
+
+def test_wildcard_deployment_is_guarded_by_the_model_that_is_asked(routes: Bench) -> None:
+    """Behind `lm_studio/*` each model has its own window, and its summaries are its own."""
+    simulator = routes.simulators["wild"]
+    simulator.models = [*simulator.models, other := Model("llama-3.1-8b", architecture="llama")]
+    simulator.load(other.key, 4096)
+    for key, window in ((KEY, 8192), (other.key, 4096)):
+        watch = routes.watch("wild")
+        messages = talk(f"wild {key}", 6200)
+        answer = _chat(routes, f"lm_studio/{key}", messages)
+        assert answer.headers["x-litellm-compaction-window"] == str(window)
+        assert answer.headers["x-litellm-compaction"] == "compacted"
+        assert watch.problems(messages) == []
+        assert {record.instance_id for record in [*watch.summaries, *watch.chats]} == {key}
+
+
+def test_retry_sends_the_same_compaction(routes: Bench) -> None:
+    """A retry after a 500 gets the same bytes, and no second summary is made."""
+    watch = routes.watch("retried")
+    failed: list[int] = []
+
+    def once(call: Any) -> Reply | None:
+        if is_summary_call(call.body) or failed:
+            return answers()(call)
+        failed.append(call.index)
+        return Reply(fault=Fault("500"))
+
+    watch.simulator.script = once
+    messages = talk("retry", 5700)
+    answer = routes.proxy.chat("retried", messages, num_retries=2)
+    assert answer.status_code == 200
+    assert answer.headers["x-litellm-compaction"] == "compacted"
+    assert [record.status for record in watch.chats] == [500, 200]
+    assert watch.sent(0) == watch.sent(1)
+    assert watch.bodies[0]["max_tokens"] == watch.bodies[1]["max_tokens"]
+    assert len(watch.summaries) == 1
+
+
+def test_model_that_is_not_loaded_is_warmed_up_first(routes: Bench) -> None:
+    """The window of a model that is not loaded is read after a one-token request has loaded it."""
+    watch = routes.watch("cold")
+    messages = talk("cold", 6000)
+    answer = _chat(routes, "cold", messages)
+    assert answer.headers["x-litellm-compaction-window"] == "4096"
+    warm_up = watch.chats[0]
+    assert (warm_up.body or {})["max_tokens"] == 1
+    assert warm_up.prompt_tokens < 20
+    assert watch.problems(messages) == []
+    assert len(watch.chats) == 2
+
+
+def test_not_loaded_is_an_error_where_the_operator_says_so(permissive: Bench) -> None:
+    """With `when_not_loaded: error` nothing is loaded: a 400 says what to do, until somebody loads the model."""
+    watch = permissive.watch("cold")
+    answer = permissive.proxy.chat("cold", talk("cold", 300))
+    assert answer.status_code == 400
+    assert "not loaded in LM Studio" in answer.json()["error"]["message"]
+    assert watch.chats == []
+    watch.simulator.load(KEY, 4096)
+    for _ in range(200):
+        answer = permissive.proxy.chat("cold", talk("cold", 300))
+        if answer.status_code == 200:
+            break
+    assert answer.headers["x-litellm-compaction-window"] == "4096"
+
+
+def test_smallest_instance_counts_where_the_name_says_nothing(routes: Bench) -> None:
+    """Of several loaded copies the smallest window holds for the key; none of them is ever overrun."""
+    simulator = routes.simulators["instances"]
+    simulator.load(KEY, 4096)
+    simulator.load(KEY, 16384, instance_id="large")
+    watch = routes.watch("instances")
+    messages = talk("instances", 9000)
+    answer = _chat(routes, "instances", messages)
+    assert answer.headers["x-litellm-compaction-window"] == "4096"
+    assert watch.problems(messages) == []
+
+
+def test_deployments_have_their_own_settings(routes: Bench) -> None:
+    """`model_info.compaction` of one deployment overrides the global settings for it alone."""
+    deep, usual = routes.watch("deep"), routes.watch("lms")
+    messages = talk("settings", _LONG)
+    _chat(routes, "deep", messages)
+    _chat(routes, "lms", messages)
+    assert deep.chats[-1].prompt_tokens < 0.25 * 8192
+    assert deep.chats[-1].prompt_tokens < usual.chats[-1].prompt_tokens < 0.45 * 8192
+
+
+def test_summaries_go_to_the_pruning_model(routes: Bench) -> None:
+    """The summary calls go to the configured model, the conversation to its own."""
+    watch, pruner = routes.watch("pruned"), routes.watch("pruner", answers(Reply("### Current state\nBY-THE-PRUNER")))
+    messages = talk("pruned", _LONG)
+    _chat(routes, "pruned", messages)
+    assert watch.summaries == []
+    assert len(watch.chats) == 1
+    assert pruner.summaries
+    assert pruner.chats == []
+    assert "BY-THE-PRUNER" in str(watch.sent())
+
+
+def test_broken_pruning_model_is_replaced_by_the_same_model(routes: Bench) -> None:
+    """When the pruning model fails, the model that is asked summarizes itself."""
+    watch, pruner = routes.watch("pruned"), routes.watch("pruner", answers(Reply(fault=Fault("500"))))
+    _chat(routes, "pruned", talk("pruner broken", 5700))
+    assert len(pruner.summaries) == 1
+    assert len(watch.summaries) == 1
+
+
+@pytest.mark.parametrize("group", ["pruned-cold", "pruned-unknown"])
+def test_unusable_pruning_model_is_not_used(routes: Bench, group: str) -> None:
+    """A pruning model that is not loaded, or that nobody has heard of, is not used: the same model is."""
+    cold = routes.watch("pruner-cold")
+    watch = routes.watch(group)
+    _chat(routes, group, talk(group, 5700))
+    assert len(watch.summaries) == 1
+    assert cold.chats == []
+    assert cold.summaries == []
+    assert not routes.simulators["pruner-cold"].instances
+    if group == "pruned-unknown":
+        assert routes.proxy.logged("pruning_model=nobody is not a model of this proxy")
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/responses"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_other_apis_of_a_guarded_model_are_kept_inside_the_window(routes: Bench, path: str, stream: bool) -> None:
+    """Anthropic messages and responses to an lm_studio/ model arrive as chat, compacted to the window."""
+    watch = routes.watch("lms")
+    messages = talk(f"{path} {stream}", _LONG)
+    body: dict[str, Any] = {"model": "lms", "stream": stream}
+    if path == "/v1/messages":
+        body |= {"system": messages[0]["content"], "messages": messages[1:], "max_tokens": 30_000}
+    else:
+        body |= {"instructions": messages[0]["content"], "input": messages[1:]}
+    answer = routes.proxy.stream_body(body, path)
+    assert answer.status == 200, answer.raw
+    assert b"Understood" in answer.raw or stream
+    assert b"Compacting" not in answer.raw
+    assert watch.problems(messages) == []
+
+
+def test_next_turn_of_a_fallback_reuses_its_compaction(routes: Bench) -> None:
+    """A conversation that falls back every turn is summarized once."""
+    watch = routes.watch("pair-4k")
+    messages = [*talk("every turn", 3300), {"role": "assistant", "content": "."}, _user("FAIL 500 and go on")]
+    for turn in range(3):
+        assert routes.proxy.chat("to-guarded", messages).status_code == 200
+        messages = answered(messages, "Yes.", f"FAIL 500, turn {turn}")
+    assert len(watch.chats) == 3
+    assert len({str(watch.sent(index)[:2]) for index in range(3)}) == 1
+
+
+# No hosted provider is ever probed: decided without asking anybody.
+
+
+@pytest.mark.parametrize(
+    ("model", "api_base"),
+    [
+        ("openai/gpt-4o", None),
+        ("gpt-4o", None),
+        ("openai/x", "https://api.groq.com/openai/v1"),
+        ("openai/x", "https://openrouter.ai/api/v1"),
+        ("openai/x", "https://api.openai.com/v1"),
+        ("openai/x", "http://8.8.8.8:1234/v1"),
+        ("openai/x", "https://[2606:4700::1111]/v1"),
+        ("anthropic/claude", None),
+        ("azure/gpt", "https://mine.openai.azure.com"),
+        ("openai/x", "api.example.com/v1"),
+        ("openai/x", "https://localhost.example.com/v1"),
+        ("openai/x", "http://user:127.0.0.1@example.com/v1"),
+    ],
+)
+def test_hosted_providers_are_foreign(model: str, api_base: str | None) -> None:
+    """A deployment of a hosted provider is foreign, so that its window is never asked for."""
+    found = deployment_of({"model": model, "api_base": api_base}, {}, group="g", environ={})
+    assert found.kind == "foreign"
+    assert not found.target.is_lmstudio
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "http://127.0.0.1:1234/v1",
+        "http://localhost:1234/v1",
+        "http://[::1]:1234/v1",
+        "http://192.168.1.9:1234/v1",
+        "http://10.0.0.9/v1",
+        "http://studio.local:1234/v1",
+        "http://studio:1234/v1",
+        "127.0.0.1:1234",
+    ],
+)
+def test_addresses_of_a_local_network_may_be_asked(address: str) -> None:
+    """Loopback, private addresses and local names may be LM Studio."""
+    assert is_local_address(address)
+    assert deployment_of({"model": "openai/x", "api_base": address}, {}, group="g", environ={}).kind == "maybe_lm_studio"
+
+
+def test_routing_needs_no_litellm() -> None:
+    """Deciding what is foreign imports nothing of LiteLLM, so that `doctor` can do it for any config file."""
+    code = "import sys, litellm_compaction.proxy.routing; sys.exit('litellm' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], env=environment(), check=False).returncode == 0
+
+
+def _user(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}

@@ -1,0 +1,219 @@
+"""What an operator can set: defaults, bounds, contradictions, and errors that say what to change."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import yaml
+from pydantic import ValidationError
+
+from litellm_compaction.config import DeploymentSettings, Settings, deployment_settings_from, settings_from
+from litellm_compaction.errors import ConfigError
+
+# For every setting values that are taken and values that are refused.
+KEYS: dict[str, tuple[list[Any], list[Any]]] = {
+    "mode": (["guard", "observe", "off", False], ["on", True, 1, None]),
+    "pre_request_ratio": ([0.5, 0.9], [0, 1, 1.2, -0.1, "much", math.nan]),
+    "streaming_ratio": ([0.8, 0.99], [0, 1, 90, math.inf]),
+    "target_ratio": ([0.01, 0.79], [0, 1, -1]),
+    "output_buffer_ratio": ([0, 0.5], [1, -0.1]),
+    "output_buffer_min_tokens": ([0, 5000], [-1, 0.5]),
+    "keep_recent_messages": ([1, 1000], [0, 1001, "five"]),
+    "max_restarts": ([0, 20], [-1, 21]),
+    "max_summary_calls": ([0, 20], [-1, 21]),
+    "strategy": (["summary"], ["prune", "handoff", "shrink"]),
+    "pruning_model": (["__same__", "small"], ["", 7, None]),
+    "summary_max_tokens": ([64, 16_000], [63, 16_001]),
+    "summary_timeout_s": ([0.5, 3600], [0, 3601]),
+    "warm_up_timeout_s": ([1, 7200], [0, 7201]),
+    "notices": (["content", "reasoning", "off", False], ["loud", True]),
+    "oversized_tool_result": (["error", "excerpt"], ["cut", False]),
+    "oversized_user_message": (["error", "excerpt"], ["cut"]),
+    "when_not_loaded": (["warm_up", "error"], ["wait"]),
+    "window_cache_s": ([0.1, 3600], [0, 3601]),
+    "answer_min_tokens": ([16, 100_000], [15, 100_001]),
+    "reasoning_answer_min_tokens": ([16, 100_000], [15, 100_001]),
+    "allow_opt_out": ([True, False], ["perhaps"]),
+    "store": (["memory://"], ["redis://localhost", "", 3]),
+    "store_ttl_s": ([1, 1e9], [0, -1]),
+    "store_max_bytes": ([1024], [1023]),
+}
+GOOD = [(key, value) for key, (values, _) in KEYS.items() for value in values]
+BAD = [(key, value) for key, (_, values) in KEYS.items() for value in values]
+
+
+def test_every_key_is_tested() -> None:
+    """A new setting comes with its bounds."""
+    assert set(KEYS) == set(Settings.model_fields)
+
+
+@pytest.mark.parametrize("section", [None, {}])
+def test_nothing_set_is_all_defaults(section: object) -> None:
+    """An empty section is a configuration."""
+    assert settings_from(section) == Settings()
+    assert deployment_settings_from(section) == DeploymentSettings()
+
+
+def test_the_defaults_are_the_designs() -> None:
+    """The numbers that design §2 and §3 promise."""
+    settings = Settings()
+    assert (settings.mode, settings.pruning_model, settings.strategy) == ("guard", "__same__", "summary")
+    assert (settings.pre_request_ratio, settings.streaming_ratio, settings.target_ratio) == (0.80, 0.90, 0.40)
+    assert (settings.output_buffer_ratio, settings.output_buffer_min_tokens) == (0.20, 1000)
+    assert (settings.keep_recent_messages, settings.summary_max_tokens) == (5, 800)
+    assert (settings.max_restarts, settings.max_summary_calls) == (3, 4)
+    assert (settings.answer_min_tokens, settings.reasoning_answer_min_tokens) == (256, 1024)
+    assert (settings.oversized_tool_result, settings.oversized_user_message) == ("error", "error")
+
+
+@pytest.mark.parametrize(("key", "value"), GOOD)
+def test_good_values_are_taken(key: str, value: Any) -> None:
+    """At the bounds too; YAML's bare `off`, read as false, is the word."""
+    taken = getattr(settings_from({key: value}), key)
+    assert taken == ("off" if value is False and key in ("mode", "notices") else value)
+
+
+@pytest.mark.parametrize(("key", "value"), BAD)
+def test_bad_values_are_refused_by_name(key: str, value: Any) -> None:
+    """The error names the key with its place, the value, and what is allowed."""
+    with pytest.raises(ConfigError) as raised:
+        settings_from({key: value})
+    text = str(raised.value)
+    assert text.startswith(f"callback_settings.litellm_compaction.{key} = {value!r}: ")
+    assert len(text.partition(": ")[2]) > 10
+
+
+@pytest.mark.parametrize(
+    ("section", "allowed"),
+    [
+        ({"keep_recent_messages": 0}, "greater than or equal to 1"),
+        ({"keep_recent_messages": 1001}, "less than or equal to 1000"),
+        ({"target_ratio": 1}, "less than 1"),
+        ({"mode": "on"}, "'guard', 'observe' or 'off'"),
+        ({"strategy": "prune"}, "allowed: summary"),
+        ({"strategy": "shrink"}, "'summary'"),
+        ({"store": "redis://x"}, "only memory:// is built"),
+        ({"summary_timeout_s": "soon"}, "valid number"),
+    ],
+)
+def test_an_error_says_what_is_allowed(section: dict[str, Any], allowed: str) -> None:
+    """The allowed range or words."""
+    with pytest.raises(ConfigError, match=allowed):
+        settings_from(section)
+
+
+def test_an_error_names_everything_that_is_wrong() -> None:
+    """One start, all findings."""
+    with pytest.raises(ConfigError) as raised:
+        settings_from({"mode": "on", "max_restarts": 99, "tempo": 3})
+    text = str(raised.value)
+    for expected in ("mode = 'on'", "max_restarts = 99", "unknown key 'tempo'; known keys: allow_opt_out, "):
+        assert expected in text
+
+
+@pytest.mark.parametrize("section", [[], "guard", 7, True])
+def test_a_section_is_a_mapping(section: object) -> None:
+    """Anything else is refused with its type."""
+    with pytest.raises(ConfigError, match=f"must be a mapping of settings, not {type(section).__name__}"):
+        settings_from(section)
+
+
+@pytest.mark.parametrize(
+    "section",
+    [
+        {"target_ratio": 0.8},
+        {"target_ratio": 0.85},
+        {"pre_request_ratio": 0.95},
+        {"streaming_ratio": 0.7},
+        {"target_ratio": 0.5, "pre_request_ratio": 0.4},
+    ],
+)
+def test_ratios_are_in_order(section: dict[str, float]) -> None:
+    """target < pre_request ≤ streaming, with the values as they are now in the error."""
+    with pytest.raises(ConfigError, match=r"target_ratio < pre_request_ratio <= streaming_ratio must hold \(now 0\."):
+        settings_from(section)
+    assert settings_from({"pre_request_ratio": 0.9, "streaming_ratio": 0.9})
+
+
+def test_yaml_as_operators_write_it() -> None:
+    """`off` without quotes is false to YAML 1.1, and still means off."""
+    section = yaml.safe_load("mode: off\nnotices: off\nstore_ttl_s: 3600\npre_request_ratio: .7\n")
+    settings = settings_from(section)
+    assert (settings.mode, settings.notices, settings.store_ttl_s, settings.pre_request_ratio) == (
+        "off",
+        "off",
+        3600,
+        0.7,
+    )
+    assert deployment_settings_from({"mode": False}).mode == "off"
+
+
+@pytest.mark.parametrize("kind", [Settings, DeploymentSettings])
+def test_settings_are_frozen(kind: type[Settings] | type[DeploymentSettings]) -> None:
+    """Nobody changes them on the way."""
+    with pytest.raises(ValidationError, match="frozen"):
+        kind().mode = "off"
+
+
+@pytest.mark.parametrize("key", list(Settings.model_fields))
+def test_every_setting_is_described(key: str) -> None:
+    """A sentence that says what it does, for `--help`, pages and readers."""
+    description = Settings.model_fields[key].description
+    assert description is not None
+    assert len(description) > 20
+    assert description.endswith(".")
+
+
+# ------------------------------------------------------------------ one deployment
+
+
+def test_a_deployment_goes_before_the_rest() -> None:
+    """What it sets counts for it; what it leaves out follows the global settings."""
+    settings = settings_from({"mode": "observe", "keep_recent_messages": 9})
+    own = deployment_settings_from({"mode": "guard", "target_ratio": 0.3, "pruning_model": "small", "enabled": True})
+    joined = settings.for_deployment(own)
+    assert (joined.mode, joined.target_ratio, joined.pruning_model) == ("guard", 0.3, "small")
+    assert joined.keep_recent_messages == 9
+    assert settings.mode == "observe"
+
+
+def test_a_deployment_without_own_values_has_the_global_ones() -> None:
+    """The same object, so that nothing is made for every request."""
+    settings = Settings()
+    assert settings.for_deployment(DeploymentSettings()) is settings
+    assert settings.for_deployment(deployment_settings_from({"context_length": 8192, "enabled": False})) is settings
+
+
+def test_a_deployment_that_contradicts_is_refused() -> None:
+    """Two ratios that are each fine may not be so together."""
+    settings = settings_from({"target_ratio": 0.6})
+    with pytest.raises(ConfigError, match=r"model_info\.compaction: target_ratio < pre_request_ratio"):
+        settings.for_deployment(deployment_settings_from({"pre_request_ratio": 0.5}))
+
+
+@pytest.mark.parametrize(
+    ("section", "finding"),
+    [
+        ({"context_length": 255}, "context_length = 255: "),
+        ({"context_length": 0}, "context_length = 0: "),
+        ({"context_length": "8k"}, "context_length = '8k': "),
+        ({"enabled": "maybe"}, "enabled = 'maybe': "),
+        ({"pruning_model": ""}, "pruning_model = '': "),
+        ({"store": "memory://"}, "unknown key 'store'; known keys: context_length, enabled, mode"),
+    ],
+)
+def test_a_deployment_is_named_in_its_errors(section: dict[str, Any], finding: str) -> None:
+    """By the place that the caller gives, else by the section's own name."""
+    with pytest.raises(ConfigError) as raised:
+        deployment_settings_from(section, "model_list[2].model_info.compaction")
+    assert str(raised.value).startswith("model_list[2].model_info.compaction")
+    assert finding in str(raised.value)
+
+
+def test_a_secret_in_a_wrong_place_is_not_printed_with_its_section() -> None:
+    """Only the value of the key that is wrong is named, not what stands around it."""
+    with pytest.raises(ConfigError) as raised:
+        settings_from({"mode": "on", "api_key": "sk-secret"})
+    assert "sk-secret" not in str(raised.value)

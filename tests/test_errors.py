@@ -1,0 +1,127 @@
+"""The error tree, and the overflow messages of every server and version that we know."""
+
+from __future__ import annotations
+
+import inspect
+import json
+
+import pytest
+
+from litellm_compaction import errors
+from litellm_compaction.errors import (
+    CompactionError,
+    ConfigError,
+    DoesNotFit,
+    ModelNotLoaded,
+    Overflow,
+    Share,
+    SummaryFailed,
+    WindowUnknown,
+    overflow_from_text,
+)
+
+# facts/lm-studio.md, sections 0 and 2, by version and engine.
+WORDINGS = [
+    (
+        (
+            "Trying to keep the first 5000 tokens when context the overflows. However, the model is loaded with "
+            "context length of only 4096 tokens, which is not enough. Try to load the model with a larger context length."
+        ),
+        Overflow(5000, 4096),
+    ),
+    (
+        (
+            "The number of tokens to keep from the initial prompt is greater than the context length "
+            "(n_keep: 13055>= n_ctx: 4096). Try to load the model with a larger context length."
+        ),
+        Overflow(13055, 4096),
+    ),
+    ("Cannot truncate prompt with n_keep (15028) >= n_ctx (7424)", Overflow(15028, 7424)),
+    (
+        (
+            "Reached context length of 4096 tokens with model (arch: gptoss) that does not currently support "
+            "mid-generation context overflow."
+        ),
+        Overflow(None, 4096),
+    ),
+    ("Context size has been exceeded.", Overflow(None, None)),
+    (
+        (
+            "Input does not fit in context length. The input has 31430 tokens, but the context length only supports "
+            "30000 tokens."
+        ),
+        Overflow(31430, 30000),
+    ),
+    ("Input does not fit in context length.", Overflow(None, None)),
+    (
+        "request (9000 tokens) exceeds the available context size (4096 tokens), try increasing it",
+        Overflow(9000, 4096),
+    ),
+    ("the request exceeds the available context size. try increasing the context size", Overflow(None, None)),
+    ('{"code":400,"type":"exceed_context_size_error"}', Overflow(None, None)),
+    (
+        "This model's maximum context length is 4096 tokens. However, your messages resulted in 5000 tokens.",
+        Overflow(5000, 4096),
+    ),
+    (
+        (
+            "This model's maximum context length is 4096 tokens. However, you requested 6000 tokens (5000 in the "
+            "messages, 1000 in the completion)."
+        ),
+        Overflow(None, 4096),
+    ),
+]
+
+
+@pytest.mark.parametrize(("wording", "revealed"), WORDINGS)
+def test_known_wordings_are_recognized(wording: str, revealed: Overflow) -> None:
+    """With the numbers that they name, alone, in upper case, and inside of a server's JSON and of other text."""
+    assert overflow_from_text(wording) == revealed
+    assert overflow_from_text(wording.upper()) == revealed
+    assert overflow_from_text(json.dumps({"error": {"message": wording}, "message": wording})) == revealed
+    assert overflow_from_text(f"litellm.BadRequestError: OpenAIException -\n{wording}\nTraceback …") == revealed
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "Model unloaded.",
+        "generation failed",
+        "The model has crashed without additional information. (Exit code: 18446744072635810000)",
+        'Error rendering prompt with jinja template: "Only user and assistant roles are supported!"',
+        "Unexpected endpoint or method. (GET /api/tags)",
+        "Rate limit reached: 30000 tokens per minute",
+        "max_tokens must be at least 1",
+        "The context length of a model can be changed in its settings; 4096 tokens are the default.",
+        "n_ctx = 4096, n_batch = 512, n_predict = 512, n_keep = 42",
+        "Invalid context overflow policy: rollingWindow",
+    ],
+)
+def test_other_texts_are_no_overflow(text: str) -> None:
+    """A mistaken overflow would compact conversations for nothing."""
+    assert overflow_from_text(text) is None
+
+
+def test_every_error_is_one_of_ours() -> None:
+    """Callers catch one type; whatever is raised on purpose is a CompactionError."""
+    raised = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, Exception)]
+    assert len(raised) >= 8
+    assert all(issubclass(kind, CompactionError) for kind in raised)
+    assert issubclass(ConfigError, ValueError)
+
+
+def test_messages_say_what_to_change() -> None:
+    """The numbers and names that callers need are attributes too."""
+    unknown = WindowUnknown("qwen", tried="/api/v1/models: no connection")
+    assert str(unknown).startswith(
+        "Context limit not available for qwen. Please ensure model metadata is correct. Tried: /api/v1/models"
+    )
+    assert "Tried" not in str(WindowUnknown("qwen"))
+    assert "when_not_loaded: warm_up" in str(ModelNotLoaded("qwen"))
+    assert (str(SummaryFailed("timeout", "no summary within 5 s")), SummaryFailed("empty").reason) == (
+        "timeout: no summary within 5 s",
+        "empty",
+    )
+    fits_not = DoesNotFit("too large", shares=(Share("tools", 9),), window_tokens=8, needed_tokens=256)
+    assert (fits_not.shares[0].name, fits_not.window_tokens, fits_not.needed_tokens) == ("tools", 8, 256)
