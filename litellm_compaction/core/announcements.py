@@ -140,8 +140,3 @@ def is_bare_announcement(line: str) -> bool:
 def speaks_of_continuing(line: str) -> bool:
     """Whether `line` is an assent or mentions going on: not enough to drop it, unless a repeat follows it."""
     return _TOPIC.match(line) is not None
-
-
-def starts_in_lower_case(line: str) -> bool:
-    """Whether the first letter behind markup is lower case: how a sentence goes on, not how an announcement opens."""
-    return line.lstrip(_MARKUP)[:1].islower()

@@ -8,6 +8,9 @@ partial's own repetitions do not explain it; the rules stand at `Ending`.
 
 from __future__ import annotations
 
+import re
+from itertools import pairwise
+
 from litellm_compaction.core.settled import is_grapheme_start, is_no_space
 
 SEARCHED_CHARS = 8_000
@@ -15,6 +18,7 @@ SEARCHED_CHARS = 8_000
 _DISTINCTIVE_CHARS = 12
 _DISTINCTIVE_WORDS = 3
 _REPEATED_LINE_CHARS = 6
+_ROW = re.compile(r"[ \t>]*(?:\||[-*+] |\d+[.)] )")
 # A repeat that starts inside a word (a URL, base64) needs more evidence; longer ones start at a word as well.
 _INSIDE_WORD_CHARS = range(24, 257)
 
@@ -29,12 +33,14 @@ class Ending:
       a table; and with any length when the continuation begins with that line's own indentation ("    return ").
     - it starts at a word; inside one only with 24 to 256 characters.
     - kept as legitimate repetition, where the partial itself repeats: B is a power of a shorter block ("ha ha ha"); B
-      occurs twice in a row in the searched part (equal rows, a repeated line); or the unfinished last line, of at
-      least 6 characters, also stands right before B (the third of equal rows, cut inside).
+      occurs twice in a row in the searched part (equal rows, a repeated line); or the unfinished last line, of at least
+      6 characters, also stands right before B (the third of equal rows, cut inside).
+    - kept as well, where table rows or list items have come twice in a row before: B is the last one, or reaches from
+      inside the last one into the unfinished next one. This is how a second equal row looks.
 
     Ambiguous by nature: the *first* time that a distinctive block is legitimately repeated back to back and the cut
-    falls exactly between the two, it looks like a restart and is removed; a restart of a block that the partial has
-    already doubled looks legitimate and is kept.
+    falls exactly between the two, it looks like a restart and is removed; a restart of a block for which the partial
+    shows repetition looks legitimate and is kept.
     """
 
     def __init__(self, partial: str) -> None:
@@ -47,6 +53,7 @@ class Ending:
         self.last_line_indent = last_line[: len(last_line) - len(last_line.lstrip())]
         self.last_line_start = len(self.dense) - len("".join(last_line.split()))
         self.starts = self._find_starts(partial[-SEARCHED_CHARS - 1 : -SEARCHED_CHARS], window, last_line)
+        self._starts_of_equal_row = self._find_starts_of_equal_row(window)
         everything = "".join(partial.split()) if len(partial) > SEARCHED_CHARS else ""
         self.everything = "" if _is_power(everything) else everything
 
@@ -56,7 +63,7 @@ class Ending:
         last_line = self.dense[self.last_line_start :]
         if len(last_line) >= _REPEATED_LINE_CHARS and self.dense[:start].endswith(last_line):
             return False
-        return block + block not in self.dense
+        return start not in self._starts_of_equal_row and block + block not in self.dense
 
     def starts_behind(self, space: str) -> list[int]:
         """Where in `dense` a repeat may start, ascending, when the continuation begins with white space `space`."""
@@ -64,6 +71,18 @@ class Ending:
         if indent in ("", " ") or space.rpartition("\n")[2] != indent or self.last_line_start == len(self.dense):
             return self.starts
         return sorted({*self.starts, self.last_line_start})
+
+    def _find_starts_of_equal_row(self, window: str) -> range:
+        """Where in `dense` a block starts that the next row would repeat, if it equaled the last one."""
+        lines = [line for line in window.split("\n") if line.strip()]
+        rows = ["".join(line.split()) if _ROW.match(line) else "" for line in lines]
+        come_twice = any(row == after and len(row) >= _REPEATED_LINE_CHARS for row, after in pairwise(rows))
+        if not come_twice or not rows[-1]:
+            return range(0)
+        if self.last_line_start == len(self.dense):
+            start = len(self.dense) - len(rows[-1])
+            return range(start, start + 1)
+        return range(self.last_line_start - len(rows[-2]) + 1, self.last_line_start)
 
     def _find_starts(self, before: str, window: str, last_line: str) -> list[int]:
         """Where in `dense` a repeat may start, ascending."""
@@ -82,10 +101,8 @@ class Ending:
         while found and not _is_distinctive(text[found[-1][1] :]):
             found.pop()
         starts = [index for index, _ in found]
-        if self.last_line_start not in starts and _is_distinctive_line(last_line):
-            starts = sorted(
-                [*starts, self.last_line_start] if not repeated[len(self.dense) - self.last_line_start] else starts
-            )
+        if not repeated[len(self.dense) - self.last_line_start] and _is_distinctive_line(last_line):
+            return sorted({*starts, self.last_line_start})
         return starts
 
 

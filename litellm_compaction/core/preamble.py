@@ -15,7 +15,6 @@ from litellm_compaction.core.announcements import (
     is_bare_announcement,
     may_announce,
     speaks_of_continuing,
-    starts_in_lower_case,
 )
 from litellm_compaction.core.enclosures import FENCE, fence_language, open_fence
 from litellm_compaction.core.overlap import SEARCHED_CHARS
@@ -62,8 +61,8 @@ class Scene(NamedTuple):
     ends_inside_sentence: bool
 
 
-# A rule answers with the part that starts at the beginning of a text, None for no such part, "more" when undecided.
-_Rule: TypeAlias = "Callable[[str, bool, Scene], tuple[_Part, ...] | None]"
+# (continuation from here on, whether it has ended, scene) -> the parts with which it begins, None while undecided.
+_Rule: TypeAlias = Callable[[str, bool, Scene], "tuple[_Part, ...] | None"]
 
 
 def scene_of(partial: str) -> Scene:
@@ -71,12 +70,13 @@ def scene_of(partial: str) -> Scene:
     tail = partial[-SEARCHED_CHARS:]
     written = tail.rstrip()
     last = written[-1:]
+    fence = open_fence(partial)
     on_same_line = "\n" not in tail[len(written) :]
     return Scene(
         tail=tail,
-        fence=open_fence(partial),
+        fence=fence,
         is_dialogue=_DIALOGUE.search(tail) is not None,
-        invites_speech=last in _OPENING_SIGNS,
+        invites_speech=last in _OPENING_SIGNS and fence is None,
         ends_inside_sentence=on_same_line and (last.isalnum() or last == ","),
     )
 
@@ -91,7 +91,7 @@ def read_preamble(head: str, scene: Scene, *, ended: bool) -> Preamble | None:
     """
     certain, claimed = 0, list[int]()
     position = 0
-    for rule in (_label, _announcement, _announcement, _fence, _ellipsis):
+    for rule in _RULES:
         rest = head[position:].lstrip()
         if not rest and not ended:
             return None
@@ -118,7 +118,7 @@ def _label(rest: str, ended: bool, scene: Scene) -> tuple[_Part, ...] | None:
 
 
 def _announcement(rest: str, ended: bool, scene: Scene) -> tuple[_Part, ...] | None:
-    if scene.ends_inside_sentence and starts_in_lower_case(rest):
+    if scene.ends_inside_sentence and rest[:1].islower():
         return ()
     if not may_announce(rest, ended=ended):
         return ()
@@ -171,3 +171,6 @@ def _ellipsis(rest: str, ended: bool, scene: Scene) -> tuple[_Part, ...] | None:
     goes_on = follower.islower() or (bool(follower) and is_no_space(follower) and follower.isalpha())
     stands_for_cut = scene.ends_inside_sentence and scene.fence is None and goes_on
     return (_Part(found.end(), stands_for_cut and _FREE_ELLIPSIS.search(scene.tail) is None),)
+
+
+_RULES: tuple[_Rule, ...] = (_label, _announcement, _announcement, _fence, _ellipsis)

@@ -1,0 +1,308 @@
+"""Joining a partial answer and its continuation: one answer, no word lost, none twice."""
+
+from __future__ import annotations
+
+import random
+import unicodedata
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from litellm_compaction.core.continuation import Joiner, open_fence, open_think, settled_length
+from tests.core.restarts import CHATTER, GENERATORS, STYLES, draw, is_ambiguous, join
+
+FOX = "The quick brown fox jumps over the lazy dog. Then the fox went "
+CODE = "Code:\n\n```python\ndef area(width, height):\n    result = width * height\n    "
+TABLE = "| name | value |\n|------|-------|\n| alpha | 0 |\n| alpha | 0 |\n"
+
+
+def joined(partial: str, continuation: str) -> str:
+    """What the client gets after `partial`; the same for every way to split the continuation."""
+    results = set()
+    for size in (1, 2, 3, 7, 10_000):
+        joiner = Joiner(partial)
+        deltas = [continuation[place : place + size] for place in range(0, len(continuation), size)]
+        results.add("".join((*map(joiner.feed, deltas), joiner.finish())))
+    assert len(results) == 1, results
+    return results.pop()
+
+
+@pytest.mark.parametrize(
+    ("text", "settled"),
+    [
+        ("", ""),
+        ("word", ""),
+        ("word ", ""),
+        ("one two", "one "),
+        ("one two   ", "one "),
+        ("x = 1\n    ", "x = "),
+        ("x = 1\n    return", "x = 1\n    "),
+        ("你好世界", "你好世"),
+        ("你好 ", "你"),
+        ("你好world", "你好"),
+        ("か\u3099き\u3099", "か\u3099"),
+        ("👍🏽👩‍👩‍👧", "👍🏽"),
+        ("👩‍", ""),
+        ("🇩🇪🇫", "🇩🇪"),
+        ("🇩🇪🇫🇷", "🇩🇪"),
+        ("a ❤️", "a "),
+        ("世**", "世"),
+        ("世**界", "世**"),
+        ("text ```", "text "),
+        ("\ud83d", ""),
+        ("世\ud83d\ude00", "世"),
+        ("a \u0301b", ""),
+    ],
+)
+def test_settled_length_ends_before_the_last_word(text: str, settled: str) -> None:
+    """The cut stands behind white space or a whole grapheme, never inside a run of punctuation."""
+    assert text[: settled_length(text)] == settled
+
+
+def test_a_long_word_does_not_stall() -> None:
+    """Of a word of more than 64 characters all but the last 16 are settled; white space behind it is not split."""
+    assert settled_length("see " + "a" * 80) == 4 + 80 - 16
+    assert settled_length("a" * 80 + "   ") == 80 - 16
+    assert settled_length("-" * 100) == 84
+    assert settled_length("b" * 64) == 0
+
+
+@given(st.text(max_size=120) | st.text("ab `*|\n世界👍🏽🇩🇪\u200d\ufe0f\u0301", max_size=120))
+def test_a_settled_cut_stands_before_a_whole_character(text: str) -> None:
+    """What follows a cut is neither white space nor something that belongs to the character before."""
+    cut = settled_length(text)
+    if cut:
+        assert not text[cut].isspace()
+        assert unicodedata.category(text[cut]) not in {"Mn", "Me", "Mc"}
+        assert "\u200d" not in (text[cut], text[cut - 1])
+
+
+@given(st.text("ab \n世👍*", max_size=300), st.randoms(use_true_random=False))
+def test_a_pending_tail_settles_like_the_whole_text(text: str, rng: random.Random) -> None:
+    """Keeping only the unsent tail sends every character once, and leaves one word at most."""
+    sent, pending, place = "", "", 0
+    while place < len(text):
+        size = rng.randrange(1, 9)
+        pending += text[place : place + size]
+        place += size
+        cut = settled_length(pending)
+        sent, pending = sent + pending[:cut], pending[cut:]
+    assert sent + pending == text
+    assert len(pending.rstrip()) <= 64
+
+
+@pytest.mark.parametrize(
+    "continuation",
+    [
+        "home.",
+        " home.",
+        "\n\nhome.",
+        "Then the fox went home.",
+        "Then the fox  went\nhome.",
+        "Thenthefoxwent home.",
+        "the fox went home.",
+        "lazy dog. Then the fox went home.",
+        FOX + "home.",
+        "Assistant: home.",
+        "**Assistant:** Then the fox went home.",
+        "… home.",
+        "...home.",
+        "… the fox went home.",
+        "Continuing from where I left off: home.",
+        "Sure, continuing with the answer: Then the fox went home.",
+        "Okay:\nThen the fox went home.",
+        "Sure, I'll continue.\n\nHere is the continuation:\n\nhome.",
+        "*(continuing from where I stopped)*\n\nhome.",
+        *(f"{line}\nhome." for line in CHATTER),
+        *(f"{line}\n\nThen the fox went home." for line in CHATTER),
+    ],
+)
+def test_what_is_not_new_is_removed(continuation: str) -> None:
+    """Announcements, labels, ellipses, repeats of the end and double white space leave only the new words."""
+    assert joined(FOX, continuation) == "home."
+
+
+@pytest.mark.parametrize(
+    ("partial", "continuation"),
+    [
+        ("I saw the ", "the band play."),
+        ("He said that ", "that was fine."),
+        ("laughing: ha ha ha ha ha ha ", "ha ha ha ha ha ha, he said."),
+        ("x: " + "a" * 100, "a" * 100 + " end"),
+        (TABLE, "| alpha | 0 |\n| beta | 1 |"),
+        (TABLE + "| gamma delta | 0 |\n", "| gamma delta | 0 |\n"),
+        (TABLE + "| gamma delta | ", "0 |\n| gamma delta | 0 |"),
+        ("- item\n- item\n- ", "item\n- item"),
+        ("```\n    items.append(zero)\n    items.append(zero)\n    ", "items.append(zero)\n```"),
+        ("11 12 13 14 ", "15 16 17"),
+        ("我们今天去公", "园玩，然后回家。"),
+        ("This is ", "continuing.\n\nNext."),
+        ("It rained all day.\n\n", "Continuing education matters.\nIt does."),
+        ("Part one.\n\n", "Here is the rest of the code:\n\n```"),
+        ('She said: "', "Sure, continuing from where I left off.\n"),
+        ("User: go on\nAssistant: one\nUser: more\n", "Assistant: two"),
+        ("print ... and ", "... again"),
+        ("const all = { ", "...rest }"),
+        ("He sat on the mat with the cat ", "and with the cats"),
+        ("Use the tag `<think>` in ", "prompts."),
+        ("", "  anything"),
+    ],
+)
+def test_what_belongs_to_the_answer_is_kept(partial: str, continuation: str) -> None:
+    """Legitimate repetition, short common words, and lines that only resemble announcements stay."""
+    assert joined(partial, continuation) == continuation
+
+
+def test_the_third_of_equal_rows_cut_inside_is_kept() -> None:
+    """A tail of one and a half periods is enough to show that rows repeat."""
+    partial = "| alpha beta | gamma delta |\n| alpha beta | "
+    assert joined(partial, "gamma delta |\n| alpha beta | gamma delta |") == (
+        "gamma delta |\n| alpha beta | gamma delta |"
+    )
+
+
+def test_the_first_doubling_of_a_block_looks_like_a_restart() -> None:
+    """The documented ambiguity: nothing distinguishes this continuation from a restarted last row."""
+    assert joined("| a | b |\n| alpha beta | gamma |\n", "| alpha beta | gamma |\n| end | x |") == "| end | x |"
+
+
+@pytest.mark.parametrize(
+    "continuation",
+    [
+        "return result",
+        "    return result",
+        "\n    return result",
+        "```python\n    return result",
+        "```python\nreturn result",
+        "```Python\ndef area(width, height):\n    result = width * height\n    return result",
+        "```\n    result = width * height\n    return result",
+        "    result = width * height\n    return result",
+        "Sure, continuing:\n\n```python\n    result = width * height\n\n    return result",
+    ],
+)
+def test_exactly_one_indentation_results(continuation: str) -> None:
+    """Inside an open fence a reopened fence, repeated code and white space of the seam are dropped."""
+    assert joined(CODE, continuation) == "return result"
+
+
+@pytest.mark.parametrize("continuation", ["```\n\nDone.", "```", "```js\nalert(1)"])
+def test_a_closing_or_foreign_fence_stays(continuation: str) -> None:
+    """Inside an open fence a bare fence closes it; another language is no reopening."""
+    assert joined(CODE, continuation) == continuation
+
+
+def test_a_new_fence_after_a_closed_one_stays() -> None:
+    """Outside fences an opener is content, unless it belongs to a repeated block."""
+    partial = "```python\nprint(1)\nprint(2)\n```\n\n"
+    assert joined(partial, "```python\nprint(3)\n```") == "```python\nprint(3)\n```"
+    assert joined(partial, partial + "Done.") == "Done."
+
+
+@pytest.mark.parametrize(
+    ("partial", "continuation", "new"),
+    [
+        ("x:\n    return ", "    return total", "total"),
+        ("x:\n    return ", "\n    return total", "total"),
+        ("x:\n    y = x ", "y = x + 1", "+ 1"),
+        ("x:\n    foo(1, 2)\n    foo(1, ", "    foo(1, 2)", "2)"),
+        ("x:\n    return ", "return_value", "return_value"),
+    ],
+)
+def test_a_short_unfinished_line_is_recognized(partial: str, continuation: str, new: str) -> None:
+    """Its own indentation, or three words of it, are evidence enough that the line was started again."""
+    assert joined(partial, continuation) == new
+
+
+def test_open_fence_names_the_language() -> None:
+    """A longer or other fence does not close; an info string never closes."""
+    assert open_fence("text") is None
+    assert open_fence("```\ncode") == ""
+    assert open_fence("```Python title=x\ncode") == "python"
+    assert open_fence("```py\ncode\n```\n") is None
+    assert open_fence("````md\n```\ncode\n") == "md"
+    assert open_fence("~~~\n```\n") == ""
+    assert open_fence("- item\n  ```js\n  x") == "js"
+    assert open_fence("inline ```code``` only") is None
+
+
+def test_open_think_sees_only_tags_that_open_a_block() -> None:
+    """A tag in running text or in a fence is content."""
+    assert open_think("<think>\nhm")
+    assert open_think("notice\n<think>hm")
+    assert not open_think("<think>hm</think>answer")
+    assert not open_think("use `<think>` here")
+    assert not open_think("```\n<think>\n")
+
+
+@pytest.mark.parametrize(
+    ("continuation", "new"),
+    [
+        ("think more</think>\n\nAnswer", "think more</think>\n\nAnswer"),
+        ("<think>think more</think>Answer", "think more</think>Answer"),
+        ("\n<think>\nthink more", "think more\n</think>\n"),
+        ("think more", "think more\n</think>\n"),
+        ("", "\n</think>\n"),
+    ],
+)
+def test_interrupted_thinking_goes_on_and_is_closed(continuation: str, new: str) -> None:
+    """A second opening tag is dropped; a block still open at the end is closed."""
+    assert joined("<think>\nI should ", continuation) == new
+
+
+def test_thinking_of_the_restart_stays_out_of_the_content() -> None:
+    """A reasoning block before the continuation is removed and handed to the caller."""
+    joiner = Joiner(FOX)
+    sent = "".join(map(joiner.feed, "\n<think>The user wants more.</think>\n\nThen the fox went home."))
+    assert sent + joiner.finish() == "home."
+    assert joiner.removed_thinking == "The user wants more."
+    unfinished = Joiner(FOX)
+    assert unfinished.feed("<think>hm </thi") + unfinished.finish() == ""
+    assert unfinished.removed_thinking == "hm </thi"
+    assert joined(FOX, "<thin ice.") == "<thin ice."
+
+
+def test_little_is_held_back() -> None:
+    """Ordinary text passes at once; a first line that opens like an announcement waits for 160 characters at most."""
+    joiner = Joiner(FOX)
+    assert joiner.feed("home") == "home"
+    assert joiner.feed(" and  stayed") == " and  stayed"
+    slow = Joiner("One sentence.\n\n")
+    sent = [slow.feed(char) for char in "Sure, continuing education is what " + "everybody needs " * 20]
+    assert next(index for index, text in enumerate(sent) if text) <= 160
+
+
+restarts = st.builds(
+    lambda seed, generator, style: (seed, generator(random.Random(seed)), style),
+    st.integers(0, 2**32),
+    st.sampled_from(GENERATORS),
+    st.sampled_from(STYLES),
+)
+
+
+@given(restarts)
+def test_partial_and_joined_are_the_original(case: tuple[int, str, str]) -> None:
+    """In every style, at every settled cut, in every split: the original, character by character."""
+    seed, text, style = case
+    restart = draw(random.Random(seed), text, style)
+    assume(restart is not None)
+    assert restart is not None
+    assume(not is_ambiguous(restart.partial, restart.rest, restart.repeated))
+    assert {restart.partial + join(restart, random.Random(split)) for split in range(3)} == {text}
+
+
+@given(
+    st.text("ab .\n|-`世👍", max_size=80), st.text("ab .\n|-`<…世👍", max_size=80), st.randoms(use_true_random=False)
+)
+def test_the_split_never_matters(partial: str, continuation: str, rng: random.Random) -> None:
+    """Any text in any pieces gives one result, which is an end of the continuation."""
+    whole = Joiner(partial)
+    expected = whole.feed(continuation) + whole.finish()
+    assert continuation.endswith(expected)
+    pieces, rest = Joiner(partial), continuation
+    sent = ""
+    while rest:
+        size = rng.randrange(1, 6)
+        sent += pieces.feed(rest[:size])
+        rest = rest[size:]
+    assert sent + pieces.finish() == expected
