@@ -1,0 +1,299 @@
+"""An upstream server in this process: it generates what a test scripts, in LM Studio's chunks, and keeps what it got.
+
+Around a real `Compactor` whose pruning model is a function, so that `proxy/restart.py` is tested without LiteLLM and
+without a network.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from litellm_compaction.config import Settings
+from litellm_compaction.core.messages import DONE_NOTICE, START_NOTICE, Message, Request, parse_message
+from litellm_compaction.engine import Attempts, Case, Compactor, Guarded, PruningModel
+from litellm_compaction.models.counter import TokenCounter
+from litellm_compaction.models.window import Target, Windows
+from litellm_compaction.proxy.restart import Answer, Asked, Chunk, UpstreamDropped, UpstreamError
+from litellm_compaction.simulator import Reply
+from litellm_compaction.simulator.emissions import pieces, reply_tokens, visible_reply
+from litellm_compaction.simulator.vocabulary import count
+from litellm_compaction.simulator.wire import Envelope
+from litellm_compaction.stores import open_store
+from litellm_compaction.summarizer import SummaryAnswer
+
+RESTARTED = f"\n\n{START_NOTICE}\n{DONE_NOTICE}\n\n"
+SUMMARY = "### Current state\nEverything that was decided so far is kept."
+_SILENCE = Reply()
+End = Literal["regular", "error", "drop", "empty", "hang"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Turn:
+    """What the server does with one request.
+
+    Attributes:
+        reply: what the model says; a function gets the messages that were sent.
+        end: how a stream ends that `after_tokens` cuts short; "regular" ends where the reply or the limit does.
+        text: of the error.
+        refusal: instead of an answer.
+        usage: whether the stream reports it; a number is what is reported as generated.
+        prompt_tokens: reported in place of the true count.
+    """
+
+    reply: Reply | Callable[[Sequence[Message]], Reply] = _SILENCE
+    end: End = "regular"
+    after_tokens: int = 0
+    text: str = "generation failed"
+    refusal: UpstreamError | None = None
+    usage: bool | int = True
+    prompt_tokens: int | None = None
+    reasoning_field: Literal["reasoning_content", "reasoning", "think"] = "reasoning_content"
+
+
+@dataclass(slots=True)
+class Opened:
+    """One request as the server got it."""
+
+    messages: Sequence[Message] | None
+    max_tokens: int
+    is_continuation: bool
+    prompt_tokens: int
+    completion_tokens: int = 0
+    is_open: bool = True
+
+
+@dataclass
+class Server:
+    """An `Upstream` that plays `turns` in order, the last one again and again."""
+
+    request: Request
+    turns: Sequence[Turn]
+    window_tokens: int = 2048
+    chunk_tokens: int = 7
+    opened: list[Opened] = field(default_factory=list)
+    hanging: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @asynccontextmanager
+    async def open(
+        self, messages: Sequence[Message] | None, max_tokens: int, *, is_continuation: bool
+    ) -> AsyncIterator[AsyncIterator[Chunk]]:
+        """One answer."""
+        turn = self.turns[min(len(self.opened), len(self.turns) - 1)]
+        read = self.request.messages if messages is None else messages
+        # As the GPT family counts: four tokens a message, three for the reply.
+        opened = Opened(messages, max_tokens, is_continuation, 3 + sum(4 + count(each.text) for each in read))
+        self.opened.append(opened)
+        try:
+            if turn.end == "hang" and turn.after_tokens == 0:
+                await self._hang()
+            if turn.refusal is not None:
+                raise turn.refusal
+            async with aclosing(self._generate(turn, opened, read, len(self.opened))) as chunks:
+                yield chunks
+        finally:
+            opened.is_open = False
+
+    async def _generate(
+        self, turn: Turn, opened: Opened, messages: Sequence[Message], number: int
+    ) -> AsyncGenerator[Chunk, None]:
+        envelope = Envelope(
+            id=f"chatcmpl-{number}", created_s=number, model="m", dialect="chat", reasoning_field=turn.reasoning_field
+        )
+        reply = turn.reply if isinstance(turn.reply, Reply) else turn.reply(messages)
+        reply = visible_reply(reply, (), turn.reasoning_field)
+        room = self.window_tokens - opened.prompt_tokens
+        stop = min(opened.max_tokens, room) if turn.end == "regular" else min(turn.after_tokens, room)
+        role: dict[str, str] = {"role": "assistant"}
+        for piece in pieces(reply, self.chunk_tokens, stop, lambda: f"call{number:05d}"):
+            opened.completion_tokens += piece.tokens
+            if piece.kind != "hidden":
+                yield envelope.chunk({**role, **envelope.delta(piece)})
+                role = {}
+            await asyncio.sleep(0)
+        if turn.end == "hang":
+            await self._hang()
+        if turn.end == "error":
+            yield {"error": {"message": turn.text}, "message": turn.text}
+            return
+        if turn.end == "drop":
+            raise UpstreamDropped("") from ConnectionResetError()
+        if turn.end == "regular":
+            ended = "tool_calls" if reply.tool_calls else "stop"
+            whole = reply_tokens(reply) <= stop
+            reason = (reply.finish_reason or ended) if whole else "length"
+            yield envelope.chunk(role and {**role, "content": ""}, reason)
+        if turn.usage is not False:
+            generated = opened.completion_tokens if turn.usage is True else turn.usage
+            usage = {"prompt_tokens": turn.prompt_tokens or opened.prompt_tokens, "completion_tokens": generated}
+            yield envelope.usage_chunk({**usage, "total_tokens": sum(usage.values())})
+
+    async def _hang(self) -> None:
+        self.hanging.set()
+        await asyncio.Event().wait()
+
+
+@dataclass
+class Read:
+    """An answer as a client reads it."""
+
+    chunks: list[Chunk] = field(default_factory=list)
+
+    @property
+    def deltas(self) -> list[dict[str, Any]]:
+        return [choice["delta"] for chunk in self.chunks for choice in chunk["choices"]]
+
+    @property
+    def raw_text(self) -> str:
+        return "".join(delta.get("content", "") for delta in self.deltas)
+
+    @property
+    def text(self) -> str:
+        """Without the notices of restarts."""
+        return self.raw_text.replace(RESTARTED, "")
+
+    @property
+    def reasoning(self) -> str:
+        return "".join(delta.get("reasoning_content") or delta.get("reasoning") or "" for delta in self.deltas)
+
+    @property
+    def calls(self) -> list[tuple[str, str]]:
+        """Name and arguments of every call, by index; fails on a call that begins twice."""
+        found: dict[int, list[str]] = {}
+        for call in [call for delta in self.deltas for call in delta.get("tool_calls", ())]:
+            function = call["function"]
+            if call.get("id"):
+                assert call["index"] not in found, "a call that begins twice"
+                found[call["index"]] = [function["name"], ""]
+            found[call["index"]][1] += function.get("arguments") or ""
+        return [(name, arguments) for _, (name, arguments) in sorted(found.items())]
+
+    @property
+    def finish_reasons(self) -> list[str]:
+        choices = [choice for chunk in self.chunks for choice in chunk["choices"]]
+        return [choice["finish_reason"] for choice in choices if choice["finish_reason"]]
+
+    @property
+    def usages(self) -> list[dict[str, int]]:
+        return [chunk["usage"] for chunk in self.chunks if chunk.get("usage")]
+
+    def shape_problems(self) -> list[str]:
+        """How the stream is not one answer; empty when it is (promise P6)."""
+        found = []
+        if len({chunk.get("id") for chunk in self.chunks}) != 1:
+            found.append("several ids")
+        if [bool(delta.get("role")) for delta in self.deltas] != [True] + [False] * (len(self.deltas) - 1):
+            found.append("not one role, or not first")
+        if len(self.finish_reasons) != 1:
+            found.append(f"finish reasons {self.finish_reasons}")
+        if any("usage" in chunk for chunk in self.chunks[:-1]):
+            found.append("a usage that is not last")
+        return found
+
+
+@dataclass
+class Listening:
+    """A `Listener`."""
+
+    may_pause: bool = False
+    actions: list[str] = field(default_factory=list)
+
+    def sent(self, case: Case, guarded: Guarded) -> None:
+        self.actions.append(guarded.action)
+
+
+async def summarized(prompt: str, *, max_tokens: int) -> SummaryAnswer:
+    return SummaryAnswer(text=SUMMARY)
+
+
+@dataclass
+class Scene:
+    """One client request with all that answers it."""
+
+    messages: Sequence[dict[str, Any]]
+    turns: Sequence[Turn]
+    window_tokens: int = 2048
+    chunk_tokens: int = 7
+    output_tokens: int | None = None
+    is_json: bool = False
+    notices: Literal["content", "reasoning", "off"] = "content"
+    wants_usage: bool = True
+    settings: dict[str, Any] = field(default_factory=dict)
+    ask: Callable[..., Awaitable[SummaryAnswer]] = summarized
+
+    def __post_init__(self) -> None:
+        self.request = Request(messages=tuple(parse_message(message) for message in self.messages))
+        self.server = Server(self.request, self.turns, self.window_tokens, self.chunk_tokens)
+        self.listener = Listening()
+        self.compactor = Compactor(
+            windows=Windows(cache_s=5),
+            counter=TokenCounter(),
+            store=open_store("memory://", ttl_s=60, max_bytes=1 << 20),
+        )
+        target = Target(
+            key="k",
+            model="gpt-4o",
+            api_base=None,
+            api_key=None,
+            context_length=self.window_tokens,
+            is_lmstudio=False,
+        )
+        same = PruningModel(label="m", target=target, ask=self.ask, is_same=True)
+        settings = Settings(**self.settings)
+        self.case = Case(
+            label="m",
+            target=target,
+            settings=settings,
+            scope="s",
+            pruning_models=(same,),
+            warm_up=_nothing,
+            attempts=Attempts(summary_calls_left=settings.max_summary_calls),
+        )
+
+    async def answer(self) -> Answer:
+        """The answer, prepared as the gate does."""
+        asked = Asked(
+            request=self.request,
+            output_tokens=self.output_tokens,
+            is_json=self.is_json,
+            notices=self.notices,
+            wants_usage=self.wants_usage,
+        )
+        prepared = await self.compactor.prepare(self.request, self.case)
+        return Answer(self.compactor, self.case, self.server, asked, prepared, self.listener)
+
+    async def read(self) -> Read:
+        """The whole answer; at its end nothing is open upstream."""
+        read = Read()
+        try:
+            async for chunk in (await self.answer()).chunks():
+                assert sum(opened.is_open for opened in self.server.opened) <= 1
+                read.chunks.append(json.loads(json.dumps(chunk)))
+        finally:
+            assert not any(opened.is_open for opened in self.server.opened)
+        return read
+
+
+async def _nothing() -> None:
+    """Loads nothing."""
+
+
+def goes_on(text: str, **reply: Any) -> Callable[[Sequence[Message]], Reply]:
+    """A model that says `text`, and told to go on says what follows the end of its last message.
+
+    Its text is made of words that stand in it once, so that the place is found.
+    """
+
+    def say(messages: Sequence[Message]) -> Reply:
+        last = messages[-2] if messages[-1].is_ours else None
+        if last is None or last.role != "assistant":
+            return Reply(text, **reply)
+        tail = last.text[-40:]
+        assert text.count(tail) == 1, f"the partial answer does not end like the answer: {tail!r}"
+        return Reply(text[text.index(tail) + len(tail) :], **reply)
+
+    return say

@@ -1,0 +1,474 @@
+"""The restart loop over a scripted server: one answer out of several upstream requests (promises P1, P5, P6)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from litellm_compaction.core.messages import ABORT_NOTICE, ATTEMPTS_NOTICE, DONE_NOTICE, START_NOTICE
+from litellm_compaction.errors import overflow_from_text
+from litellm_compaction.proxy.restart import UpstreamDropped, UpstreamError
+from litellm_compaction.simulator import Reply, numbered_words
+from litellm_compaction.simulator.vocabulary import count
+from litellm_compaction.summarizer import SummaryAnswer
+from tests.integration.conversations import prose, talk
+from tests.proxy.scripted import RESTARTED, Scene, Turn, goes_on, summarized
+
+SHORT = [{"role": "user", "content": "Count."}]
+WORDS = numbered_words(1300)  # 2,600 tokens: two streams' worth in a window of 2,048
+ARGUMENTS = json.dumps({"path": "a.txt", "text": prose("argument", 300)})
+LONG_ARGUMENTS = json.dumps({"path": "a.txt", "text": prose("argument", 1000)})
+# Facts on LM Studio, section 0: how its versions and engines word an overflow.
+OVERFLOWS = [
+    (
+        "Trying to keep the first 2100 tokens when context the overflows. However, the model is loaded with context length "
+        "of only 2048 tokens, which is not enough."
+    ),
+    (
+        "The number of tokens to keep from the initial prompt is greater than the context length (n_keep: 2100>= n_ctx: "
+        "2048)."
+    ),
+    "Cannot truncate prompt with n_keep (2100) >= n_ctx (2048)",
+    (
+        "Reached context length of 2048 tokens with model (arch: x) that does not currently support mid-generation context "
+        "overflow."
+    ),
+    "Context size has been exceeded.",
+    "Input does not fit in context length. The input has 2100 tokens, but the context length only supports 2048.",
+    "request (2100 tokens) exceeds the available context size (2048 tokens), try increasing it",
+]
+
+
+@pytest.mark.parametrize("chunk_tokens", [1, 3, 7, 20, 50])
+async def test_text_is_carried_over(chunk_tokens: int) -> None:
+    """An answer longer than the window arrives whole, as one stream, whatever the size of the chunks."""
+    scene = Scene(SHORT, [Turn(reply=goes_on(WORDS))], chunk_tokens=chunk_tokens)
+    read = await scene.read()
+    assert read.text == WORDS
+    assert read.raw_text.count(RESTARTED) == len(scene.server.opened) - 1 == 1
+    assert read.shape_problems() == []
+    assert read.finish_reasons == ["stop"]
+    assert read.chunks[0]["id"] == "chatcmpl-1"
+    assert [opened.is_continuation for opened in scene.server.opened] == [False, True]
+
+
+@pytest.mark.parametrize("chunk_tokens", [1, 50])
+async def test_upstream_is_stopped_before_its_window_ends(chunk_tokens: int) -> None:
+    """The first stream is closed once 90 % of the window are taken, and the list of the second ends with the user."""
+    scene = Scene(SHORT, [Turn(reply=goes_on(WORDS))], chunk_tokens=chunk_tokens)
+    await scene.read()
+    first, second = scene.server.opened
+    assert 0.85 * 2048 <= first.prompt_tokens + first.completion_tokens <= 0.95 * 2048 + chunk_tokens
+    assert second.messages is not None
+    assert [message.role for message in second.messages][-2:] == ["assistant", "user"]
+    for opened in (first, second):
+        assert opened.prompt_tokens + opened.max_tokens + 64 <= 2048
+
+
+async def test_usage_is_summed_and_comes_once() -> None:
+    """The one usage has the first prompt and the tokens of all streams."""
+    scene = Scene(SHORT, [Turn(reply=goes_on(WORDS))])
+    read = await scene.read()
+    generated = sum(opened.completion_tokens for opened in scene.server.opened)
+    (usage,) = read.usages
+    assert usage["prompt_tokens"] == scene.server.opened[0].prompt_tokens
+    assert usage["completion_tokens"] == pytest.approx(generated, rel=0.01)
+    assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
+    quiet = await Scene(SHORT, [Turn(reply=goes_on(WORDS))], wants_usage=False).read()
+    assert (quiet.usages, quiet.shape_problems()) == ([], [])
+
+
+async def test_short_answer_passes_as_it_is() -> None:
+    """An answer that fits is one upstream request and the model's words only."""
+    scene = Scene(talk("short", 400), [Turn(reply=Reply("Four plain words here."))])
+    read = await scene.read()
+    assert (read.raw_text, read.finish_reasons, len(scene.server.opened)) == ("Four plain words here.", ["stop"], 1)
+    assert scene.server.opened[0].messages is None
+    assert read.shape_problems() == []
+
+
+@pytest.mark.parametrize(
+    ("notices", "text", "reasoning"),
+    [("content", RESTARTED, ""), ("reasoning", "", RESTARTED), ("off", "", "")],
+)
+async def test_notices_go_where_they_are_wanted(notices: Any, text: str, reasoning: str) -> None:
+    """A restart is announced in the content, in the reasoning, or nowhere."""
+    read = await Scene(SHORT, [Turn(reply=goes_on(WORDS))], notices=notices).read()
+    assert (read.raw_text.replace(WORDS, ""), read.reasoning) == ("", reasoning) or text in read.raw_text
+    assert read.text == WORDS
+    assert read.reasoning == reasoning
+
+
+@pytest.mark.parametrize("notices", ["content", "reasoning", "off"])
+async def test_pending_compaction_is_announced_before_it_is_made(notices: Any) -> None:
+    """The first chunk comes before the summary; reuse is announced by nothing."""
+    asked = asyncio.Event()
+
+    async def ask(prompt: str, *, max_tokens: int) -> SummaryAnswer:
+        asked.set()
+        return await summarized(prompt, max_tokens=max_tokens)
+
+    scene = Scene(talk("before", 2500), [Turn(reply=Reply("Fine."))], notices=notices, ask=ask)
+    chunks = (await scene.answer()).chunks()
+    first = await anext(chunks)
+    assert asked.is_set() == (notices == "off")
+    rest = [chunk async for chunk in chunks]
+    deltas = [choice["delta"] for chunk in [first, *rest] for choice in chunk["choices"]]
+    said = f"{START_NOTICE}\n{DONE_NOTICE}\n\n" if notices != "off" else ""
+    place = "reasoning_content" if notices == "reasoning" else "content"
+    assert "".join(delta.get(place) or "" for delta in deltas).removesuffix("Fine.") == said
+    assert scene.listener.actions == ["compacted"]
+
+
+@pytest.mark.parametrize("field", ["reasoning_content", "reasoning"])
+async def test_thinking_that_fills_the_window_goes_on(field: Any) -> None:
+    """Thoughts stopped at the limit are quoted to the model, the answer follows; thoughts and text stay apart."""
+    thoughts = numbered_words(1300)
+    turns = [
+        Turn(reply=Reply("", reasoning=thoughts), reasoning_field=field),
+        Turn(reply=Reply("Four.", reasoning="So it is four."), reasoning_field=field),
+    ]
+    scene = Scene(SHORT, turns)
+    read = await scene.read()
+    assert read.text == "Four."
+    seen = read.reasoning.removesuffix("So it is four.")
+    assert thoughts.startswith(seen)
+    assert count(seen) > 1500
+    assert read.shape_problems() == []
+    second = scene.server.opened[1].messages
+    assert second is not None
+    assert seen[-200:] in second[-1].text
+
+
+async def test_answer_behind_thoughts_is_carried_over() -> None:
+    """Where the text began before the limit, the text goes on and the thoughts are not thought again."""
+    text = numbered_words(1000)
+    again = goes_on(text, reasoning="I go on.")
+    turns = [Turn(reply=goes_on(text, reasoning=numbered_words(200))), Turn(reply=again)]
+    read = await Scene(SHORT, turns).read()
+    assert read.text == text
+    assert read.shape_problems() == []
+
+
+@pytest.mark.parametrize("opens_again", [False, True])
+async def test_inline_thoughts_stay_one_block(opens_again: bool) -> None:
+    """A `<think>` block cut at the limit is one block in the end, whether or not the model opens it again."""
+    text = f"<think>\n{numbered_words(1300)}\n</think>\n\nThe answer is four."
+    exact = goes_on(text)
+    tag = "<think>\n" if opens_again else ""
+    turns = [Turn(reply=exact), Turn(reply=lambda messages: Reply(tag + exact(messages).content))]
+    read = await Scene(SHORT, turns).read()
+    assert (read.text.count("<think>"), read.text.count("</think>")) == (1, 1)
+    assert read.text.split() == text.split()
+
+
+@pytest.mark.parametrize("window_tokens", [2048, 8192], ids=["held", "streamed"])
+@pytest.mark.parametrize("chunk_tokens", [1, 20])
+async def test_tool_calls_come_whole_and_once(window_tokens: int, chunk_tokens: int) -> None:
+    """Parallel calls after some text: each complete, once, behind the text, `tool_calls` at the end."""
+    calls = [("read", ARGUMENTS), ("write", ARGUMENTS), ("list", "{}")]
+    scene = Scene(
+        SHORT, [Turn(reply=Reply("I look.", tool_calls=calls))], window_tokens=window_tokens, chunk_tokens=chunk_tokens
+    )
+    read = await scene.read()
+    assert read.calls == calls
+    assert (read.raw_text, read.finish_reasons) == ("I look.", ["tool_calls"])
+    assert read.shape_problems() == []
+    fragments = [delta for delta in read.deltas if delta.get("tool_calls")]
+    assert (len(fragments) == 1) == (window_tokens == 2048)
+    texts = [index for index, delta in enumerate(read.deltas) if delta.get("content")]
+    assert max(texts) < read.deltas.index(fragments[0])
+
+
+@pytest.mark.parametrize("text", ["", "I write the file now. "])
+async def test_cut_call_is_generated_again_after_a_compaction(text: str) -> None:
+    """A call that does not fit beside the history is never begun: it comes whole from a compacted conversation."""
+    whole = Reply(text, tool_calls=[("write", LONG_ARGUMENTS)])
+    scene = Scene(talk("cut call", 1050), [Turn(reply=whole), Turn(reply=Reply("", tool_calls=whole.tool_calls))])
+    read = await scene.read()
+    first, second = scene.server.opened
+    assert second.prompt_tokens < first.prompt_tokens - 300
+    assert read.calls == [("write", LONG_ARGUMENTS)]
+    assert (read.text, read.finish_reasons, read.shape_problems()) == (text, ["tool_calls"], [])
+
+
+async def test_call_larger_than_the_window_ends_regularly() -> None:
+    """A call that no compaction makes room for is given up, with a notice, after few tries; nothing of it is sent."""
+    huge = json.dumps({"text": prose("huge", 4000)})
+    scene = Scene(SHORT, [Turn(reply=Reply("Now. ", tool_calls=[("write", huge)]))])
+    read = await scene.read()
+    assert read.calls == []
+    assert (read.finish_reasons, read.shape_problems()) == (["length"], [])
+    assert "⚠️" in read.raw_text
+    assert len(scene.server.opened) <= 4
+
+
+async def test_later_call_that_is_cut_is_not_begun() -> None:
+    """Of parallel calls the client gets whole ones only: it executes those, and the model asks for the rest again."""
+    first = json.dumps({"text": prose("first", 3000)})
+    cut = json.dumps({"text": prose("cut", 8000)})
+    calls = [("write", first), ("list", ARGUMENTS), ("write", cut)]
+    scene = Scene(talk("parallel", 1000), [Turn(reply=Reply("", tool_calls=calls))], window_tokens=8192)
+    read = await scene.read()
+    assert read.calls == calls[:2]
+    assert (read.raw_text, read.finish_reasons, read.shape_problems()) == ("", ["tool_calls"], [])
+    assert len(scene.server.opened) == 1
+
+
+async def test_call_that_flows_and_is_cut_ends_the_answer() -> None:
+    """A call begun with much room and cut all the same is not issued again: its fragments end with `length`."""
+    calls = [("write", json.dumps({"text": prose("cut", 9000)}))]
+    scene = Scene(SHORT, [Turn(reply=Reply("", tool_calls=calls))], window_tokens=8192)
+    read = await scene.read()
+    assert len(scene.server.opened) == 1
+    assert [name for name, _ in read.calls] == ["write"]
+    assert read.raw_text == f"\n\n{ATTEMPTS_NOTICE}"
+    assert (read.finish_reasons, read.shape_problems()) == (["length"], [])
+
+
+async def test_json_document_is_joined_without_notices() -> None:
+    """Structured output: nothing but the document, and `stop` when it is one."""
+    document = json.dumps({"rows": [f"row{number} of many" for number in range(400)]})
+    scene = Scene(SHORT, [Turn(reply=goes_on(document))], is_json=True)
+    read = await scene.read()
+    assert len(scene.server.opened) > 1
+    assert json.loads(read.raw_text) == json.loads(document)
+    assert (read.finish_reasons, read.shape_problems()) == (["stop"], [])
+    assert all(opened.is_continuation for opened in scene.server.opened[1:])
+
+
+async def test_json_document_that_broke_ends_as_length() -> None:
+    """A joined document that does not parse is not passed off as finished."""
+    document = json.dumps({"rows": [f"row{number} of many" for number in range(400)]})
+    scene = Scene(SHORT, [Turn(reply=Reply(document)), Turn(reply=Reply("}}} that was all"))], is_json=True)
+    read = await scene.read()
+    assert "⚙️" not in read.raw_text
+    assert (read.finish_reasons, read.shape_problems()) == (["length"], [])
+
+
+@pytest.mark.parametrize("reported", [True, 99], ids=["exact", "one_less"])
+async def test_clients_own_limit_is_not_continued(reported: bool | int) -> None:
+    """`length` at the client's own max_tokens is the end, also where the server reports one token less."""
+    scene = Scene(SHORT, [Turn(reply=Reply(WORDS), usage=reported)], output_tokens=100)
+    read = await scene.read()
+    assert WORDS.startswith(read.raw_text)
+    assert count(read.raw_text) == 100
+    assert (read.finish_reasons, len(scene.server.opened)) == (["length"], 1)
+    assert scene.server.opened[0].max_tokens == 100
+
+
+async def test_clients_limit_holds_over_restarts() -> None:
+    """Over all streams together no more is generated than the client asked for."""
+    scene = Scene(SHORT, [Turn(reply=goes_on(WORDS))], output_tokens=2300)
+    read = await scene.read()
+    assert len(scene.server.opened) == 2
+    assert read.finish_reasons == ["length"]
+    assert WORDS.startswith(read.text)
+    assert count(read.text) == pytest.approx(2300, rel=0.02)
+    assert read.usages[0]["completion_tokens"] <= 2300
+
+
+@pytest.mark.parametrize("max_restarts", [0, 1, 3])
+async def test_restarts_are_bounded(max_restarts: int) -> None:
+    """After the last restart the stream ends regularly with the notice, and everything generated is there."""
+    words = numbered_words(6000)
+    scene = Scene(SHORT, [Turn(reply=goes_on(words))], settings={"max_restarts": max_restarts})
+    read = await scene.read()
+    assert len(scene.server.opened) == max_restarts + 1
+    text, notice, rest = read.text.partition(f"\n\n{ATTEMPTS_NOTICE}")
+    assert words.startswith(text)
+    assert (notice, rest, read.finish_reasons) == (f"\n\n{ATTEMPTS_NOTICE}", "", ["length"])
+    assert read.shape_problems() == []
+
+
+async def test_answer_that_cannot_be_carried_over_says_how_full_it_was() -> None:
+    """Where the sacred messages leave no room for a continuation, the numbers and a regular end."""
+    messages = [{"role": "user", "content": prose("sacred", 1450)}]
+    scene = Scene(messages, [Turn(reply=Reply(WORDS))])
+    read = await scene.read()
+    assert len(scene.server.opened) == 1
+    text, _, rest = read.raw_text.partition(f"\n\n{START_NOTICE}\n")
+    held, _, notice = rest.partition("\n\n")
+    assert WORDS.startswith(text + held)
+    opening, closing = ABORT_NOTICE.split("{used}/{window}")
+    used, window = notice.removeprefix(opening).removesuffix(closing).split("/")
+    assert int(window) == 2048
+    assert 0.85 * 2048 < int(used) <= 2048
+    assert (read.finish_reasons, read.shape_problems()) == (["length"], [])
+
+
+@pytest.mark.parametrize("text", OVERFLOWS)
+@pytest.mark.parametrize("face", ["refused", "event"])
+async def test_overflow_before_the_answer_is_compacted_away(text: str, face: str) -> None:
+    """An overflow that comes in spite of us is answered by a harder compaction that nobody notices."""
+    bad = Turn(refusal=UpstreamError(text, object())) if face == "refused" else Turn(end="error", text=text)
+    scene = Scene(talk("invisible", 1000), [bad, Turn(reply=Reply("Fine."))])
+    read = await scene.read()
+    first, second = scene.server.opened
+    assert second.prompt_tokens < 0.75 * first.prompt_tokens
+    assert not second.is_continuation
+    assert (read.raw_text, read.finish_reasons, read.shape_problems()) == ("Fine.", ["stop"], [])
+
+
+async def test_empty_stream_at_a_full_window_is_an_overflow() -> None:
+    """No delta and a usage that fills the window (bug tracker 2339) is compacted away; twice, it is an error."""
+    scene = Scene(talk("empty", 1000), [Turn(end="empty", prompt_tokens=2048), Turn(reply=Reply("Fine."))])
+    read = await scene.read()
+    assert (read.raw_text, read.finish_reasons, len(scene.server.opened)) == ("Fine.", ["stop"], 2)
+    with pytest.raises(UpstreamError) as raised:
+        await Scene(talk("empty", 1000), [Turn(end="empty", prompt_tokens=2048)]).read()
+    assert overflow_from_text(raised.value.text) is not None
+
+
+async def test_empty_stream_far_from_the_window_is_an_empty_answer() -> None:
+    """A model that says nothing is not taken for an overflow."""
+    scene = Scene(SHORT, [Turn(reply=Reply(""))])
+    read = await scene.read()
+    assert (read.raw_text, read.finish_reasons, len(scene.server.opened)) == ("", ["stop"], 1)
+
+
+@pytest.mark.parametrize("text", OVERFLOWS)
+@pytest.mark.parametrize("face", ["refused", "event"])
+async def test_overflow_that_stays_is_an_error_that_says_so(text: str, face: str) -> None:
+    """Compacted harder once and no more; then the error can be recognized as an overflow."""
+    bad = Turn(refusal=UpstreamError(text, object())) if face == "refused" else Turn(end="error", text=text)
+    scene = Scene(talk("stays", 1000), [bad])
+    with pytest.raises(UpstreamError) as raised:
+        await scene.read()
+    assert overflow_from_text(raised.value.text) is not None
+    assert len(scene.server.opened) == 2
+
+
+@pytest.mark.parametrize("text", OVERFLOWS)
+async def test_overflow_in_the_middle_is_carried_over(text: str) -> None:
+    """An overflow error after the first words restarts the answer; no word is lost, none comes twice."""
+    answer = goes_on(numbered_words(300))
+    turns = [Turn(reply=answer, end="error", after_tokens=400, text=text), Turn(reply=answer)]
+    scene = Scene(talk("middle", 900), turns)
+    read = await scene.read()
+    assert read.text == numbered_words(300)
+    assert (read.finish_reasons, read.shape_problems(), len(scene.server.opened)) == (["stop"], [], 2)
+
+
+async def test_stream_that_breaks_off_near_the_window_is_carried_over() -> None:
+    """A connection that breaks with the window nearly full ended because of it."""
+    answer = goes_on(WORDS)
+    scene = Scene(SHORT, [Turn(reply=answer, end="drop", after_tokens=1750), Turn(reply=answer)])
+    read = await scene.read()
+    assert read.text == WORDS
+    assert read.shape_problems() == []
+
+
+@pytest.mark.parametrize("after_tokens", [0, 300])
+async def test_stream_that_breaks_off_far_from_the_window_is_an_error(after_tokens: int) -> None:
+    """A connection that breaks elsewhere is the client's to know, unchanged, without a retry."""
+    scene = Scene(SHORT, [Turn(reply=Reply(WORDS), end="drop", after_tokens=after_tokens)])
+    with pytest.raises(UpstreamDropped) as raised:
+        await scene.read()
+    assert isinstance(raised.value.__cause__, ConnectionResetError)
+    assert len(scene.server.opened) == 1
+
+
+@pytest.mark.parametrize("after_tokens", [0, 300, 1750])
+async def test_other_errors_pass_unchanged(after_tokens: int) -> None:
+    """What is not an overflow is neither retried nor reworded, wherever it comes."""
+    scene = Scene(SHORT, [Turn(reply=Reply(WORDS), end="error", after_tokens=after_tokens, text="out of memory")])
+    with pytest.raises(UpstreamError) as raised:
+        await scene.read()
+    assert raised.value.response == {"error": {"message": "out of memory"}, "message": "out of memory"}
+    assert len(scene.server.opened) == 1
+
+
+@pytest.mark.parametrize("turn", [1, 2, 3])
+async def test_refusal_of_a_continuation_passes(turn: int) -> None:
+    """A server that refuses the second or a later request for another reason ends the answer with that error."""
+    refusal = UpstreamError('{"error": "model unloaded"}', "its response")
+    answer = Turn(reply=goes_on(numbered_words(3000)))
+    scene = Scene(SHORT, [*[answer] * turn, Turn(refusal=refusal)])
+    with pytest.raises(UpstreamError) as raised:
+        await scene.read()
+    assert raised.value is refusal
+    assert len(scene.server.opened) == turn + 1
+
+
+async def test_failed_summary_does_not_stop_the_answer() -> None:
+    """Without a summary the answer goes on over the record that needs no model."""
+
+    async def fail(prompt: str, *, max_tokens: int) -> SummaryAnswer:
+        raise ConnectionError
+
+    async def ask(prompt: str, *, max_tokens: int) -> SummaryAnswer:
+        from litellm_compaction.errors import SummaryFailed
+
+        try:
+            return await fail(prompt, max_tokens=max_tokens)
+        except ConnectionError as error:
+            raise SummaryFailed("error") from error
+
+    read = await Scene(talk("failing", 900), [Turn(reply=goes_on(WORDS))], ask=ask).read()
+    assert (read.text, read.finish_reasons) == (WORDS, ["stop"])
+
+
+@pytest.mark.parametrize("taken", [1, 5, "start", "done", "second"])
+async def test_client_that_leaves_between_chunks_closes_the_upstream(taken: int | str) -> None:
+    """Closing the answer at any chunk, a notice included, leaves nothing open upstream."""
+    scene = Scene(SHORT, [Turn(reply=goes_on(WORDS))])
+    chunks = (await scene.answer()).chunks()
+    marks = {"start": START_NOTICE, "done": DONE_NOTICE, "second": "restarted"}
+    seen = 0
+    async for chunk in chunks:
+        seen += 1
+        text = "".join(choice["delta"].get("content", "") for choice in chunk["choices"])
+        is_second = len(scene.server.opened) == 2
+        if seen == taken or marks.get(str(taken), "\0") in text or (taken == "second" and is_second):
+            break
+    assert any(opened.is_open for opened in scene.server.opened) == (taken in (1, 5, "second"))
+    await chunks.aclose()
+    assert not any(opened.is_open for opened in scene.server.opened)
+
+
+@pytest.mark.parametrize("place", ["opening", "stream", "summary", "second opening", "second stream"])
+async def test_cancelled_wait_closes_the_upstream(place: str) -> None:
+    """A client that leaves while we wait ends what we wait for: the server's next byte, or the summary."""
+    hang = asyncio.Event()
+    ended = asyncio.Event()
+
+    async def ask(prompt: str, *, max_tokens: int) -> SummaryAnswer:
+        if place != "summary":
+            return await summarized(prompt, max_tokens=max_tokens)
+        hang.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+        raise AssertionError
+
+    answer = goes_on(WORDS)
+    waiting = Turn(reply=answer, end="hang", after_tokens=0 if "opening" in place else 30)
+    turns = [Turn(reply=answer), waiting] if place.startswith("second") else [waiting]
+    scene = Scene(SHORT, [Turn(reply=answer)] if place == "summary" else turns, ask=ask)
+    reading = asyncio.ensure_future(scene.read())
+    waits = hang if place == "summary" else scene.server.hanging
+    await asyncio.wait_for(waits.wait(), 5)
+    reading.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await reading
+    assert not any(opened.is_open for opened in scene.server.opened)
+    if place == "summary":
+        await asyncio.wait_for(ended.wait(), 1)
+    assert len(scene.server.opened) == (2 if place.startswith("second") else 1)
+
+
+async def test_heartbeat_may_start_before_the_pause() -> None:
+    """The listener hears that a pause may come before the compaction begins."""
+    scene = Scene(SHORT, [Turn(reply=goes_on(WORDS))])
+    paused_at = None
+    async for chunk in (await scene.answer()).chunks():
+        if scene.listener.may_pause and paused_at is None:
+            paused_at = len(scene.server.opened)
+        if any(START_NOTICE in choice["delta"].get("content", "") for choice in chunk["choices"]):
+            break
+    assert paused_at == 1
