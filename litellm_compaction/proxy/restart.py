@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field
+from contextlib import AbstractAsyncContextManager, aclosing
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, TypeAlias
 
 from litellm_compaction.core.carry_over import Partial
@@ -32,6 +32,9 @@ _NEAR_FULL_RATIO = 0.80
 _FULL_RATIO = 0.98
 # What is believed of a window after an overflow that named no number.
 _SHRINK_RATIO = 0.80
+# Every prompt takes more of a window: the next request is compacted, whatever the estimate says.
+_ANY_SHARE = 1e-6
+_STILL_TOO_LARGE = "The compacted prompt still exceeds the available context size."
 _REASONING_FIELDS = ("reasoning_content", "reasoning")
 _KEPT_REASONING_CHARS = 40_000
 
@@ -109,7 +112,6 @@ class _Progress:
     completion_tokens: int = 0
     prompt_tokens: int | None = None
     restarts: int = 0
-    calls_sent: bool = False
     delivered: bool = False
 
     @property
@@ -171,8 +173,10 @@ class Answer:
             self._listener.sent(self._case, guarded)
             relay = _Relay(self._asked, self._progress, guarded, self._case.settings.streaming_ratio)
             try:
-                async for chunk in self._stream(guarded, relay):
-                    yield chunk
+                # Closed here and not by the garbage collector: the server generates for as long as it is open.
+                async with aclosing(self._stream(guarded, relay)) as chunks:
+                    async for chunk in chunks:
+                        yield chunk
             except UpstreamDropped:
                 relay.finish()
                 if relay.end == "done":
@@ -189,13 +193,17 @@ class Answer:
                 raise relay.error
             if relay.end == "done":
                 break
-            if not self._progress.delivered:
+            if relay.end == "overflow" and not self._progress.delivered:
                 # Nothing has been shown yet: compact harder, once, and nobody notices.
                 if retried:
-                    raise relay.error or UpstreamError("overflow")
+                    raise relay.error or UpstreamError(_STILL_TOO_LARGE)
                 retried = True
-                guarded = await self._compactor.guard(self._asked.request, self._case)
+                guarded = await self._compactor.guard(self._asked.request, self._pressed())
                 continue
+            if relay.has_whole_calls:
+                for chunk in self._calling(relay):
+                    yield chunk
+                return
             if self._progress.restarts >= self._case.settings.max_restarts or relay.is_stuck:
                 for chunk in self._closing(relay, ATTEMPTS_NOTICE):
                     yield chunk
@@ -204,7 +212,7 @@ class Answer:
             if notice := self._notice(f"\n\n{START_NOTICE}\n"):
                 yield notice
             try:
-                guarded = await self._compactor.carry_over(self._asked.request, self._partial(), self._case)
+                guarded = await self._compactor.carry_over(self._asked.request, self._partial(), self._pressed())
             except CompactionError:
                 used = relay.used_tokens()
                 text = ABORT_NOTICE.format(used=used, window=guarded.window.tokens)
@@ -257,6 +265,11 @@ class Answer:
     def _partial(self) -> Partial:
         return Partial(text=self._progress.sent_text, reasoning=self._progress.reasoning, is_json=self._asked.is_json)
 
+    def _pressed(self) -> Case:
+        """The case with a compaction in any case: the server has shown that our estimate is no guide here."""
+        settings = self._case.settings.model_copy(update={"pre_request_ratio": _ANY_SHARE})
+        return replace(self._case, settings=settings)
+
     def _output_tokens_left(self) -> int | None:
         if self._asked.output_tokens is None:
             return None
@@ -275,6 +288,10 @@ class Answer:
             )
         if self._progress.prompt_tokens is None:
             self._progress.prompt_tokens = relay.usage.prompt_tokens if relay.usage else guarded.count.tokens
+
+    def _calling(self, relay: _Relay) -> list[Chunk]:
+        """Of several calls the last was cut: the client executes the whole ones, and the model asks again."""
+        return [*(self._dressed({}, delta) for delta in relay.whole_calls()), *self._ending(relay, "tool_calls")]
 
     def _closing(self, relay: _Relay, text: str) -> list[Chunk]:
         """No way out: everything that is held, the notice, a regular end."""
@@ -320,6 +337,7 @@ class _Relay:
         self._joiner = Joiner(progress.sent_text) if progress.restarts and progress.text else None
         self._tail = ""
         self._calls: list[dict[str, Any]] = []
+        self._flowing: set[int] = set()
         self._call_open = False
         self._received = 0
         self.limit_tokens = 0
@@ -361,9 +379,12 @@ class _Relay:
         deltas = self._sent({"content": text}) if text else []
         if self._calls and self.finish_reason in ("tool_calls", "stop", "function_call"):
             deltas.append({"tool_calls": self._calls})
-            self._progress.calls_sent = True
         self._calls = []
         return deltas
+
+    def whole_calls(self) -> list[Chunk]:
+        """The calls that are held, but for the last, in which the stream was cut."""
+        return [{"tool_calls": self._calls[:-1]}] if self._calls[:-1] else []
 
     def finish(self) -> None:
         """Judges a stream that ended by itself."""
@@ -387,7 +408,12 @@ class _Relay:
     @property
     def is_stuck(self) -> bool:
         """Whether going on would give the client something twice: a call that it has already begun to receive."""
-        return self._call_open and self._progress.calls_sent
+        return bool(self._flowing)
+
+    @property
+    def has_whole_calls(self) -> bool:
+        """Whether the client has calls that are whole, since the one that was cut came later and is held."""
+        return bool(self._flowing and self._calls)
 
     def _breaks_off(self) -> bool:
         """Whether the answer ended because the window did, not because the model or the client wanted it to."""
@@ -442,15 +468,18 @@ class _Relay:
         held = self._tail
         self._tail = ""
         deltas = self._sent({"content": held}) if held else []
-        if self._calls or not self._has_room_for_a_call():
-            _append_calls(self._calls, calls)
-            return deltas
-        self._progress.calls_sent = True
-        return [*deltas, {"tool_calls": calls}]
+        flowing = [call for call in calls if self._flows(call)]
+        _append_calls(self._calls, [call for call in calls if call not in flowing])
+        return [*deltas, {"tool_calls": flowing}] if flowing else deltas
+
+    def _flows(self, call: Any) -> bool:
+        """Whether a call's fragment is sent as it comes; decided once a call, and never before an earlier one."""
+        index = call.get("index", 0) if isinstance(call, Mapping) else 0
+        if index not in self._flowing and not self._calls and self._has_room_for_a_call():
+            self._flowing.add(index)
+        return index in self._flowing
 
     def _has_room_for_a_call(self) -> bool:
-        if self._progress.calls_sent:
-            return True
         if self.is_near_the_end():
             return False
         return self.limit_tokens - self._generated.tokens >= _CALL_ROOM_TOKENS

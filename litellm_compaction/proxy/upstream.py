@@ -139,17 +139,17 @@ class GuardedTransport(httpx.AsyncBaseTransport):
         if found is None:
             return await self._inner.handle_async_request(request)
         asked = replace(self._asked, request=found)
+        upstream = HttpUpstream(self._inner, request, body)
         try:
             prepared = self._prepared or await self._compactor.prepare(asked.request, self._case)
+            if not wire.can_be_carried_over(body):
+                return await self._passed(upstream, prepared, asked, stream=bool(body.get("stream")))
+            if body.get("stream"):
+                return await self._streamed(self._answer(upstream, asked, prepared))
+            whole = WholeUpstream(upstream)
+            return await self._whole(self._answer(whole, replace(asked, notices="off"), prepared), whole)
         except CompactionError as error:
-            return httpx.Response(400, json={"error": {"message": str(error), "type": "invalid_request_error"}})
-        upstream = HttpUpstream(self._inner, request, body)
-        if not wire.can_be_carried_over(body):
-            return await self._passed(upstream, prepared, asked, stream=bool(body.get("stream")))
-        if body.get("stream"):
-            return await self._streamed(self._answer(upstream, asked, prepared))
-        whole = WholeUpstream(upstream)
-        return await self._whole(self._answer(whole, replace(asked, notices="off"), prepared), whole)
+            return _bad_request(str(error))
 
     async def aclose(self) -> None:
         """Nothing: the inner transport belongs to everybody."""
@@ -201,7 +201,7 @@ class _EventStream(httpx.AsyncByteStream):
             async for chunk in self._chunks:
                 yield _event(chunk)
         except UpstreamError as error:
-            raise error.__cause__ or _as_status_error(error) from error
+            raise error.__cause__ or _as_litellm_error(error) from error
         except DoesNotFit as error:
             raise litellm.ContextWindowExceededError(message=str(error), model="", llm_provider="lm_studio") from error
         except CompactionError as error:
@@ -303,15 +303,18 @@ def _refusal(error: UpstreamError) -> httpx.Response:
     if isinstance(error.__cause__, httpx.TransportError):
         raise error.__cause__
     upstream: httpx.Response | None = error.response if isinstance(error.response, httpx.Response) else None
+    if overflow_from_text(error.text) is not None:
+        # LiteLLM recognizes this wording as ContextWindowExceededError, so that the fallbacks for it fire. LM Studio
+        # reports an overflow inside HTTP 200, too (goose 11318): for the client it is a 400 all the same.
+        status = upstream.status_code if upstream is not None and upstream.status_code >= 400 else 400
+        return _bad_request(f"{error.text} (exceeds the available context size)", status)
     if upstream is None:
         return httpx.Response(500, json=error.response if isinstance(error.response, dict) else {"error": "upstream"})
-    if overflow_from_text(error.text) is not None and upstream.status_code >= 400:
-        # LiteLLM recognizes this wording as ContextWindowExceededError, so that the fallbacks for it fire.
-        message = f"{error.text} (exceeds the available context size)"
-        return httpx.Response(
-            upstream.status_code, json={"error": {"message": message, "type": "invalid_request_error"}}
-        )
     return _copied(upstream)
+
+
+def _bad_request(message: str, status: int = 400) -> httpx.Response:
+    return httpx.Response(status, json={"error": {"message": message, "type": "invalid_request_error"}})
 
 
 def _copied(response: httpx.Response) -> httpx.Response:
@@ -320,6 +323,12 @@ def _copied(response: httpx.Response) -> httpx.Response:
     return httpx.Response(response.status_code, headers=headers, content=response.content)
 
 
-def _as_status_error(error: UpstreamError) -> Exception:
+def _as_litellm_error(error: UpstreamError) -> Exception:
+    """The server's error behind the first chunk, as LiteLLM puts it into the stream."""
+    if overflow_from_text(error.text) is not None:
+        overflow: Exception = litellm.ContextWindowExceededError(
+            message=error.text[:500], model="", llm_provider="lm_studio"
+        )
+        return overflow
     response = httpx.Response(500, request=httpx.Request("POST", "http://upstream.invalid/"))
     return APIStatusError(error.text[:500], response=response, body=None)
