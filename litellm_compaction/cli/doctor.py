@@ -65,6 +65,9 @@ def _lines(file: ConfigFile, rows: Sequence[Examined], findings: Sequence[Findin
             exact = "the model's own" if row.tokenizer_exact else "a stand-in that errs high until calibrated"
             architecture = f" (architecture {row.architecture})" if row.architecture else ""
             yield f"  counting as {row.family}{architecture} with {row.tokenizer}, {exact}"
+        if row.carrier:
+            how = "below LiteLLM's OpenAI client" if row.carrier == "transport" else "by LiteLLM's hooks"
+            yield f"  carrier  {row.carrier}: running answers are carried over the limit {how}"
     for level, title in (("problem", "Problems"), ("note", "Notes")):
         some = [finding for finding in findings if finding.level == level]
         if some:

@@ -30,6 +30,7 @@ from litellm_compaction.models.families import family_of
 from litellm_compaction.models.fetch import NotThisApi
 from litellm_compaction.models.lmstudio import Listing, list_models, match, server_root
 from litellm_compaction.models.window import Target, Window, Windows
+from litellm_compaction.proxy.carriers import carrier_of
 from litellm_compaction.proxy.routing import DEFAULT_WINDOW_TOKENS, Deployment, deployment_of
 
 _LIMIT_S = 3.0
@@ -47,6 +48,7 @@ class Examined:
         reachable, loaded: None where it was not asked, or nobody knows.
         api: version of LM Studio's API; "" where it was not asked.
         tokenizer: the vocabulary that counts; exact says whether it is the model's own.
+        carrier: what carries a running answer over the limit; "" where nothing does.
     """
 
     name: str
@@ -64,6 +66,7 @@ class Examined:
     family: str = ""
     tokenizer: str = ""
     tokenizer_exact: bool | None = None
+    carrier: str = ""
 
 
 async def examine(file: ConfigFile, environ: Mapping[str, str]) -> tuple[tuple[Examined, ...], tuple[Finding, ...]]:
@@ -108,6 +111,12 @@ class _Examiner:
             return [Examined(name=name, model="", guarded=False, why="its settings are not valid")], []
         target = deployment.target
         row = Examined(name=name, model=target.model, guarded=False, why=_why_not(deployment, entry))
+        rows, findings = await self._examined(row, deployment)
+        carrier = carrier_of(deployment, self._settings, self._environ)
+        return [replace(row, carrier=carrier if row.guarded else "") for row in rows], findings
+
+    async def _examined(self, row: Examined, deployment: Deployment) -> tuple[list[Examined], list[Finding]]:
+        target, name = deployment.target, row.name
         if deployment.kind == "foreign":
             return [row], []
         if deployment.kind == "opted_in":

@@ -17,6 +17,7 @@ from litellm_compaction.config import (
 )
 from litellm_compaction.errors import ConfigError
 from litellm_compaction.master_key import KEY_VARIABLE
+from litellm_compaction.proxy.carriers import BYPASS_VARIABLE, is_bypassed
 
 HANDLER = "litellm_compaction.handler"
 SETTINGS_PLACE = "callback_settings.litellm_compaction"
@@ -69,6 +70,7 @@ def config_findings(file: ConfigFile, environ: Mapping[str, str]) -> tuple[Findi
         *_misplaced(file),
         *_deployments(file),
         *_variables(file, environ),
+        *_bypass(environ),
         *_master_key(file, environ),
     )
 
@@ -180,6 +182,15 @@ def _variables(file: ConfigFile, environ: Mapping[str, str]) -> Iterator[Finding
             )
         else:
             yield problem(place, f"the environment variable {name} is not set: set it where the proxy starts.")
+
+
+def _bypass(environ: Mapping[str, str]) -> Iterator[Finding]:
+    if is_bypassed(environ):
+        yield problem(
+            BYPASS_VARIABLE,
+            "with it LiteLLM ignores the client below which answers are carried over the limit, so LiteLLM's hooks "
+            "do it: unset it to get notices before the summary, and restarts on every route.",
+        )
 
 
 def _master_key(file: ConfigFile, environ: Mapping[str, str]) -> Iterator[Finding]:

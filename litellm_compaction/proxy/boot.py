@@ -15,6 +15,7 @@ import litellm
 from litellm_compaction.config import Settings, deployment_settings_from, settings_from
 from litellm_compaction.errors import ConfigError
 from litellm_compaction.master_key import ensure_master_key
+from litellm_compaction.proxy.carriers import BYPASS_VARIABLE, is_bypassed
 
 logger = logging.getLogger("litellm_compaction")
 SECTION = "litellm_compaction"
@@ -39,6 +40,12 @@ def load_settings() -> Settings:
         except ConfigError as error:
             raise ConfigError(str(error).replace("model_info.compaction:", f"{place}:")) from None
     return settings
+
+
+def warn_of_bypass(settings: Settings) -> None:
+    """Says in the log that the better carrier cannot be used, where LiteLLM is configured to bypass it."""
+    if settings.carrier == "auto" and is_bypassed():
+        logger.warning("carrier=hooks because %s is set: LiteLLM ignores the client that it is given", BYPASS_VARIABLE)
 
 
 def provide_master_key() -> None:

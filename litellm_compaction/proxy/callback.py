@@ -22,7 +22,7 @@ from litellm_compaction.errors import CompactionError, DoesNotFit, overflow_from
 from litellm_compaction.events import log_observer
 from litellm_compaction.models.counter import TokenCounter
 from litellm_compaction.models.window import Windows
-from litellm_compaction.proxy.boot import load_settings, provide_api_base, provide_master_key
+from litellm_compaction.proxy.boot import load_settings, provide_api_base, provide_master_key, warn_of_bypass
 from litellm_compaction.proxy.calls import Call, Calls
 from litellm_compaction.proxy.gate import Gate
 from litellm_compaction.proxy.heartbeat import with_heartbeat
@@ -52,7 +52,9 @@ def load_handler() -> CompactionHandler:
         logger.propagate = False
     provide_master_key()
     provide_api_base()
-    handler = CompactionHandler(load_settings())
+    settings = load_settings()
+    warn_of_bypass(settings)
+    handler = CompactionHandler(settings)
     handler.start()
     return handler
 

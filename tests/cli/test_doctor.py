@@ -59,6 +59,7 @@ def test_a_loaded_model_is_described(report: Report, address: Address) -> None:
         "family": "qwen3",
         "tokenizer": "cl100k_base",
         "tokenizer_exact": False,
+        "carrier": "transport",
     }
 
 
@@ -70,6 +71,7 @@ def test_the_text_report_says_the_same(
     assert doctor(config=path, as_json=False, environ=environ) == 0
     text = capsys.readouterr().out
     assert "window   8,192 tokens, from api/v1" in text
+    assert "carrier  transport" in text
     assert text.rstrip().endswith("No problems found.")
 
 
@@ -206,3 +208,12 @@ def test_credentials_in_an_address_are_not_shown(report: Report, address: Addres
     with_password = address.base_url.replace("http://", "http://me:secret@")
     _, found = report(config(deployment(params={"api_base": f"{with_password}/v1"})))
     assert "secret" not in json.dumps(found)
+
+
+def test_a_bypassed_carrier_is_a_problem(report: Report, address: Address, environ: dict[str, str]) -> None:
+    """LiteLLM's experimental handler ignores the client that carries answers over the limit: say so."""
+    environ["EXPERIMENTAL_OPENAI_BASE_LLM_HTTP_HANDLER"] = "true"
+    code, found = report(config(deployment(params=at(address))))
+    assert code == 1
+    assert found["deployments"][0]["carrier"] == "hooks"
+    assert any("ignores the client" in message for message in messages(found, "problem"))
