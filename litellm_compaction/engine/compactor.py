@@ -152,6 +152,7 @@ class Compactor:
             request=request,
             conversation=conversation,
             count=count,
+            tokens_before=count.tokens,
             count_text=self._counter.text_counter(case.target.key, family),
             budget=Budget(
                 rules=case.rules(reasons=family.reasons),
@@ -225,7 +226,9 @@ class Compactor:
         again = self._work(
             request, work.case, work.window, work.family, count, work.conversation.hashes, work.started_s
         )
-        guarded = await self._carry_out(again, stored, shorten=False)
+        guarded = await self._carry_out(replace(again, tokens_before=work.tokens_before), stored, shorten=False)
+        if guarded.action == "none":
+            self._tell(self._event(work, "fallback", guarded=guarded, reason="excerpt"))
         return replace(guarded, action="compacted", messages=guarded.messages or messages)
 
     async def _applied(self, work: Work, compaction: Compaction, action: Literal["reused", "compacted"]) -> Guarded:
@@ -234,7 +237,7 @@ class Compactor:
         return Guarded(
             action=action,
             messages=messages,
-            tokens_before=work.count.tokens,
+            tokens_before=work.tokens_before,
             count=await self._counter.count(work.case.target.key, work.family, request),
             budget=work.budget,
             window=work.window,
@@ -264,7 +267,7 @@ class Compactor:
             model=work.case.label,
             window_tokens=work.window.tokens,
             window_source=work.window.source,
-            tokens_before=work.count.tokens,
+            tokens_before=work.tokens_before,
             tokens_after=guarded.count.tokens if guarded else after,
             covered_messages=compaction.covered_messages if compaction else 0,
             round=compaction.round if compaction else 0,
@@ -283,7 +286,7 @@ def _unchanged(work: Work) -> Guarded:
     return Guarded(
         action="none",
         messages=None,
-        tokens_before=work.count.tokens,
+        tokens_before=work.tokens_before,
         count=work.count,
         budget=work.budget,
         window=work.window,
