@@ -25,7 +25,7 @@ WORDINGS = [
     (
         (
             "Trying to keep the first 5000 tokens when context the overflows. However, the model is loaded with "
-            "context length of only 4096 tokens, which is not enough. Try to load the model with a larger context length."
+            "context length of only 4096 tokens, which is not enough. Load it with a larger context length."
         ),
         Overflow(5000, 4096),
     ),

@@ -16,7 +16,6 @@ import httpx
 
 from litellm_compaction.cli.config_file import API_BASE_VARIABLE, ConfigFile, Section
 from litellm_compaction.cli.findings import (
-    DEFAULT_API_BASE,
     Finding,
     entry_name,
     entry_section,
@@ -28,7 +27,7 @@ from litellm_compaction.config import Settings
 from litellm_compaction.errors import ConfigError, ModelNotLoaded, ServerUnavailable, WindowUnknown
 from litellm_compaction.models.families import family_of
 from litellm_compaction.models.fetch import NotThisApi
-from litellm_compaction.models.lmstudio import Listing, list_models, match, server_root
+from litellm_compaction.models.lmstudio import DEFAULT_API_BASE, Listing, list_models, match, server_root
 from litellm_compaction.models.window import Target, Window, Windows
 from litellm_compaction.proxy.carriers import carrier_of
 from litellm_compaction.proxy.routing import DEFAULT_WINDOW_TOKENS, Deployment, deployment_of

@@ -17,11 +17,11 @@ from litellm_compaction.config import (
 )
 from litellm_compaction.errors import ConfigError
 from litellm_compaction.master_key import KEY_VARIABLE
+from litellm_compaction.models.lmstudio import DEFAULT_API_BASE
 from litellm_compaction.proxy.carriers import BYPASS_VARIABLE, is_bypassed
 
 HANDLER = "litellm_compaction.handler"
 SETTINGS_PLACE = "callback_settings.litellm_compaction"
-DEFAULT_API_BASE = "http://127.0.0.1:1234/v1"
 
 _CALLBACK_LINE = f'write `callbacks: ["{HANDLER}"]` under `litellm_settings`'
 # Places where LiteLLM reads nothing for us, or reads it too late (settings order: facts of LiteLLM 1.106.2).

@@ -27,9 +27,8 @@ from litellm_compaction.cli.lm_studio import listing_of
 from litellm_compaction.config import settings_from
 from litellm_compaction.errors import ConfigError, ServerUnavailable
 from litellm_compaction.master_key import KEY_VARIABLE, ensure_master_key
-from litellm_compaction.models.lmstudio import Listing, server_root
+from litellm_compaction.models.lmstudio import DEFAULT_ADDRESS, Listing, server_root
 
-DEFAULT_LM_STUDIO = "http://127.0.0.1:1234"
 SIMULATED_MODEL = "qwen/qwen3-8b"
 SIMULATED_WINDOW_TOKENS = 8192
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -115,7 +114,7 @@ def _upstream(
         _say(f"Servers: those that {file.path} names.")
         yield _Upstream(None, "")
         return
-    url = lm_studio or environ.get("LM_STUDIO_API_BASE") or DEFAULT_LM_STUDIO
+    url = lm_studio or environ.get("LM_STUDIO_API_BASE") or DEFAULT_ADDRESS
     url = url if "://" in url else f"http://{url}"
     listing = None if simulator else listing_of(url, environ.get("LM_STUDIO_API_KEY"))
     if listing is not None:

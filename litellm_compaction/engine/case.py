@@ -93,6 +93,7 @@ class Work:
     """A weighed request: its sizes, its window, its budget.
 
     Attributes:
+        tokens_before: the estimated prompt as it came, before any text was cut to an excerpt.
         count_text: tokens of a text, for this model.
         is_shortened: whether its messages are excerpts of the client's, so that they must be sent in any case.
         started_s: of the compactor's monotonic clock.
@@ -102,6 +103,7 @@ class Work:
     request: Request
     conversation: Conversation
     count: Count
+    tokens_before: int
     count_text: Callable[[str], int]
     budget: Budget
     window: Window

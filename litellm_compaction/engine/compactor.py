@@ -210,6 +210,7 @@ class Compactor:
             request=request,
             conversation=conversation,
             count=count,
+            tokens_before=count.tokens,
             count_text=self._counter.text_counter(case.target.key, family),
             budget=Budget(
                 rules=case.rules(reasons=family.reasons),
@@ -270,7 +271,11 @@ class Compactor:
         again = self._work(
             request, work.case, work.window, work.family, count, work.conversation.hashes, work.started_s
         )
-        return await self._decide(replace(again, is_shortened=True), stored, shorten=False)
+        again = replace(again, is_shortened=True, tokens_before=work.tokens_before)
+        decided = await self._decide(again, stored, shorten=False)
+        if isinstance(decided, Guarded) and decided.round == 0:
+            self._tell(self._event(work, "fallback", guarded=decided, reason="excerpt"))
+        return decided
 
     def _refusal(self, work: Work) -> DoesNotFit:
         self._tell(self._event(work, "refused", after=work.budget.floor_tokens, reason="does_not_fit"))
@@ -282,7 +287,7 @@ class Compactor:
         return Guarded(
             action=action,
             messages=messages,
-            tokens_before=work.count.tokens,
+            tokens_before=work.tokens_before,
             count=await self._counter.count(work.case.target.key, work.family, request),
             count_text=work.count_text,
             budget=work.budget,
@@ -313,7 +318,7 @@ class Compactor:
             model=work.case.label,
             window_tokens=work.window.tokens,
             window_source=work.window.source,
-            tokens_before=work.count.tokens,
+            tokens_before=work.tokens_before,
             tokens_after=guarded.count.tokens if guarded else after,
             covered_messages=compaction.covered_messages if compaction else 0,
             round=compaction.round if compaction else 0,
@@ -332,7 +337,7 @@ def _unchanged(work: Work) -> Guarded:
     return Guarded(
         action="compacted" if work.is_shortened else "none",
         messages=work.request.messages if work.is_shortened else None,
-        tokens_before=work.count.tokens,
+        tokens_before=work.tokens_before,
         count=work.count,
         count_text=work.count_text,
         budget=work.budget,

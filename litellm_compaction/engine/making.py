@@ -109,7 +109,9 @@ class Maker:
             rung="summary" if summary.text else "truncate",
             provisional=decision.provisional,
         )
-        await self._put(work.case.scope, compaction)
+        # Of the same messages the store keeps one record: the fuller one, for when there is room again.
+        if not (decision.provisional and base and base.covered_hash == covered_hash):
+            await self._put(work.case.scope, compaction)
         return Made(
             compaction=compaction,
             calls=summary.calls,

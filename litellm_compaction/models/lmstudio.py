@@ -15,6 +15,10 @@ import httpx
 from litellm_compaction.models.fetch import NotThisApi, get_json
 from litellm_compaction.models.listing_shapes import read_v0, read_v1
 
+# Where LM Studio's server listens unless it is told otherwise (LM Studio docs, "Running LM Studio as a server").
+DEFAULT_ADDRESS = "http://127.0.0.1:1234"
+DEFAULT_API_BASE = f"{DEFAULT_ADDRESS}/v1"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Instance:

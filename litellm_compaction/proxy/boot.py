@@ -15,12 +15,11 @@ import litellm
 from litellm_compaction.config import Settings, deployment_settings_from, settings_from
 from litellm_compaction.errors import ConfigError
 from litellm_compaction.master_key import ensure_master_key
+from litellm_compaction.models.lmstudio import DEFAULT_API_BASE
 from litellm_compaction.proxy.carriers import BYPASS_VARIABLE, is_bypassed
 
 logger = logging.getLogger("litellm_compaction")
 SECTION = "litellm_compaction"
-# LM Studio's documented default port.
-DEFAULT_API_BASE = "http://127.0.0.1:1234/v1"
 
 
 def load_settings() -> Settings:

@@ -34,6 +34,7 @@ logger = logging.getLogger("litellm_compaction")
 _GUARDED_CALLS = frozenset({"acompletion", "atext_completion"})
 _ROUTER_WAIT_S = 0.2
 _ROUTER_TRIES = 600
+_LOGGED_FRAMES = 4
 
 
 def load_handler() -> CompactionHandler:
@@ -96,8 +97,8 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
         except CompactionError as error:
             self._calls.close(_call_id(data))
             raise _as_bad_request(error) from error
-        except Exception as error:  # noqa: BLE001 - promise P8: we fail open, visibly
-            _log_failed_open("pre_call", error)
+        except Exception as error:  # noqa: BLE001 - fails open (P8)
+            _failed_open("pre_call", error)
         return None
 
     async def async_pre_call_deployment_hook(self, kwargs: dict[str, Any], call_type: Any) -> dict[str, Any] | None:
@@ -108,8 +109,8 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
             return await self._gate.before_deployment(_router(), kwargs)
         except CompactionError as error:
             raise _as_litellm_error(error, kwargs) from error
-        except Exception as error:  # noqa: BLE001 - promise P8: we fail open, visibly
-            _log_failed_open("deployment", error)
+        except Exception as error:  # noqa: BLE001 - fails open (P8)
+            _failed_open("deployment", error)
             return None
 
     async def async_post_call_streaming_iterator_hook(
@@ -189,22 +190,29 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
             if (router := _router()) is not None:
                 try:
                     await self._gate.probe(router)
-                except Exception as error:  # noqa: BLE001 - promise P8: we fail open, visibly
-                    _log_failed_open("probe", error)
+                except Exception as error:  # noqa: BLE001 - fails open (P8)
+                    _failed_open("probe", error)
                 return
             await asyncio.sleep(_ROUTER_WAIT_S)
 
     def _learn_overflow(self, call: Call, message: str) -> None:
-        overflow = overflow_from_text(message)
-        if overflow is not None and call.case is not None:
-            self._compactor.learn_window(call.case, overflow.window_tokens)
+        try:
+            overflow = overflow_from_text(message)
+            if overflow is not None and call.case is not None:
+                self._compactor.learn_window(call.case, overflow.window_tokens)
+        except Exception as error:  # noqa: BLE001 - fails open (P8)
+            # The client gets the server's own error, not one of ours.
+            _failed_open("learn_overflow", error)
 
 
-def _log_failed_open(hook: str, error: Exception) -> None:
-    """Says that a request went on unguarded, and where; an error's own text may quote a conversation."""
-    frames = traceback.extract_tb(error.__traceback__)
-    place = " < ".join(f"{Path(frame.filename).name}:{frame.lineno}" for frame in reversed(frames[-4:]))
-    logger.error("failed_open hook=%s error=%s at %s", hook, type(error).__name__, place)
+def _failed_open(hook: str, error: Exception) -> None:
+    """Logs an error of ours with its place, and without its message: that may quote the conversation (P9)."""
+    place = " < ".join(f"{Path(frame.filename).name}:{frame.lineno}" for frame in _last_frames(error))
+    logger.error("failed_open hook=%s error=%s at=%s", hook, type(error).__name__, place)
+
+
+def _last_frames(error: Exception) -> list[traceback.FrameSummary]:
+    return traceback.extract_tb(error.__traceback__)[: -_LOGGED_FRAMES - 1 : -1]
 
 
 def _router() -> Any:

@@ -17,7 +17,9 @@ from litellm_compaction.simulator import ChatCall, Model, Reply, RequestRecord, 
 from tests.integration.harness import CHAT, Proxy, proxy, write_config
 from tests.integration.validity import problems
 
-KEY = "qwen3-8b"
+KEY = "qwen2.5-7b-instruct"
+# Models that think need more room for an answer.
+THINKING_KEY = "qwen3-8b"
 SUMMARY = "### Current state\nEverything that was decided so far is kept."
 _INSTRUCTION = "You write the record"
 _BESIDE = Path(__file__).parent / "beside_config"
@@ -59,7 +61,7 @@ class Group:
     factor: float = 1.0
     key: str = KEY
     provider: str = "lm_studio"
-    architecture: str = "qwen3"
+    architecture: str = "qwen2"
     compaction: Mapping[str, Any] = field(default_factory=dict)
     params: Mapping[str, Any] = field(default_factory=dict)
     guarded: bool = True

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.bench import OPEN, Bench, Group, open_bench
+from tests.integration.bench import OPEN, THINKING_KEY, Bench, Group, open_bench
 from tests.integration.plain_server import PlainServer, plain_entries, serve_plain
 
 # Several tests change what a group's simulator says or has loaded; these groups are theirs alone.
@@ -20,15 +20,18 @@ _GROUPS = [
     Group("shrinking", 16384),
     Group("growing", 8192),
     Group("summariser"),
-    Group("small", 4096, key="qwen2.5-7b-instruct", architecture="qwen2"),
+    Group("thinking", key=THINKING_KEY, architecture="qwen3"),
+    Group("settling", key=THINKING_KEY, architecture="qwen3"),
+    Group("small", 4096),
     Group("off", compaction={"mode": "off"}, guarded=False),
     Group("observed", 4096, compaction={"mode": "observe"}, guarded=False),
     *(
-        Group(f"first-{factor}-{share}", 4096, factor=factor, key="qwen2.5-7b-instruct", architecture="qwen2")
+        Group(f"first-{factor}-{share}", 4096, factor=factor)
         for factor in (0.8, 1.0, 1.2)
         for share in (60, 75, 90, 200)
     ),
 ]
+_SABOTAGED = [Group(key, key=key, guarded=False) for key in ("sabotaged-count", "sabotaged-learn")]
 
 
 @pytest.fixture(autouse=True)
@@ -76,7 +79,7 @@ def permissive(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     """What the defaults leave closed is open here: excerpts, opting out; and no notices, no warm-up."""
     with open_bench(
         _folder(tmp_path_factory),
-        [Group("local"), Group("opted", guarded=False), Group("cold", None)],
+        [Group("local"), Group("opted", guarded=False), Group("cold", None), *_SABOTAGED],
         {
             "oversized_tool_result": "excerpt",
             "oversized_user_message": "excerpt",
@@ -85,6 +88,7 @@ def permissive(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
             "when_not_loaded": "error",
             "window_cache_s": 0.2,
         },
+        litellm_settings={"callbacks": ["sabotage.handler"]},
     ) as bench:
         yield bench
 
@@ -92,17 +96,23 @@ def permissive(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
 @pytest.fixture(scope="session")
 def patient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     """A window once read is trusted for minutes; notices are sent as reasoning."""
-    shapes = ("string", "object")
+    kinds = {
+        "cut": {"truncated_usage": "kept"},
+        "string": {"overflow": "error_400_string"},
+        "object": {"overflow": "error_400_object", "error_shape": "object"},
+        "event": {"overflow": "error_event"},
+        "empty": {},
+    }
     with open_bench(
         _folder(tmp_path_factory),
         [
             Group("local"),
-            Group("cut", 16384, simulator={"truncated_usage": "kept"}),
+            Group("grown"),
             *(
-                Group(f"refusing-{shape}", 16384, simulator={"overflow": f"error_400_{shape}", "error_shape": shape})
-                for shape in shapes
+                Group(f"{kind}-{how}", 16384, simulator=simulator)
+                for kind, simulator in kinds.items()
+                for how in ("plain", "stream")
             ),
-            Group("event", 16384, simulator={"overflow": "error_event"}),
         ],
         {"window_cache_s": 3600, "notices": "reasoning"},
         router_settings={"num_retries": 0, "disable_cooldowns": True},

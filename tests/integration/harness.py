@@ -72,6 +72,7 @@ class Proxy:
     client: httpx.Client
     lines: list[str] = field(default_factory=list)
     key: str = MASTER_KEY
+    said: threading.Condition = field(default_factory=threading.Condition)
 
     @property
     def headers(self) -> dict[str, str]:
@@ -96,8 +97,18 @@ class Proxy:
             return Streamed(answer.status_code, answer.headers, answer.read())
 
     def logged(self, pattern: str) -> list[str]:
-        """The log lines that contain `pattern`."""
+        """The log lines so far that contain `pattern`."""
         return [line for line in list(self.lines) if re.search(pattern, line)]
+
+    def expect_logged(self, pattern: str, timeout_s: float = 10.0) -> list[str]:
+        """The same, as soon as there is one: a line may come after the answer.
+
+        Raises:
+            AssertionError: none came in time.
+        """
+        with self.said:
+            assert self.said.wait_for(lambda: self.logged(pattern), timeout_s), f"nobody logged {pattern}"
+        return self.logged(pattern)
 
 
 def environment(**extra: str) -> dict[str, str]:
@@ -174,7 +185,9 @@ def proxy(config: Path, **environ: str) -> Iterator[Proxy]:
     def read() -> None:
         assert process.stdout is not None
         for line in process.stdout:
-            running.lines.append(line.rstrip("\n"))
+            with running.said:
+                running.lines.append(line.rstrip("\n"))
+                running.said.notify_all()
             if "Uvicorn running on" in line:
                 ready.set()
         ready.set()

@@ -170,7 +170,12 @@ def _text_events(body: JsonDict) -> list[JsonDict]:
 
 def _embedding(body: JsonDict) -> JsonDict:
     row = {"object": "embedding", "index": 0, "embedding": [0.5, 0.25]}
-    return {"object": "list", "model": body.get("model"), "data": [row], "usage": {"prompt_tokens": 2, "total_tokens": 2}}
+    return {
+        "object": "list",
+        "model": body.get("model"),
+        "data": [row],
+        "usage": {"prompt_tokens": 2, "total_tokens": 2},
+    }
 
 
 def _message(body: JsonDict) -> JsonDict:

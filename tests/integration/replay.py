@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from litellm_compaction.simulator import ChatCall, Fault, Reply, Simulator, summary_of_facts
+from tests.integration.bench import is_summary_call, overrun
 from tests.integration.harness import Proxy
 from tests.integration.validity import problems, searchable
 
 FOLDER = Path(__file__).parents[3] / "shared" / "transcripts"
-_INSTRUCTION = "You write the record"
 
 
 @dataclass
@@ -51,11 +51,6 @@ def transcripts() -> list[Transcript]:
     return [Transcript(name, d["messages"], d.get("tools") or [], d["facts"]) for name, d in loaded]
 
 
-def is_summary_call(body: dict[str, Any] | None) -> bool:
-    messages = (body or {}).get("messages") or [{}]
-    return len(messages) == 1 and str(messages[0].get("content", "")).startswith(_INSTRUCTION)
-
-
 def summariser(kind: str, facts: list[str]) -> Callable[[ChatCall], Reply | None]:
     """An ideal summariser keeps every fact that it is shown, a dead one answers with an error."""
 
@@ -83,7 +78,7 @@ def replay(proxy: Proxy, simulator: Simulator, model: str, transcript: Transcrip
         answer = proxy.post(body)
         result.requests += 1
         records = [r for r in simulator.requests[seen:] if r.path == "/v1/chat/completions"]
-        result.truncated += sum(r.truncated or r.outcome in ("overflow", "mid_overflow") for r in records)
+        result.truncated += sum(bool(overrun(r)) for r in records)
         result.summaries += sum(is_summary_call(r.body) for r in records)
         if answer.status_code == 400 and "cannot be compacted" in answer.text:
             result.refused += 1

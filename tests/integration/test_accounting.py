@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +14,8 @@ import pytest
 
 from litellm_compaction.simulator import Fault, Reply
 from tests.integration.bench import Bench, Group, answers, open_bench
-from tests.integration.conversations import answered, talk
+from tests.integration.conversations import ONE_ROUND, answered, talk
+from tests.integration.harness import environment
 
 pytestmark = pytest.mark.proxy
 
@@ -75,7 +78,7 @@ def test_one_row_per_call_all_paid_by_the_same_key(office: Bench, rows: Rows, st
     """A compacted request leaves one row for the client's call and one for the summary, of the same key and people."""
     watch = office.watch("local")
     rows.begin()
-    messages = talk(f"paying {stream}", 5700)
+    messages = talk(f"paying {stream}", ONE_ROUND)
     answer = _ask(office, "sk-anna", "local", messages, user="customer-1", stream=stream)
     assert answer.headers["x-litellm-compaction"] == "compacted"
     found = rows.expect(2)
@@ -96,13 +99,13 @@ def test_one_row_per_call_all_paid_by_the_same_key(office: Bench, rows: Rows, st
 def test_rows_are_no_more_than_calls(office: Bench, rows: Rows) -> None:
     """Reuse costs one row, a failed summary one failure row, a refusal no upstream row; nothing is counted twice."""
     watch = office.watch("local")
-    messages = talk("counting", 5700)
+    messages = talk("counting", ONE_ROUND)
     rows.begin()
     _ask(office, "sk-anna", "local", messages)
     _ask(office, "sk-anna", "local", messages)
     assert len(rows.expect(3)) == 3
     office.watch("local", answers(Reply(fault=Fault("500"))))
-    _ask(office, "sk-anna", "local", talk("counting a failure", 5700))
+    _ask(office, "sk-anna", "local", talk("counting a failure", ONE_ROUND))
     found = rows.expect(5)
     _ask(office, "sk-anna", "local", messages[:3])
     assert len(rows.expect(6)) == 6
@@ -132,9 +135,43 @@ def test_nothing_of_the_conversation_and_nothing_of_ours_is_in_metadata(office: 
     assert len(found) >= 3
     for row in found:
         assert _CANARY not in row["metadata"]
-        assert "user_api_key_budget_reservation" not in row["metadata_keys"] or row["messages"] > 1
         # `autorouter_compaction` is LiteLLM's own name for the origin of such calls.
-        assert "compaction" not in row["metadata"].replace("autorouter_compaction", "").replace("compaction.handler", "")
+        assert "compaction" not in row["metadata"].replace("autorouter_compaction", "")
+
+
+_RESERVED = """
+import asyncio, json
+from litellm_compaction.proxy.internal import summary_asker
+
+class Router:
+    async def acompletion(self, **arguments):
+        print("SENT", json.dumps(arguments, default=str))
+        raise ValueError
+
+parent = {
+    "user_api_key_hash": "h", "user_api_key_user_id": "anna", "user_api_key_budget_reservation": {"reserved_cost": 0.5},
+    "user_api_key_auth": {"user_id": "anna", "budget_reservation": {"reserved_cost": 0.5}}, "secret_note": "MINE",
+}
+try:
+    asyncio.run(summary_asker(Router(), "m", parent, timeout_s=1)("text", max_tokens=5))
+except Exception as error:
+    print(type(error).__name__)
+"""
+
+
+def test_budget_reservation_stays_with_the_clients_call() -> None:
+    """A summary call carries who pays, but neither the client's budget reservation nor its other metadata.
+
+    Without a database no proxy reserves anything, so this one call is looked at without a proxy.
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", _RESERVED], env=environment(), capture_output=True, text=True, check=True, timeout=120
+    )
+    (sent,) = [line for line in done.stdout.splitlines() if line.startswith("SENT")]
+    assert '"user_api_key_user_id": "anna"' in sent
+    assert "reserved_cost" not in sent
+    assert "MINE" not in sent
+    assert done.stdout.splitlines()[-1] == "SummaryFailed"
 
 
 def test_summary_calls_are_not_compacted_themselves(office: Bench) -> None:
@@ -149,10 +186,9 @@ def test_summary_calls_are_not_compacted_themselves(office: Bench) -> None:
 def test_tenants_do_not_share_compactions(office: Bench) -> None:
     """The identical conversation of another team, or of another user without a team, is compacted anew."""
     watch = office.watch("shared")
-    messages = talk("tenants", 5700)
-    done = []
-    for key in ("sk-anna", "sk-arno", "sk-bert", "sk-carl", "sk-dora", "sk-carl", "sk-anna"):
-        done.append(_ask(office, key, "shared", messages).headers["x-litellm-compaction"])
+    messages = talk("tenants", ONE_ROUND)
+    keys = ("sk-anna", "sk-arno", "sk-bert", "sk-carl", "sk-dora", "sk-carl", "sk-anna")
+    done = [_ask(office, key, "shared", messages).headers["x-litellm-compaction"] for key in keys]
     assert done == ["compacted", "reused", "compacted", "compacted", "compacted", "reused", "reused"]
     assert len(watch.summaries) == 4
 
@@ -160,16 +196,16 @@ def test_tenants_do_not_share_compactions(office: Bench) -> None:
 def test_key_without_access_to_the_pruning_model_uses_its_own(office: Bench) -> None:
     """A key that may not call the pruning model gets its summaries from the model that it may call."""
     pruner, watch = office.watch("pruner"), office.watch("pruned")
-    assert _ask(office, "sk-only-pruned", "pruned", talk("access", 5700)).status_code == 200
+    assert _ask(office, "sk-only-pruned", "pruned", talk("access", ONE_ROUND)).status_code == 200
     assert (len(pruner.summaries), len(watch.summaries)) == (0, 1)
-    assert _ask(office, "sk-anna", "pruned", talk("access", 5700)).status_code == 200
+    assert _ask(office, "sk-anna", "pruned", talk("access", ONE_ROUND)).status_code == 200
     assert (len(pruner.summaries), len(watch.summaries)) == (1, 1)
 
 
 def test_metadata_cannot_smuggle_another_identity(office: Bench) -> None:
     """A client that writes another's ids into its metadata still gets its own scope."""
     watch = office.watch("shared")
-    messages = talk("smuggling", 5700)
+    messages = talk("smuggling", ONE_ROUND)
     _ask(office, "sk-anna", "shared", messages)
     calls = len(watch.summaries)
     forged = {"user_api_key_team_id": "red", "user_api_key_user_id": "anna", "user_api_key": "x"}

@@ -10,7 +10,7 @@ import pytest
 
 from litellm_compaction.simulator import ChatCall, Fault, Gate, Reply
 from tests.integration.bench import Bench, answers, is_summary_call
-from tests.integration.conversations import answered, prose, talk, tool_round, tools
+from tests.integration.conversations import ONE_ROUND, answered, prose, talk, tool_round, tools
 from tests.integration.validity import text_of
 
 pytestmark = pytest.mark.proxy
@@ -81,9 +81,19 @@ def test_answer_is_bounded(guarded: Bench, size: int, asked: dict[str, int], exp
     if expected is not None:
         assert limit == expected
     else:
-        assert 1024 <= limit <= WINDOW - record.prompt_tokens
+        assert 256 <= limit <= WINDOW - record.prompt_tokens
         assert limit > 0.7 * (WINDOW - record.prompt_tokens - 64) - 0.3 * record.prompt_tokens
     assert (record.body or {}).get("max_completion_tokens", 0) <= limit
+
+
+def test_model_that_thinks_gets_room_to_think(guarded: Bench) -> None:
+    """At least 1024 tokens are kept free for the answer of a model that thinks first."""
+    for tokens in range(5000, 7000, 250):
+        watch = guarded.watch("thinking")
+        messages = talk(f"thinking {tokens}", tokens)
+        assert guarded.proxy.chat("thinking", messages).status_code == 200
+        assert watch.bodies[-1]["max_tokens"] >= 1024
+        assert watch.problems(messages) == []
 
 
 def _too_large() -> list[Any]:
@@ -222,7 +232,7 @@ def test_summary_cannot_add_system_text_or_roles(guarded: Bench) -> None:
 def test_next_turn_and_repeated_request_send_the_same_bytes(guarded: Bench) -> None:
     """A compaction is reused: the same prefix upstream, byte for byte, and no further summary call."""
     watch = guarded.watch("long")
-    messages = talk("long", 5700)
+    messages = talk("long", ONE_ROUND)
     assert guarded.proxy.chat("long", messages).headers["x-litellm-compaction"] == "compacted"
     assert len(watch.summaries) == 1
     assert guarded.proxy.chat("long", messages).headers["x-litellm-compaction"] == "reused"
@@ -236,11 +246,21 @@ def test_next_turn_and_repeated_request_send_the_same_bytes(guarded: Bench) -> N
     assert watch.chats[-1].cached_tokens > 0.9 * watch.chats[0].prompt_tokens
 
 
+@pytest.mark.xfail(strict=True, reason="engine/compactor.py guard() looks into the store only above the trigger")
+def test_repeated_request_is_reused_although_the_count_has_settled(guarded: Bench) -> None:
+    """A compaction made while the count was uncertain is reused after calibration, not dropped for the whole list."""
+    watch = guarded.watch("settling")
+    messages = talk("settling", 5700)
+    assert guarded.proxy.chat("settling", messages).headers["x-litellm-compaction"] == "compacted"
+    assert guarded.proxy.chat("settling", messages).headers["x-litellm-compaction"] == "reused"
+    assert watch.sent(1) == watch.sent(0)
+
+
 def test_identical_concurrent_requests_share_one_summary(guarded: Bench) -> None:
     """Four identical requests at the same time cost one summary call and send the same bytes."""
     gate = Gate()
     watch = guarded.watch("twin", answers(Reply("### Current state\nShared.", gate=gate)))
-    messages = talk("twins", 5700)
+    messages = talk("twins", ONE_ROUND)
     with ThreadPoolExecutor(4) as pool:
         running = [pool.submit(guarded.proxy.chat, "twin", messages) for _ in range(4)]
         assert gate.reached.wait(10)
@@ -255,7 +275,7 @@ def test_clock_in_the_system_prompt_does_not_cost_a_summary(guarded: Bench) -> N
     """A system prompt that changes with every request is sent as it is, before the reused record."""
     watch = guarded.watch("clock")
     for minute in range(3):
-        messages = talk("clocks", 5700, system=f"It is 12:0{minute}.")
+        messages = talk("clocks", ONE_ROUND, system=f"It is 12:0{minute}.")
         assert guarded.proxy.chat("clock", messages).status_code == 200
         assert watch.sent()[0] == messages[0]
         assert watch.sent()[1:] == watch.sent(0)[1:]
@@ -265,7 +285,7 @@ def test_clock_in_the_system_prompt_does_not_cost_a_summary(guarded: Bench) -> N
 def test_edited_history_is_not_covered_by_the_old_summary(guarded: Bench) -> None:
     """An edit inside the covered part makes a new summary; the old one never stands for words it has not seen."""
     watch = guarded.watch("edited")
-    messages = talk("edits", 5700)
+    messages = talk("edits", ONE_ROUND)
     assert guarded.proxy.chat("edited", messages).status_code == 200
     edited = [messages[0], {"role": "user", "content": "Let us rather work on another plan."}, *messages[2:]]
     assert guarded.proxy.chat("edited", edited).headers["x-litellm-compaction"] == "compacted"
@@ -311,7 +331,7 @@ def test_useless_summariser_costs_little_and_fails_no_request(guarded: Bench, re
     assert watch.problems(messages) == []
     assert len(watch.chats) == 1
     assert 1 <= len(watch.summaries) <= 4
-    assert guarded.proxy.logged(r"fallback model=summariser .* reason=\w+")
+    assert guarded.proxy.expect_logged(r"fallback model=summariser .* reason=\w+")
 
 
 def test_failed_summary_is_not_asked_for_again_next_turn(guarded: Bench) -> None:
@@ -337,8 +357,39 @@ def test_summariser_prompt_fits_its_own_window(guarded: Bench) -> None:
 # P8: open while unknown, closed once known.
 
 
+def test_defect_of_ours_fails_open_and_shows(permissive: Bench) -> None:
+    """When our own counting breaks, the request goes on unchanged, and the log says where, without its words."""
+    watch = permissive.watch("sabotaged-count")
+    canary = "BLUE-CANARY-1138"
+    messages = [*talk("broken inside", 800), {"role": "assistant", "content": "."}, {"role": "user", "content": canary}]
+    for stream in (False, True):
+        answer = permissive.proxy.post({"model": "sabotaged-count", "messages": messages, "stream": stream})
+        assert answer.status_code == 200
+        assert watch.sent() == messages
+        assert "max_tokens" not in watch.bodies[-1]
+    assert len(permissive.proxy.logged(r"ERROR: failed_open hook=pre_call error=ValueError at=sabotage\.py")) == 2
+    assert len(permissive.proxy.logged(r"ERROR: failed_open hook=deployment error=ValueError")) == 2
+    assert [line for line in permissive.proxy.lines if canary in line] == []
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_defect_after_the_answer_does_not_take_the_answer_away(permissive: Bench, stream: bool) -> None:
+    """When learning from an answer breaks, the client has its answer all the same."""
+    permissive.watch("sabotaged-learn")
+    messages = talk(f"broken after {stream}", 800)
+    if not stream:
+        answer = permissive.proxy.chat("sabotaged-learn", messages)
+        assert answer.status_code == 200
+        assert answer.json()["choices"][0]["message"]["content"] == "Understood."
+        return
+    streamed = permissive.proxy.stream("sabotaged-learn", messages)
+    assert streamed.text == "Understood."
+    assert streamed.lines[-1] == "data: [DONE]"
+    assert [chunk for chunk in streamed.chunks if "error" in chunk] == []
+
+
 def test_client_sees_its_own_error_from_upstream(guarded: Bench) -> None:
-    """An upstream failure that has nothing to do with the window reaches the client as the stock proxy would pass it."""
+    """An upstream failure that has nothing to do with the window reaches the client as it is."""
     watch = guarded.watch("local", answers(reply=Reply(fault=Fault("500", message="the GPU fell off"))))
     answer = guarded.proxy.chat("local", talk("failure", 500))
     assert answer.status_code == 500
@@ -355,7 +406,7 @@ def test_observe_changes_nothing_and_says_what_it_would_do(guarded: Bench) -> No
     assert watch.sent() == messages
     assert "max_tokens" not in watch.bodies[0]
     assert watch.summaries == []
-    assert guarded.proxy.logged(r"observed model=observed .*reason=summarize")
+    assert guarded.proxy.expect_logged(r"observed model=observed .*reason=summarize")
 
 
 def test_notices_in_history_are_stripped_upstream(guarded: Bench) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from litellm_compaction.simulator import Fault, Reply
 from tests.integration.bench import Bench, answers
-from tests.integration.conversations import answered, talk, tools
+from tests.integration.conversations import ONE_ROUND, answered, talk, tools
 
 pytestmark = pytest.mark.proxy
 
@@ -21,7 +21,7 @@ SCHEMA = {"type": "json_schema", "json_schema": {"name": "answer", "schema": {"t
 def test_compacted_stream_opens_with_the_notice_once(guarded: Bench) -> None:
     """The notice is the first content of a compacted stream; the stream has one of everything that comes once."""
     guarded.watch("local", answers(reply=Reply("word1 word2 word3")))
-    answer = guarded.proxy.stream("local", talk("stream", 6000))
+    answer = guarded.proxy.stream("local", talk("stream", ONE_ROUND))
     assert answer.status == 200
     assert answer.text == NOTICE + "word1 word2 word3"
     contents = [delta["content"] for delta in answer.deltas if delta.get("content")]
@@ -39,7 +39,7 @@ def test_compacted_stream_opens_with_the_notice_once(guarded: Bench) -> None:
 def test_reused_compaction_is_not_announced(guarded: Bench) -> None:
     """A stream that reuses a compaction carries the model's words only."""
     guarded.watch("local")
-    messages = talk("quiet reuse", 6000)
+    messages = talk("quiet reuse", ONE_ROUND)
     assert guarded.proxy.stream("local", messages).text == NOTICE + "Understood."
     again = guarded.proxy.stream("local", answered(messages, NOTICE + "Understood.", "Go on."))
     assert again.text == "Understood."
@@ -54,7 +54,7 @@ def test_reused_compaction_is_not_announced(guarded: Bench) -> None:
 def test_structured_answers_carry_no_notice(guarded: Bench, extra: dict[str, Any]) -> None:
     """JSON mode, structured output and several choices stay free of notices."""
     guarded.watch("local", answers(reply=Reply('{"a": 1}')))
-    answer = guarded.proxy.stream("local", talk(f"structured {extra}", 6000), **extra)
+    answer = guarded.proxy.stream("local", talk(f"structured {extra}", ONE_ROUND), **extra)
     assert answer.headers["x-litellm-compaction"] == "compacted"
     assert json.loads(answer.text) == {"a": 1}
 
@@ -62,7 +62,7 @@ def test_structured_answers_carry_no_notice(guarded: Bench, extra: dict[str, Any
 def test_tool_call_after_a_notice_is_whole(guarded: Bench) -> None:
     """A compacted stream that calls a tool gives the call once and whole, with its finish reason."""
     guarded.watch("local", answers(reply=Reply("", tool_calls=[("tool_0", '{"path": "a.txt"}')])))
-    answer = guarded.proxy.stream("local", talk("calling", 6000), tools=tools(2))
+    answer = guarded.proxy.stream("local", talk("calling", ONE_ROUND), tools=tools(2))
     calls = [call for delta in answer.deltas for call in delta.get("tool_calls") or ()]
     assert [call["function"]["name"] for call in calls if call["function"].get("name")] == ["tool_0"]
     assert "".join(call["function"].get("arguments") or "" for call in calls) == '{"path": "a.txt"}'
@@ -73,14 +73,14 @@ def test_tool_call_after_a_notice_is_whole(guarded: Bench) -> None:
 def test_reasoning_stream_keeps_its_reasoning(guarded: Bench) -> None:
     """Reasoning deltas of a compacted stream arrive complete, and the notice does not mix into them."""
     guarded.watch("local", answers(reply=Reply("Four.", reasoning="Two and two.")))
-    answer = guarded.proxy.stream("local", talk("thinking", 6000))
+    answer = guarded.proxy.stream("local", talk("thinking", ONE_ROUND))
     assert (answer.reasoning, answer.text) == ("Two and two.", NOTICE + "Four.")
 
 
 def test_notices_off(permissive: Bench) -> None:
     """With `notices: off` a compacted stream carries the model's words only, and still says so in a header."""
     permissive.watch("local")
-    answer = permissive.proxy.stream("local", talk("off", 6000))
+    answer = permissive.proxy.stream("local", talk("off", ONE_ROUND))
     assert answer.headers["x-litellm-compaction"] == "compacted"
     assert (answer.text, answer.reasoning) == ("Understood.", "")
 
@@ -88,7 +88,7 @@ def test_notices_off(permissive: Bench) -> None:
 def test_notices_as_reasoning(patient: Bench) -> None:
     """With `notices: reasoning` the notice is the first reasoning delta and the content stays clean."""
     patient.watch("local")
-    answer = patient.proxy.stream("local", talk("as reasoning", 6000))
+    answer = patient.proxy.stream("local", talk("as reasoning", ONE_ROUND))
     assert (answer.text, answer.reasoning) == ("Understood.", NOTICE)
     assert [delta["role"] for delta in answer.deltas if delta.get("role")] == ["assistant"]
 
@@ -97,7 +97,7 @@ def test_notices_as_reasoning(patient: Bench) -> None:
 def test_usage_comes_when_asked_for_and_only_then(guarded: Bench, stream: bool) -> None:
     """A streaming client gets exactly one usage chunk if it asked for it, none if not; others always get usage."""
     watch = guarded.watch("local")
-    messages = talk(f"usage {stream}", 6000)
+    messages = talk(f"usage {stream}", ONE_ROUND)
     if not stream:
         usage = guarded.proxy.chat("local", messages).json()["usage"]
         assert usage["prompt_tokens"] == watch.chats[-1].prompt_tokens
@@ -112,7 +112,7 @@ def test_usage_comes_when_asked_for_and_only_then(guarded: Bench, stream: bool) 
 def test_headers_say_what_was_done(guarded: Bench, stream: bool) -> None:
     """Headers tell none, compacted, then reused, with tokens before and after, the window and the round."""
     watch = guarded.watch("local")
-    messages = talk(f"headers {stream}", 6000)
+    messages = talk(f"headers {stream}", ONE_ROUND)
     seen = []
     for sent in (messages[:3], messages, messages):
         body = {"model": "local", "messages": sent, "stream": stream}
@@ -138,11 +138,11 @@ def test_openai_client_reads_a_compacted_stream(guarded: Bench) -> None:
     guarded.watch("local", answers(reply=Reply("word1 word2")))
     with openai.OpenAI(base_url=f"{guarded.proxy.base_url}/v1", api_key=guarded.proxy.key, max_retries=0) as client:
         text, reasons = "", []
-        with client.chat.completions.create(model="local", messages=talk("sync", 6000), stream=True) as stream:  # type: ignore[arg-type]
+        with client.chat.completions.create(model="local", messages=talk("sync", ONE_ROUND), stream=True) as stream:  # type: ignore[arg-type]
             for chunk in stream:
                 text += chunk.choices[0].delta.content or ""
                 reasons += [chunk.choices[0].finish_reason] if chunk.choices[0].finish_reason else []
-        whole = client.chat.completions.create(model="local", messages=talk("sync", 6000))  # type: ignore[arg-type]
+        whole = client.chat.completions.create(model="local", messages=talk("sync", ONE_ROUND))  # type: ignore[arg-type]
     assert (text, reasons) == (NOTICE + "word1 word2", ["stop"])
     assert whole.choices[0].message.content == "word1 word2"
 
@@ -155,7 +155,7 @@ async def test_async_openai_client_reads_a_compacted_stream(guarded: Bench) -> N
         text, usages = "", []
         stream = await client.chat.completions.create(
             model="local",
-            messages=talk("async", 6000),  # type: ignore[arg-type]
+            messages=talk("async", ONE_ROUND),  # type: ignore[arg-type]
             stream=True,
             stream_options={"include_usage": True},
         )
@@ -177,6 +177,6 @@ def test_error_inside_a_compacted_stream_reaches_the_client(guarded: Bench) -> N
     """A stream that breaks in the middle ends with an error event, not with a regular end."""
     broken = Reply("word " * 40, fault=Fault("error_event", "mid_text", message="generation failed"))
     guarded.watch("local", answers(reply=broken))
-    answer = guarded.proxy.stream("local", talk("broken", 6000))
+    answer = guarded.proxy.stream("local", talk("broken", ONE_ROUND))
     assert answer.finish_reasons == []
     assert [chunk for chunk in answer.chunks if "error" in chunk]

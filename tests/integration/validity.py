@@ -75,7 +75,7 @@ def _shape(upstream: Sequence[JsonDict]) -> list[str]:
 def _sacred(original: Sequence[JsonDict], upstream: Sequence[JsonDict]) -> list[str]:
     found: list[str] = []
     # LiteLLM itself makes `developer` a `system` message for LM Studio, so the role is not compared.
-    if [text_of(each) for each in upstream if _is_system(each)] != [text_of(each) for each in original if _is_system(each)]:
+    if _system_texts(upstream) != _system_texts(original):
         found.append("the system messages changed")
     newest = [message for message in original if message["role"] == "user"][-1]
     if not any(message["role"] == "user" and text_of(message).endswith(text_of(newest)) for message in upstream):
@@ -88,6 +88,10 @@ def _sacred(original: Sequence[JsonDict], upstream: Sequence[JsonDict]) -> list[
 
 def _is_system(message: JsonDict) -> bool:
     return message["role"] in ("system", "developer")
+
+
+def _system_texts(messages: Sequence[JsonDict]) -> list[str]:
+    return [text_of(message) for message in messages if _is_system(message)]
 
 
 def _open_round(messages: Sequence[JsonDict]) -> Sequence[JsonDict]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from fastapi import Request
 from litellm.proxy._types import UserAPIKeyAuth
 
-_KEYS = {
+_KEYS: dict[str, dict[str, Any]] = {
     "sk-anna": {"user_id": "anna", "team_id": "red"},
     "sk-arno": {"user_id": "arno", "team_id": "red"},
     "sk-bert": {"user_id": "bert", "team_id": "blue"},

@@ -1,0 +1,186 @@
+"""A compactor with fakes around it: a counter without vocabulary, windows by number, a pruning model on a string."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from litellm_compaction.config import Settings, settings_from
+from litellm_compaction.core.compaction import Compaction
+from litellm_compaction.core.messages import Message, Request
+from litellm_compaction.engine import Attempts, Case, Compactor, Guarded, PruningModel
+from litellm_compaction.errors import StoreError
+from litellm_compaction.events import CompactionEvent, Event
+from litellm_compaction.models.counter import Count, TokenCounter
+from litellm_compaction.models.families import Family
+from litellm_compaction.models.window import Target, Windows
+from litellm_compaction.stores import MemoryStore
+from litellm_compaction.summarizer import SummaryAnswer
+from tests.core.conversations import JsonDict, broken_promises, count, parsed, size
+
+SUMMARY = "### Original task\nPort the parser.\n### Current state\nHalf of it is done."
+OVERHEAD_TOKENS = 20
+
+
+class FakeCounter(TokenCounter):
+    """Four characters are a token, in every family; what the servers reported is kept in `learned`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.learned: list[tuple[str, int]] = []
+
+    async def count(self, target_key: str, family: Family, request: Request) -> Count:
+        sizes = tuple(size(message) for message in request.messages)
+        tools_tokens = count(json.dumps(request.tools)) if request.tools else 0
+        tokens = OVERHEAD_TOKENS + tools_tokens + sum(sizes)
+        return Count(
+            tokens=tokens,
+            sizes=sizes,
+            tools_tokens=tools_tokens,
+            overhead_tokens=OVERHEAD_TOKENS,
+            error_ratio=0.0,
+            exact=True,
+            raw_tokens=tokens,
+        )
+
+    def text_counter(self, target_key: str, family: Family) -> Callable[[str], int]:
+        return count
+
+    def learn(self, target_key: str, counted: Count, prompt_tokens: int) -> None:
+        self.learned.append((target_key, prompt_tokens))
+
+
+class RecordingStore(MemoryStore):
+    """A memory store that keeps what was asked of it, and fails when told."""
+
+    def __init__(self) -> None:
+        super().__init__(ttl_s=3600, max_bytes=10_000_000)
+        self.finds = 0
+        self.kept: list[tuple[str, Compaction]] = []
+        self.broken = False
+
+    async def find(self, scope: str, hashes: Sequence[str]) -> list[Compaction]:
+        self.finds += 1
+        if self.broken:
+            raise StoreError("the store is down")
+        return await super().find(scope, hashes)
+
+    async def put(self, scope: str, compaction: Compaction) -> None:
+        if self.broken:
+            raise StoreError("the store is down")
+        self.kept.append((scope, compaction))
+        await super().put(scope, compaction)
+
+
+class FakeAsk:
+    """A pruning model: gives `answer`, or raises it; waits for `gate` when there is one."""
+
+    def __init__(self, answer: str | Exception = SUMMARY, *, gate: asyncio.Event | None = None) -> None:
+        self.answer = answer
+        self.gate = gate
+        self.asked = asyncio.Event()
+        self.prompts: list[str] = []
+        self.max_tokens: list[int] = []
+        self.cancelled = 0
+
+    async def __call__(self, prompt: str, *, max_tokens: int) -> SummaryAnswer:
+        self.prompts.append(prompt)
+        self.max_tokens.append(max_tokens)
+        self.asked.set()
+        try:
+            if self.gate is not None:
+                await self.gate.wait()
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return SummaryAnswer(text=self.answer)
+
+
+async def _loads_nothing() -> None:
+    return
+
+
+@dataclass
+class Bench:
+    """A compactor and everything around it."""
+
+    windows: Windows = field(default_factory=lambda: Windows(cache_s=5.0))
+    counter: TokenCounter = field(default_factory=FakeCounter)
+    store: RecordingStore = field(default_factory=RecordingStore)
+    ask: FakeAsk = field(default_factory=FakeAsk)
+    events: list[Event] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.compactor = Compactor(
+            windows=self.windows, counter=self.counter, store=self.store, observers=[self.events.append]
+        )
+
+    def target(self, window: int | None, *, model: str = "test-model", **changes: Any) -> Target:
+        known: dict[str, Any] = {
+            "key": f"id-{model}",
+            "model": model,
+            "api_base": None,
+            "api_key": None,
+            "context_length": window,
+            "is_lmstudio": False,
+        }
+        return Target(**{**known, **changes})
+
+    def pruning_model(self, ask: FakeAsk, *, label: str = "pruner", window: int | None = None) -> PruningModel:
+        """Another model with a window of its own, or the same one."""
+        target = self.target(window, model=label)
+        return PruningModel(label=label, target=target, ask=ask, is_same=window is None)
+
+    def case(
+        self,
+        window: int | None = 8192,
+        *,
+        scope: str = "team",
+        pruning_models: Sequence[PruningModel] | None = None,
+        attempts: Attempts | None = None,
+        target: Target | None = None,
+        warm_up: Callable[[], Awaitable[None]] = _loads_nothing,
+        **settings: Any,
+    ) -> Case:
+        chosen: Settings = settings_from(settings)
+        models = [self.pruning_model(self.ask)] if pruning_models is None else pruning_models
+        return Case(
+            label="served",
+            target=target or self.target(window),
+            settings=chosen,
+            scope=scope,
+            pruning_models=tuple(models),
+            warm_up=warm_up,
+            attempts=attempts or Attempts(summary_calls_left=chosen.max_summary_calls),
+        )
+
+    async def guard(self, raw: Sequence[JsonDict], window: int | None = 8192, **case: Any) -> Guarded:
+        return await self.compactor.guard(Request(messages=parsed(raw)), self.case(window, **case))
+
+    @property
+    def outcomes(self) -> list[str]:
+        return [event.outcome if isinstance(event, CompactionEvent) else event.reason for event in self.events]
+
+    @property
+    def last(self) -> CompactionEvent:
+        event = self.events[-1]
+        assert isinstance(event, CompactionEvent)
+        return event
+
+
+def sent(raw: Sequence[JsonDict], guarded: Guarded) -> tuple[Message, ...]:
+    """What goes upstream, after a check that it may: it keeps the promises and fits its window."""
+    assert guarded.budget.fits(guarded.count.tokens)
+    output_tokens = guarded.max_output_tokens(None)
+    assert guarded.count.tokens + guarded.count.margin_tokens + output_tokens <= guarded.window.tokens
+    assert output_tokens >= guarded.budget.rules.answer_min_tokens
+    messages = parsed(raw) if guarded.messages is None else guarded.messages
+    assert guarded.count.sizes == tuple(size(message) for message in messages)
+    if guarded.messages is not None:
+        assert broken_promises(parsed(raw), messages) == []
+    return messages

@@ -1,0 +1,150 @@
+"""Many turns: compaction stays rare, the record goes on, and nothing grows without end."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from litellm_compaction.core.messages import parse_message
+from litellm_compaction.errors import SummaryFailed
+from tests.core.conversations import JsonDict, as_bytes, assistant, calls, result, system, user
+from tests.engine.bench import Bench, FakeAsk, sent
+
+TASK = "Port src/parser.py to Rust and never touch /etc/passwd."
+# A summary as long as it may be.
+FULL = "### Original task\nPort the parser.\n" + "- a line of the record with src/file.rs in it\n" * 60
+
+
+@pytest.mark.parametrize("answer", [FULL, SummaryFailed("error")])
+@pytest.mark.parametrize("window", [4096, 8192, 16_384])
+async def test_thirty_turns_of_a_chat(answer: str | Exception, window: int) -> None:
+    """Never over the trigger, the task always there, few model calls, and a stable beginning between them."""
+    bench = Bench(ask=FakeAsk(answer))
+    raw: list[JsonDict] = [system(), user(TASK)]
+    before: list[str] = []
+    compacted = 0
+    for turn in range(30):
+        guarded = await bench.guard(raw, window)
+        messages = sent(raw, guarded)
+        assert not guarded.budget.triggers(guarded.count.tokens)
+        assert "never touch /etc/passwd" in "".join(message.text for message in messages)
+        if guarded.action == "compacted":
+            compacted += 1
+        else:
+            assert as_bytes(messages)[: len(before)] == before
+        before = as_bytes(messages)
+        words = window // 40
+        raw = [*raw, assistant(f"answer {turn} " + "word " * words), user(f"question {turn} " + "w " * words)]
+    assert 2 <= compacted <= 10
+    assert len(bench.ask.prompts) <= 2 * compacted
+    assert guarded.round == compacted
+
+
+@pytest.mark.parametrize("answer", [FULL, SummaryFailed("error")])
+async def test_sixty_rounds_of_an_agent(answer: str | Exception) -> None:
+    """One request and tool rounds without end: calls and results stay together, the request stays verbatim."""
+    bench = Bench(ask=FakeAsk(answer))
+    raw: list[JsonDict] = [system(), user(TASK)]
+    compacted = 0
+    for number in range(60):
+        ids = [f"c{number}_{each}" for each in range(1 + number % 3)]
+        raw = [*raw, calls(*ids), *(result(each, f"result {each} " + "data " * 100) for each in ids)]
+        guarded = await bench.guard(raw)
+        messages = sent(raw, guarded)
+        assert not guarded.budget.triggers(guarded.count.tokens)
+        assert messages[1].text.endswith(TASK)
+        compacted += guarded.action == "compacted"
+    assert 1 <= compacted <= 15
+
+
+async def test_segments_are_frozen_and_then_integrated() -> None:
+    """Round after round the earlier summary stays, byte for byte, until it takes a quarter; then one is made of all."""
+    bench = Bench()
+    raw: list[JsonDict] = [system(), user(TASK)]
+    grew = integrated = 0
+    for turn in range(120):
+        bench.ask.answer = f"### Current state\nSummary after turn {turn}. " + "so " * 400
+        await bench.guard(raw)
+        raw = [*raw, assistant(f"answer {turn} " + "word " * 150), user(f"question {turn}")]
+    records = [compaction for _, compaction in bench.store.kept]
+    for earlier, later in itertools.pairwise(records):
+        assert later.round == earlier.round + 1
+        assert later.covered_messages > earlier.covered_messages
+        if len(later.segments) > 1:
+            assert later.segments[:-1] == earlier.segments
+            grew += 1
+        else:
+            integrated += 1
+    assert grew >= 2
+    assert integrated >= 1
+
+
+async def test_a_huge_result_does_not_cost_the_record() -> None:
+    """Where it leaves no room for a summary, the record is carried shortened; later the full one goes on."""
+    bench = Bench()
+    bench.ask.answer = "### Current state\nREMEMBER-ME: the port is 8080.\n" + "- more about it\n" * 40
+    raw: list[JsonDict] = [system(), user(TASK)]
+    for number in range(40):
+        raw += [calls(f"c{number}"), result(f"c{number}", f"result {number} " + "data " * 120)]
+    await bench.guard(raw)
+    rich = bench.store.kept[-1][1]
+    assert not rich.provisional
+    asked = len(bench.ask.prompts)
+    huge = [*raw, calls("big"), result("big", "data " * 5800)]
+    guarded = await bench.guard(huge)
+    messages = sent(huge, guarded)
+    poor = bench.store.kept[-1][1]
+    assert poor.provisional
+    assert (poor.round, len(bench.ask.prompts)) == (rich.round + 1, asked)
+    assert (bench.last.outcome, bench.last.reason) == ("fallback", "no_room")
+    assert messages[-1].text == parse_message(huge[-1]).text
+    # The same request again finds its own record.
+    assert as_bytes(sent(huge, await bench.guard(huge))) == as_bytes(messages)
+    assert len(bench.store.kept) == 2
+    # Two rounds later the huge result is history, and the earlier record goes on as it was.
+    later = [*huge, *(each for n in range(6) for each in (calls(f"d{n}"), result(f"d{n}", "data " * 200)))]
+    bench.ask.answer = "### Current state\nThe big result was read."
+    guarded = await bench.guard(later)
+    sent(later, guarded)
+    next_record = bench.store.kept[-1][1]
+    assert not next_record.provisional
+    assert "REMEMBER-ME: the port is 8080." in next_record.summary
+    assert "The big result was read." in next_record.summary
+
+
+async def test_a_retry_after_a_regeneration_finds_the_shorter_record() -> None:
+    """Going back some turns reuses what was made for them: the longest record that still belongs."""
+    bench = Bench()
+    raw: list[JsonDict] = [system(), user(TASK)]
+    states: list[tuple[list[JsonDict], list[str]]] = []
+    for turn in range(40):
+        guarded = await bench.guard(raw)
+        if guarded.action == "compacted":
+            states.append((raw, as_bytes(sent(raw, guarded))))
+        raw = [*raw, assistant(f"answer {turn} " + "word " * 360), user(f"question {turn} " + "w " * 100)]
+    asked = len(bench.ask.prompts)
+    assert len(states) >= 3
+    for earlier, bytes_then in states:
+        guarded = await bench.guard(earlier)
+        assert guarded.action == "reused"
+        assert as_bytes(sent(earlier, guarded)) == bytes_then
+    assert len(bench.ask.prompts) == asked
+
+
+async def test_a_window_that_shrinks_for_a_moment_does_not_cost_the_record() -> None:
+    """Where the shrunk window has no room for a summary, the full record stays stored for when it grows again."""
+    bench = Bench()
+    filler = "- more about it\n" * 45
+    bench.ask.answer = f"### Current state\n{filler}REMEMBER-ME: the port is 8080.\n{filler}"
+    raw: list[JsonDict] = [system(), user(TASK)]
+    for number in range(20):
+        raw += [calls(f"c{number}"), result(f"c{number}", f"result {number} " + "data " * 120)]
+    raw += [calls("big"), result("big", "data " * 5500)]
+    full = sent(raw, await bench.guard(raw))
+    assert "REMEMBER-ME" in full[1].text
+    shrunk = sent(raw, await bench.guard(raw, 7800))
+    assert "REMEMBER-ME" not in shrunk[1].text
+    assert as_bytes(sent(raw, await bench.guard(raw, 7800))) == as_bytes(shrunk)
+    assert as_bytes(sent(raw, await bench.guard(raw))) == as_bytes(full)
+    assert len(bench.ask.prompts) == 1

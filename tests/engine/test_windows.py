@@ -1,0 +1,279 @@
+"""Windows that change, models that are not loaded, and what replies and errors teach."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import pytest
+
+from litellm_compaction.core.messages import Request
+from litellm_compaction.engine import Case
+from litellm_compaction.errors import ModelNotLoaded
+from litellm_compaction.events import TruncationAlarm
+from litellm_compaction.models.counter import TokenCounter
+from litellm_compaction.models.window import Windows
+from tests.core.conversations import as_bytes, chat, parsed
+from tests.engine.bench import SUMMARY, Bench, FakeCounter, sent
+
+LONG = chat(16, words=300)
+BASE = "http://lmstudio.test:1234/v1"
+
+
+class LMStudio:
+    """Lists one model; `context_length` is None while it is not loaded."""
+
+    def __init__(self, context_length: int | None) -> None:
+        self.context_length = context_length
+        self.reads = 0
+
+    def handle(self, request: httpx.Request) -> httpx.Response:
+        if request.url.path != "/api/v1/models":
+            return httpx.Response(200, json={"error": "Unexpected endpoint."})
+        self.reads += 1
+        loaded = [{"id": "test-model", "config": {"context_length": self.context_length, "parallel": 1}}]
+        model: dict[str, Any] = {
+            "type": "llm",
+            "publisher": "x",
+            "key": "test-model",
+            "architecture": "x",
+            "loaded_instances": loaded if self.context_length else [],
+            "max_context_length": 262_144,
+        }
+        return httpx.Response(200, json={"models": [model]})
+
+
+@pytest.fixture
+def server() -> LMStudio:
+    return LMStudio(8192)
+
+
+@pytest.fixture
+async def bench(server: LMStudio) -> AsyncIterator[Bench]:
+    """A bench whose windows come from `server`."""
+    async with httpx.AsyncClient(transport=httpx.MockTransport(server.handle)) as http:
+        made = Bench(windows=Windows(cache_s=1000.0, http=http))
+        yield made
+        await made.compactor.aclose()
+
+
+def case(bench: Bench, **changes: Any) -> Case:
+    target = bench.target(None, api_base=BASE, is_lmstudio=True)
+    return bench.case(target=target, **changes)
+
+
+# ------------------------------------------------------------------ windows that change
+
+
+async def test_the_window_is_what_lm_studio_has_loaded(bench: Bench, server: LMStudio) -> None:
+    """Not `max_context_length`, and read once for many requests."""
+    for _ in range(3):
+        guarded = await bench.compactor.guard(Request(messages=parsed(chat(3))), case(bench))
+        assert (guarded.window.tokens, guarded.window.source) == (8192, "api/v1")
+    assert server.reads == 1
+
+
+@pytest.mark.parametrize("smaller", [2048, 4096, 6000])
+async def test_a_shrunk_window_integrates_the_record(smaller: int) -> None:
+    """What was compacted for a larger window is compacted again for the smaller one, and fits."""
+    bench = Bench()
+    sent(LONG, await bench.guard(LONG, 8192))
+    guarded = await bench.guard(LONG, smaller)
+    sent(LONG, guarded)
+    assert guarded.window.tokens == smaller
+    again = await bench.guard(LONG, smaller)
+    assert again.action == "reused"
+    assert as_bytes(sent(LONG, again)) == as_bytes(sent(LONG, guarded))
+
+
+async def test_a_grown_window_goes_back_to_the_originals() -> None:
+    """Where the whole conversation fits, the record is not needed."""
+    bench = Bench()
+    await bench.guard(LONG, 8192)
+    assert (await bench.guard(LONG, 100_000)).messages is None
+
+
+async def test_an_overflow_error_teaches_the_limit(bench: Bench, server: LMStudio) -> None:
+    """The next request stays inside of what the error named; the listing is read again."""
+    await bench.compactor.guard(Request(messages=parsed(chat(3))), case(bench))
+    bench.compactor.learn_window(case(bench), 4096)
+    guarded = await bench.compactor.guard(Request(messages=parsed(chat(3))), case(bench))
+    assert (guarded.window.tokens, guarded.window.source) == (4096, "learned")
+    assert server.reads == 2
+
+
+async def test_an_error_without_a_number_makes_the_listing_old(bench: Bench, server: LMStudio) -> None:
+    """Something is not as we knew: LM Studio is asked again before the next request."""
+    await bench.compactor.guard(Request(messages=parsed(chat(3))), case(bench))
+    server.context_length = 4096
+    bench.compactor.learn_window(case(bench), None)
+    guarded = await bench.compactor.guard(Request(messages=parsed(chat(3))), case(bench))
+    assert (guarded.window.tokens, guarded.window.source) == (4096, "api/v1")
+
+
+# ------------------------------------------------------------------ not loaded
+
+
+class WarmUp:
+    """Loads the model, once its gate is open."""
+
+    def __init__(self, server: LMStudio, *, loads: int | None = 8192, failure: Exception | None = None) -> None:
+        self.server = server
+        self.loads = loads
+        self.failure = failure
+        self.runs = 0
+        self.running = asyncio.Event()
+        self.gate = asyncio.Event()
+        self.gate.set()
+
+    async def __call__(self) -> None:
+        self.runs += 1
+        self.running.set()
+        await self.gate.wait()
+        if self.failure is not None:
+            raise self.failure
+        self.server.context_length = self.loads
+
+
+async def test_a_model_that_is_not_loaded_is_warmed_up(bench: Bench, server: LMStudio) -> None:
+    """Then its window is read, and the request goes on as always."""
+    server.context_length = None
+    warm_up = WarmUp(server)
+    guarded = await bench.compactor.guard(Request(messages=parsed(LONG)), case(bench, warm_up=warm_up))
+    assert (guarded.window.tokens, guarded.action, warm_up.runs) == (8192, "compacted", 1)
+
+
+async def test_requests_share_one_warm_up(bench: Bench, server: LMStudio) -> None:
+    """Concurrent loads make several copies (lmstudio-bug-tracker 1751)."""
+    server.context_length = None
+    warm_up = WarmUp(server)
+    warm_up.gate.clear()
+    request = Request(messages=parsed(chat(3)))
+    tasks = [asyncio.create_task(bench.compactor.guard(request, case(bench, warm_up=warm_up))) for _ in range(3)]
+    await warm_up.running.wait()
+    for _ in range(20):
+        await asyncio.sleep(0)
+    warm_up.gate.set()
+    assert {guarded.window.tokens for guarded in await asyncio.gather(*tasks)} == {8192}
+    assert warm_up.runs == 1
+
+
+async def test_a_warm_up_that_loads_nothing_is_an_error(bench: Bench, server: LMStudio) -> None:
+    """Asked once more and still not loaded: the client is told."""
+    server.context_length = None
+    warm_up = WarmUp(server, loads=None)
+    with pytest.raises(ModelNotLoaded):
+        await bench.compactor.guard(Request(messages=parsed(chat(3))), case(bench, warm_up=warm_up))
+    assert warm_up.runs == 1
+
+
+async def test_a_failed_warm_up_is_the_requests_error(bench: Bench, server: LMStudio) -> None:
+    """And the next request tries again."""
+    server.context_length = None
+    warm_up = WarmUp(server, failure=ModelNotLoaded("test-model"))
+    for _ in range(2):
+        with pytest.raises(ModelNotLoaded):
+            await bench.compactor.guard(Request(messages=parsed(chat(3))), case(bench, warm_up=warm_up))
+    assert warm_up.runs == 2
+
+
+async def test_loading_may_be_forbidden(bench: Bench, server: LMStudio) -> None:
+    """`when_not_loaded: error` never touches the server's memory."""
+    server.context_length = None
+    warm_up = WarmUp(server)
+    with pytest.raises(ModelNotLoaded, match="when_not_loaded: warm_up"):
+        await bench.compactor.guard(
+            Request(messages=parsed(chat(3))), case(bench, warm_up=warm_up, when_not_loaded="error")
+        )
+    assert warm_up.runs == 0
+
+
+async def test_observing_loads_nothing(bench: Bench, server: LMStudio) -> None:
+    """Nor does it raise."""
+    server.context_length = None
+    warm_up = WarmUp(server)
+    await bench.compactor.observe(Request(messages=parsed(LONG)), case(bench, warm_up=warm_up))
+    assert (warm_up.runs, bench.events) == (0, [])
+
+
+async def test_a_pruning_model_is_never_loaded(bench: Bench, server: LMStudio) -> None:
+    """LM Studio might evict the served model for it: the record has to do without a summary."""
+    server.context_length = None
+    unloaded = bench.pruning_model(bench.ask, window=1)
+    unloaded = replace(unloaded, target=bench.target(None, api_base=BASE, is_lmstudio=True))
+    guarded = await bench.guard(LONG, pruning_models=[unloaded])
+    sent(LONG, guarded)
+    assert (bench.last.outcome, bench.last.reason, bench.ask.prompts) == ("fallback", "pruning_model_not_loaded", [])
+
+
+# ------------------------------------------------------------------ replies
+
+
+@pytest.mark.parametrize(
+    ("prompt_tokens", "completion_tokens", "reason"),
+    [
+        (9000, 10, "prompt_above_window"),
+        (8192, 0, "empty_at_full_window"),
+        (8030, 0, "empty_at_full_window"),
+        (1000, 10, "prompt_far_below_count"),
+    ],
+)
+async def test_a_truncated_reply_raises_the_alarm(prompt_tokens: int, completion_tokens: int, reason: str) -> None:
+    """One event with the numbers; such a reply teaches the counter nothing."""
+    bench = Bench()
+    raw = chat(12, words=300)
+    guarded = await bench.guard(raw)
+    events = len(bench.events)
+    bench.compactor.learn(bench.case(), guarded, prompt_tokens=prompt_tokens, completion_tokens=completion_tokens)
+    assert bench.events[events:] == [
+        TruncationAlarm(
+            model="served",
+            window_tokens=8192,
+            expected_tokens=guarded.count.tokens,
+            reported_tokens=prompt_tokens,
+            reason=reason,
+        )
+    ]
+    assert isinstance(bench.counter, FakeCounter)
+    assert bench.counter.learned == []
+
+
+@pytest.mark.parametrize(("ratio", "completion_tokens"), [(1.0, 10), (0.95, 10), (1.05, 0)])
+async def test_an_honest_reply_trains_the_counter(ratio: float, completion_tokens: int) -> None:
+    """Empty answers too, where the window was not full."""
+    bench = Bench()
+    guarded = await bench.guard(LONG)
+    told = int(guarded.count.tokens * ratio)
+    bench.compactor.learn(bench.case(), guarded, prompt_tokens=told, completion_tokens=completion_tokens)
+    assert isinstance(bench.counter, FakeCounter)
+    assert bench.counter.learned == [("id-test-model", told)]
+    assert bench.outcomes == ["compacted"]
+
+
+async def test_what_was_learned_makes_the_next_count_larger() -> None:
+    """With the real counter: a server that counts a quarter more is compacted for sooner."""
+    bench = Bench(counter=TokenCounter())
+    raw = chat(8, words=300)
+    before = await bench.guard(raw, 100_000)
+    for _ in range(3):
+        told = int(before.count.raw_tokens * 1.25)
+        bench.compactor.learn(bench.case(100_000), before, prompt_tokens=told, completion_tokens=5)
+    after = await bench.guard(raw, 100_000)
+    assert after.count.calibrated
+    assert after.count.tokens * 1.01 >= told
+    assert after.count.error_ratio < before.count.error_ratio
+
+
+# ------------------------------------------------------------------ its end
+
+
+async def test_ending_ends_everything(server: LMStudio) -> None:
+    """Clients and store are closed in one place."""
+    bench = Bench()
+    await bench.guard(LONG)
+    await bench.compactor.aclose()
+    assert await bench.store.find("team", [kept.covered_hash for _, kept in bench.store.kept]) == []
+    assert SUMMARY in bench.store.kept[0][1].summary

@@ -1,0 +1,28 @@
+"""Breaks our own counting for two models, as a defect of ours would, with an error that quotes the conversation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from litellm.integrations.custom_logger import CustomLogger
+
+from litellm_compaction.models.counter import Count, TokenCounter
+
+_count, _learn = TokenCounter.count, TokenCounter.learn
+
+
+async def _broken_count(self: TokenCounter, target_key: str, family: Any, request: Any) -> Count:
+    if "sabotaged-count" in target_key:
+        raise ValueError(request.messages[-1].text)
+    return await _count(self, target_key, family, request)
+
+
+def _broken_learn(self: TokenCounter, target_key: str, count: Count, prompt_tokens: int) -> Any:
+    if "sabotaged-learn" in target_key:
+        raise ValueError("no lesson")
+    return _learn(self, target_key, count, prompt_tokens)
+
+
+TokenCounter.count = _broken_count  # type: ignore[method-assign]
+TokenCounter.learn = _broken_learn  # type: ignore[method-assign]
+handler = CustomLogger()
