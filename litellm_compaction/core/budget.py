@@ -14,7 +14,7 @@ from litellm_compaction.errors import Share
 MARGIN_MIN_TOKENS = 64
 MARGIN_MIN_RATIO = 0.02
 _BUFFER_CAP_RATIO = 0.10
-_ROOM_ABOVE_FLOOR_RATIO = 0.15
+ROOM_ABOVE_FLOOR_RATIO = 0.15
 
 
 def margin_tokens(prompt_tokens: int, error_ratio: float) -> int:
@@ -78,7 +78,7 @@ class Budget:
         and never more than fits.
         """
         deep = min(math.floor(self.rules.target_ratio * self.window_tokens), prompt_tokens // 2)
-        least = self.floor_tokens + math.floor(_ROOM_ABOVE_FLOOR_RATIO * self.window_tokens)
+        least = self.floor_tokens + math.floor(ROOM_ABOVE_FLOOR_RATIO * self.window_tokens)
         return min(max(deep, least), self.prompt_limit_tokens)
 
     def max_output_tokens(self, prompt_tokens: int, asked_tokens: int | None) -> int:

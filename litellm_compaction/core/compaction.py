@@ -51,6 +51,7 @@ class Compaction:
         segments: frozen summaries, oldest first; they may reach less far than the compaction when a summary failed.
         ledger: verbatim anchors of everything covered.
         rung: how the newest part was condensed.
+        window_tokens: of the window that it was made for.
         provisional: made while one huge result left hardly any room; good for this very conversation, but the next
             compaction goes on from an earlier, richer one.
     """
@@ -62,6 +63,7 @@ class Compaction:
     segments: tuple[Segment, ...]
     ledger: str
     rung: Rung
+    window_tokens: int = 0
     provisional: bool = False
 
     @property

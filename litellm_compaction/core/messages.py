@@ -21,9 +21,10 @@ DONE_NOTICE = "✅ Context compacted, continuing..."
 ABORT_NOTICE = "⚠️ Context limit exceeded ({used}/{window} tokens). Aborting."
 ATTEMPTS_NOTICE = "⚠️ Max compaction attempts reached"
 
-# With the blank lines that set a notice apart: what is left is the answer as the model gave it.
+# A notice is a line of its own; with it go the blank lines that set it apart, so that the answer is left as the
+# model gave it.
 _NOTICES = re.compile(
-    r"(?:\n\n)?(?:"
+    r"(?:\n\n|\A|(?<=\n))(?:"
     + "|".join(
         (
             rf"{re.escape(START_NOTICE)}(?:\n{re.escape(DONE_NOTICE)})?",
@@ -32,7 +33,7 @@ _NOTICES = re.compile(
             re.escape(ATTEMPTS_NOTICE),
         )
     )
-    + r")(?:\n\n|\n\Z)?"
+    + r")(?:\n\n|\n?\Z)"
 )
 _SYSTEM_ROLES = frozenset({"system", "developer"})
 _BLOCK_REASONING = re.compile(r"\A\s*<think>.*?</think>\s*", re.DOTALL)
@@ -188,14 +189,14 @@ def render_arguments(arguments: str) -> str:
     """Tool arguments as they read, not as JSON escapes them."""
     try:
         parsed: JsonValue = json.loads(arguments)
+        if not isinstance(parsed, dict):
+            return arguments
+        return ", ".join(
+            f"{key}: {value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}"
+            for key, value in parsed.items()
+        )
     except (ValueError, RecursionError):
         return arguments
-    if not isinstance(parsed, dict):
-        return arguments
-    return ", ".join(
-        f"{key}: {value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}"
-        for key, value in parsed.items()
-    )
 
 
 def chain(messages: Sequence[Message]) -> tuple[str, ...]:
@@ -224,7 +225,7 @@ def _normal_form(message: Message) -> bytes:
     form = [
         message.role,
         text.strip(),
-        [[call.id, call.name, _parsed(call.arguments)] for call in message.calls],
+        [[call.id, call.name, _canonical(call.arguments)] for call in message.calls],
         message.call_id,
         [_without_cache_marker(part) for part in others],
     ]
@@ -288,12 +289,12 @@ def _without_cache_marker(part: JsonValue) -> JsonValue:
     return part
 
 
-def _parsed(arguments: str) -> JsonValue:
+def _canonical(arguments: str) -> str:
+    """Tool arguments without the accidents of how their JSON was written."""
     try:
-        parsed: JsonValue = json.loads(arguments)
+        return json.dumps(json.loads(arguments), sort_keys=True, separators=(",", ":"))
     except (ValueError, RecursionError):
         return arguments
-    return parsed
 
 
 def _string(value: JsonValue) -> str:

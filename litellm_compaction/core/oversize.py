@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from litellm_compaction.core.boundaries import latest_cut
-from litellm_compaction.core.budget import Budget, itemized, margin_tokens
+from litellm_compaction.core.boundaries import latest_cut, legal_cuts
+from litellm_compaction.core.budget import ROOM_ABOVE_FLOOR_RATIO, Budget, itemized, margin_tokens
 from litellm_compaction.core.excerpts import excerpt
 from litellm_compaction.core.messages import Message, lead_length, newest_user_index, with_text
-from litellm_compaction.core.plan import RECORD_TOKENS, Conversation
+from litellm_compaction.core.plan import Conversation
 from litellm_compaction.errors import DoesNotFit, Share
 
 _LEAST_EXCERPT_TOKENS = 64
@@ -97,9 +97,10 @@ def shortened(
     if not candidates:
         return None
     fixed = budget.floor_tokens - sum(sizes[index] for index in candidates)
-    # Half of what is left stays free for the record, where there is history to record.
-    history = len(messages) > len(candidates) + lead_length(messages) + 1
-    room = budget.prompt_limit_tokens - fixed - (RECORD_TOKENS if history else 0)
+    room = budget.prompt_limit_tokens - fixed
+    if len(legal_cuts(messages)) > 0:
+        # There is history to record: a summary and a ledger need room beside the excerpts.
+        room -= min(room // 2, int(ROOM_ABOVE_FLOOR_RATIO * budget.window_tokens))
     level = _level([sizes[index] for index in candidates], room)
     if level < _LEAST_EXCERPT_TOKENS:
         return None

@@ -125,13 +125,19 @@ def plan(
         stored: compactions found under this conversation's hashes, longest first.
         count: tokens of a text.
     """
-    if not budget.triggers(conversation.tokens):
-        return Keep()
     usable = [each for each in stored if is_applicable(conversation.messages, each, conversation.hashes)]
-    base = usable[0] if usable else None
-    reused_tokens = applied_tokens(conversation, base, count) if base else None
-    if base and reused_tokens is not None and not budget.triggers(reused_tokens):
-        return Reuse(compaction=base)
+    # A record that was made without room comes last: the earlier, richer one may fit again.
+    usable.sort(key=lambda each: each.provisional)
+    if not budget.triggers(conversation.tokens):
+        # What was compacted stays compacted, although the count has settled a little lower since: the same bytes,
+        # and the server's cache stays warm. A window that has grown is worth a fresh start.
+        lasting = next((each for each in usable if each.window_tokens >= budget.window_tokens), None)
+        return Keep() if lasting is None else Reuse(compaction=lasting)
+    after = [applied_tokens(conversation, each, count) for each in usable]
+    for each, tokens in zip(usable, after, strict=True):
+        if not budget.triggers(tokens):
+            return Reuse(compaction=each)
+    reused_tokens, base = min(zip(after, usable, strict=True), key=lambda pair: pair[0], default=(None, None))
     now_tokens = conversation.tokens if reused_tokens is None else min(conversation.tokens, reused_tokens)
     rich = next((each for each in usable if not each.provisional), None)
     fits_at_all = budget.fits(conversation.floor_tokens)

@@ -26,6 +26,8 @@ from litellm_compaction.models.families import Family, family_of
 from litellm_compaction.models.window import Window, Windows
 
 _FULL_WINDOW_RATIO = 0.98
+# Below this share of the window no conversation has ever been compacted, however wrong the count was then.
+_COMPACTED_BEFORE_RATIO = 0.25
 # Of what a compaction leaves, this much may be the verbatim end of the answer that is being carried over.
 _PARTIAL_TAIL_RATIO = 0.35
 
@@ -79,7 +81,7 @@ class Compactor:
             WindowUnknown, ModelNotLoaded, DoesNotFit: as `guard`.
         """
         work = await self._weigh(request, case)
-        if not work.budget.triggers(work.count.tokens):
+        if work.count.tokens < _COMPACTED_BEFORE_RATIO * work.window.tokens:
             return _unchanged(work)
         hashes = await off_loop(request.messages, lambda: chain(request.messages))
         work = replace(work, conversation=replace(work.conversation, hashes=hashes))

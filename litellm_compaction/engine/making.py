@@ -107,6 +107,7 @@ class Maker:
             segments=segments,
             ledger=await self._ledger(work, decision, covered, pinned, spare_tokens=_spare(decision, summary)),
             rung="summary" if summary.text else "truncate",
+            window_tokens=work.window.tokens,
             provisional=decision.provisional,
         )
         # Of the same messages the store keeps one record: the fuller one, for when there is room again.
