@@ -69,6 +69,30 @@ class SummaryFailed(CompactionError):
         self.reason = reason
 
 
+class Overloaded(CompactionError):
+    """A request waited too long for room beside the others that share a model's loaded context.
+
+    Attributes:
+        model: the shared context's name: the model, or one loaded instance of it.
+        tokens: what the request waited for.
+        in_use_tokens: what the running requests held when the time was up.
+        window_tokens: context length with which the model is loaded.
+        waited_s: how long it waited.
+    """
+
+    def __init__(self, model: str, *, tokens: int, in_use_tokens: int, window_tokens: int, waited_s: float) -> None:
+        super().__init__(
+            f"{model} is busy: a request for {tokens} tokens found no room in {waited_s:.1f} s; parallel requests "
+            f"share one context length and use {in_use_tokens} of its {window_tokens} tokens. Send fewer requests "
+            "in parallel, load the model with a larger context length, or raise `admission_timeout_s`."
+        )
+        self.model = model
+        self.tokens = tokens
+        self.in_use_tokens = in_use_tokens
+        self.window_tokens = window_tokens
+        self.waited_s = waited_s
+
+
 class ServerUnavailable(CompactionError):
     """A server did not answer, or answered something that is not the API that was asked for."""
 

@@ -1,0 +1,263 @@
+"""Which requests may run at the same time in one loaded context, and who is next.
+
+LM Studio ≥ 0.4 shares the loaded context among its parallel slots, and when the running requests together outgrow
+it, all of them die (lmstudio-bug-tracker 1628, 1757, 2201). So a request takes a seat before it is sent, and the seats
+of a pool never hold more than its window. Called by `proxy/` around every upstream request to a pooled instance.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import NamedTuple
+
+from litellm_compaction.errors import Overloaded
+
+
+class Usage(NamedTuple):
+    """How full a pool is.
+
+    Attributes:
+        used_tokens: held by the running requests; above the window only for one alone, or after the window shrank.
+        window_tokens: the newest known; 0 for a pool that nobody uses.
+        waiting: requests in the queue, restarts included.
+    """
+
+    used_tokens: int
+    window_tokens: int
+    waiting: int
+
+
+class Admission:
+    """Seats by pool, first come, first served; not for use from several event loops.
+
+    The queue is strict: a small request never overtakes a large one, so nobody starves; as many from its head are
+    admitted together as fit. Restarts (`Seat.exchange`) stand before new entries: their client is in the middle of
+    an answer. Growing answers (`Seat.grow`) do not stand in the queue at all.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """Makes it without pools.
+
+        Args:
+            clock: seconds, for the waiting time that an error names; time limits run on the event loop's own clock.
+        """
+        self._clock = clock
+        self._pools: dict[Hashable, _Pool] = {}
+
+    async def enter(self, pool: Hashable, *, window_tokens: int, tokens: int, timeout_s: float) -> Seat:
+        """A seat that holds `tokens`, as soon as they fit beside the pool's other seats and it is this one's turn.
+
+        Whoever holds a seat must not enter the same pool again (both would wait for each other): it exchanges. Not to
+        be wrapped in `asyncio.wait_for`, which before Python 3.12 can lose the seat; `timeout_s` is the limit.
+
+        Args:
+            pool: the loaded instance; its `str` names it in errors.
+            window_tokens: its context length; the newest that anybody gave counts. A smaller one stops nobody who runs.
+            tokens: prompt and what is reserved for the answer, ≥ 1. More than the whole window is admitted into an
+                empty pool only: to refuse it is the budget's business.
+            timeout_s: for the wait; with 0, room must be free now.
+
+        Raises:
+            Overloaded: `timeout_s` is over.
+        """
+        place = self._pools.get(pool)
+        if place is None:
+            place = self._pools[pool] = _Pool(
+                name=str(pool), clock=self._clock, forget=lambda: self._pools.pop(pool, None)
+            )
+        place.window_tokens = window_tokens
+        seat = Seat(place)
+        place.held_tokens[seat] = 0
+        try:
+            await place.wait(seat, tokens, place.entries, timeout_s)
+        except BaseException:
+            seat.leave()
+            raise
+        return seat
+
+    def usage(self, pool: Hashable) -> Usage:
+        """How full `pool` is, for metrics and `doctor`."""
+        place = self._pools.get(pool)
+        if place is None:
+            return Usage(0, 0, 0)
+        return Usage(place.used_tokens, place.window_tokens, len(place.exchanges) + len(place.entries))
+
+
+class Seat:
+    """One running request's share of a pool; used by one task at a time, left by whoever entered.
+
+    Leave it when the server is done with the request: a closed upstream may still finish its prefill.
+    """
+
+    __slots__ = ("_pool",)
+
+    def __init__(self, pool: _Pool) -> None:
+        self._pool = pool
+
+    @property
+    def tokens(self) -> int:
+        """What it holds; 0 while it waits, after an exchange that failed, and after it has left."""
+        return self._pool.held_tokens.get(self, 0)
+
+    def grow(self, tokens: int) -> bool:
+        """Whether it now holds at least `tokens`; never waits, and on False nothing has changed.
+
+        A running answer takes free room before everybody in the queue: if it cannot grow it must be stopped and
+        compacted, which costs more than a later start. The wait of the others stays finite, because an answer is.
+        A seat that is alone may grow over the window, as it may enter over it: it harms nobody else, and the window is
+        its budget's business. A seat that holds nothing does not run: it has to exchange.
+        """
+        pool = self._pool
+        held = self.tokens
+        if tokens <= held:
+            return True
+        if held == 0 or not pool.fits(tokens, instead_of_tokens=held):
+            return False
+        pool.hold(self, tokens)
+        return True
+
+    def shrink(self, tokens: int) -> None:
+        """Gives back what it holds above `tokens` (≥ 0); no more than it holds is no change."""
+        if tokens < self.tokens:
+            self._pool.hold(self, tokens)
+            self._pool.admit()
+
+    async def exchange(self, tokens: int, *, timeout_s: float) -> None:
+        """Makes it hold `tokens` (≥ 1), more or fewer, for another upstream request in place of the one before.
+
+        What fits into the room that it holds is exchanged at once. For more it first gives back everything and then
+        waits, before all entries and behind earlier exchanges: it holds nothing while it waits, so restarts cannot
+        block each other however many wait. The upstream before must have ended. On any exception it holds nothing
+        and may exchange again.
+
+        Raises:
+            Overloaded: `timeout_s` is over.
+            RuntimeError: it has left, or waits already: an error of the caller.
+        """
+        pool = self._pool
+        if self not in pool.held_tokens or self in pool.exchanges:
+            raise RuntimeError("A seat was exchanged after it left or while it waited.")
+        if tokens <= self.tokens and pool.fits(tokens, instead_of_tokens=self.tokens):
+            self.shrink(tokens)
+            return
+        pool.hold(self, 0)
+        await pool.wait(self, tokens, pool.exchanges, timeout_s)
+        if self not in pool.held_tokens:
+            raise RuntimeError("A seat left while it waited for an exchange.")
+
+    def leave(self) -> None:
+        """Gives everything back, for good; again is no change."""
+        pool = self._pool
+        if self in pool.held_tokens:
+            pool.give_back(self)
+            del pool.held_tokens[self]
+            if not pool.held_tokens:
+                pool.forget()
+
+    async def __aenter__(self) -> Seat:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.leave()
+
+
+class _Waiter(NamedTuple):
+    tokens: int
+    turn: asyncio.Future[None]
+
+
+_Queue = OrderedDict[Seat, _Waiter]
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Pool:
+    """One loaded context.
+
+    Every change happens between two awaits, and whoever makes room calls `admit`, which gives the room away at once:
+    a woken task finds its tokens already held, so nobody can slip in before it.
+
+    Attributes:
+        forget: called when the last seat has left.
+        used_tokens: the sum of `held_tokens`.
+        held_tokens: of all seats that have not left; 0 for those that wait.
+        exchanges: seats that wait for a restart, longest first.
+        entries: seats that wait for their first tokens, longest first; behind all exchanges.
+    """
+
+    name: str
+    clock: Callable[[], float]
+    forget: Callable[[], object]
+    window_tokens: int = 0
+    used_tokens: int = 0
+    held_tokens: dict[Seat, int] = field(default_factory=dict)
+    exchanges: _Queue = field(default_factory=OrderedDict)
+    entries: _Queue = field(default_factory=OrderedDict)
+
+    def fits(self, tokens: int, *, instead_of_tokens: int = 0) -> bool:
+        """Whether `tokens` may be held, in place of some that are held: inside the window, or alone."""
+        others_tokens = self.used_tokens - instead_of_tokens
+        return others_tokens == 0 or others_tokens + tokens <= self.window_tokens
+
+    def hold(self, seat: Seat, tokens: int) -> None:
+        """Makes `seat` hold exactly `tokens`."""
+        self.used_tokens += tokens - self.held_tokens[seat]
+        self.held_tokens[seat] = tokens
+
+    def admit(self) -> None:
+        """Gives free room to those who wait, in their order, up to the first whose tokens do not fit."""
+        for queue in (self.exchanges, self.entries):
+            while queue:
+                seat, waiter = next(iter(queue.items()))
+                # Done in the queue: cancelled or out of time, and its task has not run since.
+                if not waiter.turn.done():
+                    if not self.fits(waiter.tokens):
+                        return
+                    self.hold(seat, waiter.tokens)
+                    waiter.turn.set_result(None)
+                del queue[seat]
+
+    async def wait(self, seat: Seat, tokens: int, queue: _Queue, timeout_s: float) -> None:
+        """Returns when `seat`, which holds nothing, holds `tokens`; on any exception it still holds nothing."""
+        loop = asyncio.get_running_loop()
+        turn: asyncio.Future[None] = loop.create_future()
+        queue[seat] = _Waiter(tokens, turn)
+        self.admit()
+        if turn.done():
+            return
+        # Not `asyncio.wait_for`: before Python 3.12 it swallows a cancellation that meets a finished future.
+        timer = loop.call_later(timeout_s, self._expire, turn, tokens, self.clock())
+        try:
+            await turn
+        except BaseException:
+            self.give_back(seat)
+            raise
+        finally:
+            timer.cancel()
+
+    def give_back(self, seat: Seat) -> None:
+        """Makes `seat` neither hold nor wait for anything; an exchange that it waits for ends."""
+        waiter = self.exchanges.pop(seat, None) or self.entries.pop(seat, None)
+        if waiter is not None and not waiter.turn.done():
+            waiter.turn.set_result(None)
+        self.hold(seat, 0)
+        self.admit()
+
+    def _expire(self, turn: asyncio.Future[None], tokens: int, since_s: float) -> None:
+        # Done: cancelled or admitted in this very turn of the loop.
+        if not turn.done():
+            turn.set_exception(
+                Overloaded(
+                    self.name,
+                    tokens=tokens,
+                    in_use_tokens=self.used_tokens,
+                    window_tokens=self.window_tokens,
+                    waited_s=self.clock() - since_s,
+                )
+            )
