@@ -33,6 +33,7 @@ class Family:
         escapes_results: tool results are rendered as JSON strings.
         renders_ids: ids of tool calls and their results are rendered.
         image_tokens: one part that is not text, at the usual upper limit of its size.
+        image_patch_px: pixels on a side of what one image token sees; 0 where every image costs the limit.
         error_ratio: before any calibration, true count ≤ count × (1 + this).
     """
 
@@ -54,6 +55,7 @@ class Family:
     escapes_results: bool = False
     renders_ids: bool = False
     image_tokens: int = 4096
+    image_patch_px: int = 14
     error_ratio: float = 0.25
 
 
@@ -62,19 +64,22 @@ class Family:
 # on English and code and up to 4 times too high on other scripts, never more than 25 % low except on text made of
 # box-drawing characters (tekken). Not measured: Gemma, GLM, Granite, Phi; taken from their vocabularies' kinds.
 # Template costs: `facts/tokenizers.md` and llama.cpp's templates, rounded up. image_tokens: the vision encoders' usual
-# limits (Qwen-VL 4096 in llama.cpp, Pixtral 55 × 55 patches, Llama vision 1601), not measured here.
-_LLAMA3 = Family(name="llama3", text_ratio=1.02, request_tokens=40, escapes_results=True, image_tokens=1616)
+# limits (Qwen-VL 4096 in llama.cpp, Pixtral 55 × 55 patches, Llama vision 1601), image_patch_px their patches after
+# merging (Qwen-VL 28, Pixtral 16; 14, the densest in use, where unknown), not measured here.
+_LLAMA3 = Family(
+    name="llama3", text_ratio=1.02, request_tokens=40, escapes_results=True, image_tokens=1616, image_patch_px=0
+)
 _SPM = Family(name="llama2", text_ratio=1.3, single_digits=True, message_tokens=8)
 _LLAMA2 = _SPM
-_MISTRAL_SPM = replace(_SPM, name="mistral", renders_ids=True, image_tokens=3080)
+_MISTRAL_SPM = replace(_SPM, name="mistral", renders_ids=True, image_tokens=3080, image_patch_px=16)
 _MIXTRAL = replace(_MISTRAL_SPM, name="mixtral")
 _TEKKEN = replace(_MISTRAL_SPM, text_ratio=1.08)
 # Small 3.x adds about 500 tokens of its own, Devstral about 1,230, when there is no system message.
 _TEKKEN_SMALL = replace(_TEKKEN, default_system_tokens=520)
 _DEVSTRAL = replace(_TEKKEN, default_system_tokens=1260)
-_QWEN2 = Family(name="qwen2", text_ratio=1.05, single_digits=True, default_system_tokens=24)
+_QWEN2 = Family(name="qwen2", text_ratio=1.05, single_digits=True, default_system_tokens=24, image_patch_px=28)
 _QWEN3 = replace(_QWEN2, name="qwen3", default_system_tokens=0)
-_GEMMA = Family(name="gemma", text_ratio=1.1, single_digits=True, image_tokens=1120)
+_GEMMA = Family(name="gemma", text_ratio=1.1, single_digits=True, image_tokens=1120, image_patch_px=0)
 _DEEPSEEK = Family(name="deepseek", text_ratio=1.1)
 _PHI3 = replace(_SPM, name="phi")
 _PHI4 = Family(name="phi", text_ratio=1.05)
@@ -119,6 +124,7 @@ _GPT = Family(
     result_tokens=4,
     tools_tokens=48,
     image_tokens=1105,
+    image_patch_px=0,
     error_ratio=0.05,
 )
 _GPT4 = replace(_GPT, encoding="cl100k_base")

@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from litellm_compaction.core.messages import JsonValue, Message
 from litellm_compaction.models.families import Family
+from litellm_compaction.models.images import image_tokens
 
 _USUAL_ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
 # Parts that a model sees as images, sound or pages: their data is never text.
@@ -89,8 +90,9 @@ def render_message(message: Message, family: Family) -> Rendered:
     for part in _other_parts(message):
         kind = part.get("type") if isinstance(part, Mapping) else None
         if kind in _MEDIA:
-            fixed_tokens += family.image_tokens
-            allowance_tokens += family.image_tokens
+            tokens = image_tokens(part, limit_tokens=family.image_tokens, patch_px=family.image_patch_px)
+            fixed_tokens += tokens
+            allowance_tokens += tokens
         else:
             texts += strings(part)
     return Rendered(tuple(texts), form, fixed_tokens, allowance_tokens, message.reasoning)

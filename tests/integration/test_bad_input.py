@@ -108,15 +108,8 @@ def _agrees(proxy: Proxy, ours: httpx.Response, theirs: httpx.Response) -> None:
     assert proxy.logged("failed_open") == []
 
 
-_IMAGE_REFUSED = pytest.mark.xfail(
-    strict=True, reason="models/families.py: one image counts as 4096 tokens, whatever its size"
-)
-
-
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=_IMAGE_REFUSED if name == "image" else ()) for name in _MESSAGES]
-)
+@pytest.mark.parametrize("name", list(_MESSAGES))
 def test_odd_messages(guarded: Bench, stock: Bench, name: str, stream: bool) -> None:
     """Whatever `messages` holds, the answer is the stock proxy's."""
     body: dict[str, Any] = {"model": "small", "stream": stream, "max_tokens": 20}

@@ -246,7 +246,6 @@ def test_next_turn_and_repeated_request_send_the_same_bytes(guarded: Bench) -> N
     assert watch.chats[-1].cached_tokens > 0.9 * watch.chats[0].prompt_tokens
 
 
-@pytest.mark.xfail(strict=True, reason="engine/compactor.py guard() looks into the store only above the trigger")
 def test_repeated_request_is_reused_although_the_count_has_settled(guarded: Bench) -> None:
     """A compaction made while the count was uncertain is reused after calibration, not dropped for the whole list."""
     watch = guarded.watch("settling")

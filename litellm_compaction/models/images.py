@@ -1,0 +1,97 @@
+"""How large an image in a message is, as far as its first bytes say. Called by `rendering.py`.
+
+Vision models pay by area (Qwen-VL, Pixtral) or a fixed price; only inline images show their size. Nothing is decoded
+but the header, whose layout is the formats' own (PNG 1.2 §11.2.2, JPEG ITU T.81 B.2.2, GIF89a §18, RIFF WebP).
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import math
+import struct
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from litellm_compaction.core.messages import JsonValue
+
+# Enough for a JPEG with a large EXIF block before its frame header.
+_HEADER_CHARS = 128 * 1024
+_JPEG_FRAMES = frozenset({0xC0, 0xC1, 0xC2, 0xC3, 0xC5, 0xC6, 0xC7, 0xC9, 0xCA, 0xCB, 0xCD, 0xCE, 0xCF})
+_LEAST_TOKENS = 64
+
+
+class Pixels(NamedTuple):
+    """The size of an image."""
+
+    width: int
+    height: int
+
+
+def image_tokens(part: JsonValue, *, limit_tokens: int, patch_px: int) -> int:
+    """What one part that is not text costs: by area where its size is known, else the family's upper limit.
+
+    Args:
+        part: of a message's content.
+        limit_tokens: the most that one image costs.
+        patch_px: pixels on a side of what one token sees; 0 where every image costs the limit.
+    """
+    size = inline_size(part) if patch_px else None
+    if size is None:
+        return limit_tokens
+    columns, rows = math.ceil(size.width / patch_px), math.ceil(size.height / patch_px)
+    # A separator for each row, begin and end markers.
+    return min(max(columns * rows + rows + 8, _LEAST_TOKENS), limit_tokens)
+
+
+def inline_size(part: JsonValue) -> Pixels | None:
+    """The size of an inline image (a `data:` URL); None for anything else, or when its header says nothing."""
+    source = part.get("image_url") if isinstance(part, Mapping) else None
+    url = source.get("url") if isinstance(source, Mapping) else source
+    if not isinstance(url, str) or not url.startswith("data:image/"):
+        return None
+    _, _, data = url[: _HEADER_CHARS + 64].partition(";base64,")
+    try:
+        header = base64.b64decode(data[: len(data) // 4 * 4], validate=False)
+        size = _size(header)
+    except (binascii.Error, struct.error, ValueError, IndexError):
+        return None
+    return size if size is not None and size.width > 0 and size.height > 0 else None
+
+
+def _size(header: bytes) -> Pixels | None:
+    if header.startswith(b"\x89PNG\r\n\x1a\n"):
+        return Pixels(*struct.unpack(">II", header[16:24]))
+    if header.startswith((b"GIF87a", b"GIF89a")):
+        return Pixels(*struct.unpack("<HH", header[6:10]))
+    if header.startswith(b"RIFF") and header[8:12] == b"WEBP":
+        return _webp_size(header)
+    if header.startswith(b"\xff\xd8"):
+        return _jpeg_size(header)
+    return None
+
+
+def _webp_size(header: bytes) -> Pixels | None:
+    kind = header[12:16]
+    if kind == b"VP8X":
+        return Pixels(1 + int.from_bytes(header[24:27], "little"), 1 + int.from_bytes(header[27:30], "little"))
+    if kind == b"VP8L":
+        bits = int.from_bytes(header[21:25], "little")
+        return Pixels(1 + (bits & 0x3FFF), 1 + (bits >> 14 & 0x3FFF))
+    if kind == b"VP8 ":
+        width, height = struct.unpack("<HH", header[26:30])
+        return Pixels(width & 0x3FFF, height & 0x3FFF)
+    return None
+
+
+def _jpeg_size(header: bytes) -> Pixels | None:
+    position = 2
+    while position + 9 <= len(header):
+        if header[position] != 0xFF:
+            return None
+        marker = header[position + 1]
+        if marker in _JPEG_FRAMES:
+            height, width = struct.unpack(">HH", header[position + 5 : position + 9])
+            return Pixels(width, height)
+        position += 2 + int.from_bytes(header[position + 2 : position + 4], "big")
+    return None
