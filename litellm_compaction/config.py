@@ -131,6 +131,14 @@ class Settings(_Section):
     allow_opt_out: bool = Field(
         False, description='Whether a request may switch the guard off with metadata {"compaction": "off"}.'
     )
+    admission: Literal["auto", "pool", "off"] = Field(
+        "auto",
+        description="Whether parallel requests queue for the context that they share; "
+        "auto: where LM Studio says that the model serves several at once.",
+    )
+    admission_timeout_s: float = Field(
+        300.0, gt=0, le=7200, description="Seconds that a request may wait for room beside others."
+    )
     store: str = Field("memory://", description="Where compactions are kept: a URL; `memory://` is this process.")
     store_ttl_s: float = Field(7 * 86_400.0, gt=0, description="Seconds after which an unused compaction is forgotten.")
     store_max_bytes: int = Field(64 * 1024 * 1024, ge=1024, description="Size bound of the store in bytes.")

@@ -29,6 +29,8 @@ KEYS: dict[str, tuple[list[Any], list[Any]]] = {
     "summary_timeout_s": ([0.5, 3600], [0, 3601]),
     "warm_up_timeout_s": ([1, 7200], [0, 7201]),
     "notices": (["content", "reasoning", "off", False], ["loud", True]),
+    "admission": (["auto", "pool"], ["on", 1]),
+    "admission_timeout_s": ([0.1, 7200], [0, 7201]),
     "carrier": (["auto", "hooks"], ["transport", True]),
     "heartbeat_s": ([0.1, 600], [0, 601]),
     "oversized_tool_result": (["error", "excerpt"], ["cut", False]),

@@ -2,5 +2,6 @@
 
 from litellm_compaction.engine.case import Attempts, Case, Guarded, Pending, PruningModel
 from litellm_compaction.engine.compactor import Compactor
+from litellm_compaction.engine.room import Room
 
-__all__ = ["Attempts", "Case", "Compactor", "Guarded", "Pending", "PruningModel"]
+__all__ = ["Attempts", "Case", "Compactor", "Guarded", "Pending", "PruningModel", "Room"]

@@ -16,8 +16,10 @@ from litellm_compaction.core.compaction import Compaction, apply
 from litellm_compaction.core.messages import Request, chain
 from litellm_compaction.core.oversize import refusal, shortened
 from litellm_compaction.core.plan import Conversation, Keep, Plan, Reuse, Summarize, plan
+from litellm_compaction.engine.admission import Admission
 from litellm_compaction.engine.case import Case, Guarded, Pending, Work
 from litellm_compaction.engine.making import Made, Maker, Store, off_loop
+from litellm_compaction.engine.room import Room
 from litellm_compaction.errors import CompactionError, DoesNotFit, ModelNotLoaded
 from litellm_compaction.events import CompactionEvent, Event, Observer, Outcome, TruncationAlarm
 from litellm_compaction.flight import Flights
@@ -60,6 +62,7 @@ class Compactor:
         self._maker = Maker(windows=windows, counter=counter, store=store)
         self._compactions: Flights[Made] = Flights()
         self._warm_ups: Flights[None] = Flights()
+        self._admission = Admission()
 
     async def guard(self, request: Request, case: Case) -> Guarded:
         """What to send instead of `request`, so that the server never has to cut it.
@@ -141,6 +144,10 @@ class Compactor:
             decision = self._plan(work, ())
             after = decision.predicted_tokens if isinstance(decision, Summarize) else work.count.tokens
             self._tell(self._event(work, "observed", after=after, reason=type(decision).__name__.lower()))
+
+    def room(self, case: Case) -> Room:
+        """A place for one answer beside the others that share its instance's context."""
+        return Room(self._admission, case)
 
     def learn(self, case: Case, guarded: Guarded, *, prompt_tokens: int, completion_tokens: int) -> None:
         """Compares a reply's usage with our count: trains the counter, or raises the truncation alarm.

@@ -15,7 +15,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 from litellm_compaction.core.carry_over import Partial
 from litellm_compaction.core.continuation import Joiner, settled_length
 from litellm_compaction.core.messages import ABORT_NOTICE, ATTEMPTS_NOTICE, DONE_NOTICE, START_NOTICE, Message, Request
-from litellm_compaction.engine import Case, Compactor, Guarded, Pending
+from litellm_compaction.engine import Case, Compactor, Guarded, Pending, Room
 from litellm_compaction.errors import CompactionError, Overflow, overflow_from_text
 from litellm_compaction.models.generated import GeneratedTokens
 from litellm_compaction.proxy.wire import Usage, usage_of
@@ -129,6 +129,8 @@ class Answer:
         asked: by the client.
         prepared: what the engine found before the answer began.
         listener: is told what goes out, and when a pause may come.
+        room: its place beside other answers; None where the server has been asked before anybody could wait.
+        is_watched: whether the answer comes in pieces, and can be stopped.
     """
 
     def __init__(
@@ -139,6 +141,9 @@ class Answer:
         asked: Asked,
         prepared: Guarded | Pending,
         listener: Listener,
+        *,
+        room: Room | None = None,
+        is_watched: bool = True,
     ) -> None:
         self._compactor = compactor
         self._case = case
@@ -146,6 +151,8 @@ class Answer:
         self._asked = asked
         self._prepared = prepared
         self._listener = listener
+        self._room = room
+        self._is_watched = is_watched
         self._progress = _Progress()
         self._base: Chunk = {}
         self._role_sent = False
@@ -157,10 +164,21 @@ class Answer:
             UpstreamError: before the first chunk; or the server failed in a way that is not an overflow.
             CompactionError: it cannot be made to fit, and nothing has been sent.
         """
+        try:
+            async with aclosing(self._chunks()) as chunks:
+                async for chunk in chunks:
+                    yield chunk
+        finally:
+            if self._room is not None:
+                self._room.leave()
+
+    async def _chunks(self) -> AsyncGenerator[Chunk, None]:
         prepared = self._prepared
         if isinstance(prepared, Pending):
             if notice := self._notice(START_NOTICE + "\n"):
                 yield notice
+            if self._room is not None:
+                await self._room.take_for_summary(prepared.work.window, prepared.work.count.tokens)
             guarded = await self._compactor.finish(prepared)
             if guarded.action == "compacted" and (notice := self._notice(DONE_NOTICE + "\n\n")):
                 yield notice
@@ -212,7 +230,10 @@ class Answer:
             if notice := self._notice(f"\n\n{START_NOTICE}\n"):
                 yield notice
             try:
-                guarded = await self._compactor.carry_over(self._asked.request, self._partial(), self._pressed())
+                if self._room is not None:
+                    await self._room.take_for_summary(guarded.window, relay.used_tokens())
+                case = self._pressed() if relay.is_full else self._case
+                guarded = await self._compactor.carry_over(self._asked.request, self._partial(), case)
             except CompactionError:
                 used = relay.used_tokens()
                 text = ABORT_NOTICE.format(used=used, window=guarded.window.tokens)
@@ -227,23 +248,32 @@ class Answer:
     async def _stream(self, guarded: Guarded, relay: _Relay) -> AsyncGenerator[Chunk, None]:
         left = self._output_tokens_left()
         limit = guarded.max_output_tokens(left)
+        if self._room is not None:
+            limit = self._room.output_limit(guarded, limit, can_grow=self._is_watched)
+            await self._room.take(guarded, limit, can_grow=self._is_watched)
         relay.limit_tokens, relay.asked_tokens = limit, left
         opened = self._upstream.open(guarded.messages, limit, is_continuation=self._progress.restarts > 0)
         async with opened as stream:
             async for chunk in stream:
+                self._adopt(chunk)
                 for delta in relay.take(chunk):
-                    yield self._dressed(chunk, delta)
+                    yield self._dressed(delta)
                 self._listener.may_pause = self._listener.may_pause or relay.is_near_the_end()
+                if self._room is not None and not self._room.covers(guarded, relay.generated_tokens):
+                    relay.stop()
                 if relay.end is not None:
                     return
         for delta in relay.flush():
-            yield self._dressed({}, delta)
+            yield self._dressed(delta)
         relay.finish()
 
-    def _dressed(self, chunk: Chunk, delta: Chunk) -> Chunk:
-        """`delta` as a chunk of the one answer: the first stream's id, one role."""
-        if not self._base:
+    def _adopt(self, chunk: Chunk) -> None:
+        """Makes the first chunk's id, model and time those of the whole answer; it may be one that is held."""
+        if not self._base and chunk.get("error") is None:
             self._base = {key: chunk[key] for key in chunk if key not in ("choices", "usage")}
+
+    def _dressed(self, delta: Chunk) -> Chunk:
+        """`delta` as a chunk of the one answer: the first stream's id, one role."""
         delta = {key: value for key, value in delta.items() if key != "role"}
         if not self._role_sent:
             delta = {"role": "assistant", **delta}
@@ -258,7 +288,7 @@ class Answer:
         if not self._base:
             self._base = {"id": f"chatcmpl-{id(self):x}", "object": "chat.completion.chunk", "created": 0, "model": ""}
         delivered = self._progress.delivered
-        chunk = self._dressed({}, {"content" if place == "content" else "reasoning_content": text})
+        chunk = self._dressed({"content" if place == "content" else "reasoning_content": text})
         self._progress.delivered = delivered
         return chunk
 
@@ -278,7 +308,10 @@ class Answer:
     def _learn(self, guarded: Guarded, relay: _Relay) -> None:
         if relay.end == "overflow":
             named = relay.overflow.window_tokens if relay.overflow else None
-            self._compactor.learn_window(self._case, named or int(_SHRINK_RATIO * guarded.window.tokens))
+            if named is None and not (self._room is not None and self._room.is_shared(guarded.window)):
+                # Where others share the context, they may have filled it.
+                named = int(_SHRINK_RATIO * guarded.window.tokens)
+            self._compactor.learn_window(self._case, named)
         elif relay.usage is not None:
             self._compactor.learn(
                 self._case,
@@ -291,11 +324,11 @@ class Answer:
 
     def _calling(self, relay: _Relay) -> list[Chunk]:
         """Of several calls the last was cut: the client executes the whole ones, and the model asks again."""
-        return [*(self._dressed({}, delta) for delta in relay.whole_calls()), *self._ending(relay, "tool_calls")]
+        return [*(self._dressed(delta) for delta in relay.whole_calls()), *self._ending(relay, "tool_calls")]
 
     def _closing(self, relay: _Relay, text: str) -> list[Chunk]:
         """No way out: everything that is held, the notice, a regular end."""
-        chunks = [self._dressed({}, delta) for delta in relay.surrendered()]
+        chunks = [self._dressed(delta) for delta in relay.surrendered()]
         notice = self._notice(f"\n\n{text}")
         return [*chunks, *([notice] if notice else []), *self._ending(relay, reason="length")]
 
@@ -401,6 +434,21 @@ class _Relay:
         """What this stream has generated: as reported, else as counted."""
         return self.usage.completion_tokens if self.usage is not None else self._generated.exact()
 
+    @property
+    def generated_tokens(self) -> int:
+        """What the stream has generated, as far as we can count."""
+        return self._generated.tokens
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the window, and not a share of it, has ended the answer."""
+        return self.end == "overflow" or self._looks_full(_DANGER_RATIO)
+
+    def stop(self) -> None:
+        """Ends the stream because there is no more room beside others; a call that has begun may finish."""
+        if self.end is None and not self._call_open and self.finish_reason is None:
+            self.end = "limit"
+
     def used_tokens(self) -> int:
         """How much of the window is taken, as far as we can count."""
         return self._prompt_tokens + self._generated.tokens
@@ -452,7 +500,8 @@ class _Relay:
         if self._joiner is not None:
             text = self._joiner.feed(text)
         text = self._tail + text
-        settled = settled_length(text) if self.is_near_the_end() else len(text)
+        # One word behind all the time: a stream may break off at any moment, and must not leave half a word.
+        settled = settled_length(text)
         self._tail = text[settled:]
         return self._sent({"content": text[:settled]}) if settled else []
 

@@ -19,7 +19,7 @@ from openai import APIStatusError, AsyncOpenAI
 
 from litellm_compaction.core.messages import Message
 from litellm_compaction.engine import Case, Compactor, Guarded, Pending
-from litellm_compaction.errors import CompactionError, DoesNotFit, overflow_from_text
+from litellm_compaction.errors import CompactionError, DoesNotFit, Overloaded, overflow_from_text
 from litellm_compaction.proxy import wire
 from litellm_compaction.proxy.restart import Answer, Asked, Chunk, Listener, Upstream, UpstreamDropped, UpstreamError
 
@@ -145,17 +145,31 @@ class GuardedTransport(httpx.AsyncBaseTransport):
             if not wire.can_be_carried_over(body):
                 return await self._passed(upstream, prepared, asked, stream=bool(body.get("stream")))
             if body.get("stream"):
-                return await self._streamed(self._answer(upstream, asked, prepared))
+                return await self._streamed(self._answer(upstream, asked, prepared, is_watched=True))
             whole = WholeUpstream(upstream)
-            return await self._whole(self._answer(whole, replace(asked, notices="off"), prepared), whole)
+            return await self._whole(
+                self._answer(whole, replace(asked, notices="off"), prepared, is_watched=False), whole
+            )
+        except Overloaded as error:
+            # Try again later, or elsewhere: what a client and LiteLLM's router make of a 503.
+            return httpx.Response(503, json={"error": {"message": str(error), "type": "overloaded_error"}})
         except CompactionError as error:
             return _bad_request(str(error))
 
     async def aclose(self) -> None:
         """Nothing: the inner transport belongs to everybody."""
 
-    def _answer(self, upstream: Upstream, asked: Asked, prepared: Guarded | Pending) -> Answer:
-        return Answer(self._compactor, self._case, upstream, asked, prepared, self._listener)
+    def _answer(self, upstream: Upstream, asked: Asked, prepared: Guarded | Pending, *, is_watched: bool) -> Answer:
+        return Answer(
+            self._compactor,
+            self._case,
+            upstream,
+            asked,
+            prepared,
+            self._listener,
+            room=self._compactor.room(self._case),
+            is_watched=is_watched,
+        )
 
     async def _passed(
         self, upstream: HttpUpstream, prepared: Guarded | Pending, asked: Asked, *, stream: bool
@@ -204,6 +218,8 @@ class _EventStream(httpx.AsyncByteStream):
             raise error.__cause__ or _as_litellm_error(error) from error
         except DoesNotFit as error:
             raise litellm.ContextWindowExceededError(message=str(error), model="", llm_provider="lm_studio") from error
+        except Overloaded as error:
+            raise litellm.ServiceUnavailableError(message=str(error), model="", llm_provider="lm_studio") from error
         except CompactionError as error:
             raise litellm.BadRequestError(message=str(error), model="", llm_provider="lm_studio") from error
         yield _DONE
