@@ -164,9 +164,12 @@ def test_oversized_texts_are_excerpted_where_allowed(permissive: Bench, stream: 
 def _shapes() -> list[Any]:
     long = talk("shapes", 9000)
     parts = [{"type": "text", "text": "Look at this"}, {"type": "text", "text": "and at that."}]
+    # Nothing beside the newest message can stay, so the record has to share it.
+    giant = [*long[:-2], {"role": "assistant", "content": prose("giant", 4000)}]
+    long_part = {"type": "text", "text": prose("request", 3500)}
     no_system = long[1:]
     rounds = [*long[:-1], {"role": "user", "content": "Read it."}]
-    for number in range(6):
+    for number in range(14):
         rounds += tool_round("read_file", prose(f"file {number}", 400), f"{number:09d}")
     two_calls = tool_round("a", "first result", "000000001")
     second = tool_round("b", "second result", "000000002")
@@ -177,6 +180,8 @@ def _shapes() -> list[Any]:
         pytest.param(no_system, id="without_system"),
         pytest.param([{"role": "developer", "content": "Be brief."}, *no_system], id="developer"),
         pytest.param([*long[:-1], {"role": "user", "content": parts}], id="parts"),
+        pytest.param([*giant, {"role": "user", "content": f"{prose('request', 3500)}\nEND."}], id="long_request"),
+        pytest.param([*giant, {"role": "user", "content": [long_part, *parts]}], id="long_parts"),
         pytest.param(rounds, id="agent"),
         pytest.param([*long, *two_calls, second[1]], id="parallel_calls"),
         pytest.param([*long, null_call, tool_round("a", "result", "000000009")[1]], id="null_content"),
@@ -194,8 +199,8 @@ def test_compacted_list_is_valid_and_keeps_what_is_sacred(guarded: Bench, messag
     assert watch.problems(messages) == []
     assert watch.bodies[-1]["tools"] == schemas
     newest = next(message for message in reversed(messages) if message["role"] == "user")
-    if isinstance(newest["content"], list) and watch.sent()[-1]["role"] == "user":
-        assert watch.sent()[-1]["content"][-2:] == newest["content"]
+    if isinstance(newest["content"], list):
+        assert watch.sent()[-1]["content"][-len(newest["content"]) :] == newest["content"]
 
 
 @pytest.mark.parametrize("rule", ["mistral", "gemma", "qwen3.5"])
