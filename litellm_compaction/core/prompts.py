@@ -56,6 +56,8 @@ _REMINDER = "END OF THE DATA. Now write the record, beginning with the first hea
 _WEIGHT = 4
 _USEFUL_TOKENS = 256
 _LEAST_TOKENS = 24
+# Cutting a little from short messages, too, is better than a further model call.
+_NEARLY_ALL_RATIO = 0.85
 _PACKED_RATIO = 0.85
 
 _THINKING = re.compile(r"<think(?:ing)?>.*?</think(?:ing)?>", re.DOTALL | re.IGNORECASE)
@@ -146,7 +148,8 @@ def transcript_parts(
         # A part is never filled to the brim: a message is not divided between two.
         usable = room_tokens if parts == 1 else int(parts * room_tokens * _PACKED_RATIO)
         level = _level(sizes, weights, usable)
-        if level >= _USEFUL_TOKENS or parts == max_parts:
+        kept_tokens = sum(min(size, level * weight) for size, weight in zip(sizes, weights, strict=True))
+        if level >= _USEFUL_TOKENS or kept_tokens >= _NEARLY_ALL_RATIO * sum(sizes):
             break
     level = max(level, _LEAST_TOKENS)
     cut = [

@@ -36,9 +36,13 @@ def image_tokens(part: JsonValue, *, limit_tokens: int, patch_px: int) -> int:
         limit_tokens: the most that one image costs.
         patch_px: pixels on a side of what one token sees; 0 where every image costs the limit.
     """
-    size = inline_size(part) if patch_px else None
-    if size is None:
+    if not patch_px:
         return limit_tokens
+    size = inline_size(part)
+    if size is None:
+        # No format pays more than a token for eight bytes of its own; what is not inline may be of any size.
+        data_chars = _inline_chars(part)
+        return limit_tokens if data_chars is None else min(_LEAST_TOKENS + data_chars // 8, limit_tokens)
     columns, rows = math.ceil(size.width / patch_px), math.ceil(size.height / patch_px)
     # A separator for each row, begin and end markers.
     return min(max(columns * rows + rows + 8, _LEAST_TOKENS), limit_tokens)
@@ -46,9 +50,8 @@ def image_tokens(part: JsonValue, *, limit_tokens: int, patch_px: int) -> int:
 
 def inline_size(part: JsonValue) -> Pixels | None:
     """The size of an inline image (a `data:` URL); None for anything else, or when its header says nothing."""
-    source = part.get("image_url") if isinstance(part, Mapping) else None
-    url = source.get("url") if isinstance(source, Mapping) else source
-    if not isinstance(url, str) or not url.startswith("data:image/"):
+    url = _url(part)
+    if not url.startswith("data:image/"):
         return None
     _, _, data = url[: _HEADER_CHARS + 64].partition(";base64,")
     try:
@@ -57,6 +60,17 @@ def inline_size(part: JsonValue) -> Pixels | None:
     except (binascii.Error, struct.error, ValueError, IndexError):
         return None
     return size if size is not None and size.width > 0 and size.height > 0 else None
+
+
+def _inline_chars(part: JsonValue) -> int | None:
+    url = _url(part)
+    return len(url) if url.startswith("data:") else None
+
+
+def _url(part: JsonValue) -> str:
+    source = part.get("image_url") if isinstance(part, Mapping) else None
+    url = source.get("url") if isinstance(source, Mapping) else source
+    return url if isinstance(url, str) else ""
 
 
 def _size(header: bytes) -> Pixels | None:

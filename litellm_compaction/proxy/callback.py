@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import traceback
 from collections.abc import AsyncGenerator
-from pathlib import Path
 from typing import Any
 
 import litellm
@@ -23,7 +21,8 @@ from litellm_compaction.events import log_observer
 from litellm_compaction.models.counter import TokenCounter
 from litellm_compaction.models.window import Windows
 from litellm_compaction.proxy.boot import load_settings, provide_api_base, provide_master_key, warn_of_bypass
-from litellm_compaction.proxy.calls import Call, Calls
+from litellm_compaction.proxy.calls import Call, Calls, headers
+from litellm_compaction.proxy.failing_open import log_failed_open
 from litellm_compaction.proxy.gate import Gate
 from litellm_compaction.proxy.heartbeat import with_heartbeat
 from litellm_compaction.proxy.wire import can_be_carried_over
@@ -34,7 +33,6 @@ logger = logging.getLogger("litellm_compaction")
 _GUARDED_CALLS = frozenset({"acompletion", "atext_completion"})
 _ROUTER_WAIT_S = 0.2
 _ROUTER_TRIES = 600
-_LOGGED_FRAMES = 4
 
 
 def load_handler() -> CompactionHandler:
@@ -98,7 +96,7 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
             self._calls.close(_call_id(data))
             raise _as_bad_request(error) from error
         except Exception as error:  # noqa: BLE001 - fails open (P8)
-            _failed_open("pre_call", error)
+            log_failed_open("pre_call", error)
         return None
 
     async def async_pre_call_deployment_hook(self, kwargs: dict[str, Any], call_type: Any) -> dict[str, Any] | None:
@@ -110,7 +108,7 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
         except CompactionError as error:
             raise _as_litellm_error(error, kwargs) from error
         except Exception as error:  # noqa: BLE001 - fails open (P8)
-            _failed_open("deployment", error)
+            log_failed_open("deployment", error)
             return None
 
     async def async_post_call_streaming_iterator_hook(
@@ -175,15 +173,7 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
         answer that is not streamed.
         """
         call = self._calls.get(_call_id(data)) if data.get("stream") else self._calls.close(_call_id(data))
-        if call is None or call.guarded is None:
-            return None
-        return {
-            "x-litellm-compaction": call.action,
-            "x-litellm-compaction-tokens-before": str(call.guarded.tokens_before),
-            "x-litellm-compaction-tokens-after": str(call.guarded.count.tokens),
-            "x-litellm-compaction-window": str(call.guarded.window.tokens),
-            "x-litellm-compaction-round": str(call.guarded.round),
-        }
+        return None if call is None or call.outlook is None else headers(call.outlook, call.action)
 
     async def _probe_when_ready(self) -> None:
         for _ in range(_ROUTER_TRIES):
@@ -191,7 +181,7 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
                 try:
                     await self._gate.probe(router)
                 except Exception as error:  # noqa: BLE001 - fails open (P8)
-                    _failed_open("probe", error)
+                    log_failed_open("probe", error)
                 return
             await asyncio.sleep(_ROUTER_WAIT_S)
 
@@ -202,17 +192,7 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
                 self._compactor.learn_window(call.case, overflow.window_tokens)
         except Exception as error:  # noqa: BLE001 - fails open (P8)
             # The client gets the server's own error, not one of ours.
-            _failed_open("learn_overflow", error)
-
-
-def _failed_open(hook: str, error: Exception) -> None:
-    """Logs an error of ours with its place, and without its message: that may quote the conversation (P9)."""
-    place = " < ".join(f"{Path(frame.filename).name}:{frame.lineno}" for frame in _last_frames(error))
-    logger.error("failed_open hook=%s error=%s at=%s", hook, type(error).__name__, place)
-
-
-def _last_frames(error: Exception) -> list[traceback.FrameSummary]:
-    return traceback.extract_tb(error.__traceback__)[: -_LOGGED_FRAMES - 1 : -1]
+            log_failed_open("learn_overflow", error)
 
 
 def _router() -> Any:

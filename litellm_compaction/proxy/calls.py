@@ -7,12 +7,24 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from litellm_compaction.core.messages import Request
-from litellm_compaction.engine import Attempts, Case, Guarded
+from litellm_compaction.engine import Attempts, Case, Guarded, Pending
 
 # Far more than a proxy in front of one machine has under way; a bound for calls whose end we never see.
 _MAX_CALLS = 1024
+
+
+class Outlook(NamedTuple):
+    """What is known of a request before its answer begins, in tokens; `after` is an upper bound where a compaction
+    is still to be made.
+    """
+
+    before: int
+    after: int
+    window: int
+    round: int
 
 
 @dataclass(slots=True)
@@ -33,6 +45,7 @@ class Call:
         is_carried: whether the transport does all that happens while its answer is open.
         may_pause: whether its answer nears the limit, so that a compaction may silence it for a while.
         case, guarded: of the newest deployment that it was sent to.
+        outlook: for the response's headers, which are sent before the answer.
         action: the strongest thing done for it: compacted, then reused, then none.
     """
 
@@ -50,6 +63,7 @@ class Call:
     may_pause: bool = False
     case: Case | None = None
     guarded: Guarded | None = None
+    outlook: Outlook | None = None
     action: str = "none"
 
     @property
@@ -57,12 +71,36 @@ class Call:
         """Whether LiteLLM's hooks carry its answer."""
         return self.is_chat and not self.is_carried and self.guarded is not None and self.case is not None
 
+    def will_be_compacted(self, pending: Pending) -> None:
+        """Notes that a compaction is made while the answer is already open."""
+        work, base = pending.work, pending.decision.base
+        self.outlook = Outlook(
+            before=work.tokens_before,
+            after=pending.decision.predicted_tokens,
+            window=work.window.tokens,
+            round=(base.round if base else 0) + 1,
+        )
+        self.action = "compacted"
+        self.may_pause = True
+
     def sent(self, case: Case, guarded: Guarded) -> None:
         """Notes what goes out."""
         self.case = case
         self.guarded = guarded
+        self.outlook = Outlook(guarded.tokens_before, guarded.count.tokens, guarded.window.tokens, guarded.round)
         if guarded.action == "compacted" or self.action == "none":
             self.action = guarded.action
+
+
+def headers(outlook: Outlook, action: str) -> dict[str, str]:
+    """What clients of guarded deployments are told about their request."""
+    return {
+        "x-litellm-compaction": action,
+        "x-litellm-compaction-tokens-before": str(outlook.before),
+        "x-litellm-compaction-tokens-after": str(outlook.after),
+        "x-litellm-compaction-window": str(outlook.window),
+        "x-litellm-compaction-round": str(outlook.round),
+    }
 
 
 class Calls:

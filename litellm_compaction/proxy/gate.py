@@ -170,8 +170,7 @@ class Gate:
             call.sent(case, prepared)
             self._publish(router, guard.deployment, prepared.window.tokens)
         elif prepared is not None:
-            call.action = "compacted"
-            call.may_pause = True
+            call.will_be_compacted(prepared)
         # LiteLLM logs and bills by the usage chunk, and keeps it from a client that did not ask for it.
         asked = self._asked(call, case, kwargs, wants_usage=True)
         transport = GuardedTransport(self._inner_transport(), self._compactor, case, asked, prepared, call)

@@ -7,9 +7,10 @@ with every chat stream on 1.106.2.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator
 from typing import Any
+
+import anyio
 
 from litellm_compaction.proxy.calls import Call
 
@@ -46,8 +47,12 @@ async def with_heartbeat(response: AsyncIterable[Any], call: Call, *, every_s: f
         finally:
             if not waiting.done():
                 waiting.cancel()
-                with contextlib.suppress(BaseException):
-                    await waiting
+                # Neither awaited directly nor without a shield: anyio cancels us again and again when the client has
+                # gone, an await would hand that on, and the upstream connection would stay open half closed.
+                with anyio.CancelScope(shield=True):
+                    await asyncio.wait({waiting})
+                if not waiting.cancelled():
+                    waiting.exception()  # marks it as retrieved
         if last is _END:
             return
         yield last

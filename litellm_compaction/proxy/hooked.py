@@ -37,6 +37,9 @@ class HookedUpstream:
         router: LiteLLM's router.
         pin: the model name or id under which the router finds this very deployment.
         data: the client's request, with LiteLLM's metadata.
+
+    Attributes:
+        responses: the whole answers so far.
     """
 
     def __init__(self, first: Any, router: Any, pin: str, data: Mapping[str, Any]) -> None:
@@ -46,6 +49,7 @@ class HookedUpstream:
         self._data = data
         self._logging: Any = data.get("litellm_logging_obj")
         self._streams: list[tuple[Any, str]] = []
+        self.responses: list[Any] = []
 
     @asynccontextmanager
     async def open(
@@ -69,7 +73,9 @@ class HookedUpstream:
     async def whole(self, messages: Sequence[Message] | None, max_tokens: int) -> Any:
         """A whole answer: LiteLLM's own the first time, then one more."""
         first, self._first = self._first, None
-        return first if first is not None else await self._again(messages, max_tokens, stream=False)
+        response = first if first is not None else await self._again(messages, max_tokens, stream=False)
+        self.responses.append(response)
+        return response
 
     async def log_partials(self, count: Callable[[str], int], prompt_tokens: int) -> None:
         """Logs the streams that were stopped: LiteLLM itself logs only streams that end.
@@ -144,18 +150,22 @@ class Hooked:
                     await self.upstream.log_partials(self.guarded.count_text, self.guarded.count.tokens)
 
     async def joined(self, first: Any) -> Any:
-        """The joined answer as a copy of LiteLLM's response; None when the first one was all.
+        """The joined answer as a copy of LiteLLM's response; None when the first one is the answer.
 
         A copy: LiteLLM logs the object that it was given (1.109.1 would log our text in its place).
         """
         chunks = [chunk async for chunk in self.answer.chunks()]
         if self.answer.restarts == 0:
-            return None
+            # The first may have been an overflow in disguise, and asked again.
+            last = self.upstream.responses[-1]
+            return None if last is first else last
         choices = [choice for chunk in chunks for choice in chunk["choices"]]
         calls = [call for choice in choices for call in choice["delta"].get("tool_calls", ())]
         joined = first.model_copy(deep=True)
         joined.choices[0].message.content = "".join(choice["delta"].get("content", "") for choice in choices)
         joined.choices[0].message.tool_calls = calls or None
+        if reasoning := "".join(choice["delta"].get("reasoning_content", "") for choice in choices):
+            joined.choices[0].message.reasoning_content = reasoning
         joined.choices[0].finish_reason = choices[-1]["finish_reason"] or "stop"
         joined.usage = Usage(**self.answer.usage())
         return joined

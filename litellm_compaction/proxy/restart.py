@@ -18,6 +18,7 @@ from litellm_compaction.core.messages import ABORT_NOTICE, ATTEMPTS_NOTICE, DONE
 from litellm_compaction.engine import Case, Compactor, Guarded, Pending, Room
 from litellm_compaction.errors import CompactionError, Overflow, overflow_from_text
 from litellm_compaction.models.generated import GeneratedTokens
+from litellm_compaction.proxy.failing_open import log_failed_open
 from litellm_compaction.proxy.wire import Usage, usage_of
 
 Chunk: TypeAlias = dict[str, Any]
@@ -251,6 +252,7 @@ class Answer:
         if self._room is not None:
             limit = self._room.output_limit(guarded, limit, can_grow=self._is_watched)
             await self._room.take(guarded, limit, can_grow=self._is_watched)
+            relay.is_shared = self._room.is_shared(guarded.window)
         relay.limit_tokens, relay.asked_tokens = limit, left
         opened = self._upstream.open(guarded.messages, limit, is_continuation=self._progress.restarts > 0)
         async with opened as stream:
@@ -306,21 +308,28 @@ class Answer:
         return max(self._asked.output_tokens - self._progress.completion_tokens, 1)
 
     def _learn(self, guarded: Guarded, relay: _Relay) -> None:
+        try:
+            self._learn_from(guarded, relay)
+        except Exception as error:  # noqa: BLE001 - fails open (P8)
+            # The client has its answer; a lesson that is lost must not take it away again.
+            log_failed_open("learn", error)
+        if self._progress.prompt_tokens is None:
+            self._progress.prompt_tokens = relay.usage.prompt_tokens if relay.usage else guarded.count.tokens
+
+    def _learn_from(self, guarded: Guarded, relay: _Relay) -> None:
         if relay.end == "overflow":
             named = relay.overflow.window_tokens if relay.overflow else None
             if named is None and not (self._room is not None and self._room.is_shared(guarded.window)):
                 # Where others share the context, they may have filled it.
                 named = int(_SHRINK_RATIO * guarded.window.tokens)
             self._compactor.learn_window(self._case, named)
-        elif relay.usage is not None:
+        if relay.usage is not None:
             self._compactor.learn(
                 self._case,
                 guarded,
                 prompt_tokens=relay.usage.prompt_tokens,
                 completion_tokens=relay.usage.completion_tokens,
             )
-        if self._progress.prompt_tokens is None:
-            self._progress.prompt_tokens = relay.usage.prompt_tokens if relay.usage else guarded.count.tokens
 
     def _calling(self, relay: _Relay) -> list[Chunk]:
         """Of several calls the last was cut: the client executes the whole ones, and the model asks again."""
@@ -373,6 +382,8 @@ class _Relay:
         self._flowing: set[int] = set()
         self._call_open = False
         self._received = 0
+        # Others can end the stream at any moment: it must never leave half a word.
+        self.is_shared = False
         self.limit_tokens = 0
         self.asked_tokens: int | None = None
         self.usage: Usage | None = None
@@ -500,8 +511,7 @@ class _Relay:
         if self._joiner is not None:
             text = self._joiner.feed(text)
         text = self._tail + text
-        # One word behind all the time: a stream may break off at any moment, and must not leave half a word.
-        settled = settled_length(text)
+        settled = settled_length(text) if self.is_shared or self.is_near_the_end() else len(text)
         self._tail = text[settled:]
         return self._sent({"content": text[:settled]}) if settled else []
 

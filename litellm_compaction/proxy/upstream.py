@@ -55,7 +55,7 @@ class HttpUpstream:
         self, messages: Sequence[Message] | None, max_tokens: int, *, is_continuation: bool, stream: bool
     ) -> httpx.Response:
         """One request to the server; the caller closes the response."""
-        body = {**self._body, **wire.with_output_limit(self._body, max_tokens), "stream": stream}
+        body = {**self._body, **wire.with_output_limit(self._body, max_tokens)}
         if stream:
             body.update(wire.with_usage(body))
         if messages is not None:

@@ -25,7 +25,7 @@ def test_compacted_stream_opens_with_the_notice_once(guarded: Bench) -> None:
     assert answer.status == 200
     assert answer.text == NOTICE + "word1 word2 word3"
     contents = [delta["content"] for delta in answer.deltas if delta.get("content")]
-    assert contents[0] == NOTICE
+    assert "".join(contents[:2]) == NOTICE
     assert [delta["role"] for delta in answer.deltas if delta.get("role")] == ["assistant"]
     assert answer.deltas[0].get("role") == "assistant"
     assert len({chunk["id"] for chunk in answer.chunks}) == 1
@@ -122,7 +122,11 @@ def test_headers_say_what_was_done(guarded: Bench, stream: bool) -> None:
         before, after = int(headers[f"{prefix}-tokens-before"]), int(headers[f"{prefix}-tokens-after"])
         assert headers[f"{prefix}-window"] == "8192"
         assert (after < before) == (headers[prefix] != "none")
-        assert after == pytest.approx(watch.chats[-1].prompt_tokens, rel=0.3, abs=30)
+        if stream and headers[prefix] == "compacted":
+            # The headers go out before the summary is written: an upper bound.
+            assert watch.chats[-1].prompt_tokens <= after
+        else:
+            assert after == pytest.approx(watch.chats[-1].prompt_tokens, rel=0.3, abs=30)
     assert seen == [("none", "0"), ("compacted", "1"), ("reused", "1")]
 
 

@@ -43,7 +43,6 @@ def test_the_price_follows_the_area_up_to_the_limit() -> None:
     "unknown",
     [
         {"type": "image_url", "image_url": {"url": "https://host/x.png"}},
-        {"type": "image_url", "image_url": {"url": "data:image/png;base64,****"}},
         {"type": "image_url", "image_url": 3},
         {"type": "input_audio", "input_audio": {"data": "AAAA"}},
         "text",
@@ -53,6 +52,12 @@ def test_the_price_follows_the_area_up_to_the_limit() -> None:
 def test_an_unknown_size_costs_the_limit(unknown: JsonValue) -> None:
     """Where nobody can say, the count errs high."""
     assert image_tokens(unknown, limit_tokens=1000, patch_px=28) == 1000
+
+
+def test_an_unknown_format_is_bounded_by_its_bytes() -> None:
+    """Three bytes are no picture, and a hundred thousand in a format of tomorrow may be a large one."""
+    assert image_tokens(part(b"\0\0\0"), limit_tokens=4096, patch_px=28) < 80
+    assert image_tokens(part(bytes(100_000)), limit_tokens=4096, patch_px=28) == 4096
 
 
 def test_a_fixed_price_does_not_look() -> None:
