@@ -33,6 +33,12 @@ LONG = chat(16, words=300)
 BIG = "word " * 20_000
 
 
+async def _both_wait(bench: Bench) -> None:
+    """Two requests have joined the one flight; hashing a long conversation takes a thread, not a number of turns."""
+    while [flight.waiters for flight in bench.compactor._compactions._flights.values()] != [2]:
+        await asyncio.sleep(0)
+
+
 async def _turns(count: int = 10) -> None:
     """Lets tasks that are ready run."""
     for _ in range(count):
@@ -204,7 +210,7 @@ async def test_a_client_that_goes_away_takes_nothing_from_the_others() -> None:
     first = asyncio.create_task(bench.guard(LONG))
     await bench.ask.asked.wait()
     second = asyncio.create_task(bench.guard(LONG))
-    await _turns()
+    await asyncio.wait_for(_both_wait(bench), 10)
     first.cancel()
     with pytest.raises(asyncio.CancelledError):
         await first
