@@ -184,8 +184,8 @@ class Read:
     def shape_problems(self) -> list[str]:
         """How the stream is not one answer; empty when it is (promise P6)."""
         found = []
-        if len({chunk.get("id") for chunk in self.chunks}) != 1:
-            found.append("several ids")
+        if len({chunk.get("id") for chunk in self.chunks}) != 1 or not self.chunks[0].get("id"):
+            found.append("not one id")
         if [bool(delta.get("role")) for delta in self.deltas] != [True] + [False] * (len(self.deltas) - 1):
             found.append("not one role, or not first")
         if len(self.finish_reasons) != 1:

@@ -24,17 +24,17 @@ LONG_ARGUMENTS = json.dumps({"path": "a.txt", "text": prose("argument", 1000)})
 # Facts on LM Studio, section 0: how its versions and engines word an overflow.
 OVERFLOWS = [
     (
-        "Trying to keep the first 2100 tokens when context the overflows. However, the model is loaded with context length "
-        "of only 2048 tokens, which is not enough."
+        "Trying to keep the first 2100 tokens when context the overflows. However, the model is loaded with context "
+        "length of only 2048 tokens, which is not enough."
     ),
     (
-        "The number of tokens to keep from the initial prompt is greater than the context length (n_keep: 2100>= n_ctx: "
-        "2048)."
+        "The number of tokens to keep from the initial prompt is greater than the context length (n_keep: 2100>= "
+        "n_ctx: 2048)."
     ),
     "Cannot truncate prompt with n_keep (2100) >= n_ctx (2048)",
     (
-        "Reached context length of 2048 tokens with model (arch: x) that does not currently support mid-generation context "
-        "overflow."
+        "Reached context length of 2048 tokens with model (arch: x) that does not currently support mid-generation "
+        "context overflow."
     ),
     "Context size has been exceeded.",
     "Input does not fit in context length. The input has 2100 tokens, but the context length only supports 2048.",

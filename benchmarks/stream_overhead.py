@@ -1,0 +1,114 @@
+"""What the callback costs a stream that it does not have to touch: time per chunk, time to the first, and memory.
+
+    python benchmarks/stream_overhead.py [--streams 30] [--chunks 1000]
+
+Three real proxies in front of the same simulator, asked in turn: with a callback that only hands chunks on, with ours
+below LiteLLM's OpenAI client, and with ours in LiteLLM's hooks. Medians, and their ratios to the first. Then one
+stream of 100,000 tokens through each, and how much the proxy has grown.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import NamedTuple
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from litellm_compaction.simulator import Model, Reply, Simulator, serve
+from tests.integration.harness import CHAT, Proxy, lm_studio, proxy, write_config
+
+_KEY = "qwen2.5-7b-instruct"
+_HAND_ON = """
+from litellm.integrations.custom_logger import CustomLogger
+
+
+class HandOn(CustomLogger):
+    async def async_post_call_streaming_iterator_hook(self, user_api_key_dict, response, request_data):
+        async for chunk in response:
+            yield chunk
+
+
+handler = HandOn()
+"""
+
+
+class Timing(NamedTuple):
+    """One stream, in milliseconds."""
+
+    first_ms: float
+    chunk_ms: float
+
+
+def main() -> None:
+    """Prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--streams", type=int, default=30, help="streams through each proxy")
+    parser.add_argument("--chunks", type=int, default=1000, help="chunks of one token in each stream")
+    options = parser.parse_args()
+    simulator = Simulator([Model(_KEY, architecture="qwen2")])
+    simulator.load(_KEY, 131_072)
+    with ExitStack() as stack:
+        url = stack.enter_context(serve(simulator)).base_url
+        proxies = {name: stack.enter_context(_proxy(stack, url, name)) for name in ("hand on", "transport", "hooks")}
+        simulator.script = lambda call: Reply("word " * options.chunks)
+        timings: dict[str, list[Timing]] = {name: [] for name in proxies}
+        for number in range(options.streams + 3):
+            for name, running in proxies.items():
+                timing = _timed(running)
+                if number >= 3:  # the first ones load what is loaded lazily
+                    timings[name].append(timing)
+        plain = _median(timings["hand on"])
+        print(f"{'':12}{'first chunk ms':>16}{'ratio':>8}{'per chunk µs':>16}{'ratio':>8}")
+        for name, taken in timings.items():
+            median = _median(taken)
+            ratios = (median.first_ms / plain.first_ms, median.chunk_ms / plain.chunk_ms)
+            print(f"{name:12}{median.first_ms:16.1f}{ratios[0]:8.2f}{1000 * median.chunk_ms:16.0f}{ratios[1]:8.2f}")
+        simulator.script = lambda call: Reply("word " * 100_000, chunk_tokens=8)
+        for name, running in proxies.items():
+            before = _resident_mb(running)
+            _timed(running)
+            print(f"{name:12}100,000 tokens: {before:.0f} MB -> {_resident_mb(running):.0f} MB")
+
+
+def _proxy(stack: ExitStack, url: str, name: str):  # type: ignore[no-untyped-def]
+    folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+    (folder / "hand_on.py").write_text(_HAND_ON)
+    models = [lm_studio("local", _KEY, url)]
+    if name == "hand on":
+        return proxy(write_config(folder, models, None, litellm_settings={"callbacks": ["hand_on.handler"]}))
+    settings = {"carrier": "auto" if name == "transport" else "hooks", "window_cache_s": 3600}
+    return proxy(write_config(folder, models, settings))
+
+
+def _timed(running: Proxy) -> Timing:
+    body = {"model": "local", "messages": [{"role": "user", "content": "Say words."}], "stream": True}
+    started_s = time.perf_counter()
+    first_s, chunks = 0.0, 0
+    with running.client.stream("POST", CHAT, json=body, headers=running.headers) as answer:
+        for line in answer.iter_lines():
+            if line.startswith("data: {"):
+                chunks += 1
+                first_s = first_s or time.perf_counter()
+    ended_s = time.perf_counter()
+    return Timing(1000 * (first_s - started_s), 1000 * (ended_s - first_s) / max(chunks - 1, 1))
+
+
+def _median(timings: list[Timing]) -> Timing:
+    return Timing(
+        statistics.median(each.first_ms for each in timings), statistics.median(each.chunk_ms for each in timings)
+    )
+
+
+def _resident_mb(running: Proxy) -> float:
+    status = Path(f"/proc/{running.process.pid}/status").read_text()
+    return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS")) / 1024
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,305 @@
+"""Proxies in front of models that talk past their windows, and such models.
+
+The `test_restart_*` files share these proxies: one for each carrier of the restart, and one where another callback's
+iterator hook comes before ours.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+
+from litellm_compaction.core.messages import DONE_NOTICE, START_NOTICE
+from litellm_compaction.simulator import ChatCall, Gate, Reply, RequestRecord, Simulator, numbered_words
+from tests.integration.bench import SUMMARY, Bench, Group, is_summary_call, open_bench
+from tests.integration.conversations import prose
+from tests.integration.harness import Streamed
+
+RESTARTED = f"\n\n{START_NOTICE}\n{DONE_NOTICE}\n\n"
+WINDOW = 2048
+_BESIDE = Path(__file__).parent / "beside_restart"
+_KEY = "qwen2.5-7b-instruct"
+_GO_ON = "cut off by the length limit"
+_THINK_ON = "while you were thinking"
+# Part of an answer that the model looks for to find where it stopped.
+_SEAM_CHARS = 48
+
+Carrier = Literal["auto", "hooks"]
+CARRIERS: tuple[Carrier, ...] = ("auto", "hooks")
+Style = Literal["exact", "sentence", "whole", "no_space", "fence", "chatter"]
+STYLES: tuple[Style, ...] = ("exact", "sentence", "whole", "no_space", "fence", "chatter")
+
+
+def group(name: str, window: int = WINDOW, **options: Any) -> Group:
+    """A model group whose answers come in chunks of some tokens, as fast as they can be read."""
+    simulator = {"chunk_tokens": 16, **options.pop("simulator", {})}
+    return Group(name, window, key=_KEY, architecture="qwen2", simulator=simulator, **options)
+
+
+_GROUPS = [
+    group("local"),
+    group("middle", 4096),
+    group("wide", 8192),
+    *(
+        group(f"overflowing-{overflow}-{stream}", factor=2.0, simulator={"overflow": overflow})
+        for overflow in ("error_event", "error_400_object", "empty")
+        for stream in (True, False)
+    ),
+    # Dozens of conversations at once through one calibration: here promise P1 is not looked at.
+    group("crowded", simulator={"unified_kv": False}, params={"timeout": 2}, guarded=False),
+]
+
+
+_OPENED = pytest.StashKey[dict[str, "Restarting"]]()
+
+
+@dataclass
+class Restarting(Bench):
+    """A bench with the carrier that its answers are carried by, and the rows that were billed."""
+
+    carrier: Carrier = "auto"
+    books: Books = field(default_factory=lambda: Books(Path()))
+
+
+class Books:
+    """The rows that LiteLLM has written since the last `begin`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._since = 0
+
+    def begin(self) -> None:
+        self._since = len(self._all())
+
+    def rows(self, expected: int) -> list[dict[str, Any]]:
+        """The rows as soon as there are as many as expected: LiteLLM writes them after the answer."""
+        deadline_s = time.monotonic() + 10
+        while len(found := self._all()[self._since :]) < expected and time.monotonic() < deadline_s:
+            time.sleep(0.02)
+        return found
+
+    def _all(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.path.read_text().splitlines()] if self.path.exists() else []
+
+
+def shared(request: pytest.FixtureRequest, carrier: Carrier, *, behind_another: bool = False) -> Restarting:
+    """The session's proxy with this carrier, started when it is first asked for.
+
+    Args:
+        request: of the fixture that asks.
+        carrier: as in the settings.
+        behind_another: whether another callback with an iterator hook is listed before ours.
+    """
+    name = f"{carrier}{' behind another' if behind_another else ''}"
+    opened = request.config.stash.setdefault(_OPENED, {})
+    if name not in opened:
+        stack = ExitStack()
+        request.session.addfinalizer(stack.close)
+        factory: pytest.TempPathFactory = request.getfixturevalue("tmp_path_factory")
+        opened[name] = stack.enter_context(_open(factory.mktemp("restart"), carrier, behind_another))
+    return opened[name]
+
+
+@contextmanager
+def _open(folder: Path, carrier: Carrier, behind_another: bool) -> Iterator[Restarting]:
+    for path in _BESIDE.glob("*.py"):
+        shutil.copy(path, folder)
+    books = Books(folder / "books.jsonl")
+    callbacks = ["bystander.handler"] if behind_another else []
+    settings = {"carrier": carrier, "summary_timeout_s": 2.5, "window_cache_s": 600, "heartbeat_s": 0.5}
+    with open_bench(
+        folder,
+        _GROUPS,
+        None,
+        environ={"BOOKS_FILE": str(books.path)},
+        litellm_settings={"callbacks": [*callbacks, "litellm_compaction.handler", "books.handler"]},
+        callback_settings={"litellm_compaction": settings},
+        general_settings={"custom_auth": "one_at_a_time.user_api_key_auth"},
+        router_settings={"num_retries": 0, "disable_cooldowns": True},
+    ) as bench:
+        crowded = bench.simulators["crowded"]
+        crowded.unload(crowded.instances[0].id)
+        crowded.load(_KEY, WINDOW, parallel=64)
+        # The check of promise P1 after each test looks at `bench`: what is forgiven has to be forgiven there.
+        yield Restarting(
+            bench.proxy, bench.groups, bench.simulators, _checked=bench._checked, carrier=carrier, books=books
+        )
+
+
+@contextmanager
+def changed(simulator: Simulator, **values: Any) -> Iterator[None]:
+    """Settings of a simulator while the block lasts."""
+    before = {name: getattr(simulator, name) for name in values}
+    for name, value in values.items():
+        setattr(simulator, name, value)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(simulator, name, value)
+
+
+@dataclass
+class Teller:
+    """A model that gives one long answer, and goes on with it in its own way when it is told to.
+
+    The answer's text is one in which no stretch of 48 characters comes twice, so that the place is found.
+
+    Attributes:
+        first: what the client's own request is answered with.
+        style: how the model continues.
+        second_thoughts: what it thinks before it continues.
+        gate: where the first stream waits until it is closed or the gate opens; `gates` are those of later streams.
+        later: answers of the second stream, the third and so on, in place of going on.
+        summary: what the summariser's prompt is answered with.
+    """
+
+    first: Reply
+    style: Style = "exact"
+    second_thoughts: str = ""
+    later: tuple[Reply, ...] = ()
+    summary: Reply = field(default_factory=lambda: Reply(SUMMARY))
+    streams: int = 0
+
+    def __call__(self, call: ChatCall) -> Reply:
+        if is_summary_call(call.body):
+            return self.summary
+        self.streams += 1
+        asked = text_of(call.messages[-1])
+        if self.streams > 1 and self.later:
+            return self.later[min(self.streams - 2, len(self.later) - 1)]
+        if _THINK_ON in asked:
+            return replace(self.first, reasoning="Enough of that.", gate=None)
+        if _GO_ON not in asked:
+            return self.first
+        shown = text_of(call.messages[-2])
+        return Reply(self._continued(shown), reasoning=self.second_thoughts, tool_calls=self.first.tool_calls)
+
+    def _continued(self, shown: str) -> str:
+        text = self.first.content
+        seam = shown[-_SEAM_CHARS:]
+        assert text.count(seam) == 1, f"shown a text that is not the answer's: {seam!r}"
+        place = text.index(seam) + len(seam)
+        rest = text[place:]
+        if self.style == "sentence":
+            # What was said of the sentence: enough to be recognized when it comes again.
+            return text[max(text.rfind(mark, 0, place - 24) + len(mark) for mark in (". ", "\n")) :]
+        return {
+            "exact": rest,
+            "whole": shown + rest,
+            "no_space": rest.lstrip(),
+            "fence": f"```python\n{rest}",
+            "chatter": f"Sure, continuing from where I left off:\n\n{rest}",
+        }[self.style]
+
+
+def text_of(message: dict[str, Any]) -> str:
+    content = message.get("content")
+    if isinstance(content, list):
+        return "\n".join(part.get("text", "") for part in content)
+    return content or ""
+
+
+def texts() -> dict[str, str]:
+    """Answers longer than a window of 2,048 tokens as the family counts them, and shorter than four streams."""
+    rows = [f"| {n} | item{n} | {n * 37 % 101} EUR | {prose(f'row {n}', 4)} |" for n in range(1, 131)]
+    functions = [
+        f"def step_{n}(value: int) -> int:\n    # {prose(f'step {n}', 9)}\n    return value * {n} + {n * 7 % 13}\n"
+        for n in range(70)
+    ]
+    sentences = [f"{prose(f'sentence {n}', 14).capitalize()} {n}." for n in range(160)]
+    items = {f"item{n}": {"id": n, "note": prose(f"item {n}", 5)} for n in range(110)}
+    return {
+        "numbered": numbered_words(800),
+        "prose": "\n\n".join(" ".join(sentences[start : start + 5]) for start in range(0, 160, 5)),
+        "code": "Here is the module.\n\n```python\n" + "\n\n".join(functions) + "```\n\nThat is all of it.",
+        "table": "| n | name | price | note |\n|---|---|---|---|\n" + "\n".join(rows),
+        "json": json.dumps(items, indent=1),
+    }
+
+
+TEXTS = texts()
+# Longer than 4,096 tokens: with a window of that size there is room for a summary beside the end of the answer.
+LONG = "\n".join(f"{n}. {prose(f'long {n}', 16)}" for n in range(1, 260))
+
+
+def asked(topic: str, tokens: int = 60) -> list[dict[str, Any]]:
+    """A request of two messages."""
+    return [
+        {"role": "system", "content": "You write what you are asked for."},
+        {"role": "user", "content": f"Write about {topic}. {prose(topic, tokens)}"},
+    ]
+
+
+def stream_problems(answer: Streamed) -> list[str]:
+    """How a streamed answer is not one message; empty when it is (promise P6)."""
+    found: list[str] = []
+    choices = [choice for chunk in answer.chunks for choice in chunk.get("choices") or ()]
+    if answer.status != 200 or not choices:
+        return [f"status {answer.status}: {answer.raw[:300]!r}"]
+    for name, values in (
+        ("ids", {chunk.get("id") for chunk in answer.chunks}),
+        ("models", {chunk.get("model") for chunk in answer.chunks}),
+    ):
+        if len(values) != 1:
+            found.append(f"{name} {values}")
+    roles = [index for index, delta in enumerate(answer.deltas) if delta.get("role")]
+    if roles != [0]:
+        found.append(f"roles at {roles}")
+    finished = [index for index, choice in enumerate(choices) if choice.get("finish_reason")]
+    if len(finished) != 1 or any(any(choice["delta"].values()) for choice in choices[finished[0] + 1 :]):
+        found.append(f"finish reasons {answer.finish_reasons}")
+    if [line for line in answer.lines if line == "data: [DONE]"] != answer.lines[-1:]:
+        found.append("not one [DONE] at the end")
+    if any("error" in chunk for chunk in answer.chunks):
+        found.append("an error event")
+    return found
+
+
+def without_restarts(text: str) -> str:
+    """The answer as the model gave it."""
+    return text.replace(RESTARTED, "")
+
+
+def joined_calls(answer: Streamed) -> list[tuple[str, str]]:
+    """Name and arguments of a stream's calls, by index; fails on a call that begins twice."""
+    found: dict[int, list[str]] = {}
+    for call in [call for delta in answer.deltas for call in delta.get("tool_calls") or ()]:
+        function = call["function"]
+        if function.get("name"):
+            assert call["index"] not in found, "a call that begins twice"
+            found[call["index"]] = [function["name"], ""]
+        found[call["index"]][1] += function.get("arguments") or ""
+    return [(name, arguments) for _, (name, arguments) in sorted(found.items())]
+
+
+def ended_late(records: list[RequestRecord], limit_s: float = 0.1) -> list[str]:
+    """Upstream requests that were still open when a later one had been under way for `limit_s`."""
+    found = []
+    for earlier, later in itertools.pairwise(records):
+        ended_s = earlier.ended_s if earlier.ended_s is not None else float("inf")
+        if ended_s > later.started_s + limit_s:
+            found.append(f"{earlier.outcome}: open {ended_s - later.started_s:.3f} s into the next")
+    return found
+
+
+def calls(*names: str, words: int) -> list[tuple[str, str]]:
+    """Tool calls with arguments of about `words` tokens each."""
+    return [(name, json.dumps({"path": f"{name}.txt", "text": prose(f"call {name}", words)})) for name in names]
+
+
+def shut() -> Gate:
+    """A gate that stays shut: the stream waits there until it is closed."""
+    return Gate()
+
+
+Script = Callable[[ChatCall], "Reply | None"]

@@ -1,0 +1,67 @@
+"""Who pays for an answer that took several upstream requests: rows of a second callback."""
+
+from __future__ import annotations
+
+import itertools
+import json
+
+import pytest
+
+from litellm_compaction.simulator import Reply
+from tests.integration.restart_bench import CARRIERS, LONG, Restarting, Teller, asked, shared, without_restarts
+
+pytestmark = pytest.mark.proxy
+_numbers = itertools.count()
+
+
+@pytest.fixture(scope="module", params=CARRIERS)
+def restarting(request: pytest.FixtureRequest) -> Restarting:
+    """Both carriers, one after the other."""
+    return shared(request, request.param)
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
+def test_rows_of_a_restarted_answer(restarting: Restarting, stream: bool) -> None:
+    """The transport costs one row with the summed usage and one for each summary, all of the same key; the hooks one
+    row for each upstream request.
+    """
+    key = {"Authorization": f"Bearer sk-one-books-{next(_numbers)}"}
+    restarting.books.begin()
+    watch = restarting.watch("middle", Teller(Reply(LONG)))
+    body = {"model": "middle", "messages": asked(f"books {stream}"), "stream": stream}
+    if stream:
+        answer = restarting.proxy.stream_body(body, **key)
+        assert without_restarts(answer.text) == LONG
+    else:
+        assert restarting.proxy.post(body, headers=key).json()["choices"][0]["message"]["content"] == LONG
+    streams, summaries = len(watch.chats), len(watch.summaries)
+    assert streams >= 2
+    assert summaries >= 1
+    expected = summaries + (1 if restarting.carrier == "auto" else streams)
+    rows = restarting.books.rows(expected)
+    # A row too many would come at once, too: the next request's row is written after it.
+    restarting.proxy.post({"model": "local", "messages": [{"role": "user", "content": "Hi."}]}, headers=key)
+    assert len(restarting.books.rows(expected + 1)) == expected + 1
+    assert [row["event"] for row in rows] == ["success"] * expected
+    assert len({json.dumps(row["identity"]) for row in rows}) == 1
+    assert (rows[0]["identity"]["user_id"], rows[0]["identity"]["team_id"]) == ("una", "solo")
+    assert len({row["call_id"] for row in rows}) == expected
+    own = [row for row in rows if not row["opening"].startswith("You write the record")]
+    assert len(own) == expected - summaries
+    generated = sum(record.completion_tokens for record in watch.chats)
+    if not stream:
+        assert sum(row["completion_tokens"] for row in own) == generated
+    # A stopped stream is counted with a stand-in for the model's vocabulary.
+    assert sum(row["completion_tokens"] for row in own) == pytest.approx(generated, rel=0.35)
+    if restarting.carrier == "auto":
+        assert own[0]["prompt_tokens"] == pytest.approx(watch.chats[0].prompt_tokens, rel=0.35)
+
+
+def test_unrestarted_answer_is_one_row(restarting: Restarting) -> None:
+    """An answer that fits is one row with the server's own numbers."""
+    restarting.books.begin()
+    watch = restarting.watch("local", Teller(Reply("Four plain words here.")))
+    restarting.proxy.stream("local", asked("one row"))
+    (row,) = restarting.books.rows(1)
+    record = watch.chats[0]
+    assert (row["prompt_tokens"], row["completion_tokens"]) == (record.prompt_tokens, record.completion_tokens)

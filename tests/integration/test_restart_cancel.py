@@ -1,0 +1,162 @@
+"""Clients that leave, keys with one request at a time: nothing goes on generating, no slot is lost or freed early."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+import pytest
+
+from litellm_compaction.core.messages import START_NOTICE
+from litellm_compaction.simulator import Gate, Reply
+from tests.integration.bench import SUMMARY
+from tests.integration.conversations import prose
+from tests.integration.restart_bench import CARRIERS, LONG, Restarting, Teller, asked, shared, without_restarts
+
+pytestmark = pytest.mark.proxy
+_numbers = itertools.count()
+PLACES = ("stream 1", "summary", "stream 2")
+
+
+@pytest.fixture(scope="module", params=CARRIERS)
+def restarting(request: pytest.FixtureRequest) -> Restarting:
+    """Both carriers, one after the other."""
+    return shared(request, request.param)
+
+
+@contextmanager
+def _held(place: str) -> Iterator[tuple[Teller, Gate]]:
+    """A model that waits at a place of its answer until the gate opens; it does when the block ends."""
+    gate = Gate()
+    teller = Teller(Reply(LONG))
+    if place == "stream 1":
+        teller = Teller(Reply(LONG, gate=gate, gate_after_tokens=500))
+    elif place == "summary":
+        teller = Teller(Reply(LONG), summary=Reply(SUMMARY, gate=gate))
+    else:
+        teller = Teller(Reply(LONG), later=(Reply(f" {prose('later', 300)}", gate=gate, gate_after_tokens=60),))
+    try:
+        yield teller, gate
+    finally:
+        gate.open()
+
+
+def _key() -> dict[str, str]:
+    return {"Authorization": f"Bearer sk-one-{next(_numbers)}"}
+
+
+def _small(restarting: Restarting, key: dict[str, str], **body: Any) -> httpx.Response:
+    return restarting.proxy.post(
+        {"model": "local", "messages": [{"role": "user", "content": "Hi."}], **body}, headers=key
+    )
+
+
+def _served_in_time(restarting: Restarting, key: dict[str, str]) -> bool:
+    """Whether the key's next request is served; LiteLLM frees the slot just after the connection has ended."""
+    deadline_s = time.monotonic() + 3
+    while (answer := _small(restarting, key)).status_code == 429 and time.monotonic() < deadline_s:
+        time.sleep(0.05)
+    return answer.status_code == 200
+
+
+@pytest.mark.parametrize("pause_s", [0.0, 0.2], ids=["at once", "later"])
+@pytest.mark.parametrize("place", PLACES)
+async def test_client_that_leaves_ends_everything(restarting: Restarting, place: str, pause_s: float) -> None:
+    """Within 100 ms no upstream request is open, and the key's slot is free for the next request.
+
+    Streams only: LiteLLM does not notice that a client has left which waits for a whole answer.
+    """
+    key = _key()
+    assert (await asyncio.to_thread(_small, restarting, key, stream=True)).status_code == 200
+    with _held(place) as (teller, gate):
+        watch = restarting.watch("middle", teller)
+        body = {"model": "middle", "messages": asked(f"leaving {place} {pause_s}"), "stream": True}
+        async with httpx.AsyncClient(base_url=restarting.proxy.base_url, trust_env=False, timeout=30) as client:
+            waiting = asyncio.ensure_future(_read(client, body, key))
+            assert await asyncio.to_thread(gate.reached.wait, 10)
+            await asyncio.sleep(pause_s)
+            left_s = time.monotonic()
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+        await asyncio.to_thread(
+            restarting.simulators["middle"].wait_until,
+            lambda: all(record.outcome != "running" for record in watch.records),
+            3,
+        )
+        opened = watch.chats + watch.summaries
+        last = max(opened, key=lambda record: record.started_s)
+        assert last.outcome == "disconnected"
+        assert last.disconnected_s is not None
+        assert last.disconnected_s - left_s < 0.1
+        assert len(watch.chats) == (2 if place == "stream 2" else 1)
+        watch_small = restarting.watch("local")
+        assert await asyncio.to_thread(_served_in_time, restarting, key)
+        # Nothing was asked of the model after the client had left.
+        assert len(watch.chats + watch.summaries) == len(opened)
+    assert len(watch_small.chats) == 1
+
+
+async def _read(client: httpx.AsyncClient, body: dict[str, Any], headers: dict[str, str]) -> None:
+    async with client.stream("POST", "/v1/chat/completions", json=body, headers=headers) as answer:
+        async for _ in answer.aiter_bytes():
+            pass
+
+
+@pytest.mark.parametrize("place", PLACES)
+async def test_slot_is_held_during_the_whole_answer(restarting: Restarting, place: str) -> None:
+    """A second request of the key is refused while the first is at any point of its way, and served afterwards."""
+    key = _key()
+    with _held(place) as (teller, gate):
+        restarting.watch("middle", teller)
+        body = {"model": "middle", "messages": asked(f"holding {place}"), "stream": True}
+        async with (
+            httpx.AsyncClient(base_url=restarting.proxy.base_url, trust_env=False, timeout=30) as client,
+            client.stream("POST", "/v1/chat/completions", json=body, headers=key) as answer,
+        ):
+            waiting = asyncio.ensure_future(_text(answer))
+            assert await asyncio.to_thread(gate.reached.wait, 10)
+            second = await asyncio.to_thread(_small, restarting, key)
+            gate.open()
+            raw = await waiting
+    assert second.status_code == 429
+    assert raw.rstrip().endswith("data: [DONE]")
+    assert START_NOTICE in raw
+    assert await asyncio.to_thread(_served_in_time, restarting, key)
+
+
+async def _text(answer: httpx.Response) -> str:
+    return "".join([piece async for piece in answer.aiter_text()])
+
+
+def test_failed_answer_frees_its_slot(restarting: Restarting) -> None:
+    """An answer that breaks in its second stream ends with an error event, and the key's next request is served."""
+    key = _key()
+    refused = Reply(status=503, raw_body={"error": "model unloaded"})
+    restarting.watch("middle", Teller(Reply(LONG), later=(refused,)))
+    body = {"model": "middle", "messages": asked("failing second"), "stream": True}
+    answer = restarting.proxy.stream_body(body, **key)
+    assert answer.finish_reasons == []
+    assert [chunk for chunk in answer.chunks if "error" in chunk]
+    assert LONG.startswith(without_restarts(answer.text).split("\n\n⚙️")[0])
+    assert _served_in_time(restarting, key)
+
+
+def test_many_answers_leave_no_slot_behind(restarting: Restarting) -> None:
+    """Five restarted answers of one key in a row are all served."""
+    key = _key()
+    short = LONG[: LONG.index("\n215.")]
+    for number in range(5):
+        restarting.watch("middle", Teller(Reply(short)))
+        body = {"model": "middle", "messages": asked(f"row {number}"), "stream": True}
+        answer = restarting.proxy.stream_body(body, **key)
+        deadline_s = time.monotonic() + 3
+        while answer.status == 429 and time.monotonic() < deadline_s:
+            answer = restarting.proxy.stream_body(body, **key)
+        assert without_restarts(answer.text) == short
+    assert _served_in_time(restarting, key)

@@ -1,0 +1,183 @@
+"""What becomes of an answer when the server fails: every kind of failure at every point, streaming and not.
+
+One test runs a whole table at once, so that the cells that wait for a time limit wait together; it prints the table.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import pytest
+
+from litellm_compaction.simulator import ChatCall, Fault, Reply
+from litellm_compaction.simulator.script import FaultKind
+from tests.integration.bench import SUMMARY, is_summary_call
+from tests.integration.conversations import prose, tools
+from tests.integration.harness import Streamed
+from tests.integration.restart_bench import (
+    CARRIERS,
+    Restarting,
+    Teller,
+    calls,
+    joined_calls,
+    shared,
+    stream_problems,
+    without_restarts,
+)
+
+pytestmark = pytest.mark.proxy
+
+KINDS: tuple[FaultKind, ...] = ("500", "drop", "hang", "empty", "error_event", "slow")
+PLACES = ("first", "text", "reasoning", "call", "summary", "stream 2", "stream 3", "stream 4")
+_TEXT = "\n".join(f"{n}. {prose(f'fault {n}', 16)}" for n in range(1, 560))
+_SHORT = prose("short answer", 120)
+_CALLS = calls("tool_0", words=120)
+_THOUGHTS = prose("fault thoughts", 120)
+_END = "\nTHE END."
+_CELL = re.compile(r"cell-(\w+)-(first|text|reasoning|call|summary|stream \d)")
+
+
+@pytest.fixture(scope="module", params=CARRIERS)
+def restarting(request: pytest.FixtureRequest) -> Restarting:
+    """Both carriers, one after the other."""
+    return shared(request, request.param)
+
+
+class _Faulty:
+    """A model that fails in each cell's own way; a cell is named in its conversation."""
+
+    def __init__(self) -> None:
+        self._streams: Counter[tuple[str, str]] = Counter()
+        self._tellers: dict[tuple[str, str], Teller] = {}
+        self._lock = threading.Lock()
+
+    def __call__(self, call: ChatCall) -> Reply | None:
+        found = _CELL.search(call.sent_text)
+        if found is None:
+            return None
+        kind, place = found.groups()
+        before = self._fault(kind, "before_first_delta")
+        if is_summary_call(call.body):
+            return Reply(SUMMARY, fault=before if place == "summary" else None)
+        with self._lock:
+            self._streams[kind, place] += 1
+            stream = self._streams[kind, place]
+            teller = self._tellers.setdefault((kind, place), Teller(Reply(_TEXT)))
+        middle = self._fault(kind, "mid_text")
+        if place == "first":
+            return Reply(_SHORT, fault=before)
+        if place == "text":
+            return Reply(_SHORT, fault=middle)
+        if place == "reasoning":
+            return Reply(_SHORT, reasoning=_THOUGHTS, fault=middle)
+        if place == "call":
+            return Reply("", tool_calls=_CALLS, fault=middle)
+        reply = teller(call)
+        last = 2 if place == "summary" else int(place[-1])
+        if stream < last:
+            return reply
+        return Reply(reply.content[:300] + _END, fault=before if place != "summary" and stream == last else None)
+
+    def _fault(self, kind: str, at: Any) -> Fault:
+        # Of 120 tokens of thoughts or of a call, the fiftieth is in the middle.
+        after = 50 if at == "mid_text" else None
+        return Fault(kind, at, after_tokens=after, message="it burns", delay_ms=300)  # type: ignore[arg-type]
+
+
+def _outcome(restarting: Restarting, kind: str, place: str, stream: bool) -> str:
+    content = f"This is cell-{kind}-{place}. {prose(f'{kind} {place}', 40)}"
+    body: dict[str, Any] = {"model": "crowded", "messages": [{"role": "user", "content": content}], "stream": stream}
+    if place == "call":
+        body["tools"] = tools(1)
+    with httpx.Client(
+        base_url=restarting.proxy.base_url, headers=restarting.proxy.headers, timeout=30, trust_env=False
+    ) as client:
+        if not stream:
+            return _whole_outcome(client.post("/v1/chat/completions", json=body), place)
+        with client.stream("POST", "/v1/chat/completions", json=body) as response:
+            return _stream_outcome(Streamed(response.status_code, response.headers, response.read()), place)
+
+
+def _stream_outcome(answer: Streamed, place: str) -> str:
+    if answer.status != 200:
+        return str(answer.status)
+    text = without_restarts(answer.text)
+    if any("error" in chunk for chunk in answer.chunks):
+        assert _is_part(text.split("\n\n⚙️")[0], place), text
+        assert not answer.finish_reasons
+        return "error event"
+    if any(answer.deltas):
+        assert stream_problems(answer) == []
+    return _ending(text, joined_calls(answer), answer.finish_reasons[0], place)
+
+
+def _whole_outcome(answer: httpx.Response, place: str) -> str:
+    if answer.status_code != 200:
+        return str(answer.status_code)
+    choice = answer.json()["choices"][0]
+    message = choice["message"]
+    made = [(call["function"]["name"], call["function"]["arguments"]) for call in message.get("tool_calls") or ()]
+    return _ending(message["content"] or "", made, choice["finish_reason"], place)
+
+
+def _ending(text: str, made: list[tuple[str, str]], reason: str, place: str) -> str:
+    if place == "call":
+        if made and made != _CALLS:
+            return f"cut call, {reason}"
+        is_whole = made == _CALLS
+    else:
+        is_whole = text == _SHORT if place in ("first", "text", "reasoning") else text.endswith(_END)
+    assert _is_part(text, place), text
+    return "whole" if is_whole else f"ends with {reason}"
+
+
+def _is_part(text: str, place: str) -> bool:
+    """Whether a text is the beginning of the cell's answer: nothing lost and nothing twice."""
+    whole = {"call": ""}.get(place, _SHORT if place in ("first", "text", "reasoning") else _TEXT)
+    return whole.startswith(text.removesuffix(_END))
+
+
+def _expectations(carrier: str, stream: bool) -> dict[tuple[str, str], str]:
+    """What design and stock LiteLLM together make of each cell."""
+    # LiteLLM's own statuses for a server that answers 500, hangs up, does not answer, reports an error in HTTP 200.
+    statuses = {"500": "500", "drop": "500", "hang": "408", "error_event": "500" if stream else "422"}
+    # An answer without an end is taken for its end, as LiteLLM takes it.
+    others = {"empty": "ends with stop", "slow": "whole"}
+    table: dict[tuple[str, str], str] = {}
+    for place in PLACES:
+        for kind in KINDS:
+            # A call that is held has not begun for the client, so that its failure keeps the real status.
+            is_open = stream and place not in ("first", "call")
+            shown = "error event" if is_open else statuses.get(kind, "")
+            table[kind, place] = "whole" if place == "summary" else others.get(kind) or shown
+    if carrier == "hooks" and stream:
+        # LiteLLM has opened the stream: it knows no status for a time limit any more, its client forgets what it has
+        # read when the connection breaks, and it puts an end to a stream that has none, so that a call looks whole.
+        table |= {("hang", "first"): "500", ("hang", "call"): "500", ("empty", "call"): "cut call, stop"}
+        table |= {("drop", place): "500 or error event" for place in ("text", "reasoning")}
+    return table
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
+def test_every_failure_has_its_outcome(
+    restarting: Restarting, stream: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A failure shows as what it is, at the point where it comes; one of ours, the summary's, does not show at all."""
+    simulator = restarting.simulators["crowded"]
+    simulator.script = _Faulty()
+    cells = [(kind, place) for place in PLACES for kind in KINDS]
+    with ThreadPoolExecutor(12) as pool:
+        found = list(pool.map(lambda cell: _outcome(restarting, *cell, stream), cells))
+    table = dict(zip(cells, found, strict=True))
+    with capsys.disabled():
+        print(f"\n{restarting.carrier}, {'stream' if stream else 'whole'}")
+        for row in ("", *PLACES):
+            print(f"{row:10}", *(f"{table.get((kind, row), kind):18}" for kind in KINDS))
+    expected = _expectations(restarting.carrier, stream)
+    assert {cell: outcome for cell, outcome in table.items() if outcome not in expected[cell]} == {}
+    assert not [record for record in simulator.requests if record.outcome == "running"]

@@ -1,0 +1,291 @@
+"""What a client reads of an answer carried over the limit, and what the server got for it (promises P1, P6)."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from litellm_compaction.core.messages import ATTEMPTS_NOTICE, DONE_NOTICE, START_NOTICE
+from litellm_compaction.simulator import Reply
+from litellm_compaction.simulator.emissions import ReasoningField
+from tests.integration.conversations import answered, prose, talk, tool_round, tools
+from tests.integration.harness import Streamed
+from tests.integration.restart_bench import (
+    CARRIERS,
+    LONG,
+    RESTARTED,
+    STYLES,
+    TEXTS,
+    WINDOW,
+    Restarting,
+    Style,
+    Teller,
+    asked,
+    calls,
+    changed,
+    ended_late,
+    joined_calls,
+    shared,
+    shut,
+    stream_problems,
+    without_restarts,
+)
+
+pytestmark = pytest.mark.proxy
+
+
+@pytest.fixture(scope="module", params=CARRIERS)
+def restarting(request: pytest.FixtureRequest) -> Restarting:
+    """Both carriers, one after the other."""
+    return shared(request, request.param)
+
+
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("kind", TEXTS)
+def test_text_is_whole_however_the_model_continues(restarting: Restarting, kind: str, style: Style) -> None:
+    """No word is lost and none comes twice; the stream is one message; every upstream list is valid."""
+    if style == "fence" and kind != "code":
+        pytest.skip("a fence is reopened only inside one")
+    if style == "sentence" and kind == "numbered":
+        pytest.skip("the numbered words are one sentence")
+    messages = asked(f"{kind} {style}")
+    watch = restarting.watch("local", Teller(Reply(TEXTS[kind]), style=style))
+    answer = restarting.proxy.stream("local", messages)
+    assert stream_problems(answer) == []
+    assert without_restarts(answer.text) == TEXTS[kind]
+    assert answer.finish_reasons == ["stop"]
+    restarts = answer.text.count(RESTARTED)
+    assert 1 <= restarts == len(watch.chats) - 1 <= 3
+    assert answer.usages == []
+    assert [watch.problems(messages, index) for index in range(restarts + 1)] == [[]] * (restarts + 1)
+    assert ended_late(watch.records) == []
+
+
+def test_upstream_is_closed_at_once(restarting: Restarting) -> None:
+    """The first stream is closed within 100 ms of its last chunk, before the summary is asked for."""
+    # Slow enough that the server is still at it when it is stopped, and not a buffer ahead.
+    watch = restarting.watch("middle", Teller(Reply(LONG, tokens_per_second=4000)))
+    answer = restarting.proxy.stream("middle", asked("closing"))
+    assert without_restarts(answer.text) == LONG
+    stopped, summary = watch.chats[0], watch.summaries[0]
+    assert stopped.outcome == "disconnected"
+    assert stopped.disconnected_s is not None
+    assert stopped.disconnected_s - summary.started_s < 0.1
+    assert stopped.prompt_tokens + stopped.completion_tokens <= 4096
+    assert ended_late(watch.records) == []
+
+
+def test_notice_comes_before_the_summary(restarting: Restarting) -> None:
+    """The client reads that its conversation is being compacted while the summary is being written."""
+    gate = shut()
+    restarting.watch("middle", Teller(Reply(LONG), summary=Reply("### Current state\nGoing on.", gate=gate)))
+    body = {"model": "middle", "messages": asked("early"), "stream": True}
+    headers = restarting.proxy.headers
+    seen = ""
+    with restarting.proxy.client.stream("POST", "/v1/chat/completions", json=body, headers=headers) as answer:
+        for line in answer.iter_lines():
+            if START_NOTICE in line and not gate.is_set():
+                assert gate.reached.wait(5)
+                assert DONE_NOTICE not in seen
+                gate.open()
+            seen += line
+    assert seen.rstrip().endswith("data: [DONE]")
+    assert gate.is_set()
+
+
+@pytest.mark.parametrize("asks", [False, True])
+def test_usage_comes_if_asked_for_and_adds_up(restarting: Restarting, asks: bool) -> None:
+    """One usage, last, with the first prompt and all generated tokens; none for who did not ask."""
+    watch = restarting.watch("local", Teller(Reply(TEXTS["prose"])))
+    options = {"stream_options": {"include_usage": True}} if asks else {}
+    answer = restarting.proxy.stream("local", asked(f"usage {asks}"), **options)
+    assert stream_problems(answer) == []
+    assert len(answer.usages) == asks
+    if asks:
+        (usage,) = answer.usages
+        generated = sum(record.completion_tokens for record in watch.chats)
+        assert usage["prompt_tokens"] == pytest.approx(watch.chats[0].prompt_tokens, rel=0.35)
+        # What was stopped is counted with a stand-in for the model's vocabulary, and buffers hold what nobody read.
+        assert usage["completion_tokens"] == pytest.approx(generated, rel=0.35)
+        assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
+
+
+def test_json_mode_is_one_document(restarting: Restarting) -> None:
+    """Structured output carries no notice, and the joined document parses."""
+    watch = restarting.watch("local", Teller(Reply(TEXTS["json"])))
+    answer = restarting.proxy.stream("local", asked("document"), response_format={"type": "json_object"})
+    assert stream_problems(answer) == []
+    assert json.loads(answer.text) == json.loads(TEXTS["json"])
+    assert answer.finish_reasons == ["stop"]
+    assert [body.get("response_format") for body in watch.bodies[1:]] == [None] * (len(watch.bodies) - 1)
+
+
+@pytest.mark.parametrize("field", ["reasoning_content", "reasoning", "think"])
+def test_thinking_that_fills_the_window_goes_on(restarting: Restarting, field: ReasoningField) -> None:
+    """Thoughts and then the answer arrive in their own places, however LM Studio is set to send thoughts."""
+    thoughts = prose("thoughts", 2200)
+    teller = Teller(Reply("Four it is.", reasoning=thoughts))
+    with changed(restarting.simulators["local"], reasoning_field=field):
+        if field == "think":
+            teller = Teller(Reply(f"<think>\n{thoughts}\n</think>\n\nFour it is."))
+        watch = restarting.watch("local", teller)
+        answer = restarting.proxy.stream("local", asked(f"thoughts {field}"))
+    assert stream_problems(answer) == []
+    assert len(watch.chats) >= 2
+    text = without_restarts(answer.text)
+    assert text.removesuffix("Four it is.").strip() in ("", f"<think>\n{thoughts}\n</think>")
+    assert text.endswith("Four it is.")
+    if field != "think" or answer.reasoning:
+        seen = answer.reasoning.replace(RESTARTED, "").removesuffix("Enough of that.")
+        assert seen.strip()
+        assert thoughts.startswith(seen.strip())
+    assert answer.finish_reasons == ["stop"]
+
+
+@pytest.mark.parametrize("field", ["reasoning_content", "reasoning"])
+def test_text_behind_thoughts_goes_on(restarting: Restarting, field: ReasoningField) -> None:
+    """Thoughts before the first and the second part are reasoning, and the text is whole."""
+    thoughts = prose("first thoughts", 300)
+    teller = Teller(Reply(TEXTS["prose"], reasoning=thoughts), second_thoughts="I go on where I was.")
+    with changed(restarting.simulators["local"], reasoning_field=field):
+        restarting.watch("local", teller)
+        answer = restarting.proxy.stream("local", asked(f"behind {field}"))
+    assert stream_problems(answer) == []
+    assert without_restarts(answer.text) == TEXTS["prose"]
+    assert answer.reasoning.startswith(thoughts)
+
+
+@pytest.mark.parametrize("text", ["", "I write both files. "])
+@pytest.mark.parametrize("size", [60, 500])
+def test_tool_calls_are_whole_and_come_once(restarting: Restarting, size: int, text: str) -> None:
+    """Parallel calls near the limit arrive complete, behind the text, with `tool_calls` at the end."""
+    wanted = calls("tool_0", "tool_1", words=size)
+    restarting.watch("local", Teller(Reply(text, tool_calls=wanted)))
+    answer = restarting.proxy.stream("local", asked(f"calls {size}"), tools=tools(2))
+    assert stream_problems(answer) == []
+    assert joined_calls(answer) == wanted
+    assert (answer.text, answer.finish_reasons) == (text, ["tool_calls"])
+
+
+@pytest.mark.parametrize("text", ["", "I write the file now. "])
+def test_cut_call_is_made_again_after_a_compaction(restarting: Restarting, text: str) -> None:
+    """A call that does not fit beside the history comes whole from the compacted conversation, and once."""
+    wanted = calls("tool_0", words=3700)
+    again = Reply("", tool_calls=wanted)
+    watch = restarting.watch("wide", Teller(Reply(text, tool_calls=wanted), later=(again,)))
+    messages = talk(f"cut call {text}", 4500)
+    answer = restarting.proxy.stream("wide", messages, tools=tools(1))
+    assert len(watch.chats) >= 2
+    assert stream_problems(answer) == []
+    assert joined_calls(answer) == wanted
+    assert (without_restarts(answer.text), answer.finish_reasons) == (text, ["tool_calls"])
+    assert watch.chats[-1].prompt_tokens < watch.chats[0].prompt_tokens
+    assert watch.problems(messages) == []
+
+
+def test_calls_flow_while_there_is_room(restarting: Restarting) -> None:
+    """Far from the limit a call is sent as it is generated."""
+    wanted = calls("tool_0", words=400)
+    restarting.watch("wide", Teller(Reply("Now.", tool_calls=wanted)))
+    answer = restarting.proxy.stream("wide", asked("flowing"), tools=tools(1))
+    assert stream_problems(answer) == []
+    assert joined_calls(answer) == wanted
+    assert sum(bool(delta.get("tool_calls")) for delta in answer.deltas) > 5
+
+
+def test_call_behind_a_carried_text_comes_once(restarting: Restarting) -> None:
+    """A text that is carried over may end in a tool call of the second stream."""
+    wanted = calls("tool_0", words=40)
+    restarting.watch("local", Teller(Reply(TEXTS["prose"], tool_calls=wanted)))
+    answer = restarting.proxy.stream("local", asked("text then call"), tools=tools(1))
+    assert stream_problems(answer) == []
+    assert without_restarts(answer.text) == TEXTS["prose"]
+    assert joined_calls(answer) == wanted
+    assert answer.finish_reasons == ["tool_calls"]
+
+
+@pytest.mark.parametrize("limit", [100, 1500])
+def test_clients_own_limit_is_respected(restarting: Restarting, limit: int) -> None:
+    """`length` at the client's max_tokens ends the answer without a restart."""
+    watch = restarting.watch("local", Teller(Reply(TEXTS["prose"])))
+    answer = restarting.proxy.stream("local", asked(f"limited {limit}"), max_tokens=limit)
+    assert stream_problems(answer) == []
+    assert answer.finish_reasons == ["length"]
+    assert TEXTS["prose"].startswith(answer.text)
+    assert len(watch.chats) == 1
+    assert watch.bodies[0]["max_tokens"] == limit
+    assert watch.chats[0].completion_tokens == limit
+
+
+def test_restarts_end_regularly(restarting: Restarting) -> None:
+    """After three restarts the answer ends with the notice, `length` and `[DONE]`."""
+    text = "\n".join(f"{n}: {prose(f'endless {n}', 12)}" for n in range(900))
+    watch = restarting.watch("local", Teller(Reply(text)))
+    answer = restarting.proxy.stream("local", asked("endless"))
+    assert stream_problems(answer) == []
+    assert len(watch.chats) == 4
+    assert answer.finish_reasons == ["length"]
+    whole, _, rest = without_restarts(answer.text).partition(f"\n\n{ATTEMPTS_NOTICE}")
+    assert rest == ""
+    assert text.startswith(whole)
+
+
+def test_answer_that_cannot_be_carried_over_says_so(restarting: Restarting) -> None:
+    """A sacred message that leaves no room for a continuation: the numbers, then a regular end."""
+    messages = [{"role": "user", "content": prose("sacred", 1000)}]
+    restarting.watch("local", Teller(Reply(TEXTS["prose"])))
+    answer = restarting.proxy.stream("local", messages)
+    assert stream_problems(answer) == []
+    assert answer.finish_reasons == ["length"]
+    assert "⚠️ Context limit exceeded (" in answer.text
+    assert f"/{WINDOW} tokens). Aborting." in answer.text
+
+
+def test_next_turn_sends_back_what_was_joined(restarting: Restarting) -> None:
+    """The client's next turn is valid upstream, and the notices in it do not reach the model."""
+    first = asked("turns")
+    watch = restarting.watch("local", Teller(Reply(TEXTS["table"])))
+    answer = restarting.proxy.stream("local", first)
+    assert RESTARTED in answer.text
+    second = answered(first, answer.text, "Make it shorter.")
+    watch = restarting.watch("local", Teller(Reply("It is shorter now.")))
+    again = restarting.proxy.stream("local", second)
+    assert without_restarts(again.text).endswith("It is shorter now.")
+    assert stream_problems(again) == []
+    sent = json.dumps(watch.sent(), ensure_ascii=False)
+    assert not any(notice in sent for notice in (START_NOTICE, DONE_NOTICE))
+    assert watch.problems(second) == []
+
+
+def test_restart_inside_a_tool_round(restarting: Restarting) -> None:
+    """An answer to tool results is carried over too; the results and their call stay verbatim."""
+    messages = [*asked("round"), *tool_round("tool_0", prose("result", 250))]
+    watch = restarting.watch("local", Teller(Reply(TEXTS["table"])))
+    answer = restarting.proxy.stream("local", messages, tools=tools(1))
+    assert stream_problems(answer) == []
+    assert without_restarts(answer.text) == TEXTS["table"]
+    for index in range(len(watch.chats)):
+        assert [problem for problem in watch.problems(messages, index) if "tool round" not in problem] == []
+
+
+@pytest.mark.parametrize("overflow", ["error_event", "error_400_object", "empty"])
+@pytest.mark.parametrize("stream", [True, False])
+def test_overflow_of_the_prompt_is_compacted_away(restarting: Restarting, overflow: str, stream: bool) -> None:
+    """A server that counts twice what we count: its overflow is answered by a harder compaction, unnoticed.
+
+    The hooks are not asked about a refusal before the first chunk; there the client gets it as it is.
+    """
+    name = f"overflowing-{overflow}-{stream}"
+    watch = restarting.watch(name, Teller(Reply("It fits.")))
+    messages = talk(f"heavier {overflow}", 1150)
+    answer = (restarting.proxy.stream if stream else restarting.proxy.chat)(name, messages)
+    restarting.forgive(name)
+    if restarting.carrier == "hooks" and (overflow == "error_400_object" or (overflow == "error_event" and not stream)):
+        said = answer.raw.decode() if isinstance(answer, Streamed) else answer.text
+        assert "does not fit in context length" in said
+        assert (answer.status if isinstance(answer, Streamed) else answer.status_code) in (400, 422)
+        return
+    text = answer.text if isinstance(answer, Streamed) else answer.json()["choices"][0]["message"]["content"]
+    assert text == "It fits."
+    assert [record.outcome for record in watch.chats] == ["overflow", "ok"]

@@ -1,0 +1,117 @@
+"""Answers that are not streamed and do not fit the window: continued, and returned as one."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from litellm_compaction.simulator import Reply
+from tests.integration.conversations import prose, talk, tools
+from tests.integration.restart_bench import (
+    CARRIERS,
+    LONG,
+    TEXTS,
+    WINDOW,
+    Restarting,
+    Teller,
+    asked,
+    calls,
+    ended_late,
+    shared,
+)
+
+pytestmark = pytest.mark.proxy
+
+
+@pytest.fixture(scope="module", params=CARRIERS)
+def restarting(request: pytest.FixtureRequest) -> Restarting:
+    """Both carriers, one after the other."""
+    return shared(request, request.param)
+
+
+def _choice(answer: Any) -> dict[str, Any]:
+    assert answer.status_code == 200, answer.text
+    body = answer.json()
+    assert len(body["choices"]) == 1
+    choice: dict[str, Any] = body["choices"][0]
+    return choice
+
+
+@pytest.mark.parametrize("kind", ["prose", "code", "table", "json"])
+def test_answer_is_one_message(restarting: Restarting, kind: str) -> None:
+    """Two upstream answers come back as one, without notices, with the last finish reason."""
+    messages = asked(f"whole {kind}")
+    watch = restarting.watch("local", Teller(Reply(TEXTS[kind])))
+    choice = _choice(restarting.proxy.chat("local", messages))
+    assert choice["message"]["content"] == TEXTS[kind]
+    assert (choice["message"]["role"], choice["finish_reason"]) == ("assistant", "stop")
+    assert len(watch.chats) > 1
+    assert [record.finish_reason for record in watch.chats[:-1]] == ["length"] * (len(watch.chats) - 1)
+    assert [watch.problems(messages, index) for index in range(len(watch.chats))] == [[]] * len(watch.chats)
+    assert ended_late(watch.records) == []
+
+
+def test_usage_adds_up(restarting: Restarting) -> None:
+    """The first prompt, and all generated tokens as the server reported them."""
+    watch = restarting.watch("middle", Teller(Reply(LONG)))
+    usage = restarting.proxy.chat("middle", asked("whole usage")).json()["usage"]
+    generated = sum(record.completion_tokens for record in watch.chats)
+    assert (usage["prompt_tokens"], usage["completion_tokens"]) == (watch.chats[0].prompt_tokens, generated)
+    assert usage["total_tokens"] == usage["prompt_tokens"] + generated
+    assert len(watch.summaries) >= 1
+
+
+def test_tool_calls_are_whole(restarting: Restarting) -> None:
+    """A call behind a continued text is there once; a call that was cut comes from the compacted conversation."""
+    wanted = calls("tool_0", words=40)
+    restarting.watch("local", Teller(Reply(TEXTS["prose"], tool_calls=wanted)))
+    choice = _choice(restarting.proxy.chat("local", asked("whole call"), tools=tools(1)))
+    made = [(call["function"]["name"], call["function"]["arguments"]) for call in choice["message"]["tool_calls"]]
+    assert (made, choice["message"]["content"], choice["finish_reason"]) == (wanted, TEXTS["prose"], "tool_calls")
+    long = calls("tool_0", words=3700)
+    again = Teller(Reply("", tool_calls=long), later=(Reply("", tool_calls=long),))
+    watch = restarting.watch("wide", again)
+    choice = _choice(restarting.proxy.chat("wide", talk("whole cut call", 4500), tools=tools(1)))
+    made = [(call["function"]["name"], call["function"]["arguments"]) for call in choice["message"]["tool_calls"]]
+    assert (made, choice["finish_reason"]) == (long, "tool_calls")
+    assert len(watch.chats) > 1
+
+
+def test_thoughts_of_both_parts_are_kept(restarting: Restarting) -> None:
+    """Reasoning of the first and the second part is in the message."""
+    thoughts = prose("whole thoughts", 200)
+    restarting.watch("local", Teller(Reply(TEXTS["prose"], reasoning=thoughts), second_thoughts="I go on."))
+    message = _choice(restarting.proxy.chat("local", asked("whole thinking")))["message"]
+    assert message["content"] == TEXTS["prose"]
+    assert message["reasoning_content"].startswith(thoughts)
+    assert message["reasoning_content"].removeprefix(thoughts).strip() in ("I go on.", "I go on.I go on.")
+
+
+def test_json_mode_is_one_document(restarting: Restarting) -> None:
+    """A joined document parses."""
+    restarting.watch("local", Teller(Reply(TEXTS["json"])))
+    choice = _choice(restarting.proxy.chat("local", asked("whole json"), response_format={"type": "json_object"}))
+    assert json.loads(choice["message"]["content"]) == json.loads(TEXTS["json"])
+    assert choice["finish_reason"] == "stop"
+
+
+@pytest.mark.parametrize("limit", [100, 1500])
+def test_clients_own_limit_is_not_continued(restarting: Restarting, limit: int) -> None:
+    """`length` at the client's max_tokens is the answer."""
+    watch = restarting.watch("local", Teller(Reply(TEXTS["prose"])))
+    choice = _choice(restarting.proxy.chat("local", asked(f"whole limit {limit}"), max_tokens=limit))
+    assert choice["finish_reason"] == "length"
+    assert TEXTS["prose"].startswith(choice["message"]["content"])
+    assert len(watch.chats) == 1
+
+
+def test_two_choices_are_left_alone(restarting: Restarting) -> None:
+    """Several choices cannot be joined: the server's answer is returned as it is."""
+    watch = restarting.watch("local", Teller(Reply(TEXTS["prose"])))
+    answer = restarting.proxy.chat("local", asked("two choices"), n=2)
+    assert answer.status_code == 200
+    assert answer.json()["choices"][0]["finish_reason"] == "length"
+    assert len(watch.chats) == 1
+    assert watch.chats[0].prompt_tokens + watch.bodies[0]["max_tokens"] <= WINDOW
