@@ -18,6 +18,7 @@ _MIN_RATIO, _MAX_RATIO = 0.3, 4.0
 # Scripts differ by a factor of 4 in how well a stand-in fits (families.py), so a sample with more of a foreign script
 # than the request says nothing about it; one with less errs high.
 _SAME_SHARE, _NEAR_SHARE = 0.05, 0.25
+_FIRST_ERROR, _SETTLED_ERROR, _SETTLED_SAMPLES = 0.10, 0.03, 3
 
 
 class Prediction(NamedTuple):
@@ -34,10 +35,33 @@ class Prediction(NamedTuple):
     calibrated: bool
 
 
+class Mix(NamedTuple):
+    """What a text consists of, as far as stand-in vocabularies fit it differently: parts of its tokens, 0–1.
+
+    Attributes:
+        other_share: beyond ASCII.
+        digit_share: counted because every digit may stand alone.
+    """
+
+    other_share: float
+    digit_share: float
+
+    def says_nothing_of(self, request: Mix) -> bool:
+        """Whether a sample of this mix holds more of what stand-ins count too high, and so would mislead."""
+        return any(mine > theirs + _SAME_SHARE for mine, theirs in zip(self, request, strict=True))
+
+    def is_near(self, request: Mix) -> bool:
+        """Whether a sample of this mix is about as good as one of the request's own."""
+        return all(mine >= theirs - _NEAR_SHARE for mine, theirs in zip(self, request, strict=True))
+
+
+PLAIN = Mix(other_share=0.0, digit_share=0.0)
+
+
 class _Sample(NamedTuple):
     ratio: float
     raw_tokens: float
-    other_share: float
+    mix: Mix
 
 
 @dataclass(slots=True)
@@ -47,16 +71,16 @@ class Calibration:
     _samples: deque[_Sample] = field(default_factory=lambda: deque(maxlen=_KEPT))
     _extra_tokens: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT))
 
-    def predict(self, raw_tokens: float, other_share: float, family_error: float) -> Prediction:
+    def predict(self, raw_tokens: float, mix: Mix, family_error: float) -> Prediction:
         """The factor for a request.
 
         Args:
             raw_tokens: our uncalibrated count.
-            other_share: the part of it that is not ASCII text, 0–1.
+            mix: what it consists of.
             family_error: the family's own error_ratio; holds for whatever no sample covers.
         """
-        usable = [sample for sample in self._samples if sample.other_share <= other_share + _SAME_SHARE]
-        near = [sample for sample in usable if sample.other_share >= other_share - _NEAR_SHARE]
+        usable = [sample for sample in self._samples if not sample.mix.says_nothing_of(mix)]
+        near = [sample for sample in usable if sample.mix.is_near(mix)]
         usable = near or usable
         if not usable:
             # A tiny prompt shows what the template adds, never how well the vocabulary fits.
@@ -67,7 +91,9 @@ class Calibration:
         ratios = [sample.ratio for sample in usable]
         factor = max(ratios)
         spread = factor - min(ratios)
-        error = max(0.03, 2 * spread) if len(usable) >= 3 else max(0.10, 2 * spread)
+        # The factor is already the highest seen; a wild spread says no more than the family's own bound does.
+        spread_error = min(2 * spread, max(family_error, _FIRST_ERROR))
+        error = max(_SETTLED_ERROR if len(usable) >= _SETTLED_SAMPLES else _FIRST_ERROR, spread_error)
         covered = min(raw_tokens, max(sample.raw_tokens for sample in usable))
         if covered < raw_tokens:
             # What was never confirmed may be text of another kind: there the family's own bound holds.
@@ -75,7 +101,7 @@ class Calibration:
             error = max(error, bound / (raw_tokens * factor) - 1)
         return Prediction(factor, error, calibrated=bool(near))
 
-    def add(self, raw_tokens: float, allowance_tokens: float, other_share: float, prompt_tokens: int) -> float:
+    def add(self, raw_tokens: float, allowance_tokens: float, mix: Mix, prompt_tokens: int) -> float:
         """Takes a true count over, unless its ratio is nonsense; gives the ratio.
 
         Args:
@@ -94,7 +120,7 @@ class Calibration:
         if min(prompt_tokens, raw_tokens) < TINY_TOKENS:
             self._extra_tokens.append(prompt_tokens - raw_tokens)
         else:
-            self._samples.append(_Sample(ratio, raw_tokens, other_share))
+            self._samples.append(_Sample(ratio, raw_tokens, mix))
         return ratio
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from litellm_compaction.core.messages import Request
-from litellm_compaction.models.calibration import TINY_TOKENS, Calibration, Prediction, is_plausible
+from litellm_compaction.models.calibration import PLAIN, TINY_TOKENS, Calibration, Mix, Prediction, is_plausible
 from litellm_compaction.models.families import Family
 from litellm_compaction.models.measures import Item, Measure, Measures
 from litellm_compaction.models.rendering import Rendered, render_message, tools_text
@@ -39,7 +39,7 @@ class Count:
         exact: the vocabulary is the model's own and the template is known for everything in this request.
         raw_tokens: the count before calibration.
         allowance_tokens: the part of raw_tokens that may be rendered as far less: images, reasoning of older turns.
-        other_share: the part of the text, 0–1, beyond ASCII: there stand-ins count up to 4 times too much.
+        mix: what the text consists of: beyond ASCII, stand-ins count up to 4 times too much, of digits up to 3 times.
         calibrated: the server has confirmed like requests.
     """
 
@@ -51,7 +51,7 @@ class Count:
     exact: bool
     raw_tokens: float
     allowance_tokens: float = 0.0
-    other_share: float = 0.0
+    mix: Mix = PLAIN
     calibrated: bool = False
 
     @property
@@ -103,8 +103,8 @@ class TokenCounter:
             allowance += family.default_system_tokens
         raw_tokens = raw_overhead + raw_tools + sum(raw_sizes)
 
-        share = _other_share(measures)
-        prediction = self._predict(target_key, raw_tokens, share, family)
+        mix = _mix(measures, family)
+        prediction = self._predict(target_key, raw_tokens, mix, family)
         sizes = tuple(ceil(size * prediction.factor) for size in raw_sizes)
         tools_tokens = ceil(raw_tools * prediction.factor)
         overhead_tokens = ceil(raw_overhead * prediction.factor)
@@ -117,7 +117,7 @@ class TokenCounter:
             exact=family.exact and allowance == 0,
             raw_tokens=raw_tokens,
             allowance_tokens=allowance,
-            other_share=share,
+            mix=mix,
             calibrated=prediction.calibrated,
         )
 
@@ -150,9 +150,7 @@ class TokenCounter:
         )
         if self.is_suspicious(count, prompt_tokens):
             return deviation
-        ratio = self._calibration(target_key).add(
-            count.raw_tokens, count.allowance_tokens, count.other_share, prompt_tokens
-        )
+        ratio = self._calibration(target_key).add(count.raw_tokens, count.allowance_tokens, count.mix, prompt_tokens)
         if not is_plausible(ratio):
             return deviation
         off = count.exact and prompt_tokens >= TINY_TOKENS and abs(deviation.ratio - 1) > 0.05
@@ -171,15 +169,15 @@ class TokenCounter:
             least_ratio = 1 - max(0.15, 3 * count.error_ratio)
         else:
             # Beyond ASCII a stand-in counts up to 4 times too much, without anything being cut.
-            least_ratio = 0.55 - 0.35 * count.other_share
+            least_ratio = 0.55 - 0.35 * count.mix.other_share - 0.25 * count.mix.digit_share
         return prompt_tokens < least_ratio * solid_tokens
 
     def _text_tokens(self, target_key: str, family: Family, measure: Measure) -> int:
         raw_tokens = _raw_tokens(measure, family)
-        return ceil(raw_tokens * self._predict(target_key, raw_tokens, _other_share([measure]), family).factor)
+        return ceil(raw_tokens * self._predict(target_key, raw_tokens, _mix([measure], family), family).factor)
 
-    def _predict(self, target_key: str, raw_tokens: float, share: float, family: Family) -> Prediction:
-        return self._calibration(target_key).predict(raw_tokens, share, family.error_ratio)
+    def _predict(self, target_key: str, raw_tokens: float, mix: Mix, family: Family) -> Prediction:
+        return self._calibration(target_key).predict(raw_tokens, mix, family.error_ratio)
 
     def _calibration(self, target_key: str) -> Calibration:
         found = self._calibrations.get(target_key)
@@ -200,10 +198,16 @@ def _allowance(part: Rendered, measure: Measure, raw_tokens: float) -> float:
     return part.allowance_tokens + raw_tokens * len(part.reasoning) / max(1, measure.chars)
 
 
-def _other_share(measures: Iterable[Measure]) -> float:
-    chars = other_chars = 0
+def _mix(measures: Iterable[Measure], family: Family) -> Mix:
+    chars = other_chars = digit_tokens = 0
+    tokens = 0.0
     for measure in measures:
         chars += measure.chars
         other_chars += measure.other_chars
+        digit_tokens += measure.digit_tokens
+        tokens += _raw_tokens(measure, family)
     weighted = _OTHER_WEIGHT * other_chars
-    return weighted / (weighted + chars - other_chars) if other_chars else 0.0
+    return Mix(
+        other_share=weighted / (weighted + chars - other_chars) if other_chars else 0.0,
+        digit_share=digit_tokens / tokens if family.single_digits and digit_tokens else 0.0,
+    )

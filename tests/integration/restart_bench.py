@@ -88,7 +88,9 @@ class Books:
         return found
 
     def _all(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in self.path.read_text().splitlines()] if self.path.exists() else []
+        text = self.path.read_text() if self.path.exists() else ""
+        # The other process may be in the middle of a line.
+        return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
 
 
 def shared(request: pytest.FixtureRequest, carrier: Carrier, *, behind_another: bool = False) -> Restarting:

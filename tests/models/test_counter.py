@@ -387,7 +387,7 @@ def test_any_request_has_a_count(raw: list[dict[str, JsonValue]], tools: list[Js
     made = asyncio.run(count(family, *raw, tools=tuple(tools)))
     assert made.tokens == made.overhead_tokens + made.tools_tokens + sum(made.sizes)
     assert min((made.overhead_tokens, made.tools_tokens, *made.sizes)) >= 0
-    assert 0 <= made.other_share <= 1
+    assert all(0 <= share <= 1 for share in made.mix)
     assert 0 <= made.allowance_tokens <= made.raw_tokens + 1e-6
 
 
