@@ -18,6 +18,7 @@ _MIN_RATIO, _MAX_RATIO = 0.3, 4.0
 # Scripts differ by a factor of 4 in how well a stand-in fits (families.py), so a sample with more of a foreign script
 # than the request says nothing about it; one with less errs high.
 _SAME_SHARE, _NEAR_SHARE = 0.05, 0.25
+_OPTIMISM_ERROR = 0.5
 _FIRST_ERROR, _SETTLED_ERROR, _SETTLED_SAMPLES = 0.10, 0.03, 3
 
 
@@ -94,6 +95,8 @@ class Calibration:
         # The factor is already the highest seen; a wild spread says no more than the family's own bound does.
         spread_error = min(2 * spread, max(family_error, _FIRST_ERROR))
         error = max(_SETTLED_ERROR if len(usable) >= _SETTLED_SAMPLES else _FIRST_ERROR, spread_error)
+        # A factor below one was seen on texts that the stand-in counts too high; the next text may be of another kind.
+        error += max(0.0, 1 - factor) * _OPTIMISM_ERROR
         covered = min(raw_tokens, max(sample.raw_tokens for sample in usable))
         if covered < raw_tokens:
             # What was never confirmed may be text of another kind: there the family's own bound holds.

@@ -55,7 +55,7 @@ _GROUPS = [
         for stream in (True, False)
     ),
     # Dozens of conversations at once through one calibration: here promise P1 is not looked at.
-    group("crowded", simulator={"unified_kv": False}, params={"timeout": 2}, guarded=False),
+    group("crowded", simulator={"unified_kv": False}, params={"timeout": 2}),
 ]
 
 
