@@ -30,11 +30,14 @@ from litellm_compaction.cli.children import (
 )
 from litellm_compaction.cli.demo_client import ask
 from litellm_compaction.cli.demo_conversation import (
+    REPORT_REQUEST,
     TOOLS,
     Conversation,
     JsonObject,
     arguments_text,
     is_same_text,
+    report_of,
+    rest_of,
     scripted_summary,
     step_of,
 )
@@ -43,12 +46,14 @@ from litellm_compaction.cli.demo_picture import (
     Look,
     compaction_line,
     legend,
+    restart_line,
     truncation_line,
     turn_line,
 )
 from litellm_compaction.cli.findings import HANDLER
 from litellm_compaction.config import settings_from
-from litellm_compaction.core.messages import START_NOTICE
+from litellm_compaction.core.carry_over import GO_ON_START
+from litellm_compaction.core.messages import START_NOTICE, without_notices
 from litellm_compaction.errors import CompactionError, ServerUnavailable
 from litellm_compaction.master_key import FOLDER_VARIABLE
 from litellm_compaction.simulator import ChatCall, Model, Reply, RequestRecord, Simulator, serve
@@ -68,6 +73,7 @@ class _Tally:
     turns: int = 0
     compactions: int = 0
     truncated: int = 0
+    report_is_whole: bool = True
     last_body: JsonObject = field(default_factory=dict)
 
 
@@ -88,7 +94,7 @@ def demo(*, turns: int, context_tokens: int, fast: bool, color: bool, guarded: b
         unicode=_can_encode("█░│→⚙", sys.stdout.encoding),
     )
     conversation = Conversation(context_tokens)
-    stage = _Stage(conversation)
+    stage = _Stage(conversation, report_of(context_tokens))
     simulator = Simulator([Model(MODEL)], script=stage.reply)
     simulator.load(MODEL, context_tokens)
     with _terminated_like_interrupted(), serve(simulator) as address, tempfile.TemporaryDirectory() as folder:
@@ -105,23 +111,34 @@ def demo(*, turns: int, context_tokens: int, fast: bool, color: bool, guarded: b
                         _play(http, key, simulator, conversation, turn, look, tally)
                         if not fast:
                             time.sleep(_PAUSE_S)
+                    _finale(http, key, simulator, stage, look, tally)
             finally:
                 _say(_summary(tally, simulator, conversation))
-    return 1 if tally.truncated else 0
+    return 1 if tally.truncated or not tally.report_is_whole else 0
 
 
 class _Stage:
-    """The simulated model: the script's answer to the conversation, a summary to anything else."""
+    """The simulated model: the script's answer to the conversation, a summary to anything else.
 
-    def __init__(self, conversation: Conversation) -> None:
+    Args:
+        conversation: whose last message is being answered.
+        report: what it answers at the end, over as many requests as it is given.
+    """
+
+    def __init__(self, conversation: Conversation, report: str) -> None:
         self.turn = 0
-        self._conversation = conversation
+        self.conversation = conversation
+        self.report = report
 
     def reply(self, call: ChatCall) -> Reply:
         """Called in the simulator's thread; the conversation does not change while a request is open."""
         newest = call.messages[-1] if call.messages else {}
-        if not is_same_text(newest.get("content"), self._conversation.messages[-1]["content"]):
+        if str(newest.get("content")).startswith(GO_ON_START):
+            return Reply(rest_of(self.report, str(call.messages[-2].get("content"))))
+        if not is_same_text(newest.get("content"), self.conversation.messages[-1]["content"]):
             return Reply(scripted_summary(call.prompt_text))
+        if newest["content"].endswith(REPORT_REQUEST):
+            return Reply(self.report)
         step = step_of(self.turn)
         if step.call is None:
             return Reply(step.text)
@@ -159,6 +176,29 @@ def _play(
     what = " ".join((step.call[0], *step.call[1].values())) if step.call else "answers the user"
     _say(turn_line(look, turn + 1, sent.prompt_tokens + sent.completion_tokens, sent.context_length, what))
     conversation.add_answer(turn, content, calls)
+
+
+def _finale(http: httpx.Client, key: str, simulator: Simulator, stage: _Stage, look: Look, tally: _Tally) -> None:
+    """One answer that is longer than the window."""
+    stage.conversation.ask(REPORT_REQUEST)
+    seen = len(simulator.inference_requests())
+    content, _ = ask(http, key, f"lm_studio/{MODEL}", stage.conversation.messages)
+    records = simulator.inference_requests()[seen:]
+    simulator.wait_until(lambda: all(record.outcome != "running" for record in records))
+    parts = [record for record in records if len(_messages(record)) > 1]
+    for number, part in enumerate(parts):
+        if number:
+            used = parts[number - 1].prompt_tokens + parts[number - 1].completion_tokens
+            _say(restart_line(look, number, used, part.prompt_tokens))
+        _say(
+            turn_line(look, tally.turns + 1, part.prompt_tokens + part.completion_tokens, part.context_length, "report")
+        )
+    tally.turns += 1
+    tally.truncated += sum(record.truncated for record in records)
+    lines = stage.report.splitlines()
+    tally.report_is_whole = without_notices(content) == stage.report
+    whole = "each once" if tally.report_is_whole else "NOT whole"
+    _say(f"          the report has {len(lines)} lines; the client has them in one answer: {whole}")
 
 
 def _compacted(

@@ -50,6 +50,9 @@ _NOUNS = ("amount", "balance", "booking", "entry", "total", "cents", "rate", "pe
 _TEST_RESULTS = "tests/test_{module}.py::test_{noun}_{number} PASSED"
 _PATH = re.compile(r"ledger/\w+\.py")
 _STEPS = 4
+REPORT_REQUEST = "Now write the whole report: one line for each check that you made, in order."
+# A line of the report takes about 25 tokens: all of it is half as long again as the window.
+_WINDOW_TOKENS_PER_REPORT_LINE = 17
 _BASE_WINDOW_TOKENS = 8192
 
 
@@ -106,6 +109,14 @@ class Conversation:
         if not calls:
             self.messages.append({"role": "user", "content": _REMARKS[turn // _STEPS % len(_REMARKS)]})
 
+    def ask(self, text: str) -> None:
+        """Append a request of the user's, with the answer before it that strict templates expect."""
+        if self.messages[-1]["role"] == "user":
+            self.messages += [{"role": "assistant", "content": "Noted."}]
+        elif self.messages[-1]["role"] == "tool":
+            self.messages += [{"role": "assistant", "content": "I have seen enough."}]
+        self.messages.append({"role": "user", "content": text})
+
     def _tool_result(self, turn: int) -> str:
         chooser = random.Random(turn)  # noqa: S311 - the same text in every run
         module, kind = _module(turn), turn % _STEPS
@@ -122,6 +133,22 @@ class Conversation:
             for number in range(1, self._lines // 2)
         ]
         return "\n".join([*passed, f"{len(passed)} passed in {chooser.randrange(20, 400) / 100:.2f}s"])
+
+
+def report_of(context_tokens: int) -> str:
+    """An answer that is longer than the window: numbered lines, so that a lost or doubled one shows."""
+    return "\n".join(
+        f"{number}. ledger/{_MODULES[number % len(_MODULES)]}.py, line {37 + number}: {_noun(number)} is kept in "
+        "integer cents and agrees with the reference."
+        for number in range(1, context_tokens // _WINDOW_TOKENS_PER_REPORT_LINE)
+    )
+
+
+def rest_of(report: str, shown: str) -> str:
+    """What is left to write, for a model that sees the end of what it has written."""
+    written = [line for line in shown.splitlines() if line in report]
+    end = report.rfind(written[-1]) + len(written[-1]) if written else 0
+    return report[end:].lstrip("\n")
 
 
 def scripted_summary(prompt_text: str) -> str:

@@ -56,6 +56,13 @@ def compaction_line(look: Look, compacted: Compacted) -> str:
     return f"          {_painted(look, _BOLD, text)}"
 
 
+def restart_line(look: Look, number: int, used_tokens: int, prompt_tokens: int) -> str:
+    """A running answer was carried over the limit: how full the window was, and with which prompt it went on."""
+    arrow, gear = ("→", "⚙") if look.unicode else ("->", "*")
+    text = f"{gear} restart {number} in mid-answer: {used_tokens:,} {arrow} {prompt_tokens:,} tokens"
+    return f"          {_painted(look, _BOLD, text)}"
+
+
 def truncation_line(look: Look, sent_tokens: int, kept_tokens: int) -> str:
     """The server cut a prompt."""
     text = f"! the server cut the prompt: {sent_tokens:,} tokens were sent, {kept_tokens:,} were seen"

@@ -12,12 +12,13 @@ from dataclasses import dataclass, replace
 
 from litellm_compaction.core.messages import Message, parse_message, user_message
 
+GO_ON_START = "Your last message was cut off by the length limit."
 _GO_ON = (
-    "Your last message was cut off by the length limit. Continue it exactly where it stopped: the next characters "
+    f"{GO_ON_START} Continue it exactly where it stopped: the next characters "
     "after the last ones above. Do not repeat anything, do not comment, do not start over."
 )
 _GO_ON_JSON = (
-    "Your last message was cut off by the length limit. Output only the missing rest of the same JSON document, "
+    f"{GO_ON_START} Output only the missing rest of the same JSON document, "
     "beginning with the next characters after the last ones above. Do not repeat anything, do not start over, "
     "no code fence."
 )

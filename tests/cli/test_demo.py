@@ -76,10 +76,12 @@ def test_the_scripted_summary_names_what_was_seen() -> None:
 
 @pytest.mark.proxy
 def test_the_guarded_conversation_is_never_cut(environ: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
-    """Compactions happen, each shrinks, nothing is truncated, exit code 0."""
+    """Compactions happen, each shrinks, nothing is truncated, a long answer comes out whole, exit code 0."""
     assert demo(turns=24, context_tokens=4096, fast=True, color=False, guarded=True, environ=environ) == 0
     text = capsys.readouterr().out
-    assert "24 turns, " in text
+    assert "25 turns, " in text
+    assert "restart 1 in mid-answer" in text
+    assert "in one answer: each once" in text
     assert " 0 truncations" in text
     assert "round 2: " in text
     assert "announced in the stream" in text

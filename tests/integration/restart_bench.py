@@ -54,8 +54,10 @@ _GROUPS = [
         for overflow in ("error_event", "error_400_object", "empty")
         for stream in (True, False)
     ),
-    # Dozens of conversations at once through one calibration: here promise P1 is not looked at.
+    # Dozens of conversations at once through one calibration.
     group("crowded", simulator={"unified_kv": False}, params={"timeout": 2}),
+    # Slow enough that the proxy reads what is generated while it is generated, as it does with a real model.
+    group("pool", 4096, simulator={"tokens_per_second": 400.0, "chunk_tokens": 4}),
 ]
 
 
@@ -128,9 +130,10 @@ def _open(folder: Path, carrier: Carrier, behind_another: bool) -> Iterator[Rest
         general_settings={"custom_auth": "one_at_a_time.user_api_key_auth"},
         router_settings={"num_retries": 0, "disable_cooldowns": True},
     ) as bench:
-        crowded = bench.simulators["crowded"]
-        crowded.unload(crowded.instances[0].id)
-        crowded.load(_KEY, WINDOW, parallel=64)
+        for name, parallel in (("crowded", 64), ("pool", 4)):
+            simulator = bench.simulators[name]
+            simulator.unload(simulator.instances[0].id)
+            simulator.load(_KEY, bench.groups[name].window, parallel=parallel)
         # The check of promise P1 after each test looks at `bench`: what is forgiven has to be forgiven there.
         yield Restarting(
             bench.proxy, bench.groups, bench.simulators, _checked=bench._checked, carrier=carrier, books=books
