@@ -153,7 +153,8 @@ def test_jit_evicts_the_other_jit_model_only(bench: BenchFactory) -> None:
 @pytest.mark.parametrize(("race", "instances"), [(False, 1), (True, 4)])
 def test_concurrent_jit_requests(bench: BenchFactory, race: bool, instances: int) -> None:
     """Concurrent JIT requests share one load, or load copies (bt#1751) where asked for."""
-    served = bench(None, load_ms=60, jit_race=race)
+    # Long enough for all four to arrive before the first is loaded.
+    served = bench(None, load_ms=1500, jit_race=race)
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda _: served.chat(user("hi")), range(4)))
     assert len(served.simulator.instances) == instances
