@@ -51,8 +51,10 @@ _TEST_RESULTS = "tests/test_{module}.py::test_{noun}_{number} PASSED"
 _PATH = re.compile(r"ledger/\w+\.py")
 _STEPS = 4
 REPORT_REQUEST = "Now write the whole report: one line for each check that you made, in order."
-# A line of the report takes about 25 tokens: all of it is half as long again as the window.
-_WINDOW_TOKENS_PER_REPORT_LINE = 17
+# A line of the report takes about 25 tokens: all of it is a little longer than the window.
+_WINDOW_TOKENS_PER_REPORT_LINE = 22
+# More than a line: it holds a number, so it stands only once in the report.
+_SEAM_CHARS = 160
 _BASE_WINDOW_TOKENS = 8192
 
 
@@ -146,9 +148,9 @@ def report_of(context_tokens: int) -> str:
 
 def rest_of(report: str, shown: str) -> str:
     """What is left to write, for a model that sees the end of what it has written."""
-    written = [line for line in shown.splitlines() if line in report]
-    end = report.rfind(written[-1]) + len(written[-1]) if written else 0
-    return report[end:].lstrip("\n")
+    end = shown[-_SEAM_CHARS:]
+    _, found, rest = report.partition(end)
+    return rest if end and found else report
 
 
 def scripted_summary(prompt_text: str) -> str:
