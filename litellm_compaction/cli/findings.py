@@ -24,7 +24,7 @@ HANDLER = "litellm_compaction.handler"
 SETTINGS_PLACE = "callback_settings.litellm_compaction"
 
 _CALLBACK_LINE = f'write `callbacks: ["{HANDLER}"]` under `litellm_settings`'
-# Places where LiteLLM reads nothing for us, or reads it too late (settings order: facts of LiteLLM 1.106.2).
+# Places where LiteLLM reads nothing for us, or reads it too late (order of settings in LiteLLM 1.106.2).
 _WRONG_PLACES = (
     ("litellm_compaction",),
     ("compaction",),

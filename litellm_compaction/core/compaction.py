@@ -85,7 +85,7 @@ class Compaction:
 def apply(messages: Sequence[Message], compaction: Compaction) -> tuple[Message, ...]:
     """The conversation as the model gets it: lead, record in the first user message, kept tail.
 
-    The shape is `[S?] U (A | TC T…)* …`, which 31 of 31 chat templates render (facts on LM Studio, section 6).
+    The shape is `[S?] U (A | TC T…)* …`, which 31 of 31 chat templates render (llama.cpp's collection, 2026-11).
     Kept messages stay as they are, but for `null` content, which Qwen 3 and gpt-oss refuse: it becomes "".
 
     Args:

@@ -210,7 +210,7 @@ def _call_id(data: dict[str, Any]) -> str:
 
 
 def _as_bad_request(error: CompactionError) -> Exception:
-    """The error before routing, in the cleanest shape that the proxy knows (facts on LiteLLM, section 3)."""
+    """The error before routing, in the cleanest shape that the proxy knows (tried out on 1.106.2 and 1.109.1)."""
     from litellm.proxy._types import ProxyException
 
     refusal: Exception = ProxyException(

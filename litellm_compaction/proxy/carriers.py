@@ -14,7 +14,7 @@ from litellm_compaction.proxy.routing import Deployment
 
 Carrier: TypeAlias = Literal["transport", "hooks"]
 
-# Replaces LiteLLM's OpenAI client by a handler that ignores the client it is given (facts run on 1.106.2).
+# Replaces LiteLLM's OpenAI client by a handler that ignores the client it is given (tried out on 1.106.2).
 BYPASS_VARIABLE = "EXPERIMENTAL_OPENAI_BASE_LLM_HTTP_HANDLER"
 _OPENAI_CLIENT_PROVIDERS = frozenset({"lm_studio", "openai", "custom_openai"})
 
