@@ -29,7 +29,7 @@ def latest_cut(messages: Sequence[Message]) -> int:
 def legal_cuts(messages: Sequence[Message]) -> tuple[int, ...]:
     """The indices at which the list may be cut, ascending; empty when nothing may be covered.
 
-    Rules, as observed when 28 shapes were rendered through 31 chat templates (llama.cpp's collection, 2026-11):
+    Rules, as 28 shapes showed in 31 chat templates (llama.cpp's collection, 2026-11):
     * after the leading system messages, and covering at least one message;
     * never between a call and its results: a `tool` message never opens the tail (Mistral, gpt-oss, Llama 4
       refuse orphans);

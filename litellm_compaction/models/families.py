@@ -63,7 +63,7 @@ class Family:
 # DeepSeek V3 on the seven transcripts, tables, logs, code and twelve languages. With cl100k these come out 0–10 % high
 # on English and code and up to 4 times too high on other scripts, never more than 25 % low except on text made of
 # box-drawing characters (tekken). Not measured: Gemma, GLM, Granite, Phi; taken from their vocabularies' kinds.
-# Template costs: measured 2026-11 with llama.cpp, and llama.cpp's templates, rounded up. image_tokens: the vision encoders' usual
+# Template costs: llama.cpp's own and its templates (2026-11), rounded up. image_tokens: the vision encoders' usual
 # limits (Qwen-VL 4096 in llama.cpp, Pixtral 55 × 55 patches, Llama vision 1601), image_patch_px their patches after
 # merging (Qwen-VL 28, Pixtral 16; 14, the densest in use, where unknown), not measured here.
 _LLAMA3 = Family(
