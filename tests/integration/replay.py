@@ -46,6 +46,12 @@ class Replay:
         return sum(self.kept_facts) / len(self.kept_facts) if self.kept_facts else 1.0
 
 
+def mean_facts(results: list[Replay]) -> float:
+    """Mean over the conversations that were compacted: one that fits whole loses nothing and proves nothing."""
+    compacted = [result.facts for result in results if result.kept_facts]
+    return sum(compacted) / len(compacted)
+
+
 def transcripts() -> list[Transcript]:
     loaded = [(path.stem, json.loads(path.read_text())) for path in sorted(FOLDER.glob("*.json"))]
     return [Transcript(name, d["messages"], d.get("tools") or [], d["facts"]) for name, d in loaded]

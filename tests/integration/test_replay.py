@@ -10,7 +10,7 @@ import pytest
 
 from litellm_compaction.simulator import Model, Simulator, serve
 from tests.integration.harness import Proxy, lm_studio, proxy, write_config
-from tests.integration.replay import FOLDER, Replay, Transcript, replay, replay_all, summariser, transcripts
+from tests.integration.replay import FOLDER, Replay, Transcript, mean_facts, replay, replay_all, summariser, transcripts
 
 pytestmark = [
     pytest.mark.proxy,
@@ -84,7 +84,7 @@ def test_replay(stage: Stage, setup: Setup) -> None:
     assert [problem for result in results for problem in result.invalid] == []
     assert [failure for result in results for failure in result.failed] == []
     assert sum(result.compacted_requests for result in results) > 0
-    assert sum(result.facts for result in results) / len(results) >= setup.least_facts
+    assert mean_facts(results) >= setup.least_facts
 
 
 def _group(each: Transcript, setup: Setup) -> str:
@@ -98,5 +98,4 @@ def _table(setup: Setup, results: list[Replay]) -> str:
         f"{result.compacted_requests:9} {result.summaries:9} {result.facts:.3f}"
         for result in results
     ]
-    mean = sum(result.facts for result in results) / len(results)
-    return "\n".join([f"\n{setup.name}: mean facts {mean:.3f}", *rows])
+    return "\n".join([f"\n{setup.name}: mean facts {mean_facts(results):.3f}", *rows])
