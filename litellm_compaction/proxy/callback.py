@@ -25,6 +25,7 @@ from litellm_compaction.proxy.calls import Call, Calls, headers
 from litellm_compaction.proxy.failing_open import log_failed_open
 from litellm_compaction.proxy.gate import Gate
 from litellm_compaction.proxy.heartbeat import with_heartbeat
+from litellm_compaction.proxy.held_context import hold_contexts
 from litellm_compaction.proxy.wire import can_be_carried_over
 from litellm_compaction.stores import open_store
 
@@ -49,6 +50,7 @@ def load_handler() -> CompactionHandler:
         logger.addHandler(output)
         logger.setLevel(logging.INFO)
         logger.propagate = False
+    hold_contexts()
     provide_master_key()
     provide_api_base()
     settings = load_settings()

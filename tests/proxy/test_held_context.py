@@ -1,0 +1,48 @@
+"""The interpreter's crash that `held_context` prevents, brought about on purpose."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+# Garbage that sets a context variable when it is collected, while a context variable is being set.
+_PROVOKE = """
+import contextvars, gc, random
+variables = [contextvars.ContextVar(f"v{i}") for i in range(12)]
+def in_a_cycle():
+    me = yield
+    try:
+        yield me
+    finally:
+        variables[0].set(object())
+random.seed(1)
+for i in range(60_000):
+    if i % 50 == 0:
+        gc.set_threshold(random.randint(3, 40), 1000, 1000)
+    generator = in_a_cycle()
+    next(generator)
+    generator.send(generator)
+    del generator
+    variables[i % 12].set(object())
+"""
+_HOLD = "from litellm_compaction.proxy.held_context import hold_contexts\nhold_contexts()\n"
+
+
+def _ends(script: str) -> int:
+    # Freed memory is overwritten, so that its use always shows.
+    environ = {**os.environ, "PYTHONMALLOC": "debug"}
+    done = subprocess.run([sys.executable, "-c", script], env=environ, capture_output=True, check=False)  # noqa: S603
+    return done.returncode
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="Python 3.12 and newer do not have this defect")
+def test_without_it_the_interpreter_crashes() -> None:
+    assert _ends(_PROVOKE) == -signal.SIGSEGV
+
+
+def test_with_it_the_interpreter_lives() -> None:
+    assert _ends(_HOLD + _PROVOKE) == 0
