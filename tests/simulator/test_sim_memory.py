@@ -11,6 +11,7 @@ import pytest
 from sim_bench import Bench, BenchFactory, assistant, long_chat, system, tool_round, user
 
 from litellm_compaction.simulator import Gate, Model, Reply, numbered_words
+from tests.promptness import is_prompt
 
 
 def test_a_growing_conversation_reuses_everything_before_its_tail(bench: BenchFactory) -> None:
@@ -126,14 +127,15 @@ def test_a_prompt_that_does_not_fit_beside_another_fails_both(bench: BenchFactor
 
 
 def test_replaying_a_long_conversation_is_fast(bench: BenchFactory) -> None:
-    """A known conversation of 142 messages is not rendered and counted anew for each request."""
+    """A known conversation of 142 messages takes under 20 ms per request."""
     served = bench(131_072)
     messages = long_chat(turns=69, words=200)
     assert len(messages) == 142
     served.chat(*messages, max_tokens=1)
-    seconds = []
-    for _ in range(10):
+
+    def ask() -> float:
         started_s = time.perf_counter()
         served.chat(*messages, max_tokens=1)
-        seconds.append(time.perf_counter() - started_s)
-    assert min(seconds) < 0.5
+        return time.perf_counter() - started_s
+
+    assert is_prompt(ask, 0.02, tries=30)
