@@ -24,10 +24,11 @@ from litellm_compaction.proxy import wire
 from litellm_compaction.proxy.access import may_use, ssl_verification, with_credentials
 from litellm_compaction.proxy.calls import Call, Calls
 from litellm_compaction.proxy.carriers import carrier_of
+from litellm_compaction.proxy.exchange import Asked
 from litellm_compaction.proxy.hooked import Hooked, HookedUpstream, Whole
 from litellm_compaction.proxy.internal import is_internal_call, summary_asker, warm_up
 from litellm_compaction.proxy.publishing import Publisher
-from litellm_compaction.proxy.restart import Answer, Asked
+from litellm_compaction.proxy.restart import Answer
 from litellm_compaction.proxy.routing import (
     Deployment,
     deployment_of,

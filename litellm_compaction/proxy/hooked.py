@@ -19,8 +19,9 @@ from litellm_compaction.core.messages import Message
 from litellm_compaction.engine import Guarded
 from litellm_compaction.errors import overflow_from_text
 from litellm_compaction.proxy import wire
+from litellm_compaction.proxy.exchange import Chunk, UpstreamError
 from litellm_compaction.proxy.internal import call_router
-from litellm_compaction.proxy.restart import Answer, Chunk, UpstreamError
+from litellm_compaction.proxy.restart import Answer
 
 # What a client may ask of a chat completion, and a continuation needs too (OpenAI's API reference, LiteLLM's extras).
 _CLIENT_KEYS = (

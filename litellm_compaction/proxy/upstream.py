@@ -21,7 +21,8 @@ from litellm_compaction.core.messages import Message
 from litellm_compaction.engine import Case, Compactor, Guarded, Pending
 from litellm_compaction.errors import CompactionError, DoesNotFit, Overloaded, overflow_from_text
 from litellm_compaction.proxy import wire
-from litellm_compaction.proxy.restart import Answer, Asked, Chunk, Listener, Upstream, UpstreamDropped, UpstreamError
+from litellm_compaction.proxy.exchange import Asked, Chunk, Listener, Upstream, UpstreamDropped, UpstreamError
+from litellm_compaction.proxy.restart import Answer
 
 _HOP_HEADERS = frozenset({"content-encoding", "content-length", "transfer-encoding", "connection"})
 # What shapes a whole document would make the model start a new one instead of going on with the old.

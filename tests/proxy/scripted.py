@@ -18,7 +18,8 @@ from litellm_compaction.core.messages import DONE_NOTICE, START_NOTICE, Message,
 from litellm_compaction.engine import Attempts, Case, Compactor, Guarded, PruningModel
 from litellm_compaction.models.counter import TokenCounter
 from litellm_compaction.models.window import Target, Windows
-from litellm_compaction.proxy.restart import Answer, Asked, Chunk, UpstreamDropped, UpstreamError
+from litellm_compaction.proxy.exchange import Asked, Chunk, UpstreamDropped, UpstreamError
+from litellm_compaction.proxy.restart import Answer
 from litellm_compaction.simulator import Reply
 from litellm_compaction.simulator.emissions import pieces, reply_tokens, visible_reply
 from litellm_compaction.simulator.vocabulary import count

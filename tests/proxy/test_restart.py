@@ -10,7 +10,7 @@ import pytest
 
 from litellm_compaction.core.messages import ABORT_NOTICE, ATTEMPTS_NOTICE, DONE_NOTICE, START_NOTICE
 from litellm_compaction.errors import overflow_from_text
-from litellm_compaction.proxy.restart import UpstreamDropped, UpstreamError
+from litellm_compaction.proxy.exchange import UpstreamDropped, UpstreamError
 from litellm_compaction.simulator import Reply, numbered_words
 from litellm_compaction.simulator.vocabulary import count
 from litellm_compaction.summarizer import SummaryAnswer

@@ -1,0 +1,81 @@
+"""What the restart loop and its carriers agree on: chunks, an upstream that gives them, and what was asked.
+
+`restart.py` is the loop; `upstream.py` and `hooked.py` carry it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, TypeAlias
+
+from litellm_compaction.core.messages import Message, Request
+from litellm_compaction.engine import Case, Guarded
+
+# OpenAI's `chat.completion.chunk` as JSON.
+Chunk: TypeAlias = dict[str, Any]
+
+
+class UpstreamError(Exception):
+    """The server refused a request before its first chunk, or reported an error inside the stream.
+
+    Attributes:
+        text: the body, for recognizing an overflow; never logged.
+        response: the carrier's own error object, to be passed on unchanged.
+    """
+
+    def __init__(self, text: str, response: Any = None) -> None:
+        super().__init__("the upstream server reported an error")
+        self.text = text
+        self.response = response
+
+
+class UpstreamDropped(UpstreamError):
+    """The connection broke; the carrier's own exception is the cause."""
+
+
+class Upstream(Protocol):
+    """The server of one deployment, asked for one client request."""
+
+    def open(
+        self, messages: Sequence[Message] | None, max_tokens: int, *, is_continuation: bool
+    ) -> AbstractAsyncContextManager[AsyncIterator[Chunk]]:
+        """The chunks of an answer; leaving the context aborts it.
+
+        Args:
+            messages: what to send; None for the client's own list.
+            max_tokens: bound on the answer.
+            is_continuation: the answer goes on; what shapes a whole document is left out.
+
+        Raises:
+            UpstreamError: refused.
+        """
+
+
+class Listener(Protocol):
+    """Who has to know how an answer goes on."""
+
+    may_pause: bool
+
+    def sent(self, case: Case, guarded: Guarded) -> None:
+        """Something goes out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What the client asked for, as far as the loop has to know.
+
+    Attributes:
+        request: the conversation, as the client sent it.
+        output_tokens: its limit for the answer, None for none.
+        is_json: structured output: no notices, one document.
+        has_notices: where notices go.
+        wants_usage: whether the stream must end with a usage chunk.
+    """
+
+    request: Request
+    output_tokens: int | None
+    is_json: bool
+    notices: Literal["content", "reasoning", "off"]
+    wants_usage: bool

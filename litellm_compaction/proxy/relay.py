@@ -1,0 +1,260 @@
+"""One upstream stream on its way to the client: what may be sent now, what is held, when to stop.
+
+Called by the restart loop for every chunk.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+from litellm_compaction.core.continuation import Joiner, settled_length
+from litellm_compaction.engine import Guarded
+from litellm_compaction.errors import Overflow, overflow_from_text
+from litellm_compaction.models.generated import GeneratedTokens
+from litellm_compaction.proxy.exchange import Chunk, UpstreamError
+from litellm_compaction.proxy.wire import Usage, usage_of
+
+End: TypeAlias = Literal["done", "limit", "overflow", "failed"]
+
+# From here on nothing is sent that could not be taken back: text ends at a word, tool calls are complete.
+_DANGER_RATIO = 0.80
+_DANGER_OUTPUT_RATIO = 0.60
+_CALL_ROOM_TOKENS = 4096
+# A prompt this close to the window explains an answer that breaks off without a word.
+_NEAR_FULL_RATIO = 0.80
+_FULL_RATIO = 0.98
+_REASONING_FIELDS = ("reasoning_content", "reasoning")
+_KEPT_REASONING_CHARS = 40_000
+
+
+@dataclass(slots=True)
+class Progress:
+    """What the client has of the answer, and what it has cost."""
+
+    text: list[str] = field(default_factory=list)
+    reasoning: str = ""
+    completion_tokens: int = 0
+    prompt_tokens: int | None = None
+    restarts: int = 0
+    delivered: bool = False
+
+    @property
+    def sent_text(self) -> str:
+        return "".join(self.text)
+
+
+class Relay:
+    """One upstream stream on its way to the client: what may be sent now, what is held, when to stop."""
+
+    def __init__(self, progress: Progress, guarded: Guarded, streaming_ratio: float) -> None:
+        self._progress = progress
+        self._window_tokens = guarded.window.tokens
+        self._prompt_tokens = guarded.count.tokens
+        self._stop_tokens = int(streaming_ratio * guarded.window.tokens)
+        self._generated = GeneratedTokens(guarded.count_text)
+        self._joiner = Joiner(progress.sent_text) if progress.restarts and progress.text else None
+        self._tail = ""
+        self._calls: list[dict[str, Any]] = []
+        self._flowing: set[int] = set()
+        self._call_open = False
+        self._received = 0
+        # Others can end the stream at any moment: it must never leave half a word.
+        self.is_shared = False
+        self.limit_tokens = 0
+        self.asked_tokens: int | None = None
+        self.usage: Usage | None = None
+        self.finish_reason: str | None = None
+        self.end: End | None = None
+        self.overflow: Overflow | None = None
+        self.error: UpstreamError | None = None
+
+    def take(self, chunk: Chunk) -> list[Chunk]:
+        """The deltas to send for `chunk`; sets `end` when the stream has to be stopped."""
+        if chunk.get("error") is not None:
+            self._fail(chunk)
+            return []
+        self.usage = usage_of(chunk) or self.usage
+        choice = next(iter(chunk.get("choices") or ()), None)
+        if not isinstance(choice, Mapping):
+            return []
+        self.finish_reason = choice.get("finish_reason") or self.finish_reason
+        delta = choice.get("delta")
+        if not isinstance(delta, Mapping):
+            return []
+        deltas = [*self._reasoning(delta), *self._text(delta), *self._tool_calls(delta)]
+        if self.used_tokens() >= self._stop_tokens and not self._call_open and self.finish_reason is None:
+            self.end = "limit"
+        return deltas
+
+    def flush(self) -> list[Chunk]:
+        """What was held, at the stream's regular end."""
+        if self._breaks_off():
+            return []
+        return self.surrendered()
+
+    def surrendered(self) -> list[Chunk]:
+        """Everything that is held and whole."""
+        text = self._tail + (self._joiner.finish() if self._joiner is not None else "")
+        self._tail = ""
+        deltas = self._sent({"content": text}) if text else []
+        if self._calls and self.finish_reason in ("tool_calls", "stop", "function_call"):
+            deltas.append({"tool_calls": self._calls})
+        self._calls = []
+        return deltas
+
+    def whole_calls(self) -> list[Chunk]:
+        """The calls that are held, but for the last, in which the stream was cut."""
+        return [{"tool_calls": self._calls[:-1]}] if self._calls[:-1] else []
+
+    def finish(self) -> None:
+        """Judges a stream that ended by itself."""
+        if self.end is not None:
+            return
+        if self._received == 0 and self._looks_full(_FULL_RATIO if self.usage else _NEAR_FULL_RATIO):
+            self.end = "overflow"
+        elif self._breaks_off():
+            self.end = "limit"
+        else:
+            self.end = "done"
+
+    def completion_tokens(self) -> int:
+        """What this stream has generated: as reported, else as counted."""
+        return self.usage.completion_tokens if self.usage is not None else self._generated.exact()
+
+    @property
+    def generated_tokens(self) -> int:
+        """What the stream has generated, as far as we can count."""
+        return self._generated.tokens
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the window, and not a share of it, has ended the answer."""
+        return self.end == "overflow" or self._looks_full(_DANGER_RATIO)
+
+    def stop(self) -> None:
+        """Ends the stream because there is no more room beside others; a call that has begun may finish."""
+        if self.end is None and not self._call_open and self.finish_reason is None:
+            self.end = "limit"
+
+    def used_tokens(self) -> int:
+        """How much of the window is taken, as far as we can count."""
+        return self._prompt_tokens + self._generated.tokens
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether going on would give the client something twice: a call that it has already begun to receive."""
+        return bool(self._flowing)
+
+    @property
+    def has_whole_calls(self) -> bool:
+        """Whether the client has calls that are whole, since the one that was cut came later and is held."""
+        return bool(self._flowing and self._calls)
+
+    def _breaks_off(self) -> bool:
+        """Whether the answer ended because the window did, not because the model or the client wanted it to."""
+        if self.finish_reason == "length":
+            generated = self.completion_tokens()
+            # LM Studio 0.4.22 reports one token less than the limit (lmstudio-bug-tracker 2335).
+            return (
+                self.asked_tokens is None or self.limit_tokens < self.asked_tokens or generated + 1 < self.asked_tokens
+            )
+        return self.finish_reason is None and self._looks_full(_NEAR_FULL_RATIO)
+
+    def _looks_full(self, ratio: float) -> bool:
+        prompt = self.usage.prompt_tokens if self.usage is not None else self._prompt_tokens
+        return prompt + self.completion_tokens() >= ratio * self._window_tokens
+
+    def _fail(self, chunk: Chunk) -> None:
+        text = json.dumps(chunk.get("error"), default=str)
+        self.overflow = overflow_from_text(text)
+        self.error = UpstreamError(text, chunk)
+        self.end = "overflow" if self.overflow is not None else "failed"
+
+    def _reasoning(self, delta: Mapping[str, Any]) -> list[Chunk]:
+        for name in _REASONING_FIELDS:
+            text = delta.get(name)
+            if isinstance(text, str) and text:
+                self._count(text)
+                self._progress.reasoning = (self._progress.reasoning + text)[-_KEPT_REASONING_CHARS:]
+                return [{name: text}]
+        return []
+
+    def _text(self, delta: Mapping[str, Any]) -> list[Chunk]:
+        text = delta.get("content")
+        if not isinstance(text, str) or not text:
+            return []
+        self._count(text)
+        if self._joiner is not None:
+            text = self._joiner.feed(text)
+        text = self._tail + text
+        settled = settled_length(text) if self.is_shared or self.is_near_the_end() else len(text)
+        self._tail = text[settled:]
+        return self._sent({"content": text[:settled]}) if settled else []
+
+    def _tool_calls(self, delta: Mapping[str, Any]) -> list[Chunk]:
+        calls = delta.get("tool_calls")
+        if not isinstance(calls, list) or not calls:
+            return []
+        for call in calls:
+            function = call.get("function") if isinstance(call, Mapping) else None
+            if isinstance(function, Mapping):
+                self._count(f"{function.get('name') or ''}{function.get('arguments') or ''}")
+        self._call_open = True
+        held = self._tail
+        self._tail = ""
+        deltas = self._sent({"content": held}) if held else []
+        flowing = [call for call in calls if self._flows(call)]
+        _append_calls(self._calls, [call for call in calls if call not in flowing])
+        return [*deltas, {"tool_calls": flowing}] if flowing else deltas
+
+    def _flows(self, call: Any) -> bool:
+        """Whether a call's fragment is sent as it comes; decided once a call, and never before an earlier one."""
+        index = call.get("index", 0) if isinstance(call, Mapping) else 0
+        if index not in self._flowing and not self._calls and self._has_room_for_a_call():
+            self._flowing.add(index)
+        return index in self._flowing
+
+    def _has_room_for_a_call(self) -> bool:
+        if self.is_near_the_end():
+            return False
+        return self.limit_tokens - self._generated.tokens >= _CALL_ROOM_TOKENS
+
+    def is_near_the_end(self) -> bool:
+        """Whether the window may end soon; our count of what the server has generated may be off by a quarter."""
+        return (
+            self.finish_reason == "length"
+            or self.used_tokens() >= _DANGER_RATIO * self._window_tokens
+            or self._generated.tokens >= _DANGER_OUTPUT_RATIO * self.limit_tokens
+        )
+
+    def _sent(self, delta: Chunk) -> list[Chunk]:
+        self._progress.text.append(delta["content"])
+        return [delta]
+
+    def _count(self, text: str) -> None:
+        self._received += 1
+        self._generated.add(text)
+
+
+def _append_calls(held: list[dict[str, Any]], calls: Sequence[Any]) -> None:
+    """Joins the fragments of tool calls by index: one complete delta a call."""
+    for call in calls:
+        if not isinstance(call, Mapping):
+            continue
+        index = call.get("index", len(held))
+        known = next((each for each in held if each.get("index") == index), None)
+        function = dict(call.get("function") or {})
+        if known is None:
+            held.append(
+                {**call, "index": index, "function": {**function, "arguments": function.get("arguments") or ""}}
+            )
+            continue
+        known["function"]["arguments"] += function.get("arguments") or ""
+        for key in ("id", "type"):
+            if call.get(key) and not known.get(key):
+                known[key] = call[key]
+        if function.get("name") and not known["function"].get("name"):
+            known["function"]["name"] = function["name"]
