@@ -17,6 +17,20 @@ from litellm_compaction.engine import Case, Guarded
 Chunk: TypeAlias = dict[str, Any]
 
 
+class Received(dict[str, Any]):
+    """A chunk with what it came as, which can go on to the client where nothing has to be changed.
+
+    Attributes:
+        origin: the carrier's own: the bytes of an event, or LiteLLM's object.
+    """
+
+    __slots__ = ("origin",)
+
+    def __init__(self, chunk: Chunk, origin: Any) -> None:
+        super().__init__(chunk)
+        self.origin = origin
+
+
 class UpstreamError(Exception):
     """The server refused a request before its first chunk, or reported an error inside the stream.
 

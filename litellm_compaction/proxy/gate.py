@@ -6,27 +6,26 @@ messages to the same engine; the store makes the second look free.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import httpx
 
-from litellm_compaction.config import SAME_MODEL, Settings
+from litellm_compaction.config import Settings
 from litellm_compaction.core.messages import Request, cleaned
-from litellm_compaction.engine import Attempts, Case, Compactor, Guarded, Pending, PruningModel
+from litellm_compaction.engine import Attempts, Case, Compactor, Guarded, Pending
 from litellm_compaction.errors import CompactionError, DoesNotFit, ModelNotLoaded, WindowUnknown
-from litellm_compaction.models.window import Target
 from litellm_compaction.proxy import wire
-from litellm_compaction.proxy.access import may_use, ssl_verification, with_credentials
+from litellm_compaction.proxy.access import ssl_verification
 from litellm_compaction.proxy.calls import Call, Calls
 from litellm_compaction.proxy.carriers import carrier_of
 from litellm_compaction.proxy.exchange import Asked
+from litellm_compaction.proxy.guards import Guard, Guards, metadata_of
 from litellm_compaction.proxy.hooked import Hooked, HookedUpstream, Whole
-from litellm_compaction.proxy.internal import is_internal_call, summary_asker, warm_up
+from litellm_compaction.proxy.internal import is_internal_call
 from litellm_compaction.proxy.publishing import Publisher
 from litellm_compaction.proxy.restart import Answer
 from litellm_compaction.proxy.routing import (
@@ -40,15 +39,8 @@ from litellm_compaction.proxy.upstream import GuardedTransport, client_over
 
 logger = logging.getLogger("litellm_compaction")
 # One machine's LM Studio serves a handful of requests at a time; the rest wait for a connection like for a slot.
-_POOL_LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=32)
-
-
-@dataclass(frozen=True, slots=True)
-class Guard:
-    """A guarded deployment with the settings in force for it."""
-
-    deployment: Deployment
-    settings: Settings
+# Idle connections end before the server closes them (Node.js: after 5 s): a request must not meet a closing one.
+_POOL_LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=32, keepalive_expiry=2.0)
 
 
 class Gate:
@@ -60,7 +52,7 @@ class Gate:
         self._calls = calls
         self._publisher = Publisher()
         self._inner: httpx.AsyncHTTPTransport | None = None
-        self._warned: set[str] = set()
+        self._guards = Guards(settings, compactor.windows)
 
     async def before_routing(self, router: Any, data: dict[str, Any]) -> None:
         """Guards a chat completion whose every possible deployment has the same window and settings.
@@ -77,8 +69,8 @@ class Gate:
         model = data.get("model")
         if router is None or not isinstance(model, str):
             return
-        deployments = [self._deployment(entry) for entry in reachable_entries(router, model, data)]
-        guards = [await self._guard(deployment) for deployment in deployments]
+        deployments = [self._guards.deployment(entry) for entry in reachable_entries(router, model, data)]
+        guards = [await self._guards.guard(deployment) for deployment in deployments]
         known = [guard for guard in guards if guard is not None]
         if not known:
             return
@@ -92,7 +84,7 @@ class Gate:
             return
         if len({guard.settings for guard in known}) > 1 or known[0].settings.mode != "guard":
             return
-        cases = [self._case(router, guard, call, data) for guard in known]
+        cases = [self._guards.case(router, guard, call, data) for guard in known]
         windows = {await self._window_tokens(case) for case in cases}
         if len(windows) > 1:
             return
@@ -123,12 +115,12 @@ class Gate:
         """
         if is_internal_call() or router is None:
             return None
-        metadata = _metadata(kwargs)
+        metadata = metadata_of(kwargs)
         group = str(metadata.get("model_group") or "")
         info = kwargs.get("model_info")
         deployment = deployment_of(kwargs, info if isinstance(info, Mapping) else {}, group=group, environ=os.environ)
         call = self._calls.get(_call_id(kwargs))
-        guard = await self._guard(deployment)
+        guard = await self._guards.guard(deployment)
         carrier = carrier_of(deployment, guard.settings) if guard is not None else "hooks"
         request = call.original if call is not None else wire.decode(kwargs)
         if request is None and carrier == "transport" and "prompt" in kwargs:
@@ -138,7 +130,7 @@ class Gate:
         if call is None:
             call = self._calls.open(_call_id(kwargs), self._new_call(request, group, kwargs))
             request = call.original
-        case = self._case(router, guard, call, kwargs)
+        case = self._guards.case(router, guard, call, kwargs)
         if guard.settings.mode == "observe":
             await self._compactor.observe(request, case)
             return None
@@ -219,8 +211,8 @@ class Gate:
     async def probe(self, router: Any) -> None:
         """Looks at every guarded deployment's window once, so that trouble shows at start and not at night."""
         for entry in router_entries(router):
-            deployment = self._deployment(entry)
-            guard = await self._guard(deployment)
+            deployment = self._guards.deployment(entry)
+            guard = await self._guards.guard(deployment)
             if guard is None or deployment.is_wildcard:
                 continue
             try:
@@ -252,33 +244,6 @@ class Gate:
             is_structured=wire.is_structured(body),
         )
 
-    def _deployment(self, entry: Mapping[str, Any]) -> Deployment:
-        params, info = entry.get("litellm_params"), entry.get("model_info")
-        return deployment_of(
-            with_credentials(params) if isinstance(params, Mapping) else {},
-            info if isinstance(info, Mapping) else {},
-            group=str(entry.get("model_name") or ""),
-            environ=os.environ,
-        )
-
-    async def _guard(self, deployment: Deployment) -> Guard | None:
-        """The deployment as guarded, or None when it is left alone."""
-        if deployment.kind == "foreign":
-            return None
-        settings = self._settings.for_deployment(deployment.settings)
-        if settings.mode == "off":
-            return None
-        if deployment.kind == "maybe_lm_studio" and not await self._answers_as_lmstudio(deployment.target):
-            if not deployment.settings.enabled:
-                return None
-            deployment = replace(deployment, target=_told_by_operator(deployment))
-        return Guard(deployment, settings)
-
-    async def _answers_as_lmstudio(self, target: Target) -> bool:
-        if target.api_base is None:
-            return False
-        return bool(await self._compactor.windows.is_lmstudio(target.api_base, target.api_key))
-
     async def _window_tokens(self, case: Case) -> int:
         """The window as far as known without loading anything; 0 when unknown."""
         try:
@@ -286,89 +251,9 @@ class Gate:
         except CompactionError:
             return 0
 
-    def _case(self, router: Any, guard: Guard, call: Call, body: Mapping[str, Any]) -> Case:
-        deployment, settings = guard.deployment, guard.settings
-        metadata = _metadata(body)
-        pin = call.pin = _pin(router, deployment) or call.group
-        same = PruningModel(
-            label=call.group,
-            target=deployment.target,
-            ask=summary_asker(router, pin, metadata, timeout_s=settings.summary_timeout_s),
-            is_same=True,
-        )
-        return Case(
-            label=call.group,
-            target=deployment.target,
-            settings=settings,
-            scope=_scope(metadata, call.group, settings),
-            pruning_models=(*self._other_pruning_model(router, settings, metadata), same),
-            warm_up=warm_up(router, pin, metadata, timeout_s=settings.warm_up_timeout_s),
-            attempts=call.attempts,
-        )
-
-    def _other_pruning_model(
-        self, router: Any, settings: Settings, metadata: Mapping[str, Any]
-    ) -> Sequence[PruningModel]:
-        name = settings.pruning_model
-        if name == SAME_MODEL:
-            return ()
-        entries = reachable_entries(router, name, {})
-        if not entries:
-            self._warn_once(name, "pruning_model=%s is not a model of this proxy; the same model is used", name)
-            return ()
-        if not may_use(router, name, metadata):
-            self._warn_once(f"{name}!", "pruning_model=%s is not allowed for some keys; they use the same model", name)
-            return ()
-        deployment = self._deployment(entries[0])
-        target = deployment.target
-        if not target.is_lmstudio and target.context_length is None:
-            target = _told_by_operator(deployment, router.get_model_group_info(name))
-        return (
-            PruningModel(
-                label=name,
-                target=target,
-                ask=summary_asker(router, name, metadata, timeout_s=settings.summary_timeout_s),
-                is_same=False,
-            ),
-        )
-
     def _publish(self, router: Any, deployment: Deployment, window_tokens: int) -> None:
         if not deployment.is_wildcard:
             self._publisher.publish(router, deployment.id, window_tokens)
-
-    def _warn_once(self, key: str, message: str, *values: object) -> None:
-        if key not in self._warned:
-            self._warned.add(key)
-            logger.warning(message, *values)
-
-
-def _pin(router: Any, deployment: Deployment) -> str:
-    """The name under which the router reaches this very deployment and model.
-
-    A wildcard deployment's id would reach the model `*`: LiteLLM fills in the name only where it routes by name,
-    and says it in the entries and arguments that a `Deployment` is made of.
-    """
-    own = router.get_deployment(model_id=deployment.id)
-    return deployment.group if own is None or "*" in str(own.litellm_params.model) else deployment.id
-
-
-def _told_by_operator(deployment: Deployment, group_info: Any = None) -> Target:
-    """A target whose window is what the operator or LiteLLM's model map says."""
-    known = deployment.settings.context_length or getattr(group_info, "max_input_tokens", None)
-    return replace(
-        deployment.target,
-        is_lmstudio=False,
-        context_length=int(known) if known else deployment.target.context_length,
-    )
-
-
-def _metadata(body: Mapping[str, Any]) -> Mapping[str, Any]:
-    for key in ("litellm_metadata", "metadata"):
-        found = body.get(key)
-        if isinstance(found, Mapping) and "user_api_key" in found:
-            return found
-    found = body.get("metadata")
-    return found if isinstance(found, Mapping) else {}
 
 
 def _call_id(body: Mapping[str, Any]) -> str:
@@ -376,27 +261,7 @@ def _call_id(body: Mapping[str, Any]) -> str:
 
 
 def _opts_out(body: Mapping[str, Any]) -> bool:
-    metadata = _metadata(body)
+    metadata = metadata_of(body)
     sent = metadata.get("requester_metadata")
     wishes = [metadata, sent if isinstance(sent, Mapping) else {}]
     return any(wish.get("compaction") in ("off", False) for wish in wishes)
-
-
-def _scope(metadata: Mapping[str, Any], group: str, settings: Settings) -> str:
-    """Who shares stored compactions: the team, else the user, else the key; per model group and settings."""
-    tenant = next(
-        (
-            f"{name}:{value}"
-            for name in ("team_id", "user_id", "hash")
-            if (value := metadata.get(f"user_api_key_{name}"))
-        ),
-        "nobody",
-    )
-    shape = (
-        settings.strategy,
-        settings.pruning_model,
-        settings.target_ratio,
-        settings.keep_recent_messages,
-        settings.summary_max_tokens,
-    )
-    return hashlib.blake2b(repr((tenant, group, shape)).encode(), digest_size=16).hexdigest()

@@ -19,7 +19,7 @@ from litellm_compaction.core.messages import Message
 from litellm_compaction.engine import Guarded
 from litellm_compaction.errors import overflow_from_text
 from litellm_compaction.proxy import wire
-from litellm_compaction.proxy.exchange import Chunk, UpstreamError
+from litellm_compaction.proxy.exchange import Chunk, Received, UpstreamError
 from litellm_compaction.proxy.internal import call_router
 from litellm_compaction.proxy.restart import Answer
 
@@ -141,7 +141,7 @@ class Hooked:
         chunks = self.answer.chunks()
         try:
             async for chunk in chunks:
-                yield ModelResponseStream(**chunk)
+                yield chunk.origin if isinstance(chunk, Received) else ModelResponseStream(**chunk)
         except UpstreamError as error:
             raise error.__cause__ or error from None
         finally:
@@ -178,7 +178,7 @@ async def _chunks(stream: Any, text_seen: Callable[[str], None]) -> AsyncIterato
             plain: Chunk = chunk.model_dump(exclude_none=True)
             for choice in plain.get("choices") or ():
                 text_seen(str((choice.get("delta") or {}).get("content") or ""))
-            yield plain
+            yield Received(plain, chunk)
     except Exception as error:
         if overflow_from_text(str(error)) is None:
             raise

@@ -6,7 +6,7 @@ Written once, over an abstract upstream (`exchange.py`); `upstream.py` and `hook
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
@@ -15,7 +15,7 @@ from litellm_compaction.core.carry_over import Partial
 from litellm_compaction.core.messages import ABORT_NOTICE, ATTEMPTS_NOTICE, DONE_NOTICE, START_NOTICE
 from litellm_compaction.engine import Case, Compactor, Guarded, Pending, Room
 from litellm_compaction.errors import CompactionError, overflow_from_text
-from litellm_compaction.proxy.exchange import Asked, Chunk, Listener, Upstream, UpstreamDropped, UpstreamError
+from litellm_compaction.proxy.exchange import Asked, Chunk, Listener, Received, Upstream, UpstreamDropped, UpstreamError
 from litellm_compaction.proxy.failing_open import log_failed_open
 from litellm_compaction.proxy.relay import Progress, Relay
 
@@ -164,8 +164,12 @@ class Answer:
         async with opened as stream:
             async for chunk in stream:
                 self._adopt(chunk)
-                for delta in relay.take(chunk):
-                    yield self._dressed(delta)
+                deltas = relay.take(chunk)
+                if self._goes_on_as_it_came(chunk, deltas):
+                    yield chunk
+                else:
+                    for delta in deltas:
+                        yield self._dressed(delta)
                 self._listener.may_pause = self._listener.may_pause or relay.is_near_the_end()
                 if self._room is not None and not self._room.covers(guarded, relay.generated_tokens):
                     relay.stop()
@@ -179,6 +183,24 @@ class Answer:
         """Makes the first chunk's id, model and time those of the whole answer; it may be one that is held."""
         if not self._base and chunk.get("error") is None:
             self._base = {key: chunk[key] for key in chunk if key not in ("choices", "usage")}
+
+    def _goes_on_as_it_came(self, chunk: Chunk, deltas: Sequence[Chunk]) -> bool:
+        """Whether `chunk` says what has to be said, and nothing else; notes that it was sent.
+
+        Most chunks do: reading and writing each anew would be most of what we cost a stream.
+        """
+        if not isinstance(chunk, Received) or len(deltas) != 1 or chunk.get("id") != self._base.get("id"):
+            return False
+        choices = chunk["choices"]
+        if len(choices) != 1 or choices[0].get("finish_reason") is not None or chunk.get("usage"):
+            return False
+        own = {key: value for key, value in choices[0]["delta"].items() if value not in (None, "", [])}
+        has_role = own.pop("role", None) is not None
+        if own != deltas[0] or has_role == self._role_sent:
+            return False
+        self._role_sent = True
+        self._progress.delivered = True
+        return True
 
     def _dressed(self, delta: Chunk) -> Chunk:
         """`delta` as a chunk of the one answer: the first stream's id, one role."""

@@ -23,11 +23,11 @@ from litellm_compaction.errors import CompactionError, DoesNotFit, Overloaded, o
 from litellm_compaction.proxy import wire
 from litellm_compaction.proxy.exchange import Asked, Chunk, Listener, Upstream, UpstreamDropped, UpstreamError
 from litellm_compaction.proxy.restart import Answer
+from litellm_compaction.proxy.sse import DONE, event_of, json_object, read_events
 
 _HOP_HEADERS = frozenset({"content-encoding", "content-length", "transfer-encoding", "connection"})
 # What shapes a whole document would make the model start a new one instead of going on with the old.
 _WHOLE_DOCUMENT_KEYS = ("response_format",)
-_DONE = b"data: [DONE]\n\n"
 
 
 class HttpUpstream:
@@ -48,7 +48,7 @@ class HttpUpstream:
             if response.status_code != 200 or "event-stream" not in response.headers.get("content-type", ""):
                 await response.aread()
                 raise UpstreamError(response.text, response)
-            yield _events(response)
+            yield read_events(response)
         finally:
             await response.aclose()
 
@@ -135,7 +135,7 @@ class GuardedTransport(httpx.AsyncBaseTransport):
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """The answer to LiteLLM's one call."""
-        body = _json_object(await request.aread())
+        body = json_object(await request.aread())
         found = wire.decode(body) if self._prepared is None else self._asked.request
         if found is None:
             return await self._inner.handle_async_request(request)
@@ -211,10 +211,10 @@ class _EventStream(httpx.AsyncByteStream):
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         if self._first is not None:
-            yield _event(self._first)
+            yield event_of(self._first)
         try:
             async for chunk in self._chunks:
-                yield _event(chunk)
+                yield event_of(chunk)
         except UpstreamError as error:
             raise error.__cause__ or _as_litellm_error(error) from error
         except DoesNotFit as error:
@@ -223,7 +223,7 @@ class _EventStream(httpx.AsyncByteStream):
             raise litellm.ServiceUnavailableError(message=str(error), model="", llm_provider="lm_studio") from error
         except CompactionError as error:
             raise litellm.BadRequestError(message=str(error), model="", llm_provider="lm_studio") from error
-        yield _DONE
+        yield DONE
 
     async def aclose(self) -> None:
         await self._chunks.aclose()
@@ -244,29 +244,6 @@ def client_over(transport: httpx.AsyncBaseTransport, *, api_base: str, api_key: 
         # LiteLLM sets the time limits of each call itself.
         http_client=httpx.AsyncClient(transport=transport, timeout=httpx.Timeout(None), trust_env=False),
     )
-
-
-async def _events(response: httpx.Response) -> AsyncIterator[Chunk]:
-    """The JSON objects of an event stream; what is not one is passed over."""
-    try:
-        async for line in response.aiter_lines():
-            if not line.startswith("data:"):
-                continue
-            data = line[5:].strip()
-            if data == "[DONE]":
-                return
-            if chunk := _json_object(data.encode()):
-                yield chunk
-    except httpx.TransportError as error:
-        raise UpstreamDropped("", None) from error
-
-
-def _json_object(content: bytes) -> dict[str, Any]:
-    try:
-        body = json.loads(content)
-    except ValueError:
-        return {}
-    return body if isinstance(body, dict) else {}
 
 
 async def _one(chunk: Chunk) -> AsyncIterator[Chunk]:
@@ -305,10 +282,6 @@ def _joined(first: dict[str, Any], chunks: Sequence[Chunk], usage: dict[str, Any
             finish_reason = choice["finish_reason"] or finish_reason
     choice = {**first["choices"][0], "message": message, "finish_reason": finish_reason}
     return {**first, "choices": [choice], "usage": usage}
-
-
-def _event(chunk: Chunk) -> bytes:
-    return b"data: " + json.dumps(chunk, separators=(",", ":")).encode() + b"\n\n"
 
 
 def _refusal(error: UpstreamError) -> httpx.Response:

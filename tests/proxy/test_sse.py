@@ -1,0 +1,80 @@
+"""Event streams, taken apart and put together."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+
+import httpx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from litellm_compaction.proxy.exchange import Received, UpstreamDropped
+from litellm_compaction.proxy.sse import event_of, json_object, read_events
+
+# What `str.splitlines` takes for the end of a line, and JSON strings may hold as it is.
+_SEPARATORS = "\u2028\u2029\x85\x1c\x0b\x0c"
+
+
+def _response(pieces: list[bytes], error: Exception | None = None) -> httpx.Response:
+    async def body() -> AsyncIterator[bytes]:
+        for piece in pieces:
+            yield piece
+        if error is not None:
+            raise error
+
+    return httpx.Response(200, headers={"content-type": "text/event-stream"}, content=body())
+
+
+async def _read(pieces: list[bytes]) -> list[dict[str, object]]:
+    return [chunk async for chunk in read_events(_response(pieces))]
+
+
+@given(
+    st.lists(st.text(st.characters(exclude_categories=["Cs"])) | st.just(_SEPARATORS), min_size=1, max_size=4),
+    st.integers(1, 40),
+    st.sampled_from(["\n", "\r\n"]),
+)
+async def test_every_chunk_arrives_however_it_is_cut(texts: list[str], size: int, end: str) -> None:
+    """Whatever a text holds and wherever the network cuts the bytes: every chunk arrives, once, in order."""
+    chunks = [{"text": text} for text in texts]
+    whole = "".join(f"data: {json.dumps(chunk, ensure_ascii=False)}{end}{end}" for chunk in chunks).encode()
+    whole = whole.replace(b"\x1c", b"\\u001c") + f"data: [DONE]{end}{end}".encode()
+    assert await _read([whole[i : i + size] for i in range(0, len(whole), size)]) == chunks
+
+
+async def test_what_is_no_chunk_is_passed_over() -> None:
+    """Comments, event names, broken JSON and what is no object are skipped; nothing is read after the end."""
+    lines = [b": ping\n\n", b"event: x\n", b"data: {broken\n\n", b"data: [1]\n\n", b'data: {"a": 1}\n\n']
+    assert await _read([*lines, b"data: [DONE]\n\n", b'data: {"late": 1}\n\n']) == [{"a": 1}]
+
+
+async def test_last_line_needs_no_end() -> None:
+    """A stream that ends without a line end still gives its last chunk."""
+    assert await _read([b'data: {"a": 1}']) == [{"a": 1}]
+
+
+async def test_broken_connection_is_told_apart() -> None:
+    """A connection that breaks gives what came before, then `UpstreamDropped`."""
+    response = _response([b'data: {"a": 1}\n\n'], httpx.ReadError("gone"))
+    seen: list[object] = []
+
+    async def read() -> None:
+        async for chunk in read_events(response):
+            seen.append(chunk)  # noqa: PERF401 - what came before the error counts
+
+    with pytest.raises(UpstreamDropped):
+        await read()
+    assert seen == [{"a": 1}]
+
+
+def test_chunk_goes_on_in_its_own_bytes() -> None:
+    """A received chunk is written as it came, any other one as JSON in ASCII: lone surrogates have no UTF-8."""
+    assert event_of(Received({"a": 1}, b'data:{"a" : 1}')) == b'data:{"a" : 1}\n\n'
+    assert event_of({"a": "\ud800"}) == b'data: {"a":"\\ud800"}\n\n'
+
+
+def test_deeply_nested_json_is_not_an_object() -> None:
+    """JSON made to exhaust the stack is passed over like any other nonsense."""
+    assert json_object(b"[" * 200_000) == {}
