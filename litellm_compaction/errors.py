@@ -129,12 +129,22 @@ _OVERFLOWS: tuple[tuple[re.Pattern[str], int, int], ...] = tuple(
         (r"request \((\d+) tokens\) exceeds the available context size \((\d+) tokens\)", 1, 2),
         (r"maximum context length is (\d+) tokens.{0,200}?resulted in (\d+) tokens", 2, 1),
         (r"maximum context length is (\d+) tokens", 0, 1),
+        (r'n_prompt_tokens\\*" ?: ?(\d+).{0,100}?n_ctx\\*" ?: ?(\d+)', 1, 2),
         (r"does not fit in context length", 0, 0),
         (r"context size has been exceeded", 0, 0),
         (r"exceeds the available context size", 0, 0),
         (r"exceed_context_size_error", 0, 0),
     )
 )
+
+
+# What an overflow makes of the engine in some versions, and other trouble too (lmstudio-bug-tracker 1620, 1757).
+_CRASH = re.compile(r"generation failed|model (has )?crashed|failed to generate", re.IGNORECASE)
+
+
+def is_crash(text: str) -> bool:
+    """Whether `text` reports a generation that broke down; near a full window that is what an overflow looks like."""
+    return _CRASH.search(text) is not None
 
 
 def overflow_from_text(text: str) -> Overflow | None:

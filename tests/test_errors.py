@@ -59,6 +59,7 @@ WORDINGS = [
     ),
     ("the request exceeds the available context size. try increasing the context size", Overflow(None, None)),
     ('{"code":400,"type":"exceed_context_size_error"}', Overflow(None, None)),
+    ('{"type":"exceed_context_size_error","n_prompt_tokens":351,"n_ctx":256}', Overflow(351, 256)),
     (
         "This model's maximum context length is 4096 tokens. However, your messages resulted in 5000 tokens.",
         Overflow(5000, 4096),

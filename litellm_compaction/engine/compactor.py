@@ -20,7 +20,7 @@ from litellm_compaction.engine.admission import Admission
 from litellm_compaction.engine.case import Case, Guarded, Pending, Work
 from litellm_compaction.engine.making import Made, Maker, Store, off_loop
 from litellm_compaction.engine.room import Room
-from litellm_compaction.errors import CompactionError, DoesNotFit, ModelNotLoaded
+from litellm_compaction.errors import CompactionError, DoesNotFit, ModelNotLoaded, Overflow
 from litellm_compaction.events import CompactionEvent, Event, Observer, Outcome, TruncationAlarm
 from litellm_compaction.flight import Flights
 from litellm_compaction.models.counter import Count, TokenCounter
@@ -180,11 +180,19 @@ class Compactor:
             )
         )
 
-    def learn_window(self, case: Case, window_tokens: int | None) -> None:
-        """Takes note of an overflow error: the limit that it named, and that what we knew is out of date."""
+    def learn_overflow(self, case: Case, guarded: Guarded | None, overflow: Overflow) -> None:
+        """Takes note of an overflow error: what we knew of the window is out of date, and what the error names is true.
+
+        Args:
+            case: of the request.
+            guarded: what was sent; None when that is not certain.
+            overflow: what the error says.
+        """
         self.windows.invalidate(case.target)
-        if window_tokens is not None:
-            self.windows.learn(case.target, window_tokens)
+        if overflow.window_tokens is not None:
+            self.windows.learn(case.target, overflow.window_tokens)
+        if overflow.prompt_tokens is not None and guarded is not None:
+            self._counter.learn(case.target.key, guarded.count, overflow.prompt_tokens)
 
     async def aclose(self) -> None:
         """Ends the clients and the store."""

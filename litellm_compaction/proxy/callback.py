@@ -191,7 +191,7 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
         try:
             overflow = overflow_from_text(message)
             if overflow is not None and call.case is not None:
-                self._compactor.learn_window(call.case, overflow.window_tokens)
+                self._compactor.learn_overflow(call.case, call.guarded, overflow)
         except Exception as error:  # noqa: BLE001 - fails open (P8)
             # The client gets the server's own error, not one of ours.
             log_failed_open("learn_overflow", error)

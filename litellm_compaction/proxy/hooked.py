@@ -17,7 +17,7 @@ from litellm.types.utils import Message as AnswerMessage
 
 from litellm_compaction.core.messages import Message
 from litellm_compaction.engine import Guarded
-from litellm_compaction.errors import overflow_from_text
+from litellm_compaction.errors import is_crash, overflow_from_text
 from litellm_compaction.proxy import wire
 from litellm_compaction.proxy.exchange import Chunk, Received, UpstreamError
 from litellm_compaction.proxy.internal import call_router
@@ -180,7 +180,7 @@ async def _chunks(stream: Any, text_seen: Callable[[str], None]) -> AsyncIterato
                 text_seen(str((choice.get("delta") or {}).get("content") or ""))
             yield Received(plain, chunk)
     except Exception as error:
-        if overflow_from_text(str(error)) is None:
+        if overflow_from_text(str(error)) is None and not is_crash(str(error)):
             raise
         raise UpstreamError(str(error), error) from error
 

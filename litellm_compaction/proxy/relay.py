@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeAlias
 
 from litellm_compaction.core.continuation import Joiner, settled_length
 from litellm_compaction.engine import Guarded
-from litellm_compaction.errors import Overflow, overflow_from_text
+from litellm_compaction.errors import Overflow, is_crash, overflow_from_text
 from litellm_compaction.models.generated import GeneratedTokens
 from litellm_compaction.proxy.exchange import Chunk, UpstreamError
 from litellm_compaction.proxy.wire import Usage, usage_of
@@ -70,6 +70,8 @@ class Relay:
         self.end: End | None = None
         self.overflow: Overflow | None = None
         self.error: UpstreamError | None = None
+        # The end looked like an overflow only because the window was nearly full; that is no knowledge of the window.
+        self.is_crash = False
 
     def take(self, chunk: Chunk) -> list[Chunk]:
         """The deltas to send for `chunk`; sets `end` when the stream has to be stopped."""
@@ -120,6 +122,16 @@ class Relay:
         else:
             self.end = "done"
 
+    def has_overflowed(self, error: UpstreamError) -> bool:
+        """Whether the server's error means that the window is full; takes note of it."""
+        self.overflow = overflow_from_text(error.text)
+        if self.overflow is None and is_crash(error.text) and self._looks_full(_NEAR_FULL_RATIO):
+            self.overflow, self.is_crash = Overflow(None, None), True
+        if self.overflow is None:
+            return False
+        self.end, self.error = "overflow", error
+        return True
+
     def completion_tokens(self) -> int:
         """What this stream has generated: as reported, else as counted."""
         return self.usage.completion_tokens if self.usage is not None else self._generated.exact()
@@ -168,10 +180,9 @@ class Relay:
         return prompt + self.completion_tokens() >= ratio * self._window_tokens
 
     def _fail(self, chunk: Chunk) -> None:
-        text = json.dumps(chunk.get("error"), default=str)
-        self.overflow = overflow_from_text(text)
-        self.error = UpstreamError(text, chunk)
-        self.end = "overflow" if self.overflow is not None else "failed"
+        error = UpstreamError(json.dumps(chunk.get("error"), default=str), chunk)
+        if not self.has_overflowed(error):
+            self.end, self.error = "failed", error
 
     def _reasoning(self, delta: Mapping[str, Any]) -> list[Chunk]:
         for name in _REASONING_FIELDS:

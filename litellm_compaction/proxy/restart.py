@@ -14,7 +14,7 @@ from typing import Any
 from litellm_compaction.core.carry_over import Partial
 from litellm_compaction.core.messages import ABORT_NOTICE, ATTEMPTS_NOTICE, DONE_NOTICE, START_NOTICE
 from litellm_compaction.engine import Case, Compactor, Guarded, Pending, Room
-from litellm_compaction.errors import CompactionError, overflow_from_text
+from litellm_compaction.errors import CompactionError, Overflow
 from litellm_compaction.proxy.exchange import Asked, Chunk, Listener, Received, Upstream, UpstreamDropped, UpstreamError
 from litellm_compaction.proxy.failing_open import log_failed_open
 from litellm_compaction.proxy.relay import Progress, Relay
@@ -107,11 +107,8 @@ class Answer:
                 if relay.end == "done":
                     raise
             except UpstreamError as error:
-                overflow = overflow_from_text(error.text)
-                if overflow is None:
+                if not relay.has_overflowed(error):
                     raise
-                relay.end, relay.overflow = "overflow", overflow
-                relay.error = error
             self._progress.completion_tokens += relay.completion_tokens()
             self._learn(guarded, relay)
             if relay.end == "failed" and relay.error is not None:
@@ -246,11 +243,10 @@ class Answer:
 
     def _learn_from(self, guarded: Guarded, relay: Relay) -> None:
         if relay.end == "overflow":
-            named = relay.overflow.window_tokens if relay.overflow else None
-            if named is None and not (self._room is not None and self._room.is_shared(guarded.window)):
-                # Where others share the context, they may have filled it.
-                named = int(_SHRINK_RATIO * guarded.window.tokens)
-            self._compactor.learn_window(self._case, named)
+            overflow = relay.overflow or Overflow(None, None)
+            if overflow.window_tokens is None and not relay.is_crash and not self._is_shared(guarded):
+                overflow = overflow._replace(window_tokens=int(_SHRINK_RATIO * guarded.window.tokens))
+            self._compactor.learn_overflow(self._case, guarded, overflow)
         if relay.usage is not None:
             self._compactor.learn(
                 self._case,
@@ -258,6 +254,10 @@ class Answer:
                 prompt_tokens=relay.usage.prompt_tokens,
                 completion_tokens=relay.usage.completion_tokens,
             )
+
+    def _is_shared(self, guarded: Guarded) -> bool:
+        """Whether others may have filled the context."""
+        return self._room is not None and self._room.is_shared(guarded.window)
 
     def _calling(self, relay: Relay) -> list[Chunk]:
         """Of several calls the last was cut: the client executes the whole ones, and the model asks again."""

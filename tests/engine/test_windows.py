@@ -12,7 +12,7 @@ import pytest
 
 from litellm_compaction.core.messages import Request
 from litellm_compaction.engine import Case
-from litellm_compaction.errors import ModelNotLoaded
+from litellm_compaction.errors import ModelNotLoaded, Overflow
 from litellm_compaction.events import TruncationAlarm
 from litellm_compaction.models.counter import TokenCounter
 from litellm_compaction.models.window import Windows
@@ -99,7 +99,7 @@ async def test_a_grown_window_goes_back_to_the_originals() -> None:
 async def test_an_overflow_error_teaches_the_limit(bench: Bench, server: LMStudio) -> None:
     """The next request stays inside of what the error named; the listing is read again."""
     await bench.compactor.guard(Request(messages=parsed(chat(3))), case(bench))
-    bench.compactor.learn_window(case(bench), 4096)
+    bench.compactor.learn_overflow(case(bench), None, Overflow(None, 4096))
     guarded = await bench.compactor.guard(Request(messages=parsed(chat(3))), case(bench))
     assert (guarded.window.tokens, guarded.window.source) == (4096, "learned")
     assert server.reads == 2
@@ -109,7 +109,7 @@ async def test_an_error_without_a_number_makes_the_listing_old(bench: Bench, ser
     """Something is not as we knew: LM Studio is asked again before the next request."""
     await bench.compactor.guard(Request(messages=parsed(chat(3))), case(bench))
     server.context_length = 4096
-    bench.compactor.learn_window(case(bench), None)
+    bench.compactor.learn_overflow(case(bench), None, Overflow(None, None))
     guarded = await bench.compactor.guard(Request(messages=parsed(chat(3))), case(bench))
     assert (guarded.window.tokens, guarded.window.source) == (4096, "api/v1")
 

@@ -18,7 +18,7 @@ from litellm_compaction.core.messages import DONE_NOTICE, START_NOTICE, Message,
 from litellm_compaction.engine import Attempts, Case, Compactor, Guarded, PruningModel
 from litellm_compaction.models.counter import TokenCounter
 from litellm_compaction.models.window import Target, Windows
-from litellm_compaction.proxy.exchange import Asked, Chunk, UpstreamDropped, UpstreamError
+from litellm_compaction.proxy.exchange import Asked, Chunk, Received, UpstreamDropped, UpstreamError
 from litellm_compaction.proxy.restart import Answer
 from litellm_compaction.simulator import Reply
 from litellm_compaction.simulator.emissions import pieces, reply_tokens, visible_reply
@@ -95,7 +95,7 @@ class Server:
             if turn.refusal is not None:
                 raise turn.refusal
             async with aclosing(self._generate(turn, opened, read, len(self.opened))) as chunks:
-                yield chunks
+                yield _as_received(chunks)
         finally:
             opened.is_open = False
 
@@ -230,9 +230,10 @@ class Scene:
         self.request = Request(messages=tuple(parse_message(message) for message in self.messages))
         self.server = Server(self.request, self.turns, self.window_tokens, self.chunk_tokens)
         self.listener = Listening()
+        self.counter = TokenCounter()
         self.compactor = Compactor(
             windows=Windows(cache_s=5),
-            counter=TokenCounter(),
+            counter=self.counter,
             store=open_store("memory://", ttl_s=60, max_bytes=1 << 20),
         )
         target = Target(
@@ -277,6 +278,12 @@ class Scene:
         finally:
             assert not any(opened.is_open for opened in self.server.opened)
         return read
+
+
+async def _as_received(chunks: AsyncIterator[Chunk]) -> AsyncIterator[Chunk]:
+    """Chunks as the carriers give them: what needs no change goes on as it came."""
+    async for chunk in chunks:
+        yield Received(chunk, None)
 
 
 async def _nothing() -> None:

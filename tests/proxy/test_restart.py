@@ -10,6 +10,7 @@ import pytest
 
 from litellm_compaction.core.messages import ABORT_NOTICE, ATTEMPTS_NOTICE, DONE_NOTICE, START_NOTICE
 from litellm_compaction.errors import overflow_from_text
+from litellm_compaction.models.families import family_of
 from litellm_compaction.proxy.exchange import UpstreamDropped, UpstreamError
 from litellm_compaction.simulator import Reply, numbered_words
 from litellm_compaction.simulator.vocabulary import count
@@ -321,6 +322,42 @@ async def test_empty_stream_at_a_full_window_is_an_overflow() -> None:
     with pytest.raises(UpstreamError) as raised:
         await Scene(talk("empty", 1000), [Turn(end="empty", prompt_tokens=2048)]).read()
     assert overflow_from_text(raised.value.text) is not None
+
+
+@pytest.mark.parametrize("face", ["refused", "event"])
+async def test_crash_near_a_full_window_is_an_overflow(face: str) -> None:
+    """What an overflow makes of the engine in some versions is compacted away too; it teaches nothing of the window."""
+    text = "The model has crashed without additional information. (Exit code: 18446744072635810000)"
+    bad = Turn(refusal=UpstreamError(text, object())) if face == "refused" else Turn(end="error", text=text)
+    ratios = {"pre_request_ratio": 0.95, "streaming_ratio": 0.97}
+    scene = Scene(talk("full", 1760, words=20), [bad, Turn(reply=Reply("Fine."))], settings=ratios)
+    read = await scene.read()
+    first, second = scene.server.opened
+    assert first.prompt_tokens >= 0.8 * scene.window_tokens
+    assert second.prompt_tokens < 0.75 * first.prompt_tokens
+    assert (read.raw_text, read.finish_reasons, read.shape_problems()) == ("Fine.", ["stop"], [])
+    window = await scene.compactor.windows.resolve(scene.case.target)
+    assert window.tokens == scene.window_tokens
+
+
+@pytest.mark.parametrize("text", ["generation failed", "The model has crashed."])
+async def test_crash_far_from_the_window_passes_unchanged(text: str) -> None:
+    """A server in trouble is not mended by a compaction."""
+    scene = Scene(SHORT, [Turn(refusal=UpstreamError(text, object()))])
+    with pytest.raises(UpstreamError, match="the upstream server reported an error") as raised:
+        await scene.read()
+    assert (raised.value.text, len(scene.server.opened)) == (text, 1)
+
+
+async def test_prompt_named_by_an_overflow_teaches_the_count() -> None:
+    """A server that counts far more than we do says so once; the next request is compacted before it is sent."""
+    counted = "request (1900 tokens) exceeds the available context size (2048 tokens)"
+    scene = Scene(talk("taught", 1000), [Turn(refusal=UpstreamError(counted, object())), Turn(reply=Reply("Fine."))])
+    before = (await scene.compactor.prepare(scene.request, scene.case)).count.tokens  # type: ignore[union-attr]
+    await scene.read()
+    family = family_of("", "gpt-4o")
+    after = (await scene.counter.count("k", family, scene.request)).tokens
+    assert after >= 1900 > 1.4 * before
 
 
 async def test_empty_stream_far_from_the_window_is_an_empty_answer() -> None:
