@@ -6,6 +6,7 @@ iterator hook comes before ours.
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
 import shutil
@@ -73,21 +74,22 @@ class Restarting(Bench):
 
 
 class Books:
-    """The rows that LiteLLM has written since the last `begin`."""
+    """The rows that LiteLLM has written for a key."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._since = 0
 
-    def begin(self) -> None:
-        self._since = len(self._all())
-
-    def rows(self, expected: int) -> list[dict[str, Any]]:
+    def rows(self, expected: int, key: str) -> list[dict[str, Any]]:
         """The rows as soon as there are as many as expected: LiteLLM writes them after the answer."""
+        # LiteLLM's own form of a key (litellm/proxy/_types.py, hash_token).
+        digest = hashlib.sha256(key.encode()).hexdigest()
         deadline_s = time.monotonic() + 10
-        while len(found := self._all()[self._since :]) < expected and time.monotonic() < deadline_s:
+        while len(found := self._of(digest)) < expected and time.monotonic() < deadline_s:
             time.sleep(0.02)
         return found
+
+    def _of(self, digest: str) -> list[dict[str, Any]]:
+        return [row for row in self._all() if row["identity"]["hash"] == digest]
 
     def _all(self) -> list[dict[str, Any]]:
         text = self.path.read_text() if self.path.exists() else ""

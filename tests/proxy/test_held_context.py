@@ -12,14 +12,14 @@ import pytest
 # Garbage that sets a context variable when it is collected, while a context variable is being set.
 _PROVOKE = """
 import contextvars, gc, random
-variables = [contextvars.ContextVar(f"v{i}") for i in range(12)]
+variables = [contextvars.ContextVar("v") for i in range(12)]
 def in_a_cycle():
     me = yield
     try:
         yield me
     finally:
         variables[0].set(object())
-random.seed(1)
+random.seed({seed})
 for i in range(60_000):
     if i % 50 == 0:
         gc.set_threshold(random.randint(3, 40), 1000, 1000)
@@ -41,8 +41,11 @@ def _ends(script: str) -> int:
 
 @pytest.mark.skipif(sys.version_info >= (3, 12), reason="Python 3.12 and newer do not have this defect")
 def test_without_it_the_interpreter_crashes() -> None:
-    assert _ends(_PROVOKE) == -signal.SIGSEGV
+    """Sooner or later: where the freed memory lies decides."""
+    assert any(_ends(_PROVOKE.replace("{seed}", str(seed))) == -signal.SIGSEGV for seed in range(8))
 
 
-def test_with_it_the_interpreter_lives() -> None:
-    assert _ends(_HOLD + _PROVOKE) == 0
+@pytest.mark.parametrize("seed", range(3))
+def test_with_it_the_interpreter_lives(seed: int) -> None:
+    """However often the collector meets a variable that is being set."""
+    assert _ends(_HOLD + _PROVOKE.replace("{seed}", str(seed))) == 0
