@@ -26,7 +26,7 @@ from litellm_compaction.proxy.failing_open import log_failed_open
 from litellm_compaction.proxy.gate import Gate
 from litellm_compaction.proxy.heartbeat import with_heartbeat
 from litellm_compaction.proxy.held_context import hold_contexts
-from litellm_compaction.proxy.wire import can_be_carried_over
+from litellm_compaction.proxy.wire import can_be_carried_over, with_details
 from litellm_compaction.stores import open_store
 
 logger = logging.getLogger("litellm_compaction")
@@ -129,7 +129,7 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
         stream = response if hooked is None else hooked.chunks()
         try:
             async for chunk in with_heartbeat(stream, call, every_s=self._settings.heartbeat_s):
-                yield chunk
+                yield with_details(chunk, call.details)
         finally:
             if hooked is not None:
                 await stream.aclose()

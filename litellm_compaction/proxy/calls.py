@@ -6,8 +6,9 @@ In process memory only: request metadata would be read by other loggers (promise
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from litellm_compaction.core.messages import Request
 from litellm_compaction.engine import Attempts, Case, Guarded, Pending
@@ -47,6 +48,7 @@ class Call:
         case, guarded: of the newest deployment that it was sent to.
         outlook: for the response's headers, which are sent before the answer.
         action: the strongest thing done for it: compacted, then reused, then none.
+        details: what restarts cost beside its usage; None without any.
     """
 
     received: Request
@@ -65,6 +67,7 @@ class Call:
     guarded: Guarded | None = None
     outlook: Outlook | None = None
     action: str = "none"
+    details: Mapping[str, Any] | None = None
 
     @property
     def is_hooked(self) -> bool:
@@ -90,6 +93,10 @@ class Call:
         self.outlook = Outlook(guarded.tokens_before, guarded.count.tokens, guarded.window.tokens, guarded.round)
         if guarded.action == "compacted" or self.action == "none":
             self.action = guarded.action
+
+    def restarted(self, details: Mapping[str, Any]) -> None:
+        """Notes what restarts have cost."""
+        self.details = details
 
 
 def headers(outlook: Outlook, action: str) -> dict[str, str]:

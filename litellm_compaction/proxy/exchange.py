@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeAlias
@@ -74,6 +74,9 @@ class Listener(Protocol):
 
     def sent(self, case: Case, guarded: Guarded) -> None:
         """Something goes out."""
+
+    def restarted(self, details: Mapping[str, Any]) -> None:
+        """The answer has ended after restarts, which cost `details`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

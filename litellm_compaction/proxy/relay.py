@@ -37,7 +37,7 @@ class Progress:
     text: list[str] = field(default_factory=list)
     reasoning: str = ""
     completion_tokens: int = 0
-    prompt_tokens: int | None = None
+    prompt_tokens: list[int] = field(default_factory=list)
     restarts: int = 0
     delivered: bool = False
 

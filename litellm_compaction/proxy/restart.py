@@ -238,8 +238,7 @@ class Answer:
         except Exception as error:  # noqa: BLE001 - fails open (P8)
             # The client has its answer; a lesson that is lost must not take it away again.
             log_failed_open("learn", error)
-        if self._progress.prompt_tokens is None:
-            self._progress.prompt_tokens = relay.usage.prompt_tokens if relay.usage else guarded.count.tokens
+        self._progress.prompt_tokens.append(relay.usage.prompt_tokens if relay.usage else guarded.count.tokens)
 
     def _learn_from(self, guarded: Guarded, relay: Relay) -> None:
         if relay.end == "overflow":
@@ -278,16 +277,23 @@ class Answer:
             and not _is_json(self._progress.sent_text)
         ):
             reason = "length"
+        if self._progress.restarts:
+            self._listener.restarted(self._details())
         chunks: list[Chunk] = [{**self._base, "choices": [{"index": 0, "delta": {}, "finish_reason": reason}]}]
         if self._asked.wants_usage:
             chunks.append({**self._base, "choices": [], "usage": self.usage()})
         return chunks
 
     def usage(self) -> dict[str, Any]:
-        """The whole answer's usage: the first prompt, all generated tokens."""
-        prompt = self._progress.prompt_tokens or 0
+        """The whole answer's usage: the first prompt, all generated tokens; what a restart cost beside that."""
+        prompts = self._progress.prompt_tokens
+        prompt = prompts[0] if prompts else 0
         completion = self._progress.completion_tokens
-        return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+        usage = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+        return {**usage, "compaction": self._details()} if self._progress.restarts else usage
+
+    def _details(self) -> dict[str, Any]:
+        return {"restarts": self._progress.restarts, "prompt_tokens": list(self._progress.prompt_tokens)}
 
     @property
     def restarts(self) -> int:

@@ -75,6 +75,13 @@ def asks_for_usage(body: Mapping[str, Any]) -> bool:
     return isinstance(options, Mapping) and bool(options.get("include_usage"))
 
 
+def with_details(chunk: Any, details: Mapping[str, Any] | None) -> Any:
+    """LiteLLM's `chunk`; if it holds the usage, with the details of restarts, which LiteLLM leaves out of it."""
+    if details is not None and (usage := getattr(chunk, "usage", None)) is not None:
+        usage.compaction = dict(details)
+    return chunk
+
+
 def is_structured(body: Mapping[str, Any]) -> bool:
     """Whether the answer is a document: JSON mode or structured output, where no notice may stand."""
     shape = body.get("response_format")

@@ -116,6 +116,10 @@ def test_usage_comes_if_asked_for_and_adds_up(restarting: Restarting, asks: bool
         # What was stopped is counted with a stand-in for the model's vocabulary, and buffers hold what nobody read.
         assert usage["completion_tokens"] == pytest.approx(generated, rel=0.35)
         assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
+        assert usage["compaction"]["restarts"] == len(watch.chats) - 1
+        assert usage["compaction"]["prompt_tokens"] == pytest.approx(
+            [record.prompt_tokens for record in watch.chats], rel=0.35
+        )
 
 
 def test_json_mode_is_one_document(restarting: Restarting) -> None:

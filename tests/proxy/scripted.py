@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -202,9 +202,13 @@ class Listening:
 
     may_pause: bool = False
     actions: list[str] = field(default_factory=list)
+    details: Mapping[str, Any] = field(default_factory=dict)
 
     def sent(self, case: Case, guarded: Guarded) -> None:
         self.actions.append(guarded.action)
+
+    def restarted(self, details: Mapping[str, Any]) -> None:
+        self.details = details
 
 
 async def summarized(prompt: str, *, max_tokens: int) -> SummaryAnswer:
