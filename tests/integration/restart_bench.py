@@ -129,7 +129,7 @@ def _open(folder: Path, carrier: Carrier, behind_another: bool) -> Iterator[Rest
         environ={"BOOKS_FILE": str(books.path)},
         litellm_settings={"callbacks": [*callbacks, "litellm_compaction.handler", "books.handler"]},
         callback_settings={"litellm_compaction": settings},
-        general_settings={"custom_auth": "one_at_a_time.user_api_key_auth"},
+        general_settings={"custom_auth": "one_at_a_time.user_api_key_auth", "cancel_on_disconnect": True},
         router_settings={"num_retries": 0, "disable_cooldowns": True},
     ) as bench:
         for name, parallel in (("crowded", 64), ("pool", 4)):

@@ -68,20 +68,26 @@ def _served_in_time(restarting: Restarting, key: dict[str, str]) -> bool:
 
 @pytest.mark.parametrize("pause_s", [0.0, 0.2], ids=["at once", "later"])
 @pytest.mark.parametrize("place", PLACES)
-async def test_client_that_leaves_ends_everything(restarting: Restarting, place: str, pause_s: float) -> None:
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
+async def test_client_that_leaves_ends_everything(
+    restarting: Restarting, stream: bool, place: str, pause_s: float
+) -> None:
     """Within 100 ms no upstream request is open, and the key's slot is free for the next request.
 
-    Streams only: LiteLLM does not notice that a client has left which waits for a whole answer.
+    Of a whole answer, LiteLLM notices that its client has left only with `cancel_on_disconnect`, and only while it
+    waits for the deployment: the transport does all of its work there, the hooks go on afterwards.
     """
-    assert await is_prompt_async(lambda: _leave(restarting, place, pause_s), 0.1)
+    if not stream and restarting.carrier == "hooks" and place != "stream 1":
+        pytest.skip("LiteLLM does not look for the client while its hooks run")
+    assert await is_prompt_async(lambda: _leave(restarting, place, pause_s, stream=stream), 0.1)
 
 
-async def _leave(restarting: Restarting, place: str, pause_s: float) -> float:
+async def _leave(restarting: Restarting, place: str, pause_s: float, *, stream: bool) -> float:
     key = _key()
     assert (await asyncio.to_thread(_small, restarting, key, stream=True)).status_code == 200
     with _held(place) as (teller, gate):
         watch = restarting.watch("middle", teller)
-        body = {"model": "middle", "messages": asked(f"leaving {place} {key}"), "stream": True}
+        body = {"model": "middle", "messages": asked(f"leaving {place} {key}"), "stream": stream}
         async with httpx.AsyncClient(base_url=restarting.proxy.base_url, trust_env=False, timeout=30) as client:
             waiting = asyncio.ensure_future(_read(client, body, key))
             assert await asyncio.to_thread(gate.reached.wait, 10)
