@@ -97,6 +97,23 @@ class ServerUnavailable(CompactionError):
     """A server did not answer, or answered something that is not the API that was asked for."""
 
 
+class UnusableModelFile(CompactionError):
+    """A .gguf or tokenizer.json file gives no vocabulary; requests are counted from another source.
+
+    Attributes:
+        path: the file, as it was asked for.
+        problem: what is wrong with it, without the path.
+    """
+
+    def __init__(self, path: str, problem: str, *, advice: str = "") -> None:
+        advice = (
+            advice or "Set `tokenizer:` to an intact .gguf or tokenizer.json file of the model, or remove this one."
+        )
+        super().__init__(f"{path}: {problem}. {advice}")
+        self.path = path
+        self.problem = problem
+
+
 class StoreError(CompactionError):
     """A store cannot be opened or does not work; requests go on without it."""
 

@@ -1,0 +1,70 @@
+"""Small .gguf files for tests (docs/gguf.md of the ggml repository); metadata only, no tensors."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import NamedTuple
+
+CODES = {"u8": 0, "i8": 1, "u16": 2, "i16": 3, "u32": 4, "i32": 5, "f32": 6, "bool": 7, "str": 8, "arr": 9}
+CODES |= {"u64": 10, "i64": 11, "f64": 12}
+_PACKED = {"u8": "B", "i8": "b", "u16": "H", "i16": "h", "u32": "I", "i32": "i", "f32": "f", "bool": "?"}
+_PACKED |= {"u64": "Q", "i64": "q", "f64": "d"}
+
+
+class Array(NamedTuple):
+    """An array value; `kind` is that of its elements."""
+
+    kind: str
+    values: Sequence[object]
+
+
+Value = tuple[str, object] | Array | str
+
+
+def gguf(fields: dict[str, Value] | Sequence[tuple[str, Value]], *, version: int = 3, tail: bytes = b"") -> bytes:
+    """A file with these metadata fields: a text, (kind, number), or an Array."""
+    pairs = list(fields.items()) if isinstance(fields, dict) else list(fields)
+    body = b"".join(string(key) + _typed(value) for key, value in pairs)
+    return b"GGUF" + struct.pack("<IQQ", version, 0, len(pairs)) + body + tail
+
+
+def string(text: str | bytes) -> bytes:
+    """A length and its bytes."""
+    raw = text.encode() if isinstance(text, str) else text
+    return struct.pack("<Q", len(raw)) + raw
+
+
+def bpe_fields(**more: Value) -> dict[str, Value]:
+    """A complete small vocabulary; `more` replaces fields, with "__" for "."."""
+    fields: dict[str, Value] = {
+        "general.architecture": "qwen3",
+        "general.name": "Tiny",
+        "qwen3.context_length": ("u32", 40960),
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "qwen2",
+        "tokenizer.ggml.tokens": Array("str", ["a", "b", "ab", "<|end|>", "Ġa"]),
+        "tokenizer.ggml.token_type": Array("i32", [1, 1, 1, 3, 1]),
+        "tokenizer.ggml.merges": Array("str", ["a b", "Ġ a"]),
+        "tokenizer.ggml.eos_token_id": ("u32", 3),
+        "tokenizer.ggml.add_bos_token": ("bool", False),
+        "tokenizer.chat_template": "{{ messages }}",
+    }
+    return fields | {key.replace("__", "."): value for key, value in more.items()}
+
+
+def _typed(value: Value) -> bytes:
+    if isinstance(value, str):
+        value = ("str", value)
+    kind = "arr" if isinstance(value, Array) else value[0]
+    return struct.pack("<I", CODES[kind]) + _plain(kind, value if isinstance(value, Array) else value[1])
+
+
+def _plain(kind: str, value: object) -> bytes:
+    if isinstance(value, Array):
+        head = struct.pack("<IQ", CODES[value.kind], len(value.values))
+        return head + b"".join(_plain(value.kind, element) for element in value.values)
+    if kind == "str":
+        assert isinstance(value, str | bytes)
+        return string(value)
+    return struct.pack(f"<{_PACKED[kind]}", value)
