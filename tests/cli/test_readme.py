@@ -57,7 +57,8 @@ def test_the_two_commands_are_one_line_each() -> None:
     commands = re.findall(r"^python3 -m venv .*$", README, re.MULTILINE)
     assert commands == [
         "python3 -m venv .venv && .venv/bin/pip install . && .venv/bin/litellm-compaction up",
-        "python3 -m venv .venv && .venv/bin/pip install '.[test]' && .venv/bin/python -m pytest",
+        "python3 -m venv .venv && .venv/bin/pip install '.[test]' && .venv/bin/pip install '.[clients]' && "
+        ".venv/bin/python -m pytest -n 2 --dist loadfile",
     ]
 
 
@@ -65,7 +66,8 @@ def test_ci_runs_the_tests_of_the_readme() -> None:
     """The same install and the same command, in a fresh environment."""
     script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
     assert "'.[test]'" in script
-    assert '/bin/python" -m pytest' in script
+    assert "'.[clients]'" in script
+    assert '/bin/python" -m pytest -n 2 --dist loadfile' in script
 
 
 def test_every_command_and_option_is_documented() -> None:
