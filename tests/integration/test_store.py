@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ import pytest
 from litellm_compaction.simulator import Model, Simulator, serve
 from tests.integration.bench import KEY, SUMMARY, answers, is_summary_call
 from tests.integration.conversations import ONE_ROUND, talk
-from tests.integration.harness import CHAT, lm_studio, proxy, write_config
+from tests.integration.harness import CHAT, environment, lm_studio, proxy, write_config
 
 pytestmark = pytest.mark.proxy
 
@@ -41,3 +43,13 @@ def test_a_second_proxy_reuses_what_the_first_has_made(tmp_path: Path) -> None:
     # Uvicorn ends itself by the signal that it got, so nothing is closed, and nothing is lost.
     modes = {stat.S_IMODE(each.stat().st_mode) for each in (tmp_path / "litellm_compaction").glob("store.sqlite3*")}
     assert modes == ({0o600} if os.name == "posix" else modes)
+    shown = subprocess.run(
+        [sys.executable, "-m", "litellm_compaction.cli", "events"],
+        env=environment(XDG_DATA_HOME=str(tmp_path)),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    assert [line.split()[2] for line in shown.splitlines()] == ["compacted", "reused"]
+    assert "store that stays" not in shown
