@@ -11,7 +11,7 @@ RUN pip install --no-cache-dir /wheels/*.whl \
     && install --directory --owner proxy --mode 0700 /data
 WORKDIR /app
 COPY config.yaml ./
-# A generated master key is kept in /data; set LITELLM_MASTER_KEY to use your own.
+# A generated master key and the store are kept in /data; set LITELLM_MASTER_KEY to use your own key.
 # In a container 127.0.0.1 is the container itself, so LM Studio is looked for on the host.
 ENV LITELLM_COMPACTION_HOME=/data \
     LITELLM_LOCAL_MODEL_COST_MAP=True \

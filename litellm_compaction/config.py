@@ -6,6 +6,7 @@ deployment becomes `DeploymentSettings`, and `Settings.for_deployment` joins the
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Annotated, Literal, TypeVar
 
@@ -18,6 +19,8 @@ Ratio = Annotated[float, Field(gt=0.0, lt=1.0)]
 
 SAME_MODEL = "__same__"
 _LATER_STRATEGIES = ("prune", "handoff")
+# SQLite's own `:memory:` would be lost with each of our connections, and options behind `?` are not read.
+_STORE = re.compile(r"memory://|sqlite://(/(?!:memory:)[^?#\n]+)?")
 
 
 class _Section(BaseModel):
@@ -139,9 +142,15 @@ class Settings(_Section):
     admission_timeout_s: float = Field(
         300.0, gt=0, le=7200, description="Seconds that a request may wait for room beside others."
     )
-    store: str = Field("memory://", description="Where compactions are kept: a URL; `memory://` is this process.")
+    store: str = Field(
+        "sqlite://",
+        description="Where compactions are kept: `sqlite://` is a file in the user's data folder, `sqlite:////path` "
+        "another one, `memory://` this process.",
+    )
     store_ttl_s: float = Field(7 * 86_400.0, gt=0, description="Seconds after which an unused compaction is forgotten.")
-    store_max_bytes: int = Field(64 * 1024 * 1024, ge=1024, description="Size bound of the store in bytes.")
+    store_max_bytes: int = Field(
+        64 * 1024 * 1024, ge=1024, description="Bound on what the store keeps; a file takes about a third more."
+    )
 
     @field_validator("strategy", mode="before")
     @classmethod
@@ -153,8 +162,11 @@ class Settings(_Section):
     @field_validator("store")
     @classmethod
     def _store_is_known(cls, value: str) -> str:
-        if not value.startswith("memory://"):
-            raise ValueError("only memory:// is built in this version")
+        if not _STORE.fullmatch(value):
+            raise ValueError(
+                "allowed: sqlite:// (a file in the user's data folder), sqlite:///relative/file, "
+                "sqlite:////absolute/file, memory://"
+            )
         return value
 
     @model_validator(mode="after")

@@ -1,14 +1,18 @@
 """What happened to a request, as one frozen record, and the observers that are told.
 
-Built by the engine; a log line, a metric and a history are observers. It never holds text of a conversation.
+Built by the engine; a log line, a metric and a history (`history.py`) are observers. It never holds text of a
+conversation.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Literal, TypeAlias
+
+from pydantic import TypeAdapter, ValidationError
 
 Outcome: TypeAlias = Literal["reused", "compacted", "fallback", "kept", "refused", "observed", "failed_open"]
 Phase: TypeAlias = Literal["pre_request", "tool_response", "streaming"]
@@ -22,8 +26,14 @@ class CompactionEvent:
         model: `model_name` or deployment that was asked.
         tokens_before, tokens_after: estimated prompt as it came and as it was sent.
         covered_messages: how many messages the record stands for.
+        rung: how the newest part of the record was condensed, "" where there is none.
         summary_calls: jobs of the pruning model that this request paid for.
+        duration_ms: from the first count to what is sent; it includes `summary_ms`.
+        summary_ms: in which the pruning model was asked.
         reason: one word that explains a fallback or a failure, else "".
+        when_s: wall clock, seconds since 1970.
+        compaction_id: of the record that is sent, "" where there is none.
+        continues_id: of the record that a new one goes on from, "" for a conversation's first.
     """
 
     outcome: Outcome
@@ -40,6 +50,11 @@ class CompactionEvent:
     summary_calls: int = 0
     duration_ms: float = 0.0
     reason: str = ""
+    when_s: float = 0.0
+    rung: str = ""
+    summary_ms: float = 0.0
+    compaction_id: str = ""
+    continues_id: str = ""
 
     @property
     def filled_percent(self) -> float:
@@ -49,13 +64,14 @@ class CompactionEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TruncationAlarm:
-    """A reply whose usage says that the server did not see the whole prompt."""
+    """A reply whose usage says that the server did not see the whole prompt; `when_s` as in `CompactionEvent`."""
 
     model: str
     window_tokens: int
     expected_tokens: int
     reported_tokens: int
     reason: str
+    when_s: float = 0.0
 
 
 Event: TypeAlias = CompactionEvent | TruncationAlarm
@@ -68,6 +84,27 @@ _LEVELS: dict[str, int] = {
     "failed_open": logging.ERROR,
     "observed": logging.INFO,
 }
+
+_NAMES: dict[str, type[CompactionEvent] | type[TruncationAlarm]] = {
+    "compaction": CompactionEvent,
+    "truncation_alarm": TruncationAlarm,
+}
+
+
+def event_to_json(event: Event) -> str:
+    """One line: the event's fields, and under `event` which of the two it is."""
+    name = "truncation_alarm" if isinstance(event, TruncationAlarm) else "compaction"
+    return json.dumps({"event": name, **asdict(event)})
+
+
+def event_from_json(text: str) -> Event | None:
+    """The event that some version of `event_to_json` wrote; None where this one cannot read it."""
+    try:
+        fields = json.loads(text)
+        kind = _NAMES.get(fields.pop("event"))
+        return None if kind is None else TypeAdapter(kind).validate_python(fields)
+    except (ValidationError, ValueError, TypeError, AttributeError, KeyError):
+        return None
 
 
 def log_observer(logger: logging.Logger) -> Observer:
@@ -88,7 +125,7 @@ def log_observer(logger: logging.Logger) -> Observer:
         logger.log(
             level or logging.DEBUG,
             "%s model=%s phase=%s %d/%d tokens (%.0f %%) before=%d after=%d covered=%d round=%d calls=%d "
-            "window_source=%s pruning_model=%s duration_ms=%.0f%s",
+            "window_source=%s pruning_model=%s duration_ms=%.0f summary_ms=%.0f%s",
             event.outcome,
             event.model,
             event.phase,
@@ -103,6 +140,7 @@ def log_observer(logger: logging.Logger) -> Observer:
             event.window_source,
             event.pruning_model or "-",
             event.duration_ms,
+            event.summary_ms,
             f" reason={event.reason}" if event.reason else "",
         )
 

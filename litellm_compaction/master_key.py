@@ -9,18 +9,16 @@ import contextlib
 import os
 import secrets
 import stat
-import sys
 import tempfile
-from collections.abc import Mapping, MutableMapping
+from collections.abc import MutableMapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from litellm_compaction.data_folder import FOLDER_VARIABLE, data_folder
 from litellm_compaction.errors import ConfigError
 
 KEY_VARIABLE = "LITELLM_MASTER_KEY"
-FOLDER_VARIABLE = "LITELLM_COMPACTION_HOME"
 _FILE_NAME = "master_key"
-_FOLDER_NAME = "litellm_compaction"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,33 +58,6 @@ def ensure_master_key(environ: MutableMapping[str, str]) -> MasterKey:
         ) from exc
     environ[KEY_VARIABLE] = key
     return MasterKey(key=key, path=path, created=created)
-
-
-def data_folder(environ: Mapping[str, str]) -> Path:
-    """Where this package keeps the user's files; the folder need not exist yet.
-
-    `LITELLM_COMPACTION_HOME`, else the platform's place for application data: `XDG_DATA_HOME` or `~/.local/share`,
-    `~/Library/Application Support` on macOS, `%LOCALAPPDATA%` on Windows.
-
-    Raises:
-        ConfigError: the user has no home folder.
-    """
-    own = environ.get(FOLDER_VARIABLE, "").strip()
-    if own:
-        return Path(own).expanduser().absolute()
-    if sys.platform == "win32" and environ.get("LOCALAPPDATA"):
-        return Path(environ["LOCALAPPDATA"]) / _FOLDER_NAME
-    # XDG Base Directory Specification 0.8: relative paths must be ignored.
-    shared = environ.get("XDG_DATA_HOME", "")
-    if shared and Path(shared).is_absolute():
-        return Path(shared) / _FOLDER_NAME
-    try:
-        home = Path(environ["HOME"]) if environ.get("HOME") else Path.home()
-    except RuntimeError as exc:
-        raise ConfigError(f"There is no home folder. Set {FOLDER_VARIABLE} to a folder that can be written.") from exc
-    if sys.platform == "darwin":
-        return home / "Library" / "Application Support" / _FOLDER_NAME
-    return home / ".local" / "share" / _FOLDER_NAME
 
 
 def _read(path: Path) -> str:

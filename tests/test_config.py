@@ -40,7 +40,19 @@ KEYS: dict[str, tuple[list[Any], list[Any]]] = {
     "answer_min_tokens": ([16, 100_000], [15, 100_001]),
     "reasoning_answer_min_tokens": ([16, 100_000], [15, 100_001]),
     "allow_opt_out": ([True, False], ["perhaps"]),
-    "store": (["memory://"], ["redis://localhost", "", 3]),
+    "store": (
+        ["memory://", "sqlite://", "sqlite:///store.db", "sqlite:////var/lib/store.db", "sqlite:///~/store.db"],
+        [
+            "redis://localhost",
+            "",
+            3,
+            "sqlite:",
+            "sqlite:///",
+            "sqlite://host/db",
+            "sqlite:///:memory:",
+            "sqlite:///a?b=c",
+        ],
+    ),
     "store_ttl_s": ([1, 1e9], [0, -1]),
     "store_max_bytes": ([1024], [1023]),
 }
@@ -98,7 +110,7 @@ def test_bad_values_are_refused_by_name(key: str, value: Any) -> None:
         ({"mode": "on"}, "'guard', 'observe' or 'off'"),
         ({"strategy": "prune"}, "allowed: summary"),
         ({"strategy": "shrink"}, "'summary'"),
-        ({"store": "redis://x"}, "only memory:// is built"),
+        ({"store": "redis://x"}, "allowed: sqlite:// .*, sqlite:////absolute/file, memory://"),
         ({"summary_timeout_s": "soon"}, "valid number"),
     ],
 )

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import logging
 
 import pytest
 
-from litellm_compaction.events import CompactionEvent, Outcome, TruncationAlarm, log_observer
+from litellm_compaction.events import (
+    CompactionEvent,
+    Outcome,
+    TruncationAlarm,
+    event_from_json,
+    event_to_json,
+    log_observer,
+)
 
 LOGGER = logging.getLogger("litellm_compaction.test_events")
 
@@ -26,6 +34,7 @@ def event(outcome: Outcome = "compacted", **changes: object) -> CompactionEvent:
         pruning_model="small",
         summary_calls=1,
         duration_ms=1234.5,
+        summary_ms=1200.0,
     )
     return dataclasses.replace(known, **changes)  # type: ignore[arg-type]
 
@@ -61,7 +70,7 @@ def test_a_line_has_a_name_and_the_numbers(caplog: pytest.LogCaptureFixture) -> 
     plain, fallback = (record.getMessage() for record in caplog.records)
     assert plain.startswith("compacted model=qwen phase=pre_request 7000/8192 tokens (85 %) before=7000 after=3000")
     assert "covered=12 round=2 calls=1" in plain
-    assert "pruning_model=small duration_ms=1234" in plain
+    assert "pruning_model=small duration_ms=1234 summary_ms=1200" in plain
     assert "reason" not in plain
     assert fallback.endswith("reason=timeout")
     assert "pruning_model=- " in fallback
@@ -99,5 +108,36 @@ def test_an_event_is_a_frozen_record_without_text() -> None:
         "summary_calls",
         "duration_ms",
         "reason",
+        "when_s",
+        "rung",
+        "summary_ms",
+        "compaction_id",
+        "continues_id",
     }
     assert event(tokens_before=4096).filled_percent == 50.0
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        event(when_s=1.5, rung="summary", compaction_id="ab", continues_id="cd"),
+        TruncationAlarm(
+            model="qwen", window_tokens=1, expected_tokens=2, reported_tokens=3, reason="empty", when_s=4.0
+        ),
+    ],
+)
+def test_an_event_survives_as_json(told: CompactionEvent | TruncationAlarm) -> None:
+    """Every field; what a newer version adds is passed over, what an older one did not know has its default."""
+    text = event_to_json(told)
+    assert event_from_json(text) == told
+    assert "\n" not in text
+    fields = json.loads(text)
+    assert event_from_json(json.dumps({**fields, "new": 1})) == told
+    del fields["when_s"]
+    assert event_from_json(json.dumps(fields)) == dataclasses.replace(told, when_s=0.0)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", "{}", '{"event": "new"}', '{"event": "compaction"}', "3"])
+def test_what_is_no_event_is_none(text: str) -> None:
+    """Another version's, or damaged: it is not shown, and no error."""
+    assert event_from_json(text) is None

@@ -45,6 +45,8 @@ def parser() -> argparse.ArgumentParser:
     _add_up(commands.add_parser("up", help="start a LiteLLM proxy with the plug-in in front of LM Studio"))
     _add_demo(commands.add_parser("demo", help="watch a long conversation stay inside a small window"))
     _add_doctor(commands.add_parser("doctor", help="check a config.yaml and the servers that it names"))
+    _add_events(commands.add_parser("events", help="show what was compacted, when and why"))
+    _add_store(commands.add_parser("store", help="look at stored compactions, or delete them"))
     return top
 
 
@@ -87,6 +89,40 @@ def _add_doctor(command: argparse.ArgumentParser) -> None:
     command.set_defaults(command=_doctor)
 
 
+def _add_events(command: argparse.ArgumentParser) -> None:
+    command.description = "Shows the history that the proxies keep in their store, oldest first; never any text."
+    command.add_argument("--follow", action="store_true", help="go on with new events until Ctrl-C")
+    command.add_argument("--json", action="store_true", help="one JSON object a line")
+    command.add_argument("--last", type=_positive, default=50, metavar="N", help="how many (default %(default)s)")
+    _add_place(command)
+    command.set_defaults(command=_events)
+
+
+def _add_store(command: argparse.ArgumentParser) -> None:
+    command.description = "Looks at the compactions that the proxies keep, or deletes them."
+    actions = command.add_subparsers(title="actions", required=True, metavar="ACTION")
+    listing = actions.add_parser("ls", help="one line for each compaction, without text")
+    _add_place(listing)
+    listing.set_defaults(command=_store_ls)
+    show = actions.add_parser("show", help="one compaction with its summary and ledger, which are conversation text")
+    show.add_argument("id", metavar="ID", help="as `store ls` and `events` show it; its beginning will do")
+    _add_place(show)
+    show.set_defaults(command=_store_show)
+    purge = actions.add_parser("purge", help="delete compactions, after a question")
+    purge.add_argument("--scope", metavar="S", help="those of one scope, as `store ls` shows it")
+    purge.add_argument("--older-than", type=_age_s, metavar="AGE", help="unused for so long: 90s, 12h, 30d, 8w")
+    purge.add_argument("--all", action="store_true", help="everything, with the history")
+    purge.add_argument("--yes", action="store_true", help="do not ask")
+    _add_place(purge)
+    purge.set_defaults(command=_store_purge)
+
+
+def _add_place(command: argparse.ArgumentParser) -> None:
+    place = command.add_mutually_exclusive_group()
+    place.add_argument("--store", metavar="URL", help="the store (default: the one in the user's data folder)")
+    place.add_argument("--config", type=Path, metavar="PATH", help="the config.yaml that names it")
+
+
 def _up(options: argparse.Namespace) -> int:
     from litellm_compaction.cli.up import up
 
@@ -119,6 +155,35 @@ def _doctor(options: argparse.Namespace) -> int:
     return doctor(config=options.config, as_json=options.json, environ=os.environ)
 
 
+def _events(options: argparse.Namespace) -> int:
+    from litellm_compaction.cli.events import events
+    from litellm_compaction.cli.stores import chosen_store
+
+    store = chosen_store(options.store, options.config, os.environ)
+    return events(store, last=options.last, follow=options.follow, as_json=options.json)
+
+
+def _store_ls(options: argparse.Namespace) -> int:
+    from litellm_compaction.cli.stores import chosen_store, ls
+
+    return ls(chosen_store(options.store, options.config, os.environ))
+
+
+def _store_show(options: argparse.Namespace) -> int:
+    from litellm_compaction.cli.stores import chosen_store, show
+
+    return show(chosen_store(options.store, options.config, os.environ), options.id)
+
+
+def _store_purge(options: argparse.Namespace) -> int:
+    from litellm_compaction.cli.stores import chosen_store, purge
+
+    store = chosen_store(options.store, options.config, os.environ)
+    return purge(
+        store, scope=options.scope, older_than_s=options.older_than, everything=options.all, ask=not options.yes
+    )
+
+
 def _port(text: str) -> int:
     if not text.isdigit() or int(text) > 65535:
         raise argparse.ArgumentTypeError(f"{text!r} is not a port (0–65535)")
@@ -135,3 +200,10 @@ def _window(text: str) -> int:
     if not text.isdigit() or int(text) < MINIMUM_DEMO_WINDOW_TOKENS:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of tokens from {MINIMUM_DEMO_WINDOW_TOKENS}")
     return int(text)
+
+
+def _age_s(text: str) -> float:
+    units = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
+    if not (text[:-1].isdecimal() and text[-1:] in units):
+        raise argparse.ArgumentTypeError(f"{text!r} is not an age like 90s, 15m, 12h, 30d or 8w")
+    return float(int(text[:-1]) * units[text[-1]])

@@ -6,6 +6,7 @@ the same conversation and the same compaction always give the same bytes, so the
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -80,6 +81,11 @@ class Compaction:
     def record(self) -> str:
         """The text that travels before the first kept words."""
         return frame(self.summary, self.ledger, round_number=self.round)
+
+
+def compaction_id(scope: str, covered_hash: str) -> str:
+    """A compaction's name in events and on the command line: 16 hexadecimal digits that say nothing else."""
+    return hashlib.blake2b(f"{scope}/{covered_hash}".encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
 
 
 def apply(messages: Sequence[Message], compaction: Compaction) -> tuple[Message, ...]:

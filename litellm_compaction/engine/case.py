@@ -23,9 +23,14 @@ from litellm_compaction.summarizer import Ask
 
 @dataclass(slots=True)
 class Attempts:
-    """What one client request may still spend, over all its phases, retries and fallbacks (promise P5)."""
+    """What one client request may still spend, over all its phases, retries and fallbacks (promise P5).
+
+    Attributes:
+        told_hash: covered hash of the compaction that an event last told of, "" for none.
+    """
 
     summary_calls_left: int
+    told_hash: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

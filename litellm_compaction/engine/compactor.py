@@ -12,13 +12,13 @@ from typing import Literal
 
 from litellm_compaction.core.budget import Budget
 from litellm_compaction.core.carry_over import Partial, carried_over
-from litellm_compaction.core.compaction import Compaction, apply
+from litellm_compaction.core.compaction import Compaction, apply, compaction_id
 from litellm_compaction.core.messages import Request, chain
 from litellm_compaction.core.oversize import refusal, shortened
 from litellm_compaction.core.plan import Conversation, Keep, Plan, Reuse, Summarize, plan
 from litellm_compaction.engine.admission import Admission
 from litellm_compaction.engine.case import Case, Guarded, Pending, Work
-from litellm_compaction.engine.making import Made, Maker, Store, off_loop
+from litellm_compaction.engine.making import Made, Maker, off_loop
 from litellm_compaction.engine.room import Room
 from litellm_compaction.errors import CompactionError, DoesNotFit, ModelNotLoaded, Overflow
 from litellm_compaction.events import CompactionEvent, Event, Observer, Outcome, TruncationAlarm
@@ -26,6 +26,7 @@ from litellm_compaction.flight import Flights
 from litellm_compaction.models.counter import Count, TokenCounter
 from litellm_compaction.models.families import Family, family_of
 from litellm_compaction.models.window import Window, Windows
+from litellm_compaction.stores import Store
 
 _FULL_WINDOW_RATIO = 0.98
 # Below this share of the window no conversation has ever been compacted, however wrong the count was then.
@@ -43,6 +44,7 @@ class Compactor:
         store: where compactions are kept.
         observers: are told every event.
         clock: seconds, monotonic, for durations.
+        wall_clock: seconds since 1970, for the history.
     """
 
     def __init__(
@@ -53,13 +55,15 @@ class Compactor:
         store: Store,
         observers: Sequence[Observer] = (),
         clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self.windows = windows
         self._counter = counter
         self._store = store
         self._observers = tuple(observers)
         self._clock = clock
-        self._maker = Maker(windows=windows, counter=counter, store=store)
+        self._wall_clock = wall_clock
+        self._maker = Maker(windows=windows, counter=counter, store=store, clock=clock)
         self._compactions: Flights[Made] = Flights()
         self._warm_ups: Flights[None] = Flights()
         self._admission = Admission()
@@ -104,7 +108,7 @@ class Compactor:
         guarded = await self._applied(work, made.compaction, "compacted")
         if guarded.budget.fits(guarded.count.tokens) and guarded.count.tokens < work.count.tokens:
             outcome: Outcome = "compacted" if made.compaction.rung == "summary" else "fallback"
-            self._tell(self._event(work, outcome, guarded=guarded, compaction=made.compaction, made=made))
+            self._tell_applied(work, outcome, guarded, made.compaction, made=made, base=decision.base)
             return guarded
         if work.budget.fits(work.count.tokens):
             return _unchanged(work)
@@ -112,7 +116,7 @@ class Compactor:
         if bare is not None:
             guarded = await self._applied(work, bare, "compacted")
             if guarded.budget.fits(guarded.count.tokens):
-                self._tell(self._event(work, "fallback", guarded=guarded, compaction=bare, reason="bare"))
+                self._tell_applied(work, "fallback", guarded, bare, reason="bare")
                 return guarded
         raise self._refusal(work)
 
@@ -177,6 +181,7 @@ class Compactor:
                 expected_tokens=guarded.count.tokens,
                 reported_tokens=prompt_tokens,
                 reason=reason,
+                when_s=self._wall_clock(),
             )
         )
 
@@ -259,7 +264,7 @@ class Compactor:
         if isinstance(decision, Reuse):
             guarded = await self._applied(work, decision.compaction, "reused")
             if guarded.budget.fits(guarded.count.tokens):
-                self._tell(self._event(work, "reused", guarded=guarded, compaction=decision.compaction))
+                self._tell_applied(work, "reused", guarded, decision.compaction)
                 return guarded
             decision = self._plan(work, ())
         if isinstance(decision, Summarize):
@@ -318,6 +323,26 @@ class Compactor:
         except CompactionError:
             return []
 
+    def _tell_applied(
+        self,
+        work: Work,
+        outcome: Outcome,
+        guarded: Guarded,
+        compaction: Compaction,
+        *,
+        made: Made | None = None,
+        base: Compaction | None = None,
+        reason: str = "",
+    ) -> None:
+        """Tells of a record that is sent; a reuse only once, though several hooks look at one client request."""
+        attempts = work.case.attempts
+        if outcome == "reused" and attempts.told_hash == compaction.covered_hash:
+            return
+        attempts.told_hash = compaction.covered_hash
+        self._tell(
+            self._event(work, outcome, guarded=guarded, compaction=compaction, made=made, base=base, reason=reason)
+        )
+
     def _event(
         self,
         work: Work,
@@ -326,9 +351,11 @@ class Compactor:
         guarded: Guarded | None = None,
         compaction: Compaction | None = None,
         made: Made | None = None,
+        base: Compaction | None = None,
         after: int = 0,
         reason: str = "",
     ) -> CompactionEvent:
+        scope = work.case.scope
         return CompactionEvent(
             outcome=outcome,
             phase=work.phase,
@@ -343,6 +370,11 @@ class Compactor:
             summary_calls=made.calls if made else 0,
             duration_ms=1000 * (self._clock() - work.started_s),
             reason=made.reason if made else reason,
+            when_s=self._wall_clock(),
+            rung=compaction.rung if compaction else "",
+            summary_ms=made.summary_ms if made else 0.0,
+            compaction_id=compaction_id(scope, compaction.covered_hash) if compaction else "",
+            continues_id=compaction_id(scope, base.covered_hash) if base else "",
         )
 
     def _tell(self, event: Event) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from litellm_compaction.core.anchors import ledger
 from litellm_compaction.core.boundaries import legal_cuts
@@ -22,6 +22,7 @@ from litellm_compaction.errors import CompactionError, ModelNotLoaded, SummaryFa
 from litellm_compaction.models.counter import TokenCounter
 from litellm_compaction.models.families import family_of
 from litellm_compaction.models.window import Windows
+from litellm_compaction.stores import Store
 from litellm_compaction.summarizer import SummaryJob, summarize
 
 _REQUEST_TOKENS = 200
@@ -33,30 +34,19 @@ _OFF_LOOP_CHARS = 20_000
 _Result = TypeVar("_Result")
 
 
-class Store(Protocol):
-    """Where compactions are kept; an error of its is never the request's."""
-
-    async def find(self, scope: str, hashes: Sequence[str]) -> list[Compaction]:
-        """Those in `scope` whose covered hash is one of `hashes`, the one that covers most first."""
-
-    async def put(self, scope: str, compaction: Compaction) -> None:
-        """Keeps one, in place of an earlier one that covers the same messages."""
-
-    async def aclose(self) -> None:
-        """Ends it."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Made:
     """A compaction and what making it cost.
 
     Attributes:
         calls: summary jobs.
+        summary_ms: how long they took together.
         reason: what went wrong, one word: why there is no summary, or not the configured model's; else "".
     """
 
     compaction: Compaction
     calls: int
+    summary_ms: float
     pruning_model: str
     reason: str
 
@@ -70,12 +60,13 @@ class _Summary:
 
 
 class Maker:
-    """Makes compactions from plans."""
+    """Makes compactions from plans; `clock` gives monotonic seconds, for durations."""
 
-    def __init__(self, *, windows: Windows, counter: TokenCounter, store: Store) -> None:
+    def __init__(self, *, windows: Windows, counter: TokenCounter, store: Store, clock: Callable[[], float]) -> None:
         self._windows = windows
         self._counter = counter
         self._store = store
+        self._clock = clock
 
     async def make(self, work: Work, decision: Summarize) -> Made:
         """The compaction that `decision` asks for; without a summary where no pruning model gives a usable one."""
@@ -85,12 +76,14 @@ class Maker:
         base = decision.base
         round_number = (base.round if base else 0) + 1
         covered_hash = work.conversation.hashes[decision.covered_messages]
+        started_s = self._clock()
         if decision.provisional:
             summary = _Summary(text="", calls=0, pruning_model="", reason="no_room")
             segments = _carried(base, decision.summary_tokens, work.count_text)
         else:
             summary = await self._summary(work, decision, covered, pinned)
             segments = base.segments if base else ()
+        summary_ms = 1000 * (self._clock() - started_s) if summary.calls else 0.0
         if summary.text:
             segment = Segment(
                 text=summary.text,
@@ -116,6 +109,7 @@ class Maker:
         return Made(
             compaction=compaction,
             calls=summary.calls,
+            summary_ms=summary_ms,
             pruning_model=summary.pruning_model,
             reason=summary.reason,
         )

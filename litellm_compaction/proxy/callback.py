@@ -18,6 +18,7 @@ from litellm_compaction.config import Settings
 from litellm_compaction.engine import Compactor
 from litellm_compaction.errors import CompactionError, DoesNotFit, overflow_from_text
 from litellm_compaction.events import log_observer
+from litellm_compaction.history import History
 from litellm_compaction.models.counter import TokenCounter
 from litellm_compaction.models.window import Windows
 from litellm_compaction.proxy.boot import load_settings, provide_api_base, provide_master_key, warn_of_bypass
@@ -66,11 +67,12 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
     def __init__(self, settings: Settings) -> None:
         super().__init__()
         self._settings = settings
+        store = open_store(settings.store, ttl_s=settings.store_ttl_s, max_bytes=settings.store_max_bytes)
         self._compactor = Compactor(
             windows=Windows(cache_s=settings.window_cache_s),
             counter=TokenCounter(),
-            store=open_store(settings.store, ttl_s=settings.store_ttl_s, max_bytes=settings.store_max_bytes),
-            observers=(log_observer(logger),),
+            store=store,
+            observers=(log_observer(logger), History(store)),
         )
         self._calls = Calls()
         self._gate = Gate(settings, self._compactor, self._calls)

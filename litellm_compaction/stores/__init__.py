@@ -1,19 +1,86 @@
-"""Where compactions are kept between requests: one function that opens a store by its URL."""
+"""Where compactions, learned facts and the history are kept: one protocol, and what opens a store by its URL."""
 
 from __future__ import annotations
 
-from litellm_compaction.errors import StoreError
+import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from litellm_compaction.data_folder import data_folder
+from litellm_compaction.errors import ConfigError, StoreError
 from litellm_compaction.stores.memory import MemoryStore
+from litellm_compaction.stores.protocol import Store, StoredCompaction, StoredEvent
+from litellm_compaction.stores.sqlite import SqliteStore
+from litellm_compaction.stores.steady import SteadyStore
 
-__all__ = ["MemoryStore", "open_store"]
+__all__ = [
+    "MemoryStore",
+    "SqliteStore",
+    "SteadyStore",
+    "Store",
+    "StoredCompaction",
+    "StoredEvent",
+    "open_existing",
+    "open_store",
+    "sqlite_path",
+]
+
+logger = logging.getLogger("litellm_compaction")
+
+_FILE_NAME = "store.sqlite3"
 
 
-def open_store(url: str, *, ttl_s: float, max_bytes: int) -> MemoryStore:
-    """The store that `url` names.
+def open_store(url: str, *, ttl_s: float, max_bytes: int, environ: Mapping[str, str] = os.environ) -> Store:
+    """The store that `url` names, for a proxy: it goes on in memory where a file cannot be used.
 
     Raises:
         StoreError: the scheme is not known.
     """
-    if not url.startswith("memory://"):
-        raise StoreError(f"store {url!r}: only memory:// is built in this version")
-    return MemoryStore(ttl_s=ttl_s, max_bytes=max_bytes)
+    memory = MemoryStore(ttl_s=ttl_s, max_bytes=max_bytes)
+    if url.startswith("memory://"):
+        return memory
+    try:
+        path = sqlite_path(url, environ)
+    except ConfigError as error:
+        logger.warning("store_failed %s; requests go on with the memory of this process", error)
+        return memory
+    return SteadyStore(SqliteStore(path, ttl_s=ttl_s, max_bytes=max_bytes), memory)
+
+
+def open_existing(url: str, *, ttl_s: float, max_bytes: int, environ: Mapping[str, str] = os.environ) -> Store:
+    """The store that `url` names, for an operator's look: nothing is made, repaired or replaced by memory.
+
+    Raises:
+        ConfigError: the user has no home folder.
+        StoreError: the scheme is not known, or the store lives in a proxy's memory.
+    """
+    if url.startswith("memory://"):
+        raise StoreError(
+            f"{url} lives in the proxy's process and ends with it, so it cannot be seen from here. "
+            "Set `store: sqlite://` to keep it in a file."
+        )
+    return SqliteStore(sqlite_path(url, environ), ttl_s=ttl_s, max_bytes=max_bytes, create=False)
+
+
+def sqlite_path(url: str, environ: Mapping[str, str]) -> Path:
+    """The file that a `sqlite:` URL names.
+
+    `sqlite:///name` lies in the current folder, `sqlite:////name` is absolute (as SQLAlchemy has it), `sqlite:///~/name`
+    begins in the home folder, and `sqlite://` alone is the file in the user's data folder.
+
+    Raises:
+        ConfigError: the user has no home folder.
+        StoreError: the URL is none of these.
+    """
+    if url == "sqlite://":
+        return data_folder(environ) / _FILE_NAME
+    name = url.removeprefix("sqlite:///")
+    if name in ("", url):
+        raise StoreError(
+            f"store {url!r}: memory://, sqlite://, sqlite:///relative/file and sqlite:////file are built in"
+        )
+    try:
+        return Path(name).expanduser().absolute()
+    except RuntimeError as exc:
+        raise ConfigError(f"store {url!r}: there is no home folder") from exc

@@ -1,22 +1,27 @@
-"""Compactions in the memory of one process: least recently used first out, bounded in bytes and age."""
+"""A store in the memory of one process: least recently used first out, bounded in bytes and age."""
 
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
 from litellm_compaction.core.compaction import Compaction
+from litellm_compaction.stores.codec import encode
+from litellm_compaction.stores.protocol import EVENTS_TTL_S, MAX_EVENTS, StoredCompaction, StoredEvent
 
-# Python objects, hashes and numbers around a compaction's texts, rounded up.
+# Python objects, hashes and numbers around an entry's texts, rounded up.
 _OVERHEAD_BYTES = 600
+
+_Key: TypeAlias = tuple[Literal["compaction", "fact"], str, str]
 
 
 class _Entry(NamedTuple):
-    compaction: Compaction
+    value: Compaction | str
     size_bytes: int
-    expires_s: float
+    created_s: float
+    used_s: float
 
 
 class MemoryStore:
@@ -24,50 +29,98 @@ class MemoryStore:
 
     Args:
         ttl_s: seconds after which an entry that nobody used is forgotten.
-        max_bytes: bound on all entries together.
-        clock: seconds, monotonic.
+        max_bytes: bound on all entries together; the newest one is kept however large it is.
+        clock: wall clock, seconds since 1970.
     """
 
-    def __init__(self, *, ttl_s: float, max_bytes: int, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, *, ttl_s: float, max_bytes: int, clock: Callable[[], float] = time.time) -> None:
         self._ttl_s = ttl_s
         self._max_bytes = max_bytes
         self._clock = clock
-        self._entries: OrderedDict[tuple[str, str], _Entry] = OrderedDict()
+        self._entries: OrderedDict[_Key, _Entry] = OrderedDict()
         self._used_bytes = 0
+        self._events: deque[StoredEvent] = deque(maxlen=MAX_EVENTS)
+        self._last_number = 0
 
     async def find(self, scope: str, hashes: Sequence[str]) -> list[Compaction]:
         """The compactions in `scope` whose covered hash is one of `hashes`, the one that covers most first."""
-        now_s = self._clock()
-        found: list[Compaction] = []
-        for covered_hash in reversed(hashes):
-            key = (scope, covered_hash)
-            entry = self._entries.get(key)
-            if entry is None:
-                continue
-            if entry.expires_s < now_s:
-                self._drop(key)
-                continue
-            self._entries[key] = entry._replace(expires_s=now_s + self._ttl_s)
-            self._entries.move_to_end(key)
-            found.append(entry.compaction)
-        return found
+        values = (self._use(("compaction", scope, covered_hash)) for covered_hash in reversed(hashes))
+        return [value for value in values if isinstance(value, Compaction)]
 
     async def put(self, scope: str, compaction: Compaction) -> None:
         """Keeps `compaction`, in place of an earlier one that covers the same messages."""
-        key = (scope, compaction.covered_hash)
-        size_bytes = _OVERHEAD_BYTES + 4 * (len(compaction.summary) + len(compaction.ledger))
-        self._drop(key)
-        self._entries[key] = _Entry(compaction, size_bytes, self._clock() + self._ttl_s)
-        self._used_bytes += size_bytes
-        while self._used_bytes > self._max_bytes and len(self._entries) > 1:
-            self._drop(next(iter(self._entries)))
+        self._keep(("compaction", scope, compaction.covered_hash), compaction, len(encode(compaction)))
+
+    async def get_fact(self, scope: str, key: str) -> str | None:
+        """What was last put under `key`."""
+        value = self._use(("fact", scope, key))
+        return value if isinstance(value, str) else None
+
+    async def put_fact(self, scope: str, key: str, text: str) -> None:
+        """Keeps `text`, in place of an earlier one under the same key."""
+        self._keep(("fact", scope, key), text, len(key) + 4 * len(text))
+
+    async def add_event(self, when_s: float, text: str) -> None:
+        """Adds to the ring."""
+        self._last_number += 1
+        self._events.append(StoredEvent(self._last_number, when_s, text))
+
+    async def events(self, *, after: int = 0, limit: int = MAX_EVENTS) -> list[StoredEvent]:
+        """The newest `limit` events with a number above `after`, oldest first."""
+        since_s = self._clock() - EVENTS_TTL_S
+        found = [event for event in self._events if event.number > after and event.when_s >= since_s]
+        return found[-limit:] if limit > 0 else []
+
+    async def compactions(self) -> list[StoredCompaction]:
+        """All that are alive, the most recently used first."""
+        alive_since_s = self._clock() - self._ttl_s
+        return [
+            StoredCompaction(scope, entry.value, entry.created_s, entry.used_s, entry.size_bytes)
+            for (_, scope, _), entry in reversed(self._entries.items())
+            if isinstance(entry.value, Compaction) and entry.used_s >= alive_since_s
+        ]
+
+    async def delete(self, *, scope: str | None = None, unused_since_s: float | None = None) -> int:
+        """Forgets what matches; how many compactions there were among it."""
+        doomed = [
+            key
+            for key, entry in self._entries.items()
+            if (scope is None or key[1] == scope) and (unused_since_s is None or entry.used_s < unused_since_s)
+        ]
+        for key in doomed:
+            self._drop(key)
+        if scope is None:
+            kept = [event for event in self._events if unused_since_s is not None and event.when_s >= unused_since_s]
+            self._events = deque(kept, maxlen=MAX_EVENTS)
+        return sum(kind == "compaction" for kind, _, _ in doomed)
 
     async def aclose(self) -> None:
         """Forgets everything."""
         self._entries.clear()
+        self._events.clear()
         self._used_bytes = 0
 
-    def _drop(self, key: tuple[str, str]) -> None:
+    def _use(self, key: _Key) -> Compaction | str | None:
+        entry = self._entries.get(key)
+        if entry is None:
+            return None
+        now_s = self._clock()
+        if entry.used_s < now_s - self._ttl_s:
+            self._drop(key)
+            return None
+        self._entries[key] = entry._replace(used_s=now_s)
+        self._entries.move_to_end(key)
+        return entry.value
+
+    def _keep(self, key: _Key, value: Compaction | str, text_bytes: int) -> None:
+        now_s = self._clock()
+        self._drop(key)
+        self._entries[key] = _Entry(value, _OVERHEAD_BYTES + text_bytes, now_s, now_s)
+        self._used_bytes += _OVERHEAD_BYTES + text_bytes
+        while self._used_bytes > self._max_bytes and len(self._entries) > 1:
+            self._drop(next(iter(self._entries)))
+
+    def _drop(self, key: _Key) -> None:
         entry = self._entries.pop(key, None)
         if entry is not None:
             self._used_bytes -= entry.size_bytes

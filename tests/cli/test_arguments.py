@@ -32,6 +32,11 @@ def test_up_has_safe_defaults() -> None:
         ["demo", "--turns", "0"],
         ["demo", "--context", "100"],
         ["doctor", "extra"],
+        ["events", "--last", "0"],
+        ["events", "--store", "sqlite://", "--config", "config.yaml"],
+        ["store"],
+        ["store", "show"],
+        ["store", "purge", "--older-than", "a while"],
     ],
 )
 def test_wrong_arguments_end_with_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -42,11 +47,11 @@ def test_wrong_arguments_end_with_2(arguments: list[str], capsys: pytest.Capture
     assert "usage: litellm-compaction" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["up", "--help"], ["demo", "--help"], ["doctor", "--help"]])
-def test_help_is_there(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("command", [[], ["up"], ["demo"], ["doctor"], ["events"], ["store"], ["store", "purge"]])
+def test_help_is_there(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """Each command explains itself."""
     with pytest.raises(SystemExit) as ended:
-        main(arguments)
+        main([*command, "--help"])
     assert ended.value.code == 0
     assert "usage: litellm-compaction" in capsys.readouterr().out
 

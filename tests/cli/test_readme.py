@@ -76,8 +76,14 @@ def test_every_command_and_option_is_documented() -> None:
     for name, command in commands.choices.items():
         [row] = [line for line in README.splitlines() if line.startswith(f"| `litellm-compaction {name}")]
         documented = set(re.findall(r"--[a-z-]+", row.split("` |")[0]))
-        known = {option for action in command._actions for option in action.option_strings if option.startswith("--")}
-        assert documented == known - {"--help"}, name
+        assert documented == options_of(command) - {"--help"}, name
+
+
+def options_of(command: argparse.ArgumentParser) -> set[str]:
+    """Those of its actions too."""
+    known = {option for action in command._actions for option in action.option_strings if option.startswith("--")}
+    nested = [action for action in command._actions if isinstance(action, argparse._SubParsersAction)]
+    return known.union(*(options_of(each) for action in nested for each in action.choices.values()))
 
 
 def test_linked_files_exist() -> None:

@@ -23,6 +23,7 @@ from tests.core.conversations import JsonDict, broken_promises, count, parsed, s
 
 SUMMARY = "### Original task\nPort the parser.\n### Current state\nHalf of it is done."
 OVERHEAD_TOKENS = 20
+NOW_S = 1_700_000_000.0
 
 
 class FakeCounter(TokenCounter):
@@ -117,7 +118,11 @@ class Bench:
 
     def __post_init__(self) -> None:
         self.compactor = Compactor(
-            windows=self.windows, counter=self.counter, store=self.store, observers=[self.events.append]
+            windows=self.windows,
+            counter=self.counter,
+            store=self.store,
+            observers=[self.events.append],
+            wall_clock=lambda: NOW_S,
         )
 
     def target(self, window: int | None, *, model: str = "test-model", **changes: Any) -> Target:

@@ -17,7 +17,7 @@ from litellm_compaction.events import TruncationAlarm
 from litellm_compaction.models.counter import TokenCounter
 from litellm_compaction.models.window import Windows
 from tests.core.conversations import as_bytes, chat, parsed
-from tests.engine.bench import SUMMARY, Bench, FakeCounter, sent
+from tests.engine.bench import NOW_S, SUMMARY, Bench, FakeCounter, sent
 
 LONG = chat(16, words=300)
 BASE = "http://lmstudio.test:1234/v1"
@@ -235,6 +235,7 @@ async def test_a_truncated_reply_raises_the_alarm(prompt_tokens: int, completion
             expected_tokens=guarded.count.tokens,
             reported_tokens=prompt_tokens,
             reason=reason,
+            when_s=NOW_S,
         )
     ]
     assert isinstance(bench.counter, FakeCounter)

@@ -113,7 +113,11 @@ class Proxy:
 
 def environment(**extra: str) -> dict[str, str]:
     """A child's environment: offline, quiet, with this checkout importable and no proxy variables."""
-    kept = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.lower().endswith("_proxy") and name != "LITELLM_COMPACTION_HOME"
+    }
     root = str(Path(__file__).parents[2])
     return {
         **kept,
@@ -152,7 +156,7 @@ def write_config(
 
 @contextmanager
 def proxy(config: Path, **environ: str) -> Iterator[Proxy]:
-    """A proxy that answers; ended by its own handle.
+    """A proxy that answers, with the config's folder for its data; ended by its own handle.
 
     Raises:
         RuntimeError: it ended instead of starting; with its last lines.
@@ -173,7 +177,7 @@ def proxy(config: Path, **environ: str) -> Iterator[Proxy]:
         text=True,
         errors="replace",
         cwd=config.parent,
-        env=environment(**environ),
+        env=environment(**{"XDG_DATA_HOME": str(config.parent), **environ}),
     )
     base_url = f"http://127.0.0.1:{port}"
     client = httpx.Client(

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Protocol
 
 import pytest
 
-from litellm_compaction.core.compaction import Compaction, Segment
-from litellm_compaction.engine.making import Store
-from litellm_compaction.errors import StoreError
-from litellm_compaction.stores import MemoryStore, open_store
+from litellm_compaction.core.compaction import compaction_id
+from litellm_compaction.stores import MemoryStore, SqliteStore, SteadyStore, Store
+from litellm_compaction.stores.protocol import EVENTS_TTL_S, MAX_EVENTS
+from tests.stores.compactions import compaction
 
 TTL_S = 100.0
 
@@ -30,11 +32,30 @@ class OpenStore(Protocol):
     def __call__(self, *, max_bytes: int = ...) -> Store: ...
 
 
-def _memory(max_bytes: int, clock: Clock) -> Store:
+def _memory(_: Path, max_bytes: int, clock: Clock) -> Store:
     return MemoryStore(ttl_s=TTL_S, max_bytes=max_bytes, clock=clock)
 
 
-STORES: dict[str, Callable[[int, Clock], Store]] = {"memory": _memory}
+def _sqlite(path: Path, max_bytes: int, clock: Clock) -> Store:
+    return SqliteStore(path, ttl_s=TTL_S, max_bytes=max_bytes, clock=clock)
+
+
+def _steady(path: Path, max_bytes: int, clock: Clock) -> Store:
+    return SteadyStore(_sqlite(path, max_bytes, clock), _memory(path, max_bytes, clock))
+
+
+def _broken(path: Path, max_bytes: int, clock: Clock) -> Store:
+    # The folder cannot be made, so the spare does all the work.
+    path.touch()
+    return SteadyStore(_sqlite(path / "store.sqlite3", max_bytes, clock), _memory(path, max_bytes, clock))
+
+
+STORES: dict[str, Callable[[Path, int, Clock], Store]] = {
+    "memory": _memory,
+    "sqlite": _sqlite,
+    "steady": _steady,
+    "broken": _broken,
+}
 
 
 @pytest.fixture
@@ -43,31 +64,17 @@ def clock() -> Clock:
 
 
 @pytest.fixture(params=STORES)
-async def opened(request: pytest.FixtureRequest, clock: Clock) -> AsyncIterator[OpenStore]:
+async def opened(request: pytest.FixtureRequest, clock: Clock, tmp_path: Path) -> AsyncIterator[OpenStore]:
     """Opens stores of one kind and ends them."""
     stores: list[Store] = []
 
     def make(*, max_bytes: int = 1_000_000) -> Store:
-        stores.append(STORES[request.param](max_bytes, clock))
+        stores.append(STORES[request.param](tmp_path / f"{len(stores)}", max_bytes, clock))
         return stores[-1]
 
     yield make
     for store in stores:
         await store.aclose()
-
-
-def compaction(name: str, *, covered: int = 4, text: str = "What happened.", provisional: bool = False) -> Compaction:
-    segment = Segment(text=text, round=1, covered_messages=covered, covered_hash=name)
-    return Compaction(
-        covered_messages=covered,
-        covered_hash=name,
-        pinned=1,
-        round=1,
-        segments=(segment,),
-        ledger="- src/a.py",
-        rung="summary",
-        provisional=provisional,
-    )
 
 
 async def test_what_was_put_is_found(opened: OpenStore) -> None:
@@ -131,10 +138,10 @@ async def test_the_least_recently_used_goes_first(opened: OpenStore) -> None:
     """When the bytes are used up, whatever was found last stays."""
     store = opened(max_bytes=20_000)
     for name in ("a", "b", "c"):
-        await store.put("team", compaction(name, text="x" * 1000))
+        await store.put("team", compaction(name, text="x" * 4500))
     await store.find("team", ["a"])
-    await store.put("team", compaction("d", text="x" * 1000))
-    await store.put("team", compaction("e", text="x" * 1000))
+    await store.put("team", compaction("d", text="x" * 4500))
+    await store.put("team", compaction("e", text="x" * 4500))
     found = {name for name in "abcde" if await store.find("team", [name])}
     assert "a" in found
     assert "b" not in found
@@ -171,18 +178,147 @@ async def test_a_store_does_not_hand_out_what_it_can_lose(opened: OpenStore) -> 
     assert found.ledger == "- src/a.py"
 
 
-async def test_an_ended_memory_store_is_empty(clock: Clock) -> None:
+async def test_of_thousands_of_hashes_each_is_looked_for(opened: OpenStore) -> None:
+    """A conversation may be long; the first, the last and one in the middle are found, longest first."""
+    store = opened()
+    hashes = [f"h{number}" for number in range(5000)]
+    for number in (0, 2500, 4999):
+        await store.put("team", compaction(f"h{number}", covered=number))
+    assert [each.covered_messages for each in await store.find("team", hashes)] == [4999, 2500, 0]
+
+
+async def test_calls_at_once_do_not_disturb_each_other(opened: OpenStore) -> None:
+    """Every put of a hundred is found, whatever their order."""
+    store = opened()
+    await asyncio.gather(*(store.put("team", compaction(f"h{number}")) for number in range(100)))
+    found = await asyncio.gather(*(store.find("team", [f"h{number}"]) for number in range(100)))
+    assert [each.covered_hash for [each] in found] == [f"h{number}" for number in range(100)]
+
+
+async def test_facts_are_kept_by_scope_and_key(opened: OpenStore) -> None:
+    """The latest text; another scope or key has none; facts and compactions do not meet."""
+    store = opened()
+    await store.put("model", compaction("ratio"))
+    assert await store.get_fact("model", "ratio") is None
+    await store.put_fact("model", "ratio", "1.1")
+    await store.put_fact("model", "ratio", '{"ratio": 1.2, "é": "\ud83d"}')
+    assert await store.get_fact("model", "ratio") == '{"ratio": 1.2, "é": "\ud83d"}'
+    assert await store.get_fact("other", "ratio") is None
+    assert await store.get_fact("model", "window") is None
+    assert len(await store.find("model", ["ratio"])) == 1
+    assert len(await store.compactions()) == 1
+
+
+async def test_facts_age_and_count_like_compactions(opened: OpenStore, clock: Clock) -> None:
+    """A used one lives on, an unused one does not, and a flood of compactions pushes it out."""
+    store = opened(max_bytes=20_000)
+    await store.put_fact("model", "used", "1")
+    await store.put_fact("model", "unused", "1")
+    clock.now_s += TTL_S - 1
+    assert await store.get_fact("model", "used") == "1"
+    clock.now_s += 2
+    assert await store.get_fact("model", "used") == "1"
+    assert await store.get_fact("model", "unused") is None
+    for number in range(20):
+        await store.put("team", compaction(f"h{number}", text="x" * 4500))
+    assert await store.get_fact("model", "used") is None
+
+
+async def test_the_history_is_numbered_and_oldest_first(opened: OpenStore, clock: Clock) -> None:
+    """The newest few, or those after a number; too old ones are gone."""
+    store = opened()
+    assert await store.events() == []
+    for number in range(5):
+        await store.add_event(clock.now_s + number, f'{{"number": {number}}}')
+    found = await store.events()
+    assert [event.text for event in found] == [f'{{"number": {number}}}' for number in range(5)]
+    assert [event.when_s for event in found] == [1000.0, 1001.0, 1002.0, 1003.0, 1004.0]
+    numbers = [event.number for event in found]
+    assert numbers == sorted(set(numbers))
+    assert await store.events(limit=2) == found[3:]
+    assert await store.events(after=found[2].number) == found[3:]
+    assert await store.events(after=found[4].number) == []
+    assert await store.events(limit=0) == []
+    clock.now_s += EVENTS_TTL_S + 2
+    assert await store.events() == found[2:]
+    clock.now_s += EVENTS_TTL_S
+    await store.add_event(clock.now_s, "{}")
+    assert [event.text for event in await store.events()] == ["{}"]
+
+
+async def test_the_history_has_a_bound(opened: OpenStore, clock: Clock) -> None:
+    """The oldest go."""
+    store = opened()
+    for number in range(MAX_EVENTS + 10):
+        await store.add_event(clock.now_s, str(number))
+    found = await store.events()
+    assert (len(found), found[0].text, found[-1].text) == (MAX_EVENTS, "10", str(MAX_EVENTS + 9))
+
+
+async def test_what_is_there_can_be_listed(opened: OpenStore, clock: Clock) -> None:
+    """With scope, times and size, the last used first; looking is no use, and the expired are not shown."""
+    store = opened()
+    await store.put("a", compaction("h1"))
+    clock.now_s += 10
+    await store.put("b", compaction("h2"))
+    clock.now_s += 10
+    await store.find("a", ["h1"])
+    for _ in range(2):
+        first, second = await store.compactions()
+        assert (first.scope, first.compaction, first.created_s, first.used_s) == ("a", compaction("h1"), 1000.0, 1020.0)
+        assert (second.scope, second.created_s, second.used_s) == ("b", 1010.0, 1010.0)
+        assert first.id == compaction_id("a", "h1") != compaction_id("b", "h1")
+        assert 100 < first.size_bytes < 2000
+    clock.now_s = 1010 + TTL_S + 1
+    assert [stored.scope for stored in await store.compactions()] == ["a"]
+
+
+# Whoever deletes must be told when the file cannot be written; `test_steady.py` has that.
+@pytest.mark.parametrize("opened", ["memory", "sqlite", "steady"], indirect=True)
+@pytest.mark.parametrize(
+    ("scope", "unused_since_s", "count", "left", "events"),
+    [
+        (None, None, 4, set(), 0),
+        ("a", None, 2, {("b", "old"), ("b", "new")}, 2),
+        (None, 1005.0, 2, {("a", "new"), ("b", "new")}, 1),
+        ("b", 1005.0, 1, {("a", "old"), ("a", "new"), ("b", "new")}, 2),
+        ("c", None, 0, {("a", "old"), ("a", "new"), ("b", "old"), ("b", "new")}, 2),
+    ],
+)
+async def test_what_is_there_can_be_deleted(
+    opened: OpenStore,
+    clock: Clock,
+    scope: str | None,
+    unused_since_s: float | None,
+    count: int,
+    left: set[tuple[str, str]],
+    events: int,
+) -> None:
+    """By scope, by last use, both, or everything; facts go too, and the history where no scope is named."""
+    store = opened()
+    for name in ("old", "new"):
+        for owner in ("a", "b"):
+            await store.put(owner, compaction(name))
+            await store.put_fact(owner, name, "1")
+        await store.add_event(clock.now_s, "{}")
+        clock.now_s += 10
+    assert await store.delete(scope=scope, unused_since_s=unused_since_s) == count
+    assert {(each.scope, each.compaction.covered_hash) for each in await store.compactions()} == left
+    facts = {(owner, name) for owner in "ab" for name in ("old", "new") if await store.get_fact(owner, name)}
+    assert facts == left
+    assert len(await store.events()) == events
+
+
+async def test_an_ended_memory_store_is_empty(clock: Clock, tmp_path: Path) -> None:
     """Ending it gives the memory back."""
-    store = _memory(1_000_000, clock)
+    store = _memory(tmp_path, 1_000_000, clock)
     await store.put("team", compaction("h"))
     await store.aclose()
     assert await store.find("team", ["h"]) == []
 
 
-async def test_stores_are_opened_by_url() -> None:
-    """A scheme that is not known is an error that names it."""
-    store = open_store("memory://", ttl_s=1, max_bytes=1024)
-    assert isinstance(store, MemoryStore)
+async def test_a_store_can_be_ended_twice(opened: OpenStore) -> None:
+    """Also one that was never used."""
+    store = opened()
     await store.aclose()
-    with pytest.raises(StoreError, match="redis://localhost"):
-        open_store("redis://localhost", ttl_s=1, max_bytes=1024)
+    await store.aclose()

@@ -1,0 +1,147 @@
+"""`litellm-compaction store ls | show | purge`, and which store a command means."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from litellm_compaction.cli.config_file import read_config
+from litellm_compaction.config import settings_from
+from litellm_compaction.errors import ConfigError, StoreError
+from litellm_compaction.stores import Store, StoredCompaction, open_existing
+
+_MINUTE_S, _HOUR_S, _DAY_S = 60, 3600, 86_400
+
+
+def chosen_store(url: str | None, config: Path | None, environ: Mapping[str, str]) -> Store:
+    """The store at `url`, else the one that `config` names, else the default one.
+
+    Raises:
+        ConfigError: the config file is wrong, or there is no home folder.
+        StoreError: the store lives in a proxy's memory, or its scheme is not known.
+    """
+    settings = settings_from(None if config is None else read_config(config).settings)
+    return open_existing(
+        url or settings.store, ttl_s=settings.store_ttl_s, max_bytes=settings.store_max_bytes, environ=environ
+    )
+
+
+def ls(store: Store) -> int:
+    """Prints one line for each compaction, the most recently used first, without text; ends the store; 0.
+
+    Raises:
+        StoreError: the store cannot be read.
+    """
+    print("\n".join(_table(asyncio.run(_compactions(store)))))
+    return 0
+
+
+def show(store: Store, beginning: str) -> int:
+    """Prints the compaction whose id begins so, with its text; ends the store; 0.
+
+    Raises:
+        StoreError: the store cannot be read, or has none such, or several.
+    """
+    found = [stored for stored in asyncio.run(_compactions(store)) if stored.id.startswith(beginning)]
+    if len(found) != 1:
+        raise StoreError(f"{len(found) or 'no'} compactions have an id that begins with {beginning!r}")
+    print("\n".join(_details(found[0])))
+    return 0
+
+
+def purge(store: Store, *, scope: str | None, older_than_s: float | None, everything: bool, ask: bool) -> int:
+    """Deletes what is named, after a question; ends the store; 0, or 1 when the answer was no.
+
+    Raises:
+        ConfigError: nothing is named, or nobody can be asked.
+        StoreError: the store cannot be written.
+    """
+    if everything == (scope is not None or older_than_s is not None):
+        raise ConfigError("name what to delete: --scope and --older-than, one or both, or --all alone")
+    return asyncio.run(_purge(store, scope=scope, older_than_s=older_than_s, ask=ask))
+
+
+async def _purge(store: Store, *, scope: str | None, older_than_s: float | None, ask: bool) -> int:
+    try:
+        before_s = None if older_than_s is None else time.time() - older_than_s
+        known = await store.compactions()
+        scope = _whole_scope(scope, known)
+        doomed = [
+            stored
+            for stored in known
+            if (scope is None or stored.scope == scope) and (before_s is None or stored.used_s < before_s)
+        ]
+        more = ", with the facts and events of that time" if scope is None else ""
+        if ask and not _confirmed(f"Delete {len(doomed)} of {len(known)} compactions{more}?"):
+            print("Nothing was deleted.")
+            return 1
+        print(f"{await store.delete(scope=scope, unused_since_s=before_s)} compactions deleted.")
+        return 0
+    finally:
+        await store.aclose()
+
+
+async def _compactions(store: Store) -> list[StoredCompaction]:
+    try:
+        return await store.compactions()
+    finally:
+        await store.aclose()
+
+
+def _whole_scope(beginning: str | None, known: Sequence[StoredCompaction]) -> str | None:
+    if beginning is None:
+        return None
+    scopes = {stored.scope for stored in known if stored.scope.startswith(beginning)}
+    if len(scopes) != 1:
+        raise StoreError(f"{len(scopes) or 'no'} scopes begin with {beginning!r}")
+    return scopes.pop()
+
+
+def _confirmed(question: str) -> bool:
+    if not sys.stdin.isatty():
+        raise ConfigError("nobody can be asked here; add --yes")
+    return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
+
+
+def _table(known: Sequence[StoredCompaction]) -> Iterator[str]:
+    if not known:
+        yield "No compactions yet."
+        return
+    now_s = time.time()
+    yield f"{'id':16}  {'scope':8}  {'made':>8}  {'used':>8}  {'round':>5}  {'covers':>6}  {'by':8}  {'bytes':>9}"
+    for stored in known:
+        compaction = stored.compaction
+        yield (
+            f"{stored.id:16}  {stored.scope[:8]:8}  {_age(now_s - stored.created_s):>8}  "
+            f"{_age(now_s - stored.used_s):>8}  {compaction.round:5}  {compaction.covered_messages:6}  "
+            f"{compaction.rung:8}  {stored.size_bytes:9,}"
+        )
+    total_bytes = sum(stored.size_bytes for stored in known)
+    yield f"{len(known)} compactions, {total_bytes:,} bytes, {len({stored.scope for stored in known})} scopes"
+
+
+def _details(stored: StoredCompaction) -> Iterator[str]:
+    compaction = stored.compaction
+    yield f"id        {stored.id}"
+    yield f"scope     {stored.scope}"
+    yield f"made      {_time(stored.created_s)}, last used {_time(stored.used_s)}"
+    yield f"round     {compaction.round}, {compaction.rung}, window {compaction.window_tokens:,} tokens"
+    yield f"covers    {compaction.covered_messages} messages, {compaction.summarized_messages} of them summarized"
+    for segment in compaction.segments:
+        yield f"\n--- summary of round {segment.round}, to message {segment.covered_messages}\n{segment.text}"
+    if compaction.ledger:
+        yield f"\n--- ledger\n{compaction.ledger}"
+
+
+def _time(when_s: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(when_s))
+
+
+def _age(seconds: float) -> str:
+    for unit, name in ((_DAY_S, "d"), (_HOUR_S, "h"), (_MINUTE_S, "min")):
+        if seconds >= unit:
+            return f"{seconds / unit:.0f} {name}"
+    return f"{max(0.0, seconds):.0f} s"

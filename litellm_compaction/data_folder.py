@@ -1,0 +1,39 @@
+"""Where this package keeps the user's files: the master key and the store. Called where one of them is opened."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from litellm_compaction.errors import ConfigError
+
+FOLDER_VARIABLE = "LITELLM_COMPACTION_HOME"
+_FOLDER_NAME = "litellm_compaction"
+
+
+def data_folder(environ: Mapping[str, str]) -> Path:
+    """The folder for the user's files; it need not exist yet.
+
+    `LITELLM_COMPACTION_HOME`, else the platform's place for application data: `XDG_DATA_HOME` or `~/.local/share`,
+    `~/Library/Application Support` on macOS, `%LOCALAPPDATA%` on Windows.
+
+    Raises:
+        ConfigError: the user has no home folder.
+    """
+    own = environ.get(FOLDER_VARIABLE, "").strip()
+    if own:
+        return Path(own).expanduser().absolute()
+    if sys.platform == "win32" and environ.get("LOCALAPPDATA"):
+        return Path(environ["LOCALAPPDATA"]) / _FOLDER_NAME
+    # XDG Base Directory Specification 0.8: relative paths must be ignored.
+    shared = environ.get("XDG_DATA_HOME", "")
+    if shared and Path(shared).is_absolute():
+        return Path(shared) / _FOLDER_NAME
+    try:
+        home = Path(environ["HOME"]) if environ.get("HOME") else Path.home()
+    except RuntimeError as exc:
+        raise ConfigError(f"There is no home folder. Set {FOLDER_VARIABLE} to a folder that can be written.") from exc
+    if sys.platform == "darwin":
+        return home / "Library" / "Application Support" / _FOLDER_NAME
+    return home / ".local" / "share" / _FOLDER_NAME

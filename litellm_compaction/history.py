@@ -1,0 +1,50 @@
+"""The observer that keeps events in a store, for `litellm-compaction events` and later looks."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+
+from litellm_compaction.errors import CompactionError
+from litellm_compaction.events import Event, event_to_json
+from litellm_compaction.stores import Store
+
+logger = logging.getLogger("litellm_compaction")
+
+# What may wait for a slow disk; beyond that the oldest are not kept.
+_MAX_WAITING = 1000
+
+
+class History:
+    """Writes events to `store` behind the request's back: nobody waits for it, and its failure is nobody's.
+
+    Called in the event loop in which the store is used.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._waiting: deque[Event] = deque(maxlen=_MAX_WAITING)
+        self._writing: asyncio.Task[None] | None = None
+        self._has_warned = False
+
+    def __call__(self, event: Event) -> None:
+        """Takes note of `event`."""
+        self._waiting.append(event)
+        if self._writing is None or self._writing.done():
+            self._writing = asyncio.get_running_loop().create_task(self._write())
+
+    async def settle(self) -> None:
+        """Returns when everything that was told so far is written, or given up."""
+        if self._writing is not None:
+            await self._writing
+
+    async def _write(self) -> None:
+        while self._waiting:
+            event = self._waiting.popleft()
+            try:
+                await self._store.add_event(event.when_s, event_to_json(event))
+            except CompactionError as error:
+                if not self._has_warned:
+                    self._has_warned = True
+                    logger.warning("history_failed %s; this is said once", error)

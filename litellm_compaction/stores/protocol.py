@@ -1,0 +1,94 @@
+"""What every store does, whatever it is made of, and what it hands out besides compactions.
+
+The engine finds and puts, `events.py` adds the history, the command line lists and deletes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from litellm_compaction.core.compaction import Compaction, compaction_id
+
+MAX_EVENTS = 10_000
+EVENTS_TTL_S = 30 * 86_400.0
+
+
+class StoredCompaction(NamedTuple):
+    """A compaction and what the store knows about it.
+
+    Attributes:
+        created_s, used_s: wall clock, seconds since 1970.
+        size_bytes: what it takes of the store's bound.
+    """
+
+    scope: str
+    compaction: Compaction
+    created_s: float
+    used_s: float
+    size_bytes: int
+
+    @property
+    def id(self) -> str:
+        """Its name in events and on the command line."""
+        return compaction_id(self.scope, self.compaction.covered_hash)
+
+
+class StoredEvent(NamedTuple):
+    """One line of the history.
+
+    Attributes:
+        number: grows with every event, also across the processes that share a store.
+        when_s: wall clock, seconds since 1970.
+        text: JSON, as `events.py` wrote it.
+    """
+
+    number: int
+    when_s: float
+    text: str
+
+
+class Store(Protocol):
+    """Where compactions, learned facts and the history are kept.
+
+    Compactions and facts share one time to live, which begins anew with every use, and one bound in bytes, beyond
+    which the least recently used go first. Events are bounded by number and age. Every method may raise `StoreError`,
+    and nothing else; what a cancelled call has begun is finished.
+    """
+
+    async def find(self, scope: str, hashes: Sequence[str]) -> list[Compaction]:
+        """Those in `scope` whose covered hash is one of `hashes`, the one that covers most first.
+
+        Args:
+            hashes: chain entries of a conversation, shortest prefix first; may be thousands.
+        """
+
+    async def put(self, scope: str, compaction: Compaction) -> None:
+        """Keeps one, in place of an earlier one that covers the same messages."""
+
+    async def get_fact(self, scope: str, key: str) -> str | None:
+        """What was last put under `key`: something learned, which may be forgotten at any time."""
+
+    async def put_fact(self, scope: str, key: str, text: str) -> None:
+        """Keeps a fact, in place of an earlier one under the same key."""
+
+    async def add_event(self, when_s: float, text: str) -> None:
+        """Adds a line to the history; the oldest goes where there are too many."""
+
+    async def events(self, *, after: int = 0, limit: int = MAX_EVENTS) -> list[StoredEvent]:
+        """The newest `limit` events with a number above `after`, oldest first."""
+
+    async def compactions(self) -> list[StoredCompaction]:
+        """All that are alive, the most recently used first; looking is no use."""
+
+    async def delete(self, *, scope: str | None = None, unused_since_s: float | None = None) -> int:
+        """Forgets compactions and facts: of one scope, or all; last used before a time, or at any.
+
+        Events have no scope: they are forgotten where `scope` is None, those before the time.
+
+        Returns:
+            How many compactions there were among them.
+        """
+
+    async def aclose(self) -> None:
+        """Ends it; any number of times."""

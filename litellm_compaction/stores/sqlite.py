@@ -1,0 +1,225 @@
+"""A store in one SQLite file, which survives restarts and serves all workers of a machine."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sqlite3
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+from litellm_compaction.core.compaction import Compaction
+from litellm_compaction.errors import StoreError
+from litellm_compaction.stores import sqlite_tables as tables
+from litellm_compaction.stores.codec import decode, decode_text, encode, encode_text
+from litellm_compaction.stores.protocol import MAX_EVENTS, StoredCompaction, StoredEvent
+from litellm_compaction.stores.sqlite_file import Connect, SqliteFile
+
+_Result = TypeVar("_Result")
+
+# A disk that sleeps or a network that is gone holds a call for long; the request does not wait for it.
+LIMIT_S = 5.0
+
+
+class SqliteStore:
+    """Rows in a file, read and written by one thread, so that the event loop never waits for a disk.
+
+    May be used from several event loops. The file is opened by the first call.
+
+    Args:
+        path: need not exist.
+        ttl_s: seconds after which an entry that nobody used is forgotten.
+        max_bytes: bound on all entries together; the newest one is kept however large it is.
+        create: whether to make and repair the file; otherwise what is wrong with it is an error.
+        clock: wall clock, seconds since 1970.
+        connect: opens a database.
+        limit_s: seconds after which a call is no longer waited for.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        ttl_s: float,
+        max_bytes: int,
+        create: bool = True,
+        clock: Callable[[], float] = time.time,
+        connect: Connect = sqlite3.connect,
+        limit_s: float = LIMIT_S,
+    ) -> None:
+        self._ttl_s = ttl_s
+        self._max_bytes = max_bytes
+        self._clock = clock
+        self._limit_s = limit_s
+        self._file = SqliteFile(path, tables.MIGRATIONS, create=create, connect=connect)
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="litellm-compaction-store")
+        self._hanging: Future[object] | None = None
+        self._is_closed = False
+        # For a process that ends without having closed its stores.
+        self._end = weakref.finalize(self, _end, self._thread, self._file)
+
+    async def find(self, scope: str, hashes: Sequence[str]) -> list[Compaction]:
+        """The compactions in `scope` whose covered hash is one of `hashes`, the one that covers most first."""
+        if not hashes:
+            return []
+        found = await self._use("compaction", scope, hashes, decode)
+        return [found[covered_hash] for covered_hash in reversed(hashes) if covered_hash in found]
+
+    async def put(self, scope: str, compaction: Compaction) -> None:
+        """Keeps `compaction`, in place of an earlier one that covers the same messages."""
+        await self._put("compaction", scope, compaction.covered_hash, lambda: encode(compaction))
+
+    async def get_fact(self, scope: str, key: str) -> str | None:
+        """What was last put under `key`."""
+        return (await self._use("fact", scope, [key], _text)).get(key)
+
+    async def put_fact(self, scope: str, key: str, text: str) -> None:
+        """Keeps `text`, in place of an earlier one under the same key."""
+        await self._put("fact", scope, key, lambda: encode_text(text))
+
+    async def add_event(self, when_s: float, text: str) -> None:
+        """Adds a line to the history."""
+        now_s = self._clock()
+        body = encode_text(text)
+        await self._write(lambda connection: tables.add_event(connection, when_s, body, now_s))
+
+    async def events(self, *, after: int = 0, limit: int = MAX_EVENTS) -> list[StoredEvent]:
+        """The newest `limit` events with a number above `after`, oldest first."""
+        now_s = self._clock()
+        rows = await self._read(lambda connection: tables.events(connection, after, limit, now_s))
+        texts = ((number, when_s, _text(body)) for number, when_s, body in rows)
+        return [StoredEvent(number, when_s, text) for number, when_s, text in texts if text is not None]
+
+    async def compactions(self) -> list[StoredCompaction]:
+        """All that are alive, the most recently used first."""
+        alive_since_s = self._clock() - self._ttl_s
+
+        def read(connection: sqlite3.Connection) -> list[StoredCompaction]:
+            rows = tables.compactions(connection, alive_since_s)
+            return [
+                StoredCompaction(scope, compaction, created_s, used_s, size_bytes)
+                for scope, body, created_s, used_s, size_bytes in rows
+                if (compaction := decode(body)) is not None
+            ]
+
+        return await self._read(read)
+
+    async def delete(self, *, scope: str | None = None, unused_since_s: float | None = None) -> int:
+        """Forgets what matches, and gives its room on the disk back; how many compactions there were among it."""
+        count = await self._write(lambda connection: tables.delete(connection, scope, unused_since_s))
+
+        def shrink(connection: sqlite3.Connection) -> None:
+            # Another process may be reading: then the room is used again, and the journal overwritten, in time.
+            with contextlib.suppress(sqlite3.OperationalError):
+                connection.execute("VACUUM")
+                connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").close()
+
+        with contextlib.suppress(StoreError):
+            await self._read(shrink)
+        return count
+
+    async def aclose(self) -> None:
+        """Finishes what has begun and closes the file."""
+        if self._is_closed:
+            return
+        with contextlib.suppress(StoreError):
+            await self._run(self._file.close)
+        self._is_closed = True
+        self._end()
+
+    async def _use(
+        self, kind: tables.Kind, scope: str, keys: Sequence[str], parse: Callable[[bytes], _Result | None]
+    ) -> dict[str, _Result]:
+        """The entries under `keys` that are alive and readable; their use is written down when nobody waits for it."""
+        now_s = self._clock()
+        alive_since_s = now_s - self._ttl_s
+
+        def read(connection: sqlite3.Connection) -> tuple[dict[str, _Result], list[int]]:
+            entries = tables.find(connection, kind, scope, keys)
+            alive = (entry for entry in entries if entry.used_s >= alive_since_s)
+            found = {entry.key: value for entry in alive if (value := parse(entry.body)) is not None}
+            return found, [entry.id for entry in entries]
+
+        found, ids = await self._read(read)
+        if ids:
+            note = partial(tables.note_use, ids=ids, now_s=now_s, expired_before_s=alive_since_s)
+            with contextlib.suppress(RuntimeError):
+                self._thread.submit(_attempt, lambda: self._file.write(note))
+        return found
+
+    async def _put(self, kind: tables.Kind, scope: str, key: str, body: Callable[[], bytes]) -> None:
+        now_s = self._clock()
+
+        def write(connection: sqlite3.Connection) -> None:
+            tables.put(connection, kind, scope, key, body(), now_s)
+            tables.evict(connection, expired_before_s=now_s - self._ttl_s, max_bytes=self._max_bytes)
+
+        await self._write(write)
+
+    async def _read(self, work: Callable[[sqlite3.Connection], _Result]) -> _Result:
+        return await self._run(lambda: self._file.read(work))
+
+    async def _write(self, work: Callable[[sqlite3.Connection], _Result]) -> _Result:
+        return await self._run(lambda: self._file.write(work))
+
+    async def _run(self, call: Callable[[], _Result]) -> _Result:
+        """The result of `call` in the thread; a caller that is cancelled or tired of waiting does not stop it."""
+        if self._is_closed:
+            raise StoreError(f"store {self._file.path} is closed")
+        if self._hanging is not None and not self._hanging.done():
+            raise StoreError(f"store {self._file.path} still hangs")
+        loop = asyncio.get_running_loop()
+        answered: asyncio.Future[_Result | StoreError] = loop.create_future()
+
+        def answer(job: Future[_Result | StoreError]) -> None:
+            # The loop may have ended meanwhile.
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(_settle, answered, job)
+
+        try:
+            job = self._thread.submit(_attempt, call)
+        except RuntimeError as exc:
+            raise StoreError(f"store {self._file.path} is closed") from exc
+        job.add_done_callback(answer)
+        try:
+            result = await asyncio.wait_for(answered, self._limit_s)
+        except asyncio.TimeoutError as exc:
+            self._hanging = job  # type: ignore[assignment] # whatever it will give
+            raise StoreError(f"store {self._file.path} did not answer in {self._limit_s:g} s") from exc
+        if isinstance(result, StoreError):
+            raise result
+        return result
+
+
+def _text(body: bytes) -> str | None:
+    try:
+        return decode_text(body)
+    except ValueError:
+        return None
+
+
+def _attempt(call: Callable[[], _Result]) -> _Result | StoreError:
+    try:
+        return call()
+    except StoreError as error:
+        return error
+
+
+def _settle(answered: asyncio.Future[_Result], job: Future[_Result]) -> None:
+    if answered.done():
+        return
+    error = job.exception()
+    if error is None:
+        answered.set_result(job.result())
+    else:
+        answered.set_exception(error)
+
+
+def _end(thread: ThreadPoolExecutor, file: SqliteFile) -> None:
+    thread.shutdown(wait=False)
+    file.close()

@@ -1,0 +1,262 @@
+"""One SQLite file, opened and kept usable: rights, schema version, damage, disappearance, other writers.
+
+Called by `sqlite.py`, in its thread. What is in the file is not known here, but for the migrations that it is given.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from litellm_compaction.errors import StoreError
+
+logger = logging.getLogger("litellm_compaction")
+
+# Another process holds the lock for well under a millisecond a write; a request waits no longer than this.
+_BUSY_S = 1.0
+# A file that could not be opened or written is left alone for so long: a waiting request each time would be worse.
+_RETRY_S = 10.0
+# "lmcs" in ASCII; file(1) shows it, and it tells another program's database from an empty one of ours.
+_APPLICATION_ID = 0x6C6D6373
+
+Connect = Callable[..., sqlite3.Connection]
+Work = Callable[[sqlite3.Connection], "_Result"]
+_Result = TypeVar("_Result")
+
+
+class SqliteFile:
+    """A database file that is opened on first use; all methods block, and may be called from any thread.
+
+    A damaged file is set aside and a fresh one made; where the file was deleted, likewise.
+
+    Args:
+        path: need not exist; it and its folder are made for this user alone.
+        migrations: the statements of each step; the first n of them lead to version n.
+        create: whether to make and repair the file; otherwise what is wrong with it is an error.
+        connect: opens a database.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        migrations: Sequence[Sequence[str]],
+        *,
+        create: bool,
+        connect: Connect = sqlite3.connect,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.path = path
+        self._migrations = migrations
+        self._create = create
+        self._connect = connect
+        self._clock = clock
+        # Reentrant: the collector may end an abandoned store in the middle of a call, in the same thread.
+        self._lock = threading.RLock()
+        self._connection: sqlite3.Connection | None = None
+        self._identity: tuple[int, int] | None = None
+        self._is_closed = False
+        self._refusals: dict[str, tuple[float, StoreError]] = {}
+
+    def read(self, work: Work[_Result]) -> _Result:
+        """What `work` gives.
+
+        Raises:
+            StoreError: the file cannot be used.
+        """
+        with self._lock:
+            return self._do(work, writes=False)
+
+    def write(self, work: Work[_Result]) -> _Result:
+        """What `work` gives, in one transaction.
+
+        Raises:
+            StoreError: the file cannot be used, or was written without success a moment ago.
+        """
+
+        def transaction(connection: sqlite3.Connection) -> _Result:
+            with _transaction(connection):
+                return work(connection)
+
+        with self._lock:
+            self._refuse_again("write")
+            return self._do(transaction, writes=True)
+
+    def close(self) -> None:
+        """Ends it: closes the file, and refuses every later call."""
+        # A call that hangs keeps the lock; whoever ends the process must not hang with it.
+        if self._lock.acquire(timeout=_BUSY_S):
+            try:
+                self._is_closed = True
+                self._let_go()
+            finally:
+                self._lock.release()
+
+    def _let_go(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            with contextlib.suppress(sqlite3.Error):
+                connection.close()
+
+    def _do(self, work: Work[_Result], *, writes: bool) -> _Result:
+        try:
+            try:
+                return work(self._opened())
+            except sqlite3.DatabaseError as error:
+                if not self._can_repair(error):
+                    raise
+            self._set_aside()
+            return work(self._opened())
+        except (sqlite3.Error, OSError, UnicodeEncodeError) as exc:
+            refusal = StoreError(f"store {self.path} cannot be used: {exc}")
+            if self._connection is None:
+                self._refusals["open"] = (self._clock() + _RETRY_S, refusal)
+            elif writes and isinstance(exc, (sqlite3.OperationalError, OSError)):
+                self._refusals["write"] = (self._clock() + _RETRY_S, refusal)
+            if "I/O" in str(exc):
+                self._let_go()
+            raise refusal from exc
+
+    def _refuse_again(self, kind: str) -> None:
+        until_s, error = self._refusals.get(kind, (0.0, None))
+        if error is not None and self._clock() < until_s:
+            raise StoreError(str(error))
+        self._refusals.pop(kind, None)
+
+    def _opened(self) -> sqlite3.Connection:
+        if self._is_closed:
+            raise StoreError(f"store {self.path} is closed")
+        if self._connection is not None and _identity(self.path) != self._identity:
+            logger.warning("store_file_replaced path=%s; it was deleted or moved while in use", self.path)
+            self._let_go()
+        if self._connection is None:
+            self._refuse_again("open")
+            try:
+                self._connection = self._open()
+            except sqlite3.DatabaseError as error:
+                if not self._can_repair(error):
+                    raise
+                self._set_aside()
+                self._connection = self._open()
+        return self._connection
+
+    def _open(self) -> sqlite3.Connection:
+        if self._create:
+            _make_private(self.path)
+        elif not self.path.is_file():
+            raise StoreError(f"there is no store at {self.path} yet; a proxy makes it with its first compaction")
+        self._identity = _identity(self.path)
+        connection = self._connect(str(self.path), timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
+        try:
+            if self._needs_migration(connection):
+                _use_wal(connection)
+                with _transaction(connection):
+                    self._migrate(connection)
+            # In WAL mode a commit then costs no fsync, and a crash loses the last commits but no file
+            # (sqlite.org/pragma.html#pragma_synchronous).
+            connection.execute("PRAGMA synchronous=NORMAL")
+            # Deleted text is overwritten, not only unlinked.
+            connection.execute("PRAGMA secure_delete=ON").close()
+            connection.execute("PRAGMA journal_size_limit=4194304").close()
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _needs_migration(self, connection: sqlite3.Connection) -> bool:
+        """Whether the schema is older than ours.
+
+        Raises:
+            StoreError: it is newer, or the file is another program's.
+        """
+        version, application = _number(connection, "user_version"), _number(connection, "application_id")
+        is_empty = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0
+        if application != _APPLICATION_ID and not (is_empty and application == 0):
+            raise StoreError(f"{self.path} is a database of another program; name another file in `store`")
+        if version > len(self._migrations):
+            raise StoreError(
+                f"store {self.path} has schema version {version} and this version of litellm_compaction knows "
+                f"{len(self._migrations)}: update it, or name another file in `store`"
+            )
+        return version < len(self._migrations)
+
+    def _migrate(self, connection: sqlite3.Connection) -> None:
+        # Read again under the lock: another process may have been faster.
+        for step in self._migrations[_number(connection, "user_version") :]:
+            for statement in step:
+                connection.execute(statement)
+        connection.execute(f"PRAGMA application_id={_APPLICATION_ID}")
+        connection.execute(f"PRAGMA user_version={len(self._migrations)}")
+
+    def _can_repair(self, error: sqlite3.DatabaseError) -> bool:
+        # CORRUPT and NOTADB are raised as DatabaseError itself, all other trouble as a subclass
+        # (CPython, Modules/_sqlite/util.c).
+        return self._create and type(error) is sqlite3.DatabaseError
+
+    def _set_aside(self) -> None:
+        """Renames the damaged file, unless another process has done so already."""
+        is_same = _identity(self.path) == self._identity
+        self._let_go()
+        if not is_same:
+            return
+        aside = f"{self.path}.corrupt-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+        # The journal first: it must never meet the fresh file.
+        for suffix in ("-wal", "-shm", ""):
+            with contextlib.suppress(FileNotFoundError):
+                Path(f"{self.path}{suffix}").replace(f"{aside}{suffix}")
+        logger.warning("store_corrupt path=%s; set aside as %s, a fresh one is made", self.path, aside)
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _make_private(path: Path) -> None:
+    """Makes the file if it is missing, for this user alone; SQLite gives -wal and -shm the same mode."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+    if os.name == "posix":
+        for suffix in ("", "-wal", "-shm"):
+            with contextlib.suppress(FileNotFoundError):
+                Path(f"{path}{suffix}").chmod(0o600)
+
+
+def _use_wal(connection: sqlite3.Connection) -> None:
+    # The switch needs the file alone and does not always wait for it (sqlite.org/wal.html, 2.2 and 8): several
+    # workers that start together would meet here. Once made, it is kept by the file.
+    deadline_s = time.monotonic() + _BUSY_S
+    while time.monotonic() < deadline_s:
+        with contextlib.suppress(sqlite3.OperationalError):
+            connection.execute("PRAGMA journal_mode=WAL").close()
+            return
+        time.sleep(0.01)
+    raise sqlite3.OperationalError("database is locked")
+
+
+def _number(connection: sqlite3.Connection, pragma: str) -> int:
+    return int(connection.execute(f"PRAGMA {pragma}").fetchone()[0])
+
+
+@contextlib.contextmanager
+def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        connection.execute("COMMIT")
+    except BaseException:
+        # A full disk has rolled back already (sqlite.org/lang_transaction.html, "Response To Errors").
+        if connection.in_transaction:
+            with contextlib.suppress(sqlite3.Error):
+                connection.execute("ROLLBACK")
+        raise

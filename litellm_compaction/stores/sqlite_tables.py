@@ -1,0 +1,149 @@
+"""What is in the SQLite file, and the statements that read and write it.
+
+Called by `sqlite.py` with an open connection, in its thread; `write`s run inside a transaction.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+from typing import Literal, NamedTuple, TypeAlias
+
+from litellm_compaction.stores.protocol import EVENTS_TTL_S, MAX_EVENTS
+
+Kind: TypeAlias = Literal["compaction", "fact"]
+
+# What SQLite keeps around an entry's body: keys, numbers, two indices.
+OVERHEAD_BYTES = 300
+# SQLITE_MAX_VARIABLE_NUMBER was 999 until SQLite 3.32 (sqlite.org/limits.html).
+_VARIABLES = 900
+_EXPIRED_EVENTS_AT_ONCE = 16
+
+MIGRATIONS: tuple[tuple[str, ...], ...] = (
+    (
+        """CREATE TABLE entry (
+            id INTEGER PRIMARY KEY,
+            kind TEXT NOT NULL,
+            scope TEXT NOT NULL,
+            key TEXT NOT NULL,
+            body BLOB NOT NULL,
+            size_bytes INTEGER NOT NULL,
+            created_s REAL NOT NULL,
+            used_s REAL NOT NULL,
+            used_order INTEGER NOT NULL,
+            UNIQUE (kind, scope, key)
+        )""",
+        # All that eviction reads, so that it never touches the bodies.
+        "CREATE INDEX entry_by_use ON entry (used_order, used_s, size_bytes)",
+        "CREATE TABLE usage (bytes INTEGER NOT NULL)",
+        "INSERT INTO usage VALUES (0)",
+        "CREATE TRIGGER entry_added AFTER INSERT ON entry BEGIN UPDATE usage SET bytes = bytes + new.size_bytes; END",
+        "CREATE TRIGGER entry_gone AFTER DELETE ON entry BEGIN UPDATE usage SET bytes = bytes - old.size_bytes; END",
+        """CREATE TRIGGER entry_resized AFTER UPDATE OF size_bytes ON entry
+            BEGIN UPDATE usage SET bytes = bytes + new.size_bytes - old.size_bytes; END""",
+    ),
+    ("CREATE TABLE event (number INTEGER PRIMARY KEY AUTOINCREMENT, when_s REAL NOT NULL, body BLOB NOT NULL)",),
+)
+
+# One more than any before, in the order of use: clocks of several processes are not finer than requests.
+_NEXT_ORDER = "(SELECT coalesce(max(used_order), 0) + 1 FROM entry)"
+
+
+class Entry(NamedTuple):
+    """A row of `entry`."""
+
+    id: int
+    key: str
+    body: bytes
+    used_s: float
+
+
+def find(connection: sqlite3.Connection, kind: Kind, scope: str, keys: Sequence[str]) -> list[Entry]:
+    """The entries under `keys`, in no order, expired ones too."""
+    found: list[Entry] = []
+    for start in range(0, len(keys), _VARIABLES):
+        some = keys[start : start + _VARIABLES]
+        marks = ",".join("?" * len(some))
+        rows = connection.execute(
+            f"SELECT id, key, body, used_s FROM entry WHERE kind = ? AND scope = ? AND key IN ({marks})",  # noqa: S608
+            (kind, scope, *some),
+        )
+        found += map(Entry._make, rows)
+    return found
+
+
+def note_use(connection: sqlite3.Connection, *, ids: Sequence[int], now_s: float, expired_before_s: float) -> None:
+    """Marks those that are alive as used now, the last of `ids` as the latest; deletes the expired ones."""
+    for entry_id in ids:
+        connection.execute("DELETE FROM entry WHERE id = ? AND used_s < ?", (entry_id, expired_before_s))
+        connection.execute(
+            f"UPDATE entry SET used_s = max(used_s, ?), used_order = {_NEXT_ORDER} WHERE id = ?",  # noqa: S608
+            (now_s, entry_id),
+        )
+
+
+def put(connection: sqlite3.Connection, kind: Kind, scope: str, key: str, body: bytes, now_s: float) -> None:
+    """Adds an entry, or replaces the one under the same key."""
+    connection.execute(
+        "INSERT INTO entry (kind, scope, key, body, size_bytes, created_s, used_s, used_order)"  # noqa: S608
+        f" VALUES (?, ?, ?, ?, ?, ?, ?, {_NEXT_ORDER})"
+        " ON CONFLICT (kind, scope, key) DO UPDATE SET body = excluded.body, size_bytes = excluded.size_bytes,"
+        " created_s = excluded.created_s, used_s = excluded.used_s, used_order = excluded.used_order",
+        (kind, scope, key, body, len(body) + OVERHEAD_BYTES, now_s, now_s),
+    )
+
+
+def evict(connection: sqlite3.Connection, *, expired_before_s: float, max_bytes: int) -> None:
+    """Deletes what is expired, then the least recently used until the bound holds; never the last used one."""
+    excess_bytes = connection.execute("SELECT bytes FROM usage").fetchone()[0] - max_bytes
+    doomed: list[tuple[int]] = []
+    rows = connection.execute(
+        "SELECT id, used_s, size_bytes FROM entry"
+        " WHERE used_order < (SELECT max(used_order) FROM entry) ORDER BY used_order"
+    )
+    for entry_id, used_s, size_bytes in rows:
+        if used_s >= expired_before_s and excess_bytes <= 0:
+            break
+        doomed.append((entry_id,))
+        excess_bytes -= size_bytes
+    connection.executemany("DELETE FROM entry WHERE id = ?", doomed)
+
+
+def compactions(connection: sqlite3.Connection, alive_since_s: float) -> list[tuple[str, bytes, float, float, int]]:
+    """(scope, body, created_s, used_s, size_bytes) of every compaction, the most recently used first."""
+    return connection.execute(
+        "SELECT scope, body, created_s, used_s, size_bytes FROM entry"
+        " WHERE kind = 'compaction' AND used_s >= ? ORDER BY used_order DESC",
+        (alive_since_s,),
+    ).fetchall()
+
+
+def delete(connection: sqlite3.Connection, scope: str | None, unused_since_s: float | None) -> int:
+    """Deletes what matches, events too where no scope is named; how many compactions there were among it."""
+    matches = "(:scope IS NULL OR scope = :scope) AND (:before_s IS NULL OR used_s < :before_s)"
+    values = {"scope": scope, "before_s": unused_since_s}
+    counted = connection.execute(f"SELECT count(*) FROM entry WHERE kind = 'compaction' AND {matches}", values)  # noqa: S608
+    count: int = counted.fetchone()[0]
+    connection.execute(f"DELETE FROM entry WHERE {matches}", values)  # noqa: S608
+    if scope is None:
+        connection.execute("DELETE FROM event WHERE :before_s IS NULL OR when_s < :before_s", values)
+    return count
+
+
+def add_event(connection: sqlite3.Connection, when_s: float, body: bytes, now_s: float) -> None:
+    """Adds an event; the oldest go beyond the number, and expired ones a few at a time."""
+    number = connection.execute("INSERT INTO event (when_s, body) VALUES (?, ?)", (when_s, body)).lastrowid
+    connection.execute("DELETE FROM event WHERE number <= ?", ((number or 0) - MAX_EVENTS,))
+    connection.execute(
+        "DELETE FROM event WHERE when_s < ? AND number IN (SELECT number FROM event ORDER BY number LIMIT ?)",
+        (now_s - EVENTS_TTL_S, _EXPIRED_EVENTS_AT_ONCE),
+    )
+
+
+def events(connection: sqlite3.Connection, after: int, limit: int, now_s: float) -> list[tuple[int, float, bytes]]:
+    """(number, when_s, body) of the newest, oldest first."""
+    rows = connection.execute(
+        "SELECT number, when_s, body FROM event WHERE number > ? AND when_s >= ? ORDER BY number DESC LIMIT ?",
+        (after, now_s - EVENTS_TTL_S, max(0, limit)),
+    ).fetchall()
+    return rows[::-1]

@@ -1,0 +1,262 @@
+"""`events` and `store` as an operator uses them, on a file that a proxy has written."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sqlite3
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from litellm_compaction.cli import main
+from litellm_compaction.cli.events import events
+from litellm_compaction.events import CompactionEvent, TruncationAlarm, event_to_json
+from litellm_compaction.stores import MemoryStore, SqliteStore, Store, open_existing
+from tests.cli.conftest import config
+from tests.stores.compactions import compaction
+
+DAY_S = 86_400.0
+TOLD = CompactionEvent(
+    outcome="compacted",
+    phase="pre_request",
+    model="lm_studio/qwen",
+    window_tokens=8192,
+    window_source="api/v1",
+    tokens_before=10_600,
+    tokens_after=1986,
+    covered_messages=42,
+    round=2,
+    rung="summary",
+    pruning_model="small",
+    summary_calls=1,
+    summary_ms=1200.0,
+    duration_ms=1300.0,
+    when_s=1_700_000_000.0,
+    compaction_id="aaaa",
+    continues_id="bbbb",
+)
+ALARM = TruncationAlarm(
+    model="qwen", window_tokens=4096, expected_tokens=9000, reported_tokens=4096, reason="prompt_far_below_count"
+)
+
+
+def fill(store: Store) -> None:
+    """Two compactions of two tenants, one fact, three events of today."""
+
+    async def run() -> None:
+        await store.put("scope-a", compaction("h1", text="The secret plan."))
+        await store.put("scope-b", compaction("h2", covered=7))
+        await store.put_fact("scope-a", "ratio", "1.1")
+        now_s = time.time()
+        for number, text in enumerate([event_to_json(TOLD), event_to_json(ALARM), '{"event": "from the future"}']):
+            await store.add_event(now_s + number, text)
+        await store.aclose()
+
+    asyncio.run(run())
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    found = tmp_path / "store.sqlite3"
+    fill(SqliteStore(found, ttl_s=1000, max_bytes=1_000_000))
+    return found
+
+
+@pytest.fixture
+def run(path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Runs a command on the store; what it printed."""
+
+    def run(*arguments: str, code: int = 0) -> str:
+        assert main([*arguments, "--store", f"sqlite:///{path}"]) == code
+        captured = capsys.readouterr()
+        return captured.err if code and captured.err else captured.out
+
+    return run
+
+
+def ids(run: Callable[..., str]) -> dict[str, str]:
+    """Scope → id, as `store ls` shows them."""
+    rows = [line.split() for line in run("store", "ls").splitlines()[1:-1]]
+    return {row[1]: row[0] for row in rows}
+
+
+def test_ls_shows_everything_but_text(run: Callable[..., str]) -> None:
+    """One line each, the last used first, and the sum."""
+    header, first, second, total = run("store", "ls").splitlines()
+    assert header.split() == ["id", "scope", "made", "used", "round", "covers", "by", "bytes"]
+    assert (first.split()[1], second.split()[1]) == ("scope-b", "scope-a")
+    assert " 7  summary " in first
+    assert total.startswith("2 compactions, ")
+    assert total.endswith(" 2 scopes")
+    assert "secret" not in first + second
+
+
+def test_show_prints_one_with_its_text(run: Callable[..., str]) -> None:
+    """By the beginning of its id; summary and ledger, because that is what was asked for."""
+    shown = run("store", "show", ids(run)["scope-a"][:12])
+    assert "scope     scope-a\n" in shown
+    assert "covers    4 messages" in shown
+    assert "--- summary of round 1, to message 4\nThe secret plan.\n" in shown
+    assert shown.endswith("--- ledger\n- src/a.py\n")
+
+
+@pytest.mark.parametrize(("beginning", "error"), [("zz", "no compactions have an id"), ("", "2 compactions have")])
+def test_show_wants_exactly_one(run: Callable[..., str], beginning: str, error: str) -> None:
+    """None or several: an error that says how many."""
+    assert error in run("store", "show", beginning, code=1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "left", "events"),
+    [
+        (["--scope", "scope-a"], {"scope-b"}, 3),
+        (["--older-than", "1h"], {"scope-a", "scope-b"}, 3),
+        (["--older-than", "0s"], set(), 2),
+        (["--scope", "scope-b", "--older-than", "1d"], {"scope-a", "scope-b"}, 3),
+        (["--all"], set(), 0),
+    ],
+)
+def test_purge_deletes_what_is_named(
+    run: Callable[..., str], path: Path, arguments: list[str], left: set[str], events: int
+) -> None:
+    """And no more; the file is smaller then and holds the text no longer."""
+    said = run("store", "purge", *arguments, "--yes")
+    assert said == f"{2 - len(left)} compactions deleted.\n"
+    assert {row.split()[1] for row in run("store", "ls").splitlines()[1:-1]} == left
+    if "scope-a" not in left:
+        assert b"The secret plan." not in path.read_bytes()
+    connection = sqlite3.connect(path)
+    assert connection.execute("SELECT count(*) FROM event").fetchone() == (events,)
+    connection.close()
+
+
+@pytest.mark.parametrize("arguments", [[], ["--all", "--scope", "a"], ["--all", "--older-than", "1d"]])
+def test_purge_wants_to_know_what(run: Callable[..., str], arguments: list[str]) -> None:
+    """Nothing by default, and no contradiction."""
+    assert "name what to delete" in run("store", "purge", "--yes", *arguments, code=1)
+    assert len(ids(run)) == 2
+
+
+def test_purge_refuses_an_unclear_scope(run: Callable[..., str]) -> None:
+    """Two begin so, or none."""
+    assert "2 scopes begin with 'scope-'" in run("store", "purge", "--yes", "--scope", "scope-", code=1)
+    assert "no scopes begin with 'x'" in run("store", "purge", "--yes", "--scope", "x", code=1)
+
+
+@pytest.mark.parametrize(("answer", "code", "left"), [("y", 0, 0), ("Yes", 0, 0), ("", 1, 2), ("n", 1, 2)])
+def test_purge_asks(
+    run: Callable[..., str], monkeypatch: pytest.MonkeyPatch, answer: str, code: int, left: int
+) -> None:
+    """The question says how many; only a yes deletes."""
+    asked: list[str] = []
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    monkeypatch.setattr("builtins.input", lambda question: asked.append(question) or answer)
+    run("store", "purge", "--all", code=code)
+    assert asked == ["Delete 2 of 2 compactions, with the facts and events of that time? [y/N] "]
+    assert len(ids(run)) == left
+
+
+def test_purge_does_not_guess_an_answer(run: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a terminal, `--yes` is needed."""
+    monkeypatch.setattr("sys.stdin.isatty", lambda: False, raising=False)
+    assert "add --yes" in run("store", "purge", "--all", code=1)
+    assert len(ids(run)) == 2
+
+
+def test_events_are_lines_for_people(run: Callable[..., str]) -> None:
+    """Oldest first: what, for which model, how many tokens, how made; another version's are told as such."""
+    compacted, alarm, future = run("events").splitlines()
+    assert compacted.partition("  ")[2] == (
+        "compacted  lm_studio/qwen  10,600 → 1,986 of 8,192 tokens, pre_request, round 2 (summary), "
+        "42 messages covered, 1 summary call of small in 1,200 ms, 1,300 ms, id aaaa after bbbb"
+    )
+    assert "truncation_alarm  qwen  server saw 4,096 of 9,000 tokens" in alarm
+    assert future.endswith("(written by another version)")
+
+
+def test_events_are_json_for_programs(run: Callable[..., str]) -> None:
+    """One object a line with all fields, also those of another version; `--last` takes the newest."""
+    first, second, third = map(json.loads, run("events", "--json").splitlines())
+    assert (first["number"], first["event"], first["tokens_before"], first["rung"]) == (
+        1,
+        "compaction",
+        10_600,
+        "summary",
+    )
+    assert second["event"] == "truncation_alarm"
+    assert third == {"number": 3, "event": "from the future"}
+    assert json.loads(run("events", "--json", "--last", "1")) == third
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_follow_goes_on_until_interrupted(as_json: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each new event once, in order, however many come between two looks."""
+    store = MemoryStore(ttl_s=100, max_bytes=100_000)
+    fill_later = [2, 0, 1]
+
+    async def wait() -> None:
+        if not fill_later:
+            raise KeyboardInterrupt
+        for _ in range(fill_later.pop(0)):
+            await store.add_event(time.time(), event_to_json(TOLD))
+
+    with pytest.raises(KeyboardInterrupt):
+        events(store, last=10, follow=True, as_json=as_json, wait=wait)
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 3
+    if as_json:
+        assert [json.loads(line)["number"] for line in lines] == [1, 2, 3]
+
+
+def test_the_config_names_the_store(
+    tmp_path: Path, path: Path, write: Callable[[Any], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`--config` reads the setting; a memory store is explained."""
+    assert main(["store", "ls", "--config", str(write(config(settings={"store": f"sqlite:///{path}"})))]) == 0
+    assert "2 compactions" in capsys.readouterr().out
+    for command in (["store", "ls"], ["events"]):
+        assert main([*command, "--config", str(write(config(settings={"store": "memory://"})))]) == 1
+        assert "memory:// lives in the proxy's process" in capsys.readouterr().err
+
+
+def test_the_default_store_is_the_users(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In the data folder; where there is none yet, that is said and none is made."""
+    monkeypatch.setenv("LITELLM_COMPACTION_HOME", str(tmp_path / "home"))
+    assert main(["store", "ls"]) == 1
+    assert "there is no store at" in capsys.readouterr().err
+    assert not (tmp_path / "home").exists()
+    fill(SqliteStore(tmp_path / "home" / "store.sqlite3", ttl_s=1000, max_bytes=1_000_000))
+    assert main(["store", "ls"]) == 0
+    assert "2 compactions" in capsys.readouterr().out
+
+
+def test_an_empty_store_is_said_to_be_empty(run: Callable[..., str]) -> None:
+    """Not an empty page."""
+    run("store", "purge", "--all", "--yes")
+    assert run("store", "ls") == "No compactions yet.\n"
+    assert run("events") == "No events yet.\n"
+    assert run("events", "--json") == ""
+
+
+def test_a_look_is_no_use(path: Path) -> None:
+    """`ls` does not make an old compaction look young."""
+
+    def used() -> list[float]:
+        async def read() -> list[float]:
+            store = open_existing(f"sqlite:///{path}", ttl_s=1000, max_bytes=1_000_000)
+            try:
+                return [stored.used_s for stored in await store.compactions()]
+            finally:
+                await store.aclose()
+
+        return asyncio.run(read())
+
+    before = used()
+    assert main(["store", "ls", "--store", f"sqlite:///{path}"]) == 0
+    assert used() == before

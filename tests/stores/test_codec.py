@@ -1,0 +1,58 @@
+"""A compaction as bytes: nothing is lost, and what cannot be read is no error."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from litellm_compaction.core.compaction import Compaction
+from litellm_compaction.stores.codec import decode, encode
+from tests.stores.compactions import compaction, compactions
+
+
+@given(compactions())
+def test_everything_survives(known: Compaction) -> None:
+    """Equal in every field, whatever the texts hold, and so in the text that the model gets."""
+    read = decode(encode(known))
+    assert read == known
+    assert read is not None
+    assert read.record == known.record
+
+
+@given(st.binary() | st.text().map(str.encode))
+def test_what_is_not_ours_is_none(data: bytes) -> None:
+    """Any bytes: no error."""
+    assert decode(data) is None
+
+
+@pytest.mark.parametrize("size", range(0, 300, 7))
+def test_what_is_cut_off_is_none(size: int) -> None:
+    """A damaged row is dropped."""
+    data = encode(compaction("h", text="x" * 300))
+    assert decode(data[:size]) is None
+
+
+def test_versions_read_each_other() -> None:
+    """A field of a newer version is passed over, one that an older did not know has its default."""
+    known = compaction("h")
+    envelope = json.loads(encode(known))
+    envelope["compaction"]["from_the_future"] = {"a": [1]}
+    envelope["compaction"]["segments"][0]["from_the_future"] = 1
+    del envelope["compaction"]["window_tokens"], envelope["compaction"]["provisional"]
+    assert decode(json.dumps(envelope).encode()) == known
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"version": 2}, {"compaction": None}, {"compaction": {}}, {"compaction": {"rung": "magic"}}],
+)
+def test_what_this_version_cannot_apply_is_none(change: dict[str, object]) -> None:
+    """Another envelope, missing fields, an unknown rung."""
+    envelope = json.loads(encode(compaction("h")))
+    inner = change.get("compaction")
+    if isinstance(inner, dict) and inner:
+        change = {"compaction": {**envelope["compaction"], **inner}}
+    assert decode(json.dumps({**envelope, **change}).encode()) is None

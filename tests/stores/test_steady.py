@@ -1,0 +1,108 @@
+"""A store that always works: what a failing one costs, and what it says."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import pytest
+
+from litellm_compaction.core.compaction import Compaction
+from litellm_compaction.errors import StoreError
+from litellm_compaction.stores import MemoryStore, SteadyStore, StoredCompaction, StoredEvent
+from tests.stores.compactions import compaction
+
+
+class Failing(MemoryStore):
+    """A memory store that fails where it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__(ttl_s=100, max_bytes=1_000_000)
+        self.reads_fail = self.writes_fail = False
+
+    async def find(self, scope: str, hashes: Sequence[str]) -> list[Compaction]:
+        self._may_fail(self.reads_fail)
+        return await super().find(scope, hashes)
+
+    async def put(self, scope: str, compaction: Compaction) -> None:
+        self._may_fail(self.writes_fail)
+        await super().put(scope, compaction)
+
+    async def get_fact(self, scope: str, key: str) -> str | None:
+        self._may_fail(self.reads_fail)
+        return await super().get_fact(scope, key)
+
+    async def put_fact(self, scope: str, key: str, text: str) -> None:
+        self._may_fail(self.writes_fail)
+        await super().put_fact(scope, key, text)
+
+    async def add_event(self, when_s: float, text: str) -> None:
+        self._may_fail(self.writes_fail)
+        await super().add_event(when_s, text)
+
+    async def events(self, *, after: int = 0, limit: int = 10_000) -> list[StoredEvent]:
+        self._may_fail(self.reads_fail)
+        return await super().events(after=after, limit=limit)
+
+    async def compactions(self) -> list[StoredCompaction]:
+        self._may_fail(self.reads_fail)
+        return await super().compactions()
+
+    async def delete(self, *, scope: str | None = None, unused_since_s: float | None = None) -> int:
+        self._may_fail(self.writes_fail)
+        return await super().delete(scope=scope, unused_since_s=unused_since_s)
+
+    def _may_fail(self, fails: bool) -> None:
+        if fails:
+            raise StoreError("disk full")
+
+
+class Steady:
+    """A steady store over a failing one, with a clock."""
+
+    def __init__(self) -> None:
+        self.durable = Failing()
+        self.now_s = 0.0
+        self.store = SteadyStore(self.durable, MemoryStore(ttl_s=100, max_bytes=1_000_000), clock=lambda: self.now_s)
+
+
+async def test_what_a_full_disk_does_not_take_is_found_all_the_same() -> None:
+    """Beside what was there before, longest first, the later of two that cover the same."""
+    made = Steady()
+    await made.store.put("team", compaction("h2", covered=2))
+    await made.store.put("team", compaction("h4", covered=4, text="before"))
+    made.durable.writes_fail = True
+    await made.store.put("team", compaction("h3", covered=3))
+    await made.store.put("team", compaction("h4", covered=4, text="after"))
+    found = await made.store.find("team", ["h1", "h2", "h3", "h4"])
+    assert [(each.covered_hash, each.summary) for each in found] == [
+        ("h4", "after"),
+        ("h3", "What happened."),
+        ("h2", "What happened."),
+    ]
+    made.durable.writes_fail = False
+    await made.store.put("team", compaction("h5", covered=5))
+    assert len(await made.durable.find("team", ["h5"])) == 1
+
+
+async def test_nothing_but_deleting_raises(caplog: pytest.LogCaptureFixture) -> None:
+    """Every other call works while nothing below does; one warning, and one more an hour later."""
+    made = Steady()
+    made.durable.reads_fail = made.durable.writes_fail = True
+    for _ in range(3):
+        await made.store.put("team", compaction("h"))
+        assert len(await made.store.find("team", ["h"])) == 1
+        await made.store.put_fact("model", "ratio", "1")
+        assert await made.store.get_fact("model", "ratio") == "1"
+        assert await made.store.get_fact("model", "other") is None
+        await made.store.add_event(1e12, "{}")
+        assert [event.text for event in await made.store.events(limit=1)] == ["{}"]
+        assert len(await made.store.compactions()) == 1
+    assert [(record.levelno, record.getMessage()) for record in caplog.records] == [
+        (logging.WARNING, "store_failed disk full; requests go on with the memory of this process")
+    ]
+    made.now_s = 3601
+    await made.store.find("team", ["h"])
+    assert len(caplog.records) == 2
+    with pytest.raises(StoreError, match="disk full"):
+        await made.store.delete()

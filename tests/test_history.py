@@ -1,0 +1,85 @@
+"""Events in the store: written behind the request's back, and no trouble of the request."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import pytest
+
+from litellm_compaction.errors import StoreError
+from litellm_compaction.events import CompactionEvent, TruncationAlarm, event_from_json
+from litellm_compaction.history import History
+from litellm_compaction.stores import MemoryStore
+
+ALARM = TruncationAlarm(model="qwen", window_tokens=1, expected_tokens=2, reported_tokens=3, reason="x", when_s=2e12)
+
+
+def event(number: int) -> CompactionEvent:
+    return CompactionEvent(
+        outcome="compacted",
+        phase="pre_request",
+        model="qwen",
+        window_tokens=8192,
+        window_source="api/v1",
+        tokens_before=7000 + number,
+        tokens_after=3000,
+        when_s=1e12 + number,
+    )
+
+
+class Gated(MemoryStore):
+    """A store that waits at a gate, and then fails if told to."""
+
+    def __init__(self, *, fails: bool = False) -> None:
+        super().__init__(ttl_s=100, max_bytes=1_000_000)
+        self.gate = asyncio.Event()
+        self.fails = fails
+        self.asked = 0
+
+    async def add_event(self, when_s: float, text: str) -> None:
+        self.asked += 1
+        await self.gate.wait()
+        if self.fails:
+            raise StoreError("disk full")
+        await super().add_event(when_s, text)
+
+
+async def test_events_are_kept_in_order() -> None:
+    """Every field, with the event's own time."""
+    store = MemoryStore(ttl_s=100, max_bytes=1_000_000)
+    history = History(store)
+    told = [event(0), event(1), ALARM]
+    for each in told:
+        history(each)
+    await history.settle()
+    history(event(3))
+    await history.settle()
+    found = await store.events()
+    assert [event_from_json(stored.text) for stored in found] == [*told, event(3)]
+    assert [stored.when_s for stored in found] == [1e12, 1e12 + 1, 2e12, 1e12 + 3]
+
+
+async def test_nobody_waits_for_a_slow_store() -> None:
+    """Telling returns at once; of what waits the newest thousand are kept."""
+    store = Gated()
+    history = History(store)
+    for number in range(1500):
+        history(event(number))
+    store.gate.set()
+    await history.settle()
+    assert [stored.when_s - 1e12 for stored in await store.events()] == list(range(500, 1500))
+
+
+async def test_a_failing_store_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    """One warning, no error, and the next event is tried all the same."""
+    store = Gated(fails=True)
+    store.gate.set()
+    history = History(store)
+    for number in range(5):
+        history(event(number))
+        await history.settle()
+    assert store.asked == 5
+    assert [(record.levelno, record.getMessage()) for record in caplog.records] == [
+        (logging.WARNING, "history_failed disk full; this is said once")
+    ]
