@@ -54,10 +54,14 @@ def test_the_config_is_the_shipped_one() -> None:
 
 def test_the_two_commands_are_one_line_each() -> None:
     """Both do all the set-up with Python and pip alone."""
-    commands = re.findall(r"^python3 -m venv .*$", README, re.MULTILINE)
-    assert commands == [
-        "python3 -m venv .venv && .venv/bin/pip install . && .venv/bin/litellm-compaction up",
-        "python3 -m venv .venv && .venv/bin/pip install '.[test]' && .venv/bin/pip install '.[clients]' && "
+    start, test = (
+        line.removeprefix("python3 -m venv .venv && ").split(" && ")
+        for line in re.findall(r"^python3 -m venv .*$", README, re.MULTILINE)
+    )
+    assert start == [".venv/bin/pip install .", ".venv/bin/litellm-compaction up"]
+    assert test == [
+        ".venv/bin/pip install '.[test]'",
+        ".venv/bin/pip install '.[clients]'",
         ".venv/bin/python -m pytest -n 2 --dist loadfile",
     ]
 
