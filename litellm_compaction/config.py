@@ -6,6 +6,7 @@ deployment becomes `DeploymentSettings`, and `Settings.for_deployment` joins the
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from typing import Annotated, Literal, TypeVar
@@ -14,10 +15,17 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from litellm_compaction.errors import ConfigError
 
+# As core/budget.py counts them at most: settings and core do not import each other.
+RESERVES_MAX_RATIO = 0.75
+
 Mode = Literal["guard", "observe", "off"]
 Ratio = Annotated[float, Field(gt=0.0, lt=1.0)]
 
 SAME_MODEL = "__same__"
+RESERVES = ("system_reserve_tokens", "output_reserve_tokens", "safety_buffer_tokens")
+# A trigger below this would compact every request.
+_LEAST_THRESHOLD_TOKENS = 256
+_Reserve = Annotated[int, Field(ge=0, le=10_000_000)]
 _LATER_STRATEGIES = ("prune", "handoff")
 # SQLite's own `:memory:` would be lost with each of our connections, and options behind `?` are not read.
 _STORE = re.compile(r"memory://|sqlite://(/(?!:memory:)[^?#\n]+)?")
@@ -31,6 +39,13 @@ class _Section(BaseModel):
     def _yaml_off(cls, value: object) -> object:
         # YAML 1.1 reads a bare `off` as false.
         return "off" if value is False else value
+
+    @field_validator("threshold_tokens", check_fields=False)
+    @classmethod
+    def _threshold_is_off_or_large(cls, value: int | None) -> int | None:
+        if value is not None and 0 < value < _LEAST_THRESHOLD_TOKENS:
+            raise ValueError(f"allowed: 0 (the ratio decides), or at least {_LEAST_THRESHOLD_TOKENS} tokens")
+        return value
 
 
 _SectionT = TypeVar("_SectionT", bound=_Section)
@@ -54,6 +69,10 @@ class DeploymentSettings(_Section):
     streaming_ratio: Ratio | None = None
     target_ratio: Ratio | None = None
     output_buffer_ratio: Ratio | None = None
+    threshold_tokens: int | None = Field(None, ge=0, le=100_000_000)
+    system_reserve_tokens: _Reserve | None = None
+    output_reserve_tokens: _Reserve | None = None
+    safety_buffer_tokens: _Reserve | None = None
 
 
 class Settings(_Section):
@@ -78,6 +97,22 @@ class Settings(_Section):
     )
     output_buffer_min_tokens: int = Field(
         1000, ge=0, description="Least tokens set aside for the answer; capped at 10 % of the window."
+    )
+    threshold_tokens: int = Field(
+        0,
+        ge=0,
+        le=100_000_000,
+        description="Tokens of the conversation, without system messages and tools, above which it is compacted, in "
+        "place of the ratio and the reserves; 0: those decide. A prompt that does not fit is compacted anyway.",
+    )
+    system_reserve_tokens: _Reserve = Field(
+        0,
+        description="Part of the window for system messages and tools. With any reserve set, compaction begins at "
+        "`pre_request_ratio` of (window − reserves), and the output buffer is not added.",
+    )
+    output_reserve_tokens: _Reserve = Field(0, description="Part of the window for the answer; see above.")
+    safety_buffer_tokens: _Reserve = Field(
+        0, description="Part of the window that stays free; see above. All reserves count for 75 % of it at most."
     )
     keep_recent_messages: int = Field(
         5, ge=1, le=1000, description="Messages at the end that stay verbatim where they fit."
@@ -186,7 +221,25 @@ class Settings(_Section):
         """
         names = set(type(own).model_fields) & set(type(self).model_fields)
         changes = {name: value for name in names if (value := getattr(own, name)) is not None}
-        return _parse(Settings, {**self.model_dump(), **changes}, "model_info.compaction") if changes else self
+        place = "model_info.compaction"
+        joined = _parse(Settings, {**self.model_dump(), **changes}, place) if changes else self
+        if own.context_length is not None:
+            joined._must_leave_room(own.context_length, place)
+        return joined
+
+    def _must_leave_room(self, window_tokens: int, place: str) -> None:
+        reserves = {name: value for name in RESERVES if (value := getattr(self, name))}
+        most = math.floor(RESERVES_MAX_RATIO * window_tokens)
+        if sum(reserves.values()) > most and not self.threshold_tokens:
+            named = " + ".join(f"{name} = {value}" for name, value in reserves.items())
+            raise ConfigError(
+                f"{place}: {named}: allowed together: 0 to {most}, 75 % of context_length {window_tokens}"
+            )
+        if self.threshold_tokens >= window_tokens:
+            raise ConfigError(
+                f"{place}.threshold_tokens = {self.threshold_tokens}: allowed: 0, or {_LEAST_THRESHOLD_TOKENS} to "
+                f"{window_tokens - 1}, below context_length"
+            )
 
 
 def settings_from(section: object) -> Settings:

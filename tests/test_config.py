@@ -9,7 +9,14 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from litellm_compaction.config import DeploymentSettings, Settings, deployment_settings_from, settings_from
+from litellm_compaction.config import (
+    RESERVES_MAX_RATIO,
+    DeploymentSettings,
+    Settings,
+    deployment_settings_from,
+    settings_from,
+)
+from litellm_compaction.core import budget
 from litellm_compaction.errors import ConfigError
 
 # For every setting values that are taken and values that are refused.
@@ -20,6 +27,10 @@ KEYS: dict[str, tuple[list[Any], list[Any]]] = {
     "target_ratio": ([0.01, 0.79], [0, 1, -1]),
     "output_buffer_ratio": ([0, 0.5], [1, -0.1]),
     "output_buffer_min_tokens": ([0, 5000], [-1, 0.5]),
+    "threshold_tokens": ([0, 256, 50_000], [-1, 1, 255, 100_000_001, "50k"]),
+    "system_reserve_tokens": ([0, 8000], [-1, 10_000_001]),
+    "output_reserve_tokens": ([0, 8000], [-1, 0.5]),
+    "safety_buffer_tokens": ([0, 8000], [-1, "some"]),
     "keep_recent_messages": ([1, 1000], [0, 1001, "five"]),
     "max_restarts": ([0, 20], [-1, 21]),
     "max_summary_calls": ([0, 20], [-1, 21]),
@@ -207,6 +218,33 @@ def test_a_deployment_that_contradicts_is_refused() -> None:
     settings = settings_from({"target_ratio": 0.6})
     with pytest.raises(ConfigError, match=r"model_info\.compaction: target_ratio < pre_request_ratio"):
         settings.for_deployment(deployment_settings_from({"pre_request_ratio": 0.5}))
+
+
+@pytest.mark.parametrize(
+    ("own", "finding"),
+    [
+        (
+            {"system_reserve_tokens": 4000, "output_reserve_tokens": 3000},
+            "system_reserve_tokens = 4000 + output_reserve_tokens = 3000: allowed together: 0 to 6144, 75 %",
+        ),
+        ({"safety_buffer_tokens": 6145}, "safety_buffer_tokens = 6145: allowed together: 0 to 6144"),
+        ({"threshold_tokens": 8192}, "threshold_tokens = 8192: allowed: 0, or 256 to 8191"),
+    ],
+)
+def test_reserves_leave_room_in_a_known_window(own: dict[str, Any], finding: str) -> None:
+    """Whether a deployment's own or global: where its context_length is written down, they are checked against it."""
+    section = {"context_length": 8192}
+    for settings, mine in ((Settings(), {**section, **own}), (settings_from(own), section)):
+        with pytest.raises(ConfigError) as raised:
+            settings.for_deployment(deployment_settings_from(mine))
+        assert f"model_info.compaction{'.' if 'threshold' in finding else ': '}{finding}" in str(raised.value)
+    joined = settings_from(own).for_deployment(deployment_settings_from({**section, **dict.fromkeys(own, 0)}))
+    assert (joined.threshold_tokens, joined.system_reserve_tokens, joined.safety_buffer_tokens) == (0, 0, 0)
+
+
+def test_settings_and_budget_agree_on_the_reserves() -> None:
+    """What is refused at start is what the budget would not count."""
+    assert RESERVES_MAX_RATIO == budget.RESERVES_MAX_RATIO
 
 
 @pytest.mark.parametrize(

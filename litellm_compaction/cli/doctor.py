@@ -13,6 +13,15 @@ from litellm_compaction.cli.examination import Examined, examine
 from litellm_compaction.cli.findings import Finding, config_findings
 
 _HERE = Path("config.yaml")
+_SOURCES = {
+    "llama.cpp": "llama.cpp's /props",
+    "vllm": "vLLM's max_model_len",
+    "ollama": "Ollama's /api/ps",
+    "operator": "the config file",
+    "max_input_tokens": "model_info.max_input_tokens",
+    "model_map": "LiteLLM's model map",
+    "default": "an assumption",
+}
 
 
 def doctor(*, config: Path | None, as_json: bool, environ: Mapping[str, str]) -> int:
@@ -54,11 +63,13 @@ def _lines(file: ConfigFile, rows: Sequence[Examined], findings: Sequence[Findin
         yield row.name if row.name.partition("/")[2] == row.model else f"{row.name} → {row.model or '?'}"
         yield f"  guarded  {'not known' if row.guarded is None else 'yes' if row.guarded else 'no'}: {row.why}"
         if row.server:
-            api = f", LM Studio's API {row.api}" if row.api else ""
+            named = f"LM Studio's API {row.api}" if row.api in ("v0", "v1") else row.api
+            api = f", {named}" if named else ""
             yield f"  server   {row.server}, {'reachable' if row.reachable else 'not reachable'}{api}"
         if row.window_tokens is not None:
             shared = f", shared by up to {row.parallel} requests" if (row.parallel or 1) > 1 else ""
-            yield f"  window   {row.window_tokens:,} tokens, from {row.window_source}{shared}"
+            source = _SOURCES.get(row.window_source, row.window_source)
+            yield f"  window   {row.window_tokens:,} tokens, from {source}{shared}"
         elif row.loaded is False:
             yield "  window   not known: not loaded"
         if row.tokenizer:

@@ -1,7 +1,7 @@
 """What the servers behind a config file say: guarded or not, reachable, loaded, with which window and tokenizer.
 
-Called by `doctor`. Only servers are asked that are LM Studio by name or lie in a local network; hosted providers
-never are.
+Called by `doctor`. Only servers are asked that are LM Studio by name or lie in a local network, and those that an
+operator opted in (`proxy/opted_in.py` has the rule); hosted providers never are.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ from litellm_compaction.errors import ConfigError, ModelNotLoaded, ServerUnavail
 from litellm_compaction.models.families import family_of
 from litellm_compaction.models.fetch import NotThisApi
 from litellm_compaction.models.lmstudio import DEFAULT_API_BASE, Listing, list_models, match, server_root
+from litellm_compaction.models.served import PATHS, Served, list_served
 from litellm_compaction.models.window import Target, Window, Windows
 from litellm_compaction.proxy.carriers import carrier_of
-from litellm_compaction.proxy.routing import DEFAULT_WINDOW_TOKENS, Deployment, deployment_of
+from litellm_compaction.proxy.routing import Deployment, deployment_of
 
 _LIMIT_S = 3.0
 
@@ -119,12 +120,12 @@ class _Examiner:
         if deployment.kind == "foreign":
             return [row], []
         if deployment.kind == "opted_in":
-            return self._opted_in(row, deployment)
+            return await self._opted_in(row, target)
         row = replace(row, server=_without_credentials(target.api_base or ""))
         try:
             listing = await self._listing(target)
         except NotThisApi as error:
-            return self._another_server(replace(row, reachable=True), deployment, error)
+            return await self._another_server(replace(row, reachable=True), deployment, error)
         except ServerUnavailable as error:
             todo = "start LM Studio's server (`lms server start`), or correct api_base"
             row = replace(row, guarded=None, why="its server was not reached", reachable=False)
@@ -150,33 +151,44 @@ class _Examiner:
             return listing
         return await list_models(self._http, api_base, target.api_key, timeout_s=_LIMIT_S)
 
-    def _opted_in(self, row: Examined, deployment: Deployment) -> tuple[list[Examined], list[Finding]]:
-        written = deployment.target.context_length
-        row = replace(
-            _counted(row, ""),
-            guarded=True,
-            why="model_info.compaction.enabled is true",
-            window_tokens=written,
-            window_source="operator",
-        )
-        if deployment.settings.context_length is None and written == DEFAULT_WINDOW_TOKENS:
-            row = replace(row, window_source="default")
-            text = f"its window is assumed to be {written:,} tokens: write model_info.compaction.context_length."
-            return [row], [note(row.name, text)]
-        return [row], []
+    async def _opted_in(self, row: Examined, target: Target) -> tuple[list[Examined], list[Finding]]:
+        row = replace(row, guarded=True, why="model_info.compaction.enabled is true")
+        served: Served | None = None
+        findings: list[Finding] = []
+        if target.apis and target.api_base:
+            row = replace(row, server=_without_credentials(target.api_base))
+            try:
+                served = await list_served(self._http, target.api_base, target.api_key, target.apis, timeout_s=_LIMIT_S)
+                row = replace(row, reachable=True, api=served.api or "")
+            except ServerUnavailable as error:
+                row = replace(row, reachable=False)
+                findings.append(problem(row.name, f"{error}: start the server, or correct api_base."))
+        rows: list[Examined] = []
+        for model in _names(target, served):
+            one = replace(target, key=f"{target.key}|{model}", model=model)
+            window = await self._windows.resolve(one)
+            rows.append(
+                replace(
+                    _counted(replace(row, model=model), ""),
+                    window_tokens=window.tokens,
+                    window_source=window.source,
+                    parallel=window.parallel if window.source in PATHS else None,
+                )
+            )
+            findings += _about_window(row, one, window, served)
+        return rows, findings
 
-    def _another_server(
+    async def _another_server(
         self, row: Examined, deployment: Deployment, error: NotThisApi
     ) -> tuple[list[Examined], list[Finding]]:
+        if deployment.other_target is not None:
+            return await self._opted_in(row, deployment.other_target)
         if "API key was refused" in str(error):
             todo = "set LM_STUDIO_API_KEY (or api_key of this deployment) to a token of that server"
         elif deployment.kind == "lm_studio":
             todo = "point api_base to LM Studio 0.3.6 or newer"
         else:
-            opted_in = deployment.settings.enabled is True
-            row = replace(row, guarded=opted_in, why="its server is not LM Studio")
-            row = replace(row, why="model_info.compaction.enabled is true") if opted_in else row
-            return [row], []
+            return [replace(row, guarded=False, why="its server is not LM Studio")], []
         return [replace(row, guarded=None, why="its server did not answer as LM Studio")], [
             problem(row.name, f"{error}: {todo}.")
         ]
@@ -226,6 +238,34 @@ class _Examiner:
         if self._settings.when_not_loaded == "warm_up":
             return note(name, f"{what}, so its window is not known; the first request loads it (when_not_loaded).")
         return problem(name, f"{what}, and when_not_loaded is `error`: load it in LM Studio, or write `warm_up`.")
+
+
+def _names(target: Target, served: Served | None) -> list[str]:
+    """The models to describe: the deployment's own, or what is loaded behind a wildcard."""
+    loaded = [model.names[0] for model in served.models if model.names] if served else []
+    return loaded if loaded and "*" in target.model else [target.model]
+
+
+def _about_window(row: Examined, target: Target, window: Window, served: Served | None) -> list[Finding]:
+    """What to know of an opted-in deployment's window, and what to do where nobody knows it."""
+    findings: list[Finding] = []
+    write = "write model_info.compaction.context_length"
+    if served is not None and window.source not in PATHS and not target.asked_tokens:
+        if served.api == "ollama":
+            load = "it is read when the first request has loaded it"
+            what = (
+                f"Ollama has not loaded {target.model}, so {window.tokens:,} tokens ({window.source}) count until then"
+            )
+            findings.append(note(row.name, f"{what}; {load}. To be sure, set num_ctx in litellm_params."))
+        elif window.source != "operator":
+            asked = ", ".join(PATHS[api] for api in target.apis)
+            findings.append(note(row.name, f"its server tells no window ({asked}): {write}."))
+    if window.source == "default":
+        findings.append(note(row.name, f"its window is assumed to be {window.tokens:,} tokens: {write}."))
+    if window.slots > 1:
+        text = f"{window.slots} requests at a time have this window each; if they share it (--kv-unified), write"
+        findings.append(note(row.name, f"{text} `admission: pool`."))
+    return findings
 
 
 def _counted(row: Examined, architecture: str) -> Examined:

@@ -15,6 +15,8 @@ MARGIN_MIN_TOKENS = 64
 MARGIN_MIN_RATIO = 0.02
 _BUFFER_CAP_RATIO = 0.10
 ROOM_ABOVE_FLOOR_RATIO = 0.15
+# All reserves together count for no more of a window: what is left has to hold a conversation. config.py refuses more.
+RESERVES_MAX_RATIO = 0.75
 
 
 def margin_tokens(prompt_tokens: int, error_ratio: float) -> int:
@@ -24,7 +26,11 @@ def margin_tokens(prompt_tokens: int, error_ratio: float) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """The settings that shape a budget; ratios are shares of the window (0–1)."""
+    """The settings that shape a budget; ratios are shares of the window (0–1).
+
+    Which of them trigger a compaction: `threshold_tokens` above 0, else the reserves where one is above 0, else
+    `pre_request_ratio` with the output buffer.
+    """
 
     pre_request_ratio: float
     streaming_ratio: float
@@ -32,6 +38,10 @@ class Rules:
     output_buffer_ratio: float
     output_buffer_min_tokens: int
     answer_min_tokens: int
+    threshold_tokens: int = 0
+    system_reserve_tokens: int = 0
+    output_reserve_tokens: int = 0
+    safety_buffer_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,12 +52,35 @@ class Budget:
         window_tokens: context length as loaded.
         floor_tokens: system, tools and sacred messages: what no compaction can shrink.
         error_ratio: the true prompt is at most (1 + error_ratio) times the estimate.
+        fixed_tokens: system messages and tools, which a reserve may have been made for; part of the floor.
     """
 
     rules: Rules
     window_tokens: int
     floor_tokens: int
     error_ratio: float
+    fixed_tokens: int = 0
+
+    @property
+    def reserved_tokens(self) -> int:
+        """What the reserves take of the window, 75 % of it at most; 0 where the ratio alone decides."""
+        rules = self.rules
+        reserves = rules.system_reserve_tokens + rules.output_reserve_tokens + rules.safety_buffer_tokens
+        return min(reserves, math.floor(RESERVES_MAX_RATIO * self.window_tokens))
+
+    @property
+    def outside_tokens(self) -> int:
+        """Tokens of the prompt that are not the conversation's: system and tools, as far as they have a reserve."""
+        if self.rules.threshold_tokens:
+            return self.fixed_tokens
+        return min(self.fixed_tokens, self.rules.system_reserve_tokens, self.reserved_tokens)
+
+    @property
+    def usable_tokens(self) -> int:
+        """What the conversation may fill: the window without reserves, or what `threshold_tokens` is the trigger of."""
+        if self.rules.threshold_tokens:
+            return min(math.ceil(self.rules.threshold_tokens / self.rules.pre_request_ratio), self.window_tokens)
+        return self.window_tokens - self.reserved_tokens
 
     @property
     def prompt_limit_tokens(self) -> int:
@@ -57,7 +90,12 @@ class Budget:
         return max(min(by_ratio, room - MARGIN_MIN_TOKENS), 0)
 
     def output_buffer_tokens(self, prompt_tokens: int) -> int:
-        """What is set aside for the answer: max(ratio of the rest, min(minimum, 10 % of the window))."""
+        """What is set aside for the answer.
+
+        Its reserve if there is one, else max(ratio of the rest, min(minimum, 10 % of the window)).
+        """
+        if self.rules.output_reserve_tokens:
+            return min(self.rules.output_reserve_tokens, self.reserved_tokens)
         rest = max(self.window_tokens - prompt_tokens, 0)
         least = min(self.rules.output_buffer_min_tokens, math.floor(_BUFFER_CAP_RATIO * self.window_tokens))
         return max(math.floor(self.rules.output_buffer_ratio * rest), least)
@@ -67,18 +105,27 @@ class Budget:
         return prompt_tokens <= self.prompt_limit_tokens
 
     def triggers(self, prompt_tokens: int) -> bool:
-        """Whether the prompt has to be compacted before it is sent."""
-        filled = prompt_tokens + self.output_buffer_tokens(prompt_tokens)
-        return filled > self.rules.pre_request_ratio * self.window_tokens or not self.fits(prompt_tokens)
+        """Whether the prompt has to be compacted before it is sent: by the rules, and whenever it does not fit."""
+        if not self.fits(prompt_tokens):
+            return True
+        conversation_tokens = prompt_tokens - self.outside_tokens
+        if self.rules.threshold_tokens:
+            return conversation_tokens > self.rules.threshold_tokens
+        buffer_tokens = 0 if self.reserved_tokens else self.output_buffer_tokens(prompt_tokens)
+        return conversation_tokens + buffer_tokens > self.rules.pre_request_ratio * self.usable_tokens
 
     def target_tokens(self, prompt_tokens: int) -> int:
         """To how many tokens a prompt is compacted.
 
         min(target_ratio of the window, half of the prompt), at least the floor and 15 % of the window above it,
-        and never more than fits.
+        and never more than fits. With reserves or a threshold: of what the conversation may fill, and of the
+        conversation.
         """
-        deep = min(math.floor(self.rules.target_ratio * self.window_tokens), prompt_tokens // 2)
-        least = self.floor_tokens + math.floor(ROOM_ABOVE_FLOOR_RATIO * self.window_tokens)
+        outside = self.outside_tokens
+        deep = outside + min(
+            math.floor(self.rules.target_ratio * self.usable_tokens), max(prompt_tokens - outside, 0) // 2
+        )
+        least = self.floor_tokens + math.floor(ROOM_ABOVE_FLOOR_RATIO * self.usable_tokens)
         return min(max(deep, least), self.prompt_limit_tokens)
 
     def max_output_tokens(self, prompt_tokens: int, asked_tokens: int | None) -> int:

@@ -50,6 +50,11 @@ class Conversation:
         return self.fixed_tokens + sum(self.sizes)
 
     @property
+    def lead_tokens(self) -> int:
+        """Tools, what the template adds, and the leading system messages."""
+        return self.fixed_tokens + sum(self.sizes[: lead_length(self.messages)])
+
+    @property
     def floor_tokens(self) -> int:
         """What no compaction can shrink: tools, system and sacred messages, and the bare record."""
         sacred = sacred_indices(self.messages)

@@ -90,6 +90,10 @@ class Case:
             output_buffer_ratio=settings.output_buffer_ratio,
             output_buffer_min_tokens=settings.output_buffer_min_tokens,
             answer_min_tokens=settings.reasoning_answer_min_tokens if reasons else settings.answer_min_tokens,
+            threshold_tokens=settings.threshold_tokens,
+            system_reserve_tokens=settings.system_reserve_tokens,
+            output_reserve_tokens=settings.output_reserve_tokens,
+            safety_buffer_tokens=settings.safety_buffer_tokens,
         )
 
 

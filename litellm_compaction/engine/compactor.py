@@ -29,7 +29,7 @@ from litellm_compaction.models.window import Window, Windows
 from litellm_compaction.stores import Store
 
 _FULL_WINDOW_RATIO = 0.98
-# Below this share of the window no conversation has ever been compacted, however wrong the count was then.
+# Below this share of what it may fill no conversation has ever been compacted, however wrong the count was then.
 _COMPACTED_BEFORE_RATIO = 0.25
 # Of what a compaction leaves, this much may be the verbatim end of the answer that is being carried over.
 _PARTIAL_TAIL_RATIO = 0.35
@@ -88,7 +88,7 @@ class Compactor:
             WindowUnknown, ModelNotLoaded, DoesNotFit: as `guard`.
         """
         work = await self._weigh(request, case)
-        if work.count.tokens < _COMPACTED_BEFORE_RATIO * work.window.tokens:
+        if _is_small(work):
             return _unchanged(work)
         hashes = await off_loop(request.messages, lambda: chain(request.messages))
         work = replace(work, conversation=replace(work.conversation, hashes=hashes))
@@ -239,6 +239,7 @@ class Compactor:
                 window_tokens=window.tokens,
                 floor_tokens=conversation.floor_tokens,
                 error_ratio=count.error_ratio,
+                fixed_tokens=conversation.lead_tokens,
             ),
             window=window,
             family=family,
@@ -380,6 +381,14 @@ class Compactor:
     def _tell(self, event: Event) -> None:
         for observer in self._observers:
             observer(event)
+
+
+def _is_small(work: Work) -> bool:
+    """Whether nothing has to be looked up: too short ever to have been compacted."""
+    outside = work.budget.outside_tokens
+    if outside and not work.budget.fits(work.count.tokens):
+        return False
+    return work.count.tokens - outside < _COMPACTED_BEFORE_RATIO * work.budget.usable_tokens
 
 
 def _unchanged(work: Work) -> Guarded:

@@ -1,6 +1,6 @@
 """How one JSON document is read from a server, and what went wrong when it was not.
 
-Called by `lmstudio.py`. Foreign errors end here: callers see `ServerUnavailable` and nothing of httpx.
+Called by `lmstudio.py` and `served.py`. Foreign errors end here: callers see `ServerUnavailable` and nothing of httpx.
 """
 
 from __future__ import annotations
@@ -21,12 +21,15 @@ class NotThisApi(ServerUnavailable):
     """A server answered, but refused the key or does not speak the API that was asked for."""
 
 
-async def get_json(http: httpx.AsyncClient, url: str, api_key: str | None, timeout_s: float) -> object:
+async def get_json(
+    http: httpx.AsyncClient, url: str, api_key: str | None, timeout_s: float, *, api: str = "LM Studio's API"
+) -> object:
     """The parsed body of a 2xx answer.
 
     Args:
         api_key: sent as bearer token unless it is a placeholder.
         timeout_s: limit for the whole exchange, body included.
+        api: what is expected there, for errors.
 
     Raises:
         NotThisApi: the key was refused (401, 403), or the answer is not JSON or larger than 4 MiB.
@@ -49,13 +52,13 @@ async def get_json(http: httpx.AsyncClient, url: str, api_key: str | None, timeo
     if status == 429 or status >= 500:
         raise ServerUnavailable(f"{where}: HTTP {status}")
     if body is None:
-        raise NotThisApi(f"{where}: not LM Studio's API, more than {MAX_BODY_BYTES} bytes")
+        raise NotThisApi(f"{where}: not {api}, more than {MAX_BODY_BYTES} bytes")
     if status >= 300:
-        raise NotThisApi(f"{where}: not LM Studio's API, HTTP {status}")
+        raise NotThisApi(f"{where}: not {api}, HTTP {status}")
     try:
         parsed: object = json.loads(body)
     except (ValueError, RecursionError) as exc:
-        raise NotThisApi(f"{where}: not LM Studio's API, HTTP {status} without JSON") from exc
+        raise NotThisApi(f"{where}: not {api}, HTTP {status} without JSON") from exc
     return parsed
 
 

@@ -1,7 +1,7 @@
 """How LM Studio writes its listings as JSON, and what else is taken for one.
 
-Called by `lmstudio.py`. Tolerant of missing and new fields; the fields that must be there are LM Studio's own marks
-(`loaded_instances`, `state`), which no other server's listing has.
+Called by `lmstudio.py`; `served.py` shares the kinds of fields. Tolerant of missing and new fields; the fields that
+must be there are LM Studio's own marks (`loaded_instances`, `state`), which no other server's listing has.
 """
 
 from __future__ import annotations
@@ -22,19 +22,20 @@ def _text_or_empty(value: object) -> str:
     return value if isinstance(value, str) else ""
 
 
-def _list_or_empty(value: object) -> object:
+def list_or_empty(value: object) -> object:
+    """`value`, or an empty list for JSON's null."""
     return [] if value is None else value
 
 
-_Tokens = Annotated["int | None", BeforeValidator(_positive_or_none)]
+Tokens = Annotated["int | None", BeforeValidator(_positive_or_none)]
 _Text = Annotated[str, BeforeValidator(_text_or_empty)]
 
 
 class V1Config(BaseModel):
     """With which settings an instance is loaded; embedding models name few of them."""
 
-    context_length: _Tokens = None
-    parallel: _Tokens = None
+    context_length: Tokens = None
+    parallel: Tokens = None
 
 
 class V1Instance(BaseModel):
@@ -51,9 +52,9 @@ class V1Model(BaseModel):
     type: _Text = "llm"
     publisher: _Text = ""
     architecture: _Text = ""
-    loaded_instances: Annotated[list[V1Instance], BeforeValidator(_list_or_empty)]
-    max_context_length: _Tokens = None
-    variants: Annotated[list[object], BeforeValidator(_list_or_empty)] = []
+    loaded_instances: Annotated[list[V1Instance], BeforeValidator(list_or_empty)]
+    max_context_length: Tokens = None
+    variants: Annotated[list[object], BeforeValidator(list_or_empty)] = []
 
 
 class _V1Listing(BaseModel):
@@ -68,8 +69,8 @@ class V0Model(BaseModel):
     publisher: _Text = ""
     arch: _Text = ""
     state: Literal["loaded", "not-loaded"]
-    loaded_context_length: _Tokens = None
-    max_context_length: _Tokens = None
+    loaded_context_length: Tokens = None
+    max_context_length: Tokens = None
 
 
 class _V0Listing(BaseModel):

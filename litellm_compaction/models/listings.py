@@ -1,4 +1,4 @@
-"""The newest listing of each LM Studio server, its age, and whether a server is LM Studio at all.
+"""The newest listing of each server, its age, and whether a server is LM Studio at all.
 
 One read serves every deployment of a server. Called by `window.py`, which turns a listing into a window.
 """
@@ -16,12 +16,15 @@ import httpx
 
 from litellm_compaction.errors import ServerUnavailable
 from litellm_compaction.models.lmstudio import Listing, answers_as_lmstudio, list_models, server_root
+from litellm_compaction.models.served import SILENT, Api, Served, list_served
 
 # A listing this many times older than `cache_s` is too old to be served while it is being read again.
 STALE_FACTOR = 12
 # An LM Studio that is started later has to be found; one that does not answer is asked again soon.
 _NOT_LMSTUDIO_S = 60.0
 _NO_ANSWER_S = 5.0
+# A server that tells no window is asked again this seldom: another one may listen there some day.
+_SILENT_S = 60.0
 
 
 class Reading(NamedTuple):
@@ -33,7 +36,7 @@ class Reading(NamedTuple):
         failure: why the newest attempt failed; "" when it succeeded.
     """
 
-    listing: Listing | None
+    listing: Listing | Served | None
     read_s: float
     failure: str
 
@@ -42,8 +45,11 @@ _NOTHING = Reading(None, -inf, "")
 
 
 class _Place(NamedTuple):
+    """A server and how it is asked; no `apis` is LM Studio's own."""
+
     root: str
     api_key: str | None
+    apis: tuple[Api, ...] = ()
 
 
 @dataclass(slots=True)
@@ -83,26 +89,35 @@ class Listings:
     _servers: dict[_Place, _Server] = field(default_factory=dict)
     _verdicts: dict[_Place, _Verdict] = field(default_factory=dict)
 
-    async def get(self, api_base: str, api_key: str | None, *, fresh: bool = False) -> Reading:
+    async def get(
+        self, api_base: str, api_key: str | None, apis: tuple[Api, ...] = (), *, fresh: bool = False
+    ) -> Reading:
         """The listing of a server, from memory where it is young enough; `fresh` reads it now.
+
+        Args:
+            api_base: of the server.
+            api_key: sent with the reads.
+            apis: what a server that is not LM Studio may speak; empty for LM Studio.
+            fresh: waits for a read that begins after this call.
 
         Between `cache_s` and 12 times that, the old one is served and a read starts in the background. Never raises
         for a server that does not answer: the last good listing stays, with the reason why it is old.
         """
-        place = _Place(server_root(api_base), api_key)
+        place = _Place(server_root(api_base), api_key, apis)
         server = self._servers.setdefault(place, _Server())
+        cache_s = self._kept_s(server.reading)
         if fresh:
             server.wanted = server.begun + 1
         wanted = server.wanted
         if server.done >= wanted:
             now_s = self.clock()
             age_s = now_s - server.reading.read_s
-            if age_s < self.cache_s:
+            if age_s < cache_s:
                 return server.reading
             if server.reading.failure and now_s - server.attempted_s < min(self.cache_s, _NO_ANSWER_S):
                 return server.reading
             flight = self._flight(place, server)
-            if server.reading.listing is not None and age_s < STALE_FACTOR * self.cache_s:
+            if server.reading.listing is not None and age_s < STALE_FACTOR * cache_s:
                 return server.reading
             await asyncio.shield(flight)
         while server.done < wanted:
@@ -111,17 +126,17 @@ class Listings:
         return server.reading
 
     def is_old(self, reading: Reading) -> bool:
-        """Whether a reading is past `cache_s`."""
-        return self.clock() - reading.read_s >= self.cache_s
+        """Whether a reading is past the time for which it is served."""
+        return self.clock() - reading.read_s >= self._kept_s(reading)
 
-    def last(self, api_base: str, api_key: str | None) -> Reading | None:
+    def last(self, api_base: str, api_key: str | None, apis: tuple[Api, ...] = ()) -> Reading | None:
         """What is known of a server without asking it."""
-        server = self._servers.get(_Place(server_root(api_base), api_key))
+        server = self._servers.get(_Place(server_root(api_base), api_key, apis))
         return server.reading if server is not None else None
 
-    def invalidate(self, api_base: str, api_key: str | None) -> None:
+    def invalidate(self, api_base: str, api_key: str | None, apis: tuple[Api, ...] = ()) -> None:
         """Makes the next `get` wait for a read that begins after this call."""
-        server = self._servers.get(_Place(server_root(api_base), api_key))
+        server = self._servers.get(_Place(server_root(api_base), api_key, apis))
         if server is not None:
             server.wanted = server.begun + 1
 
@@ -147,6 +162,9 @@ class Listings:
             await self._own.aclose()
             self._own = None
 
+    def _kept_s(self, reading: Reading) -> float:
+        return max(self.cache_s, _SILENT_S) if reading.listing == SILENT else self.cache_s
+
     def _flight(self, place: _Place, server: _Server) -> asyncio.Task[None]:
         if server.flight is None or server.flight.done():
             server.flight = asyncio.create_task(self._read(place, server))
@@ -156,7 +174,7 @@ class Listings:
         server.begun += 1
         number = server.begun
         try:
-            listing = await list_models(self._client(), place.root, place.api_key, timeout_s=self.timeout_s)
+            listing = await self._listing(place)
         except ServerUnavailable as exc:
             server.reading = server.reading._replace(failure=str(exc))
         else:
@@ -164,6 +182,11 @@ class Listings:
         finally:
             server.attempted_s = self.clock()
             server.done = number
+
+    async def _listing(self, place: _Place) -> Listing | Served:
+        if place.apis:
+            return await list_served(self._client(), place.root, place.api_key, place.apis, timeout_s=self.timeout_s)
+        return await list_models(self._client(), place.root, place.api_key, timeout_s=self.timeout_s)
 
     async def _judge(self, place: _Place, verdict: _Verdict) -> None:
         try:

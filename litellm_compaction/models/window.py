@@ -9,13 +9,30 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Literal, NamedTuple, TypeVar
+from typing import Literal, NamedTuple, TypeAlias, TypeVar
 
 import httpx
 
 from litellm_compaction.errors import ModelNotLoaded, WindowUnknown
 from litellm_compaction.models.listings import Listings, Reading
 from litellm_compaction.models.lmstudio import match
+from litellm_compaction.models.served import PATHS, Api, Served, find_served
+
+# LM Studio's API · the API of another server · what the operator wrote, or LiteLLM's model map · an overflow error.
+Source: TypeAlias = Literal[
+    "api/v1",
+    "api/v0",
+    "llama.cpp",
+    "vllm",
+    "ollama",
+    "operator",
+    "max_input_tokens",
+    "model_map",
+    "default",
+    "learned",
+]
+# What is known of a kind of model, and not of the server behind this address.
+_GUESSES = ("model_map", "default")
 
 _LEARNED_S = 600.0
 # Wildcard deployments get their model names from clients, so the number of targets needs an end.
@@ -31,7 +48,10 @@ class Target:
     Attributes:
         key: stable identity of the deployment.
         model: as LM Studio knows it, without provider prefix.
-        context_length: tokens that the operator wrote down; used only where LM Studio does not say.
+        context_length: tokens that the operator wrote down; used only where the server does not say.
+        context_source: where `context_length` comes from.
+        apis: by which a server that is not LM Studio is asked for its window; empty leaves it in peace.
+        asked_tokens: what each request tells the server to allocate (Ollama's `num_ctx`): its window is no larger.
     """
 
     key: str
@@ -39,7 +59,15 @@ class Target:
     api_base: str | None
     api_key: str | None = field(repr=False)
     context_length: int | None
+    context_source: Source = "operator"
     is_lmstudio: bool = True
+    apis: tuple[Api, ...] = ()
+    asked_tokens: int | None = None
+
+    @property
+    def is_listed(self) -> bool:
+        """Whether there is a server to ask."""
+        return self.api_base is not None and (self.is_lmstudio or bool(self.apis))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,15 +78,18 @@ class Window:
         architecture: as LM Studio names it; "" when it was not asked.
         instance_id: the loaded copy that the number belongs to; the model's name when LM Studio was not asked.
         parallel: requests that share `tokens` at the same time.
+        slots: requests that have `tokens` each at the same time, as llama.cpp's server says; it does not say whether
+            they share a unified cache.
         read_s: clock value when the number was read; old where later reads failed.
     """
 
     tokens: int
-    source: Literal["api/v1", "api/v0", "operator", "learned"]
+    source: Source
     architecture: str
     instance_id: str
     parallel: int
     read_s: float
+    slots: int = 1
 
 
 class _Learned(NamedTuple):
@@ -84,9 +115,9 @@ class Windows:
     """The windows of all targets.
 
     Args:
-        cache_s: how long a value read from LM Studio is served without reading it again.
+        cache_s: how long a value read from a server is served without reading it again.
         http: the client to use; None makes one in the running loop, closed by `aclose`.
-        timeout_s: limit for one request to LM Studio.
+        timeout_s: limit for one request to a server.
     """
 
     def __init__(
@@ -104,28 +135,29 @@ class Windows:
         self._learned: OrderedDict[str, _Learned] = OrderedDict()
 
     async def resolve(self, target: Target, *, fresh: bool = False) -> Window:
-        """The window of a target: LM Studio's own number, else the operator's, else a learned limit.
+        """The window of a target: its server's own number, else the operator's, else a learned limit.
 
-        `max_context_length` is never used, and there is no default: a guess would let LM Studio cut silently.
+        `max_context_length` is never used, and LM Studio has no default: a guess would let it cut silently.
 
         Raises:
             ModelNotLoaded: LM Studio lists the model without a loaded instance. An operator's number does not help:
                 loading on request may use another context length (lmstudio-bug-tracker 1463).
             WindowUnknown: nobody gave a number; the message says who was asked and what the answer was.
         """
-        if not target.is_lmstudio or target.api_base is None:
-            return self._without_listing(target, "LM Studio was not asked")
-        reading = await self._listings.get(target.api_base, target.api_key, fresh=fresh)
+        if target.api_base is None or not target.is_listed:
+            return self._without_listing(target, "no server was asked")
+        place = (target.api_base, target.api_key, _apis(target))
+        reading = await self._listings.get(*place, fresh=fresh)
         known = self._find(target, reading)
         if known.window is None and not reading.failure and self._listings.is_old(reading):
             # An old "not loaded" would refuse a model that has been loaded since.
-            reading = await self._listings.get(target.api_base, target.api_key, fresh=True)
+            reading = await self._listings.get(*place, fresh=True)
             known = self._find(target, reading)
         if known.not_loaded:
             raise ModelNotLoaded(target.model)
         if known.window is None:
             return self._without_listing(target, known.absence)
-        return self._remember(target, self._capped(target, known.window))
+        return self._remember(target, self._capped(target, _as_asked(target, known.window)))
 
     def peek(self, target: Target) -> Window | None:
         """The last window that `resolve` gave for the target, without asking anybody."""
@@ -146,7 +178,7 @@ class Windows:
     def invalidate(self, target: Target) -> None:
         """Makes the next `resolve` of this server wait for a fresh read."""
         if target.api_base is not None:
-            self._listings.invalidate(target.api_base, target.api_key)
+            self._listings.invalidate(target.api_base, target.api_key, _apis(target))
 
     async def is_lmstudio(self, api_base: str, api_key: str | None) -> bool | None:
         """Whether a server is LM Studio; None when nobody answered. Cached: yes for good, no 60 s, None 5 s."""
@@ -167,13 +199,13 @@ class Windows:
 
     def _listed(self, target: Target) -> int | None:
         """What the newest known listing says, before learned limits."""
-        if not target.is_lmstudio or target.api_base is None:
+        if target.api_base is None or not target.is_listed:
             return None
-        reading = self._listings.last(target.api_base, target.api_key)
+        reading = self._listings.last(target.api_base, target.api_key, _apis(target))
         if reading is None:
             return None
         window = self._find(target, reading).window
-        return window.tokens if window is not None else None
+        return _as_asked(target, window).tokens if window is not None else None
 
     def _capped(self, target: Target, window: Window) -> Window:
         learned = self._learned.get(target.key)
@@ -194,7 +226,9 @@ class Windows:
         now_s = self._clock()
         operator = target.context_length if (target.context_length or 0) > 0 else None
         if operator is not None:
-            tokens = operator if learned is None or now_s >= learned.until_s else min(operator, learned.tokens)
+            # What a server said of itself is worth more than a guess, however old it is.
+            holds = learned is not None and (now_s < learned.until_s or target.context_source in _GUESSES)
+            tokens = min(operator, learned.tokens) if learned is not None and holds else operator
         elif learned is not None:
             tokens = learned.tokens
         else:
@@ -205,7 +239,7 @@ class Windows:
             target,
             Window(
                 tokens=tokens,
-                source="operator" if tokens == operator else "learned",
+                source=target.context_source if tokens == operator else "learned",
                 architecture="",
                 instance_id=target.model,
                 parallel=1,
@@ -219,10 +253,23 @@ class Windows:
         return window
 
 
+def _apis(target: Target) -> tuple[Api, ...]:
+    return () if target.is_lmstudio else target.apis
+
+
+def _as_asked(target: Target, window: Window) -> Window:
+    """The window, no larger than the requests themselves make it: another client may have loaded the model larger."""
+    if target.asked_tokens is None or window.tokens <= target.asked_tokens:
+        return window
+    return replace(window, tokens=target.asked_tokens, source="operator")
+
+
 def _look_up(target: Target, reading: Reading) -> _Known:
     listing = reading.listing
     if listing is None:
         return _Known(reading, target.model, None, reading.failure, not_loaded=False)
+    if isinstance(listing, Served):
+        return _look_up_served(target, reading, listing)
     path = f"/api/{listing.api}/models"
     found = match(listing, target.model)
     if found is None:
@@ -240,6 +287,27 @@ def _look_up(target: Target, reading: Reading) -> _Known:
         architecture=listed.architecture,
         instance_id=instance.id,
         parallel=instance.parallel,
+        read_s=reading.read_s,
+    )
+    return _Known(reading, target.model, window, "", not_loaded=False)
+
+
+def _look_up_served(target: Target, reading: Reading, served: Served) -> _Known:
+    """The window as another server tells it; what is not loaded has none, and the next source counts."""
+    if served.api is None:
+        absence = f"its server tells no context length ({', '.join(PATHS[api] for api in target.apis)})"
+        return _Known(reading, target.model, None, absence, not_loaded=False)
+    found = find_served(served, target.model)
+    if found is None or found.context_length is None:
+        absence = f"{PATHS[served.api]} names no context length of {target.model}"
+        return _Known(reading, target.model, None, absence, not_loaded=False)
+    window = Window(
+        tokens=found.context_length,
+        source=served.api,
+        architecture="",
+        instance_id=target.model,
+        parallel=1,
+        slots=found.slots,
         read_s=reading.read_s,
     )
     return _Known(reading, target.model, window, "", not_loaded=False)

@@ -27,6 +27,7 @@ from litellm_compaction.proxy.failing_open import log_failed_open
 from litellm_compaction.proxy.gate import Gate
 from litellm_compaction.proxy.heartbeat import with_heartbeat
 from litellm_compaction.proxy.held_context import hold_contexts
+from litellm_compaction.proxy.metrics import Metrics
 from litellm_compaction.proxy.wire import can_be_carried_over, with_details
 from litellm_compaction.stores import open_store
 
@@ -68,13 +69,14 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
         super().__init__()
         self._settings = settings
         store = open_store(settings.store, ttl_s=settings.store_ttl_s, max_bytes=settings.store_max_bytes)
+        metrics = Metrics()
         self._compactor = Compactor(
             windows=Windows(cache_s=settings.window_cache_s),
             counter=TokenCounter(),
             store=store,
-            observers=(log_observer(logger), History(store)),
+            observers=(log_observer(logger), metrics.observe, History(store)),
         )
-        self._calls = Calls()
+        self._calls = Calls(on_restarts=metrics.restarted)
         self._gate = Gate(settings, self._compactor, self._calls)
         self._probe: asyncio.Task[None] | None = None
 

@@ -6,7 +6,7 @@ In process memory only: request metadata would be read by other loggers (promise
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -49,6 +49,7 @@ class Call:
         outlook: for the response's headers, which are sent before the answer.
         action: the strongest thing done for it: compacted, then reused, then none.
         details: what restarts cost beside its usage; None without any.
+        on_restarts: is told the group and the number of restarts of its answer.
     """
 
     received: Request
@@ -68,6 +69,7 @@ class Call:
     outlook: Outlook | None = None
     action: str = "none"
     details: Mapping[str, Any] | None = None
+    on_restarts: Callable[[str, int], None] | None = None
 
     @property
     def is_hooked(self) -> bool:
@@ -97,6 +99,8 @@ class Call:
     def restarted(self, details: Mapping[str, Any]) -> None:
         """Notes what restarts have cost."""
         self.details = details
+        if self.on_restarts is not None:
+            self.on_restarts(self.group, details["restarts"])
 
 
 def headers(outlook: Outlook, action: str) -> dict[str, str]:
@@ -111,13 +115,19 @@ def headers(outlook: Outlook, action: str) -> dict[str, str]:
 
 
 class Calls:
-    """The requests under way; the oldest is forgotten when there are too many."""
+    """The requests under way; the oldest is forgotten when there are too many.
 
-    def __init__(self) -> None:
+    Args:
+        on_restarts: is told the group and the number of restarts of each answer that had any.
+    """
+
+    def __init__(self, on_restarts: Callable[[str, int], None] | None = None) -> None:
+        self._on_restarts = on_restarts
         self._calls: OrderedDict[str, Call] = OrderedDict()
 
     def open(self, call_id: str, call: Call) -> Call:
         """Remembers `call`."""
+        call.on_restarts = self._on_restarts
         self._calls[call_id] = call
         while len(self._calls) > _MAX_CALLS:
             self._calls.popitem(last=False)

@@ -52,7 +52,7 @@ class Gate:
         self._calls = calls
         self._publisher = Publisher()
         self._inner: httpx.AsyncHTTPTransport | None = None
-        self._guards = Guards(settings, compactor.windows)
+        self._guards = Guards(settings, compactor.windows, self._publisher)
 
     async def before_routing(self, router: Any, data: dict[str, Any]) -> None:
         """Guards a chat completion whose every possible deployment has the same window and settings.
@@ -118,7 +118,8 @@ class Gate:
         metadata = metadata_of(kwargs)
         group = str(metadata.get("model_group") or "")
         info = kwargs.get("model_info")
-        deployment = deployment_of(kwargs, info if isinstance(info, Mapping) else {}, group=group, environ=os.environ)
+        written = self._publisher.as_written(info) if isinstance(info, Mapping) else {}
+        deployment = deployment_of(kwargs, written, group=group, environ=os.environ)
         call = self._calls.get(_call_id(kwargs))
         guard = await self._guards.guard(deployment)
         carrier = carrier_of(deployment, guard.settings) if guard is not None else "hooks"
@@ -216,7 +217,7 @@ class Gate:
             if guard is None or deployment.is_wildcard:
                 continue
             try:
-                window = await self._compactor.windows.resolve(deployment.target)
+                window = await self._compactor.windows.resolve(guard.deployment.target)
             except ModelNotLoaded:
                 logger.info("window model=%s not loaded yet, known after its first request", deployment.group)
             except WindowUnknown as error:

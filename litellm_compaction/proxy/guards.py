@@ -18,6 +18,8 @@ from litellm_compaction.models.window import Target, Windows
 from litellm_compaction.proxy.access import may_use, with_credentials
 from litellm_compaction.proxy.calls import Call
 from litellm_compaction.proxy.internal import summary_asker, warm_up
+from litellm_compaction.proxy.opted_in import without_guesses
+from litellm_compaction.proxy.publishing import Publisher
 from litellm_compaction.proxy.routing import Deployment, deployment_of, reachable_entries
 
 logger = logging.getLogger("litellm_compaction")
@@ -37,11 +39,13 @@ class Guards:
     Args:
         settings: of `callback_settings`.
         windows: knows which addresses answer as LM Studio.
+        publisher: knows which numbers in the router's list are ours.
     """
 
-    def __init__(self, settings: Settings, windows: Windows) -> None:
+    def __init__(self, settings: Settings, windows: Windows, publisher: Publisher) -> None:
         self._settings = settings
         self._windows = windows
+        self._publisher = publisher
         self._warned: set[str] = set()
 
     def deployment(self, entry: Mapping[str, Any]) -> Deployment:
@@ -49,7 +53,7 @@ class Guards:
         params, info = entry.get("litellm_params"), entry.get("model_info")
         return deployment_of(
             with_credentials(params) if isinstance(params, Mapping) else {},
-            info if isinstance(info, Mapping) else {},
+            self._publisher.as_written(info) if isinstance(info, Mapping) else {},
             group=str(entry.get("model_name") or ""),
             environ=os.environ,
         )
@@ -61,16 +65,21 @@ class Guards:
         settings = self._settings.for_deployment(deployment.settings)
         if settings.mode == "off":
             return None
-        if deployment.kind == "maybe_lm_studio" and not await self._answers_as_lmstudio(deployment.target):
-            if not deployment.settings.enabled:
-                return None
-            deployment = replace(deployment, target=_told_by_operator(deployment))
+        if deployment.kind == "maybe_lm_studio":
+            answer = await self._answers_as_lmstudio(deployment.target)
+            if not answer:
+                if deployment.other_target is None:
+                    return None
+                other = deployment.other_target
+                if answer is None:
+                    other = without_guesses(other, deployment.settings.context_length)
+                deployment = replace(deployment, target=other)
         return Guard(deployment, settings)
 
-    async def _answers_as_lmstudio(self, target: Target) -> bool:
+    async def _answers_as_lmstudio(self, target: Target) -> bool | None:
         if target.api_base is None:
             return False
-        return bool(await self._windows.is_lmstudio(target.api_base, target.api_key))
+        return await self._windows.is_lmstudio(target.api_base, target.api_key)
 
     def case(self, router: Any, guard: Guard, call: Call, body: Mapping[str, Any]) -> Case:
         """A request's surroundings for the engine; notes in `call` under which name the deployment is reached.

@@ -6,7 +6,7 @@ Clients steer their own compaction by that number; LM Studio's OpenAI endpoint d
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 from typing import Any
 
 _KEY = "max_input_tokens"
@@ -34,3 +34,10 @@ class Publisher:
                 info[_KEY] = window_tokens
                 self._written[deployment_id] = window_tokens
             return
+
+    def as_written(self, info: Mapping[str, Any]) -> Mapping[str, Any]:
+        """A deployment's `model_info` as its operator wrote it: our own number would come back to us as theirs."""
+        own = self._written.get(str(info.get("id")))
+        if own is None or info.get(_KEY) != own:
+            return info
+        return {key: value for key, value in info.items() if key != _KEY}

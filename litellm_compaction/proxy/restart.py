@@ -224,7 +224,7 @@ class Answer:
 
     def _pressed(self) -> Case:
         """The case with a compaction in any case: the server has shown that our estimate is no guide here."""
-        settings = self._case.settings.model_copy(update={"pre_request_ratio": _ANY_SHARE})
+        settings = self._case.settings.model_copy(update={"pre_request_ratio": _ANY_SHARE, "threshold_tokens": 0})
         return replace(self._case, settings=settings)
 
     def _output_tokens_left(self) -> int | None:

@@ -1,28 +1,23 @@
 """What a request can reach, and which of it is guarded.
 
 A deployment is guarded when it is LM Studio (`lm_studio/…`, or an OpenAI-compatible address that answers as
-LM Studio) or when its operator opted in. Used by the gate for every request, by `doctor` for a config file.
+LM Studio) or when its operator opted in (`opted_in.py`). Used by the gate for every request, by `doctor` for a
+config file.
 """
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
-from urllib.parse import urlsplit
 
 from litellm_compaction.config import DeploymentSettings, deployment_settings_from
 from litellm_compaction.models.window import Target
+from litellm_compaction.proxy.opted_in import OPENAI_PROVIDERS, is_local_address, opted_in_target
 
 Kind: TypeAlias = Literal["lm_studio", "maybe_lm_studio", "opted_in", "foreign"]
 
-# Spoken by seeds and by LiteLLM's own context features; only for providers that an operator opted in.
-DEFAULT_WINDOW_TOKENS = 128_000
-
 _MAX_GROUPS = 64
-_LOCAL_SUFFIXES = (".local", ".lan", ".home", ".internal", ".localdomain", ".home.arpa", ".ts.net", ".test")
-_OPENAI_PROVIDERS = ("openai", "custom_openai")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +30,7 @@ class Deployment:
         provider: LiteLLM's name for how it is reached.
         kind: `maybe_lm_studio` is decided by asking its server once.
         target: for window and counting.
+        other_target: the same where its server turns out not to be LM Studio; None leaves it alone then.
         settings: `model_info.compaction`.
     """
 
@@ -44,6 +40,7 @@ class Deployment:
     kind: Kind
     target: Target
     settings: DeploymentSettings
+    other_target: Target | None = None
 
     @property
     def is_wildcard(self) -> bool:
@@ -82,39 +79,25 @@ def deployment_of(
         api_base = api_base or environ.get("LM_STUDIO_API_BASE")
         api_key = api_key or environ.get("LM_STUDIO_API_KEY")
     kind = _kind(provider, api_base, own)
-    written = own.context_length
-    if kind == "opted_in" and written is None:
-        known = model_info.get("max_input_tokens")
-        written = known if isinstance(known, int) and known > 0 else DEFAULT_WINDOW_TOKENS
     identity = _text(model_info.get("id")) or full_name
+    target = Target(
+        key=f"{identity}|{model}",
+        model=model,
+        api_base=api_base,
+        api_key=api_key,
+        context_length=own.context_length,
+        is_lmstudio=kind in ("lm_studio", "maybe_lm_studio"),
+    )
+    other = opted_in_target(target, provider, litellm_params, model_info, environ) if own.enabled else None
     return Deployment(
         id=identity,
         group=group,
         provider=provider,
         kind=kind,
-        target=Target(
-            key=f"{identity}|{model}",
-            model=model,
-            api_base=api_base,
-            api_key=api_key,
-            context_length=written,
-            is_lmstudio=kind in ("lm_studio", "maybe_lm_studio"),
-        ),
+        target=other if kind == "opted_in" and other is not None else target,
         settings=own,
+        other_target=other if kind == "maybe_lm_studio" else None,
     )
-
-
-def is_local_address(api_base: str) -> bool:
-    """Whether an address is certainly nobody's hosted service: loopback, private, or a name of a local network.
-
-    Only such addresses are ever asked whether they are LM Studio; a public one has to be opted in, as
-    `lm_studio/…` or with `model_info.compaction.enabled`.
-    """
-    host = urlsplit(api_base if "//" in api_base else f"//{api_base}").hostname or ""
-    try:
-        return not ipaddress.ip_address(host).is_global
-    except ValueError:
-        return bool(host) and ("." not in host or host.endswith(_LOCAL_SUFFIXES))
 
 
 def reachable_entries(router: Any, model: str, request: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -183,7 +166,7 @@ def _kind(provider: str, api_base: str | None, own: DeploymentSettings) -> Kind:
         return "foreign"
     if provider == "lm_studio":
         return "lm_studio"
-    if provider in _OPENAI_PROVIDERS and api_base and is_local_address(api_base):
+    if provider in OPENAI_PROVIDERS and api_base and is_local_address(api_base):
         return "maybe_lm_studio"
     return "opted_in" if own.enabled else "foreign"
 

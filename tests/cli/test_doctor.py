@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import pytest
 from litellm_compaction.cli.doctor import doctor
 from litellm_compaction.simulator import Address, Simulator
 from tests.cli.conftest import GPT_OSS, QWEN, config, deployment
+from tests.integration.plain_server import PlainServer, serve_plain
 
 Report = Callable[..., tuple[int, dict[str, Any]]]
 
@@ -186,6 +187,73 @@ def test_an_opted_in_provider_is_guarded_with_the_operators_window(report: Repor
     assert code == 0
     [row] = found["deployments"]
     assert (row["guarded"], row["window_tokens"], row["window_source"]) == (True, 200_000, "operator")
+
+
+@pytest.fixture
+def plain() -> Iterator[PlainServer]:
+    """A local server that is not LM Studio."""
+    with serve_plain() as server:
+        yield server
+
+
+def test_an_opted_in_server_says_its_window(
+    report: Report, plain: PlainServer, write: Callable[..., Path], environ: dict[str, str], capsys: Any
+) -> None:
+    """llama.cpp's server behind an openai/ deployment: its own number, and what its slots may mean."""
+    plain.gets["/props"] = {"default_generation_settings": {"n_ctx": 6144}, "total_slots": 4}
+    info = {"compaction": {"enabled": True, "context_length": 4096}}
+    document = config(deployment("openai/qwen3", params={"api_base": f"{plain.base_url}/v1"}, info=info))
+    code, found = report(document)
+    assert code == 0
+    [row] = found["deployments"]
+    assert (row["guarded"], row["reachable"], row["api"]) == (True, True, "llama.cpp")
+    assert (row["window_tokens"], row["window_source"]) == (6144, "llama.cpp")
+    assert any("`admission: pool`" in message for message in messages(found, "note"))
+    doctor(config=write(document), as_json=False, environ=environ)
+    assert "window   6,144 tokens, from llama.cpp's /props" in capsys.readouterr().out
+
+
+def test_an_opted_in_server_without_a_number_is_a_note(report: Report, plain: PlainServer) -> None:
+    """Who was asked, what is assumed, and what to write."""
+    info = {"compaction": {"enabled": True}}
+    code, found = report(config(deployment("openai/x", params={"api_base": f"{plain.base_url}/v1"}, info=info)))
+    assert code == 0
+    [row] = found["deployments"]
+    assert (row["window_tokens"], row["window_source"]) == (128_000, "default")
+    said = " ".join(messages(found, "note"))
+    assert "tells no window (/props, /v1/models, /api/ps)" in said
+    assert "assumed to be 128,000 tokens: write model_info.compaction.context_length" in said
+
+
+def test_a_model_that_ollama_has_not_loaded_is_a_note(report: Report, plain: PlainServer) -> None:
+    """Its window is known after the first request; until then the next source counts."""
+    plain.gets["/api/ps"] = {"models": []}
+    info = {"compaction": {"enabled": True, "context_length": 4096}}
+    params = {"api_base": plain.base_url}
+    _, found = report(config(deployment("ollama_chat/qwen3", params=params, info=info)))
+    assert found["deployments"][0]["window_source"] == "operator"
+    assert any("Ollama has not loaded qwen3, so 4,096 tokens" in message for message in messages(found, "note"))
+    plain.gets["/api/ps"] = {"models": [{"name": "qwen3:latest", "context_length": 16384}]}
+    _, found = report(config(deployment("ollama_chat/*", params=params, info=info)))
+    [row] = found["deployments"]
+    assert (row["model"], row["window_tokens"], row["window_source"]) == ("qwen3:latest", 16384, "ollama")
+
+
+def test_an_opted_in_server_that_is_not_there_is_a_problem(report: Report) -> None:
+    """As with LM Studio; the window that counts until then is shown."""
+    info = {"compaction": {"enabled": True, "context_length": 4096}}
+    code, found = report(config(deployment("llamafile/x", params={"api_base": "http://127.0.0.1:1/v1"}, info=info)))
+    assert code == 1
+    assert (found["deployments"][0]["reachable"], found["deployments"][0]["window_tokens"]) == (False, 4096)
+    assert "start the server, or correct api_base" in messages(found)[0]
+
+
+def test_the_model_map_is_named_as_a_source(report: Report) -> None:
+    """What LiteLLM knows of a hosted model; nobody is asked."""
+    code, found = report(config(deployment("openai/gpt-4o", info={"compaction": {"enabled": True}})))
+    assert code == 0
+    [row] = found["deployments"]
+    assert (row["window_tokens"], row["window_source"], row["server"]) == (128_000, "model_map", "")
 
 
 def test_a_config_that_guards_nothing_is_a_problem(report: Report) -> None:

@@ -18,6 +18,7 @@ RATIOS = st.floats(0.01, 0.99)
 @st.composite
 def budgets(draw: st.DrawFn) -> Budget:
     window_tokens = draw(st.integers(512, 1_000_000))
+    floor_tokens = draw(st.integers(0, window_tokens))
     return Budget(
         rules=Rules(
             pre_request_ratio=draw(RATIOS),
@@ -26,9 +27,14 @@ def budgets(draw: st.DrawFn) -> Budget:
             output_buffer_ratio=draw(st.floats(0.0, 0.99)),
             output_buffer_min_tokens=draw(st.integers(0, 5000)),
             answer_min_tokens=draw(st.integers(16, 2048)),
+            threshold_tokens=draw(st.sampled_from([0, 0, 256, 4000, 200_000])),
+            system_reserve_tokens=draw(st.sampled_from([0, 0, 500, 20_000])),
+            output_reserve_tokens=draw(st.sampled_from([0, 0, 500, 20_000])),
+            safety_buffer_tokens=draw(st.sampled_from([0, 0, 500, 20_000])),
         ),
         window_tokens=window_tokens,
-        floor_tokens=draw(st.integers(0, window_tokens)),
+        floor_tokens=floor_tokens,
+        fixed_tokens=draw(st.integers(0, floor_tokens)),
         error_ratio=draw(st.one_of(st.sampled_from([0.0, 0.02, 0.03, 0.05, 0.1, 0.25, 0.35]), st.floats(0.0, 4.0))),
     )
 
@@ -154,3 +160,56 @@ def test_shares_are_listed_largest_first() -> None:
     """Who takes nothing is not named."""
     shares = (Share("system messages", 900), Share("tools", 6100), Share("template", 0))
     assert itemized(shares) == "tools 6100 tokens, system messages 900 tokens"
+
+
+# ------------------------------------------------------------------ a threshold and reserves in place of the ratio
+
+
+def _ruled(window_tokens: int = 32_768, *, fixed_tokens: int = 0, floor_tokens: int = 0, **rules: int) -> Budget:
+    return Budget(
+        rules=replace(RULES, **rules),  # type: ignore[arg-type]
+        window_tokens=window_tokens,
+        floor_tokens=max(floor_tokens, fixed_tokens),
+        error_ratio=0.0,
+        fixed_tokens=fixed_tokens,
+    )
+
+
+def _trigger(budget: Budget) -> int:
+    """The smallest prompt that is compacted."""
+    return next(tokens for tokens in range(budget.window_tokens + 1) if budget.triggers(tokens))
+
+
+def test_reserves_trigger_at_the_ratio_of_the_rest() -> None:
+    """(32,768 − 4,000 − 2,000) × 0.80, and no output buffer on top: the reserve is in its place."""
+    budget = _ruled(output_reserve_tokens=4000, safety_buffer_tokens=2000)
+    assert _trigger(budget) == int(0.80 * 26_768) + 1
+    assert budget.output_buffer_tokens(10_000) == 4000
+
+
+def test_system_and_tools_count_against_their_reserve() -> None:
+    """What they take is not counted twice; what exceeds the reserve counts as conversation."""
+    for fixed, outside in ((0, 0), (3000, 3000), (9000, 5000)):
+        budget = _ruled(fixed_tokens=fixed, system_reserve_tokens=5000)
+        assert budget.outside_tokens == outside
+        assert _trigger(budget) == int(0.80 * (32_768 - 5000)) + outside + 1
+
+
+def test_a_threshold_is_the_conversations_own() -> None:
+    """Beside system and tools, whatever the ratio and the reserves say."""
+    budget = _ruled(fixed_tokens=6000, threshold_tokens=10_000, system_reserve_tokens=2000)
+    assert _trigger(budget) == 16_001
+    assert _ruled(threshold_tokens=10_000).target_tokens(10_001) < 5100
+
+
+def test_a_threshold_beyond_the_window_leaves_the_promise() -> None:
+    """P1 goes before every wish: what does not fit is compacted."""
+    budget = _ruled(8192, threshold_tokens=100_000)
+    assert _trigger(budget) == budget.prompt_limit_tokens + 1
+
+
+def test_reserves_larger_than_the_window_leave_a_quarter() -> None:
+    """A reserve written for large windows does not make a small one compact every request."""
+    budget = _ruled(8192, system_reserve_tokens=20_000)
+    assert budget.reserved_tokens == 6144
+    assert _trigger(budget) == int(0.80 * 2048) + 1

@@ -60,6 +60,42 @@ async def test_a_short_conversation_is_left_alone() -> None:
     assert (bench.store.finds, bench.ask.prompts, bench.events) == (0, [], [])
 
 
+# ------------------------------------------------------------------ a threshold and reserves
+
+
+@pytest.mark.parametrize("settings", [{"threshold_tokens": 4000}, {"safety_buffer_tokens": 95_000}])
+async def test_a_trigger_far_below_the_window_compacts_and_is_reused(settings: dict[str, int]) -> None:
+    """In a window of 128,000 tokens too; the next turns find the compaction, and stay far below the trigger."""
+    bench = Bench()
+    long = chat(40, words=500) if "safety_buffer_tokens" in settings else LONG
+    guarded = await bench.guard(long, 128_000, **settings)
+    sent(long, guarded)
+    assert guarded.action == "compacted"
+    assert guarded.count.tokens < 0.6 * guarded.tokens_before
+    longer = [*long, assistant("Done."), user("And the next one?")]
+    again = await bench.guard(longer, 128_000, **settings)
+    sent(longer, again)
+    assert (again.action, len(bench.ask.prompts)) == ("reused", 1)
+    assert (await Bench().guard(long, 128_000)).action == "none"
+
+
+async def test_a_system_prompt_above_the_threshold_is_not_compacted_for() -> None:
+    """The threshold is the conversation's: what no compaction can shrink does not trigger one every turn."""
+    bench = Bench()
+    short = [system("rule " * 4000), *chat(3)[1:]]
+    assert (await bench.guard(short, 32_768, threshold_tokens=2000)).action == "none"
+    assert bench.events == []
+
+
+async def test_tools_that_do_not_fit_are_refused_however_short_the_conversation() -> None:
+    """P1 before every wish: a reserve or a threshold does not hide what is larger than the window."""
+    bench = Bench()
+    short = [system("rule " * 8000), *chat(2)[1:]]
+    for wish in ({"threshold_tokens": 5000}, {"system_reserve_tokens": 6000}):
+        with pytest.raises(DoesNotFit):
+            await bench.guard(short, 8192, **wish)
+
+
 # ------------------------------------------------------------------ compaction and reuse
 
 

@@ -35,8 +35,11 @@ class RawRequest:
 
 @dataclass
 class PlainServer:
+    """What a plain server was asked; `gets` are the documents that it gives by path, nothing else is there."""
+
     base_url: str
     requests: list[RawRequest] = field(default_factory=list)
+    gets: dict[str, JsonDict] = field(default_factory=dict)
 
     def posts(self, since: int = 0) -> list[RawRequest]:
         return [request for request in self.requests[since:] if request.method == "POST"]
@@ -95,7 +98,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         self._record(b"")
-        self._send_json(404, {"error": {"message": "Not found", "type": "invalid_request_error"}})
+        missing = {"error": {"message": "Not found", "type": "invalid_request_error"}}
+        found = self.plain.gets.get(self.path)
+        self._send_json(404 if found is None else 200, missing if found is None else found)
 
     def do_POST(self) -> None:
         raw = self.rfile.read(int(self.headers.get("content-length") or 0))

@@ -1,0 +1,161 @@
+"""What a server that is not LM Studio says of its windows: llama.cpp's server, vLLM, Ollama.
+
+Called by `listings.py`, and only for deployments that an operator opted in. Shapes are validated, never status alone;
+a GET here loads no model. Jan and llamafile run llama.cpp's server; KoboldCpp, LocalAI and others are not asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Literal, TypeAlias, TypeVar
+
+import httpx
+from pydantic import BaseModel, BeforeValidator, ValidationError
+
+from litellm_compaction.models.fetch import NotThisApi, get_json
+from litellm_compaction.models.listing_shapes import Tokens, list_or_empty
+from litellm_compaction.models.lmstudio import server_root
+
+Api: TypeAlias = Literal["llama.cpp", "vllm", "ollama"]
+
+PATHS: dict[Api, str] = {"llama.cpp": "/props", "vllm": "/v1/models", "ollama": "/api/ps"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedModel:
+    """One model that a server has loaded.
+
+    Attributes:
+        names: under which requests reach it; empty where the server answers every name with this model.
+        context_length: tokens of one request; None where the server does not say.
+        slots: requests that it serves at a time with `context_length` each.
+    """
+
+    names: tuple[str, ...]
+    context_length: int | None
+    slots: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Served:
+    """What a server has loaded, and by which API it said so; `api` is None for a server that tells no window."""
+
+    api: Api | None
+    models: tuple[ServedModel, ...]
+
+
+SILENT = Served(api=None, models=())
+
+
+async def list_served(
+    http: httpx.AsyncClient, api_base: str, api_key: str | None, apis: Sequence[Api], *, timeout_s: float = 3.0
+) -> Served:
+    """The first answer to one of `apis`, in their order; `SILENT` where the server speaks none of them.
+
+    Args:
+        timeout_s: limit for each request, body included.
+
+    Raises:
+        ServerUnavailable: nothing answered (no connection, timeout, a gateway's 5xx, or llama.cpp's 503 while it
+            loads its model).
+    """
+    for api in apis:
+        url = f"{server_root(api_base)}{PATHS[api]}"
+        try:
+            return _read(api, await get_json(http, url, api_key, timeout_s, api=f"{api}'s API"))
+        except NotThisApi:
+            continue
+    return SILENT
+
+
+def find_served(served: Served, model: str) -> ServedModel | None:
+    """The loaded model that a request for `model` reaches; None when it is not loaded or not known.
+
+    The exact name goes before one that differs in case. Ollama takes a name without a tag for `name:latest` (Ollama
+    docs, "Model names").
+    """
+    for fold in (lambda name: name, str.casefold):
+        wanted = {fold(model), fold(f"{model}:latest")}
+        for each in served.models:
+            if not each.names or wanted & {fold(name) for name in each.names}:
+                return each
+    return None
+
+
+def _read(api: Api, answer: object) -> Served:
+    if api == "llama.cpp":
+        props = _valid(_Props, answer, api)
+        if props.default_generation_settings.n_ctx is None:
+            # A router in front of several models says 0 here (llama.cpp's server, router mode).
+            raise NotThisApi("/props names no context length")
+        model = ServedModel(
+            names=(), context_length=props.default_generation_settings.n_ctx, slots=props.total_slots or 1
+        )
+        return Served(api=api, models=(model,))
+    if api == "vllm":
+        rows = _valid(_VllmListing, answer, api).data
+        numbers = [row.max_model_len for row in rows if row.max_model_len is not None]
+        if not numbers:
+            raise NotThisApi("/v1/models names no max_model_len")
+        # LoRA adapters are listed without a number, and run on the engine of the models beside them.
+        return Served(
+            api=api,
+            models=tuple(
+                ServedModel(names=(row.id,), context_length=row.max_model_len or min(numbers)) for row in rows
+            ),
+        )
+    loaded = _valid(_OllamaListing, answer, api).models
+    return Served(
+        api=api,
+        models=tuple(
+            ServedModel(names=tuple({row.name, row.model} - {""}), context_length=row.context_length) for row in loaded
+        ),
+    )
+
+
+class _Generation(BaseModel):
+    n_ctx: Tokens = None
+
+
+class _Props(BaseModel):
+    """`GET /props` of llama.cpp's server: `n_ctx` is one slot's (llama.cpp, tools/server/README.md)."""
+
+    default_generation_settings: _Generation
+    total_slots: Tokens = None
+
+
+class _VllmModel(BaseModel):
+    id: str
+    max_model_len: Tokens = None
+
+
+class _VllmListing(BaseModel):
+    """`GET /v1/models` of vLLM: OpenAI's, with `max_model_len` on each card (vLLM, entrypoints/openai)."""
+
+    data: list[_VllmModel]
+
+
+class _OllamaModel(BaseModel):
+    name: str = ""
+    model: str = ""
+    context_length: Tokens = None
+
+
+class _OllamaListing(BaseModel):
+    """`GET /api/ps` of Ollama: loaded models; `context_length` is the allocated one (docs.ollama.com/api/ps).
+
+    The trained one, in `/api/show`, is never asked for: a request longer than the allocation is cut.
+    """
+
+    models: Annotated[list[_OllamaModel], BeforeValidator(list_or_empty)]
+
+
+_Shape = TypeVar("_Shape", bound=BaseModel)
+
+
+def _valid(shape: type[_Shape], answer: object, api: Api) -> _Shape:
+    try:
+        return shape.model_validate(answer)
+    except ValidationError as error:
+        raise NotThisApi(f"{PATHS[api]}: the answer has another shape") from error

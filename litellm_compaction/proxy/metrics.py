@@ -1,0 +1,150 @@
+"""Prometheus metrics beside LiteLLM's own: an observer of events, where `prometheus_client` is installed.
+
+LiteLLM serves the library's default registry at `/metrics` when its `prometheus` callback is on (integrations/
+prometheus.py, 1.106.2). Numbers and names only; a missing library, or a name that is taken, is never an error.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+from litellm_compaction.events import CompactionEvent, Event, TruncationAlarm
+
+logger = logging.getLogger("litellm_compaction")
+
+# Wildcard deployments get model names from clients; every further one counts as `OTHER`.
+MAX_MODELS = 200
+OTHER = "other"
+
+_TOKEN_BUCKETS = tuple(float(1024 * 2**power) for power in range(11))
+_RATIO_BUCKETS = (0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 1.0, 1.25, 1.5, 2.0, 4.0)
+_SECOND_BUCKETS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Instruments:
+    """The library's counters and histograms, as far as it let us have them."""
+
+    compactions: Any
+    tokens_before: Any
+    tokens_after: Any
+    fill: Any
+    summary_calls: Any
+    summary_duration: Any
+    restarts: Any
+    alarms: Any
+    refusals: Any
+
+
+class Metrics:
+    """Counts events. The instruments are made at the first one: only then is it certain that LiteLLM has set up.
+
+    Args:
+        load: gives the module `prometheus_client`; raises ImportError where there is none.
+    """
+
+    def __init__(self, load: Callable[[], Any] = lambda: import_module("prometheus_client")) -> None:
+        self._load = load
+        self._is_loaded = False
+        self._instruments: _Instruments | None = None
+        self._models: set[str] = set()
+
+    def observe(self, event: Event) -> None:
+        """Counts one event; never raises."""
+        self._safely(lambda instruments: self._count(instruments, event))
+
+    def restarted(self, model: str, restarts: int) -> None:
+        """Counts how often one answer was carried over the limit; never raises."""
+        self._safely(lambda instruments: instruments.restarts.labels(self._known(model)).inc(restarts))
+
+    def _safely(self, count: Callable[[_Instruments], None]) -> None:
+        try:
+            instruments = self._loaded()
+            if instruments is not None:
+                count(instruments)
+        except Exception as error:  # noqa: BLE001 - a request is worth more than its metric (P8)
+            logger.debug("metrics error=%s", type(error).__name__)
+
+    def _count(self, instruments: _Instruments, event: Event) -> None:
+        model = self._known(event.model)
+        if isinstance(event, TruncationAlarm):
+            instruments.alarms.labels(model, event.reason).inc()
+        else:
+            _count_compaction(instruments, event, model)
+
+    def _known(self, model: str) -> str:
+        """The model as a label; a bounded number of them."""
+        if model not in self._models:
+            if len(self._models) >= MAX_MODELS:
+                return OTHER
+            self._models.add(model)
+        return model
+
+    def _loaded(self) -> _Instruments | None:
+        if not self._is_loaded:
+            self._is_loaded = True
+            try:
+                self._instruments = _register(self._load())
+            except ImportError:
+                logger.debug("metrics off: prometheus_client is not installed")
+        return self._instruments
+
+
+def _count_compaction(instruments: _Instruments, event: CompactionEvent, model: str) -> None:
+    instruments.compactions.labels(model, event.phase, event.outcome).inc()
+    instruments.fill.labels(model).observe(event.filled_percent / 100)
+    if event.outcome == "refused":
+        instruments.refusals.labels(model).inc()
+        return
+    instruments.tokens_before.labels(model).observe(event.tokens_before)
+    instruments.tokens_after.labels(model).observe(event.tokens_after)
+    if event.summary_calls:
+        instruments.summary_calls.labels(model).inc(event.summary_calls)
+        instruments.summary_duration.labels(model).observe(event.duration_ms / 1000)
+
+
+def _register(library: Any) -> _Instruments:
+    def counter(name: str, text: str, *labels: str) -> Any:
+        return _registered(library, library.Counter, name, text, ("model", *labels))
+
+    def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Any:
+        return _registered(library, library.Histogram, name, text, ("model",), buckets=buckets)
+
+    return _Instruments(
+        compactions=counter(
+            "compactions_total", "Decisions about prompts above the trigger, by phase and outcome.", "phase", "outcome"
+        ),
+        tokens_before=histogram(
+            "prompt_before_tokens", "Estimated prompts above the trigger, as they came.", _TOKEN_BUCKETS
+        ),
+        tokens_after=histogram("prompt_after_tokens", "The same prompts, as they were sent.", _TOKEN_BUCKETS),
+        fill=histogram("window_fill_ratio", "Prompts above the trigger, as a share of the window.", _RATIO_BUCKETS),
+        summary_calls=counter("summary_calls_total", "Summary jobs of the pruning model."),
+        summary_duration=histogram(
+            "summary_duration_seconds", "From counting a request until a new summary had compacted it.", _SECOND_BUCKETS
+        ),
+        restarts=counter("restarts_total", "Running answers that were stopped, compacted and continued."),
+        alarms=counter("truncation_alarms_total", "Replies whose usage says that the server cut the prompt.", "reason"),
+        refusals=counter("refusals_total", "Requests refused because they cannot be made to fit."),
+    )
+
+
+def _registered(library: Any, kind: Any, name: str, text: str, labels: tuple[str, ...], **options: Any) -> Any:
+    """A new instrument, or the one that has this name already: the module may be loaded twice in one process.
+
+    Raises:
+        ValueError: the name is taken, and the library does not show by what.
+    """
+    full_name = f"litellm_compaction_{name}"
+    try:
+        return kind(full_name, text, labels, **options)
+    except ValueError:
+        known = getattr(library.REGISTRY, "_names_to_collectors", {})
+        found = known.get(full_name)
+        if found is None:
+            raise
+        return found

@@ -1,0 +1,163 @@
+"""Events as Prometheus metrics: what is counted, bounded labels, and no trouble where the library is missing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from litellm_compaction.events import TruncationAlarm
+from litellm_compaction.proxy.metrics import MAX_MODELS, Metrics
+from tests.test_events import event
+
+ALARM = TruncationAlarm(
+    model="qwen", window_tokens=8192, expected_tokens=9000, reported_tokens=5000, reason="prompt_far_below_count"
+)
+
+
+class Series:
+    """One labelled counter or histogram."""
+
+    def __init__(self) -> None:
+        self.values: list[float] = []
+
+    def inc(self, amount: float = 1) -> None:
+        self.values.append(amount)
+
+    def observe(self, value: float) -> None:
+        self.values.append(value)
+
+
+@dataclass
+class FakeLibrary:
+    """As much of prometheus_client as is used: instruments by name, and a registry that refuses a name twice."""
+
+    made: dict[str, dict[tuple[str, ...], Series]] = field(default_factory=dict)
+    hides_names: bool = False
+
+    @property
+    def REGISTRY(self) -> Any:  # noqa: N802
+        names = {name: self._instrument(name) for name in self.made}
+        return SimpleNamespace() if self.hides_names else SimpleNamespace(_names_to_collectors=names)
+
+    def Counter(self, name: str, text: str, labels: tuple[str, ...]) -> Any:  # noqa: N802
+        assert name.endswith("_total")
+        return self._make(name, text)
+
+    def Histogram(self, name: str, text: str, labels: tuple[str, ...], *, buckets: tuple[float, ...]) -> Any:  # noqa: N802
+        assert name.rpartition("_")[2] in ("tokens", "ratio", "seconds")
+        assert list(buckets) == sorted(buckets)
+        return self._make(name, text)
+
+    def _make(self, name: str, text: str) -> Any:
+        assert text.endswith(".")
+        if name in self.made:
+            raise ValueError("Duplicated timeseries in CollectorRegistry")
+        self.made[name] = {}
+        return self._instrument(name)
+
+    def _instrument(self, name: str) -> Any:
+        return SimpleNamespace(labels=lambda *values: self.made[name].setdefault(values, Series()))
+
+    def of(self, name: str) -> dict[tuple[str, ...], list[float]]:
+        return {labels: series.values for labels, series in self.made[f"litellm_compaction_{name}"].items()}
+
+
+def test_a_compaction_is_counted() -> None:
+    """By model, phase and outcome; its tokens, how full the window was, and what the summary took."""
+    library = FakeLibrary()
+    Metrics(lambda: library).observe(event())
+    assert library.of("compactions_total") == {("qwen", "pre_request", "compacted"): [1]}
+    assert library.of("prompt_before_tokens") == {("qwen",): [7000]}
+    assert library.of("prompt_after_tokens") == {("qwen",): [3000]}
+    assert library.of("summary_calls_total") == {("qwen",): [1]}
+    assert library.of("summary_duration_seconds") == {("qwen",): [pytest.approx(1.2345)]}
+    assert library.of("window_fill_ratio") == {("qwen",): [pytest.approx(7000 / 8192)]}
+    assert library.of("refusals_total") == {}
+
+
+def test_a_refusal_an_alarm_and_restarts_are_counted() -> None:
+    """A refusal was never sent, so it has no tokens after; the others have counters of their own."""
+    library = FakeLibrary()
+    metrics = Metrics(lambda: library)
+    metrics.observe(event("refused", summary_calls=0))
+    metrics.observe(ALARM)
+    metrics.restarted("qwen", 2)
+    assert library.of("refusals_total") == {("qwen",): [1]}
+    assert library.of("prompt_after_tokens") == {}
+    assert library.of("truncation_alarms_total") == {("qwen", "prompt_far_below_count"): [1]}
+    assert library.of("restarts_total") == {("qwen",): [2]}
+
+
+def test_reuse_takes_no_summary() -> None:
+    """A stored compaction costs no call and no time of one."""
+    library = FakeLibrary()
+    Metrics(lambda: library).observe(event("reused", summary_calls=0))
+    assert library.of("summary_calls_total") == library.of("summary_duration_seconds") == {}
+
+
+def test_models_are_bounded() -> None:
+    """Clients invent names behind a wildcard; from a certain number on they are one label."""
+    library = FakeLibrary()
+    metrics = Metrics(lambda: library)
+    for number in range(MAX_MODELS + 50):
+        metrics.observe(event(model=f"model-{number}"))
+    metrics.observe(event(model="model-0"))
+    counted = library.of("compactions_total")
+    assert len(counted) == MAX_MODELS + 1
+    assert len(counted["other", "pre_request", "compacted"]) == 50
+    assert len(counted["model-0", "pre_request", "compacted"]) == 2
+
+
+def test_without_the_library_nothing_happens() -> None:
+    """No error, and the import is tried once."""
+    tried: list[int] = []
+
+    def load() -> Any:
+        tried.append(1)
+        raise ImportError
+
+    metrics = Metrics(load)
+    for _ in range(3):
+        metrics.observe(event())
+        metrics.restarted("qwen", 1)
+    assert tried == [1]
+
+
+def test_nothing_is_registered_before_the_first_event() -> None:
+    """LiteLLM chooses the registry's mode while it starts."""
+    library = FakeLibrary()
+    metrics = Metrics(lambda: library)
+    assert library.made == {}
+    metrics.observe(ALARM)
+    assert len(library.made) == 9
+
+
+def test_a_second_registration_shares_the_first() -> None:
+    """The module may be loaded twice in one process: both count on the same instruments."""
+    library = FakeLibrary()
+    for _ in range(2):
+        Metrics(lambda: library).observe(event())
+    assert library.of("compactions_total") == {("qwen", "pre_request", "compacted"): [1, 1]}
+
+
+def test_a_name_that_somebody_else_has_is_no_error() -> None:
+    """Then there are no metrics, and requests go on."""
+    library = FakeLibrary(made={"litellm_compaction_compactions_total": {}}, hides_names=True)
+    metrics = Metrics(lambda: library)
+    for _ in range(2):
+        metrics.observe(event())
+    assert library.of("compactions_total") == {}
+
+
+def test_the_real_library_takes_them() -> None:
+    """Names, labels and buckets are valid for prometheus_client; its default registry shows them."""
+    prometheus_client = pytest.importorskip("prometheus_client")
+    for _ in range(2):
+        Metrics().observe(event())
+    text = prometheus_client.generate_latest().decode()
+    labels = '{model="qwen",outcome="compacted",phase="pre_request"}'
+    assert f"litellm_compaction_compactions_total{labels} 2.0" in text
+    assert 'litellm_compaction_window_fill_ratio_bucket{le="0.9",model="qwen"} 2.0' in text
