@@ -104,7 +104,7 @@ def _count_compaction(instruments: _Instruments, event: CompactionEvent, model: 
     instruments.tokens_after.labels(model).observe(event.tokens_after)
     if event.summary_calls:
         instruments.summary_calls.labels(model).inc(event.summary_calls)
-        instruments.summary_duration.labels(model).observe(event.duration_ms / 1000)
+        instruments.summary_duration.labels(model).observe(event.summary_ms / 1000)
 
 
 def _register(library: Any) -> _Instruments:
@@ -125,7 +125,7 @@ def _register(library: Any) -> _Instruments:
         fill=histogram("window_fill_ratio", "Prompts above the trigger, as a share of the window.", _RATIO_BUCKETS),
         summary_calls=counter("summary_calls_total", "Summary jobs of the pruning model."),
         summary_duration=histogram(
-            "summary_duration_seconds", "From counting a request until a new summary had compacted it.", _SECOND_BUCKETS
+            "summary_duration_seconds", "In which the pruning model was asked for a compaction.", _SECOND_BUCKETS
         ),
         restarts=counter("restarts_total", "Running answers that were stopped, compacted and continued."),
         alarms=counter("truncation_alarms_total", "Replies whose usage says that the server cut the prompt.", "reason"),
