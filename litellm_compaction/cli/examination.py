@@ -234,7 +234,7 @@ def _counted(row: Examined, architecture: str) -> Examined:
         row,
         architecture=architecture,
         family=family.name,
-        tokenizer=family.encoding,
+        tokenizer=family.vocabulary,
         tokenizer_exact=family.exact,
     )
 
