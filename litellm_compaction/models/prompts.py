@@ -9,6 +9,7 @@ import json
 import re
 from bisect import bisect_right
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 from litellm_compaction.core.messages import JsonValue, Message, Request, parse_message, user_message
@@ -18,8 +19,8 @@ from litellm_compaction.models.templates import Template, TemplateRefusal, templ
 from litellm_compaction.models.tokenizers import vocabulary
 from litellm_compaction.models.vocabularies import Segment, Vocabulary
 
-# Texts shorter than this are found in what is not theirs, unless near to where they should be.
-_TELLING_CHARS, _NEAR_CHARS = 24, 400
+# Texts shorter than this are found in what is not theirs.
+_TELLING_CHARS, _NEAR_CHARS, _MAX_PLACES = 24, 400, 16
 _PROBE_CHARS = 200
 # Between special tokens of a turn's header stands at most a role.
 _HEADER_GAP_CHARS = 24
@@ -98,7 +99,8 @@ def share(family: Family, request: Request, prompt: Prompt, lengths: Sequence[in
     if places is None:
         return _by_length(request, scale.total, tools_tokens)
     starts, reasoning = places
-    sizes = [scale.before(end) - scale.before(start) for start, end in zip(starts, starts[1:], strict=False)]
+    before = [scale.before(start) for start in starts]
+    sizes = [end - start for start, end in pairwise(before)]
     tools_tokens = min(tools_tokens, scale.total)
     # The schemas stand inside a message, or before all of them.
     left = tools_tokens
@@ -128,19 +130,15 @@ def tool_prompts(family: Family, request: Request) -> tuple[Prompt, Prompt] | No
 def _render(
     chosen: Template, words: Vocabulary, messages: Sequence[Message], tools: Sequence[JsonValue]
 ) -> Prompt | None:
-    for short_ids in (False, True):
-        shaped = shape(messages, chosen, short_ids=short_ids)
-        try:
-            text = chosen.render(shaped.messages, tools, bos=words.bos, eos=words.eos)
-        except TemplateRefusal:
-            if not short_ids and has_odd_ids(messages):
-                continue
-            return None
-        if words.adds_bos:
-            # The engine adds it to every prompt, and has taken it off the rendered one before (common/chat.cpp).
-            text = words.bos + text.removeprefix(words.bos)
-        return Prompt(text, words.split(text), shaped.is_faithful)
-    return None
+    shaped = shape(messages, chosen, short_ids=chosen.wants_short_ids and has_odd_ids(messages))
+    try:
+        text = chosen.render(shaped.messages, tools, bos=words.bos, eos=words.eos)
+    except TemplateRefusal:
+        return None
+    if words.adds_bos:
+        # The engine adds it to every prompt, and has taken it off the rendered one before (common/chat.cpp).
+        text = words.bos + text.removeprefix(words.bos)
+    return Prompt(text, words.split(text), shaped.is_faithful)
 
 
 class _Scale:
@@ -164,6 +162,11 @@ class _Scale:
         segment = self.segments[index]
         inside = self._tokens[index + 1] - self._tokens[index]
         return self._tokens[index] + inside * (position - segment.start) // (segment.end - segment.start)
+
+    def follows_header(self, position: int) -> bool:
+        """Whether at most a role and the like stands between a special token and a character."""
+        index = bisect_right(self.ends, position)
+        return index < len(self.segments) and position - self.segments[index].start <= _HEADER_GAP_CHARS
 
     def header_start(self, position: int, lower: int) -> int:
         """Where the header begins that ends at a character: at most a role stands between its special tokens."""
@@ -201,7 +204,7 @@ def _starts(messages: Sequence[Message], prompt: Prompt, scale: _Scale) -> tuple
             wanted = part.strip()
             if not wanted or readings < 0:
                 continue
-            found = _find(text, wanted, position)
+            found = _find(text, wanted, position, scale)
             chars += len(wanted)
             if found < 0:
                 readings -= len(text) - position
@@ -221,14 +224,28 @@ def _starts(messages: Sequence[Message], prompt: Prompt, scale: _Scale) -> tuple
     return [*_spread(starts), min(len(text), position)], reasoning_tokens
 
 
-def _find(text: str, wanted: str, position: int) -> int:
-    """Where a text is, as it is or escaped as in JSON; short ones only nearby."""
+def _find(text: str, wanted: str, position: int, scale: _Scale) -> int:
+    """Where a text is, as it is or escaped as in JSON; -1 if nowhere."""
     probe = wanted[:_PROBE_CHARS]
-    limit = len(text) if len(probe) >= _TELLING_CHARS else position + _NEAR_CHARS
-    found = text.find(probe, position, limit)
+    found = _find_exactly(text, probe, position, scale)
     if found < 0 and not _UNESCAPED.fullmatch(probe):
-        found = text.find(json.dumps(probe, ensure_ascii=False)[1:-1], position, limit)
+        found = _find_exactly(text, json.dumps(probe, ensure_ascii=False)[1:-1], position, scale)
     return found
+
+
+def _find_exactly(text: str, probe: str, position: int, scale: _Scale) -> int:
+    found = text.find(probe, position)
+    if len(probe) >= _TELLING_CHARS or found < 0:
+        return found
+    # A short text may stand inside others: its own place is behind a header, or at least nearby.
+    first = found
+    for _ in range(_MAX_PLACES):
+        if found < 0:
+            break
+        if scale.follows_header(found):
+            return found
+        found = text.find(probe, found + 1)
+    return first if first <= position + _NEAR_CHARS else -1
 
 
 def _by_length(request: Request, total: int, tools_tokens: int) -> Shares:

@@ -115,12 +115,11 @@ class Template:
                 parts.append(part)
                 size += len(part)
                 if size > limit:
-                    limit = _FREE_CHARS + _MAX_GROWTH * (chars_of(messages) + chars_of(tools))
-                    if size > limit:
-                        raise TemplateRefusal(f"more than {limit} characters")
+                    limit = _limit_chars(messages, tools, size)
         except TemplateRefusal:
             raise
-        except Exception as error:  # noqa: BLE001 - a template is a program of its own and may raise anything
+        except Exception as error:
+            # A template is a program of its own and may raise anything.
             raise TemplateRefusal(f"{type(error).__name__}: {error}"[:500]) from error
         self._last = (1e3 * (time.perf_counter() - begun), max(1, len(messages)))
         return "".join(parts)
@@ -151,6 +150,11 @@ class Template:
     def takes_system(self) -> bool:
         """Whether a system message ends up in the prompt; otherwise llama.cpp puts it into the next message."""
         return _NEEDLE in self._attempt(({"role": "system", "content": _NEEDLE}, _USER), ())
+
+    @cached_property
+    def wants_short_ids(self) -> bool:
+        """Whether ids of tool calls other than nine characters are refused, as Mistral's templates do."""
+        return "length != 9" in self.source
 
     @cached_property
     def takes_developer(self) -> bool:
@@ -196,6 +200,18 @@ def add_template(name: str, source: str) -> None:
 def is_compiled(name: str) -> bool:
     """Whether `template(name)` returns at once."""
     return name in _templates
+
+
+def _limit_chars(messages: Sequence[JsonObject], tools: Sequence[JsonValue], size: int) -> int:
+    """How long a prompt may become.
+
+    Raises:
+        TemplateRefusal: it is longer already.
+    """
+    limit = _FREE_CHARS + _MAX_GROWTH * (chars_of(messages) + chars_of(tools))
+    if size > limit:
+        raise TemplateRefusal(f"more than {limit} characters")
+    return limit
 
 
 def _with_text_arguments(messages: Sequence[JsonObject]) -> list[JsonObject]:
