@@ -182,6 +182,9 @@ def deepseek(folder: Path) -> dict[str, Any]:
         kinds[token["id"]] = CONTROL if token["special"] else USER_DEFINED
     if sorted(by_id) != list(range(len(by_id))):
         raise SystemExit("deepseek: holes in the ids")
+    # R1 and V3.1 name two of V3's place holders (their tokenizer.json).
+    by_id[128798], by_id[128799] = "<think>", "</think>"
+    kinds[128798] = kinds[128799] = USER_DEFINED
     check_merges_follow_ids(file)
     return {
         "kind": "bpe",

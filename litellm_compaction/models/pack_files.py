@@ -1,6 +1,6 @@
 """The vocabularies that come with the package: which file holds which, and how it is read.
 
-Asked by `tokenizers.py`. The files are built by tools/build_packs.py; packs/NOTICE.md names sources and licences.
+Asked by `tokenizers.py`. The files are built by tools/build_packs.py; NOTICE names sources and licences.
 """
 
 from __future__ import annotations

@@ -277,11 +277,17 @@ def _spread(starts: list[int]) -> list[int]:
 
 
 def _tools_position(tools: Sequence[JsonValue], text: str) -> int:
-    """Where the first schema is, or 0."""
+    """Where the first schema is, or 0; by its description, since calls repeat the name."""
     tool = tools[0]
     function = tool.get("function") if isinstance(tool, dict) else None
-    name = function.get("name") if isinstance(function, dict) else None
-    return max(0, text.find(name)) if isinstance(name, str) and name else 0
+    for key in ("description", "name") if isinstance(function, dict) else ():
+        value = function[key] if key in function else None
+        if isinstance(value, str) and value:
+            probe = json.dumps(value[:_PROBE_CHARS], ensure_ascii=False)[1:-1].partition("\\")[0]
+            found = text.find(probe) if probe else -1
+            if found >= 0:
+                return found
+    return 0
 
 
 def has_system(request: Request) -> bool:
