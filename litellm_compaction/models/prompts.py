@@ -280,8 +280,10 @@ def _tools_position(tools: Sequence[JsonValue], text: str) -> int:
     """Where the first schema is, or 0; by its description, since calls repeat the name."""
     tool = tools[0]
     function = tool.get("function") if isinstance(tool, dict) else None
-    for key in ("description", "name") if isinstance(function, dict) else ():
-        value = function[key] if key in function else None
+    if not isinstance(function, dict):
+        return 0
+    for key in ("description", "name"):
+        value = function.get(key)
         if isinstance(value, str) and value:
             probe = json.dumps(value[:_PROBE_CHARS], ensure_ascii=False)[1:-1].partition("\\")[0]
             found = text.find(probe) if probe else -1
