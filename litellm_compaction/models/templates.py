@@ -1,7 +1,6 @@
 """A model's chat template: compiled once, rendered in bounded time, and what it can render.
 
-Called by `prompts.py`. The template may come from a stranger's model file, so it runs in jinja2's immutable sandbox,
-with a limit on loops, on output, and on operators that make large values of small ones.
+Called by `prompts.py`. The template may come from a stranger's model file, so it runs in `template_sandbox.py`.
 """
 
 from __future__ import annotations
@@ -10,31 +9,20 @@ import json
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from datetime import datetime, timezone
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import jinja2
-from jinja2 import nodes
-from jinja2.ext import Extension
-from jinja2.runtime import LoopContext
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from litellm_compaction.core.messages import JsonObject, JsonValue
+from litellm_compaction.models.template_sandbox import JOIN, TICK, TemplateRefusal, Ticks, environment
 
 _FOLDER = Path(__file__).parent / "chat_templates"
-# Every date has as many characters, and tokens, as this one.
-_NOW = datetime(2026, 11, 21, 12, 34, 56, tzinfo=timezone.utc)
-# gpt-oss looks at all later messages for each tool call: 2,000 messages with calls take 1,000,000 turns, 0.3 s.
-_MAX_TURNS = 2_000_000
 _MAX_SOURCE_CHARS = 256 * 1024
 # Indented JSON is the widest form in use: about 4 times its compact form.
 _MAX_GROWTH, _FREE_CHARS = 8, 1_000_000
-_MAX_FACTOR_CHARS = 100_000
 
-# Called at the beginning of each turn of a loop; a template that names it itself is refused.
-_TICK = "turn_of_a_loop"
 
 _NEEDLE = "zq7"
 _USER: JsonObject = {"role": "user", "content": "x"}
@@ -59,10 +47,6 @@ _TOOL: JsonObject = {
 }
 
 
-class TemplateRefusal(Exception):
-    """The template did not take these messages, or took too long; its words are the message."""
-
-
 class Template:
     """One chat template; may be used from several threads."""
 
@@ -71,11 +55,11 @@ class Template:
         self._compiled: jinja2.Template | None = None
         self._last = (0.0, 1)
         self._fault = ""
-        if len(source) > _MAX_SOURCE_CHARS or _TICK in source:
+        if len(source) > _MAX_SOURCE_CHARS or TICK in source or JOIN in source:
             self._fault = f"longer than {_MAX_SOURCE_CHARS} characters, or hostile"
             return
         try:
-            self._compiled = _environment().from_string(source)
+            self._compiled = environment().from_string(source)
         except (jinja2.TemplateError, RecursionError, MemoryError, SyntaxError, ValueError) as error:
             self._fault = str(error)
 
@@ -102,7 +86,7 @@ class Template:
             "add_generation_prompt": True,
             # As llama.cpp's server passes it unless told otherwise (facts, 2026-11).
             "enable_thinking": True,
-            _TICK: _Ticks(),
+            TICK: Ticks(),
         }
         if tools:
             values["tools"] = list(tools)
@@ -217,102 +201,6 @@ def _limit_chars(messages: Sequence[JsonObject], tools: Sequence[JsonValue], siz
 def _with_text_arguments(messages: Sequence[JsonObject]) -> list[JsonObject]:
     plain: list[JsonObject] = json.loads(json.dumps(messages).replace(f'{{"{_NEEDLE}": "y"}}', f'"{_NEEDLE}"'))
     return plain
-
-
-class _Ticks:
-    """Counts the turns of all loops of one rendering."""
-
-    def __init__(self) -> None:
-        self._left = _MAX_TURNS
-
-    def __call__(self) -> str:
-        self._left -= 1
-        if self._left < 0:
-            raise TemplateRefusal(f"more than {_MAX_TURNS} turns of loops")
-        return ""
-
-
-_DICT_ATTRIBUTES = frozenset(dir(dict))
-_HARMLESS: dict[type, frozenset[str]] = {
-    dict: frozenset({"get", "items", "keys", "values"}),
-    str: frozenset({"split", "rsplit", "strip", "lstrip", "rstrip", "startswith", "endswith", "upper", "lower"}),
-    LoopContext: frozenset({"index", "index0", "first", "last", "length", "previtem", "nextitem"}),
-}
-
-
-class _Environment(ImmutableSandboxedEnvironment):
-    intercepted_binops = frozenset({"*", "**", "%"})
-
-    def getattr(self, obj: Any, attribute: str) -> Any:
-        # What templates ask for most, without the sandbox's questions, which would take half of the time.
-        kind = type(obj)
-        if kind is dict and attribute not in _DICT_ATTRIBUTES:
-            return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
-        if attribute in _HARMLESS.get(kind, ()):
-            return getattr(obj, attribute)
-        return super().getattr(obj, attribute)
-
-    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        if operator == "**" or (operator == "%" and isinstance(left, str)):
-            raise TemplateRefusal(f"the operator {operator} is not allowed")
-        if operator == "*":
-            for one, other in ((left, right), (right, left)):
-                if (
-                    isinstance(one, (str, list, tuple))
-                    and isinstance(other, int)
-                    and len(one) * other > _MAX_FACTOR_CHARS
-                ):
-                    raise TemplateRefusal("a product is too long")
-        return super().call_binop(context, operator, left, right)
-
-    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
-        tree = super()._parse(source, name, filename)
-        for loop in tree.find_all(nodes.For):
-            statement = nodes.ExprStmt(nodes.Call(nodes.Name(_TICK, "load"), [], [], None, None))
-            statement.set_lineno(loop.lineno)
-            statement.set_environment(self)
-            loop.body.insert(0, statement)
-        return tree
-
-
-class _Generation(Extension):
-    """`{% generation %}…{% endgeneration %}`, which marks text for training and changes no prompt (transformers)."""
-
-    tags = {"generation"}  # noqa: RUF012 - jinja2's own declaration
-
-    def parse(self, parser: Any) -> Any:
-        next(parser.stream)
-        return parser.parse_statements(["name:endgeneration"], drop_needle=True)
-
-
-def _environment() -> jinja2.Environment:
-    environment = _Environment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation]
-    )
-    environment.filters["tojson"] = _to_json
-    # Both make any number of characters of one.
-    environment.filters.pop("center")
-    environment.filters.pop("format")
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = _NOW.strftime
-    return environment
-
-
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """As transformers does it: no HTML escapes, characters beyond ASCII as they are."""
-    if indent is not None and not 0 <= indent <= 16:
-        raise TemplateRefusal(f"an indentation of {indent}")
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-def _raise_exception(message: str) -> None:
-    raise TemplateRefusal(str(message))
 
 
 def chars_of(value: Any) -> int:

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from litellm_compaction.models import templates
-from litellm_compaction.models.templates import Template, TemplateRefusal, add_template, template
+from litellm_compaction.models.template_sandbox import TemplateRefusal
+from litellm_compaction.models.templates import Template, add_template, template
 
 NAMES = sorted(path.stem for path in (Path(templates.__file__).parent / "chat_templates").glob("*.jinja"))
 MESSAGES = ({"role": "user", "content": "hi <b> ü"},)
@@ -44,6 +45,12 @@ def test_capabilities_are_found_by_trying() -> None:
         "{{ 'x' | center(1000000000) }}",
         "{{ '{:>1000000000}'.format('x') }}",
         "{{ messages | tojson(indent=1000000) }}",
+        "{{ 'x'.ljust(1000000000) }}",
+        "{{ ('x' * 99999).replace('x', 'y' * 99999) }}",
+        "{{ ('x' * 99999) | replace('x', 'y' * 99999) }}",
+        "{{ ('x' * 99999) | list | join('y' * 99999) }}",
+        "{% set n = namespace(a='x') %}{% for i in range(60) %}{% set n.a = n.a ~ n.a %}{% endfor %}",
+        "{% set n = namespace(a='x') %}{% for i in range(60) %}{% set n.a = n.a + n.a %}{% endfor %}",
         "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
         "{{ messages.append(1) }}",
         "{{ ''.__class__.__mro__[1].__subclasses__() }}",
@@ -63,7 +70,7 @@ def test_hostile_templates_refuse_quickly(source: str) -> None:
     begun = time.monotonic()
     with pytest.raises(TemplateRefusal):
         hostile.render(MESSAGES, ())
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < 10
     assert not hostile.renders_tools
 
 
@@ -77,6 +84,13 @@ def test_dates_have_a_fixed_length_and_json_is_not_escaped() -> None:
     """Counts do not change with the day; `tojson` keeps characters as they are."""
     made = Template("{{ strftime_now('%d %b %Y') }} {{ messages[0].content | tojson }}")
     assert made.render(MESSAGES, ()) == '21 Nov 2026 "hi <b> ü"'
+
+
+def test_joining_and_replacing_work_as_in_jinja() -> None:
+    """The guarded operators and filters give what jinja2's own give."""
+    source = "{{ 1 ~ 'a' ~ none_there }}|{{ 'aXbX'.replace('X', '-') }}|{{ 'aXbX' | replace('X', '-', 1) }}|"
+    source += "{{ [1, 'b'] | join(', ') }}|{{ messages | join('', attribute='role') }}|{{ 1 + 2 }}|{{ [1] + [2] }}"
+    assert Template(source).render(MESSAGES, ()) == "1a|a-b-|a-bX|1, b|user|3|[1, 2]"
 
 
 def test_templates_can_be_added() -> None:
