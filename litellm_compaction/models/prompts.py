@@ -1,10 +1,11 @@
 """The exact prompt of a request: rendered, cut at special tokens, counted, and shared out among its messages.
 
-Called by `counter.py`. Whatever a template refuses gives no count here, and is estimated there.
+Called by `counting.py`. Whatever a template refuses gives no count here, and is estimated there.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from bisect import bisect_right
@@ -301,6 +302,7 @@ def has_system(request: Request) -> bool:
 def tools_key(tools: Sequence[JsonValue]) -> str:
     """Equal for equal tools."""
     try:
-        return json.dumps(tools, default=str)
+        text = json.dumps(tools, default=str)
     except (RecursionError, ValueError):
         return ""
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
