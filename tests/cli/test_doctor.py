@@ -57,8 +57,8 @@ def test_a_loaded_model_is_described(report: Report, address: Address) -> None:
         "parallel": 1,
         "architecture": "qwen3",
         "family": "qwen3",
-        "tokenizer": "cl100k_base",
-        "tokenizer_exact": False,
+        "tokenizer": "qwen2",
+        "tokenizer_exact": True,
         "carrier": "transport",
     }
 
