@@ -89,7 +89,7 @@ def test_a_wildcard_shows_every_loaded_model(report: Report, simulator: Simulato
     code, found = report(config(deployment("lm_studio/*", "lm_studio/*", params=at(address))))
     assert code == 0
     rows = [(row["model"], row["window_tokens"], row["tokenizer_exact"]) for row in found["deployments"]]
-    assert rows == [(QWEN, 8192, False), (GPT_OSS, 16_384, True)]
+    assert rows == [(QWEN, 8192, True), (GPT_OSS, 16_384, True)]
 
 
 def test_a_model_that_is_not_loaded_is_a_note(report: Report, address: Address) -> None:
