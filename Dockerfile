@@ -1,6 +1,6 @@
 FROM python:3.12-slim AS build
 WORKDIR /build
-COPY pyproject.toml README.md LICENSE config.yaml ./
+COPY pyproject.toml README.md LICENSE NOTICE config.yaml ./
 COPY litellm_compaction ./litellm_compaction
 RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
 

@@ -274,7 +274,7 @@ def _counted(row: Examined, architecture: str) -> Examined:
         row,
         architecture=architecture,
         family=family.name,
-        tokenizer=family.encoding,
+        tokenizer=family.vocabulary,
         tokenizer_exact=family.exact,
     )
 

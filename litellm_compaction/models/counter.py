@@ -6,24 +6,20 @@ Called by the engine on every request, and with the server's `prompt_tokens` aft
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import ceil
 
 from litellm_compaction.core.messages import Request
 from litellm_compaction.models.calibration import PLAIN, TINY_TOKENS, Calibration, Mix, Prediction, is_plausible
+from litellm_compaction.models.counting import EXACT_ERROR, Counting, mix_of, raw_tokens
 from litellm_compaction.models.families import Family
-from litellm_compaction.models.measures import Item, Measure, Measures
-from litellm_compaction.models.rendering import Rendered, render_message, tools_text
+from litellm_compaction.models.measures import Item, Measure
 
 # Wildcard deployments get their model names from clients, so the number of calibrations needs an end.
 _MAX_TARGETS = 4096
 # Nobody loads a model with a context length below this, so nothing was cut from a shorter prompt.
 _MIN_TRUNCATED_TOKENS = 1024
-# The part of a family's instructions for tools that a template may do without.
-_TOOLS_ALLOWANCE_RATIO = 0.5
-# Characters beyond ASCII take about three times as many tokens of cl100k as others (12 languages, 2026-11).
-_OTHER_WEIGHT = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +33,7 @@ class Count:
         overhead_tokens: what the template puts around the conversation.
         error_ratio: true count ≤ tokens × (1 + error_ratio).
         exact: the vocabulary is the model's own and the template is known for everything in this request.
+        rendered: the template was rendered; otherwise a formula stands for it.
         raw_tokens: the count before calibration.
         allowance_tokens: the part of raw_tokens that may be rendered as far less: images, reasoning of older turns.
         mix: what the text consists of: beyond ASCII, stand-ins count up to 4 times too much, of digits up to 3 times.
@@ -50,6 +47,7 @@ class Count:
     error_ratio: float
     exact: bool
     raw_tokens: float
+    rendered: bool = False
     allowance_tokens: float = 0.0
     mix: Mix = PLAIN
     calibrated: bool = False
@@ -73,8 +71,9 @@ class TokenCounter:
     """Counts for any number of deployments, and remembers what their servers counted."""
 
     def __init__(self) -> None:
-        self._measures = Measures()
-        self._calibrations: OrderedDict[str, Calibration] = OrderedDict()
+        self._counting = Counting()
+        # What was learned of rendered prompts says nothing about the formula, and the reverse.
+        self._calibrations: OrderedDict[tuple[str, bool], Calibration] = OrderedDict()
         self._warned: set[str] = set()
 
     async def count(self, target_key: str, family: Family, request: Request) -> Count:
@@ -82,55 +81,38 @@ class TokenCounter:
 
         Args:
             target_key: the deployment, for its calibration.
+            family: of its model.
+            request: what is sent to it.
         """
-        rendered = [render_message(message, family) for message in request.messages]
-        items = [Item(part.texts, part.form) for part in rendered]
-        if request.tools:
-            items.append(Item((tools_text(request.tools),), "plain" if family.exact else "indented"))
-        measures = await self._measures.get(family.encoding, items)
-        raw_texts = [_raw_tokens(measure, family) for measure in measures]
-
-        raw_sizes = [part.fixed_tokens + raw for part, raw in zip(rendered, raw_texts, strict=False)]
-        allowance = sum(map(_allowance, rendered, measures, raw_texts))
-        raw_tools = 0.0
-        if request.tools:
-            around = family.tools_tokens + family.tool_tokens * len(request.tools)
-            raw_tools = raw_texts[-1] + around
-            allowance += around * _TOOLS_ALLOWANCE_RATIO
-        raw_overhead = family.request_tokens
-        if not (request.messages and request.messages[0].is_system):
-            raw_overhead += family.default_system_tokens
-            allowance += family.default_system_tokens
-        raw_tokens = raw_overhead + raw_tools + sum(raw_sizes)
-
-        mix = _mix(measures, family)
-        prediction = self._predict(target_key, raw_tokens, mix, family)
-        sizes = tuple(ceil(size * prediction.factor) for size in raw_sizes)
-        tools_tokens = ceil(raw_tools * prediction.factor)
-        overhead_tokens = ceil(raw_overhead * prediction.factor)
+        raw = await self._counting.count(family, request)
+        prediction = self._predict(target_key, raw.tokens, raw.mix, raw.error_ratio, rendered=raw.rendered)
+        sizes = tuple(ceil(size * prediction.factor) for size in raw.sizes)
+        tools_tokens = ceil(raw.tools_tokens * prediction.factor)
+        overhead_tokens = ceil(raw.overhead_tokens * prediction.factor)
         return Count(
             tokens=overhead_tokens + tools_tokens + sum(sizes),
             sizes=sizes,
             tools_tokens=tools_tokens,
             overhead_tokens=overhead_tokens,
             error_ratio=prediction.error_ratio,
-            exact=family.exact and allowance == 0,
-            raw_tokens=raw_tokens,
-            allowance_tokens=allowance,
-            mix=mix,
+            exact=raw.exact and raw.allowance_tokens == 0,
+            raw_tokens=raw.tokens,
+            rendered=raw.rendered,
+            allowance_tokens=raw.allowance_tokens,
+            mix=raw.mix,
             calibrated=prediction.calibrated,
         )
 
     async def count_text(self, target_key: str, family: Family, text: str) -> int:
         """Calibrated tokens of a text by itself, without any template around it."""
-        (measure,) = await self._measures.get(family.encoding, [Item((text,))])
+        (measure,) = await self._counting.measures.get(family.vocabulary, [Item((text,))])
         return self._text_tokens(target_key, family, measure)
 
     def text_counter(self, target_key: str, family: Family) -> Callable[[str], int]:
         """`count_text` for pure callers: counts in the caller's thread, about 0.1 s per MB when the text is new."""
 
         def count_text_now(text: str) -> int:
-            (measure,) = self._measures.get_now(family.encoding, [Item((text,))])
+            (measure,) = self._counting.measures.get_now(family.vocabulary, [Item((text,))])
             return self._text_tokens(target_key, family, measure)
 
         return count_text_now
@@ -150,7 +132,9 @@ class TokenCounter:
         )
         if self.is_suspicious(count, prompt_tokens):
             return deviation
-        ratio = self._calibration(target_key).add(count.raw_tokens, count.allowance_tokens, count.mix, prompt_tokens)
+        ratio = self._calibration(target_key, count.rendered).add(
+            count.raw_tokens, count.allowance_tokens, count.mix, prompt_tokens
+        )
         if not is_plausible(ratio):
             return deviation
         off = count.exact and prompt_tokens >= TINY_TOKENS and abs(deviation.ratio - 1) > 0.05
@@ -173,41 +157,28 @@ class TokenCounter:
         return prompt_tokens < least_ratio * solid_tokens
 
     def _text_tokens(self, target_key: str, family: Family, measure: Measure) -> int:
-        raw_tokens = _raw_tokens(measure, family)
-        return ceil(raw_tokens * self._predict(target_key, raw_tokens, _mix([measure], family), family).factor)
+        tokens, rendered = raw_tokens(measure, family), bool(family.template)
+        mix = mix_of([measure], family)
+        factor = self._predict(target_key, tokens, mix, family.error_ratio, rendered=rendered, is_text=True).factor
+        return ceil(tokens * factor)
 
-    def _predict(self, target_key: str, raw_tokens: float, mix: Mix, family: Family) -> Prediction:
-        return self._calibration(target_key).predict(raw_tokens, mix, family.error_ratio)
+    def _predict(
+        self, target_key: str, tokens: float, mix: Mix, error_ratio: float, *, rendered: bool, is_text: bool = False
+    ) -> Prediction:
+        prediction = self._calibration(target_key, rendered).predict(tokens, mix, error_ratio)
+        if rendered and is_text and not prediction.calibrated:
+            # What a server injects into prompts says nothing of a text by itself.
+            return prediction._replace(factor=1.0)
+        if error_ratio <= EXACT_ERROR and abs(prediction.factor - 1) <= EXACT_ERROR:
+            # The server agrees, so few samples are no reason for doubt.
+            return prediction._replace(error_ratio=min(prediction.error_ratio, EXACT_ERROR))
+        return prediction
 
-    def _calibration(self, target_key: str) -> Calibration:
-        found = self._calibrations.get(target_key)
+    def _calibration(self, target_key: str, rendered: bool) -> Calibration:
+        found = self._calibrations.get((target_key, rendered))
         if found is None:
-            found = self._calibrations[target_key] = Calibration()
+            found = self._calibrations[target_key, rendered] = Calibration()
             if len(self._calibrations) > _MAX_TARGETS:
-                forgotten, _ = self._calibrations.popitem(last=False)
+                (forgotten, _), _ = self._calibrations.popitem(last=False)
                 self._warned.discard(forgotten)
         return found
-
-
-def _raw_tokens(measure: Measure, family: Family) -> float:
-    return measure.tokens * family.text_ratio + (measure.digit_tokens if family.single_digits else 0)
-
-
-def _allowance(part: Rendered, measure: Measure, raw_tokens: float) -> float:
-    """Upper limits in a message: images, and reasoning, which most templates leave out of older turns."""
-    return part.allowance_tokens + raw_tokens * len(part.reasoning) / max(1, measure.chars)
-
-
-def _mix(measures: Iterable[Measure], family: Family) -> Mix:
-    chars = other_chars = digit_tokens = 0
-    tokens = 0.0
-    for measure in measures:
-        chars += measure.chars
-        other_chars += measure.other_chars
-        digit_tokens += measure.digit_tokens
-        tokens += _raw_tokens(measure, family)
-    weighted = _OTHER_WEIGHT * other_chars
-    return Mix(
-        other_share=weighted / (weighted + chars - other_chars) if other_chars else 0.0,
-        digit_share=digit_tokens / tokens if family.single_digits and digit_tokens else 0.0,
-    )

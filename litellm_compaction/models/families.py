@@ -1,7 +1,7 @@
 """Which vocabulary and which template costs stand for a model.
 
-Called by the engine once per deployment. LiteLLM ships two vocabularies; whatever is neither GPT nor gpt-oss is
-counted with a stand-in that errs high, until the server's own numbers correct it (`calibration.py`).
+Called by the engine once per deployment. Families with a template are counted by rendering it; the others, and what a
+template refuses, by the costs here, which err high until the server's own numbers correct them (`calibration.py`).
 """
 
 from __future__ import annotations
@@ -16,10 +16,12 @@ class Family:
     """How the models of a family count.
 
     Attributes:
-        encoding: the vocabulary that is used.
-        exact: the vocabulary is the model's own and the template's costs are known.
+        vocabulary: the name of the vocabulary that is used (`tokenizers.py`).
+        template: the name of the chat template that is rendered (`templates.py`); "" where there is none at hand.
+        owns_vocabulary: the vocabulary is the model's own, or so near that all kinds of text fit.
+        exact: the vocabulary is the model's own and the template, or its costs, are known.
         reasons: the model thinks before it answers, so an answer needs more room.
-        text_ratio: tokens of this family per token of `encoding`, for English text and code.
+        text_ratio: tokens of this family per token of `vocabulary`, for English text and code.
         single_digits: every digit is a token of its own.
         message_tokens: what the template puts around each message, role included.
         system_tokens: what it adds to a system message, besides `message_tokens`.
@@ -38,7 +40,9 @@ class Family:
     """
 
     name: str
-    encoding: str = "cl100k_base"
+    vocabulary: str = "cl100k_base"
+    template: str = ""
+    owns_vocabulary: bool = False
     exact: bool = False
     reasons: bool = False
     text_ratio: float = 1.0
@@ -59,29 +63,71 @@ class Family:
     error_ratio: float = 0.25
 
 
+def _rendered(family: Family, vocabulary: str, template: str, *, error_ratio: float = 0.02) -> Family:
+    """The family with a vocabulary and a template of its own; exact unless its `error_ratio` says otherwise."""
+    return replace(
+        family,
+        vocabulary=vocabulary,
+        template=template,
+        owns_vocabulary=True,
+        exact=error_ratio <= 0.02,
+        text_ratio=1.0,
+        single_digits=False,
+        error_ratio=error_ratio,
+    )
+
+
 # text_ratio and single_digits: measured 2026-11 against the real vocabularies of Qwen 1–3, Mistral (SPM and tekken),
 # DeepSeek V3 on the seven transcripts, tables, logs, code and twelve languages. With cl100k these come out 0–10 % high
 # on English and code and up to 4 times too high on other scripts, never more than 25 % low except on text made of
-# box-drawing characters (tekken). Not measured: Gemma, GLM, Granite, Phi; taken from their vocabularies' kinds.
+# box-drawing characters (tekken). Not measured: GLM, Granite, Phi 4; taken from their vocabularies' kinds.
 # Template costs: llama.cpp's own and its templates (2026-11), rounded up. image_tokens: the vision encoders' usual
 # limits (Qwen-VL 4096 in llama.cpp, Pixtral 55 × 55 patches, Llama vision 1601), image_patch_px their patches after
 # merging (Qwen-VL 28, Pixtral 16; 14, the densest in use, where unknown), not measured here.
-_LLAMA3 = Family(
-    name="llama3", text_ratio=1.02, request_tokens=40, escapes_results=True, image_tokens=1616, image_patch_px=0
-)
-_SPM = Family(name="llama2", text_ratio=1.3, single_digits=True, message_tokens=8)
-_LLAMA2 = _SPM
-_MISTRAL_SPM = replace(_SPM, name="mistral", renders_ids=True, image_tokens=3080, image_patch_px=16)
-_MIXTRAL = replace(_MISTRAL_SPM, name="mixtral")
-_TEKKEN = replace(_MISTRAL_SPM, text_ratio=1.08)
+# Near families, whose template or some special tokens may differ a little, promise 5 or 10 %.
+_LLAMA_COSTS = Family(name="llama3", request_tokens=40, escapes_results=True, image_tokens=1616, image_patch_px=0)
+_LLAMA31 = _rendered(_LLAMA_COSTS, "llama3", "llama3.1")
+_LLAMA32 = _rendered(_LLAMA_COSTS, "llama3", "llama3.2")
+_LLAMA30 = _rendered(_LLAMA_COSTS, "llama3", "llama3")
+_LLAMA4 = replace(_LLAMA_COSTS, text_ratio=1.02)
+_HERMES3 = _rendered(_LLAMA_COSTS, "llama3", "llama3", error_ratio=0.05)
+_DISTILL_LLAMA = _rendered(_LLAMA_COSTS, "r1-distill-llama", "deepseek-r1-distill-llama", error_ratio=0.05)
+_SPM = Family(name="llama2", message_tokens=8)
+_LLAMA2 = _rendered(_SPM, "llama2", "llama2")
+# Llama 2's vocabulary with another template or none.
+_NEAR_LLAMA2 = replace(_LLAMA2, template="", exact=False, error_ratio=0.15)
+_MISTRAL = replace(_SPM, name="mistral", renders_ids=True, image_tokens=3080, image_patch_px=16)
+_MISTRAL_V1 = _rendered(_MISTRAL, "mistral-v1", "mistral-v1")
+_MISTRAL_V3 = _rendered(_MISTRAL, "mistral-v3", "mistral-v3")
+_MISTRAL_V7 = _rendered(_MISTRAL, "mistral-v7", "mistral-v7")
+_MIXTRAL = replace(_MISTRAL_V1, name="mixtral")
+_MIXTRAL_V3 = replace(_MISTRAL_V3, name="mixtral")
+_NEMO = _rendered(_MISTRAL, "tekken", "mistral-nemo")
 # Small 3.x adds about 500 tokens of its own, Devstral about 1,230, when there is no system message.
-_TEKKEN_SMALL = replace(_TEKKEN, default_system_tokens=520)
-_DEVSTRAL = replace(_TEKKEN, default_system_tokens=1260)
-_QWEN2 = Family(name="qwen2", text_ratio=1.05, single_digits=True, default_system_tokens=24, image_patch_px=28)
-_QWEN3 = replace(_QWEN2, name="qwen3", default_system_tokens=0)
-_GEMMA = Family(name="gemma", text_ratio=1.1, single_digits=True, image_tokens=1120, image_patch_px=0)
-_DEEPSEEK = Family(name="deepseek", text_ratio=1.1)
-_PHI3 = replace(_SPM, name="phi")
+_SMALL = _rendered(replace(_MISTRAL, default_system_tokens=520), "tekken", "mistral-small")
+_NEAR_SMALL = _rendered(_SMALL, "tekken", "mistral-small", error_ratio=0.1)
+_MINISTRAL3 = _rendered(_SMALL, "tekken", "ministral3", error_ratio=0.1)
+_DEVSTRAL = _rendered(replace(_MISTRAL, default_system_tokens=1260), "tekken", "devstral")
+_NEAR_DEVSTRAL = replace(_DEVSTRAL, exact=False, error_ratio=0.1)
+_QWEN = Family(name="qwen2", default_system_tokens=24, image_patch_px=28)
+_QWEN2 = _rendered(_QWEN, "qwen2", "qwen2.5")
+_NEAR_QWEN2 = replace(_QWEN2, exact=False, error_ratio=0.05)
+_QWQ = _rendered(_QWEN, "qwen2", "qwq")
+_DISTILL_QWEN = _rendered(_QWEN, "r1-distill-qwen", "deepseek-r1-distill-qwen", error_ratio=0.05)
+_QWEN3_COSTS = replace(_QWEN, name="qwen3", default_system_tokens=0)
+_QWEN3 = _rendered(_QWEN3_COSTS, "qwen2", "qwen3")
+_QWEN3_CODER = _rendered(_QWEN3_COSTS, "qwen2", "qwen3-coder")
+# The 2507 and VL models changed the template in small ways, Qwen3.5 the vocabulary too.
+_NEAR_QWEN3 = replace(_QWEN3, exact=False, error_ratio=0.05)
+_QWEN35 = replace(_QWEN3, exact=False, error_ratio=0.15)
+_GEMMA_COSTS = Family(name="gemma", image_tokens=1120, image_patch_px=0)
+_GEMMA4 = _rendered(_GEMMA_COSTS, "gemma4", "gemma4")
+# Gemma 2 and 3 have vocabularies of the same size and making, under terms of their own.
+_GEMMA = _rendered(_GEMMA_COSTS, "gemma4", "gemma2", error_ratio=0.15)
+_DEEPSEEK_COSTS = Family(name="deepseek", text_ratio=1.1)
+_DEEPSEEK_V31 = _rendered(_DEEPSEEK_COSTS, "deepseek-v3", "deepseek-v3.1")
+_DEEPSEEK_R1 = _rendered(_DEEPSEEK_COSTS, "deepseek-v3", "deepseek-r1", error_ratio=0.05)
+_PHI3 = _rendered(replace(_SPM, name="phi"), "phi3", "phi3.5")
 _PHI4 = Family(name="phi", text_ratio=1.05)
 _GLM = Family(name="glm", text_ratio=1.05, request_tokens=20)
 _GRANITE = Family(name="granite", text_ratio=1.2, single_digits=True, request_tokens=80)
@@ -98,25 +144,27 @@ _UNKNOWN = Family(
 # Harmony: `<|start|>role<|message|>…<|end|>`; an assistant's message names its channel, a system message becomes a
 # developer message with a headline; the built-in system message takes 61 tokens and the start of the answer 2, tools
 # 15 + 16 more (counted with o200k from the vendor's template, 2026-11).
-_GPT_OSS = Family(
-    name="gpt-oss",
-    encoding="o200k_base",
-    exact=True,
-    message_tokens=4,
-    system_tokens=4,
-    assistant_tokens=2,
-    request_tokens=63,
-    call_tokens=12,
-    result_tokens=16,
-    tools_tokens=48,
-    tool_tokens=8,
-    escapes_results=True,
-    error_ratio=0.05,
+_GPT_OSS = _rendered(
+    Family(
+        name="gpt-oss",
+        message_tokens=4,
+        system_tokens=4,
+        assistant_tokens=2,
+        request_tokens=63,
+        call_tokens=12,
+        result_tokens=16,
+        tools_tokens=48,
+        tool_tokens=8,
+        escapes_results=True,
+    ),
+    "gpt-oss",
+    "gpt-oss",
 )
 # Three tokens per message and three for the reply (OpenAI cookbook, "How to count tokens with tiktoken").
 _GPT = Family(
     name="gpt",
-    encoding="o200k_base",
+    vocabulary="o200k_base",
+    owns_vocabulary=True,
     exact=True,
     message_tokens=4,
     request_tokens=3,
@@ -127,40 +175,67 @@ _GPT = Family(
     image_patch_px=0,
     error_ratio=0.05,
 )
-_GPT4 = replace(_GPT, encoding="cl100k_base")
+_GPT4 = replace(_GPT, vocabulary="cl100k_base")
 
 # LM Studio's architecture names, without punctuation. `llama` is also what Mistral's and many other models say, and
 # `phi3` what Phi-4 says, so that those are decided by name.
 _ARCHITECTURES: tuple[tuple[str, Family], ...] = (
     (r"gptoss", _GPT_OSS),
-    (r"qwen2|qwen25|qwen1", _QWEN2),
-    (r"qwen", _QWEN3),
+    (r"qwen2vl|qwen25vl|qwen2moe|qwen1", _NEAR_QWEN2),
+    (r"qwen2|qwen25", _QWEN2),
+    (r"qwen3(moe)?$", _QWEN3),
+    (r"qwen3(vl|next)", _NEAR_QWEN3),
+    (r"qwen", _QWEN35),
+    (r"gemma4", _GEMMA4),
     (r"gemma", _GEMMA),
-    (r"deepseek", _DEEPSEEK),
+    (r"deepseek", _DEEPSEEK_COSTS),
     (r"glm|chatglm", _GLM),
     (r"granite", _GRANITE),
     (r"mixtral", _MIXTRAL),
-    (r"mistral3|mistral4|pixtral|ministral", _TEKKEN_SMALL),
-    (r"llama4|mllama", _LLAMA3),
+    (r"mistral3|mistral4|pixtral|ministral", _NEAR_SMALL),
+    (r"llama4|mllama", _LLAMA4),
 )
 # First match wins; distilled models come first, since they count like the model that they were made from.
 _NAMES: tuple[tuple[str, Family], ...] = (
     (r"gpt-?oss", _GPT_OSS),
-    (r"distill-qwen|qwopus", _QWEN2),
-    (r"distill-llama", _LLAMA3),
-    (r"devstral", _DEVSTRAL),
+    (r"distill-qwen", _DISTILL_QWEN),
+    (r"qwopus", _NEAR_QWEN2),
+    (r"distill-llama", _DISTILL_LLAMA),
+    (r"devstral-small-(2505|2507|1\.[01])", _DEVSTRAL),
+    (r"devstral", _NEAR_DEVSTRAL),
+    (r"mixtral-8x22b", _MIXTRAL_V3),
     (r"mixtral", _MIXTRAL),
-    (r"nemo(?!tron)", _TEKKEN),
-    (r"magistral|ministral|pixtral|mistral-(small|medium|large)", _TEKKEN_SMALL),
-    (r"mistral|codestral|mathstral|zephyr", _MISTRAL_SPM),
-    (r"llama-?2|codellama|tinyllama|vicuna", _LLAMA2),
-    (r"llama-?[34]|hermes-3", _LLAMA3),
-    (r"qwen-?(1|2)|qwq", _QWEN2),
+    (r"nemo(?!tron)", _NEMO),
+    (r"ministral-?3", _MINISTRAL3),
+    (r"mistral-small-(3\.2|24b-instruct-2506|2506)|mistral-small-3\.2", _SMALL),
+    (r"mistral-large-(instruct-)?2411", _MISTRAL_V7),
+    (r"mistral-large|mistral-small-(instruct-)?2409|codestral(?!.*mamba)|mathstral", _MISTRAL_V3),
+    (r"magistral|ministral|pixtral|mistral-(small|medium)", _NEAR_SMALL),
+    (r"mistral-7b.*v0\.3", _MISTRAL_V3),
+    (r"mistral-7b", _MISTRAL_V1),
+    (r"mistral|zephyr", replace(_MISTRAL_V1, exact=False, error_ratio=0.1)),
+    (r"llama-?2", _LLAMA2),
+    (r"codellama|tinyllama|vicuna", _NEAR_LLAMA2),
+    (r"llama-?4", _LLAMA4),
+    (r"hermes-3", _HERMES3),
+    (r"llama-?3\.2", _LLAMA32),
+    (r"llama-?3\.[13]", _LLAMA31),
+    (r"llama-?3", _LLAMA30),
+    (r"qwq", _QWQ),
+    (r"qwen-?2", _QWEN2),
+    (r"qwen-?1", _NEAR_QWEN2),
+    (r"qwen-?3-?coder(?!-next)", _QWEN3_CODER),
+    (r"qwen-?3\.\d", _QWEN35),
+    (r"qwen-?3.*(2507|vl|next|coder|omni)", _NEAR_QWEN3),
     (r"qwen", _QWEN3),
+    (r"gemma-?4", _GEMMA4),
     (r"gemma", _GEMMA),
-    (r"deepseek", _DEEPSEEK),
+    (r"deepseek-v3\.1", _DEEPSEEK_V31),
+    (r"deepseek-(v3|r1)", _DEEPSEEK_R1),
+    (r"deepseek", _DEEPSEEK_COSTS),
     (r"phi-?4", _PHI4),
-    (r"phi-?\d", _PHI3),
+    (r"phi-?3", _PHI3),
+    (r"phi-?\d", _PHI4),
     (r"(?<![a-z])glm", _GLM),
     (r"granite", _GRANITE),
     (r"(?<![a-z])(gpt-4o|gpt-4\.1|gpt-4\.5|gpt-[5-9]|chatgpt|o[134](-|$))", _GPT),

@@ -1,7 +1,8 @@
 """How many tokens a running answer has taken so far, at a constant cost for each delta.
 
 Called for every delta of a guarded stream. Counting chunks would be wrong by up to 75 % where several tokens come in
-one; encoding everything again would be quadratic. Text is counted once, in pieces of a few hundred characters.
+one; encoding everything again would be quadratic. Text is counted once, in pieces of a few hundred characters that end
+between words where there are any, with the vocabulary of the model's family.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class GeneratedTokens:
         self._pending.append(text)
         self._pending_chars += len(text)
         if self._pending_chars >= _PIECE_CHARS:
-            self._settle()
+            self._settle(keep_word=True)
 
     @property
     def tokens(self) -> int:
@@ -49,10 +50,13 @@ class GeneratedTokens:
         self._settle()
         return self._counted_tokens
 
-    def _settle(self) -> None:
+    def _settle(self, *, keep_word: bool = False) -> None:
+        """Counts what is pending; the last word, which may go on, stays for the next piece when asked for."""
         piece = "".join(self._pending)
+        end = piece.rfind(" ", len(piece) - _PIECE_CHARS // 2) if keep_word else -1
+        piece, rest = (piece[:end], piece[end:]) if end > 0 else (piece, "")
         if piece:
             self._counted_tokens += self._count(piece)
             self._counted_chars += len(piece)
-        self._pending.clear()
-        self._pending_chars = 0
+        self._pending = [rest] if rest else []
+        self._pending_chars = len(rest)

@@ -60,24 +60,24 @@ class Measures:
         self._entries: OrderedDict[_Key, Measure] = OrderedDict()
         self._lock = threading.Lock()
 
-    async def get(self, encoding_name: str, items: Sequence[Item]) -> list[Measure]:
+    async def get(self, vocabulary_name: str, items: Sequence[Item]) -> list[Measure]:
         """One measure per item; known ones without a thread, long new ones in a thread."""
         chars = sum(len(text) for item in items for text in item.texts)
         if chars > _DIGEST_CHARS:
-            return await asyncio.to_thread(self.get_now, encoding_name, items)
-        keys = [_key(encoding_name, item) for item in items]
+            return await asyncio.to_thread(self.get_now, vocabulary_name, items)
+        keys = [_key(vocabulary_name, item) for item in items]
         known = self._known(keys)
         new_chars = sum(
             sum(map(len, item.texts)) for item, measure in zip(items, known, strict=True) if measure is None
         )
-        if new_chars > _THREAD_CHARS or (new_chars and not is_loaded(encoding_name)):
-            return await asyncio.to_thread(self._complete, encoding_name, items, keys, known)
-        return self._complete(encoding_name, items, keys, known)
+        if new_chars > _THREAD_CHARS or (new_chars and not is_loaded(vocabulary_name)):
+            return await asyncio.to_thread(self._complete, vocabulary_name, items, keys, known)
+        return self._complete(vocabulary_name, items, keys, known)
 
-    def get_now(self, encoding_name: str, items: Sequence[Item]) -> list[Measure]:
+    def get_now(self, vocabulary_name: str, items: Sequence[Item]) -> list[Measure]:
         """One measure per item, in this thread."""
-        keys = [_key(encoding_name, item) for item in items]
-        return self._complete(encoding_name, items, keys, self._known(keys))
+        keys = [_key(vocabulary_name, item) for item in items]
+        return self._complete(vocabulary_name, items, keys, self._known(keys))
 
     def _known(self, keys: Sequence[_Key]) -> list[Measure | None]:
         with self._lock:
@@ -88,12 +88,12 @@ class Measures:
         return found
 
     def _complete(
-        self, encoding_name: str, items: Sequence[Item], keys: Sequence[_Key], known: Sequence[Measure | None]
+        self, vocabulary_name: str, items: Sequence[Item], keys: Sequence[_Key], known: Sequence[Measure | None]
     ) -> list[Measure]:
         result: list[Measure] = []
         for item, key, measure in zip(items, keys, known, strict=True):
             if measure is None:
-                measure = _measure(encoding_name, item)
+                measure = _measure(vocabulary_name, item)
                 with self._lock:
                     self._entries[key] = measure
                     if len(self._entries) > _MAX_ENTRIES:
@@ -102,16 +102,16 @@ class Measures:
         return result
 
 
-def _key(encoding_name: str, item: Item) -> _Key:
+def _key(vocabulary_name: str, item: Item) -> _Key:
     joined = item.texts[0] if len(item.texts) == 1 else "\n".join(item.texts)
     digest = hashlib.blake2b(joined.encode("utf-8", "surrogatepass"), digest_size=16).digest()
-    return encoding_name, item.form, tuple(map(len, item.texts)), digest
+    return vocabulary_name, item.form, tuple(map(len, item.texts)), digest
 
 
-def _measure(encoding_name: str, item: Item) -> Measure:
+def _measure(vocabulary_name: str, item: Item) -> Measure:
     tokens = digit_tokens = chars = other_chars = 0
     for text in written(item.texts, item.form):
-        tokens += token_length(encoding_name, text)
+        tokens += token_length(vocabulary_name, text)
         chars += len(text)
         # In slices, since a regex over megabytes would hold the interpreter lock, and with it the event loop.
         for start in range(0, len(text), _SLICE_CHARS):

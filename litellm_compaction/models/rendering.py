@@ -62,7 +62,6 @@ def render_message(message: Message, family: Family) -> Rendered:
     texts = [message.text]
     form: Form = "plain"
     fixed_tokens = family.message_tokens
-    allowance_tokens = 0
     if message.role not in _USUAL_ROLES:
         texts.append(message.role)
     if message.is_system:
@@ -87,15 +86,34 @@ def render_message(message: Message, family: Family) -> Rendered:
     if legacy_call is not None:
         fixed_tokens += family.call_tokens
         texts += strings(legacy_call)
+    others = beside(message, family)
+    texts += others.texts
+    return Rendered(tuple(texts), form, fixed_tokens + others.image_tokens, others.image_tokens, message.reasoning)
+
+
+class Beside(NamedTuple):
+    """What a message holds that no template gets to see as text.
+
+    Attributes:
+        texts: of parts and fields that nobody knows.
+        image_tokens: of images, sound and pages, at most.
+    """
+
+    texts: tuple[str, ...]
+    image_tokens: int
+
+
+def beside(message: Message, family: Family) -> Beside:
+    """The parts of a message that are neither text nor tool calls."""
+    texts: list[str] = []
+    tokens = 0
     for part in _other_parts(message):
         kind = part.get("type") if isinstance(part, Mapping) else None
         if kind in _MEDIA:
-            tokens = image_tokens(part, limit_tokens=family.image_tokens, patch_px=family.image_patch_px)
-            fixed_tokens += tokens
-            allowance_tokens += tokens
+            tokens += image_tokens(part, limit_tokens=family.image_tokens, patch_px=family.image_patch_px)
         else:
             texts += strings(part)
-    return Rendered(tuple(texts), form, fixed_tokens, allowance_tokens, message.reasoning)
+    return Beside(tuple(texts), tokens)
 
 
 def tools_text(tools: Sequence[JsonValue]) -> str:

@@ -1,20 +1,24 @@
-"""How many tokens a vocabulary makes of a text: offline, for any string, in pieces.
+"""Vocabularies by name: offline, loaded once per process, for any string.
 
-Called by `counter.py`, also from worker threads. LiteLLM ships the vocabulary files of tiktoken.
+Called by `counter.py`, also from worker threads. Names are those of the packs inside this package, of the two files
+that LiteLLM ships (`cl100k_base`, `o200k_base`, and `gpt-oss` made of the latter), and whatever was added at run time.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import os
-import re
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import tiktoken
 
 from litellm_compaction.errors import CompactionError
+from litellm_compaction.models.encoders import TiktokenEncoder
+from litellm_compaction.models.pack_files import has_pack, read_pack
+from litellm_compaction.models.pretokenizers import tiktoken_pattern
+from litellm_compaction.models.vocabularies import Vocabulary
+from litellm_compaction.models.vocabulary_data import VocabularyData
 
 # tiktoken stores a file under the SHA-1 of its address.
 _FILES = {
@@ -22,17 +26,29 @@ _FILES = {
     "o200k_base": "fb374d419588a4632f3f557e76b4b70aebbca790",
 }
 _CACHE_VARIABLE = "TIKTOKEN_CACHE_DIR"
-# Long runs make tiktoken slow, then panic (1,000,000 spaces, tiktoken 0.14), and one call must not hold the GIL long.
-_PIECE_CHARS = 4096
-# Both vocabularies begin a new word here, so that pieces cost exactly as many tokens as the whole text.
-_BOUNDARY = re.compile(r"(?<=\S)(?= [A-Za-z])|(?<=\n)(?=[^\s])")
+# o200k_harmony (openai-harmony's and llama.cpp's vocabulary of gpt-oss, 2026-11); the gaps are <|reserved_…|>.
+_HARMONY = {
+    199998: "<|startoftext|>",
+    199999: "<|endoftext|>",
+    200002: "<|return|>",
+    200003: "<|constrain|>",
+    200005: "<|channel|>",
+    200006: "<|start|>",
+    200007: "<|end|>",
+    200008: "<|message|>",
+    200012: "<|call|>",
+    200018: "<|endofprompt|>",
+}
+_HARMONY_SIZE = 201088
+_CONTROL = 3
 
-_loaded: dict[str, tiktoken.Encoding] = {}
+_loaded: dict[str, Vocabulary] = {}
+_added: dict[str, VocabularyData] = {}
 _lock = threading.Lock()
 
 
-def encoding(name: str) -> tiktoken.Encoding:
-    """The vocabulary, loaded once per process: 0.1–0.4 s and about 80 MB the first time.
+def vocabulary(name: str) -> Vocabulary:
+    """The vocabulary, loaded once per process: 0.1–2 s and 10–130 MB the first time.
 
     Raises:
         CompactionError: the vocabulary's file is not on this machine; it is never downloaded.
@@ -46,47 +62,64 @@ def encoding(name: str) -> tiktoken.Encoding:
     return found
 
 
+def add_vocabulary(data: VocabularyData) -> str:
+    """Makes a vocabulary that was read elsewhere known; gives the name to ask for it."""
+    _added[data.fingerprint] = data
+    return data.fingerprint
+
+
 def is_loaded(name: str) -> bool:
-    """Whether `encoding(name)` returns at once."""
+    """Whether `vocabulary(name)` returns at once."""
     return name in _loaded
 
 
-def token_length(encoding_name: str, text: str) -> int:
-    """Tokens of `text`: names of special tokens count as ordinary text, lone surrogates as replacement characters.
-
-    Exact for text with words and lines; runs of more than 4096 characters without a boundary cost at most one token
-    too many per 4096. Never raises on any string.
-    """
-    vocabulary = encoding(encoding_name)
-    if len(text) <= _PIECE_CHARS:
-        return _piece_length(vocabulary, text)
-    return sum(_piece_length(vocabulary, piece) for piece in _pieces(text))
+def token_length(name: str, text: str) -> int:
+    """Tokens of `text` by itself; see `Vocabulary.lengths`."""
+    return vocabulary(name).length(text)
 
 
-def _piece_length(vocabulary: tiktoken.Encoding, piece: str) -> int:
-    try:
-        return len(vocabulary.encode_ordinary(piece))
-    except BaseException as error:
-        # tiktoken's Rust side panics with a BaseException that cannot be imported by name.
-        if type(error).__name__ != "PanicException":
-            raise
-        # No token is shorter than one byte.
-        return len(piece.encode("utf-8", "replace"))
+def _load(name: str) -> Vocabulary:
+    if name in _added:
+        # The encoder holds all that is needed from here on.
+        return Vocabulary(_added.pop(name))
+    if has_pack(name):
+        return Vocabulary(read_pack(name))
+    if name == "gpt-oss":
+        return _gpt_oss()
+    return Vocabulary(_bare(name), TiktokenEncoder(_published(name)))
 
 
-def _pieces(text: str) -> Iterator[str]:
-    start = 0
-    while len(text) - start > _PIECE_CHARS:
-        end = start + _PIECE_CHARS
-        # The last boundary of the piece; looked for in its last quarter only, which nearly always has one.
-        for found in _BOUNDARY.finditer(text, start + _PIECE_CHARS * 3 // 4, start + _PIECE_CHARS):
-            end = found.end()
-        yield text[start:end]
-        start = end
-    yield text[start:]
+def _gpt_oss() -> Vocabulary:
+    """o200k with harmony's special tokens and llama.cpp's pre-tokenizer, which differs on combining marks."""
+    ranks = _published("o200k_base")._mergeable_ranks
+    encoding = tiktoken.Encoding(
+        "gpt-oss", pat_str=str(tiktoken_pattern("gpt-4o")), mergeable_ranks=ranks, special_tokens={}
+    )
+    first = min(_HARMONY)
+    special = [_HARMONY.get(index, f"<|reserved_{index}|>") for index in range(first, _HARMONY_SIZE)]
+    return Vocabulary(_bare("gpt-oss", special), TiktokenEncoder(encoding))
 
 
-def _load(name: str) -> tiktoken.Encoding:
+def _bare(name: str, special: list[str] | None = None) -> VocabularyData:
+    """The data of a vocabulary whose encoder is there already: only what is special about it."""
+    special = special or []
+    return VocabularyData(
+        kind="bpe",
+        pre="gpt-4o",
+        tokens=tuple(special),
+        scores=(),
+        token_types=(_CONTROL,) * len(special),
+        merges=(),
+        bos_id=None,
+        eos_id=None,
+        adds_bos=False,
+        chat_template="",
+        fingerprint=name,
+    )
+
+
+def _published(name: str) -> tiktoken.Encoding:
+    """One of tiktoken's own vocabularies."""
     folder = _folder(name)
     before = os.environ.get(_CACHE_VARIABLE)
     os.environ[_CACHE_VARIABLE] = str(folder)

@@ -58,8 +58,8 @@ def test_a_loaded_model_is_described(report: Report, address: Address) -> None:
         "parallel": 1,
         "architecture": "qwen3",
         "family": "qwen3",
-        "tokenizer": "cl100k_base",
-        "tokenizer_exact": False,
+        "tokenizer": "qwen2",
+        "tokenizer_exact": True,
         "carrier": "transport",
     }
 
@@ -90,7 +90,7 @@ def test_a_wildcard_shows_every_loaded_model(report: Report, simulator: Simulato
     code, found = report(config(deployment("lm_studio/*", "lm_studio/*", params=at(address))))
     assert code == 0
     rows = [(row["model"], row["window_tokens"], row["tokenizer_exact"]) for row in found["deployments"]]
-    assert rows == [(QWEN, 8192, False), (GPT_OSS, 16_384, True)]
+    assert rows == [(QWEN, 8192, True), (GPT_OSS, 16_384, True)]
 
 
 def test_a_model_that_is_not_loaded_is_a_note(report: Report, address: Address) -> None:

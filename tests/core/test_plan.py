@@ -326,7 +326,7 @@ def test_a_bare_record_is_no_larger_than_planned(model: str) -> None:
     family = family_of("", model)
     text = frame("x", "x", round_number=12)
     digits = sum(map(str.isdigit, text)) if family.single_digits else 0
-    tokens = token_length(family.encoding, text) * family.text_ratio + digits
+    tokens = token_length(family.vocabulary, text) * family.text_ratio + digits
     assert tokens + 8 <= RECORD_TOKENS + 15
-    bare = token_length(family.encoding, frame("", "", round_number=12)) * family.text_ratio
+    bare = token_length(family.vocabulary, frame("", "", round_number=12)) * family.text_ratio
     assert bare + family.message_tokens <= RECORD_TOKENS

@@ -7,6 +7,7 @@ import base64
 import json
 import threading
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,10 +19,24 @@ from litellm_compaction.models import measures, tokenizers
 from litellm_compaction.models.counter import Count, TokenCounter
 from litellm_compaction.models.families import Family, family_of
 
-QWEN = family_of("qwen3", "qwen3-8b")
+# Counted with cl100k, whose tokens are not the model's own.
+STAND_IN = replace(family_of("glm4", "glm-4"), single_digits=True)
 GPT_OSS = family_of("gpt-oss", "gpt-oss-20b")
 UNKNOWN = family_of("", "nobody-knows")
-FAMILIES = (QWEN, GPT_OSS, UNKNOWN, family_of("", "llama-3.1-8b"), family_of("", "gemma-3"), family_of("", "gpt-4o"))
+FAMILIES = (
+    STAND_IN,
+    GPT_OSS,
+    UNKNOWN,
+    family_of("", "llama-3.1-8b"),
+    family_of("", "llama-2-7b"),
+    family_of("", "mistral-7b-v0.3"),
+    family_of("", "mistral-small-3.2"),
+    family_of("", "devstral-small-2507"),
+    family_of("", "qwen3-8b"),
+    family_of("", "deepseek-v3.1"),
+    family_of("", "phi-3.5"),
+    family_of("", "gpt-4o"),
+)
 PROSE = "The quick brown fox jumps over the lazy dog while the others are watching from the hill. "
 TOOLS: tuple[JsonValue, ...] = tuple(
     {
@@ -61,9 +76,11 @@ async def test_the_parts_add_up(family: Family) -> None:
         tools=TOOLS,
     )
     assert len(made.sizes) == 4
-    assert all(size > 0 for size in made.sizes)
+    # Tools that stand beside the system message may take a token of its share.
+    assert all(size > 0 for size in made.sizes[1:])
     assert made.tokens == made.overhead_tokens + made.tools_tokens + sum(made.sizes)
-    assert made.tools_tokens > tokenizers.token_length(family.encoding, json.dumps(TOOLS))
+    # Harmony writes schemas as TypeScript, which is shorter.
+    assert made.tools_tokens > tokenizers.token_length(family.vocabulary, json.dumps(TOOLS)) / 4
 
 
 async def test_an_empty_request_costs_the_template() -> None:
@@ -75,7 +92,6 @@ async def test_an_empty_request_costs_the_template() -> None:
 
 async def test_gpt_oss_follows_the_harmony_template() -> None:
     """The count is that of the rendered template: 63 tokens around, 4 per message, 2 more for an answer's channel."""
-    encode = tokenizers.encoding("o200k_base").encode
     header = (
         "You are ChatGPT, a large language model trained by OpenAI.\nKnowledge cutoff: 2024-06\n"
         "Current date: 2026-11-21\n\nReasoning: medium\n\n"
@@ -83,7 +99,11 @@ async def test_gpt_oss_follows_the_harmony_template() -> None:
     )
     texts = [("system", header), ("developer", "# Instructions\n\nYou help.\n\n"), ("user", PROSE)]
     # Four special or role tokens around each, three more for `<|channel|>final`, two to start the answer.
-    truth = sum(len(encode(text)) + 4 for _, text in texts) + (len(encode(PROSE)) + 6) + 4 + len(encode("Go on.")) + 2
+
+    def length(text: str) -> int:
+        return tokenizers.token_length("o200k_base", text)
+
+    truth = sum(length(text) + 4 for _, text in texts) + (length(PROSE) + 6) + 4 + length("Go on.") + 2
     made = await count(
         GPT_OSS,
         {"role": "system", "content": "You help."},
@@ -92,20 +112,21 @@ async def test_gpt_oss_follows_the_harmony_template() -> None:
         user("Go on."),
     )
     assert made.exact
-    assert made.error_ratio == 0.05
-    assert abs(made.tokens - truth) <= 2
+    assert made.error_ratio == 0.02
+    assert made.tokens == truth
 
 
-async def test_tools_and_images_are_not_exact() -> None:
-    """Where only an upper limit is known, the count does not claim to be exact."""
+async def test_images_are_not_exact() -> None:
+    """Where only an upper limit is known, the count does not claim to be exact; tools are rendered."""
     image: JsonValue = {"type": "image_url", "image_url": {"url": "https://h/x.png"}}
-    assert not (await count(GPT_OSS, user("x"), tools=TOOLS)).exact
+    assert (await count(GPT_OSS, user("x"), tools=TOOLS)).exact
+    assert not (await count(family_of("", "llama-2-7b"), user("x"), tools=TOOLS)).exact
     assert not (await count(GPT_OSS, user([image]))).exact
 
 
 async def test_first_requests_err_high() -> None:
     """A tokenizer that gives 20 % more than ours stays inside the promise from the first request on."""
-    made = await count(QWEN, user(PROSE * 100))
+    made = await count(STAND_IN, user(PROSE * 100))
     plain = tokenizers.token_length("cl100k_base", PROSE * 100)
     assert made.tokens >= plain
     assert made.error_ratio >= 0.25
@@ -115,9 +136,9 @@ async def test_first_requests_err_high() -> None:
 async def test_single_digits_are_counted_where_the_vocabulary_has_no_groups() -> None:
     """Tables of numbers take up to three times as many tokens in Qwen's vocabulary as in ours."""
     numbers = "123456789 " * 500
-    made = await count(QWEN, user(numbers))
+    made = await count(STAND_IN, user(numbers))
     assert made.tokens >= 9 * 500
-    grouped = await count(family_of("deepseek2", "x"), user(numbers))
+    grouped = await count(family_of("deepseek2", "deepseek-v2"), user(numbers))
     assert grouped.tokens < made.tokens / 2
 
 
@@ -125,29 +146,29 @@ async def test_base64_is_never_text() -> None:
     """A picture costs the family's image tokens, however many bytes it has, and other parts lose their data."""
     data = base64.b64encode(bytes(range(256)) * 4000).decode()
     image: JsonValue = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}
-    small = await count(QWEN, user([{"type": "text", "text": "What is this?"}, image]))
-    assert QWEN.image_tokens <= small.sizes[0] < QWEN.image_tokens + 50
-    assert small.allowance_tokens >= QWEN.image_tokens
-    odd = await count(QWEN, user([{"type": "blob", "payload": data, "note": PROSE}]))
+    small = await count(STAND_IN, user([{"type": "text", "text": "What is this?"}, image]))
+    assert STAND_IN.image_tokens <= small.sizes[0] < STAND_IN.image_tokens + 50
+    assert small.allowance_tokens >= STAND_IN.image_tokens
+    odd = await count(STAND_IN, user([{"type": "blob", "payload": data, "note": PROSE}]))
     assert 15 < odd.tokens < 200
 
 
 async def test_unknown_parts_count_their_text() -> None:
     """Text in parts that nobody knows is text all the same."""
-    made = await count(QWEN, user([{"type": "tool_result", "content": [{"deep": PROSE * 50}]}]))
+    made = await count(STAND_IN, user([{"type": "tool_result", "content": [{"deep": PROSE * 50}]}]))
     assert made.sizes[0] > 700
 
 
 async def test_reasoning_calls_and_legacy_calls_count() -> None:
     """Everything that a template may render is counted."""
-    plain = (await count(QWEN, {"role": "assistant", "content": "x"})).tokens
+    plain = (await count(STAND_IN, {"role": "assistant", "content": "x"})).tokens
     for field, value in (
         ("reasoning_content", PROSE),
         ("tool_calls", [{"id": "1", "function": {"name": "f", "arguments": json.dumps({"text": PROSE})}}]),
         ("function_call", {"name": "f", "arguments": PROSE}),
         ("name", PROSE),
     ):
-        assert (await count(QWEN, {"role": "assistant", "content": "x", field: value})).tokens > plain + 15
+        assert (await count(STAND_IN, {"role": "assistant", "content": "x", field: value})).tokens > plain + 15
 
 
 async def test_ids_count_where_templates_render_them() -> None:
@@ -156,15 +177,15 @@ async def test_ids_count_where_templates_render_them() -> None:
     mistral = family_of("llama", "mistral-7b")
     short = {**result, "tool_call_id": "1"}
     assert (await count(mistral, result)).tokens > (await count(mistral, short)).tokens
-    assert (await count(QWEN, result)).tokens == (await count(QWEN, short)).tokens
+    assert (await count(STAND_IN, result)).tokens == (await count(STAND_IN, short)).tokens
 
 
 async def test_text_counts_as_in_the_messages() -> None:
     """Both ways to count a text give the same, in a thread or not."""
     counter = TokenCounter()
     for text in ("", "short", PROSE * 1000):
-        assert await counter.count_text("t", QWEN, text) == counter.text_counter("t", QWEN)(text)
-    assert counter.text_counter("t", QWEN)("") == 0
+        assert await counter.count_text("t", STAND_IN, text) == counter.text_counter("t", STAND_IN)(text)
+    assert counter.text_counter("t", STAND_IN)("") == 0
 
 
 async def test_known_messages_are_not_counted_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,12 +200,13 @@ async def test_known_messages_are_not_counted_again(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(measures, "token_length", spy)
     counter = TokenCounter()
+    tokenizers.vocabulary(STAND_IN.vocabulary)
     turns = [user(f"{index} {PROSE * 50}") for index in range(20)]
-    first = await counter.count("t", QWEN, request(*turns, tools=TOOLS))
+    first = await counter.count("t", STAND_IN, request(*turns, tools=TOOLS))
     assert threading.main_thread().name not in threads
     texts.clear()
     threads.clear()
-    second = await counter.count("other", QWEN, request(*turns, user("new"), tools=TOOLS))
+    second = await counter.count("other", STAND_IN, request(*turns, user("new"), tools=TOOLS))
     assert texts == ["new"]
     assert threads == {threading.main_thread().name}
     assert second.sizes[:20] == first.sizes
@@ -195,15 +217,15 @@ async def test_the_cache_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measures, "_MAX_ENTRIES", 3)
     counter = TokenCounter()
     turns = [user(f"{index}") for index in range(10)]
-    first = await counter.count("t", QWEN, request(*turns))
-    assert len(counter._measures._entries) == 3
-    assert await counter.count("t", QWEN, request(*turns)) == first
+    first = await counter.count("t", STAND_IN, request(*turns))
+    assert len(counter._counting.measures._entries) == 3
+    assert await counter.count("t", STAND_IN, request(*turns)) == first
 
 
 async def test_very_long_requests_leave_the_event_loop_alone() -> None:
     """While megabytes are counted, the loop goes on."""
     counter = TokenCounter()
-    await counter.count_text("t", QWEN, "load")
+    await counter.count_text("t", STAND_IN, "load")
     ticks = 0
 
     async def tick() -> None:
@@ -213,7 +235,7 @@ async def test_very_long_requests_leave_the_event_loop_alone() -> None:
             await asyncio.sleep(0)
 
     ticking = asyncio.create_task(tick())
-    await counter.count("t", QWEN, request(user(PROSE * 20_000)))
+    await counter.count("t", STAND_IN, request(user(PROSE * 20_000)))
     ticking.cancel()
     assert ticks > 5
 
@@ -222,27 +244,27 @@ async def test_calibration_narrows_the_promise() -> None:
     """One confirmation gives 10 %, three like ones 3 %, and the count becomes the server's."""
     counter = TokenCounter()
     asked = request(user(PROSE * 100))
-    made = await counter.count("t", QWEN, asked)
+    made = await counter.count("t", STAND_IN, asked)
     truth = round(made.raw_tokens * 1.2)
     assert counter.learn("t", made, truth) is None
-    once = await counter.count("t", QWEN, asked)
+    once = await counter.count("t", STAND_IN, asked)
     assert once.calibrated
     assert once.error_ratio == pytest.approx(0.10)
     assert truth <= once.tokens <= truth + 3
     for _ in range(2):
         counter.learn("t", once, truth)
-    assert (await counter.count("t", QWEN, asked)).error_ratio == pytest.approx(0.03)
-    assert (await counter.count("another", QWEN, asked)) == made
+    assert (await counter.count("t", STAND_IN, asked)).error_ratio == pytest.approx(0.03)
+    assert (await counter.count("another", STAND_IN, asked)) == made
 
 
 async def test_a_spread_widens_the_promise() -> None:
     """Ratios that disagree make the count the highest of them and the promise twice their spread."""
     counter = TokenCounter()
     asked = request(user(PROSE * 100))
-    made = await counter.count("t", QWEN, asked)
+    made = await counter.count("t", STAND_IN, asked)
     for ratio in (0.9, 1.0, 0.95):
         counter.learn("t", made, round(made.raw_tokens * ratio))
-    after = await counter.count("t", QWEN, asked)
+    after = await counter.count("t", STAND_IN, asked)
     assert after.tokens == pytest.approx(made.raw_tokens, rel=0.01)
     assert after.error_ratio == pytest.approx(0.2, rel=0.02)
 
@@ -250,23 +272,23 @@ async def test_a_spread_widens_the_promise() -> None:
 async def test_what_was_never_confirmed_keeps_the_wide_promise() -> None:
     """A request ten times as long as any confirmed one may hold other text: its promise is nearly the first one."""
     counter = TokenCounter()
-    short = await counter.count("t", QWEN, request(user(PROSE * 30)))
+    short = await counter.count("t", STAND_IN, request(user(PROSE * 30)))
     for _ in range(3):
         counter.learn("t", short, round(short.raw_tokens * 0.8))
-    long = await counter.count("t", QWEN, request(user(PROSE * 300)))
+    long = await counter.count("t", STAND_IN, request(user(PROSE * 300)))
     assert long.tokens * (1 + long.error_ratio) >= long.raw_tokens * 1.15
 
 
 async def test_another_script_does_not_make_english_cheap() -> None:
     """Stand-ins count Chinese up to twice too high; that must not halve the count of English text."""
     counter = TokenCounter()
-    chinese = await counter.count("t", QWEN, request(user("今天天气很好，我们一起去公园散步吧。" * 200)))
+    chinese = await counter.count("t", STAND_IN, request(user("今天天气很好，我们一起去公园散步吧。" * 200)))
     for _ in range(3):
         assert counter.learn("t", chinese, round(chinese.raw_tokens * 0.5)) is None
-    english = await counter.count("t", QWEN, request(user(PROSE * 200)))
+    english = await counter.count("t", STAND_IN, request(user(PROSE * 200)))
     assert english.tokens >= english.raw_tokens
     assert english.error_ratio >= 0.25
-    again = await counter.count("t", QWEN, request(user("今天天气很好，我们一起去公园散步吧。" * 200)))
+    again = await counter.count("t", STAND_IN, request(user("今天天气很好，我们一起去公园散步吧。" * 200)))
     assert again.tokens == pytest.approx(chinese.raw_tokens * 0.5, rel=0.02)
     assert not counter.is_suspicious(english, english.tokens)
 
@@ -274,33 +296,33 @@ async def test_another_script_does_not_make_english_cheap() -> None:
 async def test_a_tiny_prompt_does_not_dominate() -> None:
     """A template's constant on a tiny prompt is added once, not multiplied into long prompts."""
     counter = TokenCounter()
-    tiny = await counter.count("t", QWEN, request(user("hi")))
+    tiny = await counter.count("t", STAND_IN, request(user("hi")))
     counter.learn("t", tiny, round(tiny.raw_tokens * 3))
     asked = request(user(PROSE * 500))
-    long = await counter.count("t", QWEN, asked)
+    long = await counter.count("t", STAND_IN, asked)
     assert long.raw_tokens < long.tokens < long.raw_tokens + 3 * tiny.raw_tokens + 3
     assert long.error_ratio >= 0.25
     counter.learn("t", long, round(long.raw_tokens * 0.9))
-    assert (await counter.count("t", QWEN, asked)).tokens == pytest.approx(long.raw_tokens * 0.9, rel=0.01)
+    assert (await counter.count("t", STAND_IN, asked)).tokens == pytest.approx(long.raw_tokens * 0.9, rel=0.01)
 
 
 @pytest.mark.parametrize("truth_ratio", [0.2, 4.5, 1000])
 async def test_nonsense_is_refused_and_reported(truth_ratio: float) -> None:
     """Ratios that no vocabulary explains are not learned."""
     counter = TokenCounter()
-    made = await counter.count("t", QWEN, request(user(PROSE * 100)))
+    made = await counter.count("t", STAND_IN, request(user(PROSE * 100)))
     deviation = counter.learn("t", made, round(made.raw_tokens * truth_ratio))
     assert deviation is not None
     assert deviation.ratio == pytest.approx(truth_ratio, rel=0.01)
     assert deviation.expected == round(made.raw_tokens)
-    assert await counter.count("t", QWEN, request(user(PROSE * 100))) == made
+    assert await counter.count("t", STAND_IN, request(user(PROSE * 100))) == made
 
 
 @pytest.mark.parametrize("missing", [0, -1])
 async def test_a_missing_number_teaches_nothing(missing: int) -> None:
     """Servers that report no usage are not a deviation."""
     counter = TokenCounter()
-    made = await counter.count("t", QWEN, request(user("x")))
+    made = await counter.count("t", STAND_IN, request(user("x")))
     assert counter.learn("t", made, missing) is None
     assert not counter.is_suspicious(made, missing)
 
@@ -318,14 +340,14 @@ async def test_an_exact_family_that_is_off_is_reported_once() -> None:
 async def test_a_cut_prompt_is_suspicious_and_never_learned() -> None:
     """A number far below ours means that the server cut the prompt."""
     counter = TokenCounter()
-    made = await counter.count("t", QWEN, request(user(PROSE * 400)))
+    made = await counter.count("t", STAND_IN, request(user(PROSE * 400)))
     assert counter.is_suspicious(made, round(made.tokens * 0.5))
     assert not counter.is_suspicious(made, round(made.tokens * 0.6))
     assert counter.learn("t", made, round(made.tokens * 0.5)) is not None
-    assert not (await counter.count("t", QWEN, request(user(PROSE * 400)))).calibrated
+    assert not (await counter.count("t", STAND_IN, request(user(PROSE * 400)))).calibrated
     for _ in range(3):
         counter.learn("t", made, round(made.raw_tokens))
-    sure = await counter.count("t", QWEN, request(user(PROSE * 400)))
+    sure = await counter.count("t", STAND_IN, request(user(PROSE * 400)))
     assert counter.is_suspicious(sure, round(sure.tokens * 0.84))
     assert not counter.is_suspicious(sure, round(sure.tokens * 0.86))
 
@@ -334,13 +356,13 @@ async def test_upper_limits_raise_no_alarm() -> None:
     """Pictures that cost less than the limit, dropped reasoning, and Chinese text are no sign of a cut prompt."""
     counter = TokenCounter()
     image: JsonValue = {"type": "image_url", "image_url": {"url": "https://h/x.png"}}
-    pictures = await counter.count("t", QWEN, request(user([image, {"type": "text", "text": PROSE * 100}])))
-    assert not counter.is_suspicious(pictures, round(pictures.tokens - QWEN.image_tokens))
+    pictures = await counter.count("t", STAND_IN, request(user([image, {"type": "text", "text": PROSE * 100}])))
+    assert not counter.is_suspicious(pictures, round(pictures.tokens - STAND_IN.image_tokens))
     thoughts = await counter.count(
-        "t", QWEN, request(user(PROSE * 100), {"role": "assistant", "content": "x", "reasoning": PROSE * 300})
+        "t", STAND_IN, request(user(PROSE * 100), {"role": "assistant", "content": "x", "reasoning": PROSE * 300})
     )
     assert not counter.is_suspicious(thoughts, round(thoughts.tokens * 0.25))
-    chinese = await counter.count("t", QWEN, request(user("今天天气很好，我们一起去公园散步吧。" * 200)))
+    chinese = await counter.count("t", STAND_IN, request(user("今天天气很好，我们一起去公园散步吧。" * 200)))
     assert not counter.is_suspicious(chinese, round(chinese.tokens * 0.4))
 
 
@@ -349,10 +371,10 @@ async def test_reasoning_that_the_template_drops_does_not_make_text_cheap() -> N
     counter = TokenCounter()
     thinking = request(user(PROSE * 100), {"role": "assistant", "content": "x", "reasoning": PROSE * 100})
     plain = request(user(PROSE * 100))
-    made = await counter.count("t", QWEN, thinking)
-    truth = round((await counter.count("u", QWEN, plain)).raw_tokens)
+    made = await counter.count("t", STAND_IN, thinking)
+    truth = round((await counter.count("u", STAND_IN, plain)).raw_tokens)
     assert counter.learn("t", made, truth) is None
-    assert (await counter.count("t", QWEN, plain)).tokens >= truth * 0.97
+    assert (await counter.count("t", STAND_IN, plain)).tokens >= truth * 0.97
 
 
 JSON_VALUES: st.SearchStrategy[JsonValue] = st.recursive(
@@ -402,7 +424,8 @@ def test_more_text_never_costs_less(text: str, more: str, family: Family) -> Non
     before = asyncio.run(count(family, user("first"), user(text)))
     after = asyncio.run(count(family, user("first"), user(f"{text}\n{more}")))
     assert after.tokens >= before.tokens
-    assert after.sizes[0] == before.sizes[0]
+    # Where no special token ends a message, as in Llama 2's template, tokens are shared out by characters.
+    assert family.name == "llama2" or abs(after.sizes[0] - before.sizes[0]) <= 2
 
 
 async def test_deep_json_is_counted() -> None:
@@ -410,7 +433,7 @@ async def test_deep_json_is_counted() -> None:
     deep: JsonValue = "x"
     for _ in range(5000):
         deep = [deep]
-    made = await count(QWEN, user([{"type": "odd", "value": deep}]), tools=(deep,))
+    made = await count(STAND_IN, user([{"type": "odd", "value": deep}]), tools=(deep,))
     assert made.tokens > 0
 
 
@@ -426,6 +449,6 @@ async def test_real_conversations_cost_at_least_their_text(family: Family) -> No
         counter = TokenCounter()
         asked = request(*loaded["messages"], tools=tuple(loaded["tools"] or ()))
         made = await counter.count("t", family, asked)
-        text = sum(tokenizers.token_length(family.encoding, message.text) for message in asked.messages)
+        text = sum(tokenizers.token_length(family.vocabulary, message.text) for message in asked.messages)
         assert text < made.tokens < 2 * text
         assert await counter.count("t", family, asked) == made

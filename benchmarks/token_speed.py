@@ -1,0 +1,174 @@
+"""What counting costs: the first and the next turn of a request, the event loop, and each delta of a stream.
+
+    python benchmarks/token_speed.py [--family llama3.1] [--rounds 15]
+
+Requests of 30,000 and 120,000 tokens, of 1,000 tokens per message. "First" has a fresh cache and vocabularies loaded;
+"next" is the same conversation, parsed anew from JSON, with one more answer and question of 500 tokens each, and so
+on from turn to turn. LiteLLM's
+`token_counter(model="gpt-4o", …)`, which counts content with o200k and four tokens per message, is run side by side.
+The stall is the longest time for which another task of the same event loop had to wait, beyond a turn of the loop
+without any work.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import statistics
+import time
+from pathlib import Path
+
+from litellm_compaction.core.messages import Request, parse_message
+from litellm_compaction.models.counter import TokenCounter
+from litellm_compaction.models.families import Family, family_of
+from litellm_compaction.models.generated import GeneratedTokens
+
+MODELS = {
+    "llama3.1": ("llama", "llama-3.1-8b"),
+    "llama2": ("llama", "llama-2-7b"),
+    "mistral-nemo": ("llama", "mistral-nemo"),
+    "mistral-v3": ("llama", "mistral-7b-instruct-v0.3"),
+    "gpt-oss": ("gpt-oss", "gpt-oss-20b"),
+    "qwen3": ("qwen3", "qwen3-8b"),
+    "deepseek-v3.1": ("deepseek2", "deepseek-v3.1"),
+    "gemma4": ("gemma4", "gemma-4"),
+}
+WORDS = Path(__file__).read_text(encoding="utf-8").split(" ")
+
+
+def main() -> None:
+    """Measures, and prints a table."""
+    arguments = argparse.ArgumentParser(description=__doc__)
+    arguments.add_argument("--family", choices=MODELS, action="append")
+    arguments.add_argument("--rounds", type=int, default=15)
+    chosen = arguments.parse_args()
+    for name in chosen.family or list(MODELS):
+        asyncio.run(measure(name, family_of(*MODELS[name]), chosen.rounds))
+    litellm_row(chosen.rounds)
+
+
+async def measure(name: str, family: Family, rounds: int) -> None:
+    """One line of the table."""
+    begun = time.perf_counter()
+    await TokenCounter().count("t", family, parse(conversation(8)))
+    print(f"{name}: loaded in {time.perf_counter() - begun:.2f} s")
+    for messages in (31, 121):
+        first = []
+        for seed in range(rounds):
+            request = parse(conversation(messages, seed))
+            first.append(await timed(TokenCounter(), family, request))
+        counter, said = TokenCounter(), conversation(messages)
+        tokens = (await counter.count("t", family, parse(said))).tokens
+        following = []
+        for seed in range(rounds):
+            said += [
+                {"role": "assistant", "content": text(1_600, random.Random(-seed))},
+                {"role": "user", "content": text(1_600, random.Random(seed + 1000))},
+            ]
+            following.append(await timed(counter, family, parse(said)))
+        print(f"  {tokens} tokens: first {middle(first)} ms, next turn {middle(following)} ms")
+    print(f"  1 MB message: stall {await stall(family):.1f} ms", end="")
+    print(f"; per delta {per_delta_us(family):.2f} µs")
+
+
+def litellm_row(rounds: int) -> None:
+    """The same requests by LiteLLM."""
+    from litellm import token_counter
+
+    token_counter(model="gpt-4o", messages=conversation(3))
+    for messages in (31, 121):
+        times, tokens = [], 0
+        for seed in range(rounds):
+            said = conversation(messages, seed)
+            begun = time.perf_counter()
+            tokens = token_counter(model="gpt-4o", messages=said)
+            times.append(time.perf_counter() - begun)
+        print(f"litellm.token_counter, {tokens} tokens: first and next turn {middle(times)} ms")
+    said = [{"role": "user", "content": text(1_000_000, random.Random(1))}]
+    begun = time.perf_counter()
+    token_counter(model="gpt-4o", messages=said)
+    print(f"  1 MB message: stall {1e3 * (time.perf_counter() - begun):.1f} ms (it runs on the event loop)")
+    deltas = WORDS[:2000]
+    begun = time.perf_counter()
+    for delta in deltas:
+        token_counter(model="gpt-4o", text=delta)
+    print(f"  per delta {1e6 * (time.perf_counter() - begun) / len(deltas):.2f} µs")
+
+
+async def timed(counter: TokenCounter, family: Family, request: Request) -> float:
+    """Seconds that a count takes."""
+    begun = time.perf_counter()
+    await counter.count("t", family, request)
+    return time.perf_counter() - begun
+
+
+async def stall(family: Family) -> float:
+    """Milliseconds of the event loop that a new message of 1 MB takes, median of five."""
+    return statistics.median([await one_stall(family, seed) for seed in range(5)])
+
+
+async def one_stall(family: Family, seed: int) -> float:
+    """The longest wait of another task."""
+    longest = 0.0
+
+    async def tick() -> None:
+        nonlocal longest
+        while True:
+            before = time.perf_counter()
+            await asyncio.sleep(0.0005)
+            longest = max(longest, time.perf_counter() - before - 0.0005)
+
+    request = parse([{"role": "user", "content": text(1_000_000, random.Random(seed))}])
+    ticking = asyncio.create_task(tick())
+    await asyncio.sleep(0.01)
+    longest = 0.0
+    await TokenCounter().count("t", family, request)
+    ticking.cancel()
+    return 1e3 * longest
+
+
+def per_delta_us(family: Family) -> float:
+    """Microseconds per delta of a stream of 20,000 words."""
+    generated = GeneratedTokens(TokenCounter().text_counter("t", family))
+    deltas = [f" {word}" for word in text(120_000, random.Random(9)).split(" ")]
+    begun = time.perf_counter()
+    for delta in deltas:
+        generated.add(delta)
+        generated.tokens  # noqa: B018
+    return 1e6 * (time.perf_counter() - begun) / len(deltas)
+
+
+def conversation(messages: int, seed: int = 0) -> list[dict[str, str]]:
+    """A system message and so many turns of about 1,000 tokens."""
+    source = random.Random(seed)
+    turns = [
+        {"role": ("user", "assistant")[index % 2], "content": text(3_300, source)} for index in range(max(1, messages))
+    ]
+    return [{"role": "system", "content": "You help."}, *turns]
+
+
+def text(chars: int, source: random.Random) -> str:
+    """Words of this file in any order."""
+    parts: list[str] = []
+    size = 0
+    while size < chars:
+        parts.append(source.choice(WORDS))
+        size += len(parts[-1]) + 1
+    return " ".join(parts)
+
+
+def parse(messages: list[dict[str, str]]) -> Request:
+    """The request, as if it had just come from a client."""
+    return Request(messages=tuple(map(parse_message, json.loads(json.dumps(messages)))))
+
+
+def middle(seconds: list[float]) -> str:
+    """The median, in milliseconds, and the range."""
+    values = sorted(1e3 * second for second in seconds)
+    return f"{statistics.median(values):.2f} ({values[0]:.2f}–{values[-1]:.2f})"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,253 @@
+"""Tokens of a request before any calibration: by its rendered prompt, or by the family's formula.
+
+Called by `counter.py`. Decides what is counted at once and what in a thread, so that the event loop never waits long.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from litellm_compaction.core.messages import Request
+from litellm_compaction.models.calibration import PLAIN, Mix
+from litellm_compaction.models.families import Family
+from litellm_compaction.models.measures import Item, Measure, Measures
+from litellm_compaction.models.prompts import Prompt, Shares, has_system, render, share, tool_prompts, tools_key
+from litellm_compaction.models.rendering import Beside, Rendered, beside, render_message, strings, tools_text
+from litellm_compaction.models.segments import Lookup, SegmentLengths
+from litellm_compaction.models.templates import chars_of, is_compiled, template
+from litellm_compaction.models.tokenizers import is_loaded
+
+# Rendering and looking up this much takes 1 to 2 ms; more is done outside the event loop's thread.
+_THREAD_CHARS, _THREAD_MESSAGES, _THREAD_MS = 200_000, 200, 2.0
+# 30,000 new characters take 2 to 4 ms.
+_THREAD_NEW_CHARS = 30_000
+_MAX_TOOLS = 1024
+# The part of a family's instructions for tools that a template may do without.
+_TOOLS_ALLOWANCE_RATIO = 0.5
+# Characters beyond ASCII take about three times as many tokens of cl100k as others (12 languages, 2026-11).
+_OTHER_WEIGHT = 3
+# An exact count may still meet a server that renders a little differently.
+EXACT_ERROR = 0.02
+# Images and arguments that are no JSON: the vocabulary and the rest of the prompt are exact all the same.
+_PART_ERROR = 0.05
+# The formula with the right vocabulary erred by up to 15 % on agent requests (facts, 2026-11).
+_FORMULA_ERROR = 0.15
+
+
+class RawCount(NamedTuple):
+    """Tokens before calibration; `sizes`, `tools_tokens`, `overhead_tokens` as in `Count`.
+
+    Attributes:
+        allowance_tokens: the part of them that may be rendered as far less: images, reasoning of older turns.
+        error_ratio: true count ≤ tokens × (1 + error_ratio).
+        rendered: they were counted in the rendered prompt.
+        exact: nothing in them is an estimate.
+        mix: of the text, as far as a stand-in vocabulary counted it.
+    """
+
+    sizes: tuple[float, ...]
+    tools_tokens: float
+    overhead_tokens: float
+    allowance_tokens: float
+    error_ratio: float
+    rendered: bool
+    exact: bool
+    mix: Mix
+
+    @property
+    def tokens(self) -> float:
+        """All of them."""
+        return self.overhead_tokens + self.tools_tokens + sum(self.sizes)
+
+
+class Counting:
+    """Counts requests and remembers the pieces that it has counted."""
+
+    def __init__(self) -> None:
+        self.measures = Measures()
+        self._segments = SegmentLengths()
+        self._tools: OrderedDict[tuple[str, str, bool, str], int] = OrderedDict()
+        self._lock = threading.Lock()
+
+    async def count(self, family: Family, request: Request) -> RawCount:
+        """The tokens of a request. Never raises on its content."""
+        found = await self._by_prompt(family, request)
+        return found if found is not None else await self._by_formula(family, request)
+
+    async def _by_prompt(self, family: Family, request: Request) -> RawCount | None:
+        if not family.template:
+            return None
+        if not _is_quick(family, request):
+            return await asyncio.to_thread(self._by_prompt_now, family, request)
+        begun = self._begin(family, request)
+        if begun is None:
+            return None
+        if begun.lookup.new_chars > _THREAD_NEW_CHARS or not self._knows_tools(family, request):
+            return await asyncio.to_thread(self._finish, family, request, begun)
+        return self._finish(family, request, begun)
+
+    def _by_prompt_now(self, family: Family, request: Request) -> RawCount | None:
+        begun = self._begin(family, request)
+        return self._finish(family, request, begun) if begun is not None else None
+
+    def _begin(self, family: Family, request: Request) -> _Begun | None:
+        prompt = render(family, request)
+        if prompt is None:
+            return None
+        besides = [_beside(index, request, family) for index in _with_more(request)]
+        return _Begun(prompt, besides, self._segments.look_up(family.vocabulary, prompt.texts()))
+
+    def _finish(self, family: Family, request: Request, begun: _Begun) -> RawCount:
+        lengths = self._segments.complete(family.vocabulary, begun.lookup)
+        shares = share(family, request, begun.prompt, lengths, self._tools_tokens(family, request))
+        return self._with_besides(family, shares, begun)
+
+    def _with_besides(self, family: Family, shares: Shares, begun: _Begun) -> RawCount:
+        sizes: list[float] = list(shares.sizes)
+        allowance = float(shares.reasoning_tokens)
+        for index, more in begun.besides:
+            (measure,) = self.measures.get_now(family.vocabulary, [Item(more.texts)])
+            sizes[index] += more.image_tokens + measure.tokens
+            allowance += more.image_tokens
+        is_whole = begun.prompt.is_faithful and not begun.besides
+        return RawCount(
+            sizes=tuple(sizes),
+            tools_tokens=shares.tools_tokens,
+            overhead_tokens=shares.overhead_tokens,
+            allowance_tokens=allowance,
+            error_ratio=EXACT_ERROR if family.exact and is_whole else max(_PART_ERROR, family.error_ratio),
+            rendered=True,
+            exact=family.exact and is_whole,
+            mix=PLAIN,
+        )
+
+    def _tools_tokens(self, family: Family, request: Request) -> int:
+        """What a request's tools take, remembered by their text."""
+        if not request.tools:
+            return 0
+        key = _tools_key(family, request)
+        with self._lock:
+            known = self._tools.get(key)
+        if known is not None:
+            return known
+        prompts = tool_prompts(family, request)
+        tokens = 0
+        if prompts is not None:
+            with_tools, without = (self._prompt_tokens(family, prompt) for prompt in prompts)
+            tokens = max(0, with_tools - without)
+        with self._lock:
+            self._tools[key] = tokens
+            if len(self._tools) > _MAX_TOOLS:
+                self._tools.popitem(last=False)
+        return tokens
+
+    def _knows_tools(self, family: Family, request: Request) -> bool:
+        return not request.tools or _tools_key(family, request) in self._tools
+
+    def _prompt_tokens(self, family: Family, prompt: Prompt) -> int:
+        texts = prompt.texts()
+        lengths = self._segments.complete(family.vocabulary, self._segments.look_up(family.vocabulary, texts))
+        return sum(lengths) + len(prompt.segments) - len(texts)
+
+    async def _by_formula(self, family: Family, request: Request) -> RawCount:
+        rendered = [render_message(message, family) for message in request.messages]
+        items = [Item(part.texts, part.form) for part in rendered]
+        if request.tools:
+            items.append(Item((tools_text(request.tools),), "plain" if family.name == "gpt" else "indented"))
+        measures = await self.measures.get(family.vocabulary, items)
+        raw_texts = [raw_tokens(measure, family) for measure in measures]
+        sizes = [part.fixed_tokens + raw for part, raw in zip(rendered, raw_texts, strict=False)]
+        allowance = sum(map(_allowance, rendered, measures, raw_texts))
+        tools_tokens = 0.0
+        if request.tools:
+            around = family.tools_tokens + family.tool_tokens * len(request.tools)
+            tools_tokens = raw_texts[-1] + around
+            allowance += around * _TOOLS_ALLOWANCE_RATIO
+        overhead = family.request_tokens
+        if not has_system(request):
+            overhead += family.default_system_tokens
+            allowance += family.default_system_tokens
+        return RawCount(
+            sizes=tuple(sizes),
+            tools_tokens=tools_tokens,
+            overhead_tokens=overhead,
+            allowance_tokens=allowance,
+            error_ratio=max(_FORMULA_ERROR, family.error_ratio) if family.template else family.error_ratio,
+            rendered=False,
+            exact=family.exact and not family.template and allowance == 0,
+            mix=mix_of(measures, family),
+        )
+
+
+class _Begun(NamedTuple):
+    prompt: Prompt
+    besides: list[tuple[int, Beside]]
+    lookup: Lookup
+
+
+def raw_tokens(measure: Measure, family: Family) -> float:
+    """Tokens of a text in the family's vocabulary, or about as many by its stand-in."""
+    return measure.tokens * family.text_ratio + (measure.digit_tokens if family.single_digits else 0)
+
+
+def mix_of(measures: Iterable[Measure], family: Family) -> Mix:
+    """What texts consist of; plain where the vocabulary is the model's own, which fits all of them."""
+    if family.owns_vocabulary:
+        return PLAIN
+    chars = other_chars = digit_tokens = 0
+    tokens = 0.0
+    for measure in measures:
+        chars += measure.chars
+        other_chars += measure.other_chars
+        digit_tokens += measure.digit_tokens
+        tokens += raw_tokens(measure, family)
+    weighted = _OTHER_WEIGHT * other_chars
+    return Mix(
+        other_share=weighted / (weighted + chars - other_chars) if other_chars else 0.0,
+        digit_share=digit_tokens / tokens if family.single_digits and digit_tokens else 0.0,
+    )
+
+
+def _allowance(part: Rendered, measure: Measure, tokens: float) -> float:
+    """Upper limits in a message: images, and reasoning, which most templates leave out of older turns."""
+    return part.allowance_tokens + tokens * len(part.reasoning) / max(1, measure.chars)
+
+
+def _is_quick(family: Family, request: Request) -> bool:
+    """Whether rendering may be done on the event loop."""
+    if not is_loaded(family.vocabulary) or not is_compiled(family.template):
+        return False
+    messages = len(request.messages)
+    if messages > _THREAD_MESSAGES or template(family.template).expected_ms(messages) > _THREAD_MS:
+        return False
+    return _chars(request) <= _THREAD_CHARS
+
+
+def _tools_key(family: Family, request: Request) -> tuple[str, str, bool, str]:
+    return family.template, family.vocabulary, has_system(request), tools_key(request.tools)
+
+
+def _with_more(request: Request) -> list[int]:
+    """The messages that hold something besides text and tool calls."""
+    return [
+        index
+        for index, message in enumerate(request.messages)
+        if message.other_parts or message.raw.get("function_call") is not None
+    ]
+
+
+def _beside(index: int, request: Request, family: Family) -> tuple[int, Beside]:
+    message = request.messages[index]
+    more = beside(message, family)
+    return index, more._replace(texts=(*more.texts, *strings(message.raw.get("function_call"))))
+
+
+def _chars(request: Request) -> int:
+    chars = chars_of(request.tools) if request.tools else 0
+    for message in request.messages:
+        chars += len(message.text) + len(message.reasoning) + sum(len(call.arguments) for call in message.calls)
+    return chars

@@ -1,0 +1,221 @@
+"""A model's chat template: compiled once, rendered in bounded time, and what it can render.
+
+Called by `prompts.py`. The template may come from a stranger's model file, so it runs in `template_sandbox.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from litellm_compaction.core.messages import JsonObject, JsonValue
+from litellm_compaction.models.template_sandbox import JOIN, TICK, TemplateRefusal, Ticks, environment
+
+_FOLDER = Path(__file__).parent / "chat_templates"
+_MAX_SOURCE_CHARS = 256 * 1024
+# Indented JSON is the widest form in use: about 4 times its compact form.
+_MAX_GROWTH, _FREE_CHARS = 8, 1_000_000
+
+
+_NEEDLE = "zq7"
+_USER: JsonObject = {"role": "user", "content": "x"}
+_CALLS: tuple[JsonObject, ...] = (
+    _USER,
+    {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"type": "function", "function": {"name": "f", "arguments": {_NEEDLE: "y"}}, "id": "call00001"}],
+    },
+    {"role": "tool", "content": _NEEDLE + "r", "name": "f", "tool_call_id": "call00001"},
+    {"role": "assistant", "content": "x"},
+    _USER,
+)
+_TOOL: JsonObject = {
+    "type": "function",
+    "function": {
+        "name": _NEEDLE,
+        "description": "x",
+        "parameters": {"type": "object", "properties": {"a": {"type": "string", "description": "x"}}, "required": []},
+    },
+}
+
+
+class Template:
+    """One chat template; may be used from several threads."""
+
+    def __init__(self, source: str) -> None:
+        self.source = source
+        self._compiled: jinja2.Template | None = None
+        self._last = (0.0, 1)
+        self._fault = ""
+        if len(source) > _MAX_SOURCE_CHARS or TICK in source or JOIN in source:
+            self._fault = f"longer than {_MAX_SOURCE_CHARS} characters, or hostile"
+            return
+        try:
+            self._compiled = environment().from_string(source)
+        except (jinja2.TemplateError, RecursionError, MemoryError, SyntaxError, ValueError) as error:
+            self._fault = str(error)
+
+    def render(
+        self, messages: Sequence[JsonObject], tools: Sequence[JsonValue], *, bos: str = "", eos: str = ""
+    ) -> str:
+        """The prompt, up to the beginning of an answer.
+
+        Args:
+            messages: in the shape that the template wants, never changed.
+            tools: schemas; none are given to the template when empty.
+            bos: text of the token that begins a prompt.
+            eos: text of the token that ends an answer.
+
+        Raises:
+            TemplateRefusal: for any reason.
+        """
+        if self._compiled is None:
+            raise TemplateRefusal(self._fault)
+        values: dict[str, Any] = {
+            "messages": list(messages),
+            "bos_token": bos,
+            "eos_token": eos,
+            "add_generation_prompt": True,
+            # As llama.cpp's server passes it unless told otherwise (facts, 2026-11).
+            "enable_thinking": True,
+            TICK: Ticks(),
+        }
+        if tools:
+            values["tools"] = list(tools)
+        begun = time.perf_counter()
+        limit = _FREE_CHARS
+        parts: list[str] = []
+        size = 0
+        try:
+            for part in self._compiled.generate(values):
+                parts.append(part)
+                size += len(part)
+                if size > limit:
+                    limit = _limit_chars(messages, tools, size)
+        except TemplateRefusal:
+            raise
+        except Exception as error:
+            # A template is a program of its own and may raise anything.
+            raise TemplateRefusal(f"{type(error).__name__}: {error}"[:500]) from error
+        self._last = (1e3 * (time.perf_counter() - begun), max(1, len(messages)))
+        return "".join(parts)
+
+    def expected_ms(self, messages: int) -> float:
+        """How long so many messages take, by the last rendering; some templates look at all messages for each one."""
+        last_ms, last_messages = self._last
+        return last_ms * max(1.0, messages / last_messages) ** 2
+
+    @cached_property
+    def renders_tools(self) -> bool:
+        """Whether tool schemas end up in the prompt."""
+        return _NEEDLE in self._attempt((_USER,), (_TOOL,))
+
+    @cached_property
+    def renders_calls(self) -> bool:
+        """Whether tool calls and their results end up in the prompt."""
+        rendered = self._attempt(_CALLS, (_TOOL,)) or self._attempt(_with_text_arguments(_CALLS), (_TOOL,))
+        return _NEEDLE + "r" in rendered
+
+    @cached_property
+    def takes_objects(self) -> bool:
+        """Whether arguments of tool calls are to be given as objects, as llama.cpp does where a template reads them."""
+        rendered = self._attempt(_CALLS, (_TOOL,))
+        return rendered.count(_NEEDLE) > self._attempt(_CALLS[:1], (_TOOL,)).count(_NEEDLE) and "y" in rendered
+
+    @cached_property
+    def takes_system(self) -> bool:
+        """Whether a system message ends up in the prompt; otherwise llama.cpp puts it into the next message."""
+        return _NEEDLE in self._attempt(({"role": "system", "content": _NEEDLE}, _USER), ())
+
+    @cached_property
+    def wants_short_ids(self) -> bool:
+        """Whether ids of tool calls other than nine characters are refused, as Mistral's templates do."""
+        return "length != 9" in self.source
+
+    @cached_property
+    def takes_developer(self) -> bool:
+        """Whether the role developer is the template's own; llama.cpp calls it system for all but gpt-oss."""
+        return "<|channel|>" in self.source
+
+    def _attempt(self, messages: Sequence[JsonObject], tools: Sequence[JsonValue]) -> str:
+        try:
+            return self.render(messages, tools)
+        except TemplateRefusal:
+            return ""
+
+
+_templates: dict[str, Template] = {}
+_lock = threading.Lock()
+
+
+def template(name: str) -> Template:
+    """One of the templates that come with the package, or one that was added; compiled once, in 5–50 ms.
+
+    Raises:
+        KeyError: no such template.
+    """
+    found = _templates.get(name)
+    if found is None:
+        with _lock:
+            found = _templates.get(name)
+            if found is None:
+                path = _FOLDER / f"{name}.jinja"
+                if not path.is_file():
+                    raise KeyError(name)
+                found = _templates[name] = Template(path.read_text(encoding="utf-8"))
+    return found
+
+
+def add_template(name: str, source: str) -> None:
+    """Makes a template that was read elsewhere known under a name."""
+    with _lock:
+        if name not in _templates or _templates[name].source != source:
+            _templates[name] = Template(source)
+
+
+def is_compiled(name: str) -> bool:
+    """Whether `template(name)` returns at once."""
+    return name in _templates
+
+
+def _limit_chars(messages: Sequence[JsonObject], tools: Sequence[JsonValue], size: int) -> int:
+    """How long a prompt may become.
+
+    Raises:
+        TemplateRefusal: it is longer already.
+    """
+    limit = _FREE_CHARS + _MAX_GROWTH * (chars_of(messages) + chars_of(tools))
+    if size > limit:
+        raise TemplateRefusal(f"more than {limit} characters")
+    return limit
+
+
+def _with_text_arguments(messages: Sequence[JsonObject]) -> list[JsonObject]:
+    plain: list[JsonObject] = json.loads(json.dumps(messages).replace(f'{{"{_NEEDLE}": "y"}}', f'"{_NEEDLE}"'))
+    return plain
+
+
+def chars_of(value: Any) -> int:
+    """About how many characters are in a value, without following what nests too deep."""
+    total = 0
+    open_values: list[Any] = [value]
+    while open_values:
+        current = open_values.pop()
+        if isinstance(current, str):
+            total += len(current)
+        elif isinstance(current, Mapping):
+            open_values += current.values()
+            total += 16 * len(current)
+        elif isinstance(current, (list, tuple)):
+            open_values += current
+        else:
+            total += 8
+    return total

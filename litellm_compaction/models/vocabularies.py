@@ -1,0 +1,139 @@
+"""How many tokens a vocabulary makes of a prompt: special tokens first, then pieces of ordinary text.
+
+Made by `tokenizers.py`, asked by `prompts.py` and `measures.py`, also from worker threads. Never raises on a string.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from litellm_compaction.models.encoders import Encoder, encoder_for
+from litellm_compaction.models.vocabulary_data import VocabularyData
+
+# Long runs make tiktoken slow, then panic (1,000,000 spaces, tiktoken 0.14), and one call must not hold the GIL long.
+_PIECE_CHARS = 4096
+# Every vocabulary here begins a new word at these places, so that pieces cost exactly what the whole text costs.
+_BOUNDARY = re.compile(r"(?<=\S)(?= [A-Za-z])|(?<=\n)(?=[A-Za-z0-9])|(?<=[一-龥])(?=[，。！？；：、])")
+_UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
+
+
+class Segment(NamedTuple):
+    """A stretch of a prompt: one special token, or text between two of them."""
+
+    start: int
+    end: int
+    is_special: bool
+
+
+class Vocabulary:
+    """One vocabulary.
+
+    Attributes:
+        bos: text of the token that begins a prompt; "" if there is none.
+        eos: text of the token that ends an answer; "" if there is none.
+        adds_bos: the engine puts `bos` before a prompt that does not begin with it.
+        prefixes_space: ordinary text at the beginning, and after each special token, gets a space before it.
+        strips_after_special: white space after a special token disappears.
+    """
+
+    def __init__(self, data: VocabularyData, encoder: Encoder | None = None) -> None:
+        self._encoder = encoder if encoder is not None else encoder_for(data)
+        self.fingerprint = data.fingerprint
+        self.bos = data.tokens[data.bos_id] if data.bos_id is not None and data.bos_id < len(data.tokens) else ""
+        self.eos = data.tokens[data.eos_id] if data.eos_id is not None and data.eos_id < len(data.tokens) else ""
+        self.adds_bos = data.adds_bos and bool(self.bos)
+        specials = _special_tokens(data)
+        self._specials = re.compile(_alternatives(specials)) if specials else None
+        # Gemma's SentencePiece vocabularies say add_space_prefix = false; Llama's and Mistral's leave the default.
+        self.prefixes_space = data.kind == "spm" and "<start_of_turn>" not in specials
+        # llama.cpp gives Phi-3's special tokens the attribute RSTRIP (llama-vocab.cpp, 2026-11).
+        self.strips_after_special = data.kind == "spm" and {"<|assistant|>", "<|end|>"} <= specials
+
+    def split(self, prompt: str) -> list[Segment]:
+        """The segments of a prompt in order, as llama.cpp's tokenizer_st_partition finds them."""
+        segments: list[Segment] = []
+        position = 0
+        for found in self._specials.finditer(prompt) if self._specials is not None else ():
+            start, end = found.span()
+            if start > position:
+                segments.append(Segment(position, start, False))
+            segments.append(Segment(start, end, True))
+            position = end
+        if position < len(prompt):
+            segments.append(Segment(position, len(prompt), False))
+        return segments
+
+    def lengths_in_prompt(self, texts: Sequence[str]) -> list[int]:
+        """Tokens of texts that each stand at the beginning of a prompt or after a special token of it."""
+        if self.strips_after_special:
+            texts = [text.lstrip(" \t\n\v\f\r") for text in texts]
+        if self.prefixes_space:
+            texts = [f" {text}" if text else "" for text in texts]
+        return self.lengths(texts)
+
+    def length(self, text: str) -> int:
+        """Tokens of `text`: names of special tokens count as ordinary text."""
+        return self.lengths((text,))[0]
+
+    def lengths(self, texts: Iterable[str]) -> list[int]:
+        """Tokens of each text by itself.
+
+        Names of special tokens count as ordinary text, lone surrogates as replacement characters. Exact for text with
+        words and lines; runs of more than 4096 characters without a boundary cost about one token too many per 4096.
+        """
+        pieces: list[str] = []
+        counts: list[int] = []
+        for text in texts:
+            before = len(pieces)
+            pieces += _pieces(_clean(text))
+            counts.append(len(pieces) - before)
+        lengths = iter(self._encoder.lengths(pieces))
+        return [sum(next(lengths) for _ in range(count)) for count in counts]
+
+
+def _pieces(text: str) -> Iterator[str]:
+    start = 0
+    while len(text) - start > _PIECE_CHARS:
+        end = start + _PIECE_CHARS
+        # The last boundary of the piece; looked for in its last quarter only, which nearly always has one.
+        for found in _BOUNDARY.finditer(text, start + _PIECE_CHARS * 3 // 4, start + _PIECE_CHARS):
+            end = found.end()
+        yield text[start:end]
+        start = end
+    if start < len(text):
+        yield text[start:]
+
+
+def _clean(text: str) -> str:
+    if text.isascii():
+        return text
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text
+
+
+def _special_tokens(data: VocabularyData) -> frozenset[str]:
+    kinds = (_UNKNOWN, _CONTROL, _USER_DEFINED)
+    return frozenset(
+        token for token, kind in zip(data.tokens, data.token_types, strict=False) if kind in kinds and token
+    )
+
+
+def _alternatives(words: Iterable[str]) -> str:
+    """A regular expression for any of some words, the longest one that fits; as a tree, so that a match is quick."""
+    tree: dict[str, list[str]] = {}
+    ends = False
+    for word in words:
+        if word:
+            tree.setdefault(word[0], []).append(word[1:])
+        else:
+            ends = True
+    branches = [re.escape(first) + _alternatives(rest) for first, rest in sorted(tree.items())]
+    if not branches:
+        return ""
+    joined = branches[0] if len(branches) == 1 and not ends else f"(?:{'|'.join(branches)})"
+    return f"{joined}?" if ends else joined

