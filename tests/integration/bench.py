@@ -17,9 +17,9 @@ from litellm_compaction.simulator import ChatCall, Model, Reply, RequestRecord, 
 from tests.integration.harness import CHAT, Proxy, proxy, write_config
 from tests.integration.validity import problems
 
-KEY = "qwen2.5-7b-instruct"
+KEY = "glm-4-9b-0414"
 # Models that think need more room for an answer.
-THINKING_KEY = "qwen3-8b"
+THINKING_KEY = "glm-4.5-air"
 SUMMARY = "### Current state\nEverything that was decided so far is kept."
 _INSTRUCTION = "You write the record"
 _BESIDE = Path(__file__).parent / "beside_config"
@@ -61,14 +61,14 @@ class Group:
     factor: float = 1.0
     key: str = KEY
     provider: str = "lm_studio"
-    architecture: str = "qwen2"
+    architecture: str = "glm4"
     compaction: Mapping[str, Any] = field(default_factory=dict)
     params: Mapping[str, Any] = field(default_factory=dict)
     guarded: bool = True
     simulator: Mapping[str, Any] = field(default_factory=dict)
 
     def make(self) -> Simulator:
-        model = Model(self.key, publisher="qwen", architecture=self.architecture, tokens_factor=self.factor)
+        model = Model(self.key, publisher="zai-org", architecture=self.architecture, tokens_factor=self.factor)
         made = Simulator([model], **self.simulator)
         made.script = answers()
         if self.window is not None:

@@ -28,7 +28,7 @@ from tests.integration.harness import Streamed
 RESTARTED = f"\n\n{START_NOTICE}\n{DONE_NOTICE}\n\n"
 WINDOW = 2048
 _BESIDE = Path(__file__).parent / "beside_restart"
-_KEY = "qwen2.5-7b-instruct"
+_KEY = "glm-4-9b-0414"
 _GO_ON = "cut off by the length limit"
 _THINK_ON = "while you were thinking"
 # Part of an answer that the model looks for to find where it stopped.
@@ -43,7 +43,7 @@ STYLES: tuple[Style, ...] = ("exact", "sentence", "whole", "no_space", "fence", 
 def group(name: str, window: int = WINDOW, **options: Any) -> Group:
     """A model group whose answers come in chunks of some tokens, as fast as they can be read."""
     simulator = {"chunk_tokens": 16, **options.pop("simulator", {})}
-    return Group(name, window, key=_KEY, architecture="qwen2", simulator=simulator, **options)
+    return Group(name, window, key=_KEY, architecture="glm4", simulator=simulator, **options)
 
 
 _GROUPS = [
@@ -226,7 +226,7 @@ def texts() -> dict[str, str]:
     sentences = [f"{prose(f'sentence {n}', 14).capitalize()} {n}." for n in range(160)]
     items = {f"item{n}": {"id": n, "note": prose(f"item {n}", 5)} for n in range(110)}
     return {
-        "numbered": numbered_words(800),
+        "numbered": numbered_words(1100),
         "prose": "\n\n".join(" ".join(sentences[start : start + 5]) for start in range(0, 160, 5)),
         "code": "Here is the module.\n\n```python\n" + "\n\n".join(functions) + "```\n\nThat is all of it.",
         "table": "| n | name | price | note |\n|---|---|---|---|\n" + "\n".join(rows),

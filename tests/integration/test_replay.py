@@ -17,7 +17,7 @@ pytestmark = [
     pytest.mark.skipif(not FOLDER.is_dir(), reason=f"the transcripts are data beside the project: {FOLDER} is absent"),
 ]
 
-_MODEL = "qwen3-8b"
+_MODEL = "glm-4-9b-0414"
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     with ExitStack() as stack:
         for setup in _SETUPS:
             for each in chosen:
-                simulator = Simulator([Model(_MODEL, publisher="qwen", tokens_factor=setup.factor)])
+                simulator = Simulator([Model(_MODEL, publisher="zai-org", architecture="glm4", tokens_factor=setup.factor)])
                 simulator.load(_MODEL, setup.window)
                 simulator.script = summariser(setup.kind, [fact["text"] for fact in each.facts])
                 group = _group(each, setup)

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.proxy
 
 def test_a_second_proxy_reuses_what_the_first_has_made(tmp_path: Path) -> None:
     """No summary call and the same bytes upstream; the file is the user's alone, and the history has both."""
-    simulator = Simulator([Model(KEY, publisher="qwen", architecture="qwen2")])
+    simulator = Simulator([Model(KEY, publisher="zai-org", architecture="glm4")])
     simulator.script = answers()
     simulator.load(KEY, 8192)
     messages = talk("a store that stays", ONE_ROUND)
