@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from litellm_compaction.core.messages import Message
+from litellm_compaction.core.messages import JsonValue, Message, user_message
 from litellm_compaction.core.prompts import is_refusal, merge_prompt, read_summary, summary_prompt, transcript_parts
 from litellm_compaction.errors import SummaryFailed
 
@@ -26,20 +26,29 @@ _PART_TOKENS = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SummaryAnswer:
-    """What the pruning model said; tokens as the server reports them."""
+    """What the pruning model said; `calls_tool` where it called a tool, with or without words."""
 
     text: str
     reasoning: str = ""
     finish_reason: str = "stop"
+    calls_tool: bool = False
 
 
 class Ask(Protocol):
-    """One call of the pruning model: a single user message in, its answer out.
+    """One call of the pruning model: messages in, its answer out.
 
-    Raises `SummaryFailed` for every failure of the call; cancellation passes through.
+    `tools` and `tool_choice` go with the messages of the conversation itself (append mode), as its client sent them;
+    None is no choice. Raises `SummaryFailed` for every failure of the call; cancellation passes through.
     """
 
-    def __call__(self, prompt: str, *, max_tokens: int) -> Awaitable[SummaryAnswer]: ...
+    def __call__(
+        self,
+        messages: Sequence[Message],
+        *,
+        max_tokens: int,
+        tools: Sequence[JsonValue] = (),
+        tool_choice: JsonValue = None,
+    ) -> Awaitable[SummaryAnswer]: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,7 +155,7 @@ class _Caller:
 
     async def _bounded(self, prompt: str, max_tokens: int) -> SummaryAnswer:
         try:
-            return await asyncio.wait_for(self.ask(prompt, max_tokens=max_tokens), self.timeout_s)
+            return await asyncio.wait_for(self.ask([user_message(prompt)], max_tokens=max_tokens), self.timeout_s)
         except (TimeoutError, asyncio.TimeoutError):
             raise SummaryFailed("timeout", f"no summary within {self.timeout_s:g} s") from None
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 
+from litellm_compaction.core.messages import Message
 from litellm_compaction.core.prompts import FRAME_END
 from litellm_compaction.errors import SummaryFailed
 from litellm_compaction.summarizer import SummaryAnswer, SummaryJob, summarize
@@ -24,7 +26,10 @@ class FakeAsk:
         self.prompts: list[str] = []
         self.max_tokens: list[int] = []
 
-    async def __call__(self, prompt: str, *, max_tokens: int) -> SummaryAnswer:
+    async def __call__(
+        self, messages: Sequence[Message], *, max_tokens: int, tools: Sequence[Any] = (), tool_choice: Any = None
+    ) -> SummaryAnswer:
+        prompt = "\n".join(message.text for message in messages)
         self.prompts.append(prompt)
         self.max_tokens.append(max_tokens)
         answer = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
@@ -166,7 +171,9 @@ class Silent(FakeAsk):
         self.asked = asyncio.Event()
         self.cancelled = False
 
-    async def __call__(self, prompt: str, *, max_tokens: int) -> SummaryAnswer:
+    async def __call__(
+        self, messages: Sequence[Message], *, max_tokens: int, tools: Sequence[Any] = (), tool_choice: Any = None
+    ) -> SummaryAnswer:
         self.asked.set()
         try:
             await asyncio.Event().wait()

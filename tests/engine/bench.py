@@ -86,7 +86,10 @@ class FakeAsk:
         self.max_tokens: list[int] = []
         self.cancelled = 0
 
-    async def __call__(self, prompt: str, *, max_tokens: int) -> SummaryAnswer:
+    async def __call__(
+        self, messages: Sequence[Message], *, max_tokens: int, tools: Sequence[Any] = (), tool_choice: Any = None
+    ) -> SummaryAnswer:
+        prompt = "\n".join(message.text for message in messages)
         self.prompts.append(prompt)
         self.max_tokens.append(max_tokens)
         self.asked.set()
