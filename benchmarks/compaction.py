@@ -48,9 +48,7 @@ def main() -> None:
                     print("\n".join(map(_detail, tallies)))
 
 
-_HEAD = (
-    f"{'':28} truncated refused valid  facts  cued  calls/100 stability  work  reduction"
-)
+_HEAD = f"{'':28} truncated refused valid  facts  cued  calls/100 stability  work  reduction"
 
 
 def _rows() -> Iterator[tuple[str, _Make]]:

@@ -192,9 +192,7 @@ async def replay(transcript: Transcript, window_tokens: int, method: Method) -> 
     return tally
 
 
-def _judge(
-    tally: Tally, transcript: Transcript, client: Sequence[JsonDict], upstream: Sequence[JsonDict]
-) -> None:
+def _judge(tally: Tally, transcript: Transcript, client: Sequence[JsonDict], upstream: Sequence[JsonDict]) -> None:
     tally.invalid += [f"{len(client)}: {problem}" for problem in problems(client, upstream)]
     due = [fact for fact in transcript.facts if fact["msg"] < len(client)]
     if not due:
@@ -274,4 +272,3 @@ def row(tallies: Sequence[Tally]) -> Row:
 
 def _mean(values: Sequence[float]) -> float:
     return statistics.mean(values) if values else 1.0
-

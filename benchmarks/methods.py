@@ -7,8 +7,18 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from benchmarks.measuring import JsonDict, Method, SummaryCall, Transcript, Turn, budget, count, prompt_tokens
-from benchmarks.measuring import rendered, size
+from benchmarks.measuring import (
+    JsonDict,
+    Method,
+    SummaryCall,
+    Transcript,
+    Turn,
+    budget,
+    count,
+    prompt_tokens,
+    rendered,
+    size,
+)
 from benchmarks.summarisers import Kind, summary
 from litellm_compaction.core.boundaries import latest_cut, sacred_indices
 from litellm_compaction.core.messages import Message, Request, lead_length, newest_user_index, parse_message
@@ -192,7 +202,7 @@ def compressed(transcript: Transcript, window_tokens: int) -> Method:
         result = litellm.compress(
             [{**each, "content": each.get("content") or ""} for each in client],
             "gpt-4o",
-            compression_trigger=int(0.8 * window_tokens)
+            compression_trigger=int(0.8 * window_tokens),
         )
         sent = result["messages"]
         return Turn(sent, is_compacted=sent != list(client), is_new=sent != list(client))

@@ -64,6 +64,7 @@ def ledger(
     budget_tokens: int,
     words_tokens: int,
     count: Callable[[str], int],
+    known: str = "",
 ) -> str:
     """The verbatim record of `messages` in at most `budget_tokens`; "" when there is nothing or no room.
 
@@ -72,10 +73,11 @@ def ledger(
         budget_tokens: bound on the whole ledger.
         words_tokens: bound on the user's own words, counted inside the budget.
         count: tokens of a text.
+        known: what stays visible beside the ledger, and need not be repeated in it.
     """
     words = _users_words(messages, min(words_tokens, budget_tokens), count)
     used = count(words) if words else 0
-    lines = _anchor_lines(messages, max(budget_tokens - used, 0), words, count)
+    lines = _anchor_lines(messages, max(budget_tokens - used, 0), words + known, count)
     return "\n".join(section for section in (words, lines) if section)
 
 

@@ -1,4 +1,4 @@
-"""What to do with a request: leave it, reuse an earlier compaction, summarize, or say that it cannot fit.
+"""What to do with a request: leave it, reuse an earlier compaction, edit, summarize, or say that it cannot fit.
 
 Pure: the engine brings the sizes, the budget and what the store knows, and carries the plan out.
 """
@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from litellm_compaction.core.boundaries import legal_cuts, sacred_indices
 from litellm_compaction.core.budget import Budget
-from litellm_compaction.core.compaction import Compaction, is_applicable
+from litellm_compaction.core.compaction import Compaction, edited_part, is_applicable
+from litellm_compaction.core.edits import stubs
 from litellm_compaction.core.messages import Message, lead_length, newest_user_index
 
 # A record without summary and ledger: markers, note and message overhead, measured with o200k and rounded up.
@@ -21,6 +22,7 @@ MIN_GAIN_RATIO = 0.10
 _SUMMARY_WINDOW_RATIO = 0.15
 _SUMMARY_SHARE = 0.40
 _LEDGER_SHARE = 0.30
+_EDIT_LEDGER_SHARE = 0.15
 _WORDS_TARGET_RATIO = 0.25
 _WORDS_SHARE = 0.60
 _FROZEN_TARGET_RATIO = 0.25
@@ -92,21 +94,49 @@ class Summarize:
     words_tokens: int
     predicted_tokens: int
 
+    @property
+    def round(self) -> int:
+        """Of the compaction that will be made."""
+        return (self.base.round if self.base else 0) + 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Edit:
+    """Make a compaction without a model: old results become stubs, and that alone reaches the target (rung 1).
+
+    Attributes:
+        compaction: what is to be made, still without its ledger.
+        ledger_tokens: bound on the ledger of what is not shown any more.
+        predicted_tokens: the prompt afterwards, at most.
+        otherwise: what to make instead where the edit, counted as it is sent, does not do.
+    """
+
+    compaction: Compaction
+    ledger_tokens: int
+    predicted_tokens: int
+    otherwise: Summarize
+
+    @property
+    def round(self) -> int:
+        """Of the compaction that will be made."""
+        return self.compaction.round
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refuse:
     """The sacred messages alone are too large."""
 
 
-Plan: TypeAlias = Keep | Reuse | Summarize | Refuse
+Plan: TypeAlias = Keep | Reuse | Edit | Summarize | Refuse
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Depth:
-    """The operator's wishes about a compaction's depth."""
+    """The operator's wishes about a compaction's depth; `edits`: whether rung 1 may do alone."""
 
     keep_recent_messages: int
     summary_max_tokens: int
+    edits: bool = True
 
 
 def plan(
@@ -126,8 +156,9 @@ def plan(
         count: tokens of a text.
     """
     usable = [each for each in stored if is_applicable(conversation.messages, each, conversation.hashes)]
-    # A record that was made without room comes last: the earlier, richer one may fit again.
-    usable.sort(key=lambda each: each.provisional)
+    # A record that was made without room comes last: the earlier, richer one may fit again. Else the newest round
+    # counts: a summary may cover less than the edit before it.
+    usable.sort(key=lambda each: (each.provisional, -each.round))
     if not budget.triggers(conversation.tokens):
         # What was compacted stays compacted, although the count has settled a little lower since: the same bytes,
         # and the server's cache stays warm. A window that has grown is worth a fresh start.
@@ -143,7 +174,8 @@ def plan(
     fits_at_all = budget.fits(conversation.floor_tokens)
     fresh = _summarize(conversation, budget, depth, rich, count) if fits_at_all else None
     if fresh is not None and fresh.predicted_tokens <= now_tokens * (1 - MIN_GAIN_RATIO):
-        return fresh
+        edit = _edit(conversation, budget, depth, rich, fresh, count) if depth.edits else None
+        return edit or fresh
     # No cut gains enough to be worth a model call: send what fits.
     if base and reused_tokens is not None and budget.fits(reused_tokens):
         return Reuse(compaction=base)
@@ -154,8 +186,11 @@ def plan(
 
 def applied_tokens(conversation: Conversation, compaction: Compaction, count: Callable[[str], int]) -> int:
     """The estimated prompt after `compaction` is applied."""
-    kept = _kept_tokens(conversation, compaction.covered_messages, compaction.pinned)
-    return kept + count(compaction.record) + 8
+    start, covered = compaction.replaced_messages, compaction.covered_messages
+    behind_record = compaction.pinned if compaction.pinned is not None and compaction.pinned < start else None
+    lead = lead_length(conversation.messages)
+    kept = _kept_tokens(conversation, start, behind_record) - sum(conversation.sizes[lead + start : lead + covered])
+    return kept + sum(_edited_sizes(conversation, compaction, count)) + count(compaction.record) + 8
 
 
 def pinned_position(messages: Sequence[Message], covered_messages: int) -> int | None:
@@ -192,10 +227,10 @@ def _summarize(
     frozen_tokens = count(base.summary) if base else 0
     integrates = frozen_tokens > min(_FROZEN_TARGET_RATIO * target, room - summary_tokens)
     if base is not None:
-        beyond = tuple(cut for cut in cuts if cut > lead + base.covered_messages)
+        beyond = tuple(cut for cut in cuts if cut > lead + base.replaced_messages)
         # Nothing new to cover, and yet too large: the window shrank, or the record itself has to.
         integrates = integrates or not beyond
-        cuts = tuple(cut for cut in cuts if cut >= lead + base.covered_messages) if integrates else beyond
+        cuts = tuple(cut for cut in cuts if cut >= lead + base.replaced_messages) if integrates else beyond
     if not cuts:
         return None
     provisional = summary_tokens < min(_LEAST_SUMMARY_TOKENS, depth.summary_max_tokens)
@@ -223,6 +258,93 @@ def _summarize(
         words_tokens=min(int(_WORDS_TARGET_RATIO * target), int(_WORDS_SHARE * ledger_tokens)),
         predicted_tokens=total(cut),
     )
+
+
+def _edit(
+    conversation: Conversation,
+    budget: Budget,
+    depth: Depth,
+    base: Compaction | None,
+    otherwise: Summarize,
+    count: Callable[[str], int],
+) -> Edit | None:
+    """The edit that reaches the target with as few stubs as possible, or None when none does.
+
+    Only if it reaches the target: an edit that gains a little would be followed by another one a turn later.
+    """
+    lead = lead_length(conversation.messages)
+    covered = lead + (base.covered_messages if base else 0)
+    cuts = [cut for cut in legal_cuts(conversation.messages) if cut > covered]
+    recent = [cut for cut in cuts if cut <= len(conversation.messages) - depth.keep_recent_messages]
+    # The recent messages are spared where that is enough; only the sacred tail is spared whatever happens.
+    for cut in dict.fromkeys((*recent[-1:], *cuts[-1:])):
+        edit = _edit_up_to(conversation, cut - lead, budget, base, otherwise, count)
+        if edit is not None:
+            return edit
+    return None
+
+
+def _edit_up_to(
+    conversation: Conversation,
+    covered_messages: int,
+    budget: Budget,
+    base: Compaction | None,
+    otherwise: Summarize,
+    count: Callable[[str], int],
+) -> Edit | None:
+    messages = conversation.messages
+    lead = lead_length(messages)
+    start = base.replaced_messages if base else 0
+    compaction = Compaction(
+        covered_messages=covered_messages,
+        covered_hash=conversation.hashes[covered_messages],
+        pinned=pinned_position(messages, covered_messages),
+        round=(base.round if base else 0) + 1,
+        segments=base.segments if base else (),
+        ledger="",
+        rung="edit",
+        window_tokens=budget.window_tokens,
+        edited_from=start,
+        stubbed=base.stubbed if base else (),
+    )
+    target = budget.target_tokens(conversation.tokens)
+    ledger_tokens = int(_EDIT_LEDGER_SHARE * max(target - budget.floor_tokens, 0))
+    tokens = applied_tokens(conversation, compaction, count) + RECORD_TOKENS + ledger_tokens
+    covered = messages[lead + start : lead + covered_messages]
+    chosen = set(compaction.stubbed)
+    for position, line in stubs(covered).items():
+        if tokens <= target:
+            break
+        if start + position not in chosen:
+            chosen.add(start + position)
+            tokens -= count(covered[position].text) - count(line)
+    if tokens > target:
+        return None
+    return Edit(
+        compaction=replace(compaction, stubbed=tuple(sorted(chosen))),
+        ledger_tokens=ledger_tokens + target - tokens,
+        predicted_tokens=target,
+        otherwise=otherwise,
+    )
+
+
+def _edited_sizes(conversation: Conversation, compaction: Compaction, count: Callable[[str], int]) -> list[int]:
+    """What the edited messages weigh, in their order."""
+    lead = lead_length(conversation.messages)
+    span = slice(lead + compaction.replaced_messages, lead + compaction.covered_messages)
+    shown = edited_part(conversation.messages[lead:], compaction)
+    return [
+        size if new is old else _edited_size(old, new, size, count)
+        for old, new, size in zip(conversation.messages[span], shown, conversation.sizes[span], strict=True)
+    ]
+
+
+def _edited_size(old: Message, new: Message, size: int, count: Callable[[str], int]) -> int:
+    if old.other_parts and not old.calls:
+        # What an image weighs is not known here; what is left is text.
+        return min(count(new.text) + 8, size)
+    dropped = count(old.text) + count(old.reasoning)
+    return min(max(size - dropped, 4) + count(new.text), size)
 
 
 def _kept_tokens(conversation: Conversation, covered_messages: int, pinned: int | None) -> int:

@@ -13,10 +13,10 @@ from typing import Protocol, TypeVar
 from litellm_compaction.core.anchors import ledger
 from litellm_compaction.core.boundaries import legal_cuts
 from litellm_compaction.core.budget import Budget
-from litellm_compaction.core.compaction import Compaction, Segment
+from litellm_compaction.core.compaction import Compaction, Segment, apply
 from litellm_compaction.core.excerpts import excerpt
-from litellm_compaction.core.messages import Message, Request, lead_length, newest_user_index
-from litellm_compaction.core.plan import Summarize, pinned_position
+from litellm_compaction.core.messages import Message, Request, lead_length, newest_user_index, visible_text
+from litellm_compaction.core.plan import Edit, Summarize, pinned_position
 from litellm_compaction.engine.case import PruningModel, Work
 from litellm_compaction.errors import CompactionError, ModelNotLoaded, SummaryFailed, WindowUnknown
 from litellm_compaction.models.counter import TokenCounter
@@ -77,8 +77,32 @@ class Maker:
         self._counter = counter
         self._store = store
 
-    async def make(self, work: Work, decision: Summarize) -> Made:
+    async def make(self, work: Work, decision: Edit | Summarize) -> Made:
         """The compaction that `decision` asks for; without a summary where no pruning model gives a usable one."""
+        return await (self._edited(work, decision) if isinstance(decision, Edit) else self._summarized(work, decision))
+
+    async def _edited(self, work: Work, decision: Edit) -> Made:
+        """The edit with a ledger of what it does not show any more."""
+        messages = work.conversation.messages
+        rest = messages[lead_length(messages) :]
+        compaction = decision.compaction
+        hidden = [*rest[: compaction.replaced_messages], *(rest[position] for position in compaction.stubbed)]
+
+        def write() -> str:
+            known = "\n".join(map(visible_text, apply(messages, compaction)))
+            return ledger(
+                hidden,
+                budget_tokens=decision.ledger_tokens,
+                words_tokens=decision.ledger_tokens // 2,
+                count=work.count_text,
+                known=known,
+            )
+
+        compaction = replace(compaction, ledger=await off_loop(hidden, write))
+        await self._put(work.case.scope, compaction)
+        return Made(compaction=compaction, calls=0, pruning_model="", reason="")
+
+    async def _summarized(self, work: Work, decision: Summarize) -> Made:
         lead = lead_length(work.conversation.messages)
         covered = work.conversation.messages[lead : lead + decision.covered_messages]
         pinned = pinned_position(work.conversation.messages, decision.covered_messages)

@@ -25,6 +25,6 @@ def hold_contexts() -> None:
 
 def _hold(phase: str, _info: dict[str, Any]) -> None:
     """A reference until the next collection: one that ended with this one would be gone before the copy is made."""
-    global _held  # noqa: PLW0603 - the collector is the process's
+    global _held
     if phase == "start":
         _held = contextvars.copy_context()

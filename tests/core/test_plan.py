@@ -19,6 +19,7 @@ from litellm_compaction.core.plan import (
     RECORD_TOKENS,
     Conversation,
     Depth,
+    Edit,
     Keep,
     Plan,
     Refuse,
@@ -239,6 +240,12 @@ def test_every_decision_can_be_sent_or_is_refused(raw: list[JsonDict], window: i
         assert limits.fits(decision.predicted_tokens)
         assert applied_tokens(weighed, written(decision, weighed), count) <= decision.predicted_tokens
         assert decision.words_tokens <= decision.ledger_tokens
+    elif isinstance(decision, Edit):
+        cut = lead_length(weighed.messages) + decision.compaction.covered_messages
+        assert cut in legal_cuts(weighed.messages)
+        assert decision.predicted_tokens <= limits.target_tokens(weighed.tokens) < weighed.tokens
+        full = replace(decision.compaction, ledger="x" * 4 * decision.ledger_tokens)
+        assert applied_tokens(weighed, full, count) <= decision.predicted_tokens
     else:
         assert decision == Refuse()
         sacred = [weighed.sizes[index] for index in sacred_indices(weighed.messages)]

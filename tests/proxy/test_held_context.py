@@ -35,7 +35,7 @@ _HOLD = "from litellm_compaction.proxy.held_context import hold_contexts\nhold_c
 def _ends(script: str) -> int:
     # Freed memory is overwritten, so that its use always shows.
     environ = {**os.environ, "PYTHONMALLOC": "debug"}
-    done = subprocess.run([sys.executable, "-c", script], env=environ, capture_output=True, check=False)  # noqa: S603
+    done = subprocess.run([sys.executable, "-c", script], env=environ, capture_output=True, check=False)
     return done.returncode
 
 
