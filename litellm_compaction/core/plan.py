@@ -10,14 +10,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from litellm_compaction.core.boundaries import legal_cuts, sacred_indices
+from litellm_compaction.core.boundaries import legal_cuts, pinned_position
 from litellm_compaction.core.budget import Budget
-from litellm_compaction.core.compaction import Compaction, edited_part, is_applicable
+from litellm_compaction.core.compaction import Compaction, is_applicable
 from litellm_compaction.core.edits import stubs
-from litellm_compaction.core.messages import Message, lead_length, newest_user_index
+from litellm_compaction.core.messages import lead_length
+from litellm_compaction.core.weights import RECORD_TOKENS, Conversation, applied_tokens, kept_tokens
 
-# A record without summary and ledger: markers, note and message overhead, measured with o200k and rounded up.
-RECORD_TOKENS = 130
 MIN_GAIN_RATIO = 0.10
 _SUMMARY_WINDOW_RATIO = 0.15
 _SUMMARY_SHARE = 0.40
@@ -28,35 +27,6 @@ _WORDS_SHARE = 0.60
 _FROZEN_TARGET_RATIO = 0.25
 # A summary shorter than this says too little for what it costs; the earlier record, shortened, says more.
 _LEAST_SUMMARY_TOKENS = 150
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Conversation:
-    """Messages with what they weigh.
-
-    Attributes:
-        messages: n, oldest first.
-        sizes: n, tokens; sizes[i] belongs to messages[i].
-        fixed_tokens: tools and what the template adds once.
-        hashes: chain entries, one more than there are messages after the lead.
-    """
-
-    messages: tuple[Message, ...]
-    sizes: tuple[int, ...]
-    fixed_tokens: int
-    hashes: tuple[str, ...]
-
-    @property
-    def tokens(self) -> int:
-        """The whole prompt."""
-        return self.fixed_tokens + sum(self.sizes)
-
-    @property
-    def floor_tokens(self) -> int:
-        """What no compaction can shrink: tools, system and sacred messages, and the bare record."""
-        sacred = sacred_indices(self.messages)
-        record = RECORD_TOKENS if len(sacred) < len(self.messages) else 0
-        return self.fixed_tokens + record + sum(self.sizes[index] for index in sacred)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,31 +154,6 @@ def plan(
     return Refuse() if fresh is None else fresh
 
 
-def applied_tokens(conversation: Conversation, compaction: Compaction, count: Callable[[str], int]) -> int:
-    """The estimated prompt after `compaction` is applied."""
-    start, covered = compaction.replaced_messages, compaction.covered_messages
-    behind_record = compaction.pinned if compaction.pinned is not None and compaction.pinned < start else None
-    lead = lead_length(conversation.messages)
-    kept = _kept_tokens(conversation, start, behind_record) - sum(conversation.sizes[lead + start : lead + covered])
-    return kept + sum(_edited_sizes(conversation, compaction, count)) + count(compaction.record) + 8
-
-
-def pinned_position(messages: Sequence[Message], covered_messages: int) -> int | None:
-    """The position after the lead of the user message that stays verbatim although it is covered, or None.
-
-    The newest user message of the covered part, when the tail opens with an assistant message: then the tail
-    is still about that request.
-    """
-    lead = lead_length(messages)
-    cut = lead + covered_messages
-    if cut < len(messages) and messages[cut].role == "user":
-        return None
-    newest = newest_user_index(messages[:cut])
-    if newest is None or newest != newest_user_index(messages):
-        return None
-    return newest - lead
-
-
 def _summarize(
     conversation: Conversation,
     budget: Budget,
@@ -240,7 +185,7 @@ def _summarize(
     record_tokens = RECORD_TOKENS + summary_tokens + ledger_tokens + (0 if integrates else frozen_tokens)
 
     def total(cut: int) -> int:
-        return _kept_tokens(conversation, cut - lead, pinned_position(messages, cut - lead)) + record_tokens
+        return kept_tokens(conversation, cut - lead, pinned_position(messages, cut - lead)) + record_tokens
 
     cut = next((cut for cut in cuts if total(cut) <= target), cuts[-1])
     recent = max((each for each in cuts if each <= len(messages) - depth.keep_recent_messages), default=cut)
@@ -326,29 +271,3 @@ def _edit_up_to(
         predicted_tokens=target,
         otherwise=otherwise,
     )
-
-
-def _edited_sizes(conversation: Conversation, compaction: Compaction, count: Callable[[str], int]) -> list[int]:
-    """What the edited messages weigh, in their order."""
-    lead = lead_length(conversation.messages)
-    span = slice(lead + compaction.replaced_messages, lead + compaction.covered_messages)
-    shown = edited_part(conversation.messages[lead:], compaction)
-    return [
-        size if new is old else _edited_size(old, new, size, count)
-        for old, new, size in zip(conversation.messages[span], shown, conversation.sizes[span], strict=True)
-    ]
-
-
-def _edited_size(old: Message, new: Message, size: int, count: Callable[[str], int]) -> int:
-    if old.other_parts and not old.calls:
-        # What an image weighs is not known here; what is left is text.
-        return min(count(new.text) + 8, size)
-    dropped = count(old.text) + count(old.reasoning)
-    return min(max(size - dropped, 4) + count(new.text), size)
-
-
-def _kept_tokens(conversation: Conversation, covered_messages: int, pinned: int | None) -> int:
-    lead = lead_length(conversation.messages)
-    sizes = conversation.sizes
-    kept = conversation.fixed_tokens + sum(sizes[:lead]) + sum(sizes[lead + covered_messages :])
-    return kept + (sizes[lead + pinned] if pinned is not None else 0)

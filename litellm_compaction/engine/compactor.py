@@ -18,16 +18,15 @@ from litellm_compaction.core.plan import Edit, Keep, Plan, Reuse, Summarize, pla
 from litellm_compaction.engine.admission import Admission
 from litellm_compaction.engine.case import Case, Guarded, Pending, Work
 from litellm_compaction.engine.making import Made, Maker, Store, off_loop
-from litellm_compaction.engine.reporting import decision_event
+from litellm_compaction.engine.reporting import alarm, decision_event
 from litellm_compaction.engine.room import Room
 from litellm_compaction.engine.weighing import Scales
 from litellm_compaction.errors import CompactionError, DoesNotFit
-from litellm_compaction.events import Event, Observer, Outcome, TruncationAlarm
+from litellm_compaction.events import Event, Observer, Outcome
 from litellm_compaction.flight import Flights
 from litellm_compaction.models.counter import TokenCounter
 from litellm_compaction.models.window import Windows
 
-_FULL_WINDOW_RATIO = 0.98
 # Below this share of the window no conversation has ever been compacted, however wrong the count was then.
 _COMPACTED_BEFORE_RATIO = 0.25
 # Of what a compaction leaves, this much may be the verbatim end of the answer that is being carried over.
@@ -180,27 +179,13 @@ class Compactor:
             prompt_tokens: as the server reported them for exactly that.
             completion_tokens: likewise; 0 for an empty answer.
         """
-        reason = ""
-        if prompt_tokens > guarded.window.tokens:
-            reason = "prompt_above_window"
-        elif completion_tokens == 0 and prompt_tokens >= _FULL_WINDOW_RATIO * guarded.window.tokens:
-            reason = "empty_at_full_window"
-        elif self._counter.is_suspicious(guarded.count, prompt_tokens):
-            reason = "prompt_far_below_count"
-        if not reason:
+        found = alarm(case, guarded, prompt_tokens, completion_tokens, self._counter)
+        if found is None:
             # A reply that was itself truncated never gets here: it would teach the counter a wrong ratio.
             self._counter.learn(case.target.key, guarded.count, prompt_tokens)
             return
         self.windows.invalidate(case.target)
-        self._tell(
-            TruncationAlarm(
-                model=case.label,
-                window_tokens=guarded.window.tokens,
-                expected_tokens=guarded.count.tokens,
-                reported_tokens=prompt_tokens,
-                reason=reason,
-            )
-        )
+        self._tell(found)
 
     def learn_window(self, case: Case, window_tokens: int | None) -> None:
         """Takes note of an overflow error: the limit that it named, and that what we knew is out of date."""

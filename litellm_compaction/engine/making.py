@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
 from litellm_compaction.core.anchors import ledger
-from litellm_compaction.core.boundaries import legal_cuts
+from litellm_compaction.core.boundaries import legal_cuts, pinned_position
 from litellm_compaction.core.budget import Budget
 from litellm_compaction.core.compaction import Compaction, Segment, apply
 from litellm_compaction.core.excerpts import excerpt
 from litellm_compaction.core.messages import Message, Request, lead_length, newest_user_index, visible_text
-from litellm_compaction.core.plan import Edit, Summarize, pinned_position
+from litellm_compaction.core.plan import Edit, Summarize
 from litellm_compaction.engine.case import PruningModel, Work
 from litellm_compaction.errors import CompactionError, ModelNotLoaded, SummaryFailed, WindowUnknown
 from litellm_compaction.models.counter import TokenCounter

@@ -6,9 +6,12 @@ Called by the compactor; holds no text of a conversation.
 from __future__ import annotations
 
 from litellm_compaction.core.compaction import Compaction
-from litellm_compaction.engine.case import Guarded, Work
+from litellm_compaction.engine.case import Case, Guarded, Work
 from litellm_compaction.engine.making import Made
-from litellm_compaction.events import CompactionEvent, Outcome
+from litellm_compaction.events import CompactionEvent, Outcome, TruncationAlarm
+from litellm_compaction.models.counter import TokenCounter
+
+_FULL_WINDOW_RATIO = 0.98
 
 
 def decision_event(
@@ -48,4 +51,33 @@ def decision_event(
         summary_calls=made.calls if made else 0,
         duration_ms=1000 * (now_s - work.started_s),
         reason=made.reason if made else reason,
+    )
+
+
+def alarm(
+    case: Case, guarded: Guarded, prompt_tokens: int, completion_tokens: int, counter: TokenCounter
+) -> TruncationAlarm | None:
+    """What a reply's usage says about a prompt that the server did not see whole; None where it says nothing.
+
+    Args:
+        case: of the request.
+        guarded: what was sent.
+        prompt_tokens: as the server reported them for exactly that.
+        completion_tokens: likewise; 0 for an empty answer.
+        counter: knows which deviation a tokenizer cannot explain.
+    """
+    if prompt_tokens > guarded.window.tokens:
+        reason = "prompt_above_window"
+    elif completion_tokens == 0 and prompt_tokens >= _FULL_WINDOW_RATIO * guarded.window.tokens:
+        reason = "empty_at_full_window"
+    elif counter.is_suspicious(guarded.count, prompt_tokens):
+        reason = "prompt_far_below_count"
+    else:
+        return None
+    return TruncationAlarm(
+        model=case.label,
+        window_tokens=guarded.window.tokens,
+        expected_tokens=guarded.count.tokens,
+        reported_tokens=prompt_tokens,
+        reason=reason,
     )

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from litellm_compaction.core.budget import Budget
 from litellm_compaction.core.messages import Message, Request
-from litellm_compaction.core.plan import Conversation
+from litellm_compaction.core.weights import Conversation
 from litellm_compaction.engine.case import Case, Work
 from litellm_compaction.errors import ModelNotLoaded
 from litellm_compaction.flight import Flights

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from litellm_compaction.core.compaction import Compaction, apply, is_applicable
 from litellm_compaction.core.edits import edited, stubs, superseded_reads
 from litellm_compaction.core.messages import chain, lead_length, newest_user_index
-from litellm_compaction.core.plan import Edit, applied_tokens, plan
+from litellm_compaction.core.plan import Edit, plan
+from litellm_compaction.core.weights import applied_tokens
 from tests.core.conversations import (
     DEPTH,
     JsonDict,
@@ -107,7 +108,7 @@ def test_an_edit_is_planned_where_it_reaches_the_target() -> None:
     assert 5 < len(stubbed) < 11
     sent = apply(weighed.messages, decision.compaction)
     assert broken_promises(weighed.messages, sent) == []
-    assert [message.raw for message in sent[-5:]] == raw[-5:]
+    assert [(message.role, message.text) for message in sent[-2:]] == [("assistant", ""), ("tool", raw[-1]["content"])]
     assert applied_tokens(weighed, decision.compaction, count) <= decision.predicted_tokens
 
 
