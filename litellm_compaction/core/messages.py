@@ -85,10 +85,12 @@ class Request:
     Attributes:
         messages: n, oldest first.
         tools: the request's tool schemas, in the client's order, never edited.
+        tool_choice: as the client sent it, None for none.
     """
 
     messages: tuple[Message, ...]
     tools: tuple[JsonValue, ...] = ()
+    tool_choice: JsonValue = None
 
 
 def parse_message(raw: JsonObject) -> Message:

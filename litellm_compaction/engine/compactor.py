@@ -16,10 +16,13 @@ from litellm_compaction.core.messages import Request, chain
 from litellm_compaction.core.oversize import refusal, shortened
 from litellm_compaction.core.plan import Edit, Keep, Plan, Reuse, Summarize, plan
 from litellm_compaction.engine.admission import Admission
+from litellm_compaction.engine.asking import Asker
 from litellm_compaction.engine.case import Case, Guarded, Pending, Work
-from litellm_compaction.engine.making import Made, Maker, Store, off_loop
+from litellm_compaction.engine.making import Made, Maker, Store
 from litellm_compaction.engine.reporting import alarm, decision_event
 from litellm_compaction.engine.room import Room
+from litellm_compaction.engine.sending import SentPrompts
+from litellm_compaction.engine.threads import off_loop
 from litellm_compaction.engine.weighing import Scales
 from litellm_compaction.errors import CompactionError, DoesNotFit
 from litellm_compaction.events import Event, Observer, Outcome
@@ -58,7 +61,8 @@ class Compactor:
         self._store = store
         self._observers = tuple(observers)
         self._clock = clock
-        self._maker = Maker(windows=windows, counter=counter, store=store)
+        self._sent = SentPrompts()
+        self._maker = Maker(asker=Asker(windows=windows, counter=counter, sent=self._sent), store=store)
         self._compactions: Flights[Made] = Flights()
         self._scales = Scales(windows=windows, counter=counter, clock=clock)
         self._admission = Admission()
@@ -84,7 +88,7 @@ class Compactor:
         """
         work = await self._scales.weigh(request, case)
         if work.count.tokens < _COMPACTED_BEFORE_RATIO * work.window.tokens:
-            return _unchanged(work)
+            return self._unchanged(work)
         work = await _hashed(work)
         return await self._decide(work, await self._find(case.scope, work.conversation.hashes))
 
@@ -102,7 +106,7 @@ class Compactor:
         if guarded is not None:
             return guarded
         if work.budget.fits(work.count.tokens):
-            return _unchanged(work)
+            return self._unchanged(work)
         bare = self._maker.bare(work)
         if bare is not None:
             guarded = await self._applied(work, bare, "compacted")
@@ -125,7 +129,7 @@ class Compactor:
         tokens = guarded.count.tokens
         if not guarded.budget.fits(tokens) or tokens >= work.count.tokens:
             return None
-        if made.compaction.rung == "edit" and guarded.budget.triggers(tokens):
+        if isinstance(decision, Edit) and tokens > decision.predicted_tokens and guarded.budget.triggers(tokens):
             return None
         outcome: Outcome = "fallback" if made.compaction.rung == "truncate" else "compacted"
         self._tell(
@@ -204,7 +208,7 @@ class Compactor:
     async def _decide(self, work: Work, stored: Sequence[Compaction], *, shorten: bool = True) -> Guarded | Pending:
         decision = self._plan(work, stored)
         if isinstance(decision, Keep):
-            return _unchanged(work)
+            return self._unchanged(work)
         if isinstance(decision, Reuse):
             guarded = await self._applied(work, decision.compaction, "reused")
             if guarded.budget.fits(guarded.count.tokens):
@@ -216,7 +220,7 @@ class Compactor:
         if isinstance(decision, Edit | Summarize):
             return Pending(work=work, decision=decision, stored=tuple(stored))
         if work.budget.fits(work.count.tokens):
-            return _unchanged(work)
+            return self._unchanged(work)
         return await self._shortened_or_refused(work, stored, shorten=shorten)
 
     async def _shortened_or_refused(
@@ -247,6 +251,7 @@ class Compactor:
 
     async def _applied(self, work: Work, compaction: Compaction, action: Literal["reused", "compacted"]) -> Guarded:
         messages = apply(work.conversation.messages, compaction)
+        self._note(work, compaction)
         return Guarded(
             action=action,
             messages=messages,
@@ -258,6 +263,23 @@ class Compactor:
             round=compaction.round,
         )
 
+    def _unchanged(self, work: Work) -> Guarded:
+        self._note(work, None)
+        return Guarded(
+            action="compacted" if work.is_shortened else "none",
+            messages=work.request.messages if work.is_shortened else None,
+            tokens_before=work.tokens_before,
+            count=work.count,
+            count_text=work.count_text,
+            budget=work.budget,
+            window=work.window,
+        )
+
+    def _note(self, work: Work, compaction: Compaction | None) -> None:
+        """Remembers what the server's cache will hold; small prompts have no hashes, excerpts are not the client's."""
+        if work.conversation.hashes and not work.is_shortened:
+            self._sent.note(work.case.scope, work.case.target.key, work.conversation.hashes, compaction)
+
     async def _find(self, scope: str, hashes: Sequence[str]) -> list[Compaction]:
         try:
             return await self._store.find(scope, hashes[1:])
@@ -267,18 +289,6 @@ class Compactor:
     def _tell(self, event: Event) -> None:
         for observer in self._observers:
             observer(event)
-
-
-def _unchanged(work: Work) -> Guarded:
-    return Guarded(
-        action="compacted" if work.is_shortened else "none",
-        messages=work.request.messages if work.is_shortened else None,
-        tokens_before=work.tokens_before,
-        count=work.count,
-        count_text=work.count_text,
-        budget=work.budget,
-        window=work.window,
-    )
 
 
 async def _hashed(work: Work) -> Work:

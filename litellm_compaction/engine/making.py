@@ -5,32 +5,20 @@ Called by the compactor, once for all requests that need the same compaction at 
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 from litellm_compaction.core.anchors import ledger
 from litellm_compaction.core.boundaries import legal_cuts, pinned_position
-from litellm_compaction.core.budget import Budget
 from litellm_compaction.core.compaction import Compaction, Segment, apply
 from litellm_compaction.core.excerpts import excerpt
-from litellm_compaction.core.messages import Message, Request, lead_length, newest_user_index, visible_text
+from litellm_compaction.core.messages import Message, lead_length, visible_text
 from litellm_compaction.core.plan import Edit, Summarize
-from litellm_compaction.engine.case import PruningModel, Work
-from litellm_compaction.errors import CompactionError, ModelNotLoaded, SummaryFailed, WindowUnknown
-from litellm_compaction.models.counter import TokenCounter
-from litellm_compaction.models.families import family_of
-from litellm_compaction.models.window import Windows
-from litellm_compaction.summarizer import SummaryJob, summarize
-
-_REQUEST_TOKENS = 200
-# The chat template's own tokens around the summariser's one user message, rounded up.
-_TEMPLATE_TOKENS = 32
-# Work over more text than this leaves the event loop: the ledger takes about 0.3 ms for 1,000 characters.
-_OFF_LOOP_CHARS = 20_000
-
-_Result = TypeVar("_Result")
+from litellm_compaction.engine.asking import Asker, Summary
+from litellm_compaction.engine.case import Work
+from litellm_compaction.engine.threads import off_loop
+from litellm_compaction.errors import CompactionError
 
 
 class Store(Protocol):
@@ -61,20 +49,11 @@ class Made:
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Summary:
-    text: str
-    calls: int
-    pruning_model: str
-    reason: str
-
-
 class Maker:
     """Makes compactions from plans."""
 
-    def __init__(self, *, windows: Windows, counter: TokenCounter, store: Store) -> None:
-        self._windows = windows
-        self._counter = counter
+    def __init__(self, *, asker: Asker, store: Store) -> None:
+        self._asker = asker
         self._store = store
 
     async def make(self, work: Work, decision: Edit | Summarize) -> Made:
@@ -110,10 +89,10 @@ class Maker:
         round_number = (base.round if base else 0) + 1
         covered_hash = work.conversation.hashes[decision.covered_messages]
         if decision.provisional:
-            summary = _Summary(text="", calls=0, pruning_model="", reason="no_room")
+            summary = Summary(text="", calls=0, pruning_model="", reason="no_room")
             segments = _carried(base, decision.summary_tokens, work.count_text)
         else:
-            summary = await self._summary(work, decision, covered, pinned)
+            summary = await self._asker.summary(work, decision, covered, pinned)
             segments = base.segments if base else ()
         if summary.text:
             segment = Segment(
@@ -161,62 +140,6 @@ class Maker:
             rung="truncate",
         )
 
-    async def _summary(
-        self, work: Work, decision: Summarize, covered: Sequence[Message], pinned: int | None
-    ) -> _Summary:
-        job = _job(work, decision, covered, pinned)
-        attempts = work.case.attempts
-        calls, asked, reason = 0, "", ""
-        if not (job.messages or job.earlier):
-            return _Summary(text="", calls=0, pruning_model="", reason="nothing_new")
-        for model in work.case.pruning_models:
-            if attempts.summary_calls_left <= 0:
-                reason = reason or "attempts"
-                break
-            try:
-                limit_tokens, count_text = await self._prompt_limit(work, model, decision.summary_tokens)
-                attempts.summary_calls_left -= 1
-                calls, asked = calls + 1, model.label
-                text = await summarize(
-                    replace(job, prompt_limit_tokens=limit_tokens),
-                    model.ask,
-                    count_text,
-                    timeout_s=work.case.settings.summary_timeout_s,
-                )
-            except SummaryFailed as error:
-                reason = error.reason
-            except (ModelNotLoaded, WindowUnknown):
-                reason = "pruning_model_not_loaded"
-            else:
-                # A reason that is still there says why the configured model was not the one that answered.
-                return _Summary(text=text, calls=calls, pruning_model=asked, reason=reason)
-        return _Summary(text="", calls=calls, pruning_model=asked, reason=reason)
-
-    async def _prompt_limit(
-        self, work: Work, model: PruningModel, summary_tokens: int
-    ) -> tuple[int, Callable[[str], int]]:
-        """The largest prompt for a pruning model, and its tokenizer; a model that thinks keeps room for that too.
-
-        Raises:
-            ModelNotLoaded: LM Studio would have to load it, which may evict the model that is being served.
-            WindowUnknown: its window is unknown.
-        """
-        window_tokens, error_ratio, count_text = work.window.tokens, work.count.error_ratio, work.count_text
-        family = work.family
-        if not model.is_same:
-            window = await self._windows.resolve(model.target)
-            family = family_of(window.architecture, model.target.model)
-            window_tokens = window.tokens
-            error_ratio = (await self._counter.count(model.target.key, family, Request(messages=()))).error_ratio
-            count_text = self._counter.text_counter(model.target.key, family)
-        budget = Budget(
-            rules=replace(work.budget.rules, answer_min_tokens=summary_tokens * (2 if family.reasons else 1)),
-            window_tokens=window_tokens,
-            floor_tokens=0,
-            error_ratio=error_ratio,
-        )
-        return budget.prompt_limit_tokens - _TEMPLATE_TOKENS, count_text
-
     async def _ledger(
         self,
         work: Work,
@@ -246,27 +169,6 @@ class Maker:
             return
 
 
-async def off_loop(messages: Sequence[Message], run: Callable[[], _Result]) -> _Result:
-    """The result of `run`, a walk over `messages`; in a thread where it would hold up the event loop."""
-    if sum(len(message.text) for message in messages) < _OFF_LOOP_CHARS:
-        return run()
-    return await asyncio.to_thread(run)
-
-
-def _job(work: Work, decision: Summarize, covered: Sequence[Message], pinned: int | None) -> SummaryJob:
-    base = decision.base
-    start = base.summarized_messages if base else 0
-    newest = newest_user_index(work.conversation.messages)
-    request = work.conversation.messages[newest].text if newest is not None else ""
-    return SummaryJob(
-        messages=[message for position, message in enumerate(covered) if position >= start and position != pinned],
-        earlier=base.summary if base and decision.integrates else "",
-        request=excerpt(request, _REQUEST_TOKENS, work.count_text),
-        summary_tokens=decision.summary_tokens,
-        prompt_limit_tokens=0,
-    )
-
-
 def _carried(base: Compaction | None, limit_tokens: int, count: Callable[[str], int]) -> tuple[Segment, ...]:
     """The base's summaries as one segment, cut to what there is room for."""
     if base is None or not base.segments:
@@ -274,7 +176,7 @@ def _carried(base: Compaction | None, limit_tokens: int, count: Callable[[str], 
     return (replace(base.segments[-1], text=excerpt(base.summary, limit_tokens, count)),)
 
 
-def _spare(decision: Summarize, summary: _Summary) -> int:
+def _spare(decision: Summarize, summary: Summary) -> int:
     """What the ledger may take more when no summary came."""
     carried = decision.provisional and decision.base is not None and decision.base.segments
     return 0 if summary.text or carried else decision.summary_tokens

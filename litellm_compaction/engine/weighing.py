@@ -50,7 +50,7 @@ class Scales:
 
     async def again(self, work: Work, messages: tuple[Message, ...]) -> Work:
         """`work` with other messages in the client's place; the client will send its own again, so hashes stay."""
-        request = Request(messages=messages, tools=work.request.tools)
+        request = replace(work.request, messages=messages)
         count = await self._counter.count(work.case.target.key, work.family, request)
         weighed = self._work(
             request, work.case, work.window, work.family, count, work.conversation.hashes, work.started_s
@@ -59,7 +59,7 @@ class Scales:
 
     async def count(self, work: Work, messages: Sequence[Message]) -> Count:
         """The tokens of a list that may be sent instead of the client's."""
-        request = Request(messages=tuple(messages), tools=work.request.tools)
+        request = replace(work.request, messages=tuple(messages))
         return await self._counter.count(work.case.target.key, work.family, request)
 
     async def text_counter(self, case: Case) -> tuple[Window, Callable[[str], int]]:
