@@ -6,7 +6,7 @@ pasted bulk inside the user's own words. Same input, same bytes.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 _MARKER = "\n[… {left_out} tokens left out …]\n"
 _MARKER_TOKENS = 16
@@ -33,6 +33,22 @@ def excerpt(text: str, limit_tokens: int, count: Callable[[str], int]) -> str:
             return head + _MARKER.format(left_out=max(total - kept, 1)) + tail
         # The ends may be denser than the average text: shrink in proportion, at least by a twentieth.
         keep_chars = min(keep_chars * keep_tokens // max(kept, 1), keep_chars * 19 // 20)
+
+
+def common_level(sizes: Sequence[int], weights: Sequence[int], room_tokens: int) -> int:
+    """The largest L with sum(min(size, L * weight)) ≤ room, by bisection; the largest size when all fit.
+
+    Args:
+        sizes: n, tokens.
+        weights: n; how many times the level each may have.
+        room_tokens: for all together.
+    """
+    low, high = 0, max(sizes, default=0)
+    while low < high:
+        middle = (low + high + 1) // 2
+        taken = sum(min(size, middle * weight) for size, weight in zip(sizes, weights, strict=True))
+        low, high = (middle, high) if taken <= room_tokens else (low, middle - 1)
+    return low
 
 
 def _ends(text: str, keep_chars: int) -> tuple[str, str]:

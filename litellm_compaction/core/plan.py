@@ -14,7 +14,7 @@ from litellm_compaction.core.boundaries import legal_cuts, pinned_position
 from litellm_compaction.core.budget import Budget
 from litellm_compaction.core.compaction import Compaction, is_applicable
 from litellm_compaction.core.edits import stubs
-from litellm_compaction.core.messages import lead_length
+from litellm_compaction.core.messages import lead_length, newest_user_index
 from litellm_compaction.core.weights import RECORD_TOKENS, Conversation, applied_tokens, kept_tokens
 
 MIN_GAIN_RATIO = 0.10
@@ -23,7 +23,8 @@ _SUMMARY_SHARE = 0.40
 _LEDGER_SHARE = 0.30
 _EDIT_LEDGER_SHARE = 0.15
 _WORDS_TARGET_RATIO = 0.25
-_WORDS_SHARE = 0.60
+_WORDS_SHARE = 0.50
+_WORDS_HEAD_TOKENS = 12
 _FROZEN_TARGET_RATIO = 0.25
 # A summary shorter than this says too little for what it costs; the earlier record, shortened, says more.
 _LEAST_SUMMARY_TOKENS = 150
@@ -76,13 +77,14 @@ class Edit:
 
     Attributes:
         compaction: what is to be made, still without its ledger.
-        ledger_tokens: bound on the ledger of what is not shown any more.
+        ledger_tokens: bound on the ledger of what is not shown any more; words_tokens of it may be the user's own words.
         predicted_tokens: the prompt afterwards, at most.
         otherwise: what to make instead where the edit, counted as it is sent, does not do.
     """
 
     compaction: Compaction
     ledger_tokens: int
+    words_tokens: int
     predicted_tokens: int
     otherwise: Summarize
 
@@ -165,12 +167,15 @@ def _summarize(
     lead = lead_length(messages)
     target = budget.target_tokens(conversation.tokens)
     room = max(target - budget.floor_tokens, 0)
-    summary_tokens = min(
-        depth.summary_max_tokens, math.floor(_SUMMARY_WINDOW_RATIO * budget.window_tokens), int(_SUMMARY_SHARE * room)
-    )
     cuts = legal_cuts(messages)
+    # The user's own words come first: what they take is shared out no more.
+    words_tokens = _words_tokens(conversation, (cuts[-1] if cuts else lead) - lead, target, room)
+    rest = room - words_tokens
+    summary_tokens = min(
+        depth.summary_max_tokens, math.floor(_SUMMARY_WINDOW_RATIO * budget.window_tokens), int(_SUMMARY_SHARE * rest)
+    )
     frozen_tokens = count(base.summary) if base else 0
-    integrates = frozen_tokens > min(_FROZEN_TARGET_RATIO * target, room - summary_tokens)
+    integrates = frozen_tokens > min(_FROZEN_TARGET_RATIO * target, rest - summary_tokens)
     if base is not None:
         beyond = tuple(cut for cut in cuts if cut > lead + base.replaced_messages)
         # Nothing new to cover, and yet too large: the window shrank, or the record itself has to.
@@ -180,8 +185,9 @@ def _summarize(
         return None
     provisional = summary_tokens < min(_LEAST_SUMMARY_TOKENS, depth.summary_max_tokens)
     if provisional:
-        integrates, summary_tokens = True, int((1 - _LEDGER_SHARE) * room)
-    ledger_tokens = int(_LEDGER_SHARE * (room if integrates else room - frozen_tokens))
+        integrates, summary_tokens = True, int((1 - _LEDGER_SHARE) * rest)
+    # Frozen segments take from the other lines, not from the user's.
+    ledger_tokens = words_tokens + int(_LEDGER_SHARE * max(rest if integrates else rest - frozen_tokens, 0))
     record_tokens = RECORD_TOKENS + summary_tokens + ledger_tokens + (0 if integrates else frozen_tokens)
 
     def total(cut: int) -> int:
@@ -193,16 +199,34 @@ def _summarize(
     stretched = (target + budget.prompt_limit_tokens) // 2
     if recent < cut and total(recent) <= stretched and not budget.triggers(total(recent)):
         cut = recent
+    # What a coarse cut leaves free up to the target, the ledger may have: it costs a little prefill and no decoding.
+    spare = min(max(target - total(cut), 0), ledger_tokens) if not provisional else 0
     return Summarize(
         covered_messages=cut - lead,
         base=base,
         integrates=integrates,
         provisional=provisional,
         summary_tokens=summary_tokens,
-        ledger_tokens=ledger_tokens,
-        words_tokens=min(int(_WORDS_TARGET_RATIO * target), int(_WORDS_SHARE * ledger_tokens)),
-        predicted_tokens=total(cut),
+        ledger_tokens=ledger_tokens + spare,
+        words_tokens=words_tokens,
+        predicted_tokens=total(cut) + spare,
     )
+
+
+def _words_tokens(conversation: Conversation, covered_messages: int, target: int, room: int) -> int:
+    """What the user's own words in the covered part may take: all they need, up to a quarter of the target.
+
+    Never so much that no summary has room, which is given up only where there was none anyway.
+    """
+    lead = lead_length(conversation.messages)
+    newest = newest_user_index(conversation.messages)
+    needed = sum(
+        conversation.sizes[index] + 2
+        for index in range(lead, lead + covered_messages)
+        if conversation.messages[index].role == "user" and index != newest
+    )
+    most = min(int(_WORDS_TARGET_RATIO * target), int(_WORDS_SHARE * room))
+    return max(min(needed + _WORDS_HEAD_TOKENS if needed else 0, most), 0)
 
 
 def _edit(
@@ -253,7 +277,9 @@ def _edit_up_to(
         stubbed=base.stubbed if base else (),
     )
     target = budget.target_tokens(conversation.tokens)
-    ledger_tokens = int(_EDIT_LEDGER_SHARE * max(target - budget.floor_tokens, 0))
+    room = max(target - budget.floor_tokens, 0)
+    words_tokens = _words_tokens(conversation, start, target, room)
+    ledger_tokens = words_tokens + int(_EDIT_LEDGER_SHARE * (room - words_tokens))
     tokens = applied_tokens(conversation, compaction, count) + RECORD_TOKENS + ledger_tokens
     covered = messages[lead + start : lead + covered_messages]
     chosen = set(compaction.stubbed)
@@ -268,6 +294,7 @@ def _edit_up_to(
     return Edit(
         compaction=replace(compaction, stubbed=tuple(sorted(chosen))),
         ledger_tokens=ledger_tokens + target - tokens,
+        words_tokens=words_tokens,
         predicted_tokens=target,
         otherwise=otherwise,
     )

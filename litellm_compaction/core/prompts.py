@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Literal
 
-from litellm_compaction.core.excerpts import excerpt
+from litellm_compaction.core.excerpts import common_level, excerpt
 from litellm_compaction.core.messages import Message, parse_message, render_arguments, user_message, without_notices
 
 FRAME_BEGIN = "[BEGIN RECORD OF EARLIER CONVERSATION]"
@@ -150,7 +150,7 @@ def transcript_parts(
     for parts in range(1, max_parts + 1):
         # A part is never filled to the brim: a message is not divided between two.
         usable = room_tokens if parts == 1 else int(parts * room_tokens * _PACKED_RATIO)
-        level = _level(sizes, weights, usable)
+        level = common_level([size + 2 for size in sizes], weights, usable)
         kept_tokens = sum(min(size, level * weight) for size, weight in zip(sizes, weights, strict=True))
         if level >= _USEFUL_TOKENS or kept_tokens >= _NEARLY_ALL_RATIO * sum(sizes):
             break
@@ -164,16 +164,6 @@ def transcript_parts(
         head = max_parts // 2
         packed = [*packed[:head], *packed[len(packed) - (max_parts - head) :]]
     return ["\n\n".join(part) for part in packed]
-
-
-def _level(sizes: Sequence[int], weights: Sequence[int], room_tokens: int) -> int:
-    """The largest L with sum(min(size, L * weight)) ≤ room, by bisection; the largest size when all fit."""
-    low, high = 0, max(sizes, default=0)
-    while low < high:
-        middle = (low + high + 1) // 2
-        taken = sum(min(size, middle * weight) + 2 for size, weight in zip(sizes, weights, strict=True))
-        low, high = (middle, high) if taken <= room_tokens else (low, middle - 1)
-    return low
 
 
 def _packed(blocks: Sequence[str], room_tokens: int, count: Callable[[str], int]) -> list[list[str]]:

@@ -72,7 +72,7 @@ class Maker:
             return ledger(
                 hidden,
                 budget_tokens=decision.ledger_tokens,
-                words_tokens=decision.ledger_tokens // 2,
+                words_tokens=decision.words_tokens,
                 count=work.count_text,
                 known=known,
             )
@@ -108,7 +108,7 @@ class Maker:
             pinned=pinned,
             round=round_number,
             segments=segments,
-            ledger=await self._ledger(work, decision, covered, pinned, spare_tokens=_spare(decision, summary)),
+            ledger=await self._ledger(work, decision, covered, pinned, segments, summary),
             rung="summary" if summary.text else "truncate",
             window_tokens=work.window.tokens,
             provisional=decision.provisional,
@@ -146,17 +146,24 @@ class Maker:
         decision: Summarize,
         covered: Sequence[Message],
         pinned: int | None,
-        *,
-        spare_tokens: int,
+        segments: Sequence[Segment],
+        summary: Summary,
     ) -> str:
+        """What the record holds verbatim beside its summaries and the messages that stay."""
+        messages = work.conversation.messages
         unpinned = [message for position, message in enumerate(covered) if position != pinned]
+        kept = messages[lead_length(messages) + decision.covered_messages :]
+        spare_tokens = _spare(decision, summary, work.count_text)
 
         def write() -> str:
+            # A value that a summary gets wrong is not in it, and so stands beside it.
+            known = "\n".join((*(segment.text for segment in segments), *map(visible_text, kept)))
             return ledger(
                 unpinned,
                 budget_tokens=decision.ledger_tokens + spare_tokens,
                 words_tokens=decision.words_tokens + spare_tokens // 2,
                 count=work.count_text,
+                known=known,
             )
 
         return await off_loop(unpinned, write)
@@ -176,7 +183,8 @@ def _carried(base: Compaction | None, limit_tokens: int, count: Callable[[str], 
     return (replace(base.segments[-1], text=excerpt(base.summary, limit_tokens, count)),)
 
 
-def _spare(decision: Summarize, summary: Summary) -> int:
-    """What the ledger may take more when no summary came."""
-    carried = decision.provisional and decision.base is not None and decision.base.segments
-    return 0 if summary.text or carried else decision.summary_tokens
+def _spare(decision: Summarize, summary: Summary, count: Callable[[str], int]) -> int:
+    """What the ledger may take more where the summary needed less, or did not come."""
+    if decision.provisional and decision.base is not None and decision.base.segments:
+        return 0
+    return max(decision.summary_tokens - count(summary.text), 0) if summary.text else decision.summary_tokens
