@@ -18,10 +18,16 @@ from litellm_compaction.core.messages import Message, render_arguments, without_
 
 _PIECE_CHARS = 160
 # Anchors per 1,000 characters are many in logs: what is older than this many characters has only its user's words.
-_SCANNED_CHARS = 200_000
+_SCANNED_CHARS = 160_000
+# Of one giant result the two ends say what it was and how it came out; the rest must not hide older messages.
+_SCANNED_PER_MESSAGE_CHARS = 12_000
 _ANCHORS_PER_PIECE = 24
+# A shorter line without an anchor ("So the plan is:") states nothing.
+_LEAST_STATEMENT_CHARS = 30
+# An excerpt of a shorter message would save less than its marker costs.
+_WHOLE_TOKENS = 64
 # What a piece costs beside its text: a dash, a line break, and the eye that has to find the place again.
-_PIECE_COST_CHARS = 24
+_PIECE_COST_CHARS = 40
 
 # What makes a piece worth keeping, best first where two begin at the same place. Every repetition is bounded, so that
 # hostile text costs linear time.
@@ -34,6 +40,8 @@ _KINDS: tuple[tuple[str, float], ...] = (
         r"\b[\w-]{1,80}\.(?:py|js|ts|tsx|c|h|cc|cpp|rs|go|java|md|json|ya?ml|toml|txt|sh|sql|html|css|pony)\b",
         2.0,
     ),
+    (r"\b\d{4}-\d{2}-\d{2}(?:[T ]\d{2}:\d{2}(?::\d{2})?)?", 0.8),
+    (r"\"[\w-]{1,40}\": ?-?\d[\d.,]{0,20}\d\b", 1.2),
     (r"\b(?=[A-Z0-9]{0,40}\d)(?=[A-Z0-9]{0,40}[A-Z])[A-Z0-9]{5,40}\b", 3.0),
     (r"\b(?=[0-9a-f]{0,40}[a-f])(?=[0-9a-f]{0,40}\d)[0-9a-f]{7,40}\b", 1.5),
     (r"\b[a-zA-Z]\w{0,40}_\w{1,60}(?:\(\))?", 1.2),
@@ -96,7 +104,7 @@ def _users_words(messages: Sequence[Message], budget_tokens: int, count: Callabl
     # All to one common level: pasted bulk gives way first, a sentence stays whole. The task has twice the level.
     weights = [2, *(1 for _ in texts[1:])]
     sizes = [count(text) + 3 for text in texts]
-    level = common_level(sizes, weights, room)
+    level = max(common_level(sizes, weights, room), _WHOLE_TOKENS)
     quoted = [
         "- " + (excerpt(text, level * weight, count) if size > level * weight else text)
         for text, size, weight in zip(texts, sizes, weights, strict=True)
@@ -166,7 +174,7 @@ def _candidates(messages: Sequence[Message]) -> list[_Line]:
             seen.add(shown)
             anchors = _anchors_in(shown, role_weight)
             signal = (1.5 if _FAILURE.search(shown) else 0.0) + (role_weight if _DECISION.search(shown) else 0.0)
-            if anchors or signal > 1:
+            if anchors or (signal > 1 and len(shown) >= _LEAST_STATEMENT_CHARS):
                 found.append(_Line(shown, anchors, signal * role_weight))
     found.reverse()
     return found
@@ -184,6 +192,9 @@ def _lines(message: Message) -> Iterator[tuple[str, float]]:
 
 def _pieces(text: str) -> Iterator[str]:
     """The lines of a text, long ones divided where a sentence, an item or at least a word ends."""
+    if len(text) > _SCANNED_PER_MESSAGE_CHARS:
+        half = _SCANNED_PER_MESSAGE_CHARS // 2
+        text = f"{text[:half]}\n{text[-half:]}"
     for line in text.splitlines():
         start = 0
         while len(line) - start > _PIECE_CHARS:

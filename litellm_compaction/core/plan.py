@@ -77,7 +77,7 @@ class Edit:
 
     Attributes:
         compaction: what is to be made, still without its ledger.
-        ledger_tokens: bound on the ledger of what is not shown any more; words_tokens of it may be the user's own words.
+        ledger_tokens: bound on the ledger of what is not shown any more; words_tokens of it may be the user's words.
         predicted_tokens: the prompt afterwards, at most.
         otherwise: what to make instead where the edit, counted as it is sent, does not do.
     """

@@ -65,7 +65,8 @@ class Maker:
         messages = work.conversation.messages
         rest = messages[lead_length(messages) :]
         compaction = decision.compaction
-        hidden = [*rest[: compaction.replaced_messages], *(rest[position] for position in compaction.stubbed)]
+        replaced = (at for at in range(compaction.replaced_messages) if at != compaction.pinned)
+        hidden = [rest[position] for position in (*replaced, *compaction.stubbed)]
 
         def write() -> str:
             known = "\n".join(map(visible_text, apply(messages, compaction)))
