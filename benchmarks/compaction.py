@@ -12,16 +12,19 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import statistics
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks import methods
+from benchmarks.constraints import EXPLICIT, IMPLICIT, planted
 from benchmarks.measuring import Method, Row, Tally, Transcript, load, replay, row
 from benchmarks.summarisers import KINDS
+from tests.integration.validity import searchable
 
 _VARIABLE = "COMPACTION_TRANSCRIPTS"
 _Make = Callable[[Transcript, int], Method]
@@ -41,14 +44,43 @@ def main() -> None:
     for window in chosen.windows:
         print(f"\n{window} tokens, {len(transcripts)} conversations\n{_HEAD}", flush=True)
         for name, make in _rows():
-            if chosen.only in name:
+            if chosen.only in name and chosen.only != "constraints":
                 tallies = [asyncio.run(replay(each, window, make(each, window))) for each in transcripts]
                 print(_line(name, row(tallies)), flush=True)
                 if chosen.verbose:
                     print("\n".join(map(_detail, tallies)))
+        if chosen.only in ("", "constraints"):
+            print(_constraints(transcripts, window), flush=True)
 
 
 _HEAD = f"{'':28} truncated refused valid  facts  cued  calls/100 stability  work  reduction"
+
+
+def _constraints(transcripts: Sequence[Transcript], window: int) -> str:
+    """How many side constraints still stand verbatim in the prompts behind them, with a dead pruning model."""
+    found: list[str] = []
+    for kind, sentences in (("explicit", EXPLICIT), ("implicit", IMPLICIT)):
+        for place in ("top", "middle", "late"):
+            kept: list[float] = []
+            for number, each in enumerate(transcripts):
+                for sentence in (sentences[number % len(sentences)], sentences[(number + 3) % len(sentences)]):
+                    changed = planted(each, place, sentence)
+                    if changed is not None:
+                        kept += asyncio.run(_kept(changed, window, sentence))
+            found.append(f"{kind} {place} {statistics.mean(kept) if kept else 1:.3f} of {len(kept)}")
+    return "side constraints kept, dead summariser: " + "; ".join(found)
+
+
+async def _kept(transcript: Transcript, window: int, sentence: str) -> list[float]:
+    method = methods.ours("dead", transcript, window)
+    kept: list[float] = []
+    for index, message in enumerate(transcript.messages):
+        client = transcript.messages[:index]
+        if message["role"] == "assistant" and index >= 2:
+            turn = await method(transcript, client)
+            if turn.messages is not None and turn.is_compacted and sentence in searchable(client):
+                kept.append(float(sentence in searchable(turn.messages)))
+    return kept
 
 
 def _rows() -> Iterator[tuple[str, _Make]]:

@@ -10,11 +10,12 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from litellm_compaction.core.excerpts import common_level, excerpt
 from litellm_compaction.core.messages import Message, render_arguments, without_notices
+from litellm_compaction.core.supersession import latest_values, marked
 
 _PIECE_CHARS = 160
 # Anchors per 1,000 characters are many in logs: what is older than this many characters has only its user's words.
@@ -69,6 +70,7 @@ class _Line:
     text: str
     anchors: dict[str, float]
     weight: float
+    is_stated: bool
 
 
 def ledger(
@@ -88,27 +90,39 @@ def ledger(
         count: tokens of a text.
         known: what stays visible beside the ledger, and need not be repeated in it.
     """
-    words = _users_words(messages, min(words_tokens, budget_tokens), count)
+    latest = latest_values(_stated(messages, known))
+    words = _users_words(messages, min(words_tokens, budget_tokens), count, latest)
     used = count(words) if words else 0
-    lines = _anchor_lines(messages, max(budget_tokens - used, 0), words + known, count)
+    lines = _anchor_lines(messages, max(budget_tokens - used, 0), words + known, count, latest)
     return "\n".join(section for section in (words, lines) if section)
 
 
-def _users_words(messages: Sequence[Message], budget_tokens: int, count: Callable[[str], int]) -> str:
+def _stated(messages: Sequence[Message], known: str) -> Iterator[str]:
+    """What people and assistants said in the covered part, and all that stays beside it, which is newer."""
+    for message in messages:
+        if message.role in ("user", "assistant"):
+            yield message.text[:_SCANNED_PER_MESSAGE_CHARS]
+    yield known[:_SCANNED_PER_MESSAGE_CHARS]
+
+
+def _users_words(
+    messages: Sequence[Message], budget_tokens: int, count: Callable[[str], int], latest: Mapping[str, str]
+) -> str:
     """Every user message, oldest first, while they fit; long ones shortened, the middle ones left out first."""
     texts = [text for message in messages if message.role == "user" and (text := message.text.strip())]
     if not texts or budget_tokens < 32:
         return ""
-    head = "The user's own words:"
+    head = "The user's own words, oldest first; where two disagree the later holds:"
     room = budget_tokens - count(head)
     # All to one common level: pasted bulk gives way first, a sentence stays whole. The task has twice the level.
     weights = [2, *(1 for _ in texts[1:])]
     sizes = [count(text) + 3 for text in texts]
     level = max(common_level(sizes, weights, room), _WHOLE_TOKENS)
-    quoted = [
-        "- " + (excerpt(text, level * weight, count) if size > level * weight else text)
+    shortened = (
+        excerpt(text, level * weight, count) if size > level * weight else text
         for text, size, weight in zip(texts, sizes, weights, strict=True)
-    ]
+    )
+    quoted = [f"- {marked(text, latest)}" for text in shortened]
     sizes = [count(line) + 1 for line in quoted]
     kept = {0} if sizes[0] <= room else set()
     room -= sizes[0] if kept else 0
@@ -120,9 +134,15 @@ def _users_words(messages: Sequence[Message], budget_tokens: int, count: Callabl
     return "\n".join([head, *lines]) if lines else ""
 
 
-def _anchor_lines(messages: Sequence[Message], budget_tokens: int, known: str, count: Callable[[str], int]) -> str:
+def _anchor_lines(
+    messages: Sequence[Message],
+    budget_tokens: int,
+    known: str,
+    count: Callable[[str], int],
+    latest: Mapping[str, str],
+) -> str:
     """The lines with the most new anchors for their size, in the order of the conversation."""
-    head = "Paths, ids, numbers, commands and errors, as they stood:"
+    head = "Paths, ids, numbers, commands and errors, oldest first; where two disagree the later holds:"
     room = budget_tokens - count(head)
     if room < 24:
         return ""
@@ -146,16 +166,17 @@ def _anchor_lines(messages: Sequence[Message], budget_tokens: int, known: str, c
         recency = 0.75 + 0.5 * index / len(lines)
         return (value + line.weight) * recency / (_PIECE_COST_CHARS + len(line.text))
 
-    chosen: list[int] = []
+    chosen: dict[int, str] = {}
     for index in sorted(range(len(lines)), key=lambda index: (-worth(index), index)):
         if room < 12:
             break
-        size = count(lines[index].text) + 2
+        text = marked(lines[index].text, latest) if lines[index].is_stated else lines[index].text
+        size = count(text) + 2
         if size <= room and worth(index) > 0.0:
             room -= size
-            chosen.append(index)
+            chosen[index] = text
             seen.update(lines[index].anchors)
-    return "\n".join([head, *(f"- {lines[index].text}" for index in sorted(chosen))]) if chosen else ""
+    return "\n".join([head, *(f"- {chosen[index]}" for index in sorted(chosen))]) if chosen else ""
 
 
 def _candidates(messages: Sequence[Message]) -> list[_Line]:
@@ -175,7 +196,7 @@ def _candidates(messages: Sequence[Message]) -> list[_Line]:
             anchors = _anchors_in(shown, role_weight)
             signal = (1.5 if _FAILURE.search(shown) else 0.0) + (role_weight if _DECISION.search(shown) else 0.0)
             if anchors or (signal > 1 and len(shown) >= _LEAST_STATEMENT_CHARS):
-                found.append(_Line(shown, anchors, signal * role_weight))
+                found.append(_Line(shown, anchors, signal * role_weight, message.role == "assistant"))
     found.reverse()
     return found
 

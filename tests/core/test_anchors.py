@@ -10,8 +10,8 @@ from litellm_compaction.core.anchors import ledger
 from litellm_compaction.models.tokenizers import token_length
 from tests.core.conversations import JsonDict, assistant, calls, count, parsed, raw_conversations, result, user
 
-WORDS_HEAD = "The user's own words:"
-LINES_HEAD = "Paths, ids, numbers, commands and errors, as they stood:"
+WORDS_HEAD = "The user's own words, oldest first; where two disagree the later holds:"
+LINES_HEAD = "Paths, ids, numbers, commands and errors, oldest first; where two disagree the later holds:"
 
 
 def written(raw: list[JsonDict], *, budget: int = 600, words: int = 300) -> str:
