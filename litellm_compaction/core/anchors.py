@@ -27,6 +27,8 @@ _ANCHORS_PER_PIECE = 24
 _LEAST_STATEMENT_CHARS = 30
 # An excerpt of a shorter message would save less than its marker costs.
 _WHOLE_TOKENS = 64
+# A dash, a line break, and now and then a value that came later.
+_ITEM_TOKENS = 6
 # What a piece costs beside its text: a dash, a line break, and the eye that has to find the place again.
 _PIECE_COST_CHARS = 40
 
@@ -116,13 +118,12 @@ def _users_words(
     room = budget_tokens - count(head)
     # All to one common level: pasted bulk gives way first, a sentence stays whole. The task has twice the level.
     weights = [2, *(1 for _ in texts[1:])]
-    sizes = [count(text) + 3 for text in texts]
-    level = max(common_level(sizes, weights, room), _WHOLE_TOKENS)
-    shortened = (
-        excerpt(text, level * weight, count) if size > level * weight else text
+    sizes = [count(text) for text in texts]
+    level = max(common_level(sizes, weights, room - _ITEM_TOKENS * len(texts)), _WHOLE_TOKENS)
+    quoted = [
+        "- " + (marked(text, latest) if size <= level * weight else excerpt(text, level * weight, count))
         for text, size, weight in zip(texts, sizes, weights, strict=True)
-    )
-    quoted = [f"- {marked(text, latest)}" for text in shortened]
+    ]
     sizes = [count(line) + 1 for line in quoted]
     kept = {0} if sizes[0] <= room else set()
     room -= sizes[0] if kept else 0

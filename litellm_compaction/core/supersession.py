@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 # "port = 8080", "`timeout`: 30 s", "the base url is now https://…", "Port ist 8080", "端口是8080".
 _STATEMENT = re.compile(
     r"\b(?P<key>[A-Za-z_][\w.-]{2,40})[`'\"]?\s*(?:=|:|\bis(?: now)?\b|\bist(?: jetzt)?\b|\bes\b|\best\b|\bto\b)\s*"
-    r"[`'\"]?(?P<value>(?=[^\s,;`'\"]{0,80}[\d/_])[^\s,;`'\"]{1,80})"
+    r"[`'\"]?(?P<value>(?!//)(?=[^\s,;`'\"]{0,80}[\d/_])[^\s,;`'\"]{1,80})"
     r"|(?P<key_zh>[\u4e00-\u9fff]{2,6}?)(?:改)?(?:是|为|成)\s*(?P<value_zh>(?=[^\s，。；]{0,40}\d)[^\s，。；]{1,40})"
 )
 _MARK = " (later: {values})"
