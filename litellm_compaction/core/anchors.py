@@ -13,13 +13,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from litellm_compaction.core.excerpts import common_level, excerpt
+from litellm_compaction.core.excerpts import common_level, condensed
 from litellm_compaction.core.messages import Message, render_arguments, without_notices
 from litellm_compaction.core.supersession import latest_values, marked
 
 _PIECE_CHARS = 160
 # Anchors per 1,000 characters are many in logs: what is older than this many characters has only its user's words.
-_SCANNED_CHARS = 160_000
+_SCANNED_CHARS = 120_000
 # Of one giant result the two ends say what it was and how it came out; the rest must not hide older messages.
 _SCANNED_PER_MESSAGE_CHARS = 12_000
 _ANCHORS_PER_PIECE = 24
@@ -121,7 +121,7 @@ def _users_words(
     sizes = [count(text) for text in texts]
     level = max(common_level(sizes, weights, room - _ITEM_TOKENS * len(texts)), _WHOLE_TOKENS)
     quoted = [
-        "- " + (marked(text, latest) if size <= level * weight else excerpt(text, level * weight, count))
+        "- " + (marked(text, latest) if size <= level * weight else condensed(text, level * weight, count))
         for text, size, weight in zip(texts, sizes, weights, strict=True)
     ]
     sizes = [count(line) + 1 for line in quoted]
