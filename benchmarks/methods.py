@@ -93,6 +93,10 @@ def ours(kind: Kind, transcript: Transcript, window_tokens: int) -> Method:
     return send
 
 
+def _without_null(message: JsonDict) -> JsonDict:
+    return {**message, "content": message.get("content") or ""}
+
+
 def greedy(transcript: Transcript, window_tokens: int) -> Method:
     """The optimum of a greedy rule: at each compaction everything but the sacred tail goes, for 800 tokens."""
     covered = 0
@@ -107,10 +111,11 @@ def greedy(transcript: Transcript, window_tokens: int) -> Method:
         lead = lead_length(messages)
         tail = list(client[covered:])
         if tail and tail[0]["role"] == "user":
-            return [*client[:lead], {**tail[0], "content": record + tail[0]["content"]}, *tail[1:]]
+            carrier = {**tail[0], "content": record + tail[0]["content"]}
+            return [*client[:lead], carrier, *map(_without_null, tail[1:])]
         newest = newest_user_index(messages)
         pinned = client[newest]["content"] if newest is not None and newest < covered else ""
-        return [*client[:lead], {"role": "user", "content": record + pinned}, *tail]
+        return [*client[:lead], {"role": "user", "content": record + pinned}, *map(_without_null, tail)]
 
     async def send(transcript: Transcript, client: Sequence[JsonDict]) -> Turn:
         nonlocal covered, record
@@ -155,7 +160,7 @@ def every_time(kind: Kind, transcript: Transcript, window_tokens: int) -> Method
         else:
             tail.insert(0, {"role": "user", "content": answer})
         call = SummaryCall([{"role": "user", "content": prompt}], False, answer)
-        return Turn([*client[:lead], *tail], (call,), is_compacted=True, is_new=True)
+        return Turn([*client[:lead], *map(_without_null, tail)], (call,), is_compacted=True, is_new=True)
 
     return send
 

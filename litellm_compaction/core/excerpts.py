@@ -83,7 +83,7 @@ def _paragraphs(text: str) -> list[str]:
         if fenced:
             found[-1] += "\n\n" + block
         elif block.strip():
-            found.append(block)
+            found.append(block.strip("\n"))
         fenced ^= block.count("```") % 2 == 1
         if fenced and not found:
             found.append(block)

@@ -145,7 +145,11 @@ def plan(
     rich = next((each for each in usable if not each.provisional), None)
     fits_at_all = budget.fits(conversation.floor_tokens)
     fresh = _summarize(conversation, budget, depth, rich, count) if fits_at_all else None
-    if fresh is not None and fresh.predicted_tokens <= now_tokens * (1 - MIN_GAIN_RATIO):
+    enough_tokens = now_tokens * (1 - MIN_GAIN_RATIO)
+    if fresh is not None and fresh.predicted_tokens > enough_tokens:
+        # The recent messages are a wish: they may not cost the gain.
+        fresh = _summarize(conversation, budget, replace(depth, keep_recent_messages=1), rich, count)
+    if fresh is not None and fresh.predicted_tokens <= enough_tokens:
         edit = _edit(conversation, budget, depth, rich, fresh, count) if depth.edits else None
         return edit or fresh
     # No cut gains enough to be worth a model call: send what fits.
