@@ -49,6 +49,8 @@ def condensed(text: str, limit_tokens: int, count: Callable[[str], int]) -> str:
     if count(text) <= limit_tokens:
         return text
     parts = _paragraphs(text)
+    if len(parts) == 1:
+        return excerpt(text, limit_tokens, count)
     ends = {0, len(parts) - 1}
     shown = [excerpt(part, limit_tokens // 4, count) if at in ends else part for at, part in enumerate(parts)]
     sizes = [count(part) + 2 for part in shown]

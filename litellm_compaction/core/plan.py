@@ -212,7 +212,7 @@ def _summarize(
         provisional=provisional,
         summary_tokens=summary_tokens,
         ledger_tokens=ledger_tokens + spare,
-        words_tokens=words_tokens,
+        words_tokens=max(words_tokens, min(int(_WORDS_TARGET_RATIO * target), int(_WORDS_SHARE * ledger_tokens))),
         predicted_tokens=total(cut) + spare,
     )
 
@@ -227,9 +227,12 @@ def _words_tokens(conversation: Conversation, covered_messages: int, target: int
     needed = sum(
         conversation.sizes[index] + 2
         for index in range(lead, lead + covered_messages)
-        if conversation.messages[index].role == "user" and index != newest
+        if conversation.messages[index].role == "user" and index != newest and not conversation.messages[index].is_ours
     )
     most = min(int(_WORDS_TARGET_RATIO * target), int(_WORDS_SHARE * room))
+    summary_room = int(_LEAST_SUMMARY_TOKENS / _SUMMARY_SHARE) + 1
+    if room >= summary_room:
+        most = min(most, room - summary_room)
     return max(min(needed + _WORDS_HEAD_TOKENS if needed else 0, most), 0)
 
 

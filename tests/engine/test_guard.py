@@ -253,7 +253,7 @@ async def test_without_a_summary_the_record_is_verbatim(answer: str | Exception,
     guarded = await bench.guard(LONG)
     messages = sent(LONG, guarded)
     assert guarded.action == "compacted"
-    assert "The user's own words:\n- Question 0." in messages[1].text
+    assert "The user's own words, oldest first; where two disagree the later holds:\n- Question 0." in messages[1].text
     assert bench.outcomes == ["fallback"]
     assert (bench.last.reason, bench.last.summary_calls) == (reason, 1)
 
