@@ -53,12 +53,21 @@ class SummaryCall(NamedTuple):
 
 
 class Turn(NamedTuple):
-    """What a method did with one request; `messages` None: it refused, with an error to the client."""
+    """What a method did with one request.
+
+    Attributes:
+        messages: what goes upstream; None where it was refused, with an error to the client.
+        calls: of the pruning model, in order.
+        is_compacted: whether the messages are not the client's own.
+        is_new: whether they were shortened anew for this request.
+        is_cut: whether the server had to cut them itself.
+    """
 
     messages: Sequence[JsonDict] | None
     calls: Sequence[SummaryCall] = ()
     is_compacted: bool = False
     is_new: bool = False
+    is_cut: bool = False
 
 
 Method = Callable[[Transcript, Sequence[JsonDict]], Awaitable[Turn]]
@@ -164,6 +173,7 @@ async def replay(transcript: Transcript, window_tokens: int, method: Method) -> 
             continue
         client = transcript.messages[:index]
         answer = rendered(message)
+        before_work = ideal.work
         ideal.run(transcript.tools, client, answer)
         turn = await method(transcript, client)
         tally.turns += 1
@@ -171,10 +181,12 @@ async def replay(transcript: Transcript, window_tokens: int, method: Method) -> 
         for call in turn.calls:
             slot.run(transcript.tools if call.with_tools else (), call.messages, call.answer)
         if turn.messages is None:
+            # Nothing was answered, so nothing is owed.
             tally.refused += 1
             continue
+        tally.bound += ideal.work - before_work
         tokens = prompt_tokens(transcript.tools, turn.messages)
-        tally.truncated += tokens + RULES.answer_min_tokens > window_tokens
+        tally.truncated += turn.is_cut or tokens + RULES.answer_min_tokens > window_tokens
         slot.run(transcript.tools, turn.messages, answer)
         prompt = [json.dumps(each, sort_keys=True) for each in turn.messages]
         if before is not None:
@@ -188,7 +200,7 @@ async def replay(transcript: Transcript, window_tokens: int, method: Method) -> 
         since = (index, tokens)
         if turn.is_compacted:
             _judge(tally, transcript, client, turn.messages)
-    tally.work, tally.bound = slot.work, ideal.work
+    tally.work = slot.work
     return tally
 
 

@@ -182,7 +182,7 @@ def stock(transcript: Transcript, window_tokens: int) -> Method:
                 text = message.get("content") or ""
                 cut.append({**message, "content": text[len(text) * over // size(message) :]})
                 over = 0
-        return Turn(cut, is_compacted=True, is_new=True)
+        return Turn(cut, is_compacted=True, is_new=True, is_cut=True)
 
     return send
 
