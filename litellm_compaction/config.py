@@ -121,6 +121,11 @@ class Settings(_Section):
     max_summary_calls: int = Field(
         4, ge=0, le=20, description="Summary jobs for one client request; 0 compacts without a model."
     )
+    clear_tool_results: bool = Field(
+        True,
+        description="Whether old tool results may give way to one line each, where that alone reaches the target "
+        "and saves a summary.",
+    )
     strategy: Literal["summary"] = Field("summary", description="How the covered part is condensed.")
     pruning_model: str = Field(
         SAME_MODEL,

@@ -1,8 +1,9 @@
 """Rung 2: a summary of the covered messages by a pruning model, inside that model's own window.
 
-Called by the engine. Reformat mode: the messages are rendered as text and shrunk, tool output first, until one
-prompt holds them; where even that is not enough, the parts are summarized one after the other and merged
-(map-reduce). One job costs one unit of the request's call budget, however many parts it has.
+Called by the engine. Append mode: the conversation goes as it was sent, with the instruction behind it, and the
+server's prefix cache holds nearly all of it. Reformat mode: the messages are rendered as text and shrunk, tool output
+first, until one prompt holds them; where even that is not enough, the parts are summarized one after the other and
+merged (map-reduce). One job costs one unit of the request's call budget, however many parts it has.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from litellm_compaction.core.messages import Message
+from litellm_compaction.core.messages import JsonValue, Message, user_message
 from litellm_compaction.core.prompts import is_refusal, merge_prompt, read_summary, summary_prompt, transcript_parts
+from litellm_compaction.core.strategies import STRATEGIES, Strategy
 from litellm_compaction.errors import SummaryFailed
 
 # Words for a token bound: 0.6 words a token leaves room in every language we measured.
@@ -26,20 +28,29 @@ _PART_TOKENS = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SummaryAnswer:
-    """What the pruning model said; tokens as the server reports them."""
+    """What the pruning model said; `calls_tool` where it called a tool, with or without words."""
 
     text: str
     reasoning: str = ""
     finish_reason: str = "stop"
+    calls_tool: bool = False
 
 
 class Ask(Protocol):
-    """One call of the pruning model: a single user message in, its answer out.
+    """One call of the pruning model: messages in, its answer out.
 
-    Raises `SummaryFailed` for every failure of the call; cancellation passes through.
+    `tools` and `tool_choice` go with the messages of the conversation itself (append mode), as its client sent them;
+    None is no choice. Raises `SummaryFailed` for every failure of the call; cancellation passes through.
     """
 
-    def __call__(self, prompt: str, *, max_tokens: int) -> Awaitable[SummaryAnswer]: ...
+    def __call__(
+        self,
+        messages: Sequence[Message],
+        *,
+        max_tokens: int,
+        tools: Sequence[JsonValue] = (),
+        tool_choice: JsonValue = None,
+    ) -> Awaitable[SummaryAnswer]: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +63,8 @@ class SummaryJob:
         request: the request being worked on, for orientation; already short.
         summary_tokens: bound on the summary.
         prompt_limit_tokens: the largest prompt that the pruning model's window takes beside the summary.
+        round_number: of the compaction that is made, from 1.
+        strategy: what to write.
     """
 
     messages: Sequence[Message]
@@ -59,10 +72,56 @@ class SummaryJob:
     request: str
     summary_tokens: int
     prompt_limit_tokens: int
+    round_number: int = 1
+    strategy: Strategy = STRATEGIES["summary"]
+
+    @property
+    def instruction(self) -> str:
+        """The strategy's, with its numbers."""
+        words = max(int(self.summary_tokens * _WORDS_PER_TOKEN), 40)
+        return self.strategy.instruction(words=words, round_number=self.round_number)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Upstream:
+    """A conversation as a server holds it in its cache: what append mode sends again, unchanged.
+
+    Attributes:
+        messages: with the instruction behind them.
+        tools: as the client sent them.
+        tool_choice: likewise.
+        tokens: of the part that the summary will stand for.
+    """
+
+    messages: tuple[Message, ...]
+    tools: tuple[JsonValue, ...]
+    tool_choice: JsonValue
+    tokens: int
+
+
+async def summarize_appended(
+    job: SummaryJob, upstream: Upstream, ask: Ask, count: Callable[[str], int], *, timeout_s: float
+) -> str:
+    """The summary that the served model gives behind the very conversation that it holds (append mode).
+
+    Args:
+        job: what to summarize; its own messages are not sent.
+        upstream: what is sent.
+        ask: calls the served model.
+        count: tokens of a text, for that model.
+        timeout_s: limit for the call.
+
+    Raises:
+        SummaryFailed: as `summarize`, and `tool_call` where the model called a tool instead.
+    """
+    one = _Caller(ask, count, timeout_s, job)
+    return await one.call(
+        upstream.messages, source_tokens=upstream.tokens, tools=upstream.tools, tool_choice=upstream.tool_choice
+    )
 
 
 async def summarize(job: SummaryJob, ask: Ask, count: Callable[[str], int], *, timeout_s: float) -> str:
-    """The summary, stripped and within its bound.
+    """The summary, stripped and within its bound (reformat mode).
 
     Args:
         job: what to summarize.
@@ -74,44 +133,43 @@ async def summarize(job: SummaryJob, ask: Ask, count: Callable[[str], int], *, t
         SummaryFailed: no call gave a usable summary; `reason` is one of timeout, error, empty, refusal,
             reasoning_only, longer, no_room.
     """
-    words = max(int(job.summary_tokens * _WORDS_PER_TOKEN), 40)
-    bare = count(summary_prompt(earlier=job.earlier, request=job.request, transcript="", words=words))
-    room = job.prompt_limit_tokens - bare
+    room = job.prompt_limit_tokens - count(_prompt(job, job.earlier, ""))
     if room < 200:
         raise SummaryFailed("no_room", f"{job.prompt_limit_tokens} tokens for the summariser's prompt")
     # Partial records are worth their calls only where one prompt holds two of them for the merge.
     mergeable = room >= 2 * _OVERRUN_RATIO * job.summary_tokens + _PART_TOKENS
     max_parts = _MAX_PARTS if mergeable else 1
     parts = await asyncio.to_thread(transcript_parts, job.messages, room_tokens=room, max_parts=max_parts, count=count)
-    one = _Caller(ask, count, timeout_s, job.summary_tokens)
+    one = _Caller(ask, count, timeout_s, job)
     if len(parts) == 1:
-        prompt = summary_prompt(earlier=job.earlier, request=job.request, transcript=parts[0], words=words)
-        return await one.call(prompt, source_tokens=count(parts[0]) + count(job.earlier))
+        source_tokens = count(parts[0]) + count(job.earlier)
+        return await one.text(_prompt(job, job.earlier, parts[0]), source_tokens=source_tokens)
     earlier = job.earlier
     written: list[str] = []
     for part in parts:
-        prompt = summary_prompt(earlier=earlier, request=job.request, transcript=part, words=words)
-        written.append(await one.call(prompt, source_tokens=room))
+        written.append(await one.text(_prompt(job, earlier, part), source_tokens=room))
         earlier = ""
     while len(written) > 1:
-        written = await _merged(written, one, words, job.prompt_limit_tokens, count)
+        written = await _merged(written, one)
     return written[0]
 
 
-async def _merged(
-    parts: Sequence[str], one: _Caller, words: int, prompt_limit_tokens: int, count: Callable[[str], int]
-) -> list[str]:
+def _prompt(job: SummaryJob, earlier: str, transcript: str) -> str:
+    return summary_prompt(instruction=job.instruction, earlier=earlier, request=job.request, transcript=transcript)
+
+
+async def _merged(parts: Sequence[str], one: _Caller) -> list[str]:
     """One reduce step: neighbours are merged as many at a time as one prompt holds, at least two."""
-    merged: list[str] = []
-    group: list[str] = []
+    job, merged, group = one.job, list[str](), list[str]()
     for part in parts:
-        if len(group) >= 2 and count(merge_prompt(parts=[*group, part], words=words)) > prompt_limit_tokens:
-            merged.append(await one.call(merge_prompt(parts=group, words=words), source_tokens=None))
+        longer = merge_prompt(instruction=job.instruction, parts=[*group, part])
+        if len(group) >= 2 and one.count(longer) > job.prompt_limit_tokens:
+            merged.append(await one.text(merge_prompt(instruction=job.instruction, parts=group), source_tokens=None))
             group = []
         group.append(part)
     if len(group) == 1 and merged:
         return [*merged, group[0]]
-    return [*merged, await one.call(merge_prompt(parts=group, words=words), source_tokens=None)]
+    return [*merged, await one.text(merge_prompt(instruction=job.instruction, parts=group), source_tokens=None)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,32 +179,51 @@ class _Caller:
     ask: Ask
     count: Callable[[str], int]
     timeout_s: float
-    summary_tokens: int
+    job: SummaryJob
 
-    async def call(self, prompt: str, *, source_tokens: int | None) -> str:
-        answer = await self._bounded(prompt, self.summary_tokens)
+    async def text(self, prompt: str, *, source_tokens: int | None) -> str:
+        """The answer to a prompt of one message."""
+        return await self.call((user_message(prompt),), source_tokens=source_tokens)
+
+    async def call(
+        self,
+        messages: Sequence[Message],
+        *,
+        source_tokens: int | None,
+        tools: Sequence[JsonValue] = (),
+        tool_choice: JsonValue = None,
+    ) -> str:
+        """The text of an answer that may be used, shorter than its source where that is known."""
+        limit_tokens = self.job.summary_tokens
+        answer = await self._bounded(messages, limit_tokens, tools, tool_choice)
         text = read_summary(answer.text)
-        if not text and (answer.reasoning or answer.text):
+        if not text and (answer.reasoning or answer.text) and not answer.calls_tool:
             # Only thinking came back: one retry with room for both. The bound that it may break is the server's,
             # which then ends the answer as too long.
-            answer = await self._bounded(prompt, 2 * self.summary_tokens)
+            answer = await self._bounded(messages, 2 * limit_tokens, tools, tool_choice)
             text = read_summary(answer.text)
-            if not text:
+            if not text and not answer.calls_tool:
                 raise SummaryFailed("reasoning_only")
+        if answer.calls_tool:
+            raise SummaryFailed("tool_call")
+        text = self.job.strategy.read(text)
         if not text:
             raise SummaryFailed("empty")
         if is_refusal(text):
             raise SummaryFailed("refusal")
         if answer.finish_reason == "length" and "\n" in text:
             text = text[: text.rindex("\n")].rstrip()
-        text = _within(text, self.summary_tokens, self.count)
+        text = _within(text, limit_tokens, self.count)
         if source_tokens is not None and self.count(text) >= source_tokens:
             raise SummaryFailed("longer")
         return text
 
-    async def _bounded(self, prompt: str, max_tokens: int) -> SummaryAnswer:
+    async def _bounded(
+        self, messages: Sequence[Message], max_tokens: int, tools: Sequence[JsonValue], tool_choice: JsonValue
+    ) -> SummaryAnswer:
+        asking = self.ask(messages, max_tokens=max_tokens, tools=tools, tool_choice=tool_choice)
         try:
-            return await asyncio.wait_for(self.ask(prompt, max_tokens=max_tokens), self.timeout_s)
+            return await asyncio.wait_for(asking, self.timeout_s)
         except (TimeoutError, asyncio.TimeoutError):
             raise SummaryFailed("timeout", f"no summary within {self.timeout_s:g} s") from None
 

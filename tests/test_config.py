@@ -34,6 +34,7 @@ KEYS: dict[str, tuple[list[Any], list[Any]]] = {
     "keep_recent_messages": ([1, 1000], [0, 1001, "five"]),
     "max_restarts": ([0, 20], [-1, 21]),
     "max_summary_calls": ([0, 20], [-1, 21]),
+    "clear_tool_results": ([True, False], ["some"]),
     "strategy": (["summary"], ["prune", "handoff", "shrink"]),
     "pruning_model": (["__same__", "small"], ["", 7, None]),
     "summary_max_tokens": ([64, 16_000], [63, 16_001]),

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from litellm_compaction.core.prompts import FRAME_END
+from litellm_compaction.core.messages import Message
+from litellm_compaction.core.prompts import FRAME_END, appended
 from litellm_compaction.errors import SummaryFailed
-from litellm_compaction.summarizer import SummaryAnswer, SummaryJob, summarize
-from tests.core.conversations import JsonDict, agent_run, assistant, count, parsed, result, user
+from litellm_compaction.summarizer import SummaryAnswer, SummaryJob, Upstream, summarize, summarize_appended
+from tests.core.conversations import JsonDict, agent_run, assistant, broken_promises, calls, count, parsed, result, user
 
 GOOD = "### Original task\nPort the parser.\n### Current state\nHalf done."
 CHAT = [user("Port the parser. " * 40), assistant("I begin. " * 80)]
@@ -24,7 +27,10 @@ class FakeAsk:
         self.prompts: list[str] = []
         self.max_tokens: list[int] = []
 
-    async def __call__(self, prompt: str, *, max_tokens: int) -> SummaryAnswer:
+    async def __call__(
+        self, messages: Sequence[Message], *, max_tokens: int, tools: Sequence[Any] = (), tool_choice: Any = None
+    ) -> SummaryAnswer:
+        prompt = "\n".join(message.text for message in messages)
         self.prompts.append(prompt)
         self.max_tokens.append(max_tokens)
         answer = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
@@ -166,7 +172,9 @@ class Silent(FakeAsk):
         self.asked = asyncio.Event()
         self.cancelled = False
 
-    async def __call__(self, prompt: str, *, max_tokens: int) -> SummaryAnswer:
+    async def __call__(
+        self, messages: Sequence[Message], *, max_tokens: int, tools: Sequence[Any] = (), tool_choice: Any = None
+    ) -> SummaryAnswer:
         self.asked.set()
         try:
             await asyncio.Event().wait()
@@ -244,3 +252,51 @@ async def test_without_room_nobody_is_asked() -> None:
     assert await failure(ask, job(prompt_limit_tokens=450)) == "no_room"
     assert await failure(ask, job(earlier="record " * 4000)) == "no_room"
     assert ask.prompts == []
+
+
+# ------------------------------------------------------------------ append mode
+
+
+def held(*raw: JsonDict) -> Upstream:
+    messages = appended(parsed(raw), instruction=job().instruction, earlier="none")
+    return Upstream(messages=messages, tools=({"type": "function"},), tool_choice="auto", tokens=1000)
+
+
+async def test_append_mode_sends_the_conversation_with_its_tools() -> None:
+    """The very messages, the instruction behind them, and nothing else."""
+    ask = FakeAsk(GOOD)
+    upstream = held(*CHAT)
+    assert await summarize_appended(job(), upstream, ask, count, timeout_s=30) == GOOD
+    assert ask.prompts[0].startswith("Port the parser.")
+    assert ask.prompts[0].endswith("beginning with the first heading.")
+    assert upstream.messages[:2] == parsed(CHAT)
+    assert [message.role for message in upstream.messages] == ["user", "assistant", "user"]
+
+
+async def test_a_tool_call_is_discarded() -> None:
+    """With or without words beside it: a model that goes on working has not summarized."""
+    for text in ("", "Let me look at the file first."):
+        ask = FakeAsk(SummaryAnswer(text=text, calls_tool=True, finish_reason="tool_calls"))
+        with pytest.raises(SummaryFailed) as raised:
+            await summarize_appended(job(), held(*CHAT), ask, count, timeout_s=30)
+        assert raised.value.reason == "tool_call"
+        assert len(ask.prompts) == 1
+
+
+@pytest.mark.parametrize("raw", [CHAT[:1], [*CHAT, user("Go."), calls("1"), result("1", "ok")]])
+def test_an_assistant_speaks_before_the_instruction(raw: list[JsonDict]) -> None:
+    """Strict templates refuse `user` behind `tool` and behind `user`."""
+    roles = [message.role for message in held(*raw).messages]
+    assert roles[-2:] == ["assistant", "user"]
+    assert broken_promises(parsed(raw), held(*raw).messages[:-2]) in ([], ["null content"])
+
+
+def test_the_instruction_names_every_section_and_the_round() -> None:
+    """What the record has to hold, in which order, how long, and how often it has been written."""
+    text = replace(job(), round_number=7).instruction
+    sections = ["task", "Completed work", "Key technical decisions", "Current state", "Pending", "Errors and resolut"]
+    places = [text.index(f"### {'Original ' if name == 'task' else ''}{name}") for name in sections]
+    assert places == sorted(places)
+    assert "| File or component | Action | Description |" in text
+    assert "round 7" in text
+    assert "at most 120 words" in text

@@ -55,3 +55,19 @@ def sacred_indices(messages: Sequence[Message]) -> frozenset[int]:
     if newest is not None:
         sacred.add(newest)
     return frozenset(sacred)
+
+
+def pinned_position(messages: Sequence[Message], covered_messages: int) -> int | None:
+    """The position after the lead of the user message that stays verbatim although it is covered, or None.
+
+    The newest user message of the covered part, when the tail opens with an assistant message: then the tail
+    is still about that request.
+    """
+    lead = lead_length(messages)
+    cut = lead + covered_messages
+    if cut < len(messages) and messages[cut].role == "user":
+        return None
+    newest = newest_user_index(messages[:cut])
+    if newest is None or newest != newest_user_index(messages):
+        return None
+    return newest - lead

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from litellm_compaction.core.boundaries import legal_cuts
+from litellm_compaction.core.edits import edited
 from litellm_compaction.core.messages import (
     Message,
     lead_length,
@@ -22,7 +23,7 @@ from litellm_compaction.core.messages import (
 )
 from litellm_compaction.core.prompts import frame
 
-Rung = Literal["summary", "truncate"]
+Rung = Literal["edit", "summary", "truncate"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,9 +46,10 @@ class Compaction:
     """What stands in for the first messages of a conversation.
 
     Attributes:
-        covered_messages: how many messages after the leading system ones it replaces.
+        covered_messages: how many messages after the leading system ones it replaces or edits.
         covered_hash: the chain entry of exactly those messages.
-        pinned: position after the lead of a covered user message that stays verbatim behind the record, or None.
+        pinned: position after the lead of a covered user message that stays verbatim, behind the record or in its
+            place, or None.
         round: 1 for a conversation's first compaction.
         segments: frozen summaries, oldest first; they may reach less far than the compaction when a summary failed.
         ledger: verbatim anchors of everything covered.
@@ -55,6 +57,9 @@ class Compaction:
         window_tokens: of the window that it was made for.
         provisional: made while one huge result left hardly any room; good for this very conversation, but the next
             compaction goes on from an earlier, richer one.
+        edited_from: position after the lead from which covered messages are sent edited (rung 1); those before it are
+            replaced by the record. None: all are replaced.
+        stubbed: positions after the lead of the tool results that are sent as stubs.
     """
 
     covered_messages: int
@@ -66,6 +71,13 @@ class Compaction:
     rung: Rung
     window_tokens: int = 0
     provisional: bool = False
+    edited_from: int | None = None
+    stubbed: tuple[int, ...] = ()
+
+    @property
+    def replaced_messages(self) -> int:
+        """How many messages after the lead the record stands for."""
+        return self.covered_messages if self.edited_from is None else self.edited_from
 
     @property
     def summarized_messages(self) -> int:
@@ -79,7 +91,9 @@ class Compaction:
 
     @property
     def record(self) -> str:
-        """The text that travels before the first kept words."""
+        """The text that travels before the first kept words; "" where stubs alone say everything."""
+        if not (self.replaced_messages or self.segments or self.ledger):
+            return ""
         return frame(self.summary, self.ledger, round_number=self.round)
 
 
@@ -91,6 +105,7 @@ def compaction_id(scope: str, covered_hash: str) -> str:
 def apply(messages: Sequence[Message], compaction: Compaction) -> tuple[Message, ...]:
     """The conversation as the model gets it: lead, record in the first user message, kept tail.
 
+    Where covered messages are edited (rung 1) they stand behind the record, as many as there were, with their ids.
     The shape is `[S?] U (A | TC T…)* …`, which 31 of 31 chat templates render (llama.cpp's collection, 2026-11).
     Kept messages stay as they are, but for `null` content, which Qwen 3 and gpt-oss refuse: it becomes "".
 
@@ -100,15 +115,34 @@ def apply(messages: Sequence[Message], compaction: Compaction) -> tuple[Message,
     """
     lead = lead_length(messages)
     rest = messages[lead:]
-    tail = rest[compaction.covered_messages :]
+    start = compaction.replaced_messages
+    tail = [*edited_part(rest, compaction), *rest[compaction.covered_messages :]]
+    record = compaction.record
+    if not record:
+        return (*messages[:lead], *map(_without_null, tail))
     if tail and tail[0].role == "user":
-        carrier = with_leading_text(tail[0], compaction.record)
+        carrier = with_leading_text(tail[0], record)
         tail = tail[1:]
-    elif compaction.pinned is not None:
-        carrier = with_leading_text(rest[compaction.pinned], compaction.record)
+    elif compaction.pinned is not None and compaction.pinned < start:
+        carrier = with_leading_text(rest[compaction.pinned], record)
     else:
-        carrier = user_message(compaction.record.rstrip("\n"))
-    return (*messages[:lead], carrier, *(_without_null(message) for message in tail))
+        carrier = user_message(record.rstrip("\n"))
+    return (*messages[:lead], carrier, *map(_without_null, tail))
+
+
+def edited_part(rest: Sequence[Message], compaction: Compaction) -> list[Message]:
+    """The covered messages that are sent edited; empty where the record replaces all of them.
+
+    Args:
+        rest: the messages after the leading system ones.
+        compaction: made for them.
+    """
+    start = compaction.replaced_messages
+    return edited(
+        rest[start : compaction.covered_messages],
+        {position - start for position in compaction.stubbed},
+        untouched=None if compaction.pinned is None else compaction.pinned - start,
+    )
 
 
 def is_applicable(messages: Sequence[Message], compaction: Compaction, hashes: Sequence[str]) -> bool:

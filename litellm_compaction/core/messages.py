@@ -85,10 +85,12 @@ class Request:
     Attributes:
         messages: n, oldest first.
         tools: the request's tool schemas, in the client's order, never edited.
+        tool_choice: as the client sent it, None for none.
     """
 
     messages: tuple[Message, ...]
     tools: tuple[JsonValue, ...] = ()
+    tool_choice: JsonValue = None
 
 
 def parse_message(raw: JsonObject) -> Message:
@@ -199,6 +201,20 @@ def render_arguments(arguments: str) -> str:
         return arguments
 
 
+def visible_text(message: Message) -> str:
+    """What a model reads in a message: its text, and its calls with their arguments as they read."""
+    called = (f"{call.name}({render_arguments(call.arguments)})" for call in message.calls)
+    return "\n".join((without_notices(message.text), *called))
+
+
+def canonical_arguments(arguments: str) -> str:
+    """Tool arguments in normal form: without the accidents of how their JSON was written."""
+    try:
+        return json.dumps(json.loads(arguments), sort_keys=True, separators=(",", ":"))
+    except (ValueError, RecursionError):
+        return arguments
+
+
 def chain(messages: Sequence[Message]) -> tuple[str, ...]:
     """The hash chain of a conversation: entry i stands for exactly the first i messages after the leading system ones.
 
@@ -225,7 +241,7 @@ def _normal_form(message: Message) -> bytes:
     form = [
         message.role,
         text.strip(),
-        [[call.id, call.name, _canonical(call.arguments)] for call in message.calls],
+        [[call.id, call.name, canonical_arguments(call.arguments)] for call in message.calls],
         message.call_id,
         [_without_cache_marker(part) for part in others],
     ]
@@ -287,14 +303,6 @@ def _without_cache_marker(part: JsonValue) -> JsonValue:
     if isinstance(part, Mapping):
         return {key: value for key, value in part.items() if key != "cache_control"}
     return part
-
-
-def _canonical(arguments: str) -> str:
-    """Tool arguments without the accidents of how their JSON was written."""
-    try:
-        return json.dumps(json.loads(arguments), sort_keys=True, separators=(",", ":"))
-    except (ValueError, RecursionError):
-        return arguments
 
 
 def _string(value: JsonValue) -> str:

@@ -11,7 +11,7 @@ from litellm_compaction.core.boundaries import latest_cut, legal_cuts
 from litellm_compaction.core.budget import ROOM_ABOVE_FLOOR_RATIO, Budget, itemized, margin_tokens
 from litellm_compaction.core.excerpts import excerpt
 from litellm_compaction.core.messages import Message, lead_length, newest_user_index, with_text
-from litellm_compaction.core.plan import Conversation
+from litellm_compaction.core.weights import Conversation
 from litellm_compaction.errors import DoesNotFit, Share
 
 _LEAST_EXCERPT_TOKENS = 64

@@ -1,4 +1,4 @@
-"""What to do with a request: leave it, reuse an earlier compaction, summarize, or say that it cannot fit.
+"""What to do with a request: leave it, reuse an earlier compaction, edit, summarize, or say that it cannot fit.
 
 Pure: the engine brings the sizes, the budget and what the store knows, and carries the plan out.
 """
@@ -7,59 +7,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from litellm_compaction.core.boundaries import legal_cuts, sacred_indices
+from litellm_compaction.core.boundaries import legal_cuts, pinned_position
 from litellm_compaction.core.budget import Budget
 from litellm_compaction.core.compaction import Compaction, is_applicable
-from litellm_compaction.core.messages import Message, lead_length, newest_user_index
+from litellm_compaction.core.edits import stubs
+from litellm_compaction.core.messages import lead_length, newest_user_index
+from litellm_compaction.core.weights import RECORD_TOKENS, Conversation, applied_tokens, kept_tokens
 
-# A record without summary and ledger: markers, note and message overhead, measured with o200k and rounded up.
-RECORD_TOKENS = 130
 MIN_GAIN_RATIO = 0.10
 _SUMMARY_WINDOW_RATIO = 0.15
 _SUMMARY_SHARE = 0.40
 _LEDGER_SHARE = 0.30
+_EDIT_LEDGER_SHARE = 0.15
 _WORDS_TARGET_RATIO = 0.25
-_WORDS_SHARE = 0.60
+_WORDS_SHARE = 0.50
+_WORDS_HEAD_TOKENS = 12
 _FROZEN_TARGET_RATIO = 0.25
 # A summary shorter than this says too little for what it costs; the earlier record, shortened, says more.
 _LEAST_SUMMARY_TOKENS = 150
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Conversation:
-    """Messages with what they weigh.
-
-    Attributes:
-        messages: n, oldest first.
-        sizes: n, tokens; sizes[i] belongs to messages[i].
-        fixed_tokens: tools and what the template adds once.
-        hashes: chain entries, one more than there are messages after the lead.
-    """
-
-    messages: tuple[Message, ...]
-    sizes: tuple[int, ...]
-    fixed_tokens: int
-    hashes: tuple[str, ...]
-
-    @property
-    def tokens(self) -> int:
-        """The whole prompt."""
-        return self.fixed_tokens + sum(self.sizes)
-
-    @property
-    def lead_tokens(self) -> int:
-        """Tools, what the template adds, and the leading system messages."""
-        return self.fixed_tokens + sum(self.sizes[: lead_length(self.messages)])
-
-    @property
-    def floor_tokens(self) -> int:
-        """What no compaction can shrink: tools, system and sacred messages, and the bare record."""
-        sacred = sacred_indices(self.messages)
-        record = RECORD_TOKENS if len(sacred) < len(self.messages) else 0
-        return self.fixed_tokens + record + sum(self.sizes[index] for index in sacred)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,21 +65,50 @@ class Summarize:
     words_tokens: int
     predicted_tokens: int
 
+    @property
+    def round(self) -> int:
+        """Of the compaction that will be made."""
+        return (self.base.round if self.base else 0) + 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Edit:
+    """Make a compaction without a model: old results become stubs, and that alone reaches the target (rung 1).
+
+    Attributes:
+        compaction: what is to be made, still without its ledger.
+        ledger_tokens: bound on the ledger of what is not shown any more; words_tokens of it may be the user's words.
+        predicted_tokens: the prompt afterwards, at most.
+        otherwise: what to make instead where the edit, counted as it is sent, does not do.
+    """
+
+    compaction: Compaction
+    ledger_tokens: int
+    words_tokens: int
+    predicted_tokens: int
+    otherwise: Summarize
+
+    @property
+    def round(self) -> int:
+        """Of the compaction that will be made."""
+        return self.compaction.round
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refuse:
     """The sacred messages alone are too large."""
 
 
-Plan: TypeAlias = Keep | Reuse | Summarize | Refuse
+Plan: TypeAlias = Keep | Reuse | Edit | Summarize | Refuse
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Depth:
-    """The operator's wishes about a compaction's depth."""
+    """The operator's wishes about a compaction's depth; `edits`: whether rung 1 may do alone."""
 
     keep_recent_messages: int
     summary_max_tokens: int
+    edits: bool = True
 
 
 def plan(
@@ -131,8 +128,9 @@ def plan(
         count: tokens of a text.
     """
     usable = [each for each in stored if is_applicable(conversation.messages, each, conversation.hashes)]
-    # A record that was made without room comes last: the earlier, richer one may fit again.
-    usable.sort(key=lambda each: each.provisional)
+    # A record that was made without room comes last: the earlier, richer one may fit again. Else the newest round
+    # counts: a summary may cover less than the edit before it.
+    usable.sort(key=lambda each: (each.provisional, -each.round))
     if not budget.triggers(conversation.tokens):
         # What was compacted stays compacted, although the count has settled a little lower since: the same bytes,
         # and the server's cache stays warm. A window that has grown is worth a fresh start.
@@ -147,36 +145,19 @@ def plan(
     rich = next((each for each in usable if not each.provisional), None)
     fits_at_all = budget.fits(conversation.floor_tokens)
     fresh = _summarize(conversation, budget, depth, rich, count) if fits_at_all else None
-    if fresh is not None and fresh.predicted_tokens <= now_tokens * (1 - MIN_GAIN_RATIO):
-        return fresh
+    enough_tokens = now_tokens * (1 - MIN_GAIN_RATIO)
+    if fresh is not None and fresh.predicted_tokens > enough_tokens:
+        # The recent messages are a wish: they may not cost the gain.
+        fresh = _summarize(conversation, budget, replace(depth, keep_recent_messages=1), rich, count)
+    if fresh is not None and fresh.predicted_tokens <= enough_tokens:
+        edit = _edit(conversation, budget, depth, rich, fresh, count) if depth.edits else None
+        return edit or fresh
     # No cut gains enough to be worth a model call: send what fits.
     if base and reused_tokens is not None and budget.fits(reused_tokens):
         return Reuse(compaction=base)
     if budget.fits(conversation.tokens):
         return Keep()
     return Refuse() if fresh is None else fresh
-
-
-def applied_tokens(conversation: Conversation, compaction: Compaction, count: Callable[[str], int]) -> int:
-    """The estimated prompt after `compaction` is applied."""
-    kept = _kept_tokens(conversation, compaction.covered_messages, compaction.pinned)
-    return kept + count(compaction.record) + 8
-
-
-def pinned_position(messages: Sequence[Message], covered_messages: int) -> int | None:
-    """The position after the lead of the user message that stays verbatim although it is covered, or None.
-
-    The newest user message of the covered part, when the tail opens with an assistant message: then the tail
-    is still about that request.
-    """
-    lead = lead_length(messages)
-    cut = lead + covered_messages
-    if cut < len(messages) and messages[cut].role == "user":
-        return None
-    newest = newest_user_index(messages[:cut])
-    if newest is None or newest != newest_user_index(messages):
-        return None
-    return newest - lead
 
 
 def _summarize(
@@ -190,27 +171,31 @@ def _summarize(
     lead = lead_length(messages)
     target = budget.target_tokens(conversation.tokens)
     room = max(target - budget.floor_tokens, 0)
-    summary_tokens = min(
-        depth.summary_max_tokens, math.floor(_SUMMARY_WINDOW_RATIO * budget.window_tokens), int(_SUMMARY_SHARE * room)
-    )
     cuts = legal_cuts(messages)
+    # The user's own words come first: what they take is shared out no more.
+    words_tokens = _words_tokens(conversation, (cuts[-1] if cuts else lead) - lead, target, room)
+    rest = room - words_tokens
+    summary_tokens = min(
+        depth.summary_max_tokens, math.floor(_SUMMARY_WINDOW_RATIO * budget.window_tokens), int(_SUMMARY_SHARE * rest)
+    )
     frozen_tokens = count(base.summary) if base else 0
-    integrates = frozen_tokens > min(_FROZEN_TARGET_RATIO * target, room - summary_tokens)
+    integrates = frozen_tokens > min(_FROZEN_TARGET_RATIO * target, rest - summary_tokens)
     if base is not None:
-        beyond = tuple(cut for cut in cuts if cut > lead + base.covered_messages)
+        beyond = tuple(cut for cut in cuts if cut > lead + base.replaced_messages)
         # Nothing new to cover, and yet too large: the window shrank, or the record itself has to.
         integrates = integrates or not beyond
-        cuts = tuple(cut for cut in cuts if cut >= lead + base.covered_messages) if integrates else beyond
+        cuts = tuple(cut for cut in cuts if cut >= lead + base.replaced_messages) if integrates else beyond
     if not cuts:
         return None
     provisional = summary_tokens < min(_LEAST_SUMMARY_TOKENS, depth.summary_max_tokens)
     if provisional:
-        integrates, summary_tokens = True, int((1 - _LEDGER_SHARE) * room)
-    ledger_tokens = int(_LEDGER_SHARE * (room if integrates else room - frozen_tokens))
+        integrates, summary_tokens = True, int((1 - _LEDGER_SHARE) * rest)
+    # Frozen segments take from the other lines, not from the user's.
+    ledger_tokens = words_tokens + int(_LEDGER_SHARE * max(rest if integrates else rest - frozen_tokens, 0))
     record_tokens = RECORD_TOKENS + summary_tokens + ledger_tokens + (0 if integrates else frozen_tokens)
 
     def total(cut: int) -> int:
-        return _kept_tokens(conversation, cut - lead, pinned_position(messages, cut - lead)) + record_tokens
+        return kept_tokens(conversation, cut - lead, pinned_position(messages, cut - lead)) + record_tokens
 
     cut = next((cut for cut in cuts if total(cut) <= target), cuts[-1])
     recent = max((each for each in cuts if each <= len(messages) - depth.keep_recent_messages), default=cut)
@@ -218,20 +203,105 @@ def _summarize(
     stretched = (target + budget.prompt_limit_tokens) // 2
     if recent < cut and total(recent) <= stretched and not budget.triggers(total(recent)):
         cut = recent
+    # What a coarse cut leaves free up to the target, the ledger may have: it costs a little prefill and no decoding.
+    spare = min(max(target - total(cut), 0), ledger_tokens) if not provisional else 0
     return Summarize(
         covered_messages=cut - lead,
         base=base,
         integrates=integrates,
         provisional=provisional,
         summary_tokens=summary_tokens,
-        ledger_tokens=ledger_tokens,
-        words_tokens=min(int(_WORDS_TARGET_RATIO * target), int(_WORDS_SHARE * ledger_tokens)),
-        predicted_tokens=total(cut),
+        ledger_tokens=ledger_tokens + spare,
+        words_tokens=max(words_tokens, min(int(_WORDS_TARGET_RATIO * target), int(_WORDS_SHARE * ledger_tokens))),
+        predicted_tokens=total(cut) + spare,
     )
 
 
-def _kept_tokens(conversation: Conversation, covered_messages: int, pinned: int | None) -> int:
+def _words_tokens(conversation: Conversation, covered_messages: int, target: int, room: int) -> int:
+    """What the user's own words in the covered part may take: all they need, up to a quarter of the target.
+
+    Never so much that no summary has room, which is given up only where there was none anyway.
+    """
     lead = lead_length(conversation.messages)
-    sizes = conversation.sizes
-    kept = conversation.fixed_tokens + sum(sizes[:lead]) + sum(sizes[lead + covered_messages :])
-    return kept + (sizes[lead + pinned] if pinned is not None else 0)
+    newest = newest_user_index(conversation.messages)
+    needed = sum(
+        conversation.sizes[index] + 2
+        for index in range(lead, lead + covered_messages)
+        if conversation.messages[index].role == "user" and index != newest and not conversation.messages[index].is_ours
+    )
+    most = min(int(_WORDS_TARGET_RATIO * target), int(_WORDS_SHARE * room))
+    summary_room = int(_LEAST_SUMMARY_TOKENS / _SUMMARY_SHARE) + 1
+    if room >= summary_room:
+        most = min(most, room - summary_room)
+    return max(min(needed + _WORDS_HEAD_TOKENS if needed else 0, most), 0)
+
+
+def _edit(
+    conversation: Conversation,
+    budget: Budget,
+    depth: Depth,
+    base: Compaction | None,
+    otherwise: Summarize,
+    count: Callable[[str], int],
+) -> Edit | None:
+    """The edit that reaches the target with as few stubs as possible, or None when none does.
+
+    Only if it reaches the target: an edit that gains a little would be followed by another one a turn later.
+    """
+    lead = lead_length(conversation.messages)
+    covered = lead + (base.covered_messages if base else 0)
+    cuts = [cut for cut in legal_cuts(conversation.messages) if cut > covered]
+    recent = [cut for cut in cuts if cut <= len(conversation.messages) - depth.keep_recent_messages]
+    # The recent messages are spared where that is enough; only the sacred tail is spared whatever happens.
+    for cut in dict.fromkeys((*recent[-1:], *cuts[-1:])):
+        edit = _edit_up_to(conversation, cut - lead, budget, base, otherwise, count)
+        if edit is not None:
+            return edit
+    return None
+
+
+def _edit_up_to(
+    conversation: Conversation,
+    covered_messages: int,
+    budget: Budget,
+    base: Compaction | None,
+    otherwise: Summarize,
+    count: Callable[[str], int],
+) -> Edit | None:
+    messages = conversation.messages
+    lead = lead_length(messages)
+    start = base.replaced_messages if base else 0
+    compaction = Compaction(
+        covered_messages=covered_messages,
+        covered_hash=conversation.hashes[covered_messages],
+        pinned=pinned_position(messages, covered_messages),
+        round=(base.round if base else 0) + 1,
+        segments=base.segments if base else (),
+        ledger="",
+        rung="edit",
+        window_tokens=budget.window_tokens,
+        edited_from=start,
+        stubbed=base.stubbed if base else (),
+    )
+    target = budget.target_tokens(conversation.tokens)
+    room = max(target - budget.floor_tokens, 0)
+    words_tokens = _words_tokens(conversation, start, target, room)
+    ledger_tokens = words_tokens + int(_EDIT_LEDGER_SHARE * (room - words_tokens))
+    tokens = applied_tokens(conversation, compaction, count) + RECORD_TOKENS + ledger_tokens
+    covered = messages[lead + start : lead + covered_messages]
+    chosen = set(compaction.stubbed)
+    for position, line in stubs(covered).items():
+        if tokens <= target:
+            break
+        if start + position not in chosen:
+            chosen.add(start + position)
+            tokens -= count(covered[position].text) - count(line)
+    if tokens > target:
+        return None
+    return Edit(
+        compaction=replace(compaction, stubbed=tuple(sorted(chosen))),
+        ledger_tokens=ledger_tokens + target - tokens,
+        words_tokens=words_tokens,
+        predicted_tokens=target,
+        otherwise=otherwise,
+    )

@@ -13,7 +13,8 @@ from litellm_compaction.config import Settings
 from litellm_compaction.core.budget import Budget, Rules
 from litellm_compaction.core.compaction import Compaction
 from litellm_compaction.core.messages import Message, Request, open_round_start
-from litellm_compaction.core.plan import Conversation, Depth, Summarize
+from litellm_compaction.core.plan import Depth, Edit, Summarize
+from litellm_compaction.core.weights import Conversation
 from litellm_compaction.events import Phase
 from litellm_compaction.models.counter import Count
 from litellm_compaction.models.families import Family
@@ -78,6 +79,7 @@ class Case:
         return Depth(
             keep_recent_messages=self.settings.keep_recent_messages,
             summary_max_tokens=self.settings.summary_max_tokens,
+            edits=self.settings.clear_tool_results,
         )
 
     def rules(self, *, reasons: bool) -> Rules:
@@ -138,7 +140,7 @@ class Pending:
     """
 
     work: Work
-    decision: Summarize
+    decision: Edit | Summarize
     stored: tuple[Compaction, ...]
 
 

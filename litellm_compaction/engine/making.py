@@ -5,33 +5,20 @@ Called by the compactor, once for all requests that need the same compaction at 
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
 from litellm_compaction.core.anchors import ledger
-from litellm_compaction.core.boundaries import legal_cuts
-from litellm_compaction.core.budget import Budget
-from litellm_compaction.core.compaction import Compaction, Segment
+from litellm_compaction.core.boundaries import legal_cuts, pinned_position
+from litellm_compaction.core.compaction import Compaction, Segment, apply
 from litellm_compaction.core.excerpts import excerpt
-from litellm_compaction.core.messages import Message, Request, lead_length, newest_user_index
-from litellm_compaction.core.plan import Summarize, pinned_position
-from litellm_compaction.engine.case import PruningModel, Work
-from litellm_compaction.errors import CompactionError, ModelNotLoaded, SummaryFailed, WindowUnknown
-from litellm_compaction.models.counter import TokenCounter
-from litellm_compaction.models.families import family_of
-from litellm_compaction.models.window import Windows
+from litellm_compaction.core.messages import Message, lead_length, visible_text
+from litellm_compaction.core.plan import Edit, Summarize
+from litellm_compaction.engine.asking import Asker, Summary
+from litellm_compaction.engine.case import Work
+from litellm_compaction.engine.threads import off_loop
+from litellm_compaction.errors import CompactionError
 from litellm_compaction.stores import Store
-from litellm_compaction.summarizer import SummaryJob, summarize
-
-_REQUEST_TOKENS = 200
-# The chat template's own tokens around the summariser's one user message, rounded up.
-_TEMPLATE_TOKENS = 32
-# Work over more text than this leaves the event loop: the ledger takes about 0.3 ms for 1,000 characters.
-_OFF_LOOP_CHARS = 20_000
-
-_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,25 +38,41 @@ class Made:
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Summary:
-    text: str
-    calls: int
-    pruning_model: str
-    reason: str
-
-
 class Maker:
     """Makes compactions from plans; `clock` gives monotonic seconds, for durations."""
 
-    def __init__(self, *, windows: Windows, counter: TokenCounter, store: Store, clock: Callable[[], float]) -> None:
-        self._windows = windows
-        self._counter = counter
+    def __init__(self, *, asker: Asker, store: Store, clock: Callable[[], float]) -> None:
+        self._asker = asker
         self._store = store
         self._clock = clock
 
-    async def make(self, work: Work, decision: Summarize) -> Made:
+    async def make(self, work: Work, decision: Edit | Summarize) -> Made:
         """The compaction that `decision` asks for; without a summary where no pruning model gives a usable one."""
+        return await (self._edited(work, decision) if isinstance(decision, Edit) else self._summarized(work, decision))
+
+    async def _edited(self, work: Work, decision: Edit) -> Made:
+        """The edit with a ledger of what it does not show any more."""
+        messages = work.conversation.messages
+        rest = messages[lead_length(messages) :]
+        compaction = decision.compaction
+        replaced = (at for at in range(compaction.replaced_messages) if at != compaction.pinned)
+        hidden = [rest[position] for position in (*replaced, *compaction.stubbed)]
+
+        def write() -> str:
+            known = "\n".join(map(visible_text, apply(messages, compaction)))
+            return ledger(
+                hidden,
+                budget_tokens=decision.ledger_tokens,
+                words_tokens=decision.words_tokens,
+                count=work.count_text,
+                known=known,
+            )
+
+        compaction = replace(compaction, ledger=await off_loop(hidden, write))
+        await self._put(work.case.scope, compaction)
+        return Made(compaction=compaction, calls=0, summary_ms=0.0, pruning_model="", reason="")
+
+    async def _summarized(self, work: Work, decision: Summarize) -> Made:
         lead = lead_length(work.conversation.messages)
         covered = work.conversation.messages[lead : lead + decision.covered_messages]
         pinned = pinned_position(work.conversation.messages, decision.covered_messages)
@@ -78,10 +81,10 @@ class Maker:
         covered_hash = work.conversation.hashes[decision.covered_messages]
         started_s = self._clock()
         if decision.provisional:
-            summary = _Summary(text="", calls=0, pruning_model="", reason="no_room")
+            summary = Summary(text="", calls=0, pruning_model="", reason="no_room")
             segments = _carried(base, decision.summary_tokens, work.count_text)
         else:
-            summary = await self._summary(work, decision, covered, pinned)
+            summary = await self._asker.summary(work, decision, covered, pinned)
             segments = base.segments if base else ()
         summary_ms = 1000 * (self._clock() - started_s) if summary.calls else 0.0
         if summary.text:
@@ -98,7 +101,7 @@ class Maker:
             pinned=pinned,
             round=round_number,
             segments=segments,
-            ledger=await self._ledger(work, decision, covered, pinned, spare_tokens=_spare(decision, summary)),
+            ledger=await self._ledger(work, decision, covered, pinned, segments, summary),
             rung="summary" if summary.text else "truncate",
             window_tokens=work.window.tokens,
             provisional=decision.provisional,
@@ -131,79 +134,30 @@ class Maker:
             rung="truncate",
         )
 
-    async def _summary(
-        self, work: Work, decision: Summarize, covered: Sequence[Message], pinned: int | None
-    ) -> _Summary:
-        job = _job(work, decision, covered, pinned)
-        attempts = work.case.attempts
-        calls, asked, reason = 0, "", ""
-        if not (job.messages or job.earlier):
-            return _Summary(text="", calls=0, pruning_model="", reason="nothing_new")
-        for model in work.case.pruning_models:
-            if attempts.summary_calls_left <= 0:
-                reason = reason or "attempts"
-                break
-            try:
-                limit_tokens, count_text = await self._prompt_limit(work, model, decision.summary_tokens)
-                attempts.summary_calls_left -= 1
-                calls, asked = calls + 1, model.label
-                text = await summarize(
-                    replace(job, prompt_limit_tokens=limit_tokens),
-                    model.ask,
-                    count_text,
-                    timeout_s=work.case.settings.summary_timeout_s,
-                )
-            except SummaryFailed as error:
-                reason = error.reason
-            except (ModelNotLoaded, WindowUnknown):
-                reason = "pruning_model_not_loaded"
-            else:
-                # A reason that is still there says why the configured model was not the one that answered.
-                return _Summary(text=text, calls=calls, pruning_model=asked, reason=reason)
-        return _Summary(text="", calls=calls, pruning_model=asked, reason=reason)
-
-    async def _prompt_limit(
-        self, work: Work, model: PruningModel, summary_tokens: int
-    ) -> tuple[int, Callable[[str], int]]:
-        """The largest prompt for a pruning model, and its tokenizer; a model that thinks keeps room for that too.
-
-        Raises:
-            ModelNotLoaded: LM Studio would have to load it, which may evict the model that is being served.
-            WindowUnknown: its window is unknown.
-        """
-        window_tokens, error_ratio, count_text = work.window.tokens, work.count.error_ratio, work.count_text
-        family = work.family
-        if not model.is_same:
-            window = await self._windows.resolve(model.target)
-            family = family_of(window.architecture, model.target.model)
-            window_tokens = window.tokens
-            error_ratio = (await self._counter.count(model.target.key, family, Request(messages=()))).error_ratio
-            count_text = self._counter.text_counter(model.target.key, family)
-        budget = Budget(
-            rules=replace(work.budget.rules, answer_min_tokens=summary_tokens * (2 if family.reasons else 1)),
-            window_tokens=window_tokens,
-            floor_tokens=0,
-            error_ratio=error_ratio,
-        )
-        return budget.prompt_limit_tokens - _TEMPLATE_TOKENS, count_text
-
     async def _ledger(
         self,
         work: Work,
         decision: Summarize,
         covered: Sequence[Message],
         pinned: int | None,
-        *,
-        spare_tokens: int,
+        segments: Sequence[Segment],
+        summary: Summary,
     ) -> str:
+        """What the record holds verbatim beside its summaries and the messages that stay."""
+        messages = work.conversation.messages
         unpinned = [message for position, message in enumerate(covered) if position != pinned]
+        kept = messages[lead_length(messages) + decision.covered_messages :]
+        spare_tokens = _spare(decision, summary, work.count_text)
 
         def write() -> str:
+            # A value that a summary gets wrong is not in it, and so stands beside it.
+            known = "\n".join((*(segment.text for segment in segments), *map(visible_text, kept)))
             return ledger(
                 unpinned,
                 budget_tokens=decision.ledger_tokens + spare_tokens,
                 words_tokens=decision.words_tokens + spare_tokens // 2,
                 count=work.count_text,
+                known=known,
             )
 
         return await off_loop(unpinned, write)
@@ -216,27 +170,6 @@ class Maker:
             return
 
 
-async def off_loop(messages: Sequence[Message], run: Callable[[], _Result]) -> _Result:
-    """The result of `run`, a walk over `messages`; in a thread where it would hold up the event loop."""
-    if sum(len(message.text) for message in messages) < _OFF_LOOP_CHARS:
-        return run()
-    return await asyncio.to_thread(run)
-
-
-def _job(work: Work, decision: Summarize, covered: Sequence[Message], pinned: int | None) -> SummaryJob:
-    base = decision.base
-    start = base.summarized_messages if base else 0
-    newest = newest_user_index(work.conversation.messages)
-    request = work.conversation.messages[newest].text if newest is not None else ""
-    return SummaryJob(
-        messages=[message for position, message in enumerate(covered) if position >= start and position != pinned],
-        earlier=base.summary if base and decision.integrates else "",
-        request=excerpt(request, _REQUEST_TOKENS, work.count_text),
-        summary_tokens=decision.summary_tokens,
-        prompt_limit_tokens=0,
-    )
-
-
 def _carried(base: Compaction | None, limit_tokens: int, count: Callable[[str], int]) -> tuple[Segment, ...]:
     """The base's summaries as one segment, cut to what there is room for."""
     if base is None or not base.segments:
@@ -244,7 +177,8 @@ def _carried(base: Compaction | None, limit_tokens: int, count: Callable[[str], 
     return (replace(base.segments[-1], text=excerpt(base.summary, limit_tokens, count)),)
 
 
-def _spare(decision: Summarize, summary: _Summary) -> int:
-    """What the ledger may take more when no summary came."""
-    carried = decision.provisional and decision.base is not None and decision.base.segments
-    return 0 if summary.text or carried else decision.summary_tokens
+def _spare(decision: Summarize, summary: Summary, count: Callable[[str], int]) -> int:
+    """What the ledger may take more where the summary needed less, or did not come."""
+    if decision.provisional and decision.base is not None and decision.base.segments:
+        return 0
+    return max(decision.summary_tokens - count(summary.text), 0) if summary.text else decision.summary_tokens

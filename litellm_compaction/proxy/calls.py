@@ -78,12 +78,12 @@ class Call:
 
     def will_be_compacted(self, pending: Pending) -> None:
         """Notes that a compaction is made while the answer is already open."""
-        work, base = pending.work, pending.decision.base
+        work = pending.work
         self.outlook = Outlook(
             before=work.tokens_before,
             after=pending.decision.predicted_tokens,
             window=work.window.tokens,
-            round=(base.round if base else 0) + 1,
+            round=pending.decision.round,
         )
         self.action = "compacted"
         self.may_pause = True

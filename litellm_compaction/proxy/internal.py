@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any
 
 from litellm.litellm_core_utils.internal_call_metadata import sanitized_forwardable_call_metadata
 
+from litellm_compaction.core.messages import JsonValue, Message
 from litellm_compaction.errors import SummaryFailed
 from litellm_compaction.summarizer import SummaryAnswer
 
@@ -43,14 +44,24 @@ def summary_asker(
         timeout_s: limit for the call.
     """
 
-    async def ask(prompt: str, *, max_tokens: int) -> SummaryAnswer:
+    async def ask(
+        messages: Sequence[Message],
+        *,
+        max_tokens: int,
+        tools: Sequence[JsonValue] = (),
+        tool_choice: JsonValue = None,
+    ) -> SummaryAnswer:
+        with_tools = {"tools": list(tools), "tool_choice": tool_choice} if tools else {}
+        if tool_choice is None:
+            with_tools.pop("tool_choice", None)
         try:
             response = await call_router(
                 router,
                 model,
                 parent,
-                messages=[{"role": "user", "content": prompt}],
+                messages=[dict(message.raw) for message in messages],
                 max_tokens=max_tokens,
+                **with_tools,
                 temperature=_SUMMARY_TEMPERATURE,
                 timeout=timeout_s,
                 # An answer from LiteLLM's response cache could belong to another tenant's conversation.
@@ -62,6 +73,7 @@ def summary_asker(
                 text=message.content or "",
                 reasoning=getattr(message, "reasoning_content", None) or "",
                 finish_reason=choice.finish_reason or "stop",
+                calls_tool=bool(getattr(message, "tool_calls", None)),
             )
         except Exception as error:
             raise SummaryFailed("error", type(error).__name__) from error

@@ -35,7 +35,11 @@ def decode(body: Mapping[str, Any]) -> Request | None:
             return None
         parsed.append(parse_message(plain))
     tools = body.get("tools") or body.get("functions") or ()
-    return Request(messages=tuple(parsed), tools=tuple(tools) if isinstance(tools, Sequence) else ())
+    return Request(
+        messages=tuple(parsed),
+        tools=tuple(tools) if isinstance(tools, Sequence) else (),
+        tool_choice=body.get("tool_choice"),
+    )
 
 
 def encode(messages: Sequence[Message]) -> list[dict[str, Any]]:

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from litellm_compaction.core.budget import Budget, Rules
 from litellm_compaction.core.messages import Message, chain, lead_length, newest_user_index, parse_message
-from litellm_compaction.core.plan import Conversation, Depth
+from litellm_compaction.core.plan import Depth
+from litellm_compaction.core.weights import Conversation
 
 JsonDict = dict[str, Any]
 

@@ -10,8 +10,8 @@ from litellm_compaction.core.anchors import ledger
 from litellm_compaction.models.tokenizers import token_length
 from tests.core.conversations import JsonDict, assistant, calls, count, parsed, raw_conversations, result, user
 
-WORDS_HEAD = "The user's own words:"
-LINES_HEAD = "Paths, ids, numbers, commands and errors, as they stood:"
+WORDS_HEAD = "The user's own words, oldest first; where two disagree the later holds:"
+LINES_HEAD = "Paths, ids, numbers, commands and errors, oldest first; where two disagree the later holds:"
 
 
 def written(raw: list[JsonDict], *, budget: int = 600, words: int = 300) -> str:
@@ -135,3 +135,19 @@ def test_a_megabyte_of_arguments_is_scanned() -> None:
     """The same for calls, whose arguments may be one line."""
     arguments = '{"text": "' + "a_b/" * 250_000 + '"}'
     assert count(written([calls("1", arguments=arguments)])) <= 600
+
+
+def test_what_stays_visible_is_not_repeated() -> None:
+    """Anchors that a summary or a kept message shows leave their room to others."""
+    covered = parsed([assistant("The port is in src/config.py:12."), assistant("The host is in src/hosts.py:34.")])
+    text = ledger(covered, budget_tokens=200, words_tokens=0, count=count, known="see src/config.py:12")
+    assert "src/hosts.py:34" in text
+    assert "src/config.py:12" not in text
+
+
+def test_one_giant_result_does_not_hide_older_ones() -> None:
+    """Its two ends are read, and then what came before it."""
+    giant = "FIRST_1 marker\n" + "filler of the log 000\n" * 50_000 + "LAST_2 marker"
+    covered = parsed([result("1", "OLDER_0 marker"), result("2", giant)])
+    text = ledger(covered, budget_tokens=400, words_tokens=0, count=count)
+    assert all(marker in text for marker in ("OLDER_0", "FIRST_1", "LAST_2"))

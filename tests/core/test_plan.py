@@ -10,25 +10,13 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from litellm_compaction.core.boundaries import legal_cuts, sacred_indices
+from litellm_compaction.core.boundaries import legal_cuts, pinned_position, sacred_indices
 from litellm_compaction.core.budget import Budget
 from litellm_compaction.core.compaction import Compaction, Segment, apply, is_applicable
 from litellm_compaction.core.messages import lead_length
-from litellm_compaction.core.plan import (
-    MIN_GAIN_RATIO,
-    RECORD_TOKENS,
-    Conversation,
-    Depth,
-    Keep,
-    Plan,
-    Refuse,
-    Reuse,
-    Summarize,
-    applied_tokens,
-    pinned_position,
-    plan,
-)
+from litellm_compaction.core.plan import MIN_GAIN_RATIO, Depth, Edit, Keep, Plan, Refuse, Reuse, Summarize, plan
 from litellm_compaction.core.prompts import frame
+from litellm_compaction.core.weights import RECORD_TOKENS, Conversation, applied_tokens
 from litellm_compaction.models.families import family_of
 from litellm_compaction.models.tokenizers import token_length
 from tests.core.conversations import (
@@ -239,6 +227,12 @@ def test_every_decision_can_be_sent_or_is_refused(raw: list[JsonDict], window: i
         assert limits.fits(decision.predicted_tokens)
         assert applied_tokens(weighed, written(decision, weighed), count) <= decision.predicted_tokens
         assert decision.words_tokens <= decision.ledger_tokens
+    elif isinstance(decision, Edit):
+        cut = lead_length(weighed.messages) + decision.compaction.covered_messages
+        assert cut in legal_cuts(weighed.messages)
+        assert decision.predicted_tokens <= limits.target_tokens(weighed.tokens) < weighed.tokens
+        full = replace(decision.compaction, ledger="x" * 4 * decision.ledger_tokens)
+        assert applied_tokens(weighed, full, count) <= decision.predicted_tokens
     else:
         assert decision == Refuse()
         sacred = [weighed.sizes[index] for index in sacred_indices(weighed.messages)]

@@ -212,7 +212,10 @@ def test_control_tokens_do_not_make_a_part_too_long(control: str) -> None:
 def test_a_prompt_frames_its_data() -> None:
     """Record so far, request and transcript stand between instruction and reminder, defused."""
     prompt = summary_prompt(
-        earlier="EARLIER [INST]", request="REQUEST </s>", transcript="USER:\n<|im_start|>", words=123
+        earlier="EARLIER [INST]",
+        request="REQUEST </s>",
+        transcript="USER:\n<|im_start|>",
+        instruction="Write at most 123 words.",
     )
     assert "at most 123 words" in prompt
     assert prompt.index("REQUEST") < prompt.index("EARLIER") < prompt.index("USER:")
@@ -223,14 +226,14 @@ def test_a_prompt_frames_its_data() -> None:
 
 def test_a_prompt_without_a_record_does_not_mention_one() -> None:
     """Empty sections are left out."""
-    prompt = summary_prompt(earlier="", request="", transcript="USER:\nhi", words=100)
+    prompt = summary_prompt(earlier="", request="", transcript="USER:\nhi", instruction="Write.")
     assert "RECORD SO FAR" not in prompt
     assert "THE REQUEST BEING WORKED ON" not in prompt
 
 
 def test_a_merge_keeps_the_order_of_the_parts() -> None:
     """Partial records are numbered and defused."""
-    prompt = merge_prompt(parts=["one <bos>", "two"], words=100)
+    prompt = merge_prompt(parts=["one <bos>", "two"], instruction="Write.")
     assert prompt.index("PART 1:\none") < prompt.index("PART 2:\ntwo")
     assert "<bos>" not in prompt
 

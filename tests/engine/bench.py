@@ -85,10 +85,18 @@ class FakeAsk:
         self.asked = asyncio.Event()
         self.prompts: list[str] = []
         self.max_tokens: list[int] = []
+        self.messages: list[tuple[Message, ...]] = []
+        self.tools: list[tuple[Any, ...]] = []
+        self.calls_tool = False
         self.cancelled = 0
 
-    async def __call__(self, prompt: str, *, max_tokens: int) -> SummaryAnswer:
+    async def __call__(
+        self, messages: Sequence[Message], *, max_tokens: int, tools: Sequence[Any] = (), tool_choice: Any = None
+    ) -> SummaryAnswer:
+        prompt = "\n".join(message.text for message in messages)
         self.prompts.append(prompt)
+        self.messages.append(tuple(messages))
+        self.tools.append(tuple(tools))
         self.max_tokens.append(max_tokens)
         self.asked.set()
         try:
@@ -99,6 +107,8 @@ class FakeAsk:
             raise
         if isinstance(self.answer, Exception):
             raise self.answer
+        if self.calls_tool and tools:
+            return SummaryAnswer(text="", calls_tool=True, finish_reason="tool_calls")
         return SummaryAnswer(text=self.answer)
 
 
@@ -164,8 +174,17 @@ class Bench:
             attempts=attempts or Attempts(summary_calls_left=chosen.max_summary_calls),
         )
 
-    async def guard(self, raw: Sequence[JsonDict], window: int | None = 8192, **case: Any) -> Guarded:
-        return await self.compactor.guard(Request(messages=parsed(raw)), self.case(window, **case))
+    async def guard(
+        self,
+        raw: Sequence[JsonDict],
+        window: int | None = 8192,
+        *,
+        tools: Sequence[JsonDict] = (),
+        tool_choice: Any = None,
+        **case: Any,
+    ) -> Guarded:
+        request = Request(messages=parsed(raw), tools=tuple(tools), tool_choice=tool_choice)
+        return await self.compactor.guard(request, self.case(window, **case))
 
     @property
     def outcomes(self) -> list[str]:

@@ -29,8 +29,9 @@ OPEN: list[Bench] = []
 
 
 def is_summary_call(body: Mapping[str, Any] | None) -> bool:
+    """Whether the newest message asks for a record: alone, or behind the conversation itself (append mode)."""
     messages = (body or {}).get("messages") or [{}]
-    return len(messages) == 1 and str(messages[0].get("content", "")).startswith(_INSTRUCTION)
+    return str(messages[-1].get("content", "")).startswith(_INSTRUCTION)
 
 
 def answers(summary: Reply | None = None, reply: Reply | None = None) -> Script:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ from tests.integration.bench import is_summary_call, overrun
 from tests.integration.harness import Proxy
 from tests.integration.validity import problems, searchable
 
-FOLDER = Path(__file__).parents[3] / "shared" / "transcripts"
+FOLDER = Path(os.environ.get("COMPACTION_TRANSCRIPTS") or Path(__file__).parents[3] / "shared" / "transcripts")
 
 
 @dataclass

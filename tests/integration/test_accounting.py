@@ -143,6 +143,7 @@ def test_nothing_of_the_conversation_and_nothing_of_ours_is_in_metadata(office: 
 
 _RESERVED = """
 import asyncio, json
+from litellm_compaction.core.messages import user_message
 from litellm_compaction.proxy.internal import summary_asker
 
 class Router:
@@ -155,7 +156,7 @@ parent = {
     "user_api_key_auth": {"user_id": "anna", "budget_reservation": {"reserved_cost": 0.5}}, "secret_note": "MINE",
 }
 try:
-    asyncio.run(summary_asker(Router(), "m", parent, timeout_s=1)("text", max_tokens=5))
+    asyncio.run(summary_asker(Router(), "m", parent, timeout_s=1)([user_message("text")], max_tokens=5))
 except Exception as error:
     print(type(error).__name__)
 """

@@ -60,7 +60,9 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     with ExitStack() as stack:
         for setup in _SETUPS:
             for each in chosen:
-                simulator = Simulator([Model(_MODEL, publisher="zai-org", architecture="glm4", tokens_factor=setup.factor)])
+                simulator = Simulator(
+                    [Model(_MODEL, publisher="zai-org", architecture="glm4", tokens_factor=setup.factor)]
+                )
                 simulator.load(_MODEL, setup.window)
                 simulator.script = summariser(setup.kind, [fact["text"] for fact in each.facts])
                 group = _group(each, setup)

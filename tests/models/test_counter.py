@@ -443,12 +443,14 @@ TRANSCRIPTS = Path(__file__).parents[2].parent / "shared" / "transcripts"
 @pytest.mark.skipif(not TRANSCRIPTS.is_dir(), reason="the shared transcripts are not on this machine")
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 async def test_real_conversations_cost_at_least_their_text(family: Family) -> None:
-    """On every transcript the count lies above the bare text and below twice of it, and a second look is the same."""
+    """A count lies above the text that all templates render and below twice of all; a second look is the same."""
     for path in sorted(TRANSCRIPTS.glob("*.json")):
         loaded = json.loads(path.read_text())
         counter = TokenCounter()
         asked = request(*loaded["messages"], tools=tuple(loaded["tools"] or ()))
         made = await counter.count("t", family, asked)
-        text = sum(tokenizers.token_length(family.vocabulary, message.text) for message in asked.messages)
-        assert text < made.tokens < 2 * text
+        sizes = [tokenizers.token_length(family.vocabulary, message.text) for message in asked.messages]
+        # Many templates leave out what an assistant says beside its calls.
+        certain = sum(size for size, message in zip(sizes, asked.messages, strict=True) if not message.calls)
+        assert certain < made.tokens < 2 * sum(sizes)
         assert await counter.count("t", family, asked) == made

@@ -211,7 +211,7 @@ class Listening:
         self.details = details
 
 
-async def summarized(prompt: str, *, max_tokens: int) -> SummaryAnswer:
+async def summarized(messages: Sequence[Message], *, max_tokens: int, **with_tools: Any) -> SummaryAnswer:
     return SummaryAnswer(text=SUMMARY)
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
-from litellm_compaction.core.messages import ABORT_NOTICE, ATTEMPTS_NOTICE, DONE_NOTICE, START_NOTICE
+from litellm_compaction.core.messages import ABORT_NOTICE, ATTEMPTS_NOTICE, DONE_NOTICE, START_NOTICE, Message
 from litellm_compaction.errors import overflow_from_text
 from litellm_compaction.models.families import family_of
 from litellm_compaction.proxy.exchange import UpstreamDropped, UpstreamError
@@ -108,9 +109,9 @@ async def test_pending_compaction_is_announced_before_it_is_made(notices: Any) -
     """The first chunk comes before the summary; reuse is announced by nothing."""
     asked = asyncio.Event()
 
-    async def ask(prompt: str, *, max_tokens: int) -> SummaryAnswer:
+    async def ask(messages: Sequence[Message], *, max_tokens: int, **with_tools: Any) -> SummaryAnswer:
         asked.set()
-        return await summarized(prompt, max_tokens=max_tokens)
+        return await summarized(messages, max_tokens=max_tokens)
 
     scene = Scene(talk("before", 2500), [Turn(reply=Reply("Fine."))], notices=notices, ask=ask)
     chunks = (await scene.answer()).chunks()
@@ -434,14 +435,14 @@ async def test_refusal_of_a_continuation_passes(turn: int) -> None:
 async def test_failed_summary_does_not_stop_the_answer() -> None:
     """Without a summary the answer goes on over the record that needs no model."""
 
-    async def fail(prompt: str, *, max_tokens: int) -> SummaryAnswer:
+    async def fail(messages: Sequence[Message], *, max_tokens: int, **with_tools: Any) -> SummaryAnswer:
         raise ConnectionError
 
-    async def ask(prompt: str, *, max_tokens: int) -> SummaryAnswer:
+    async def ask(messages: Sequence[Message], *, max_tokens: int, **with_tools: Any) -> SummaryAnswer:
         from litellm_compaction.errors import SummaryFailed
 
         try:
-            return await fail(prompt, max_tokens=max_tokens)
+            return await fail(messages, max_tokens=max_tokens)
         except ConnectionError as error:
             raise SummaryFailed("error") from error
 
@@ -473,9 +474,9 @@ async def test_cancelled_wait_closes_the_upstream(place: str) -> None:
     hang = asyncio.Event()
     ended = asyncio.Event()
 
-    async def ask(prompt: str, *, max_tokens: int) -> SummaryAnswer:
+    async def ask(messages: Sequence[Message], *, max_tokens: int, **with_tools: Any) -> SummaryAnswer:
         if place != "summary":
-            return await summarized(prompt, max_tokens=max_tokens)
+            return await summarized(messages, max_tokens=max_tokens)
         hang.set()
         try:
             await asyncio.Event().wait()

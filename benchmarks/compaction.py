@@ -1,0 +1,111 @@
+"""What a compaction is worth: real conversations replayed turn by turn, beside what people do without it.
+
+    python benchmarks/compaction.py FOLDER [--windows 4096 8192 16384 32768] [--only NAME]
+
+FOLDER (or the environment variable COMPACTION_TRANSCRIPTS) holds conversations as JSON: `messages`, `tools`, `facts`.
+In-process: the engine with a scripted pruning model, no server. `work` is uncached prefill + 15 × decode tokens,
+relative to an unlimited context; `cued` counts a fact only beside a word beside which it stood.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import statistics
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from benchmarks import methods
+from benchmarks.constraints import EXPLICIT, IMPLICIT, planted
+from benchmarks.measuring import Method, Row, Tally, Transcript, load, replay, row
+from benchmarks.summarisers import KINDS
+from tests.integration.validity import searchable
+
+_VARIABLE = "COMPACTION_TRANSCRIPTS"
+_Make = Callable[[Transcript, int], Method]
+
+
+def main() -> None:
+    """Prints one table for each context length."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", nargs="?", default=os.environ.get(_VARIABLE))
+    parser.add_argument("--windows", type=int, nargs="+", default=[4096, 8192, 16_384, 32_768], metavar="TOKENS")
+    parser.add_argument("--only", default="", help="methods whose name contains this")
+    parser.add_argument("--verbose", action="store_true", help="one line for each conversation, and the facts lost")
+    chosen = parser.parse_args()
+    if not chosen.folder:
+        parser.error(f"name the folder with the conversations, or set {_VARIABLE}")
+    transcripts = load(Path(chosen.folder))
+    for window in chosen.windows:
+        print(f"\n{window} tokens, {len(transcripts)} conversations\n{_HEAD}", flush=True)
+        for name, make in _rows():
+            if chosen.only in name and chosen.only != "constraints":
+                tallies = [asyncio.run(replay(each, window, make(each, window))) for each in transcripts]
+                print(_line(name, row(tallies)), flush=True)
+                if chosen.verbose:
+                    print("\n".join(map(_detail, tallies)))
+        if chosen.only in ("", "constraints"):
+            print(_constraints(transcripts, window), flush=True)
+
+
+_HEAD = f"{'':28} truncated refused valid  facts  cued  calls/100 stability  work  reduction"
+
+
+def _constraints(transcripts: Sequence[Transcript], window: int) -> str:
+    """How many side constraints still stand verbatim in the prompts behind them, with a dead pruning model."""
+    found: list[str] = []
+    for kind, sentences in (("explicit", EXPLICIT), ("implicit", IMPLICIT)):
+        for place in ("top", "middle", "late"):
+            kept: list[float] = []
+            for number, each in enumerate(transcripts):
+                for sentence in (sentences[number % len(sentences)], sentences[(number + 3) % len(sentences)]):
+                    changed = planted(each, place, sentence)
+                    if changed is not None:
+                        kept += asyncio.run(_kept(changed, window, sentence))
+            found.append(f"{kind} {place} {statistics.mean(kept) if kept else 1:.3f} of {len(kept)}")
+    return "side constraints kept, dead summariser: " + "; ".join(found)
+
+
+async def _kept(transcript: Transcript, window: int, sentence: str) -> list[float]:
+    method = methods.ours("dead", transcript, window)
+    kept: list[float] = []
+    for index, message in enumerate(transcript.messages):
+        client = transcript.messages[:index]
+        if message["role"] == "assistant" and index >= 2:
+            turn = await method(transcript, client)
+            if turn.messages is not None and turn.is_compacted and sentence in searchable(client):
+                kept.append(float(sentence in searchable(turn.messages)))
+    return kept
+
+
+def _rows() -> Iterator[tuple[str, _Make]]:
+    for kind in KINDS:
+        yield f"ours, {kind}", partial(methods.ours, kind)
+    yield "greedy optimum", methods.greedy
+    for kind in KINDS[:2]:
+        yield f"summarise every time, {kind}", partial(methods.every_time, kind)
+    yield "server cuts the middle", methods.stock
+    yield "litellm trim_messages", methods.trimmed
+    yield "litellm.compress", methods.compressed
+
+
+def _line(name: str, found: Row) -> str:
+    return (
+        f"{name:28} {found.truncated:9} {found.refused:7} {found.valid_ratio:5.3f} {found.facts:6.3f} "
+        f"{found.bound_facts:5.3f} {found.calls_per_100:10.1f} {found.stability:9.3f} {found.work_ratio:5.2f} "
+        f"{found.reduction:10.2f}"
+    )
+
+
+def _detail(tally: Tally) -> str:
+    lost = ", ".join(f"{text[:40]!r} ×{times}" for text, times in tally.lost.items())
+    return f"  {_line(tally.name, row([tally]))}\n    lost: {lost or 'nothing'}; {tally.invalid[:2]}"
+
+
+if __name__ == "__main__":
+    main()

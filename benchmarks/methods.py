@@ -1,0 +1,215 @@
+"""What is compared: our engine, and what people do without it."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from benchmarks.measuring import (
+    JsonDict,
+    Method,
+    SummaryCall,
+    Transcript,
+    Turn,
+    budget,
+    count,
+    prompt_tokens,
+    rendered,
+    size,
+)
+from benchmarks.summarisers import Kind, summary
+from litellm_compaction.core.boundaries import latest_cut, sacred_indices
+from litellm_compaction.core.messages import Message, Request, lead_length, newest_user_index, parse_message
+from litellm_compaction.errors import DoesNotFit, SummaryFailed
+from litellm_compaction.models.counter import Count
+from litellm_compaction.models.families import Family
+from litellm_compaction.summarizer import SummaryAnswer
+from tests.engine.bench import Bench, FakeAsk, FakeCounter
+
+_SUMMARY_TOKENS = 800
+# Instruction, answer and template of a summary call.
+_RESERVED_TOKENS = 1_400
+_INSTRUCTION = "Summarise the conversation so far for your own later use. " * 35
+
+
+class _Counter(FakeCounter):
+    """Counts as the played server does."""
+
+    async def count(self, target_key: str, family: Family, request: Request) -> Count:
+        sizes = tuple(size(dict(message.raw)) for message in request.messages)
+        tools_tokens = count(json.dumps(request.tools, ensure_ascii=False)) if request.tools else 0
+        tokens = tools_tokens + sum(sizes)
+        return Count(
+            tokens=tokens,
+            sizes=sizes,
+            tools_tokens=tools_tokens,
+            overhead_tokens=0,
+            error_ratio=0.0,
+            exact=True,
+            raw_tokens=tokens,
+        )
+
+    def text_counter(self, target_key: str, family: Family) -> Callable[[str], int]:
+        return count
+
+
+class _Pruner(FakeAsk):
+    """A scripted pruning model that keeps what it was asked."""
+
+    def __init__(self, kind: Kind, facts: Sequence[str]) -> None:
+        super().__init__()
+        self._kind = kind
+        self._facts = facts
+        self.calls: list[SummaryCall] = []
+
+    async def __call__(
+        self, messages: Sequence[Message], *, max_tokens: int, tools: Sequence[Any] = (), tool_choice: Any = None
+    ) -> SummaryAnswer:
+        raw = [dict(message.raw) for message in messages]
+        answer = summary(self._kind, "\n".join(map(rendered, raw)), self._facts, max_tokens)
+        self.calls.append(SummaryCall(raw, bool(tools), answer))
+        if not answer:
+            raise SummaryFailed("error")
+        return SummaryAnswer(text=answer)
+
+
+def ours(kind: Kind, transcript: Transcript, window_tokens: int) -> Method:
+    """This package's engine with a scripted pruning model."""
+    pruner = _Pruner(kind, [fact["text"] for fact in transcript.facts])
+    bench = Bench(counter=_Counter(), ask=pruner)
+
+    async def send(transcript: Transcript, client: Sequence[JsonDict]) -> Turn:
+        pruner.calls.clear()
+        request = Request(messages=tuple(map(parse_message, client)), tools=tuple(transcript.tools))
+        try:
+            guarded = await bench.compactor.guard(request, bench.case(window_tokens))
+        except DoesNotFit:
+            return Turn(None)
+        sent = client if guarded.messages is None else [dict(message.raw) for message in guarded.messages]
+        return Turn(sent, tuple(pruner.calls), guarded.action != "none", guarded.action == "compacted")
+
+    return send
+
+
+def _without_null(message: JsonDict) -> JsonDict:
+    return {**message, "content": message.get("content") or ""}
+
+
+def greedy(transcript: Transcript, window_tokens: int) -> Method:
+    """The optimum of a greedy rule: at each compaction everything but the sacred tail goes, for 800 tokens."""
+    covered = 0
+    rounds = itertools.count(1)
+    record = ""
+    limits = budget(window_tokens)
+
+    def applied(client: Sequence[JsonDict]) -> list[JsonDict]:
+        if not covered:
+            return list(client)
+        messages = tuple(map(parse_message, client))
+        lead = lead_length(messages)
+        tail = list(client[covered:])
+        if tail and tail[0]["role"] == "user":
+            carrier = {**tail[0], "content": record + tail[0]["content"]}
+            return [*client[:lead], carrier, *map(_without_null, tail[1:])]
+        newest = newest_user_index(messages)
+        pinned = client[newest]["content"] if newest is not None and newest < covered else ""
+        return [*client[:lead], {"role": "user", "content": record + pinned}, *map(_without_null, tail)]
+
+    async def send(transcript: Transcript, client: Sequence[JsonDict]) -> Turn:
+        nonlocal covered, record
+        now = applied(client)
+        if not limits.triggers(prompt_tokens(transcript.tools, now)):
+            return Turn(now, is_compacted=covered > 0)
+        messages = tuple(map(parse_message, client))
+        if latest_cut(messages) <= max(covered, lead_length(messages)):
+            return Turn(now, is_compacted=covered > 0)
+        text = f"Round {next(rounds)}.\n" + "word " * (_SUMMARY_TOKENS - 8) + "\n\n"
+        call = SummaryCall([*now, {"role": "user", "content": _INSTRUCTION}], True, text)
+        covered, record = latest_cut(messages), text
+        return Turn(applied(client), (call,), is_compacted=True, is_new=True)
+
+    return send
+
+
+def every_time(kind: Kind, transcript: Transcript, window_tokens: int) -> Method:
+    """A stateless summariser: above the trigger, every request pays for a summary of everything that came before."""
+    facts = [fact["text"] for fact in transcript.facts]
+    limits = budget(window_tokens)
+
+    async def send(transcript: Transcript, client: Sequence[JsonDict]) -> Turn:
+        if not limits.triggers(prompt_tokens(transcript.tools, client)):
+            return Turn(client)
+        messages = tuple(map(parse_message, client))
+        sacred = sorted(sacred_indices(messages))
+        lead = lead_length(messages)
+        tail = [dict(client[index]) for index in sacred if index >= lead]
+        room = window_tokens - _RESERVED_TOKENS
+        # As much of the newest as the pruning model's own window takes.
+        shown: list[JsonDict] = []
+        for message in reversed(client[lead : latest_cut(messages)]):
+            room -= size(message)
+            if room < 0:
+                break
+            shown.insert(0, message)
+        prompt = "\n".join(map(rendered, shown)) + _INSTRUCTION
+        answer = summary(kind, prompt, facts, _SUMMARY_TOKENS)
+        if tail and tail[0]["role"] == "user":
+            tail[0]["content"] = answer + "\n\n" + tail[0]["content"]
+        else:
+            tail.insert(0, {"role": "user", "content": answer})
+        call = SummaryCall([{"role": "user", "content": prompt}], False, answer)
+        return Turn([*client[:lead], *map(_without_null, tail)], (call,), is_compacted=True, is_new=True)
+
+    return send
+
+
+def stock(transcript: Transcript, window_tokens: int) -> Method:
+    """What the server does on its own: the middle goes, token by token, without a word to anybody."""
+
+    async def send(transcript: Transcript, client: Sequence[JsonDict]) -> Turn:
+        over = prompt_tokens(transcript.tools, client) + 256 - window_tokens
+        if over <= 0:
+            return Turn(client)
+        cut: list[JsonDict] = []
+        for index, message in enumerate(client):
+            if index < 2 or over <= 0:
+                cut.append(message)
+            elif size(message) <= over:
+                over -= size(message)
+            else:
+                text = message.get("content") or ""
+                cut.append({**message, "content": text[len(text) * over // size(message) :]})
+                over = 0
+        return Turn(cut, is_compacted=True, is_new=True, is_cut=True)
+
+    return send
+
+
+def trimmed(transcript: Transcript, window_tokens: int) -> Method:
+    """LiteLLM's `trim_messages`, as its documentation calls it."""
+    import litellm
+
+    async def send(transcript: Transcript, client: Sequence[JsonDict]) -> Turn:
+        room = window_tokens - count(json.dumps(transcript.tools)) - 256
+        sent = litellm.utils.trim_messages([dict(each) for each in client], model="gpt-4o", max_tokens=room)
+        return Turn(sent, is_compacted=sent != list(client), is_new=sent != list(client))
+
+    return send
+
+
+def compressed(transcript: Transcript, window_tokens: int) -> Method:
+    """LiteLLM's `compress`: messages of little relevance to the newest one become stubs."""
+    import litellm
+
+    async def send(transcript: Transcript, client: Sequence[JsonDict]) -> Turn:
+        result = litellm.compress(
+            [{**each, "content": each.get("content") or ""} for each in client],
+            "gpt-4o",
+            compression_trigger=int(0.8 * window_tokens),
+        )
+        sent = result["messages"]
+        return Turn(sent, is_compacted=sent != list(client), is_new=sent != list(client))
+
+    return send

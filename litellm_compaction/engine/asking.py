@@ -1,0 +1,212 @@
+"""Who is asked for a summary, in which mode, and inside which limit.
+
+Called by the maker. Append mode sends the served conversation again with the instruction behind it, reformat mode its
+text in one message; whichever costs the engine less work is tried first.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from litellm_compaction.core.budget import Budget
+from litellm_compaction.core.compaction import Compaction, apply
+from litellm_compaction.core.edits import edited, superseded_reads
+from litellm_compaction.core.excerpts import excerpt
+from litellm_compaction.core.messages import Message, Request, lead_length, newest_user_index
+from litellm_compaction.core.plan import Summarize
+from litellm_compaction.core.prompts import appended
+from litellm_compaction.core.strategies import STRATEGIES
+from litellm_compaction.engine.case import PruningModel, Work
+from litellm_compaction.engine.sending import SentPrompts
+from litellm_compaction.engine.threads import off_loop
+from litellm_compaction.errors import ModelNotLoaded, SummaryFailed, WindowUnknown
+from litellm_compaction.models.counter import TokenCounter
+from litellm_compaction.models.families import family_of
+from litellm_compaction.models.window import Windows
+from litellm_compaction.summarizer import SummaryJob, Upstream, summarize, summarize_appended
+
+_REQUEST_TOKENS = 200
+# The chat template's own tokens around the summariser's one user message, rounded up.
+_TEMPLATE_TOKENS = 32
+# A decoded token takes a local engine as long as so many prefilled ones (issue 5).
+_DECODE_WEIGHT = 15
+# The model answered, but not with a record: reformatted, without tools and as quoted data, it may.
+_WORTH_REFORMATTING = frozenset({"tool_call", "empty", "refusal", "reasoning_only", "longer"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """What came of asking; `text` is "" where nobody gave a usable summary, and `reason` says why in one word."""
+
+    text: str
+    calls: int
+    pruning_model: str
+    reason: str
+
+
+class Asker:
+    """Asks pruning models.
+
+    Args:
+        windows: which context length a pruning model has.
+        counter: tokens of its prompts.
+        sent: what the served model's cache may hold.
+    """
+
+    def __init__(self, *, windows: Windows, counter: TokenCounter, sent: SentPrompts) -> None:
+        self._windows = windows
+        self._counter = counter
+        self._sent = sent
+
+    async def summary(self, work: Work, decision: Summarize, covered: Sequence[Message], pinned: int | None) -> Summary:
+        """The first usable summary of `covered`, the messages after the lead that `decision` covers.
+
+        Every call takes one from the request's budget (promise P5); a model that fails leaves the turn to the next.
+        """
+        job = await off_loop(covered, lambda: _job(work, decision, covered, pinned))
+        attempts = work.case.attempts
+        calls, asked, reason = 0, "", ""
+        if not (job.messages or job.earlier):
+            return Summary(text="", calls=0, pruning_model="", reason="nothing_new")
+        for model in work.case.pruning_models:
+            try:
+                limit_tokens, count = await self._prompt_limit(work, model, decision.summary_tokens)
+            except (ModelNotLoaded, WindowUnknown):
+                reason = "pruning_model_not_loaded"
+                continue
+            job = replace(job, prompt_limit_tokens=limit_tokens)
+            failure = ""
+            for upstream in await self._modes(work, decision, model, job):
+                if attempts.summary_calls_left <= 0:
+                    failure = failure or reason or "attempts"
+                    break
+                attempts.summary_calls_left -= 1
+                calls, asked = calls + 1, model.label
+                timeout_s = work.case.settings.summary_timeout_s
+                try:
+                    if upstream is None:
+                        text = await summarize(job, model.ask, count, timeout_s=timeout_s)
+                    else:
+                        text = await summarize_appended(job, upstream, model.ask, count, timeout_s=timeout_s)
+                except SummaryFailed as error:
+                    failure = error.reason
+                    if failure not in _WORTH_REFORMATTING:
+                        break
+                else:
+                    # A reason that is still there says why the configured model was not the one that answered.
+                    return Summary(text=text, calls=calls, pruning_model=asked, reason=reason)
+            reason = failure
+            if attempts.summary_calls_left <= 0:
+                break
+        return Summary(text="", calls=calls, pruning_model=asked, reason=reason)
+
+    async def _modes(
+        self, work: Work, decision: Summarize, model: PruningModel, job: SummaryJob
+    ) -> Sequence[Upstream | None]:
+        """What to send, cheapest mode first; None is reformat mode."""
+        upstream = await self._upstream(work, decision, job) if model.is_same else None
+        if upstream is None:
+            return (None,)
+        return (upstream, None)
+
+    async def _upstream(self, work: Work, decision: Summarize, job: SummaryJob) -> Upstream | None:
+        """The conversation to send again in append mode; None where it cannot be, or reformat mode is less work."""
+        base, conversation = decision.base, work.conversation
+        if not _shows_everything(base) or not _may_answer_freely(work.request):
+            return None
+        messages, lead = conversation.messages, lead_length(conversation.messages)
+        cut = lead + decision.covered_messages
+        current = apply(messages, base) if base else messages
+        prefix = current[: len(current) - (len(messages) - cut)]
+        earlier: Literal["none", "stays", "goes"]
+        earlier = "none" if base is None else "goes" if decision.integrates else "stays"
+        asked = appended(prefix, instruction=job.instruction, earlier=earlier)
+        counted = await self._counter.count(work.case.target.key, work.family, replace(work.request, messages=asked))
+        if counted.tokens > job.prompt_limit_tokens:
+            return None
+        lead_tokens = conversation.fixed_tokens + sum(conversation.sizes[:lead])
+        new_tokens = counted.tokens - self._cached_tokens(work, base, cut, sum(counted.sizes[: len(prefix)]))
+        text_tokens = sum(work.count_text(message.text) for message in job.messages) + work.count_text(job.earlier)
+        parts = math.ceil(text_tokens / job.prompt_limit_tokens)
+        decoded = decision.summary_tokens * _DECODE_WEIGHT
+        # A prompt of another shape takes the slot: system message and tools will have to be read again.
+        reformatted = lead_tokens + text_tokens + work.count_text(job.instruction) + decoded * (2 * parts - 1)
+        if new_tokens + decoded > reformatted:
+            return None
+        return Upstream(
+            messages=asked,
+            tools=work.request.tools,
+            tool_choice=work.request.tool_choice,
+            tokens=sum(counted.sizes[lead : len(prefix)]),
+        )
+
+    def _cached_tokens(self, work: Work, base: Compaction | None, cut: int, prefix_tokens: int) -> int:
+        """How much of the conversation up to `cut` the server holds, by what was last sent of it."""
+        conversation = work.conversation
+        sent = self._sent.last(work.case.scope, work.case.target.key, conversation.hashes)
+        if sent is None:
+            return 0
+        lead = lead_length(conversation.messages)
+        if sent.covered_hash != (base.covered_hash if base else ""):
+            return conversation.fixed_tokens + sum(conversation.sizes[:lead])
+        return conversation.fixed_tokens + prefix_tokens - sum(conversation.sizes[lead + sent.messages : cut])
+
+    async def _prompt_limit(
+        self, work: Work, model: PruningModel, summary_tokens: int
+    ) -> tuple[int, Callable[[str], int]]:
+        """The largest prompt for a pruning model, and its tokenizer; a model that thinks keeps room for that too.
+
+        Raises:
+            ModelNotLoaded: LM Studio would have to load it, which may evict the model that is being served.
+            WindowUnknown: its window is unknown.
+        """
+        window_tokens, error_ratio, count_text = work.window.tokens, work.count.error_ratio, work.count_text
+        family = work.family
+        if not model.is_same:
+            window = await self._windows.resolve(model.target)
+            family = family_of(window.architecture, model.target.model)
+            window_tokens = window.tokens
+            error_ratio = (await self._counter.count(model.target.key, family, Request(messages=()))).error_ratio
+            count_text = self._counter.text_counter(model.target.key, family)
+        budget = Budget(
+            rules=replace(work.budget.rules, answer_min_tokens=summary_tokens * (2 if family.reasons else 1)),
+            window_tokens=window_tokens,
+            floor_tokens=0,
+            error_ratio=error_ratio,
+        )
+        return budget.prompt_limit_tokens - _TEMPLATE_TOKENS, count_text
+
+
+def _shows_everything(base: Compaction | None) -> bool:
+    """Whether what was sent shows all that has to be summarized: no stubs, and no gap behind the last summary."""
+    return base is None or (base.edited_from is None and base.summarized_messages == base.covered_messages)
+
+
+def _may_answer_freely(request: Request) -> bool:
+    """Whether the client's `tool_choice` lets the model answer in words, and its tools can be sent as they came.
+
+    The older `functions` have no `type`; a forced call would be all that comes back.
+    """
+    has_tools_only = all(isinstance(tool, Mapping) and "type" in tool for tool in request.tools)
+    return has_tools_only and request.tool_choice in (None, "auto", "none")
+
+
+def _job(work: Work, decision: Summarize, covered: Sequence[Message], pinned: int | None) -> SummaryJob:
+    base = decision.base
+    start = base.summarized_messages if base else 0
+    newest = newest_user_index(work.conversation.messages)
+    request = work.conversation.messages[newest].text if newest is not None else ""
+    # Of repeated reads the newest says all: the room is better spent on the rest.
+    shown = edited(covered, superseded_reads(covered), untouched=pinned)
+    return SummaryJob(
+        messages=[message for position, message in enumerate(shown) if position >= start and position != pinned],
+        earlier=base.summary if base and decision.integrates else "",
+        request=excerpt(request, _REQUEST_TOKENS, work.count_text),
+        summary_tokens=decision.summary_tokens,
+        prompt_limit_tokens=0,
+        round_number=decision.round,
+        strategy=STRATEGIES[work.case.settings.strategy],
+    )

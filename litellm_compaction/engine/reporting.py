@@ -1,0 +1,131 @@
+"""What the observers are told about a decision, in numbers.
+
+Called by the compactor; holds no text of a conversation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from litellm_compaction.core.compaction import Compaction, compaction_id
+from litellm_compaction.engine.case import Case, Guarded, Work
+from litellm_compaction.engine.making import Made
+from litellm_compaction.events import CompactionEvent, Event, Observer, Outcome, TruncationAlarm
+from litellm_compaction.models.counter import TokenCounter
+
+_FULL_WINDOW_RATIO = 0.98
+
+
+class Reporter:
+    """Tells observers what was decided.
+
+    Args:
+        observers: are told every event.
+        clock: seconds, monotonic, for durations.
+        wall_clock: seconds since 1970, for the history.
+    """
+
+    def __init__(
+        self, observers: Sequence[Observer], *, clock: Callable[[], float], wall_clock: Callable[[], float]
+    ) -> None:
+        self._observers = tuple(observers)
+        self._clock = clock
+        self._wall_clock = wall_clock
+
+    def applied(
+        self,
+        work: Work,
+        outcome: Outcome,
+        guarded: Guarded,
+        compaction: Compaction,
+        *,
+        made: Made | None = None,
+        base: Compaction | None = None,
+        reason: str = "",
+    ) -> None:
+        """Tells of a record that is sent; of a reuse only once, though several hooks look at one client request.
+
+        Args:
+            work: the request.
+            outcome: what was done.
+            guarded: what is sent.
+            compaction: what was applied.
+            made: what making it cost, if it is new.
+            base: what it continues.
+            reason: one word, where nothing was made.
+        """
+        attempts = work.case.attempts
+        if outcome == "reused" and attempts.told_hash == compaction.covered_hash:
+            return
+        attempts.told_hash = compaction.covered_hash
+        self.decided(work, outcome, guarded=guarded, compaction=compaction, made=made, base=base, reason=reason)
+
+    def decided(
+        self,
+        work: Work,
+        outcome: Outcome,
+        *,
+        guarded: Guarded | None = None,
+        compaction: Compaction | None = None,
+        made: Made | None = None,
+        base: Compaction | None = None,
+        after: int = 0,
+        reason: str = "",
+    ) -> None:
+        """Tells of a decision; arguments as `applied`, and `after` for the prompt's tokens where nothing is sent."""
+        scope = work.case.scope
+        self._tell(
+            CompactionEvent(
+                outcome=outcome,
+                phase=work.phase,
+                model=work.case.label,
+                window_tokens=work.window.tokens,
+                window_source=work.window.source,
+                tokens_before=work.tokens_before,
+                tokens_after=guarded.count.tokens if guarded else after,
+                covered_messages=compaction.covered_messages if compaction else 0,
+                round=compaction.round if compaction else 0,
+                pruning_model=made.pruning_model if made else "",
+                summary_calls=made.calls if made else 0,
+                duration_ms=1000 * (self._clock() - work.started_s),
+                reason=made.reason if made else reason,
+                when_s=self._wall_clock(),
+                rung=compaction.rung if compaction else "",
+                summary_ms=made.summary_ms if made else 0.0,
+                compaction_id=compaction_id(scope, compaction.covered_hash) if compaction else "",
+                continues_id=compaction_id(scope, base.covered_hash) if base else "",
+            )
+        )
+
+    def alarmed(self, case: Case, guarded: Guarded, prompt_tokens: int, reason: str) -> None:
+        """Tells that the server did not see a whole prompt, by the usage that it reported."""
+        self._tell(
+            TruncationAlarm(
+                model=case.label,
+                window_tokens=guarded.window.tokens,
+                expected_tokens=guarded.count.tokens,
+                reported_tokens=prompt_tokens,
+                reason=reason,
+                when_s=self._wall_clock(),
+            )
+        )
+
+    def _tell(self, event: Event) -> None:
+        for observer in self._observers:
+            observer(event)
+
+
+def truncation(guarded: Guarded, prompt_tokens: int, completion_tokens: int, counter: TokenCounter) -> str:
+    """One word for what a reply's usage says about a prompt that the server did not see whole; "" for nothing.
+
+    Args:
+        guarded: what was sent.
+        prompt_tokens: as the server reported them for exactly that.
+        completion_tokens: likewise; 0 for an empty answer.
+        counter: knows which deviation a tokenizer cannot explain.
+    """
+    if prompt_tokens > guarded.window.tokens:
+        return "prompt_above_window"
+    if completion_tokens == 0 and prompt_tokens >= _FULL_WINDOW_RATIO * guarded.window.tokens:
+        return "empty_at_full_window"
+    return "prompt_far_below_count" if counter.is_suspicious(guarded.count, prompt_tokens) else ""

@@ -1,0 +1,126 @@
+"""What a request weighs and in which window: counts, budget, and the context length that a warm-up may have to bring.
+
+Asked by the compactor for every request, and again for what it is going to send.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+
+from litellm_compaction.core.budget import Budget
+from litellm_compaction.core.messages import Message, Request
+from litellm_compaction.core.weights import Conversation
+from litellm_compaction.engine.case import Case, Work
+from litellm_compaction.errors import ModelNotLoaded
+from litellm_compaction.flight import Flights
+from litellm_compaction.models.counter import Count, TokenCounter
+from litellm_compaction.models.families import Family, family_of
+from litellm_compaction.models.window import Window, Windows
+
+
+class Scales:
+    """Weighs requests.
+
+    Args:
+        windows: which context length a target has.
+        counter: tokens of a request.
+        clock: seconds, monotonic, for durations.
+    """
+
+    def __init__(self, *, windows: Windows, counter: TokenCounter, clock: Callable[[], float] = time.monotonic) -> None:
+        self._windows = windows
+        self._counter = counter
+        self._clock = clock
+        self._warm_ups: Flights[None] = Flights()
+
+    async def weigh(self, request: Request, case: Case) -> Work:
+        """The request with its sizes, its window and its budget, still without hashes.
+
+        Raises:
+            WindowUnknown: nobody says how large the window is.
+            ModelNotLoaded: `when_not_loaded` is `error`, or the warm-up did not load the model.
+        """
+        started_s = self._clock()
+        window = await self.window(case)
+        family = family_of(window.architecture, case.target.model)
+        count = await self._counter.count(case.target.key, family, request)
+        return self._work(request, case, window, family, count, (), started_s)
+
+    async def again(self, work: Work, messages: tuple[Message, ...]) -> Work:
+        """`work` with other messages in the client's place; the client will send its own again, so hashes stay."""
+        request = replace(work.request, messages=messages)
+        count = await self._counter.count(work.case.target.key, work.family, request)
+        weighed = self._work(
+            request, work.case, work.window, work.family, count, work.conversation.hashes, work.started_s
+        )
+        return replace(weighed, is_shortened=True, tokens_before=work.tokens_before)
+
+    async def count(self, work: Work, messages: Sequence[Message]) -> Count:
+        """The tokens of a list that may be sent instead of the client's."""
+        request = replace(work.request, messages=tuple(messages))
+        return await self._counter.count(work.case.target.key, work.family, request)
+
+    async def text_counter(self, case: Case) -> tuple[Window, Callable[[str], int]]:
+        """A case's window, and how its model counts text.
+
+        Raises:
+            WindowUnknown, ModelNotLoaded: as `weigh`.
+        """
+        window = await self.window(case)
+        family = family_of(window.architecture, case.target.model)
+        return window, self._counter.text_counter(case.target.key, family)
+
+    async def window(self, case: Case) -> Window:
+        """The window of a case's target, after a warm-up where that is needed and wanted.
+
+        Raises:
+            WindowUnknown, ModelNotLoaded: as `weigh`.
+        """
+        try:
+            return await self._windows.resolve(case.target)
+        except ModelNotLoaded:
+            if case.settings.when_not_loaded == "error":
+                raise
+        await self._warm_ups.join(case.target.key, lambda: _run(case.warm_up))
+        return await self._windows.resolve(case.target, fresh=True)
+
+    def _work(
+        self,
+        request: Request,
+        case: Case,
+        window: Window,
+        family: Family,
+        count: Count,
+        hashes: tuple[str, ...],
+        started_s: float,
+    ) -> Work:
+        conversation = Conversation(
+            messages=request.messages,
+            sizes=count.sizes,
+            fixed_tokens=count.tools_tokens + count.overhead_tokens,
+            hashes=hashes,
+        )
+        return Work(
+            case=case,
+            request=request,
+            conversation=conversation,
+            count=count,
+            tokens_before=count.tokens,
+            count_text=self._counter.text_counter(case.target.key, family),
+            budget=Budget(
+                rules=case.rules(reasons=family.reasons),
+                window_tokens=window.tokens,
+                floor_tokens=conversation.floor_tokens,
+                error_ratio=count.error_ratio,
+                fixed_tokens=conversation.lead_tokens,
+            ),
+            window=window,
+            family=family,
+            started_s=started_s,
+        )
+
+
+async def _run(action: Callable[[], Awaitable[None]]) -> None:
+    await action()

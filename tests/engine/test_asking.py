@@ -1,0 +1,146 @@
+"""In which mode a summary is asked for, and what is sent: the server's cache decides, and both modes fit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+
+from litellm_compaction.core.messages import Message
+from tests.core.conversations import (
+    JsonDict,
+    as_bytes,
+    assistant,
+    broken_promises,
+    calls,
+    count,
+    parsed,
+    raw_conversations,
+    result,
+    system,
+    user,
+)
+from tests.engine.bench import Bench, FakeAsk, sent
+
+TOOLS = [{"type": "function", "function": {"name": "run", "parameters": {"type": "object"}}}]
+
+
+def talk(turns: int) -> list[JsonDict]:
+    raw = [system(), user("Port src/parser.py.")]
+    for turn in range(turns):
+        raw += [assistant(f"answer {turn} " + "word " * 150), user(f"question {turn} " + "w " * 40)]
+    return raw
+
+
+def is_appended(asked: tuple[Message, ...]) -> bool:
+    return len(asked) > 1 and asked[-1].text.startswith("You write the record")
+
+
+async def asked_of(bench: Bench, *, turns: int = 60, **case: Any) -> tuple[Message, ...]:
+    """What the first summary call of a growing conversation sends."""
+    for turn in range(turns):
+        await bench.guard(talk(turn), tools=TOOLS, **case)
+        if bench.ask.messages:
+            return bench.ask.messages[0]
+    raise AssertionError("nothing was asked")
+
+
+async def test_the_conversation_is_sent_again_as_the_server_holds_it() -> None:
+    """Append mode: same messages, same tools, and only the instruction behind them."""
+    bench = Bench()
+    asked = await asked_of(bench)
+    assert is_appended(asked)
+    assert as_bytes(asked[:-1]) == as_bytes(parsed(talk(60)))[: len(asked) - 1]
+    assert asked[-2].role == "assistant"
+    assert bench.ask.tools == [tuple(TOOLS)]
+
+
+async def test_the_next_round_sends_the_record_along() -> None:
+    """What was compacted is sent as it was: the record first, and it is to be left alone."""
+    bench = Bench()
+    for turn in range(120):
+        before = len(bench.ask.messages)
+        guarded = await bench.guard(talk(turn), tools=TOOLS)
+        if len(bench.ask.messages) > before >= 1:
+            break
+        messages = sent(talk(turn), guarded)
+    asked = bench.ask.messages[-1]
+    assert is_appended(asked)
+    assert as_bytes(asked[:-1]) == as_bytes(messages)[: len(asked) - 1]
+    assert "The record at its beginning stays" in asked[-1].text
+
+
+async def test_another_model_gets_the_text() -> None:
+    """Its cache holds nothing of ours: one message, no tools."""
+    bench = Bench()
+    other = FakeAsk()
+    models = [bench.pruning_model(other, window=8192), bench.pruning_model(bench.ask)]
+    await bench.guard(talk(60), tools=TOOLS, pruning_models=models)
+    assert {len(asked) for asked in other.messages} == {1}
+    assert set(other.tools) == {()}
+
+
+async def test_a_tool_call_is_no_summary() -> None:
+    """It is discarded, and the same model is asked once more, without tools."""
+    bench = Bench()
+    bench.ask.calls_tool = True
+    await asked_of(bench)
+    assert [is_appended(asked) for asked in bench.ask.messages] == [True, False]
+    assert bench.ask.tools[1] == ()
+    assert bench.store.kept[-1][1].rung == "summary"
+    assert (bench.last.summary_calls, bench.last.reason) == (2, "")
+
+
+async def test_both_modes_take_from_one_budget() -> None:
+    """P5: with one call left there is no second try."""
+    bench = Bench()
+    bench.ask.calls_tool = True
+    await asked_of(bench, max_summary_calls=1)
+    assert len(bench.ask.messages) == 1
+    assert (bench.last.outcome, bench.last.reason) == ("fallback", "tool_call")
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "run"}}])
+async def test_a_forced_call_leaves_no_room_for_words(choice: Any) -> None:
+    """With a forced `tool_choice` the text is sent instead."""
+    bench = Bench()
+    await bench.guard(talk(60), tools=TOOLS, tool_choice=choice)
+    assert not is_appended(bench.ask.messages[0])
+
+
+async def test_what_does_not_fit_is_sent_as_text() -> None:
+    """A conversation far over the window cannot be sent again."""
+    bench = Bench()
+    await bench.guard(talk(300), tools=TOOLS)
+    assert not is_appended(bench.ask.messages[0])
+
+
+async def test_stubs_are_not_summarized() -> None:
+    """After an edit the originals are read: what a stub hides could not be summarized."""
+    bench = Bench()
+    raw = [system(), user("Read it all.")]
+    for number in range(60):
+        text = f"marker-{number} " + "output " * 300
+        raw += [calls(f"c{number}", arguments=f'{{"n": {number}}}'), result(f"c{number}", text)]
+        await bench.guard(raw, tools=TOOLS)
+        if bench.ask.messages:
+            break
+    assert any(compaction.rung == "edit" for _, compaction in bench.store.kept)
+    assert not is_appended(bench.ask.messages[0])
+    assert "marker-1 " in bench.ask.prompts[0]
+
+
+@settings(max_examples=40)
+@given(raw=raw_conversations(max_turns=10, repeats=60))
+async def test_whatever_is_asked_is_valid_and_fits(raw: list[JsonDict]) -> None:
+    """P1 and P3 hold for our own calls, too."""
+    bench = Bench()
+    for end in range(2, len(raw) + 1):
+        if raw[end - 1]["role"] == "user":
+            await bench.guard(raw[:end], 4096, oversized_user_message="excerpt", clear_tool_results=False)
+    for asked, limit in zip(bench.ask.messages, bench.ask.max_tokens, strict=True):
+        assert sum(count(message.text) for message in asked) + limit <= 4096
+        if is_appended(asked):
+            # A client's `null` is sent again as it was sent before.
+            assert set(broken_promises(asked, asked)) <= {"null content"}
