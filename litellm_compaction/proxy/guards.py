@@ -17,7 +17,7 @@ from litellm_compaction.engine import Case, PruningModel
 from litellm_compaction.models.window import Target, Windows
 from litellm_compaction.proxy.access import may_use, with_credentials
 from litellm_compaction.proxy.calls import Call
-from litellm_compaction.proxy.internal import summary_asker, warm_up
+from litellm_compaction.proxy.internal import prompt_measure, summary_asker, warm_up
 from litellm_compaction.proxy.opted_in import without_guesses
 from litellm_compaction.proxy.publishing import Publisher
 from litellm_compaction.proxy.routing import Deployment, deployment_of, reachable_entries
@@ -107,6 +107,7 @@ class Guards:
             pruning_models=(*self._other_pruning_model(router, settings, metadata), same),
             warm_up=warm_up(router, pin, metadata, timeout_s=settings.warm_up_timeout_s),
             attempts=call.attempts,
+            measure=prompt_measure(router, pin, metadata, timeout_s=settings.summary_timeout_s),
         )
 
     def _other_pruning_model(
