@@ -59,6 +59,7 @@ class Case:
         target: the deployment.
         settings: in force for this deployment.
         scope: who may share a stored compaction (promise P9).
+        tenant: fingerprint of who asks, for events.
         pruning_models: in the order in which they are tried.
         warm_up: makes LM Studio load the model.
         attempts: shared by all phases of one client request.
@@ -71,6 +72,7 @@ class Case:
     pruning_models: tuple[PruningModel, ...]
     warm_up: Callable[[], Awaitable[None]]
     attempts: Attempts
+    tenant: str = ""
 
     @property
     def depth(self) -> Depth:

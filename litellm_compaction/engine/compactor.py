@@ -182,6 +182,7 @@ class Compactor:
                 reported_tokens=prompt_tokens,
                 reason=reason,
                 when_s=self._wall_clock(),
+                tenant=case.tenant,
             )
         )
 
@@ -376,6 +377,7 @@ class Compactor:
             summary_ms=made.summary_ms if made else 0.0,
             compaction_id=compaction_id(scope, compaction.covered_hash) if compaction else "",
             continues_id=compaction_id(scope, base.covered_hash) if base else "",
+            tenant=work.case.tenant,
         )
 
     def _tell(self, event: Event) -> None:
