@@ -64,6 +64,7 @@ class Case:
         target: the deployment.
         settings: in force for this deployment.
         scope: who may share a stored compaction (promise P9).
+        tenant: fingerprint of who asks, for events.
         pruning_models: in the order in which they are tried.
         warm_up: makes LM Studio load the model.
         measure: how many prompt tokens the server counts for some messages; gives None when it does not say, and is
@@ -79,6 +80,7 @@ class Case:
     warm_up: Callable[[], Awaitable[None]]
     attempts: Attempts
     measure: Measure | None = None
+    tenant: str = ""
 
     @property
     def depth(self) -> Depth:
