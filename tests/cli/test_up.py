@@ -167,7 +167,11 @@ def test_a_key_in_the_config_counts(environ: dict[str, str], write: Callable[[An
         assert key not in up.text
         assert not Path(environ["LITELLM_COMPACTION_HOME"]).exists()
         answer = httpx.post(
-            f"{base_url}/v1/chat/completions", json=_BODY, headers={"Authorization": f"Bearer {key}"}, trust_env=False
+            f"{base_url}/v1/chat/completions",
+            json=_BODY,
+            headers={"Authorization": f"Bearer {key}"},
+            trust_env=False,
+            timeout=60,
         )
         assert answer.status_code == 200, answer.text
 

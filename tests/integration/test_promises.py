@@ -98,7 +98,7 @@ def test_model_that_thinks_gets_room_to_think(guarded: Bench) -> None:
 
 def _too_large() -> list[Any]:
     system = [{"role": "system", "content": prose("rules", 7000)}, {"role": "user", "content": "Begin."}]
-    pasted = [{"role": "user", "content": prose("pasted", 8000)[:40_000]}]
+    pasted = [{"role": "user", "content": prose("pasted", 14_000)[:70_000]}]
     read = [*talk("reading", 900), *tool_round("read_file", prose("file", 12_000))]
     return [
         pytest.param(system, tools(30), ["tools", "system messages"], id="system_and_tools"),
