@@ -206,7 +206,6 @@ class _Caller:
                 raise SummaryFailed("reasoning_only")
         if answer.calls_tool:
             raise SummaryFailed("tool_call")
-        text = self.job.strategy.read(text)
         if not text:
             raise SummaryFailed("empty")
         if is_refusal(text):

@@ -21,9 +21,9 @@ from litellm_compaction.core.messages import (
     with_leading_text,
     with_text,
 )
-from litellm_compaction.core.prompts import frame
+from litellm_compaction.core.prompts import LAST_REQUEST, frame
 
-Rung = Literal["edit", "summary", "truncate"]
+Rung = Literal["edit", "prune", "summary", "handoff", "truncate"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +94,8 @@ class Compaction:
         """The text that travels before the first kept words; "" where stubs alone say everything."""
         if not (self.replaced_messages or self.segments or self.ledger):
             return ""
-        return frame(self.summary, self.ledger, round_number=self.round)
+        text = frame(self.summary, self.ledger, round_number=self.round)
+        return text + LAST_REQUEST if self.rung == "handoff" else text
 
 
 def compaction_id(scope: str, covered_hash: str) -> str:
@@ -126,7 +127,7 @@ def apply(messages: Sequence[Message], compaction: Compaction) -> tuple[Message,
     elif compaction.pinned is not None and compaction.pinned < start:
         carrier = with_leading_text(rest[compaction.pinned], record)
     else:
-        carrier = user_message(record.rstrip("\n"))
+        carrier = user_message(record.removesuffix(LAST_REQUEST).rstrip("\n"))
     return (*messages[:lead], carrier, *map(_without_null, tail))
 
 

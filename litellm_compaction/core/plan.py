@@ -28,6 +28,8 @@ _WORDS_HEAD_TOKENS = 12
 _FROZEN_TARGET_RATIO = 0.25
 # A summary shorter than this says too little for what it costs; the earlier record, shortened, says more.
 _LEAST_SUMMARY_TOKENS = 150
+# "Last request from user was: " in any vocabulary.
+_LAST_REQUEST_TOKENS = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +53,7 @@ class Summarize:
         base: the compaction whose summaries it continues, or None.
         integrates: whether the base's segments are rewritten into one, because they outgrew their share.
         provisional: whether there is no room for a new summary; the base's is carried on, shortened.
+        fallback: for a hand-off, which covers all but the sacred tail, what to make without a summary; else None.
         summary_tokens: bound on the new segment, or on the carried one.
         ledger_tokens: bound on the ledger; words_tokens of it may be the user's own words.
         predicted_tokens: the prompt afterwards, at most.
@@ -64,6 +67,7 @@ class Summarize:
     ledger_tokens: int
     words_tokens: int
     predicted_tokens: int
+    fallback: Summarize | None = None
 
     @property
     def round(self) -> int:
@@ -104,11 +108,19 @@ Plan: TypeAlias = Keep | Reuse | Edit | Summarize | Refuse
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Depth:
-    """The operator's wishes about a compaction's depth; `edits`: whether rung 1 may do alone."""
+    """The operator's wishes about a compaction's depth.
+
+    Attributes:
+        keep_recent_messages: at the end, where they fit.
+        summary_max_tokens: bound on a summary.
+        edits: whether rung 1 may do alone.
+        hands_off: whether a summary takes the place of all but the sacred tail.
+    """
 
     keep_recent_messages: int
     summary_max_tokens: int
     edits: bool = True
+    hands_off: bool = False
 
 
 def plan(
@@ -149,6 +161,8 @@ def plan(
     if fresh is not None and fresh.predicted_tokens > enough_tokens:
         # The recent messages are a wish: they may not cost the gain.
         fresh = _summarize(conversation, budget, replace(depth, keep_recent_messages=1), rich, count)
+    if fresh is not None and depth.hands_off:
+        fresh = _with_fallback(fresh, _summarize(conversation, budget, replace(depth, hands_off=False), rich, count))
     if fresh is not None and fresh.predicted_tokens <= enough_tokens:
         edit = _edit(conversation, budget, depth, rich, fresh, count) if depth.edits else None
         return edit or fresh
@@ -158,6 +172,13 @@ def plan(
     if budget.fits(conversation.tokens):
         return Keep()
     return Refuse() if fresh is None else fresh
+
+
+def _with_fallback(handoff: Summarize, plain: Summarize | None) -> Summarize:
+    """A hand-off that knows what to make where no model gives one; without room for one, that at once."""
+    if plain is None:
+        return handoff
+    return plain if handoff.provisional else replace(handoff, fallback=plain)
 
 
 def _summarize(
@@ -187,12 +208,18 @@ def _summarize(
         cuts = tuple(cut for cut in cuts if cut >= lead + base.replaced_messages) if integrates else beyond
     if not cuts:
         return None
+    if depth.hands_off:
+        # Each hand-off is whole: of two next steps only the newer one holds.
+        integrates, cuts = base is not None, cuts[-1:]
     provisional = summary_tokens < min(_LEAST_SUMMARY_TOKENS, depth.summary_max_tokens)
     if provisional:
         integrates, summary_tokens = True, int((1 - _LEDGER_SHARE) * rest)
     # Frozen segments take from the other lines, not from the user's.
     ledger_tokens = words_tokens + int(_LEDGER_SHARE * max(rest if integrates else rest - frozen_tokens, 0))
-    record_tokens = RECORD_TOKENS + summary_tokens + ledger_tokens + (0 if integrates else frozen_tokens)
+    lead_in_tokens = _LAST_REQUEST_TOKENS if depth.hands_off else 0
+    record_tokens = (
+        RECORD_TOKENS + lead_in_tokens + summary_tokens + ledger_tokens + (0 if integrates else frozen_tokens)
+    )
 
     def total(cut: int) -> int:
         return kept_tokens(conversation, cut - lead, pinned_position(messages, cut - lead)) + record_tokens

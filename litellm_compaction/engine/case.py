@@ -80,6 +80,7 @@ class Case:
             keep_recent_messages=self.settings.keep_recent_messages,
             summary_max_tokens=self.settings.summary_max_tokens,
             edits=self.settings.clear_tool_results,
+            hands_off=self.settings.strategy == "handoff",
         )
 
     def rules(self, *, reasons: bool) -> Rules:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from litellm_compaction.core.anchors import ledger
 from litellm_compaction.core.boundaries import legal_cuts, pinned_position
-from litellm_compaction.core.compaction import Compaction, Segment, apply
+from litellm_compaction.core.compaction import Compaction, Rung, Segment, apply
 from litellm_compaction.core.excerpts import excerpt
 from litellm_compaction.core.messages import Message, lead_length, visible_text
 from litellm_compaction.core.plan import Edit, Summarize
@@ -73,12 +73,9 @@ class Maker:
         return Made(compaction=compaction, calls=0, summary_ms=0.0, pruning_model="", reason="")
 
     async def _summarized(self, work: Work, decision: Summarize) -> Made:
-        lead = lead_length(work.conversation.messages)
-        covered = work.conversation.messages[lead : lead + decision.covered_messages]
-        pinned = pinned_position(work.conversation.messages, decision.covered_messages)
+        covered, pinned = _covered(work, decision)
         base = decision.base
         round_number = (base.round if base else 0) + 1
-        covered_hash = work.conversation.hashes[decision.covered_messages]
         started_s = self._clock()
         if decision.provisional:
             summary = Summary(text="", calls=0, pruning_model="", reason="no_room")
@@ -87,6 +84,12 @@ class Maker:
             summary = await self._asker.summary(work, decision, covered, pinned)
             segments = base.segments if base else ()
         summary_ms = 1000 * (self._clock() - started_s) if summary.calls else 0.0
+        rung: Rung = "truncate" if not summary.text else "handoff" if decision.fallback else "summary"
+        if not summary.text and decision.fallback is not None:
+            # Nothing was handed over, so the recent messages stay.
+            decision = decision.fallback
+            covered, pinned = _covered(work, decision)
+        covered_hash = work.conversation.hashes[decision.covered_messages]
         if summary.text:
             segment = Segment(
                 text=summary.text,
@@ -102,7 +105,7 @@ class Maker:
             round=round_number,
             segments=segments,
             ledger=await self._ledger(work, decision, covered, pinned, segments, summary),
-            rung="summary" if summary.text else "truncate",
+            rung=rung,
             window_tokens=work.window.tokens,
             provisional=decision.provisional,
         )
@@ -168,6 +171,13 @@ class Maker:
         except CompactionError:
             # The store tells its own troubles; this request has its compaction.
             return
+
+
+def _covered(work: Work, decision: Summarize) -> tuple[Sequence[Message], int | None]:
+    """The messages that a decision covers, and the position of the one among them that stays verbatim."""
+    messages = work.conversation.messages
+    lead = lead_length(messages)
+    return messages[lead : lead + decision.covered_messages], pinned_position(messages, decision.covered_messages)
 
 
 def _carried(base: Compaction | None, limit_tokens: int, count: Callable[[str], int]) -> tuple[Segment, ...]:
