@@ -17,6 +17,7 @@ from litellm_compaction.core.messages import (
     canonical_arguments,
     normal_text,
     parse_message,
+    round_end,
 )
 from litellm_compaction.core.pruned import is_excerpt
 from litellm_compaction.core.pruning import Wishes
@@ -45,7 +46,9 @@ def read_answer(answer: str, rest: Sequence[Message], choices: Sequence[int], *,
     summary = found.get("summary")
     if summary is not None and not isinstance(summary, str):
         raise ValueError("the summary is not a text")
-    wishes = _from_conversation(found, rest, choices) if "prunedConversation" in found else _from_plan(found, choices)
+    wishes = (
+        _from_conversation(found, rest, choices) if "prunedConversation" in found else _from_plan(found, rest, choices)
+    )
     if not wishes.dropped and not wishes.shortened:
         raise ValueError("nothing is to go")
     if len(wishes.dropped) == len(choices) and not (summary or "").strip():
@@ -74,7 +77,7 @@ def _object(answer: str, prompt: str) -> JsonObject:
     return found
 
 
-def _from_plan(plan: JsonObject, choices: Sequence[int]) -> Wishes:
+def _from_plan(plan: JsonObject, rest: Sequence[Message], choices: Sequence[int]) -> Wishes:
     drop, shorten = plan.get("drop") or [], plan.get("shorten") or []
     if not isinstance(drop, list):
         raise ValueError("`drop` is not a list")  # noqa: TRY004 - one error type for every bad shape
@@ -88,7 +91,9 @@ def _from_plan(plan: JsonObject, choices: Sequence[int]) -> Wishes:
         text = each.get("text") if isinstance(each, Mapping) else None
         if isinstance(each, Mapping) and isinstance(text, str):
             shortened.update((at, text) for at in _positions(each, choices)[:1] if at not in dropped)
-    return Wishes(dropped=frozenset(dropped), shortened=shortened)
+    # Who drops a call means its results too, but for those that are to stay in part.
+    results = {of for at in dropped if rest[at].calls for of in range(at + 1, round_end(rest, at))}
+    return Wishes(dropped=frozenset(dropped | (results & set(choices) - set(shortened))), shortened=shortened)
 
 
 def _positions(value: JsonValue, choices: Sequence[int]) -> list[int]:
