@@ -54,7 +54,7 @@ class Compaction:
         round: 1 for a conversation's first compaction.
         segments: frozen summaries, oldest first; they may reach less far than the compaction when a summary failed.
         ledger: verbatim anchors of everything covered.
-        rung: how the newest part was condensed.
+        rung: how the newest part was condensed; `truncate` without a model that gave anything usable.
         window_tokens: of the window that it was made for.
         provisional: made while one huge result left hardly any room; good for this very conversation, but the next
             compaction goes on from an earlier, richer one.

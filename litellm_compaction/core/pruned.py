@@ -96,7 +96,7 @@ def is_excerpt(text: str, wanted: str) -> bool:
 def _found(text: str, wanted: str) -> tuple[Span, ...] | None:
     pieces = [" ".join(piece.split()) for piece in _LEFT_OUT.split(wanted)]
     pieces = [piece for piece in pieces if piece]
-    if not 0 < len(pieces) <= _MAX_PIECES:
+    if not 0 < len(pieces) <= _MAX_PIECES or pieces[0].split(" ", 1)[0] not in text:
         return None
     words = [(word.start(), word[0]) for word in _WORD.finditer(text)]
     flat = " ".join(word for _, word in words)
