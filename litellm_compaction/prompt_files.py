@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 StrategyName = Literal["summary", "prune", "handoff"]
 
 # A longer instruction takes a small model's window from the conversation.
-_MAX_BYTES = 32 * 1024
+_MAX_BYTES = 16 * 1024
 _PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")
 
 

@@ -37,7 +37,7 @@ def test_all_placeholders_of_a_strategy_are_taken(strategy: StrategyName, tmp_pa
         (b"{words} {wrods}", r"unknown placeholder \{wrods\}; required"),
         (b"", r"without \{words\}"),
         (b"\xff\xfe{words}", "allowed: text in UTF-8"),
-        (b"{words}" * 10_000, "longer than allowed: 32768 bytes"),
+        (b"{words}" * 10_000, "longer than allowed: 16384 bytes"),
         (None, "No such file or directory; allowed: a readable text file"),
     ],
 )

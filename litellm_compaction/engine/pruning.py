@@ -19,6 +19,7 @@ from litellm_compaction.core.pruning_answers import read_answer
 from litellm_compaction.core.pruning_prompts import PRUNE_PROMPT, pruning_prompt
 from litellm_compaction.engine.asking import Asker
 from litellm_compaction.engine.case import PruningModel, Work
+from litellm_compaction.engine.room import SUMMARY_EXTRA_TOKENS
 from litellm_compaction.engine.threads import off_loop
 from litellm_compaction.errors import ModelNotLoaded, SummaryFailed, WindowUnknown
 from litellm_compaction.summarizer import answer_to
@@ -93,6 +94,9 @@ class Pruner:
             limit_tokens, count = await self._asker.prompt_limit(work, model, answer_tokens)
         except (ModelNotLoaded, WindowUnknown):
             return "pruning_model_not_loaded"
+        if model.is_same:
+            # What is reserved of a shared context for a summary has to do for this, too.
+            limit_tokens = min(limit_tokens, work.count.tokens + SUMMARY_EXTRA_TOKENS - answer_tokens)
         prompt = await off_loop(
             work.conversation.messages, lambda: _prompt(work, decision, choices, limit_tokens, count)
         )

@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from litellm_compaction.core.carry_over import Partial
 from litellm_compaction.core.messages import Message, Request
 from litellm_compaction.core.strategies import NO_RESPONSE, UNDERSTOOD
+from litellm_compaction.engine.room import SUMMARY_EXTRA_TOKENS
 from litellm_compaction.errors import DoesNotFit, SummaryFailed
 from litellm_compaction.summarizer import SummaryAnswer
 from tests.core.conversations import (
@@ -227,6 +228,8 @@ async def test_the_pruning_model_is_told_sizes_and_priorities() -> None:
     assert all(each["tokens"] > 0 for each in shown)
     assert re.search(r"fills 7\d\d\d of at most 8192 tokens", prompt)
     assert raw[0]["content"] not in prompt
+    # In a shared context no more than this is reserved for a summary.
+    assert len(prompt) // 4 + bench.ask.max_tokens[0] <= bench.last.tokens_before + SUMMARY_EXTRA_TOKENS
     assert len(bench.ask.messages[0]) == 1
     assert bench.ask.tools == [()]
 
