@@ -30,6 +30,7 @@ from tests.core.conversations import (
     system,
     user,
 )
+from tests.core.test_pruning import answers
 from tests.engine.bench import SUMMARY, Bench, FakeAsk, sent
 
 STRATEGIES = ["summary", "prune", "handoff"]
@@ -294,3 +295,23 @@ async def test_whatever_the_conversation_what_is_sent_is_valid_and_fits(strategy
         if raw[end - 1]["role"] == "user" or end == len(raw):
             with contextlib.suppress(DoesNotFit):
                 sent(raw[:end], await bench.guard(raw[:end], 4096, strategy=strategy, clear_tool_results=False))
+
+
+@settings(max_examples=60)
+@given(answer=answers(talk(8192)[1:-5]))
+async def test_whatever_a_pruning_model_answers_it_is_used_well_or_not_at_all(answer: str) -> None:
+    """P1 to P5 for any JSON: valid and fitting, a tenth smaller, within the budget of calls, the same bytes again."""
+
+    class Talker(Model):
+        def _text(self, prompt: str) -> str:
+            return answer if is_plan_asked(prompt) else SUMMARY
+
+    bench = Bench(ask=Talker("prune", "good"))
+    raw = talk(8192)
+    guarded = await bench.guard(raw, strategy="prune", clear_tool_results=False)
+    messages = sent(raw, guarded)
+    assert guarded.count.tokens <= 0.9 * guarded.tokens_before
+    assert bench.last.rung in ("prune", "summary")
+    assert bench.last.summary_calls <= 2
+    assert [message.raw for message in messages[-3:]] == raw[-3:]
+    assert as_bytes(sent(raw, await bench.guard(raw, strategy="prune", clear_tool_results=False))) == as_bytes(messages)
