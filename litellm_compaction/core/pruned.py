@@ -18,7 +18,7 @@ from litellm_compaction.core.messages import Message, normal_text, with_text
 REMOVED = "[An earlier message was removed.]"
 GAP = "[…]"
 
-Span: TypeAlias = "tuple[int, int]"
+Span: TypeAlias = tuple[int, int]
 
 _LEFT_OUT = re.compile(r"\[?(?:…|\.{3,})\]?")
 _WORD = re.compile(r"\S+")
