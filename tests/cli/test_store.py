@@ -7,6 +7,7 @@ import json
 import sqlite3
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 
 from litellm_compaction.cli import main
 from litellm_compaction.cli.events import events
+from litellm_compaction.core.pruned import Shortened
 from litellm_compaction.events import CompactionEvent, TruncationAlarm, event_to_json
 from litellm_compaction.stores import MemoryStore, SqliteStore, Store, open_existing
 from tests.cli.conftest import config
@@ -102,6 +104,27 @@ def test_show_prints_one_with_its_text(run: Callable[..., str]) -> None:
     assert "covers    4 messages" in shown
     assert "--- summary of round 1, to message 4\nThe secret plan.\n" in shown
     assert shown.endswith("--- ledger\n- src/a.py\n")
+
+
+def test_show_tells_what_was_pruned(run: Callable[..., str], path: Path) -> None:
+    """How many messages went or became shorter, and what the pruning model said of them."""
+    pruned = replace(
+        compaction("h3", text="Long ago."),
+        rung="prune",
+        dropped=(1, 2),
+        shortened=(Shortened(position=3, spans=((0, 20),)),),
+        omissions="Two steps failed.",
+    )
+
+    async def put() -> None:
+        store = SqliteStore(path, ttl_s=1000, max_bytes=1_000_000)
+        await store.put("scope-c", pruned)
+        await store.aclose()
+
+    asyncio.run(put())
+    shown = run("store", "show", ids(run)["scope-c"])
+    assert "pruned    2 messages left out, 1 shortened\n" in shown
+    assert "--- said of what was left out\nTwo steps failed.\n" in shown
 
 
 @pytest.mark.parametrize(("beginning", "error"), [("zz", "no compactions have an id"), ("", "2 compactions have")])
