@@ -16,7 +16,7 @@ from litellm_compaction.core.messages import JsonValue, Message, parse_message, 
 from litellm_compaction.core.prompts import FRAME_BEGIN, FRAME_END, FRAME_NOTE, LEDGER_TITLE, frame
 
 _HEADING = re.compile(r"\s*## Session Summary\b(?P<rest>[^\n]*)\n?")
-_ROUND = re.compile(r"\bround\W{0,3}(\d{1,6})", re.IGNORECASE)
+_ROUND = re.compile(r"\bround\W{0,3}(\d{1,6})(?!\d)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -77,7 +77,7 @@ class CompactionConfig:
 def _problem(name: str, value: object) -> str:
     """What would be allowed for a field, "" where the value is fine."""
     if name == "strategy":
-        return "" if value in STRATEGIES else " or ".join(map(repr, STRATEGIES))
+        return "" if value in list(STRATEGIES) else " or ".join(map(repr, STRATEGIES))
     if name in ("model", "summary_model"):
         optional = name == "summary_model" and value is None
         return "" if optional or (isinstance(value, str) and value.strip()) else "the name of a model"
