@@ -57,12 +57,12 @@ class Report:
 
 
 class _Run(NamedTuple):
-    """Neighbours with the same fate; first and last count from 1."""
+    """Neighbours that share a line; first and last count from 1."""
 
     first: int
     last: int
     tokens: int
-    fate: Fate
+    what: str
 
 
 def fates(messages: Sequence[Message], compaction: Compaction | None) -> list[Fate]:
@@ -103,7 +103,7 @@ def as_lines(report: Report) -> Iterator[str]:
         yield f"{'template':>11}  {report.fixed_tokens:>9,}  kept, tools included"
     for run in _runs(report):
         numbers = f"{run.first}" if run.first == run.last else f"{run.first}–{run.last}"
-        yield f"{numbers:>11}  {run.tokens:>9,}  {run.fate}"
+        yield f"{numbers:>11}  {run.tokens:>9,}  {run.what}"
     yield ""
     bound = "at most " if report.dry_run and report.compaction else ""
     share = 100 * report.tokens_after / report.window_tokens
@@ -145,7 +145,13 @@ def _fates(report: Report) -> list[Fate]:
 
 
 def _runs(report: Report) -> Iterator[_Run]:
-    rows = enumerate(zip(_fates(report), report.sizes, strict=True), start=1)
-    for fate, neighbours in groupby(rows, key=lambda row: row[1][0]):
-        found = list(neighbours)
-        yield _Run(found[0][0], found[-1][0], sum(size for _, (_, size) in found), fate)
+    """The fates as few lines; calls between edited results share theirs."""
+    found = _fates(report)
+    edited = [at for at, fate in enumerate(found) if fate == "edited"]
+    between = range(edited[0], edited[-1]) if edited else range(0)
+    shown: list[Fate] = ["edited" if at in between else fate for at, fate in enumerate(found)]
+    for fate, neighbours in groupby(range(len(found)), key=shown.__getitem__):
+        span = list(neighbours)
+        kept = sum(found[at] == "kept" for at in span)
+        aside = f", {kept} of them kept" if fate == "edited" and kept else ""
+        yield _Run(span[0] + 1, span[-1] + 1, sum(report.sizes[at] for at in span), f"{fate}{aside}")

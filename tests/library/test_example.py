@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -11,7 +12,8 @@ from typing import Any
 import pytest
 
 from litellm_compaction import CompactionConfig, count_tokens
-from tests.core.conversations import broken_promises, parsed
+from tests.core.conversations import broken_promises, chat, parsed
+from tests.library.scripted import FakeCompletion
 
 TASK = "Find the build number 7F3K9 in the logs; never touch /etc/passwd."
 WINDOW_TOKENS = 8192
@@ -88,6 +90,18 @@ async def test_the_loop_survives_a_summariser_that_fails(
     model = Model(broken=True)
     assert await run(example, model) == "It is 7F3K9."
     assert "not compacted: error: the summariser raised ConnectionError" in capsys.readouterr().out
+
+
+async def test_the_example_of_the_readme() -> None:
+    """It runs as it is shown."""
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    found = re.search(r"```python\n(.*?)```", readme, re.DOTALL)
+    assert found is not None
+    names: dict[str, Any] = {}
+    exec(found[1], names)  # noqa: S102 - our own README
+    completions = FakeCompletion()
+    assert await names["prepare_step"](chat(3), completions) == chat(3)
+    assert len(await names["prepare_step"](chat(40), completions)) == 12
 
 
 def test_the_tool_of_the_example(example: ModuleType, tmp_path: Path) -> None:
