@@ -13,6 +13,7 @@ from litellm_compaction.core.compaction import Compaction, apply
 from litellm_compaction.core.messages import JsonObject, JsonValue, Message, newest_user_index, visible_text
 from litellm_compaction.core.plan import MIN_GAIN_RATIO
 from litellm_compaction.core.records import Record, ledger_messages, listable, write_record
+from litellm_compaction.core.weights import RECORD_TOKENS
 from litellm_compaction.library.config import CompactionConfig
 from litellm_compaction.library.selection import Selected, Unselected, select
 from litellm_compaction.library.summaries import Completion, summary_of
@@ -41,7 +42,7 @@ class CompactionResult:
         error: what went wrong (`safe_compact` only).
     """
 
-    messages: list[dict[str, JsonValue]]
+    messages: list[dict[str, JsonValue]] = field(repr=False)
     compacted: bool
     reason: Unselected | Literal["no_gain", "error"] = ""
     round: int = 0
@@ -84,6 +85,9 @@ async def compact(
     tokens_before = await prompt_tokens(conversation, config.model, tools)
     if selected.reason:
         return _unchanged(messages, selected.reason, carried, tokens_before)
+    if await _best_gain_tokens(selected, config) < tokens_before * MIN_GAIN_RATIO:
+        # Nobody is asked for what could not be used: an agent would ask again in every step.
+        return _unchanged(messages, "no_gain", carried, tokens_before)
     newest = newest_user_index(selected.messages)
     summary = await summary_of(
         selected.fresh,
@@ -134,6 +138,16 @@ async def safe_compact(
     except Exception as error:  # noqa: BLE001 - an agent goes on without a compaction rather than not at all
         logger.warning("library_compaction_failed model=%s error=%s", config.model, type(error).__name__)
         return CompactionResult(messages=_own(messages), compacted=False, reason="error", error=error)
+
+
+async def _best_gain_tokens(selected: Selected, config: CompactionConfig) -> int:
+    """What the shortest summary would save; an earlier record makes room for the new one."""
+    pinned = () if selected.pinned is None else (selected.covered[selected.pinned],)
+    left = (*selected.system, *pinned, *selected.tail)
+    fresh_tokens = await prompt_tokens(selected.messages, config.model, ()) - await prompt_tokens(
+        left, config.model, ()
+    )
+    return fresh_tokens - (0 if selected.earlier else RECORD_TOKENS)
 
 
 def _unchanged(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TypeAlias
 
@@ -69,16 +70,23 @@ async def summary_of(
     """
     model = config.summary_model or config.model
     count = text_counter(model)
-    job = SummaryJob(
-        # Of repeated reads the newest says all: the room is better spent on the rest.
-        messages=edited(messages, superseded_reads(messages)),
-        earlier=earlier,
-        request=excerpt(request, _REQUEST_TOKENS, count),
-        summary_tokens=config.summary_tokens,
-        prompt_limit_tokens=_prompt_limit_tokens(config, model),
-        round_number=round_number,
-        strategy=STRATEGIES[config.strategy],
-    )
+
+    def prepare() -> SummaryJob:
+        job = SummaryJob(
+            # Of repeated reads the newest says all: the room is better spent on the rest.
+            messages=edited(messages, superseded_reads(messages)),
+            earlier=earlier,
+            request=excerpt(request, _REQUEST_TOKENS, count),
+            summary_tokens=config.summary_tokens,
+            prompt_limit_tokens=_prompt_limit_tokens(config, model),
+            round_number=round_number,
+            strategy=STRATEGIES[config.strategy],
+        )
+        # The first count loads a vocabulary, which takes too long for the event loop.
+        count(job.instruction)
+        return job
+
+    job = await asyncio.to_thread(prepare)
     return await summarize(job, _asker(config, model, acompletion), count, timeout_s=config.timeout_s)
 
 

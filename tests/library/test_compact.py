@@ -185,8 +185,23 @@ async def test_nothing_to_do(raw: list[JsonDict], reason: str) -> None:
 async def test_a_compaction_that_gains_nothing_is_not_used() -> None:
     """P5: what saves less than a tenth leaves the conversation as it was."""
     raw = [user("word " * 200), assistant("ok"), user("pasted " * 3000), *chat(5)[2:]]
-    done = await compact(raw, config(), FakeCompletion())
+    completions = FakeCompletion()
+    done = await compact(raw, config(), completions)
     assert (done.compacted, done.reason, done.messages) == (False, "no_gain", raw)
+    assert completions.asked == []
+    raw = [user("word " * 500), assistant("ok"), user("pasted " * 1000), *chat(5)[2:]]
+    done = await compact(raw, config(), FakeCompletion(["long " * 330]))
+    assert (done.compacted, done.reason, done.messages) == (False, "no_gain", raw)
+
+
+async def test_a_tail_that_fills_the_window_is_not_compacted_in_every_step() -> None:
+    """Recent messages above the trigger: the model is asked once for every tenth that comes on top, not every time."""
+    completions = FakeCompletion()
+    messages = agent_run(1)
+    for number in range(50):
+        messages = [*messages, calls(f"c{number}"), result(f"c{number}", f"w{number} " * 400)]
+        messages = (await compact(messages, config(keep_recent_messages=24), completions)).messages
+    assert 10 <= len(completions.asked) <= 20
 
 
 async def test_tool_rounds_stay_whole() -> None:
@@ -285,6 +300,29 @@ def test_the_promises_hold(raw: list[JsonDict], keep: int) -> None:
     again = asyncio.run(compact(done.messages, settled, completions))
     assert (again.messages, again.compacted, completions.asked) == (done.messages, False, [])
     assert again.round in (0, 1)
+
+
+@given(st.data(), st.integers(0, 6))
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+def test_the_promises_hold_over_rounds(data: st.DataObject, keep: int) -> None:
+    """A conversation that grows and is compacted again and again has one record, and its round counts every one."""
+    raw = data.draw(raw_conversations(max_turns=8, repeats=15))
+    settled = config(keep_recent_messages=keep, context_window_tokens=32_768)
+    made = 0
+    for _ in range(4):
+        before = copy.deepcopy(raw)
+        done = asyncio.run(compact(raw, settled, FakeCompletion()))
+        assert raw == before
+        if done.compacted:
+            made += 1
+            assert done.round == made
+            problems = broken_promises(parsed(raw), parsed(done.messages))
+            assert [problem for problem in problems if problem != "null content"] == []
+            assert sum("## Session Summary (round" in str(message["content"]) for message in done.messages) == 1
+        drawn = data.draw(raw_conversations(max_turns=4, repeats=15))
+        more = [message for message in drawn if message["role"] not in ("system", "developer")]
+        between = [] if done.messages[-1]["role"] == "assistant" else [assistant("ok")]
+        raw = [*done.messages, *between, *more]
 
 
 async def test_a_summary_alone() -> None:
