@@ -34,11 +34,16 @@ _STORE = re.compile(r"memory://|sqlite://(/(?!:memory:)[^?#\n]+)?")
 class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
-    @field_validator("mode", "notices", mode="before", check_fields=False)
+    @field_validator("mode", "notices", "page", mode="before", check_fields=False)
     @classmethod
     def _yaml_off(cls, value: object) -> object:
         # YAML 1.1 reads a bare `off` as false.
         return "off" if value is False else value
+
+    @field_validator("page", mode="before", check_fields=False)
+    @classmethod
+    def _yaml_on(cls, value: object) -> object:
+        return "on" if value is True else value
 
     @field_validator("threshold_tokens", check_fields=False)
     @classmethod
@@ -186,6 +191,10 @@ class Settings(_Section):
         "sqlite://",
         description="Where compactions are kept: `sqlite://` is a file in the user's data folder, `sqlite:////path` "
         "another one, `memory://` this process.",
+    )
+    page: Literal["on", "off"] = Field(
+        "on",
+        description="Whether the proxy serves the settings and history page at `/compaction`, to holders of its keys.",
     )
     store_ttl_s: float = Field(7 * 86_400.0, gt=0, description="Seconds after which an unused compaction is forgotten.")
     store_max_bytes: int = Field(

@@ -22,6 +22,7 @@ from litellm_compaction.errors import ConfigError
 # For every setting values that are taken and values that are refused.
 KEYS: dict[str, tuple[list[Any], list[Any]]] = {
     "mode": (["guard", "observe", "off", False], ["on", True, 1, None]),
+    "page": (["on", "off", True, False], ["yes", 1, None]),
     "pre_request_ratio": ([0.5, 0.9], [0, 1, 1.2, -0.1, "much", math.nan]),
     "streaming_ratio": ([0.8, 0.99], [0, 1, 90, math.inf]),
     "target_ratio": ([0.01, 0.79], [0, 1, -1]),
@@ -98,9 +99,10 @@ def test_the_defaults_are_the_designs() -> None:
 
 @pytest.mark.parametrize(("key", "value"), GOOD)
 def test_good_values_are_taken(key: str, value: Any) -> None:
-    """At the bounds too; YAML's bare `off`, read as false, is the word."""
+    """At the bounds too; YAML's bare `off` and `on`, read as false and true, are the words."""
     taken = getattr(settings_from({key: value}), key)
-    assert taken == ("off" if value is False and key in ("mode", "notices") else value)
+    words = {True: "on", False: "off"} if key in ("mode", "notices", "page") else {}
+    assert taken == (words.get(value, value) if isinstance(value, bool) else value)
 
 
 @pytest.mark.parametrize(("key", "value"), BAD)

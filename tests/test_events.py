@@ -113,6 +113,7 @@ def test_an_event_is_a_frozen_record_without_text() -> None:
         "summary_ms",
         "compaction_id",
         "continues_id",
+        "tenant",
     }
     assert event(tokens_before=4096).filled_percent == 50.0
 

@@ -51,7 +51,6 @@ TEMPLATES = {
     "deepseek-r1-distill-llama": "deepseek-ai-DeepSeek-R1-Distill-Llama-8B",
     "deepseek-r1-distill-qwen": "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B",
     "phi3.5": "microsoft-Phi-3.5-mini-instruct",
-    "gemma2": "google-gemma-2-2b-it",
     "gemma4": "google-gemma-4-31B-it",
 }
 TEST_TEMPLATES = {

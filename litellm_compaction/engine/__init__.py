@@ -1,7 +1,7 @@
 """The one orchestrator: counts, decides, asks, applies, stores, reports."""
 
-from litellm_compaction.engine.case import Attempts, Case, Guarded, Pending, PruningModel
+from litellm_compaction.engine.case import Attempts, Case, Guarded, Measure, Pending, PruningModel
 from litellm_compaction.engine.compactor import Compactor
 from litellm_compaction.engine.room import Room
 
-__all__ = ["Attempts", "Case", "Compactor", "Guarded", "Pending", "PruningModel", "Room"]
+__all__ = ["Attempts", "Case", "Compactor", "Guarded", "Measure", "Pending", "PruningModel", "Room"]

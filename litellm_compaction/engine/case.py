@@ -5,9 +5,9 @@ Built by `proxy/` and by the compactor; data only.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from litellm_compaction.config import Settings
 from litellm_compaction.core.budget import Budget, Rules
@@ -21,6 +21,8 @@ from litellm_compaction.models.families import Family
 from litellm_compaction.models.window import Target, Window
 from litellm_compaction.summarizer import Ask
 
+Measure: TypeAlias = Callable[[Sequence[Message]], Awaitable[int | None]]
+
 
 @dataclass(slots=True)
 class Attempts:
@@ -28,10 +30,12 @@ class Attempts:
 
     Attributes:
         told_hash: covered hash of the compaction that an event last told of, "" for none.
+        may_probe: whether a sample of it may still be sent to be counted.
     """
 
     summary_calls_left: int
     told_hash: str = ""
+    may_probe: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,8 +64,11 @@ class Case:
         target: the deployment.
         settings: in force for this deployment.
         scope: who may share a stored compaction (promise P9).
+        tenant: fingerprint of who asks, for events.
         pruning_models: in the order in which they are tried.
         warm_up: makes LM Studio load the model.
+        measure: how many prompt tokens the server counts for some messages; gives None when it does not say, and is
+            None where nobody may ask.
         attempts: shared by all phases of one client request.
     """
 
@@ -72,6 +79,8 @@ class Case:
     pruning_models: tuple[PruningModel, ...]
     warm_up: Callable[[], Awaitable[None]]
     attempts: Attempts
+    measure: Measure | None = None
+    tenant: str = ""
 
     @property
     def depth(self) -> Depth:

@@ -19,6 +19,7 @@ from litellm_compaction.engine.admission import Admission
 from litellm_compaction.engine.asking import Asker
 from litellm_compaction.engine.case import Case, Guarded, Pending, Work
 from litellm_compaction.engine.making import Made, Maker
+from litellm_compaction.engine.probing import Prober
 from litellm_compaction.engine.reporting import Reporter, truncation
 from litellm_compaction.engine.room import Room
 from litellm_compaction.engine.sending import SentPrompts
@@ -67,6 +68,7 @@ class Compactor:
         self._maker = Maker(asker=Asker(windows=windows, counter=counter, sent=self._sent), store=store, clock=clock)
         self._compactions: Flights[Made] = Flights()
         self._scales = Scales(windows=windows, counter=counter, clock=clock)
+        self._prober = Prober(counter)
         self._admission = Admission()
 
     async def guard(self, request: Request, case: Case) -> Guarded:
@@ -220,6 +222,8 @@ class Compactor:
             return Pending(work=work, decision=decision, stored=tuple(stored))
         if work.budget.fits(work.count.tokens):
             return self._unchanged(work)
+        if await self._prober.has_learned(work):
+            return await self._decide(await self._scales.again(work), stored, shorten=shorten)
         return await self._shortened_or_refused(work, stored, shorten=shorten)
 
     async def _shortened_or_refused(
@@ -236,7 +240,7 @@ class Compactor:
         )
         if not messages:
             raise self._refusal(work)
-        again = await self._scales.again(work, messages)
+        again = await self._scales.shortened(work, messages)
         decided = await self._decide(again, stored, shorten=False)
         if isinstance(decided, Guarded) and decided.round == 0:
             self._reporter.decided(work, "fallback", guarded=decided, reason="excerpt")

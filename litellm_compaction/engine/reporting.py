@@ -94,6 +94,7 @@ class Reporter:
                 summary_ms=made.summary_ms if made else 0.0,
                 compaction_id=compaction_id(scope, compaction.covered_hash) if compaction else "",
                 continues_id=compaction_id(scope, base.covered_hash) if base else "",
+                tenant=work.case.tenant,
             )
         )
 
@@ -107,6 +108,7 @@ class Reporter:
                 reported_tokens=prompt_tokens,
                 reason=reason,
                 when_s=self._wall_clock(),
+                tenant=case.tenant,
             )
         )
 

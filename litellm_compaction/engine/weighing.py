@@ -48,7 +48,15 @@ class Scales:
         count = await self._counter.count(case.target.key, family, request)
         return self._work(request, case, window, family, count, (), started_s)
 
-    async def again(self, work: Work, messages: tuple[Message, ...]) -> Work:
+    async def again(self, work: Work) -> Work:
+        """`work` by what the counter has learned since."""
+        count = await self._counter.count(work.case.target.key, work.family, work.request)
+        weighed = self._work(
+            work.request, work.case, work.window, work.family, count, work.conversation.hashes, work.started_s
+        )
+        return replace(weighed, is_shortened=work.is_shortened)
+
+    async def shortened(self, work: Work, messages: tuple[Message, ...]) -> Work:
         """`work` with other messages in the client's place; the client will send its own again, so hashes stay."""
         request = replace(work.request, messages=messages)
         count = await self._counter.count(work.case.target.key, work.family, request)

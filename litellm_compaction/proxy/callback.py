@@ -27,7 +27,9 @@ from litellm_compaction.proxy.failing_open import log_failed_open
 from litellm_compaction.proxy.gate import Gate
 from litellm_compaction.proxy.heartbeat import with_heartbeat
 from litellm_compaction.proxy.held_context import hold_contexts
+from litellm_compaction.proxy.live_settings import FixedSettings, LiveSettings, SettingsSource
 from litellm_compaction.proxy.metrics import Metrics
+from litellm_compaction.proxy.turns import Turns
 from litellm_compaction.proxy.wire import can_be_carried_over, with_details
 from litellm_compaction.stores import open_store
 
@@ -59,6 +61,7 @@ def load_handler() -> CompactionHandler:
     warn_of_bypass(settings)
     handler = CompactionHandler(settings)
     handler.start()
+    handler.show_page()
     return handler
 
 
@@ -68,7 +71,7 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
     def __init__(self, settings: Settings) -> None:
         super().__init__()
         self._settings = settings
-        store = open_store(settings.store, ttl_s=settings.store_ttl_s, max_bytes=settings.store_max_bytes)
+        self._store = store = open_store(settings.store, ttl_s=settings.store_ttl_s, max_bytes=settings.store_max_bytes)
         metrics = Metrics()
         self._compactor = Compactor(
             windows=Windows(cache_s=settings.window_cache_s),
@@ -76,13 +79,17 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
             store=store,
             observers=(log_observer(logger), metrics.observe, History(store)),
         )
-        self._calls = Calls(on_restarts=metrics.restarted)
-        self._gate = Gate(settings, self._compactor, self._calls)
+        has_page = settings.page == "on"
+        self._live = LiveSettings(settings, store) if has_page else None
+        self._source: SettingsSource = self._live or FixedSettings(settings)
+        self._turns = Turns() if has_page else None
+        self._calls = Calls(on_restarts=metrics.restarted, turns=self._turns)
+        self._gate = Gate(self._source, self._compactor, self._calls)
         self._probe: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         """Looks at every guarded deployment in the background, as soon as the router is there."""
-        if self._settings.mode == "off":
+        if self._source.is_asleep:
             return
         try:
             loop = asyncio.get_running_loop()
@@ -90,11 +97,25 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
             return
         self._probe = loop.create_task(self._probe_when_ready())
 
+    def show_page(self) -> None:
+        """Adds the settings and history page to the proxy, where config.yaml wants it; never raises."""
+        if self._live is None or self._turns is None:
+            return
+        try:
+            # Here, so that nothing that the page alone needs can keep the proxy from starting.
+            from litellm_compaction.proxy.pages import Surroundings, add_page
+
+            add_page(
+                Surroundings(self._live, self._gate.guards, self._compactor.windows, self._store, self._turns, _router)
+            )
+        except Exception as error:  # noqa: BLE001 - the proxy serves without its page (P8)
+            log_failed_open("page", error)
+
     async def async_pre_call_hook(
         self, user_api_key_dict: Any, cache: Any, data: dict[str, Any], call_type: str
     ) -> dict[str, Any] | None:
         """Phase 1 and 2: compacts a chat completion before it is routed, where its window is already certain."""
-        if call_type != "acompletion" or self._settings.mode == "off":
+        if call_type != "acompletion" or self._source.is_asleep:
             return None
         try:
             await self._gate.before_routing(_router(), data)
@@ -107,7 +128,7 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
 
     async def async_pre_call_deployment_hook(self, kwargs: dict[str, Any], call_type: Any) -> dict[str, Any] | None:
         """Phase 1 and 2 for the chosen deployment: its own window, its own bound on the answer."""
-        if getattr(call_type, "value", call_type) not in _GUARDED_CALLS or self._settings.mode == "off":
+        if getattr(call_type, "value", call_type) not in _GUARDED_CALLS or self._source.is_asleep:
             return None
         try:
             return await self._gate.before_deployment(_router(), kwargs)

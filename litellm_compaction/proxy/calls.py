@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 
 from litellm_compaction.core.messages import Request
 from litellm_compaction.engine import Attempts, Case, Guarded, Pending
+from litellm_compaction.proxy.failing_open import log_failed_open
+from litellm_compaction.proxy.turns import Turn, Turns
 
 # Far more than a proxy in front of one machine has under way; a bound for calls whose end we never see.
 _MAX_CALLS = 1024
@@ -50,6 +52,7 @@ class Call:
         action: the strongest thing done for it: compacted, then reused, then none.
         details: what restarts cost beside its usage; None without any.
         on_restarts: is told the group and the number of restarts of its answer.
+        turns, turn: the plots' memory, and what it holds of this request; None without a page.
     """
 
     received: Request
@@ -70,6 +73,8 @@ class Call:
     action: str = "none"
     details: Mapping[str, Any] | None = None
     on_restarts: Callable[[str, int], None] | None = None
+    turns: Turns | None = None
+    turn: Turn | None = None
 
     @property
     def is_hooked(self) -> bool:
@@ -95,6 +100,17 @@ class Call:
         self.outlook = Outlook(guarded.tokens_before, guarded.count.tokens, guarded.window.tokens, guarded.round)
         if guarded.action == "compacted" or self.action == "none":
             self.action = guarded.action
+        if self.turns is None:
+            return
+        try:
+            self.turn = self.turns.sent(self.turn, self.original.messages, case, guarded)
+        except Exception as error:  # noqa: BLE001 - an answer is worth more than its place in a plot (P8)
+            log_failed_open("turns", error)
+
+    def answered(self, case: Case, guarded: Guarded, prompt_tokens: int, completion_tokens: int) -> None:
+        """Notes what the server has counted."""
+        if self.turns is not None:
+            self.turns.answered(self.turn, case, guarded, prompt_tokens, completion_tokens)
 
     def restarted(self, details: Mapping[str, Any]) -> None:
         """Notes what restarts have cost."""
@@ -119,15 +135,18 @@ class Calls:
 
     Args:
         on_restarts: is told the group and the number of restarts of each answer that had any.
+        turns: the plots' memory.
     """
 
-    def __init__(self, on_restarts: Callable[[str, int], None] | None = None) -> None:
+    def __init__(self, on_restarts: Callable[[str, int], None] | None = None, turns: Turns | None = None) -> None:
         self._on_restarts = on_restarts
+        self._turns = turns
         self._calls: OrderedDict[str, Call] = OrderedDict()
 
     def open(self, call_id: str, call: Call) -> Call:
         """Remembers `call`."""
         call.on_restarts = self._on_restarts
+        call.turns = self._turns
         self._calls[call_id] = call
         while len(self._calls) > _MAX_CALLS:
             self._calls.popitem(last=False)

@@ -75,6 +75,9 @@ class Listener(Protocol):
     def sent(self, case: Case, guarded: Guarded) -> None:
         """Something goes out."""
 
+    def answered(self, case: Case, guarded: Guarded, prompt_tokens: int, completion_tokens: int) -> None:
+        """The server has counted what was sent, and what it gave."""
+
     def restarted(self, details: Mapping[str, Any]) -> None:
         """The answer has ended after restarts, which cost `details`."""
 

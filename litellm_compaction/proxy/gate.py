@@ -14,7 +14,6 @@ from typing import Any
 
 import httpx
 
-from litellm_compaction.config import Settings
 from litellm_compaction.core.messages import Request, cleaned
 from litellm_compaction.engine import Attempts, Case, Compactor, Guarded, Pending
 from litellm_compaction.errors import CompactionError, DoesNotFit, ModelNotLoaded, WindowUnknown
@@ -26,6 +25,7 @@ from litellm_compaction.proxy.exchange import Asked
 from litellm_compaction.proxy.guards import Guard, Guards, metadata_of
 from litellm_compaction.proxy.hooked import Hooked, HookedUpstream, Whole
 from litellm_compaction.proxy.internal import is_internal_call
+from litellm_compaction.proxy.live_settings import SettingsSource
 from litellm_compaction.proxy.publishing import Publisher
 from litellm_compaction.proxy.restart import Answer
 from litellm_compaction.proxy.routing import (
@@ -46,13 +46,13 @@ _POOL_LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=32, 
 class Gate:
     """Decides about requests before they leave the proxy."""
 
-    def __init__(self, settings: Settings, compactor: Compactor, calls: Calls) -> None:
-        self._settings = settings
+    def __init__(self, source: SettingsSource, compactor: Compactor, calls: Calls) -> None:
+        self._settings = source.configured
         self._compactor = compactor
         self._calls = calls
         self._publisher = Publisher()
         self._inner: httpx.AsyncHTTPTransport | None = None
-        self._guards = Guards(settings, compactor.windows, self._publisher)
+        self.guards = Guards(source, compactor.windows, self._publisher)
 
     async def before_routing(self, router: Any, data: dict[str, Any]) -> None:
         """Guards a chat completion whose every possible deployment has the same window and settings.
@@ -69,8 +69,8 @@ class Gate:
         model = data.get("model")
         if router is None or not isinstance(model, str):
             return
-        deployments = [self._guards.deployment(entry) for entry in reachable_entries(router, model, data)]
-        guards = [await self._guards.guard(deployment) for deployment in deployments]
+        deployments = [self.guards.deployment(entry) for entry in reachable_entries(router, model, data)]
+        guards = [await self.guards.guard(deployment) for deployment in deployments]
         known = [guard for guard in guards if guard is not None]
         if not known:
             return
@@ -84,7 +84,7 @@ class Gate:
             return
         if len({guard.settings for guard in known}) > 1 or known[0].settings.mode != "guard":
             return
-        cases = [self._guards.case(router, guard, call, data) for guard in known]
+        cases = [self.guards.case(router, guard, call, data) for guard in known]
         windows = {await self._window_tokens(case) for case in cases}
         if len(windows) > 1:
             return
@@ -121,7 +121,7 @@ class Gate:
         written = self._publisher.as_written(info) if isinstance(info, Mapping) else {}
         deployment = deployment_of(kwargs, written, group=group, environ=os.environ)
         call = self._calls.get(_call_id(kwargs))
-        guard = await self._guards.guard(deployment)
+        guard = await self.guards.guard(deployment)
         carrier = carrier_of(deployment, guard.settings) if guard is not None else "hooks"
         request = call.original if call is not None else wire.decode(kwargs)
         if request is None and carrier == "transport" and "prompt" in kwargs:
@@ -131,7 +131,7 @@ class Gate:
         if call is None:
             call = self._calls.open(_call_id(kwargs), self._new_call(request, group, kwargs))
             request = call.original
-        case = self._guards.case(router, guard, call, kwargs)
+        case = self.guards.case(router, guard, call, kwargs)
         if guard.settings.mode == "observe":
             await self._compactor.observe(request, case)
             return None
@@ -212,8 +212,8 @@ class Gate:
     async def probe(self, router: Any) -> None:
         """Looks at every guarded deployment's window once, so that trouble shows at start and not at night."""
         for entry in router_entries(router):
-            deployment = self._guards.deployment(entry)
-            guard = await self._guards.guard(deployment)
+            deployment = self.guards.deployment(entry)
+            guard = await self.guards.guard(deployment)
             if guard is None or deployment.is_wildcard:
                 continue
             try:

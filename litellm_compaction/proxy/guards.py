@@ -17,7 +17,8 @@ from litellm_compaction.engine import Case, PruningModel
 from litellm_compaction.models.window import Target, Windows
 from litellm_compaction.proxy.access import may_use, with_credentials
 from litellm_compaction.proxy.calls import Call
-from litellm_compaction.proxy.internal import summary_asker, warm_up
+from litellm_compaction.proxy.internal import prompt_measure, summary_asker, warm_up
+from litellm_compaction.proxy.live_settings import SettingsSource, for_deployment
 from litellm_compaction.proxy.opted_in import without_guesses
 from litellm_compaction.proxy.publishing import Publisher
 from litellm_compaction.proxy.routing import Deployment, deployment_of, reachable_entries
@@ -37,13 +38,13 @@ class Guards:
     """The operator's settings, applied to deployments.
 
     Args:
-        settings: of `callback_settings`.
+        source: knows the settings in force.
         windows: knows which addresses answer as LM Studio.
         publisher: knows which numbers in the router's list are ours.
     """
 
-    def __init__(self, settings: Settings, windows: Windows, publisher: Publisher) -> None:
-        self._settings = settings
+    def __init__(self, source: SettingsSource, windows: Windows, publisher: Publisher) -> None:
+        self._source = source
         self._windows = windows
         self._publisher = publisher
         self._warned: set[str] = set()
@@ -62,7 +63,10 @@ class Guards:
         """The deployment as guarded, or None when it is left alone."""
         if deployment.kind == "foreign":
             return None
-        settings = self._settings.for_deployment(deployment.settings)
+        settings, conflict = for_deployment(await self._source.current(), self._source.configured, deployment.settings)
+        if conflict:
+            message = "settings changed at run time do not reach model=%s: %s"
+            self._warn_once(f"{deployment.id}|{conflict}", message, deployment.group, conflict)
         if settings.mode == "off":
             return None
         if deployment.kind == "maybe_lm_studio":
@@ -104,9 +108,11 @@ class Guards:
             target=deployment.target,
             settings=settings,
             scope=_scope(metadata, call.group, settings),
+            tenant=tenant_of(metadata),
             pruning_models=(*self._other_pruning_model(router, settings, metadata), same),
             warm_up=warm_up(router, pin, metadata, timeout_s=settings.warm_up_timeout_s),
             attempts=call.attempts,
+            measure=prompt_measure(router, pin, metadata, timeout_s=settings.summary_timeout_s),
         )
 
     def _other_pruning_model(
@@ -171,15 +177,7 @@ def metadata_of(body: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _scope(metadata: Mapping[str, Any], group: str, settings: Settings) -> str:
-    """Who shares stored compactions: the team, else the user, else the key; per model group and settings."""
-    tenant = next(
-        (
-            f"{name}:{value}"
-            for name in ("team_id", "user_id", "hash")
-            if (value := metadata.get(f"user_api_key_{name}"))
-        ),
-        "nobody",
-    )
+    """Who shares stored compactions: the same tenant, per model group and settings."""
     shape = (
         settings.strategy,
         settings.pruning_model,
@@ -187,4 +185,17 @@ def _scope(metadata: Mapping[str, Any], group: str, settings: Settings) -> str:
         settings.keep_recent_messages,
         settings.summary_max_tokens,
     )
-    return hashlib.blake2b(repr((tenant, group, shape)).encode(), digest_size=16).hexdigest()
+    return hashlib.blake2b(repr((_tenant(metadata), group, shape)).encode(), digest_size=16).hexdigest()
+
+
+def tenant_of(metadata: Mapping[str, Any]) -> str:
+    """A fingerprint of who asks, for events: whoever has the same one may see them."""
+    return hashlib.blake2b(_tenant(metadata).encode(errors="replace"), digest_size=16).hexdigest()
+
+
+def _tenant(metadata: Mapping[str, Any]) -> str:
+    """The team, else the user, else the key."""
+    for name in ("team_id", "user_id", "hash"):
+        if value := metadata.get(f"user_api_key_{name}"):
+            return f"{name}:{value}"
+    return "nobody"

@@ -1,4 +1,4 @@
-"""The calls that we make ourselves, summaries and warm-ups, on behalf of a client's request.
+"""The calls that we make ourselves, summaries, warm-ups and probes, on behalf of a client's request.
 
 They go through the proxy's router, so that they are logged and paid for by the same key, team and user, and they
 are never guarded themselves.
@@ -15,7 +15,9 @@ from typing import Any
 from litellm.litellm_core_utils.internal_call_metadata import sanitized_forwardable_call_metadata
 
 from litellm_compaction.core.messages import JsonValue, Message
+from litellm_compaction.engine import Measure
 from litellm_compaction.errors import SummaryFailed
+from litellm_compaction.proxy import wire
 from litellm_compaction.summarizer import SummaryAnswer
 
 logger = logging.getLogger("litellm_compaction")
@@ -59,7 +61,7 @@ def summary_asker(
                 router,
                 model,
                 parent,
-                messages=[dict(message.raw) for message in messages],
+                messages=wire.encode(messages),
                 max_tokens=max_tokens,
                 **with_tools,
                 temperature=_SUMMARY_TEMPERATURE,
@@ -98,6 +100,36 @@ def warm_up(router: Any, model: str, parent: Mapping[str, Any], *, timeout_s: fl
             )
 
     return load
+
+
+def prompt_measure(router: Any, model: str, parent: Mapping[str, Any], *, timeout_s: float) -> Measure:
+    """How a server is asked for its own count of a prompt: by an answer of one token.
+
+    Args:
+        router: LiteLLM's router.
+        model: a deployment id or a model name.
+        parent: metadata of the client's request.
+        timeout_s: limit for the call.
+    """
+
+    async def measure(messages: Sequence[Message]) -> int | None:
+        try:
+            response = await call_router(
+                router,
+                model,
+                parent,
+                messages=wire.encode(messages),
+                max_tokens=1,
+                timeout=timeout_s,
+                cache={"no-cache": True, "no-store": True},
+            )
+        except Exception as error:  # noqa: BLE001 - without a count the request is judged by ours
+            logger.debug("probe error=%s", type(error).__name__)
+            return None
+        usage = wire.usage_of(response)
+        return usage.prompt_tokens if usage is not None else None
+
+    return measure
 
 
 async def call_router(router: Any, model: str, parent: Mapping[str, Any], **arguments: Any) -> Any:

@@ -253,6 +253,7 @@ class Answer:
                 prompt_tokens=relay.usage.prompt_tokens,
                 completion_tokens=relay.usage.completion_tokens,
             )
+            self._listener.answered(self._case, guarded, relay.usage.prompt_tokens, relay.usage.completion_tokens)
 
     def _is_shared(self, guarded: Guarded) -> bool:
         """Whether others may have filled the context."""

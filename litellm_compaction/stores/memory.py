@@ -41,6 +41,7 @@ class MemoryStore:
         self._used_bytes = 0
         self._events: deque[StoredEvent] = deque(maxlen=MAX_EVENTS)
         self._last_number = 0
+        self._settings: dict[str, str] = {}
 
     async def find(self, scope: str, hashes: Sequence[str]) -> list[Compaction]:
         """The compactions in `scope` whose covered hash is one of `hashes`, the one that covers most first."""
@@ -59,6 +60,14 @@ class MemoryStore:
     async def put_fact(self, scope: str, key: str, text: str) -> None:
         """Keeps `text`, in place of an earlier one under the same key."""
         self._keep(("fact", scope, key), text, len(key) + 4 * len(text))
+
+    async def get_setting(self, key: str) -> str | None:
+        """What an operator chose; it ends with this process."""
+        return self._settings.get(key)
+
+    async def put_setting(self, key: str, text: str) -> None:
+        """Keeps a choice."""
+        self._settings[key] = text
 
     async def add_event(self, when_s: float, text: str) -> None:
         """Adds to the ring."""
@@ -98,6 +107,7 @@ class MemoryStore:
         """Forgets everything."""
         self._entries.clear()
         self._events.clear()
+        self._settings.clear()
         self._used_bytes = 0
 
     def _use(self, key: _Key) -> Compaction | str | None:

@@ -72,6 +72,12 @@ class Store(Protocol):
     async def put_fact(self, scope: str, key: str, text: str) -> None:
         """Keeps a fact, in place of an earlier one under the same key."""
 
+    async def get_setting(self, key: str) -> str | None:
+        """What an operator chose under `key`: kept until it is replaced, whatever becomes of the rest."""
+
+    async def put_setting(self, key: str, text: str) -> None:
+        """Keeps a choice; no time to live, no bound, and `delete` leaves it alone."""
+
     async def add_event(self, when_s: float, text: str) -> None:
         """Adds a line to the history; the oldest goes where there are too many."""
 

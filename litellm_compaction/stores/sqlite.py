@@ -82,6 +82,16 @@ class SqliteStore:
         """Keeps `text`, in place of an earlier one under the same key."""
         await self._put("fact", scope, key, lambda: encode_text(text))
 
+    async def get_setting(self, key: str) -> str | None:
+        """What an operator chose under `key`."""
+        body = await self._read(lambda connection: tables.get_setting(connection, key))
+        return None if body is None else _text(body)
+
+    async def put_setting(self, key: str, text: str) -> None:
+        """Keeps a choice until it is replaced."""
+        body = encode_text(text)
+        await self._write(lambda connection: tables.put_setting(connection, key, body))
+
     async def add_event(self, when_s: float, text: str) -> None:
         """Adds a line to the history."""
         now_s = self._clock()

@@ -43,6 +43,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
             BEGIN UPDATE usage SET bytes = bytes + new.size_bytes - old.size_bytes; END""",
     ),
     ("CREATE TABLE event (number INTEGER PRIMARY KEY AUTOINCREMENT, when_s REAL NOT NULL, body BLOB NOT NULL)",),
+    ("CREATE TABLE setting (key TEXT PRIMARY KEY, body BLOB NOT NULL)",),
 )
 
 # One more than any before, in the order of use: clocks of several processes are not finer than requests.
@@ -128,6 +129,17 @@ def delete(connection: sqlite3.Connection, scope: str | None, unused_since_s: fl
     if scope is None:
         connection.execute("DELETE FROM event WHERE :before_s IS NULL OR when_s < :before_s", values)
     return count
+
+
+def get_setting(connection: sqlite3.Connection, key: str) -> bytes | None:
+    """The body under `key`."""
+    row = connection.execute("SELECT body FROM setting WHERE key = ?", (key,)).fetchone()
+    return None if row is None else bytes(row[0])
+
+
+def put_setting(connection: sqlite3.Connection, key: str, body: bytes) -> None:
+    """Adds a setting, or replaces the one under the same key."""
+    connection.execute("INSERT OR REPLACE INTO setting (key, body) VALUES (?, ?)", (key, body))
 
 
 def add_event(connection: sqlite3.Connection, when_s: float, body: bytes, now_s: float) -> None:

@@ -17,7 +17,7 @@ _WARN_AGAIN_S = 3600.0
 
 
 class SteadyStore:
-    """Reads from both stores, writes to the second what the first does not take, and never raises.
+    """Reads from both stores, writes to the second what the first does not take; only deleting and settings raise.
 
     Without this a full disk or a missing right would cost a summary with every turn.
 
@@ -73,6 +73,22 @@ class SteadyStore:
         except StoreError as error:
             self._warn(error)
             await self._spare.put_fact(scope, key, text)
+
+    async def get_setting(self, key: str) -> str | None:
+        """The durable one's.
+
+        Raises:
+            StoreError: it cannot be read: whoever asks has to decide by which settings to go on.
+        """
+        return await self._durable.get_setting(key)
+
+    async def put_setting(self, key: str, text: str) -> None:
+        """Keeps it in the durable one: in the memory of this process, other workers would not follow it.
+
+        Raises:
+            StoreError: it is not kept.
+        """
+        await self._durable.put_setting(key, text)
 
     async def add_event(self, when_s: float, text: str) -> None:
         """Adds it to one of the two histories."""

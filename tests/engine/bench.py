@@ -11,7 +11,7 @@ from typing import Any
 from litellm_compaction.config import Settings, settings_from
 from litellm_compaction.core.compaction import Compaction
 from litellm_compaction.core.messages import Message, Request
-from litellm_compaction.engine import Attempts, Case, Compactor, Guarded, PruningModel
+from litellm_compaction.engine import Attempts, Case, Compactor, Guarded, Measure, PruningModel
 from litellm_compaction.errors import StoreError
 from litellm_compaction.events import CompactionEvent, Event
 from litellm_compaction.models.counter import Count, TokenCounter
@@ -160,6 +160,7 @@ class Bench:
         attempts: Attempts | None = None,
         target: Target | None = None,
         warm_up: Callable[[], Awaitable[None]] = _loads_nothing,
+        measure: Measure | None = None,
         **settings: Any,
     ) -> Case:
         chosen: Settings = settings_from(settings)
@@ -172,6 +173,7 @@ class Bench:
             pruning_models=tuple(models),
             warm_up=warm_up,
             attempts=attempts or Attempts(summary_calls_left=chosen.max_summary_calls),
+            measure=measure,
         )
 
     async def guard(

@@ -207,6 +207,9 @@ class Listening:
     def sent(self, case: Case, guarded: Guarded) -> None:
         self.actions.append(guarded.action)
 
+    def answered(self, case: Case, guarded: Guarded, prompt_tokens: int, completion_tokens: int) -> None:
+        """What the counter learns is looked at elsewhere."""
+
     def restarted(self, details: Mapping[str, Any]) -> None:
         self.details = details
 

@@ -10,6 +10,7 @@ import pytest
 from litellm_compaction.config import Settings
 from litellm_compaction.models.window import Target, Windows
 from litellm_compaction.proxy.guards import Guards
+from litellm_compaction.proxy.live_settings import FixedSettings
 from litellm_compaction.proxy.opted_in import max_input_tokens
 from litellm_compaction.proxy.publishing import Publisher
 from litellm_compaction.proxy.routing import Deployment, deployment_of
@@ -65,7 +66,7 @@ async def test_without_opting_in_no_request_is_made(model: str, info: dict[str, 
 
     async with httpx.AsyncClient(transport=httpx.MockTransport(refuse)) as http:
         windows = Windows(cache_s=5.0, http=http)
-        guards = Guards(Settings(), windows, Publisher())
+        guards = Guards(FixedSettings(Settings()), windows, Publisher())
         found = deployment(model, info, api_base=LOCAL)
         assert found.other_target is None
         assert found.target.apis == ()
@@ -114,7 +115,9 @@ async def test_nothing_is_assumed_while_a_server_is_unknown(status: int, source:
     """Until a local server has said that it is not LM Studio there is no default for it."""
     async with httpx.AsyncClient(transport=httpx.MockTransport(lambda _: httpx.Response(status, json={}))) as http:
         windows = Windows(cache_s=5.0, http=http)
-        guard = await Guards(Settings(), windows, Publisher()).guard(deployment("openai/x", ON, api_base=LOCAL))
+        guard = await Guards(FixedSettings(Settings()), windows, Publisher()).guard(
+            deployment("openai/x", ON, api_base=LOCAL)
+        )
         await windows.aclose()
     assert guard is not None
     target = guard.deployment.target

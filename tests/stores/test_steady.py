@@ -36,6 +36,14 @@ class Failing(MemoryStore):
         self._may_fail(self.writes_fail)
         await super().put_fact(scope, key, text)
 
+    async def get_setting(self, key: str) -> str | None:
+        self._may_fail(self.reads_fail)
+        return await super().get_setting(key)
+
+    async def put_setting(self, key: str, text: str) -> None:
+        self._may_fail(self.writes_fail)
+        await super().put_setting(key, text)
+
     async def add_event(self, when_s: float, text: str) -> None:
         self._may_fail(self.writes_fail)
         await super().add_event(when_s, text)
@@ -85,7 +93,19 @@ async def test_what_a_full_disk_does_not_take_is_found_all_the_same() -> None:
     assert len(await made.durable.find("team", ["h5"])) == 1
 
 
-async def test_nothing_but_deleting_raises(caplog: pytest.LogCaptureFixture) -> None:
+async def test_settings_are_never_kept_in_the_memory_of_one_process() -> None:
+    """Whoever chooses or asks is told, so that no worker goes its own way."""
+    made = Steady()
+    await made.store.put_setting("mode", "observe")
+    assert await made.store.get_setting("mode") == "observe"
+    made.durable.reads_fail = made.durable.writes_fail = True
+    with pytest.raises(StoreError, match="disk full"):
+        await made.store.put_setting("mode", "off")
+    with pytest.raises(StoreError, match="disk full"):
+        await made.store.get_setting("mode")
+
+
+async def test_nothing_but_deleting_and_settings_raises(caplog: pytest.LogCaptureFixture) -> None:
     """Every other call works while nothing below does; one warning, and one more an hour later."""
     made = Steady()
     made.durable.reads_fail = made.durable.writes_fail = True

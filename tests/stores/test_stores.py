@@ -11,6 +11,7 @@ from typing import Protocol
 import pytest
 
 from litellm_compaction.core.compaction import compaction_id
+from litellm_compaction.errors import StoreError
 from litellm_compaction.stores import MemoryStore, SqliteStore, SteadyStore, Store
 from litellm_compaction.stores.protocol import EVENTS_TTL_S, MAX_EVENTS
 from tests.stores.compactions import compaction
@@ -222,6 +223,27 @@ async def test_facts_age_and_count_like_compactions(opened: OpenStore, clock: Cl
     for number in range(20):
         await store.put("team", compaction(f"h{number}", text="x" * 4500))
     assert await store.get_fact("model", "used") is None
+
+
+async def test_settings_outlive_everything_else(
+    opened: OpenStore, clock: Clock, request: pytest.FixtureRequest
+) -> None:
+    """No time, no bound and no purge takes them; the last choice counts. Where they cannot be kept, nobody pretends."""
+    store = opened(max_bytes=2000)
+    if "broken" in request.node.name:
+        with pytest.raises(StoreError):
+            await store.put_setting("mode", "off")
+        return
+    assert await store.get_setting("mode") is None
+    await store.put_setting("mode", "off")
+    await store.put_setting("mode", "obsérve")
+    await store.put_setting("other", "x" * 4000)
+    clock.now_s += 1e9
+    for number in range(5):
+        await store.put("team", compaction(f"h{number}", text="t" * 3000))
+    await store.delete()
+    assert await store.get_setting("mode") == "obsérve"
+    assert await store.get_setting("other") == "x" * 4000
 
 
 async def test_the_history_is_numbered_and_oldest_first(opened: OpenStore, clock: Clock) -> None:

@@ -1,0 +1,123 @@
+"""Who looks at the page: LiteLLM's own answer, and what follows from it.
+
+Administrators see everything and may write; those who may only view see everything; everybody else sees what their own
+team, user or key has done, and the models that they may call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from inspect import signature
+from typing import Any
+
+from fastapi import Request
+
+from litellm_compaction.proxy.access import may_use
+from litellm_compaction.proxy.guards import tenant_of
+
+# LiteLLM refuses a path that it does not know to everybody but administrators (auth/route_checks.py, 1.106.2). Whoever
+# may list models may look here.
+_KNOWN_PATH = "/v1/models"
+_WRITER, _VIEWER = "proxy_admin", "proxy_admin_viewer"
+_KEPT_IN_SCOPE = ("app", "asgi", "client", "http_version", "scheme", "server")
+
+
+@dataclass(frozen=True, slots=True)
+class Visitor:
+    """Somebody with a valid key.
+
+    Attributes:
+        role: as LiteLLM calls it; "" where it does not say.
+        tenant: as in events.
+        auth: LiteLLM's record of the key.
+    """
+
+    role: str
+    tenant: str
+    auth: Any
+
+    @property
+    def may_write(self) -> bool:
+        """Whether settings may be changed."""
+        return self.role == _WRITER
+
+    @property
+    def sees_all(self) -> bool:
+        """Whether other tenants' numbers are shown."""
+        return self.role in (_WRITER, _VIEWER)
+
+    def may_see(self, router: Any, model: str) -> bool:
+        """Whether a model's name is shown."""
+        return self.sees_all or may_use(router, model, {"user_api_key_auth": self.auth})
+
+
+async def visitor_of(request: Request, key: str | None) -> Visitor | None:
+    """Who asks, as LiteLLM sees it; None where it refuses.
+
+    Args:
+        request: the browser's or a script's; its own headers may carry a key.
+        key: of a cookie or the sign-in form, in place of the headers'; None for those.
+    """
+    from litellm.proxy import proxy_server
+    from litellm.proxy.auth.user_api_key_auth import user_api_key_auth
+
+    headers = {name.lower(): value for name, value in request.headers.items() if name.lower() != "cookie"}
+    if key is not None:
+        headers = {name: value for name, value in headers.items() if name not in ("x-litellm-api-key", "x-api-key")}
+        headers["authorization"] = f"Bearer {key}"
+        own_name = (proxy_server.general_settings or {}).get("litellm_key_header_name")
+        if isinstance(own_name, str):
+            headers[own_name.lower()] = f"Bearer {key}"
+    given = {
+        "api_key": headers.get("authorization"),
+        "azure_api_key_header": headers.get("api-key"),
+        "anthropic_api_key_header": headers.get("x-api-key"),
+        "custom_litellm_key_header": headers.get("x-litellm-api-key"),
+    }
+    # FastAPI fills these in; a parameter that is left out would be its marker in place of a value.
+    names = [name for name in signature(user_api_key_auth).parameters if name != "request"]
+    try:
+        auth = await user_api_key_auth(
+            request=_as_known_path(request, headers), **{name: given.get(name) for name in names}
+        )
+    except Exception:  # noqa: BLE001 - whatever it raises is a no
+        # Not only its own errors: without `prisma`, 1.106.2 ends with a ModuleNotFoundError at a wrong key.
+        return None
+    role = getattr(auth, "user_role", None)
+    return Visitor(role=str(getattr(role, "value", role) or ""), tenant=tenant_of(_metadata_of(auth)), auth=auth)
+
+
+def _as_known_path(request: Request, headers: Mapping[str, str]) -> Request:
+    scope = {name: request.scope[name] for name in _KEPT_IN_SCOPE if name in request.scope}
+    scope |= {
+        "type": "http",
+        "method": "GET",
+        "path": _KNOWN_PATH,
+        "raw_path": _KNOWN_PATH.encode(),
+        "root_path": "",
+        "query_string": b"",
+        "headers": [
+            (name.encode("latin-1"), value.encode("latin-1", "replace"))
+            for name, value in headers.items()
+            if not name.startswith("content-")
+        ],
+        "state": {},
+    }
+
+    async def nothing() -> Mapping[str, Any]:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    return Request(scope, nothing)  # type: ignore[arg-type] # starlette's messages are mutable mappings
+
+
+def _metadata_of(auth: Any) -> Mapping[str, Any]:
+    """What LiteLLM would write into the metadata of this key's requests (litellm_pre_call_utils.py:1691, 1.106.2)."""
+    key = getattr(auth, "api_key", None)
+    if getattr(auth, "is_session_token", False):
+        key = getattr(auth, "key_alias", None) or key
+    return {
+        "user_api_key_team_id": getattr(auth, "team_id", None),
+        "user_api_key_user_id": getattr(auth, "user_id", None),
+        "user_api_key_hash": key,
+    }

@@ -1,0 +1,181 @@
+"""A headless Chromium, driven by its own protocol (chromedevtools.github.io/devtools-protocol).
+
+Through `websockets`, which LiteLLM's proxy brings along, so that the tests need no further package. Where there is no
+Chromium, they are skipped.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import httpx
+from websockets.sync.client import ClientConnection, connect
+
+_NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+_LIMIT_S = 30.0
+_OPTIONS = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--disable-dev-shm-usage",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--hide-scrollbars",
+    "--disable-lcd-text",
+    "--remote-debugging-port=0",
+)
+
+
+def chromium() -> str | None:
+    """The browser of this machine: `$CHROMIUM`, else the first on PATH."""
+    named = os.environ.get("CHROMIUM")
+    return named or next((found for name in _NAMES if (found := shutil.which(name))), None)
+
+
+@dataclass
+class Browser:
+    """One tab, and what the browser complained about in it."""
+
+    socket: ClientConnection
+    _number: int = 0
+    _loaded: int = 0
+    complaints: list[str] = field(default_factory=list)
+
+    def call(self, method: str, **params: Any) -> dict[str, Any]:
+        """The result of one command."""
+        self._number += 1
+        number = self._number
+        self.socket.send(json.dumps({"id": number, "method": method, "params": params}))
+        while True:
+            message = self._next()
+            if message.get("id") == number:
+                if "error" in message:
+                    raise RuntimeError(f"{method}: {message['error']}")
+                result: dict[str, Any] = message["result"]
+                return result
+
+    def view(
+        self, width: int, height: int, scheme: Literal["light", "dark"] = "light", *, scripts: bool = True
+    ) -> None:
+        """Sets the size in CSS pixels and the color scheme."""
+        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
+        self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+        self.call("Emulation.setScriptExecutionDisabled", value=not scripts)
+
+    def open(self, url: str) -> None:
+        """Goes to an address."""
+        with self.loading():
+            self.call("Page.navigate", url=url)
+
+    @contextmanager
+    def loading(self) -> Iterator[None]:
+        """Ends when the page that the block has asked for is there."""
+        seen = self._loaded
+        yield
+        until_s = time.monotonic() + _LIMIT_S
+        while self._loaded == seen:
+            assert time.monotonic() < until_s, "the page did not come"
+            self._next()
+
+    def evaluate(self, expression: str) -> Any:
+        """The value of a JavaScript expression in the page; works where the page's own scripts may not run."""
+        answer = self.call("Runtime.evaluate", expression=expression, returnByValue=True)
+        assert "exceptionDetails" not in answer, answer
+        return answer["result"].get("value")
+
+    def text(self) -> str:
+        """What somebody reads."""
+        return str(self.evaluate("document.body.innerText"))
+
+    def fill(self, selector: str, value: str) -> None:
+        """Puts a value into a control."""
+        self.evaluate(f"document.querySelector({json.dumps(selector)}).value = {json.dumps(value)}")
+
+    def click(self, selector: str) -> None:
+        """Presses a button with the mouse, and waits for the page that follows."""
+        box = self.evaluate(
+            f"(e => {{ e.scrollIntoView({{block: 'center'}}); const b = e.getBoundingClientRect();"
+            f" return [b.x + b.width / 2, b.y + b.height / 2]; }})(document.querySelector({json.dumps(selector)}))"
+        )
+        with self.loading():
+            for kind in ("mousePressed", "mouseReleased"):
+                self.call("Input.dispatchMouseEvent", type=kind, x=box[0], y=box[1], button="left", clickCount=1)
+
+    def press_enter(self, selector: str) -> None:
+        """Presses Enter in a control, and waits for the page that follows."""
+        self.evaluate(f"document.querySelector({json.dumps(selector)}).focus()")
+        with self.loading():
+            for kind in ("keyDown", "keyUp"):
+                self.call("Input.dispatchKeyEvent", type=kind, key="Enter", code="Enter", text="\r")
+
+    def screenshot(self, path: Path, *, whole: bool = True) -> None:
+        """Writes a PNG."""
+        answer = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
+        path.write_bytes(base64.b64decode(answer["data"]))
+
+    def _next(self) -> dict[str, Any]:
+        message: dict[str, Any] = json.loads(self.socket.recv(timeout=_LIMIT_S))
+        method, params = message.get("method"), message.get("params", {})
+        if method == "Page.loadEventFired":
+            self._loaded += 1
+        elif method == "Log.entryAdded":
+            self.complaints.append(f"{params['entry']['source']}: {params['entry']['text']}")
+        return message
+
+
+@contextmanager
+def browse(executable: str, profile: Path) -> Iterator[Browser]:
+    """A browser with an empty profile, ended with all that it started.
+
+    Args:
+        executable: of a Chromium.
+        profile: an empty folder.
+    """
+    process = subprocess.Popen(
+        [executable, *_OPTIONS, f"--user-data-dir={profile}", "about:blank"],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "HOME": str(profile)},
+    )
+    try:
+        port = _port(process, profile / "DevToolsActivePort")
+        with httpx.Client(trust_env=False, timeout=_LIMIT_S) as client:
+            tabs = client.get(f"http://127.0.0.1:{port}/json/list").json()
+        address = next(tab["webSocketDebuggerUrl"] for tab in tabs if tab["type"] == "page")
+        with connect(address, max_size=None, proxy=None) as socket:
+            browser = Browser(socket)
+            for domain in ("Page", "Runtime", "Log", "Network"):
+                browser.call(f"{domain}.enable")
+            yield browser
+            browser.call("Browser.close")
+    finally:
+        process.terminate()
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait(10)
+
+
+def _port(process: subprocess.Popen[bytes], path: Path) -> int:
+    until_s = time.monotonic() + _LIMIT_S
+    while time.monotonic() < until_s:
+        if path.exists() and (lines := path.read_text().splitlines()):
+            return int(lines[0])
+        assert process.poll() is None, "the browser ended instead of starting"
+        time.sleep(0.05)
+    raise AssertionError("the browser did not start in time")

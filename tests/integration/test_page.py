@@ -1,0 +1,415 @@
+"""The page through real proxies: who may look and write, what a change does, and in which workers.
+
+Two proxies share one store, as the workers of one proxy do.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from litellm_compaction.proxy.overlay import CHANGEABLE
+from litellm_compaction.simulator import Model, Simulator, serve
+from tests.integration.bench import KEY, answers
+from tests.integration.harness import MASTER_KEY, Proxy, lm_studio, proxy, write_config
+
+pytestmark = pytest.mark.proxy
+
+PAGE = "/compaction"
+ADMIN, VIEWER, ANNA, ARNO, BERT = (f"sk-page-{name}" for name in ("admin", "viewer", "anna", "arno", "bert"))
+_KEYS = Path(__file__).parent / "beside_page" / "page_keys.py"
+_HI = [{"role": "user", "content": "Hi."}]
+
+
+@dataclass
+class Workers:
+    """Two proxies over one store."""
+
+    one: Proxy
+    two: Proxy
+    folder: Path
+
+
+@pytest.fixture(scope="module")
+def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workers]:
+    folder = tmp_path_factory.mktemp("page")
+    shutil.copy(_KEYS, folder)
+    simulator = Simulator([Model(KEY, publisher="qwen", architecture="qwen2")])
+    simulator.script = answers()
+    simulator.load(KEY, 8192)
+    with ExitStack() as stack:
+        base_url = stack.enter_context(serve(simulator)).base_url
+        entries = [
+            lm_studio("local", KEY, base_url),
+            lm_studio("small", KEY, base_url),
+            lm_studio("strict", KEY, base_url, compaction={"streaming_ratio": 0.82}),
+            lm_studio("<b>&'\"", KEY, base_url),
+            lm_studio("lm_studio/*", "*", base_url),
+        ]
+        auth = {"custom_auth": "page_keys.user_api_key_auth"}
+        config = write_config(folder, entries, {"pre_request_ratio": 0.7}, general_settings=auth)
+        one, two = (stack.enter_context(proxy(config)) for _ in range(2))
+        yield Workers(one, two, folder)
+
+
+@pytest.fixture(autouse=True)
+def _as_configured(workers: Workers) -> Iterator[None]:
+    """Every test leaves config.yaml in force, in both workers."""
+    yield
+    if "changed here to" in look(workers.one).text:
+        assert send(workers.one, {"do": "reset", "reset": "*"}).status_code == 303
+        time.sleep(1.05)
+
+
+def look(running: Proxy, key: str | None = ADMIN, **headers: str) -> httpx.Response:
+    known = {"Authorization": f"Bearer {key}"} if key else {}
+    return running.client.get(PAGE, headers={**known, **headers})
+
+
+def send(running: Proxy, fields: Mapping[str, str], key: str = ADMIN, **headers: str) -> httpx.Response:
+    """A form as a script sends it, with the revision that the page shows."""
+    shown = {"revision": hidden(look(running, key).text, "revision"), **fields}
+    return running.client.post(PAGE, data=shown, headers={"Authorization": f"Bearer {key}", **headers})
+
+
+def save(running: Proxy, **values: str) -> httpx.Response:
+    return send(running, {"do": "save", **values})
+
+
+def hidden(text: str, name: str) -> str:
+    found = re.search(f'name="{name}" value="([^"]*)"', text)
+    return found.group(1) if found else ""
+
+
+def chosen(text: str, key: str) -> str:
+    """What a control of the page shows."""
+    if found := re.search(f'<input id="{key}" name="{key}" value="([^"]*)"', text):
+        return found.group(1)
+    control = re.search(f'<select id="{key}".*?</select>', text, re.DOTALL)
+    assert control is not None
+    selected = re.search(r'<option value="([^"]*)" selected>', control.group())
+    assert selected is not None
+    return selected.group(1)
+
+
+def ask(running: Proxy, model: str, messages: Any, key: str = ADMIN) -> httpx.Response:
+    """A client's request."""
+    body = {"model": model, "messages": messages, "max_tokens": 16}
+    return running.post(body, headers={"Authorization": f"Bearer {key}"})
+
+
+def guarded(running: Proxy, key: str = ADMIN) -> bool:
+    """Whether a request is guarded, as its answer's headers say."""
+    answer = ask(running, "local", _HI, key)
+    answer.raise_for_status()
+    return "x-litellm-compaction" in answer.headers
+
+
+@contextmanager
+def signed_in(running: Proxy, key: str = ADMIN) -> Iterator[httpx.Client]:
+    """A browser with a cookie."""
+    with httpx.Client(base_url=running.base_url, trust_env=False, timeout=60) as client:
+        answer = client.post(PAGE, data={"do": "sign_in", "key": f" {key} "})
+        assert answer.status_code == 303
+        yield client
+
+
+@pytest.mark.parametrize("key", [None, "sk-nobody", ""])
+def test_without_a_key_there_is_only_a_form_for_one(workers: Workers, key: str | None) -> None:
+    """401, nothing of the proxy, and nothing that a browser keeps or embeds."""
+    answer = look(workers.one, key)
+    assert answer.status_code == 401
+    assert answer.headers["www-authenticate"] == "Bearer"
+    assert answer.headers["cache-control"] == "no-store"
+    policy = answer.headers["content-security-policy"]
+    for part in ("default-src 'none'", "style-src 'sha256-", "form-action 'self'", "frame-ancestors 'none'"):
+        assert part in policy
+    assert "script" not in policy
+    assert 'type="password"' in answer.text
+    assert "local" not in answer.text
+    assert workers.one.client.post(PAGE, data={"do": "save", "mode": "off"}).status_code == 401
+    assert not workers.one.logged("failed_open")
+
+
+def test_an_administrator_sees_everything(workers: Workers) -> None:
+    """All settings with their source, all deployments, all models to choose from; client's names are only text."""
+    assert guarded(workers.one)
+    text = look(workers.one).text
+    assert "Signed in as proxy_admin" in text
+    for key in CHANGEABLE:
+        assert f'name="{key}"' in text
+    assert chosen(text, "pre_request_ratio") == "0.7"
+    assert chosen(text, "pruning_model") == "__same__"
+    about = (
+        "Model used to compact conversation history when approaching the context limit. Choose a fast, capable model."
+    )
+    assert f'<p id="pruning_model-about">{about}</p>' in text
+    assert '<option value="__same__" selected>Same as current model (default)</option>' in text
+    assert f'<option value="small">small (lm_studio/{KEY})</option>' in text
+    assert f'<option value="lm_studio/{KEY}">' in text
+    assert "<b>&'" not in text
+    assert "&lt;b&gt;&amp;&#x27;&quot;" in text
+    assert "8,192" in text
+    assert "api/v1" in text
+    assert "transport" in text
+    assert "streaming_ratio: 0.82" in text
+    assert re.search(r"[+-]\d+\.\d % \(\d+ counted, \d+ reported\)", text)
+
+
+def test_a_change_counts_at_once_and_in_all_workers(workers: Workers) -> None:
+    """For the next request here, within a second there; a reset likewise."""
+    assert guarded(workers.one)
+    assert guarded(workers.two)
+    answer = save(workers.one, mode="observe")
+    assert (answer.status_code, answer.headers["location"]) == (303, "?done=saved")
+    assert not guarded(workers.one)
+    time.sleep(1.05)
+    assert not guarded(workers.two)
+    text = look(workers.two).text
+    assert chosen(text, "mode") == "observe"
+    assert re.search(r"config\.yaml says guard, changed here to observe at \d{4}-.* UTC by proxy_admin\.", text)
+    assert "mode is observe: no request is changed." in text
+    assert send(workers.two, {"do": "reset", "reset": "mode"}).headers["location"] == "?done=reset"
+    assert guarded(workers.two)
+    time.sleep(1.05)
+    assert guarded(workers.one)
+    assert workers.one.expect_logged("settings_changed mode=observe")
+    assert workers.two.expect_logged("settings_changed mode=observe")
+
+
+def test_off_can_be_switched_on_again(workers: Workers) -> None:
+    """The page itself does not sleep, and a request under way keeps the settings that it began with."""
+    assert save(workers.one, mode="off").status_code == 303
+    assert not guarded(workers.one)
+    assert save(workers.one, mode="guard").status_code == 303
+    assert guarded(workers.one)
+
+
+def test_a_ratio_changes_when_a_conversation_is_compacted(workers: Workers) -> None:
+    """The same messages pass below the trigger, and are compacted above a lower one."""
+    talk = [{"role": "user", "content": "Begin."}]
+    for number in range(8):
+        talk += [
+            {"role": "assistant", "content": "Understood."},
+            {"role": "user", "content": f"{number} " + "alpha beta gamma delta " * 80},
+        ]
+    assert ask(workers.one, "local", talk).headers["x-litellm-compaction"] == "none"
+    assert save(workers.one, pre_request_ratio="0.3", target_ratio="0.2").status_code == 303
+    assert ask(workers.one, "local", talk).headers["x-litellm-compaction"] == "compacted"
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        (
+            "pre_request_ratio",
+            "1.5",
+            "pre_request_ratio = 1.5: Input should be less than 1 (allowed: above 0, below 1)",
+        ),
+        ("target_ratio", "a lot", "target_ratio = a lot: Input should be a valid number"),
+        ("target_ratio", "0.95", "target_ratio &lt; pre_request_ratio &lt;= streaming_ratio must hold"),
+        ("mode", "<i>", "mode = &lt;i&gt;: Input should be"),
+        ("pruning_model", "nobody", "pruning_model = nobody: not a model of this proxy"),
+    ],
+)
+def test_a_bad_value_is_refused_and_nothing_is_lost(workers: Workers, key: str, value: str, said: str) -> None:
+    """422 with the form as it was filled in; the error names key, value and range; nothing has changed."""
+    before = look(workers.one).text
+    answer = save(workers.one, **{"notices": "reasoning", "streaming_ratio": "0.93", key: value})
+    assert answer.status_code == 422
+    assert said in answer.text
+    assert chosen(answer.text, "notices") == "reasoning"
+    if key != "mode":
+        assert chosen(answer.text, key) == value
+    if key != "streaming_ratio":
+        assert chosen(answer.text, "streaming_ratio") == "0.93"
+    after = look(workers.one).text
+    assert all(chosen(after, each) == chosen(before, each) for each in CHANGEABLE)
+
+
+def test_two_administrators_do_not_overwrite_each_other(workers: Workers) -> None:
+    """Whoever saves what he has seen before the other's change is told, keeps his entries, and may save again."""
+    revision = hidden(look(workers.one).text, "revision")
+    assert save(workers.two, notices="off").status_code == 303
+    answer = send(workers.one, {"do": "save", "mode": "observe", "revision": revision})
+    assert answer.status_code == 409
+    assert "Somebody else has changed the settings" in answer.text
+    assert chosen(answer.text, "mode") == "observe"
+    again = send(workers.one, {"do": "save", "mode": "observe", "revision": hidden(answer.text, "revision")})
+    assert again.status_code == 303
+    text = look(workers.one).text
+    assert (chosen(text, "mode"), chosen(text, "notices")) == ("observe", "off")
+
+
+def test_reset_of_one_and_of_all(workers: Workers) -> None:
+    """One key goes back and the others stay; then all; a value as in the file needs no reset."""
+    save(workers.one, notices="off", mode="observe", pruning_model="small", target_ratio="0.35")
+    text = look(workers.one).text
+    assert text.count("changed here to") == 4
+    assert 'value="notices" form="reset-form"' in text
+    send(workers.one, {"do": "reset", "reset": "notices"})
+    text = look(workers.one).text
+    assert (chosen(text, "notices"), chosen(text, "mode")) == ("content", "observe")
+    save(workers.one, target_ratio="0.4")
+    assert look(workers.one).text.count("changed here to") == 2
+    send(workers.one, {"do": "reset", "reset": "*"})
+    text = look(workers.one).text
+    assert "changed here to" not in text
+    assert chosen(text, "pruning_model") == "__same__"
+    assert save(workers.one, mode="guard").headers["location"] == "?done=same"
+
+
+def test_a_change_that_contradicts_a_deployment_does_not_reach_it(workers: Workers) -> None:
+    """It goes on by config.yaml, the page says so, and its clients notice nothing."""
+    assert save(workers.one, pre_request_ratio="0.85").status_code == 303
+    assert "Changes made here do not reach it" in look(workers.one).text
+    answer = ask(workers.one, "strict", _HI)
+    assert answer.status_code == 200
+    assert "x-litellm-compaction" in answer.headers
+    assert workers.one.expect_logged("settings changed at run time do not reach model=strict")
+
+
+def test_signing_in_and_out(workers: Workers) -> None:
+    """A cookie that scripts and other sites never see and that hides the key; any worker takes it; out is out."""
+    with signed_in(workers.one) as browser:
+        cookie = browser.post(PAGE, data={"do": "sign_in", "key": ADMIN}).headers["set-cookie"]
+        for part in ("HttpOnly", "SameSite=strict", "Path=/compaction", "Max-Age=28800"):
+            assert part in cookie
+        assert "sk-page" not in cookie
+        text = browser.get(PAGE).text
+        assert "Signed in as proxy_admin" in text
+        value = browser.cookies["litellm_compaction"]
+        other = workers.two.client.get(PAGE, headers={"Cookie": f"litellm_compaction={value}"})
+        assert other.status_code == 200
+        answer = browser.post(PAGE, data={"do": "sign_out", "token": hidden(text, "token")})
+        assert answer.status_code == 303
+        assert browser.get(PAGE).status_code == 401
+
+
+@pytest.mark.parametrize("key", ["", "sk-nobody", "x" * 5000, "sk\nnewline", "schlüssel"])
+def test_a_wrong_key_stays_outside(workers: Workers, key: str) -> None:
+    """401 and no cookie; the key is not repeated."""
+    answer = workers.one.client.post(PAGE, data={"do": "sign_in", "key": key})
+    assert answer.status_code == 401
+    assert "set-cookie" not in answer.headers
+    assert "This proxy does not accept that key." in answer.text
+    assert not key or key not in answer.text
+
+
+def test_another_site_cannot_use_a_browser_s_cookie(workers: Workers) -> None:
+    """No token, a wrong token, another origin, another port of this machine: nothing is changed and nothing is read."""
+    with signed_in(workers.one) as browser:
+        text = browser.get(PAGE).text
+        form = {"do": "save", "mode": "off", "revision": hidden(text, "revision")}
+        token = hidden(text, "token")
+        assert browser.post(PAGE, data=form).status_code == 403
+        assert browser.post(PAGE, data={**form, "token": token[::-1]}).status_code == 403
+        with signed_in(workers.one) as another:
+            stolen = hidden(another.get(PAGE).text, "token")
+        assert browser.post(PAGE, data={**form, "token": stolen}).status_code == 403
+        full = {**form, "token": token}
+        for headers in (
+            {"Origin": "http://evil.example"},
+            {"Origin": "null"},
+            {"Origin": "http://127.0.0.1:1", "Sec-Fetch-Site": "same-site"},
+            {"Sec-Fetch-Site": "cross-site"},
+        ):
+            assert browser.post(PAGE, data=full, headers=headers).status_code == 401
+            assert browser.post(PAGE, data={"do": "sign_in", "key": ADMIN}, headers=headers).status_code == 403
+        read = browser.get(PAGE, headers={"Origin": "http://127.0.0.1:1", "Sec-Fetch-Site": "same-site"})
+        assert read.status_code == 401
+        assert browser.post(PAGE, json=full).status_code == 415
+        assert browser.post(PAGE, data={**full, "x": "x" * 70_000}).status_code == 415
+        assert guarded(workers.one)
+        assert browser.post(PAGE, data=full, headers={"Origin": workers.one.base_url}).status_code == 303
+        assert not guarded(workers.one)
+
+
+def test_others_read_what_is_theirs(workers: Workers) -> None:
+    """A team sees its own compactions and conversations; another tenant, none of them, and only its own models."""
+    talk = [{"role": "user", "content": "A secret of the red team."}]
+    while True:
+        answer = ask(workers.one, "local", talk, ANNA)
+        if answer.headers["x-litellm-compaction"] == "compacted":
+            break
+        talk += [
+            {"role": "assistant", "content": "Understood."},
+            {"role": "user", "content": "alpha beta gamma delta " * 120},
+        ]
+    time.sleep(0.3)
+    by_key = {key: look(workers.one, key).text for key in (ADMIN, VIEWER, ANNA, ARNO, BERT)}
+    row = re.compile(r"<td>before the request</td><td class=\"number\">[\d,]+ → [\d,]+</td>")
+    for key in (ADMIN, VIEWER, ANNA, ARNO):
+        assert row.search(by_key[key]), key
+        assert "<svg" in by_key[key]
+        assert 'class="compact"' in by_key[key]
+    assert not row.search(by_key[BERT])
+    assert "<figure" not in by_key[BERT]
+    assert "None yet of your team, user or key." in by_key[BERT]
+    assert "<bdi>small</bdi>" in by_key[BERT]
+    assert "local" not in re.sub(r"(?s)<style>.*</style>", "", by_key[BERT])
+    assert "secret of the red" not in "".join(by_key.values())
+    # Compactions of other workers are in the table too; plots are of one process.
+    assert row.search(look(workers.two, ANNA).text)
+
+
+@pytest.mark.parametrize("key", [VIEWER, ANNA, BERT])
+def test_only_administrators_write(workers: Workers, key: str) -> None:
+    """The others have no form, and a form that they make themselves is refused."""
+    text = look(workers.one, key).text
+    assert "<form" not in text
+    assert "Only proxy administrators may change these." in text
+    assert "guard" in text
+    for form in ({"do": "save", "mode": "off"}, {"do": "reset", "reset": "*"}, {}):
+        assert send(workers.one, form, key).status_code == 403
+    with signed_in(workers.one, key) as browser:
+        token = hidden(browser.get(PAGE).text, "token")
+        assert browser.post(PAGE, data={"do": "save", "mode": "off", "token": token}).status_code == 403
+    assert guarded(workers.one)
+
+
+def test_a_store_that_cannot_be_used(tmp_path: Path) -> None:
+    """LiteLLM's own keys, no store: the proxy serves, the page says what holds, and a save is refused."""
+    (tmp_path / "file").write_text("not a folder")
+    simulator = Simulator([Model(KEY, publisher="qwen", architecture="qwen2")])
+    simulator.script = answers()
+    simulator.load(KEY, 8192)
+    with serve(simulator) as address:
+        settings = {"store": f"sqlite:///{tmp_path}/file/store"}
+        config = write_config(tmp_path, [lm_studio("local", KEY, address.base_url)], settings)
+        with proxy(config) as running:
+            assert running.chat("local", _HI).headers["x-litellm-compaction"] == "none"
+            answer = look(running, MASTER_KEY)
+            assert answer.status_code == 200
+            assert "Signed in as proxy_admin" in answer.text
+            assert "The store cannot be read" in answer.text
+            assert "config.yaml holds" in answer.text
+            assert look(running, "sk-wrong").status_code == 401
+            assert look(running, None).status_code == 401
+            refused = send(running, {"do": "save", "mode": "off"}, MASTER_KEY)
+            assert refused.status_code == 503
+            assert chosen(refused.text, "mode") == "off"
+            assert running.chat("local", _HI).headers["x-litellm-compaction"] == "none"
+
+
+def test_the_page_can_be_left_out(tmp_path: Path) -> None:
+    """`page: off`: no route, no cookie, no read of settings, and requests are guarded as ever."""
+    simulator = Simulator([Model(KEY, publisher="qwen", architecture="qwen2")])
+    simulator.script = answers()
+    simulator.load(KEY, 8192)
+    with serve(simulator) as address:
+        settings: dict[str, Any] = {"page": False, "store": "memory://"}
+        config = write_config(tmp_path, [lm_studio("local", KEY, address.base_url)], settings)
+        with proxy(config) as running:
+            assert look(running, MASTER_KEY).status_code == 404
+            assert running.client.post(PAGE, data={"do": "sign_in", "key": MASTER_KEY}).status_code == 404
+            assert running.chat("local", _HI).headers["x-litellm-compaction"] == "none"

@@ -1,0 +1,208 @@
+"""The page in a real browser: wide and narrow, light and dark, with and without scripts.
+
+Skipped where there is no Chromium (`$CHROMIUM`, or one on PATH; on Debian the package `chromium`).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+from tests.integration.browser import Browser, browse, chromium
+from tests.integration.harness import MASTER_KEY, Proxy
+from tests.integration.page_scene import PAGE, scene, sign_in
+
+pytestmark = [
+    pytest.mark.proxy,
+    pytest.mark.skipif(chromium() is None, reason="no Chromium: set $CHROMIUM, or `apt-get install chromium`"),
+]
+
+Scheme = Literal["light", "dark"]
+VIEWS: list[tuple[int, Scheme]] = [(1280, "light"), (1280, "dark"), (360, "light"), (360, "dark")]
+# WCAG 2.2, 1.4.3: text needs 4.5 to 1 against what is behind it. The background is that of the nearest painted parent.
+_CONTRASTS = """
+(() => {
+  const rgb = text => text.match(/[\\d.]+/g).map(Number);
+  const light = ([r, g, b]) => [r, g, b].map(v => v / 255)
+    .map(v => v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)
+    .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
+  const behind = e => { for (; e; e = e.parentElement) {
+    const c = rgb(getComputedStyle(e).backgroundColor); if (c.length < 4 || c[3] > 0) return c; }
+    return [255, 255, 255]; };
+  return [...document.querySelectorAll('body :not(title, desc)')]
+    .filter(e => [...e.childNodes].some(n => n.nodeType === 3 && n.data.trim()))
+    .map(e => { const style = getComputedStyle(e);
+      const [a, b] = [light(rgb(e.closest('svg') ? style.fill : style.color)), light(behind(e))].sort((x, y) => y - x);
+      return [(a + 0.05) / (b + 0.05), e.tagName + ' ' + e.textContent.slice(0, 30)]; })
+    .filter(([ratio]) => ratio < 4.5);
+})()
+"""
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxy]:
+    with scene(tmp_path_factory.mktemp("scene")) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    executable = chromium()
+    assert executable
+    with browse(executable, tmp_path_factory.mktemp("profile")) as made:
+        yield made
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_refused(browser: Browser) -> Iterator[None]:
+    """The content security policy stops nothing of ours: the browser has nothing to complain about."""
+    browser.complaints.clear()
+    yield
+    # The form for a key comes with status 401, which the browser notes down.
+    assert [each for each in browser.complaints if "status of 401" not in each and "status of 422" not in each] == []
+
+
+@pytest.mark.parametrize(("width", "scheme"), VIEWS)
+def test_everything_is_seen_without_scrolling_sideways(
+    running: Proxy, browser: Browser, width: int, scheme: Scheme, tmp_path: Path
+) -> None:
+    """Wide and narrow, light and dark: readable text, visible plots, controls inside the screen."""
+    browser.view(width, 900, scheme)
+    sign_in(browser, running)
+    assert browser.evaluate("document.documentElement.scrollWidth") == width
+    assert "Guarded deployments" in browser.text()
+    assert browser.evaluate(_CONTRASTS) == []
+    plots = browser.evaluate(
+        "[...document.querySelectorAll('figure svg')].map(e => e.getBoundingClientRect()).map(b => [b.width, b.height])"
+    )
+    assert len(plots) == 2
+    assert all(250 <= size[0] <= width and size[1] > 100 for size in plots)
+    controls = browser.evaluate(
+        "[...document.querySelectorAll('select, input:not([type=hidden]), button')].map(e => e.getBoundingClientRect())"
+        ".map(b => [b.left, b.right, b.height])"
+    )
+    assert all(left >= 0 and right <= width and height >= 24 for left, right, height in controls)
+    painted = browser.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert painted == ("rgb(255, 255, 255)" if scheme == "light" else "rgb(18, 23, 29)")
+    browser.screenshot(tmp_path / f"page-{scheme}-{width}.png")
+
+
+def test_a_plot_has_its_lines_and_marks(running: Proxy, browser: Browser) -> None:
+    """The limits, a bar a turn, compactions and restarts, all painted where they can be seen."""
+    browser.view(1280, 900)
+    sign_in(browser, running)
+    texts = browser.evaluate(
+        "[...document.querySelectorAll('figure svg')[1].querySelectorAll('text')].map(e => e.textContent)"
+    )
+    assert texts[:3] == ["80 %", "90 %", "100 %"]
+    for selector, least in ((".bar", 40), (".rule", 3), ("path.compact", 2), ("circle.restart", 1)):
+        boxes = browser.evaluate(
+            f"[...document.querySelectorAll('figure')].flatMap(f => [...f.querySelectorAll({selector!r})])"
+            ".map(e => e.getBoundingClientRect()).map(b => b.width + b.height)"
+        )
+        assert len(boxes) >= least, selector
+        assert all(size > 2 for size in boxes), selector
+
+
+@pytest.mark.parametrize("scripts", [True, False])
+def test_a_setting_is_changed_and_reset(running: Proxy, browser: Browser, scripts: bool) -> None:
+    """By mouse and keyboard, without any script of the page's; what was refused stays in the form."""
+    browser.view(1280, 900, scripts=scripts)
+    sign_in(browser, running)
+    browser.fill("#pruning_model", "fast")
+    browser.fill("#target_ratio", "7")
+    browser.click("#settings-form button.main")
+    assert "target_ratio = 7: Input should be less than 1" in browser.text()
+    assert browser.evaluate("document.querySelector('#pruning_model').value") == "fast"
+    assert browser.evaluate("document.querySelector('#target_ratio').getAttribute('aria-invalid')") == "true"
+    browser.fill("#target_ratio", "0.35")
+    browser.press_enter("#target_ratio")
+    assert "Saved." in browser.text()
+    assert "changed here to 0.35 at" in browser.text()
+    assert browser.evaluate("document.querySelector('#pruning_model').selectedOptions[0].label").startswith("fast (")
+    browser.click("button[name=reset][value=target_ratio]")
+    assert "config.yaml holds again" in browser.text()
+    assert browser.evaluate("document.querySelector('#target_ratio').value") == "0.4"
+    browser.click("button[name=reset][value='*']")
+    assert "changed here to" not in browser.text()
+
+
+def test_signing_out_ends_the_session(running: Proxy, browser: Browser) -> None:
+    """The key is never in an address, and no script can read the cookie."""
+    browser.view(1280, 900)
+    sign_in(browser, running)
+    assert MASTER_KEY not in browser.evaluate("location.href + document.documentElement.outerHTML")
+    assert browser.evaluate("document.cookie") == ""
+    browser.click("header button")
+    assert browser.evaluate("document.querySelector('#key') !== null")
+    sign_in(browser, running, "sk-wrong")
+    assert "does not accept that key" in browser.text()
+    browser.open(f"{running.base_url}{PAGE}")
+    assert "Guarded deployments" not in browser.text()
+
+
+def test_another_port_of_this_machine_reads_and_writes_nothing(
+    running: Proxy, browser: Browser, elsewhere: str
+) -> None:
+    """SameSite lets its requests bring the cookie along, and LiteLLM's CORS settings would show it the answer."""
+    browser.view(1280, 900)
+    sign_in(browser, running)
+    browser.open(elsewhere)
+    page = f"{running.base_url}{PAGE}"
+    read = f"fetch({page!r}, {{credentials: 'include'}}).then(a => a.text(), () => '')"
+    answer = browser.call("Runtime.evaluate", expression=read, awaitPromise=True, returnByValue=True)
+    assert "Guarded deployments" not in answer["result"]["value"]
+    with browser.loading():
+        browser.evaluate(
+            f"document.body.innerHTML = '<form method=post action={page}><input name=do value=save></form>';"
+            "document.forms[0].submit()"
+        )
+    assert "Sign in again" in browser.text()
+    browser.open(page)
+    assert "Guarded deployments" in browser.text()
+    browser.complaints.clear()
+
+
+def test_nothing_smuggled_into_the_page_reaches_anybody(running: Proxy, browser: Browser, elsewhere: str) -> None:
+    """Should markup ever slip in: no script of it runs, nothing is loaded, nothing is sent."""
+    browser.view(1280, 900)
+    sign_in(browser, running)
+    browser.evaluate(
+        "document.body.insertAdjacentHTML('beforeend', "
+        f"'<img src={elsewhere}pixel onerror=window.hit=1><iframe src={elsewhere}></iframe>');"
+        "const s = document.createElement('script'); s.textContent = 'window.hit = 1'; document.body.append(s)"
+    )
+    read = f"fetch({elsewhere!r}).then(a => 'reached', () => 'blocked')"
+    answer = browser.call("Runtime.evaluate", expression=read, awaitPromise=True, returnByValue=True)
+    assert answer["result"]["value"] == "blocked"
+    assert browser.evaluate("window.hit") is None
+    assert browser.complaints
+    browser.complaints.clear()
+
+
+class _Elsewhere(BaseHTTPRequestHandler):
+    """Somebody else's page on this machine."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", "text/html")
+        self.end_headers()
+        self.wfile.write(b"<!doctype html><link rel=icon href=data:,><title>elsewhere</title>")
+
+    def log_message(self, *arguments: object) -> None:
+        """Tests are quiet."""
+
+
+@pytest.fixture(scope="module")
+def elsewhere() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Elsewhere) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_address[1]}/"
+        server.shutdown()
+        thread.join()

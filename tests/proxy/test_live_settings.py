@@ -1,0 +1,162 @@
+"""The settings in force: how soon a change counts, in how many workers, and what a broken store costs."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import pytest
+
+from litellm_compaction.config import DeploymentSettings, settings_from
+from litellm_compaction.errors import ConfigError, StoreError
+from litellm_compaction.proxy.live_settings import KEY, FixedSettings, LiveSettings, for_deployment
+from litellm_compaction.proxy.overlay import Change, Overlay
+from litellm_compaction.stores import MemoryStore
+
+CONFIGURED = settings_from(None)
+OBSERVE = Overlay({"mode": Change("observe", 1.0, "proxy_admin")})
+
+
+class Counting(MemoryStore):
+    """A store that counts how often settings are read, and can fail or hang."""
+
+    def __init__(self) -> None:
+        super().__init__(ttl_s=100, max_bytes=1_000_000)
+        self.reads = 0
+        self.fails = False
+        self.gate = asyncio.Event()
+        self.gate.set()
+
+    async def get_setting(self, key: str) -> str | None:
+        self.reads += 1
+        await self.gate.wait()
+        if self.fails:
+            raise StoreError("disk full")
+        return await super().get_setting(key)
+
+    async def put_setting(self, key: str, text: str) -> None:
+        if self.fails:
+            raise StoreError("disk full")
+        await super().put_setting(key, text)
+
+
+class Workers:
+    """Two workers over one store, with one clock."""
+
+    def __init__(self) -> None:
+        self.store = Counting()
+        self.now_s = 100.0
+        self.one, self.two = (LiveSettings(CONFIGURED, self.store, clock=lambda: self.now_s) for _ in range(2))
+
+
+async def test_a_change_counts_at_once_here_and_in_a_second_there() -> None:
+    """The other worker reads the store at most once a second, and then before it answers."""
+    workers = Workers()
+    assert await workers.one.current() is CONFIGURED
+    assert await workers.two.current() is CONFIGURED
+    await workers.one.write(OBSERVE)
+    assert (await workers.one.current()).mode == "observe"
+    workers.now_s += 1.0
+    assert (await workers.two.current()).mode == "observe"
+    await workers.two.write(Overlay())
+    assert await workers.two.current() is CONFIGURED
+    workers.now_s += 1.0
+    assert await workers.one.current() is CONFIGURED
+
+
+async def test_requests_are_answered_from_memory() -> None:
+    """A thousand of them within a second cost one read."""
+    workers = Workers()
+    for _ in range(1000):
+        await workers.one.current()
+    await asyncio.gather(*(workers.two.current() for _ in range(100)))
+    assert workers.store.reads == 2
+
+
+async def test_a_store_that_hangs_does_not_hold_up_requests() -> None:
+    """What is known counts until it answers."""
+    workers = Workers()
+    workers.store.gate.clear()
+    assert await asyncio.wait_for(workers.one.current(), 1) is CONFIGURED
+    await workers.store.put_setting(KEY, OBSERVE.to_json())
+    workers.store.gate.set()
+    assert (await workers.one.read()).settings.mode == "observe"
+
+
+async def test_a_broken_store_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    """What was last read holds, the failure is told once, a save is refused; all is well when it is back."""
+    workers = Workers()
+    await workers.one.write(OBSERVE)
+    workers.store.fails = True
+    for _ in range(3):
+        workers.now_s += 10
+        assert (await workers.one.current()).mode == "observe"
+        assert await workers.two.current() is CONFIGURED
+    with pytest.raises(StoreError):
+        await workers.one.write(Overlay())
+    assert workers.one.known.settings.mode == "observe"
+    assert workers.one.known.failure == "disk full"
+    warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert warnings == ["settings_not_read disk full; those last known hold"] * 2
+    workers.store.fails = False
+    workers.now_s += 10
+    assert (await workers.two.current()).mode == "observe"
+    assert workers.two.known.failure == ""
+
+
+async def test_a_failing_store_is_left_in_peace() -> None:
+    """It is asked again after five seconds, not with every request."""
+    workers = Workers()
+    workers.store.fails = True
+    for _ in range(10):
+        await workers.one.current()
+    assert workers.store.reads == 1
+    workers.now_s += 5
+    await workers.one.current()
+    assert workers.store.reads == 2
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["{", '{"version": 9}', '{"version": 1, "changes": {"strategy": {"value": "old", "when_s": 1, "role": "a"}}}'],
+)
+async def test_what_no_longer_fits_is_ignored_with_one_warning(text: str, caplog: pytest.LogCaptureFixture) -> None:
+    """config.yaml holds, and whoever looks at the page is told why."""
+    workers = Workers()
+    await workers.store.put_setting(KEY, text)
+    for _ in range(3):
+        workers.now_s += 2
+        assert await workers.one.current() is CONFIGURED
+    assert workers.one.known.ignored
+    assert sum("settings_ignored" in record.getMessage() for record in caplog.records) == 1
+    await workers.one.write(OBSERVE)
+    assert not workers.one.known.ignored
+
+
+async def test_what_does_not_fit_is_not_saved() -> None:
+    """Neither here nor in the store."""
+    workers = Workers()
+    with pytest.raises(ConfigError, match="must hold"):
+        await workers.one.write(Overlay({"target_ratio": Change(0.9, 1.0, "a")}))
+    assert await workers.store.get_setting(KEY) is None
+    assert await workers.one.current() is CONFIGURED
+
+
+async def test_without_a_page_only_the_file_counts() -> None:
+    """`mode: off` is then known before a request is looked at."""
+    fixed = FixedSettings(settings_from({"mode": "off", "page": False}))
+    assert fixed.is_asleep
+    assert (await fixed.current()).mode == "off"
+    assert not LiveSettings(settings_from({"mode": "off"}), Counting()).is_asleep
+
+
+def test_a_change_that_contradicts_a_deployment_does_not_reach_it() -> None:
+    """Its requests go on by config.yaml; nobody gets an error for what somebody chose on the page."""
+    own = DeploymentSettings(streaming_ratio=0.85)
+    changed = settings_from({"pre_request_ratio": 0.88, "notices": "off"})
+    settings, conflict = for_deployment(changed, CONFIGURED, own)
+    assert settings == CONFIGURED.for_deployment(own)
+    assert "must hold" in conflict
+    assert for_deployment(changed, CONFIGURED, DeploymentSettings()) == (changed, "")
+    with pytest.raises(ConfigError):
+        for_deployment(CONFIGURED, CONFIGURED, DeploymentSettings(streaming_ratio=0.5))
