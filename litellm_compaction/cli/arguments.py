@@ -10,9 +10,10 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import get_args
 
 from litellm_compaction import __version__
-from litellm_compaction.core.strategies import STRATEGIES
+from litellm_compaction.core.strategies import StrategyName
 from litellm_compaction.errors import CompactionError
 
 MINIMUM_DEMO_WINDOW_TOKENS = 4096
@@ -98,7 +99,7 @@ def _add_compact(command: argparse.ArgumentParser) -> None:
     command.add_argument("file", metavar="FILE", help='JSON: {"messages": …, "tools": …}, or the messages; - is stdin')
     command.add_argument("--model", required=True, metavar="NAME", help="who gets the conversation, and summarizes it")
     command.add_argument("--window", required=True, type=_tokens, metavar="TOKENS", help="its context length")
-    command.add_argument("--strategy", choices=tuple(STRATEGIES), help="how the older part is condensed")
+    command.add_argument("--strategy", choices=get_args(StrategyName), help="how the older part is condensed")
     command.add_argument("--keep-recent", type=_positive, metavar="N", help="recent messages that stay as they are")
     command.add_argument(
         "--api-base", metavar="URL", help="who writes the summary (default LM_STUDIO_API_BASE, then port 1234)"
