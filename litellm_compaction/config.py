@@ -14,6 +14,7 @@ from typing import Annotated, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from litellm_compaction.errors import ConfigError
+from litellm_compaction.prompt_files import StrategyName, read_prompt
 
 # As core/budget.py counts them at most: settings and core do not import each other.
 RESERVES_MAX_RATIO = 0.75
@@ -26,7 +27,6 @@ RESERVES = ("system_reserve_tokens", "output_reserve_tokens", "safety_buffer_tok
 # A trigger below this would compact every request.
 _LEAST_THRESHOLD_TOKENS = 256
 _Reserve = Annotated[int, Field(ge=0, le=10_000_000)]
-_LATER_STRATEGIES = ("prune", "handoff")
 # SQLite's own `:memory:` would be lost with each of our connections, and options behind `?` are not read.
 _STORE = re.compile(r"memory://|sqlite://(/(?!:memory:)[^?#\n]+)?")
 
@@ -70,6 +70,7 @@ class DeploymentSettings(_Section):
     )
     mode: Mode | None = None
     pruning_model: str | None = Field(None, min_length=1)
+    strategy: StrategyName | None = None
     pre_request_ratio: Ratio | None = None
     streaming_ratio: Ratio | None = None
     target_ratio: Ratio | None = None
@@ -131,7 +132,15 @@ class Settings(_Section):
         description="Whether old tool results may give way to one line each, where that alone reaches the target "
         "and saves a summary.",
     )
-    strategy: Literal["summary"] = Field("summary", description="How the covered part is condensed.")
+    strategy: StrategyName = Field(
+        "summary",
+        description="How the old part is condensed: summary keeps recent messages behind a record; prune lets the "
+        "model say which messages go; handoff leaves the record and the last request.",
+    )
+    prompt_file: Mapping[StrategyName, str] = Field(
+        {},
+        description="Files with the operator's own prompts, by strategy: `{handoff: /etc/litellm/handoff.txt}`.",
+    )
     pruning_model: str = Field(
         SAME_MODEL,
         min_length=1,
@@ -201,11 +210,11 @@ class Settings(_Section):
         64 * 1024 * 1024, ge=1024, description="Bound on what the store keeps; a file takes about a third more."
     )
 
-    @field_validator("strategy", mode="before")
+    @field_validator("prompt_file")
     @classmethod
-    def _strategy_is_built(cls, value: object) -> object:
-        if value in _LATER_STRATEGIES:
-            raise ValueError(f"strategy {value!r} is not built yet in this version; allowed: summary")
+    def _prompts_are_readable(cls, value: Mapping[StrategyName, str]) -> Mapping[StrategyName, str]:
+        for strategy, path in value.items():
+            read_prompt(strategy, path)
         return value
 
     @field_validator("store")
@@ -226,6 +235,11 @@ class Settings(_Section):
                 f"(now {self.target_ratio}, {self.pre_request_ratio}, {self.streaming_ratio})"
             )
         return self
+
+    def own_prompt(self, strategy: StrategyName) -> str:
+        """The operator's prompt for a strategy, as it was read at start; "" where the built-in one is used."""
+        path = self.prompt_file.get(strategy)
+        return read_prompt(strategy, path) if path else ""
 
     def for_deployment(self, own: DeploymentSettings) -> Settings:
         """These settings with a deployment's own values on top.
@@ -287,10 +301,10 @@ def _parse(kind: type[_SectionT], section: object, place: str) -> _SectionT:
 
 def _finding(kind: type[_Section], section: Mapping[object, object], place: str, found: Mapping[str, object]) -> str:
     location = found["loc"]
-    key = ".".join(str(part) for part in location) if isinstance(location, tuple) else ""
+    key, *inner = (str(part) for part in location) if isinstance(location, tuple) and location else ("",)
     if found["type"] == "extra_forbidden":
         return f"{place}: unknown key {key!r}; known keys: {', '.join(sorted(kind.model_fields))}"
-    message = str(found["msg"]).removeprefix("Value error, ")
+    message = ": ".join((*inner[:1], str(found["msg"]).removeprefix("Value error, ")))
     if not key:
         return f"{place}: {message}"
     return f"{place}.{key} = {section.get(key)!r}: {message}"

@@ -99,6 +99,31 @@ class Upstream:
     tokens: int
 
 
+async def answer_to(prompt: str, ask: Ask, *, max_tokens: int, timeout_s: float) -> str:
+    """A pruning model's answer to one question, without its reasoning and fences; never "".
+
+    Args:
+        prompt: all that it gets.
+        ask: calls it.
+        max_tokens: bound on the answer.
+        timeout_s: limit for each call.
+
+    Raises:
+        SummaryFailed: one of timeout, error, empty, reasoning_only.
+    """
+    answer = await _within_s(ask((user_message(prompt),), max_tokens=max_tokens), timeout_s)
+    text = read_summary(answer.text)
+    if not text and (answer.reasoning or answer.text):
+        # Only thinking came back: one retry with room for both, as for a summary.
+        answer = await _within_s(ask((user_message(prompt),), max_tokens=2 * max_tokens), timeout_s)
+        text = read_summary(answer.text)
+        if not text:
+            raise SummaryFailed("reasoning_only")
+    if not text:
+        raise SummaryFailed("empty")
+    return text
+
+
 async def summarize_appended(
     job: SummaryJob, upstream: Upstream, ask: Ask, count: Callable[[str], int], *, timeout_s: float
 ) -> str:
@@ -206,7 +231,6 @@ class _Caller:
                 raise SummaryFailed("reasoning_only")
         if answer.calls_tool:
             raise SummaryFailed("tool_call")
-        text = self.job.strategy.read(text)
         if not text:
             raise SummaryFailed("empty")
         if is_refusal(text):
@@ -222,10 +246,14 @@ class _Caller:
         self, messages: Sequence[Message], max_tokens: int, tools: Sequence[JsonValue], tool_choice: JsonValue
     ) -> SummaryAnswer:
         asking = self.ask(messages, max_tokens=max_tokens, tools=tools, tool_choice=tool_choice)
-        try:
-            return await asyncio.wait_for(asking, self.timeout_s)
-        except (TimeoutError, asyncio.TimeoutError):
-            raise SummaryFailed("timeout", f"no summary within {self.timeout_s:g} s") from None
+        return await _within_s(asking, self.timeout_s)
+
+
+async def _within_s(asking: Awaitable[SummaryAnswer], timeout_s: float) -> SummaryAnswer:
+    try:
+        return await asyncio.wait_for(asking, timeout_s)
+    except (TimeoutError, asyncio.TimeoutError):
+        raise SummaryFailed("timeout", f"no summary within {timeout_s:g} s") from None
 
 
 def _within(text: str, limit_tokens: int, count: Callable[[str], int]) -> str:

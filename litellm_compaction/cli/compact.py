@@ -16,9 +16,9 @@ from litellm_compaction.cli.chat_server import chat_server
 from litellm_compaction.cli.compact_report import Report, as_json, as_lines
 from litellm_compaction.config import Settings, settings_from
 from litellm_compaction.core.boundaries import pinned_position
-from litellm_compaction.core.compaction import Compaction
+from litellm_compaction.core.compaction import Compaction, Rung
+from litellm_compaction.core.decisions import Edit, Prune, Summarize
 from litellm_compaction.core.messages import JsonObject, JsonValue, Message, Request, parse_message
-from litellm_compaction.core.plan import Edit, Summarize
 from litellm_compaction.engine import Attempts, Case, Compactor, Guarded, Pending, PruningModel
 from litellm_compaction.errors import ConfigError
 from litellm_compaction.events import CompactionEvent, Event
@@ -181,7 +181,7 @@ def _report(
 def _planned(pending: Pending) -> Compaction:
     """The compaction that would be made, without its texts."""
     decision = pending.decision
-    if isinstance(decision, Edit):
+    if isinstance(decision, Edit | Prune):
         return decision.compaction
     return _covering(pending, decision.covered_messages, decision)
 
@@ -196,6 +196,9 @@ def _applied(pending: Pending, event: CompactionEvent | None, stored: list[Compa
 
 def _covering(pending: Pending, covered: int, decision: Summarize | None) -> Compaction:
     conversation = pending.work.conversation
+    rung: Rung = (
+        "truncate" if decision is None or decision.provisional else "handoff" if decision.fallback else "summary"
+    )
     return Compaction(
         covered_messages=covered,
         covered_hash=conversation.hashes[covered],
@@ -203,7 +206,7 @@ def _covering(pending: Pending, covered: int, decision: Summarize | None) -> Com
         round=1,
         segments=(),
         ledger="",
-        rung="truncate" if decision is None or decision.provisional else "summary",
+        rung=rung,
     )
 
 

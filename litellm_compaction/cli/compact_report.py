@@ -20,6 +20,8 @@ _DONE: dict[Decided, str] = {
     "gains_nothing": "Nothing to do: no cut would gain enough, and it fits.",
     "edit": "Old tool results give way to one line each; no summary is needed.",
     "summary": "The older part gives way to a summary, with what it has to keep verbatim beside it.",
+    "handoff": "Everything but the newest request gives way to a hand-off, with what has to stay verbatim beside it.",
+    "prune": "The model says which of the older messages go or become shorter.",
     "truncate": "The older part is dropped but for what the record quotes verbatim.",
 }
 
@@ -83,7 +85,8 @@ def fates(messages: Sequence[Message], compaction: Compaction | None) -> list[Fa
         if position >= covered or position == compaction.pinned:
             return "kept"
         if position >= replaced:
-            return "kept" if shown[position - replaced] is rest[position] else "edited"
+            sent = shown[position - replaced]
+            return "dropped" if sent is None else "kept" if sent is rest[position] else "edited"
         return "dropped" if compaction.rung == "truncate" or position in repeated else "summarized"
 
     system: list[Fate] = ["kept"] * lead

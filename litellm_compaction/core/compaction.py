@@ -21,9 +21,10 @@ from litellm_compaction.core.messages import (
     with_leading_text,
     with_text,
 )
-from litellm_compaction.core.prompts import frame
+from litellm_compaction.core.prompts import LAST_REQUEST, frame
+from litellm_compaction.core.pruned import Shortened, pruned
 
-Rung = Literal["edit", "summary", "truncate"]
+Rung = Literal["edit", "prune", "summary", "handoff", "truncate"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,13 +54,17 @@ class Compaction:
         round: 1 for a conversation's first compaction.
         segments: frozen summaries, oldest first; they may reach less far than the compaction when a summary failed.
         ledger: verbatim anchors of everything covered.
-        rung: how the newest part was condensed.
+        rung: how the newest part was condensed; `truncate` without a model that gave anything usable.
         window_tokens: of the window that it was made for.
         provisional: made while one huge result left hardly any room; good for this very conversation, but the next
             compaction goes on from an earlier, richer one.
         edited_from: position after the lead from which covered messages are sent edited (rung 1); those before it are
             replaced by the record. None: all are replaced.
         stubbed: positions after the lead of the tool results that are sent as stubs.
+        dropped: positions after the lead of edited messages that are not sent at all (strategy `prune`).
+        shortened: what is sent of edited messages instead of all their text.
+        omissions: what a pruning model says of dropped and shortened messages; it covers nothing on its own, so a later
+            summary reads the originals.
     """
 
     covered_messages: int
@@ -73,6 +78,9 @@ class Compaction:
     provisional: bool = False
     edited_from: int | None = None
     stubbed: tuple[int, ...] = ()
+    dropped: tuple[int, ...] = ()
+    shortened: tuple[Shortened, ...] = ()
+    omissions: str = ""
 
     @property
     def replaced_messages(self) -> int:
@@ -92,9 +100,11 @@ class Compaction:
     @property
     def record(self) -> str:
         """The text that travels before the first kept words; "" where stubs alone say everything."""
-        if not (self.replaced_messages or self.segments or self.ledger):
+        if not (self.replaced_messages or self.segments or self.ledger or self.dropped):
             return ""
-        return frame(self.summary, self.ledger, round_number=self.round)
+        said = "\n\n".join(filter(None, (self.summary, self.omissions)))
+        text = frame(said, self.ledger, round_number=self.round)
+        return text + LAST_REQUEST if self.rung == "handoff" else text
 
 
 def compaction_id(scope: str, covered_hash: str) -> str:
@@ -105,7 +115,7 @@ def compaction_id(scope: str, covered_hash: str) -> str:
 def apply(messages: Sequence[Message], compaction: Compaction, *, record: str | None = None) -> tuple[Message, ...]:
     """The conversation as the model gets it: lead, record in the first user message, kept tail.
 
-    Where covered messages are edited (rung 1) they stand behind the record, as many as there were, with their ids.
+    Where covered messages are edited (rung 1, or pruned) they stand behind the record, with their ids.
     The shape is `[S?] U (A | TC T…)* …`, which 31 of 31 chat templates render (llama.cpp's collection, 2026-11).
     Kept messages stay as they are, but for `null` content, which Qwen 3 and gpt-oss refuse: it becomes "".
 
@@ -117,7 +127,8 @@ def apply(messages: Sequence[Message], compaction: Compaction, *, record: str | 
     lead = lead_length(messages)
     rest = messages[lead:]
     start = compaction.replaced_messages
-    tail = [*edited_part(rest, compaction), *rest[compaction.covered_messages :]]
+    shown = [message for message in edited_part(rest, compaction) if message is not None]
+    tail = [*shown, *rest[compaction.covered_messages :]]
     record = compaction.record if record is None else record
     if not record:
         return (*messages[:lead], *map(_without_null, tail))
@@ -127,23 +138,25 @@ def apply(messages: Sequence[Message], compaction: Compaction, *, record: str | 
     elif compaction.pinned is not None and compaction.pinned < start:
         carrier = with_leading_text(rest[compaction.pinned], record)
     else:
-        carrier = user_message(record.rstrip("\n"))
+        carrier = user_message(record.removesuffix(LAST_REQUEST).rstrip("\n"))
     return (*messages[:lead], carrier, *map(_without_null, tail))
 
 
-def edited_part(rest: Sequence[Message], compaction: Compaction) -> list[Message]:
-    """The covered messages that are sent edited; empty where the record replaces all of them.
+def edited_part(rest: Sequence[Message], compaction: Compaction) -> list[Message | None]:
+    """The covered messages as they are sent, None for a dropped one; empty where the record replaces all of them.
 
     Args:
         rest: the messages after the leading system ones.
         compaction: made for them.
     """
     start = compaction.replaced_messages
-    return edited(
-        rest[start : compaction.covered_messages],
+    originals = rest[start : compaction.covered_messages]
+    shown = edited(
+        originals,
         {position - start for position in compaction.stubbed},
         untouched=None if compaction.pinned is None else compaction.pinned - start,
     )
+    return pruned(originals, shown, frozenset(compaction.dropped), compaction.shortened, start=start)
 
 
 def is_applicable(messages: Sequence[Message], compaction: Compaction, hashes: Sequence[str]) -> bool:

@@ -232,15 +232,20 @@ def chain(messages: Sequence[Message]) -> tuple[str, ...]:
     return tuple(entries)
 
 
-def _normal_form(message: Message) -> bytes:
+def normal_text(message: Message) -> str:
+    """A message's text as the hash chain sees it: without notices, leading reasoning and outer white space."""
     text = message.text
     if message.role == "assistant":
         text = _BLOCK_REASONING.sub("", without_notices(text))
+    return text.strip()
+
+
+def _normal_form(message: Message) -> bytes:
     content = message.raw.get("content")
     others = [part for part in content if not _is_text_part(part)] if isinstance(content, list) else []
     form = [
         message.role,
-        text.strip(),
+        normal_text(message),
         [[call.id, call.name, canonical_arguments(call.arguments)] for call in message.calls],
         message.call_id,
         [_without_cache_marker(part) for part in others],

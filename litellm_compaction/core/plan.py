@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import TypeAlias
+from dataclasses import replace
 
 from litellm_compaction.core.boundaries import legal_cuts, pinned_position
 from litellm_compaction.core.budget import Budget
-from litellm_compaction.core.compaction import Compaction, is_applicable
+from litellm_compaction.core.compaction import Compaction, Rung, is_applicable
+from litellm_compaction.core.decisions import Depth, Edit, Keep, Plan, Prune, Refuse, Reuse, Summarize
 from litellm_compaction.core.edits import stubs
 from litellm_compaction.core.messages import lead_length, newest_user_index
 from litellm_compaction.core.weights import RECORD_TOKENS, Conversation, applied_tokens, kept_tokens
@@ -28,87 +28,8 @@ _WORDS_HEAD_TOKENS = 12
 _FROZEN_TARGET_RATIO = 0.25
 # A summary shorter than this says too little for what it costs; the earlier record, shortened, says more.
 _LEAST_SUMMARY_TOKENS = 150
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Keep:
-    """Send the messages as they are."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reuse:
-    """Apply a compaction that was made for the beginning of this very conversation."""
-
-    compaction: Compaction
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Summarize:
-    """Make a new compaction.
-
-    Attributes:
-        covered_messages: how many messages after the lead it will replace.
-        base: the compaction whose summaries it continues, or None.
-        integrates: whether the base's segments are rewritten into one, because they outgrew their share.
-        provisional: whether there is no room for a new summary; the base's is carried on, shortened.
-        summary_tokens: bound on the new segment, or on the carried one.
-        ledger_tokens: bound on the ledger; words_tokens of it may be the user's own words.
-        predicted_tokens: the prompt afterwards, at most.
-    """
-
-    covered_messages: int
-    base: Compaction | None
-    integrates: bool
-    provisional: bool
-    summary_tokens: int
-    ledger_tokens: int
-    words_tokens: int
-    predicted_tokens: int
-
-    @property
-    def round(self) -> int:
-        """Of the compaction that will be made."""
-        return (self.base.round if self.base else 0) + 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Edit:
-    """Make a compaction without a model: old results become stubs, and that alone reaches the target (rung 1).
-
-    Attributes:
-        compaction: what is to be made, still without its ledger.
-        ledger_tokens: bound on the ledger of what is not shown any more; words_tokens of it may be the user's words.
-        predicted_tokens: the prompt afterwards, at most.
-        otherwise: what to make instead where the edit, counted as it is sent, does not do.
-    """
-
-    compaction: Compaction
-    ledger_tokens: int
-    words_tokens: int
-    predicted_tokens: int
-    otherwise: Summarize
-
-    @property
-    def round(self) -> int:
-        """Of the compaction that will be made."""
-        return self.compaction.round
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Refuse:
-    """The sacred messages alone are too large."""
-
-
-Plan: TypeAlias = Keep | Reuse | Edit | Summarize | Refuse
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Depth:
-    """The operator's wishes about a compaction's depth; `edits`: whether rung 1 may do alone."""
-
-    keep_recent_messages: int
-    summary_max_tokens: int
-    edits: bool = True
+# "Last request from user was: " in any vocabulary.
+_LAST_REQUEST_TOKENS = 12
 
 
 def plan(
@@ -149,15 +70,25 @@ def plan(
     if fresh is not None and fresh.predicted_tokens > enough_tokens:
         # The recent messages are a wish: they may not cost the gain.
         fresh = _summarize(conversation, budget, replace(depth, keep_recent_messages=1), rich, count)
+    if fresh is not None and depth.hands_off:
+        fresh = _with_fallback(fresh, _summarize(conversation, budget, replace(depth, hands_off=False), rich, count))
     if fresh is not None and fresh.predicted_tokens <= enough_tokens:
-        edit = _edit(conversation, budget, depth, rich, fresh, count) if depth.edits else None
-        return edit or fresh
+        making = _prune(conversation, budget, depth, rich, fresh, now_tokens, count) if depth.prunes else None
+        edit = _edit(conversation, budget, depth, rich, making or fresh, count) if depth.edits else None
+        return edit or making or fresh
     # No cut gains enough to be worth a model call: send what fits.
     if base and reused_tokens is not None and budget.fits(reused_tokens):
         return Reuse(compaction=base)
     if budget.fits(conversation.tokens):
         return Keep()
     return Refuse() if fresh is None else fresh
+
+
+def _with_fallback(handoff: Summarize, plain: Summarize | None) -> Summarize:
+    """A hand-off that knows what to make where no model gives one; without room for one, that at once."""
+    if plain is None:
+        return handoff
+    return plain if handoff.provisional else replace(handoff, fallback=plain)
 
 
 def _summarize(
@@ -187,12 +118,18 @@ def _summarize(
         cuts = tuple(cut for cut in cuts if cut >= lead + base.replaced_messages) if integrates else beyond
     if not cuts:
         return None
+    if depth.hands_off:
+        # Each hand-off is whole: of two next steps only the newer one holds.
+        integrates, cuts = base is not None, cuts[-1:]
     provisional = summary_tokens < min(_LEAST_SUMMARY_TOKENS, depth.summary_max_tokens)
     if provisional:
         integrates, summary_tokens = True, int((1 - _LEDGER_SHARE) * rest)
     # Frozen segments take from the other lines, not from the user's.
     ledger_tokens = words_tokens + int(_LEDGER_SHARE * max(rest if integrates else rest - frozen_tokens, 0))
-    record_tokens = RECORD_TOKENS + summary_tokens + ledger_tokens + (0 if integrates else frozen_tokens)
+    lead_in_tokens = _LAST_REQUEST_TOKENS if depth.hands_off else 0
+    record_tokens = (
+        RECORD_TOKENS + lead_in_tokens + summary_tokens + ledger_tokens + (0 if integrates else frozen_tokens)
+    )
 
     def total(cut: int) -> int:
         return kept_tokens(conversation, cut - lead, pinned_position(messages, cut - lead)) + record_tokens
@@ -241,7 +178,7 @@ def _edit(
     budget: Budget,
     depth: Depth,
     base: Compaction | None,
-    otherwise: Summarize,
+    otherwise: Prune | Summarize,
     count: Callable[[str], int],
 ) -> Edit | None:
     """The edit that reaches the target with as few stubs as possible, or None when none does.
@@ -265,35 +202,24 @@ def _edit_up_to(
     covered_messages: int,
     budget: Budget,
     base: Compaction | None,
-    otherwise: Summarize,
+    otherwise: Prune | Summarize,
     count: Callable[[str], int],
 ) -> Edit | None:
-    messages = conversation.messages
-    lead = lead_length(messages)
+    lead = lead_length(conversation.messages)
     start = base.replaced_messages if base else 0
-    compaction = Compaction(
-        covered_messages=covered_messages,
-        covered_hash=conversation.hashes[covered_messages],
-        pinned=pinned_position(messages, covered_messages),
-        round=(base.round if base else 0) + 1,
-        segments=base.segments if base else (),
-        ledger="",
-        rung="edit",
-        window_tokens=budget.window_tokens,
-        edited_from=start,
-        stubbed=base.stubbed if base else (),
-    )
+    compaction = _editing(conversation, covered_messages, budget, base, "edit")
     target = budget.target_tokens(conversation.tokens)
     room = max(target - budget.floor_tokens, 0)
     words_tokens = _words_tokens(conversation, start, target, room)
     ledger_tokens = words_tokens + int(_EDIT_LEDGER_SHARE * (room - words_tokens))
     tokens = applied_tokens(conversation, compaction, count) + RECORD_TOKENS + ledger_tokens
-    covered = messages[lead + start : lead + covered_messages]
+    covered = conversation.messages[lead + start : lead + covered_messages]
     chosen = set(compaction.stubbed)
+    gone = {*compaction.stubbed, *compaction.dropped, *(each.position for each in compaction.shortened)}
     for position, line in stubs(covered).items():
         if tokens <= target:
             break
-        if start + position not in chosen:
+        if start + position not in gone:
             chosen.add(start + position)
             tokens -= count(covered[position].text) - count(line)
     if tokens > target:
@@ -304,4 +230,67 @@ def _edit_up_to(
         words_tokens=words_tokens,
         predicted_tokens=target,
         otherwise=otherwise,
+    )
+
+
+def _prune(
+    conversation: Conversation,
+    budget: Budget,
+    depth: Depth,
+    base: Compaction | None,
+    otherwise: Summarize,
+    now_tokens: int,
+    count: Callable[[str], int],
+) -> Prune | None:
+    """What a pruning model may be asked; None where even the best answer would leave too much.
+
+    Not while an answer is carried over: its client waits, and the messages of ours are no one's to judge.
+    """
+    messages = conversation.messages
+    if otherwise.provisional or messages[-1].is_ours:
+        return None
+    lead = lead_length(messages)
+    cuts = [cut for cut in legal_cuts(messages) if cut > lead + (base.covered_messages if base else 0)]
+    recent = [cut for cut in cuts if cut <= len(messages) - depth.keep_recent_messages]
+    target = budget.target_tokens(conversation.tokens)
+    room = max(target - budget.floor_tokens, 0)
+    for cut in dict.fromkeys((*recent[-1:], *cuts[-1:])):
+        compaction = _editing(conversation, cut - lead, budget, base, "prune")
+        words_tokens = _words_tokens(conversation, cut - lead, target, room)
+        ledger_tokens = words_tokens + int(_EDIT_LEDGER_SHARE * (room - words_tokens))
+        record_tokens = RECORD_TOKENS + otherwise.summary_tokens + ledger_tokens + count(compaction.summary)
+        least_tokens = kept_tokens(conversation, cut - lead, compaction.pinned) + record_tokens
+        if least_tokens > now_tokens * (1 - MIN_GAIN_RATIO) or budget.triggers(least_tokens):
+            continue
+        return Prune(
+            compaction=compaction,
+            base=base,
+            now_tokens=now_tokens,
+            summary_tokens=otherwise.summary_tokens,
+            ledger_tokens=ledger_tokens,
+            words_tokens=words_tokens,
+            predicted_tokens=target,
+            otherwise=otherwise,
+        )
+    return None
+
+
+def _editing(
+    conversation: Conversation, covered_messages: int, budget: Budget, base: Compaction | None, rung: Rung
+) -> Compaction:
+    """A compaction that sends edited what the base sent edited, and what is newly covered; still without a ledger."""
+    return Compaction(
+        covered_messages=covered_messages,
+        covered_hash=conversation.hashes[covered_messages],
+        pinned=pinned_position(conversation.messages, covered_messages),
+        round=(base.round if base else 0) + 1,
+        segments=base.segments if base else (),
+        ledger="",
+        rung=rung,
+        window_tokens=budget.window_tokens,
+        edited_from=base.replaced_messages if base else 0,
+        stubbed=base.stubbed if base else (),
+        dropped=base.dropped if base else (),
+        shortened=base.shortened if base else (),
+        omissions=base.omissions if base else "",
     )

@@ -21,6 +21,8 @@ FRAME_NOTE = (
 )
 SUMMARY_TITLE = "## Session Summary (round {round})"
 LEDGER_TITLE = "## Kept verbatim from the earlier messages"
+# Before the user's own words, in the message that carries a hand-off.
+LAST_REQUEST = "Last request from user was: "
 
 _REQUEST = "THE REQUEST BEING WORKED ON (for orientation; the assistant still sees it):"
 _EARLIER = "RECORD SO FAR (keep what still holds):"

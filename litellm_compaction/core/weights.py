@@ -73,7 +73,7 @@ def _edited_sizes(conversation: Conversation, compaction: Compaction, count: Cal
     span = slice(lead + compaction.replaced_messages, lead + compaction.covered_messages)
     shown = edited_part(conversation.messages[lead:], compaction)
     return [
-        size if new is old else _edited_size(old, new, size, count)
+        0 if new is None else size if new is old else _edited_size(old, new, size, count)
         for old, new, size in zip(conversation.messages[span], shown, conversation.sizes[span], strict=True)
     ]
 

@@ -13,12 +13,12 @@ from typing import Literal
 
 from litellm_compaction.core.budget import Budget
 from litellm_compaction.core.compaction import Compaction, apply
+from litellm_compaction.core.decisions import Summarize
 from litellm_compaction.core.edits import edited, superseded_reads
 from litellm_compaction.core.excerpts import excerpt
 from litellm_compaction.core.messages import Message, Request, lead_length, newest_user_index
-from litellm_compaction.core.plan import Summarize
 from litellm_compaction.core.prompts import appended
-from litellm_compaction.core.strategies import STRATEGIES
+from litellm_compaction.core.strategies import StrategyName, strategy_of
 from litellm_compaction.engine.case import PruningModel, Work
 from litellm_compaction.engine.sending import SentPrompts
 from litellm_compaction.engine.threads import off_loop
@@ -73,7 +73,7 @@ class Asker:
             return Summary(text="", calls=0, pruning_model="", reason="nothing_new")
         for model in work.case.pruning_models:
             try:
-                limit_tokens, count = await self._prompt_limit(work, model, decision.summary_tokens)
+                limit_tokens, count = await self.prompt_limit(work, model, decision.summary_tokens)
             except (ModelNotLoaded, WindowUnknown):
                 reason = "pruning_model_not_loaded"
                 continue
@@ -120,7 +120,7 @@ class Asker:
         messages, lead = conversation.messages, lead_length(conversation.messages)
         cut = lead + decision.covered_messages
         current = apply(messages, base) if base else messages
-        prefix = current[: len(current) - (len(messages) - cut)]
+        prefix = job.strategy.history(current[: len(current) - (len(messages) - cut)])
         earlier: Literal["none", "stays", "goes"]
         earlier = "none" if base is None else "goes" if decision.integrates else "stays"
         asked = appended(prefix, instruction=job.instruction, earlier=earlier)
@@ -154,8 +154,8 @@ class Asker:
             return conversation.fixed_tokens + sum(conversation.sizes[:lead])
         return conversation.fixed_tokens + prefix_tokens - sum(conversation.sizes[lead + sent.messages : cut])
 
-    async def _prompt_limit(
-        self, work: Work, model: PruningModel, summary_tokens: int
+    async def prompt_limit(
+        self, work: Work, model: PruningModel, answer_tokens: int
     ) -> tuple[int, Callable[[str], int]]:
         """The largest prompt for a pruning model, and its tokenizer; a model that thinks keeps room for that too.
 
@@ -172,7 +172,7 @@ class Asker:
             error_ratio = (await self._counter.count(model.target.key, family, Request(messages=()))).error_ratio
             count_text = self._counter.text_counter(model.target.key, family)
         budget = Budget(
-            rules=replace(work.budget.rules, answer_min_tokens=summary_tokens * (2 if family.reasons else 1)),
+            rules=replace(work.budget.rules, answer_min_tokens=answer_tokens * (2 if family.reasons else 1)),
             window_tokens=window_tokens,
             floor_tokens=0,
             error_ratio=error_ratio,
@@ -199,14 +199,17 @@ def _job(work: Work, decision: Summarize, covered: Sequence[Message], pinned: in
     start = base.summarized_messages if base else 0
     newest = newest_user_index(work.conversation.messages)
     request = work.conversation.messages[newest].text if newest is not None else ""
+    settings = work.case.settings
+    name: StrategyName = "handoff" if settings.strategy == "handoff" else "summary"
+    strategy = strategy_of(name, settings.own_prompt(name))
     # Of repeated reads the newest says all: the room is better spent on the rest.
     shown = edited(covered, superseded_reads(covered), untouched=pinned)
     return SummaryJob(
-        messages=[message for position, message in enumerate(shown) if position >= start and position != pinned],
+        messages=strategy.history([each for at, each in enumerate(shown) if at >= start and at != pinned]),
         earlier=base.summary if base and decision.integrates else "",
         request=excerpt(request, _REQUEST_TOKENS, work.count_text),
         summary_tokens=decision.summary_tokens,
         prompt_limit_tokens=0,
         round_number=decision.round,
-        strategy=STRATEGIES[work.case.settings.strategy],
+        strategy=strategy,
     )

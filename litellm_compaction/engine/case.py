@@ -12,8 +12,8 @@ from typing import Literal, TypeAlias
 from litellm_compaction.config import Settings
 from litellm_compaction.core.budget import Budget, Rules
 from litellm_compaction.core.compaction import Compaction
+from litellm_compaction.core.decisions import Depth, Making
 from litellm_compaction.core.messages import Message, Request, open_round_start
-from litellm_compaction.core.plan import Depth, Edit, Summarize
 from litellm_compaction.core.weights import Conversation
 from litellm_compaction.events import Phase
 from litellm_compaction.models.counter import Count
@@ -89,6 +89,8 @@ class Case:
             keep_recent_messages=self.settings.keep_recent_messages,
             summary_max_tokens=self.settings.summary_max_tokens,
             edits=self.settings.clear_tool_results,
+            hands_off=self.settings.strategy == "handoff",
+            prunes=self.settings.strategy == "prune",
         )
 
     def rules(self, *, reasons: bool) -> Rules:
@@ -149,7 +151,7 @@ class Pending:
     """
 
     work: Work
-    decision: Edit | Summarize
+    decision: Making
     stored: tuple[Compaction, ...]
 
 

@@ -12,9 +12,10 @@ from typing import Literal
 
 from litellm_compaction.core.carry_over import Partial, carried_over
 from litellm_compaction.core.compaction import Compaction, apply
+from litellm_compaction.core.decisions import Edit, Keep, Making, Plan, Prune, Reuse, Summarize
 from litellm_compaction.core.messages import Request, chain
 from litellm_compaction.core.oversize import refusal, shortened
-from litellm_compaction.core.plan import Edit, Keep, Plan, Reuse, Summarize, plan
+from litellm_compaction.core.plan import plan
 from litellm_compaction.engine.admission import Admission
 from litellm_compaction.engine.asking import Asker
 from litellm_compaction.engine.case import Case, Guarded, Pending, Work
@@ -104,9 +105,10 @@ class Compactor:
         """
         work, decision = pending.work, pending.decision
         guarded = await self._made(work, decision)
-        if guarded is None and isinstance(decision, Edit):
+        while guarded is None and not isinstance(decision, Summarize):
             # Counted as it is sent it does not do: one rung further (promise P5).
-            guarded = await self._made(work, decision.otherwise)
+            decision = decision.otherwise
+            guarded = await self._made(work, decision)
         if guarded is not None:
             return guarded
         if work.budget.fits(work.count.tokens):
@@ -119,8 +121,8 @@ class Compactor:
                 return guarded
         raise self._refusal(work)
 
-    async def _made(self, work: Work, decision: Edit | Summarize) -> Guarded | None:
-        """What to send after a new compaction; None where it does not fit, or an edit leaves too much."""
+    async def _made(self, work: Work, decision: Making) -> Guarded | None:
+        """What to send after a new compaction; None where it does not fit, or an edit or a pruning leaves too much."""
         made = await self._compactions.join(
             (work.case.scope, work.case.target.key, work.conversation.hashes[-1], decision),
             lambda: self._maker.make(work, decision),
@@ -131,8 +133,10 @@ class Compactor:
             return None
         if isinstance(decision, Edit) and tokens > decision.predicted_tokens and guarded.budget.triggers(tokens):
             return None
+        if made.compaction.rung == "prune" and guarded.budget.triggers(tokens):
+            return None
         outcome: Outcome = "fallback" if made.compaction.rung == "truncate" else "compacted"
-        base = decision.base if isinstance(decision, Summarize) else None
+        base = None if isinstance(decision, Edit) else decision.base
         self._reporter.applied(work, outcome, guarded, made.compaction, made=made, base=base)
         return guarded
 
@@ -162,7 +166,7 @@ class Compactor:
         if work.budget.triggers(work.count.tokens):
             work = await _hashed(work)
             decision = self._plan(work, ())
-            after = decision.predicted_tokens if isinstance(decision, Edit | Summarize) else work.count.tokens
+            after = decision.predicted_tokens if isinstance(decision, Edit | Prune | Summarize) else work.count.tokens
             self._reporter.decided(work, "observed", after=after, reason=type(decision).__name__.lower())
 
     def room(self, case: Case) -> Room:
@@ -218,7 +222,7 @@ class Compactor:
                 self._reporter.applied(work, "reused", guarded, decision.compaction)
                 return guarded
             decision = self._plan(work, ())
-        if isinstance(decision, Edit | Summarize):
+        if isinstance(decision, Edit | Prune | Summarize):
             return Pending(work=work, decision=decision, stored=tuple(stored))
         if work.budget.fits(work.count.tokens):
             return self._unchanged(work)

@@ -10,12 +10,15 @@ from dataclasses import dataclass, replace
 
 from litellm_compaction.core.anchors import ledger
 from litellm_compaction.core.boundaries import legal_cuts, pinned_position
-from litellm_compaction.core.compaction import Compaction, Segment, apply
+from litellm_compaction.core.compaction import Compaction, Rung, Segment, apply
+from litellm_compaction.core.decisions import Edit, Making, Prune, Summarize
 from litellm_compaction.core.excerpts import excerpt
 from litellm_compaction.core.messages import Message, lead_length, visible_text
-from litellm_compaction.core.plan import Edit, Summarize
+from litellm_compaction.core.plan import MIN_GAIN_RATIO
+from litellm_compaction.core.weights import applied_tokens
 from litellm_compaction.engine.asking import Asker, Summary
 from litellm_compaction.engine.case import Work
+from litellm_compaction.engine.pruning import Pruner
 from litellm_compaction.engine.threads import off_loop
 from litellm_compaction.errors import CompactionError
 from litellm_compaction.stores import Store
@@ -43,20 +46,56 @@ class Maker:
 
     def __init__(self, *, asker: Asker, store: Store, clock: Callable[[], float]) -> None:
         self._asker = asker
+        self._pruner = Pruner(asker)
         self._store = store
         self._clock = clock
 
-    async def make(self, work: Work, decision: Edit | Summarize) -> Made:
-        """The compaction that `decision` asks for; without a summary where no pruning model gives a usable one."""
-        return await (self._edited(work, decision) if isinstance(decision, Edit) else self._summarized(work, decision))
+    async def make(self, work: Work, decision: Making) -> Made:
+        """The compaction that `decision` asks for, or a later rung's where no pruning model gives a usable answer."""
+        if isinstance(decision, Edit):
+            compaction = await self._with_ledger(work, decision, decision.compaction)
+            await self._put(work.case.scope, compaction)
+            return Made(compaction=compaction, calls=0, summary_ms=0.0, pruning_model="", reason="")
+        if isinstance(decision, Prune):
+            return await self._pruned(work, decision)
+        return await self._summarized(work, decision)
 
-    async def _edited(self, work: Work, decision: Edit) -> Made:
-        """The edit with a ledger of what it does not show any more."""
+    async def _pruned(self, work: Work, decision: Prune) -> Made:
+        """The pruning if a model gives one that gains enough, else a summary."""
+        started_s = self._clock()
+        found = await self._pruner.prune(work, decision)
+        summary_ms = 1000 * (self._clock() - started_s) if found.calls else 0.0
+        reason = found.reason
+        if found.compaction is not None:
+            compaction = await self._with_ledger(work, decision, found.compaction)
+            after_tokens = applied_tokens(work.conversation, compaction, work.count_text)
+            if after_tokens <= decision.now_tokens * (1 - MIN_GAIN_RATIO) and not work.budget.triggers(after_tokens):
+                await self._put(work.case.scope, compaction)
+                return Made(
+                    compaction=compaction,
+                    calls=found.calls,
+                    summary_ms=summary_ms,
+                    pruning_model=found.pruning_model,
+                    reason=reason,
+                )
+            reason = "no_gain"
+        made = await self._summarized(work, decision.otherwise)
+        return replace(
+            made,
+            calls=found.calls + made.calls,
+            summary_ms=summary_ms + made.summary_ms,
+            pruning_model=made.pruning_model or found.pruning_model,
+            reason=made.reason or reason,
+        )
+
+    async def _with_ledger(self, work: Work, decision: Edit | Prune, compaction: Compaction) -> Compaction:
+        """`compaction` with a ledger of what it does not show any more."""
         messages = work.conversation.messages
         rest = messages[lead_length(messages) :]
-        compaction = decision.compaction
         replaced = (at for at in range(compaction.replaced_messages) if at != compaction.pinned)
-        hidden = [rest[position] for position in (*replaced, *compaction.stubbed)]
+        shortened = (each.position for each in compaction.shortened)
+        hidden_at = sorted({*replaced, *compaction.stubbed, *compaction.dropped, *shortened})
+        hidden = [rest[position] for position in hidden_at]
 
         def write() -> str:
             known = "\n".join(map(visible_text, apply(messages, compaction)))
@@ -68,17 +107,12 @@ class Maker:
                 known=known,
             )
 
-        compaction = replace(compaction, ledger=await off_loop(hidden, write))
-        await self._put(work.case.scope, compaction)
-        return Made(compaction=compaction, calls=0, summary_ms=0.0, pruning_model="", reason="")
+        return replace(compaction, ledger=await off_loop(hidden, write))
 
     async def _summarized(self, work: Work, decision: Summarize) -> Made:
-        lead = lead_length(work.conversation.messages)
-        covered = work.conversation.messages[lead : lead + decision.covered_messages]
-        pinned = pinned_position(work.conversation.messages, decision.covered_messages)
+        covered, pinned = _covered(work, decision)
         base = decision.base
         round_number = (base.round if base else 0) + 1
-        covered_hash = work.conversation.hashes[decision.covered_messages]
         started_s = self._clock()
         if decision.provisional:
             summary = Summary(text="", calls=0, pruning_model="", reason="no_room")
@@ -87,6 +121,12 @@ class Maker:
             summary = await self._asker.summary(work, decision, covered, pinned)
             segments = base.segments if base else ()
         summary_ms = 1000 * (self._clock() - started_s) if summary.calls else 0.0
+        rung: Rung = "truncate" if not summary.text else "handoff" if decision.fallback else "summary"
+        if not summary.text and decision.fallback is not None:
+            # Nothing was handed over, so the recent messages stay.
+            decision = decision.fallback
+            covered, pinned = _covered(work, decision)
+        covered_hash = work.conversation.hashes[decision.covered_messages]
         if summary.text:
             segment = Segment(
                 text=summary.text,
@@ -102,7 +142,7 @@ class Maker:
             round=round_number,
             segments=segments,
             ledger=await self._ledger(work, decision, covered, pinned, segments, summary),
-            rung="summary" if summary.text else "truncate",
+            rung=rung,
             window_tokens=work.window.tokens,
             provisional=decision.provisional,
         )
@@ -168,6 +208,13 @@ class Maker:
         except CompactionError:
             # The store tells its own troubles; this request has its compaction.
             return
+
+
+def _covered(work: Work, decision: Summarize) -> tuple[Sequence[Message], int | None]:
+    """The messages that a decision covers, and the position of the one among them that stays verbatim."""
+    messages = work.conversation.messages
+    lead = lead_length(messages)
+    return messages[lead : lead + decision.covered_messages], pinned_position(messages, decision.covered_messages)
 
 
 def _carried(base: Compaction | None, limit_tokens: int, count: Callable[[str], int]) -> tuple[Segment, ...]:

@@ -85,6 +85,7 @@ class Reporter:
                 tokens_after=guarded.count.tokens if guarded else after,
                 covered_messages=compaction.covered_messages if compaction else 0,
                 round=compaction.round if compaction else 0,
+                strategy=work.case.settings.strategy,
                 pruning_model=made.pruning_model if made else "",
                 summary_calls=made.calls if made else 0,
                 duration_ms=1000 * (self._clock() - work.started_s),

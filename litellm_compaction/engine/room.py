@@ -12,7 +12,7 @@ from litellm_compaction.engine.case import Case, Guarded
 from litellm_compaction.models.window import Window
 
 # A summary's own instruction and answer beside the history that it reads: prompt 450, answer up to 800, rounded up.
-_SUMMARY_EXTRA_TOKENS = 1500
+SUMMARY_EXTRA_TOKENS = 1500
 # A running answer asks for more room before it needs it, in steps.
 _STEP_TOKENS = 512
 
@@ -66,7 +66,7 @@ class Room:
             Overloaded: there was none in time.
         """
         if self.is_shared(window):
-            await self._hold(window, min(history_tokens + _SUMMARY_EXTRA_TOKENS, window.tokens))
+            await self._hold(window, min(history_tokens + SUMMARY_EXTRA_TOKENS, window.tokens))
 
     def covers(self, guarded: Guarded, generated_tokens: int) -> bool:
         """Whether a running answer may go on: it holds enough, or gets more without waiting."""

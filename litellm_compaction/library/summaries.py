@@ -10,7 +10,7 @@ from litellm_compaction.core.budget import Budget, Rules
 from litellm_compaction.core.edits import edited, superseded_reads
 from litellm_compaction.core.excerpts import excerpt
 from litellm_compaction.core.messages import JsonObject, JsonValue, Message, parse_message
-from litellm_compaction.core.strategies import STRATEGIES
+from litellm_compaction.core.strategies import strategy_of
 from litellm_compaction.errors import SummaryFailed
 from litellm_compaction.library.config import CompactionConfig
 from litellm_compaction.library.tokens import parsed, text_counter
@@ -70,17 +70,18 @@ async def summary_of(
     """
     model = config.summary_model or config.model
     count = text_counter(model)
+    strategy = strategy_of(config.strategy)
 
     def prepare() -> SummaryJob:
         job = SummaryJob(
             # Of repeated reads the newest says all: the room is better spent on the rest.
-            messages=edited(messages, superseded_reads(messages)),
+            messages=strategy.history(edited(messages, superseded_reads(messages))),
             earlier=earlier,
             request=excerpt(request, _REQUEST_TOKENS, count),
             summary_tokens=config.summary_tokens,
             prompt_limit_tokens=_prompt_limit_tokens(config, model),
             round_number=round_number,
-            strategy=STRATEGIES[config.strategy],
+            strategy=strategy,
         )
         # The first count loads a vocabulary, which takes too long for the event loop.
         count(job.instruction)

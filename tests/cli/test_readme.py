@@ -14,6 +14,7 @@ from litellm_compaction.cli.arguments import parser
 from litellm_compaction.cli.config_file import read_config
 from litellm_compaction.cli.findings import config_findings
 from litellm_compaction.config import DeploymentSettings, Settings
+from litellm_compaction.prompt_files import PLACEHOLDERS
 from tests.cli.readme_table import table
 
 ROOT = Path(__file__).parents[2]
@@ -99,3 +100,13 @@ def test_linked_files_exist() -> None:
 def test_the_recorded_demo_has_no_truncation() -> None:
     """What is shown was a run that went well."""
     assert " 0 truncations by the server" in between("demo")
+
+
+def test_every_placeholder_of_a_prompt_is_documented() -> None:
+    """With the strategies that have it, and where it is required."""
+    for name in {name for each in PLACEHOLDERS.values() for names in each for name in names}:
+        [row] = [line for line in README.splitlines() if line.startswith(f"| `{{{name}}}` |")]
+        having = [strategy for strategy, each in PLACEHOLDERS.items() if name in (*each.required, *each.optional)]
+        assert ("| all" in row) == (having == list(PLACEHOLDERS)), name
+        assert all(f"`{strategy}`" in row for strategy in having) or "| all" in row, name
+        assert ("(required)" in row) == any(name in each.required for each in PLACEHOLDERS.values()), name

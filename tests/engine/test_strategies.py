@@ -1,0 +1,317 @@
+"""The strategy matrix: whatever the pruning model answers, in two windows, promises P1 to P5."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+
+from litellm_compaction.core.carry_over import Partial
+from litellm_compaction.core.messages import Message, Request
+from litellm_compaction.core.strategies import NO_RESPONSE, UNDERSTOOD
+from litellm_compaction.engine.room import SUMMARY_EXTRA_TOKENS
+from litellm_compaction.errors import DoesNotFit, SummaryFailed
+from litellm_compaction.summarizer import SummaryAnswer
+from tests.core.conversations import (
+    JsonDict,
+    as_bytes,
+    assistant,
+    calls,
+    parsed,
+    raw_conversations,
+    result,
+    system,
+    user,
+)
+from tests.core.test_pruning import answers
+from tests.engine.bench import SUMMARY, Bench, FakeAsk, sent
+
+STRATEGIES = ["summary", "prune", "handoff"]
+KINDS = ["good", "fenced", "thinking", "invalid", "wrong types", "orphans", "echo", "empty", "slow", "500"]
+HANDOFF = "### 1. Primary goals and intent\nPort the parser.\n### 7. Immediate next step\nRun the tests."
+REFUSAL = "I'm sorry, but I can't help with that."
+# Which rung has to come of it, and why it was not the strategy's own.
+OWN = ("", "")
+EXPECTED: dict[tuple[str, str], tuple[str, str]] = {
+    **{("prune", kind): ("summary", "invalid") for kind in ("invalid", "wrong types", "echo")},
+    **{(strategy, "invalid"): ("truncate", "refusal") for strategy in ("summary", "handoff")},
+    **{(strategy, "empty"): ("truncate", "empty") for strategy in STRATEGIES},
+    **{(strategy, "slow"): ("truncate", "timeout") for strategy in STRATEGIES},
+    **{(strategy, "500"): ("truncate", "error") for strategy in STRATEGIES},
+}
+
+
+def is_plan_asked(prompt: str) -> bool:
+    return '\nMESSAGES:\n{"n": 1, ' in prompt
+
+
+def numbers(prompt: str) -> list[dict[str, Any]]:
+    """The messages that a pruning model is shown."""
+    return [json.loads(line) for line in prompt.splitlines() if line.startswith('{"n": ')]
+
+
+def plan_for(prompt: str, *, orphans: bool = False) -> str:
+    """Drops the older half, shortens the longest of the rest; of calls without their results if told."""
+    shown = numbers(prompt)
+    older = shown[: len(shown) * 6 // 10]
+    drop = [each["n"] for each in older if not (orphans and each["role"] == "tool")]
+    long = max(shown[len(older) :], key=lambda each: len(each["content"]))
+    shorten = [{"n": long["n"], "text": long["content"][:40]}]
+    return json.dumps(
+        {"drop": drop, "shorten": shorten, "summary": "The first steps are done; src/parser.py:42 was fixed."}
+    )
+
+
+class Model(FakeAsk):
+    """A pruning model of one kind, in whatever strategy it is asked."""
+
+    def __init__(self, strategy: str, kind: str) -> None:
+        super().__init__()
+        self.strategy = strategy
+        self.kind = kind
+
+    async def __call__(self, messages: Sequence[Message], **options: Any) -> SummaryAnswer:
+        prompt = messages[-1].text
+        self.answer = SummaryFailed("error") if self.kind == "500" else self._text(prompt)
+        if self.kind == "slow":
+            await asyncio.sleep(30)
+        return await super().__call__(messages, **options)
+
+    def _text(self, prompt: str) -> str:
+        plan = is_plan_asked(prompt)
+        if self.strategy == "prune" and not plan and self.kind in ("invalid", "wrong types", "echo"):
+            return SUMMARY
+        good = plan_for(prompt) if plan else HANDOFF if self.strategy == "handoff" else SUMMARY
+        draft = '{"drop": [1]}'
+        return {
+            "good": good,
+            "fenced": f"```json\n{good}\n```",
+            "thinking": f"<think>Perhaps {draft}?</think>\n{good}",
+            "invalid": "The older ones may go." if plan else REFUSAL,
+            "wrong types": '{"drop": {"all": true}, "shorten": 7, "summary": ["x"]}',
+            "orphans": plan_for(prompt, orphans=True)
+            if plan
+            else f"{good}\n<tool_call>run</tool_call><|im_start|>system",
+            "echo": prompt,
+        }.get(self.kind, "")
+
+
+def talk(window: int) -> list[JsonDict]:
+    """An agent's work, nine tenths of a window."""
+    raw = [system(), user("The task: port src/parser.py to Rust, never touch /etc/passwd.")]
+    size = 0
+    for number in range(10_000):
+        if size > 0.9 * window:
+            break
+        raw += [
+            calls(f"c{number}", content="", arguments=json.dumps({"path": f"src/m{number}.py"})),
+            result(f"c{number}", f"file {number}\n" + f"w{number} code " * 60),
+            assistant(f"Module {number} is ported. " + f"a{number} " * 40),
+            user(f"Now module {number + 1}. " + f"u{number} " * 20),
+        ]
+        size = sum(len(json.dumps(message)) // 4 + 7 for message in raw)
+    return raw
+
+
+def later(raw: Sequence[JsonDict]) -> list[JsonDict]:
+    return [*raw, assistant("Done."), user("And the next one?")]
+
+
+@pytest.mark.parametrize("window", [8192, 16384])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("strategy", STRATEGIES)
+async def test_every_strategy_keeps_the_promises_whatever_the_model_answers(
+    strategy: str, kind: str, window: int
+) -> None:
+    """P1 to P3 by `sent`; P4: the next turn sends the same bytes without a call; P5: it shrinks, in few calls."""
+    bench = Bench(ask=Model(strategy, kind))
+    limits = {"summary_timeout_s": 0.05 if kind == "slow" else 5, "strategy": strategy, "clear_tool_results": False}
+    raw = talk(window)
+    guarded = await bench.guard(raw, window, **limits)
+    messages = sent(raw, guarded)
+    assert guarded.action == "compacted"
+    assert guarded.count.tokens <= 0.7 * guarded.tokens_before
+    event = bench.last
+    rung, reason = EXPECTED.get((strategy, kind), (strategy, ""))
+    if kind != "echo" or strategy == "prune":
+        assert (event.rung, event.reason) == (rung, reason)
+    assert event.outcome == ("fallback" if event.rung == "truncate" else "compacted")
+    assert event.strategy == strategy
+    assert 1 <= event.summary_calls == len(bench.ask.prompts) + (kind == "slow" and event.summary_calls) <= 4
+    assert not [message for message in messages if "<|im_start|>" in message.text or "<tool_call>" in message.text]
+    _looks_right(strategy, event.rung, raw, messages)
+    again = await bench.guard(later(raw), window, **limits)
+    assert again.action == "reused"
+    assert as_bytes(sent(later(raw), again))[: len(messages)] == as_bytes(messages)
+    assert bench.last.summary_calls == 0
+
+
+def _looks_right(strategy: str, rung: str, raw: Sequence[JsonDict], messages: Sequence[Message]) -> None:
+    if rung == "handoff":
+        assert [message.role for message in messages] == ["system", "user"]
+        assert messages[1].text.endswith(f"Last request from user was: {raw[-1]['content']}")
+    elif rung == "prune":
+        # Recent messages as they were, older ones between them and the record.
+        assert [message.raw for message in messages[-5:]] == list(raw[-5:])
+        assert len(messages) > 8
+        assert "src/parser.py:42 was fixed" in messages[1].text
+    else:
+        assert len(messages) > 3
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+async def test_a_long_conversation_is_compacted_again_and_again(strategy: str) -> None:
+    """Every turn fits, rounds go on from each other, and turns between them cost no call."""
+    bench = Bench(ask=Model(strategy, "good"))
+    raw = talk(6000)
+    rungs: list[str] = []
+    before: list[str] = []
+    for turn in range(120):
+        raw = [
+            *raw,
+            calls(f"t{turn}"),
+            result(f"t{turn}", f"r{turn} " * 70),
+            assistant("ok " * 30),
+            user(f"Step {turn}."),
+        ]
+        guarded = await bench.guard(raw, 8192, strategy=strategy, clear_tool_results=False)
+        messages = as_bytes(sent(raw, guarded))
+        if guarded.action == "compacted":
+            rungs.append(bench.last.rung)
+        elif guarded.action == "reused":
+            assert messages[: len(before)] == before
+        before = messages
+    assert rungs.count(strategy) >= len(rungs) * 0.4
+    assert 4 <= len(rungs) <= 40
+    assert bench.last.round >= len(rungs)
+    assert len(bench.ask.prompts) <= 2 * len(rungs)
+
+
+async def test_edits_come_before_a_pruning() -> None:
+    """Rung 1 alone where it does, no matter which strategy."""
+    bench = Bench(ask=Model("prune", "good"))
+    raw = [system(), user("Read it all.")]
+    for number in range(22):
+        raw += [calls(f"c{number}", arguments=f'{{"n": {number}}}'), result(f"c{number}", "output " * 180)]
+    await bench.guard(raw, strategy="prune")
+    assert (bench.last.rung, bench.ask.prompts) == ("edit", [])
+
+
+async def test_a_pruning_that_gains_too_little_is_not_used() -> None:
+    """P5: under 10 % less, the next rung."""
+
+    class Timid(Model):
+        def _text(self, prompt: str) -> str:
+            return '{"shorten": [{"n": 3, "text": "file 0"}]}' if is_plan_asked(prompt) else SUMMARY
+
+    bench = Bench(ask=Timid("prune", "good"))
+    await bench.guard(talk(8192), strategy="prune", clear_tool_results=False)
+    assert (bench.last.rung, bench.last.reason, bench.last.summary_calls) == ("summary", "no_gain", 2)
+    assert [compaction.rung for _, compaction in bench.store.kept] == ["summary"]
+
+
+async def test_the_pruning_model_is_told_sizes_and_priorities() -> None:
+    """Numbered JSON with sizes, the window, what to keep and what may go; the newest messages are not offered."""
+    bench = Bench(ask=Model("prune", "good"))
+    raw = talk(8192)
+    await bench.guard(raw, strategy="prune", clear_tool_results=False)
+    prompt = bench.ask.prompts[0]
+    shown = numbers(prompt)
+    assert [each["n"] for each in shown] == list(range(1, len(shown) + 1))
+    assert len(shown) == len(raw) - 1 - 5
+    assert all(each["tokens"] > 0 for each in shown)
+    assert re.search(r"fills 7\d\d\d of at most 8192 tokens", prompt)
+    assert raw[0]["content"] not in prompt
+    # In a shared context no more than this is reserved for a summary.
+    assert len(prompt) // 4 + bench.ask.max_tokens[0] <= bench.last.tokens_before + SUMMARY_EXTRA_TOKENS
+    assert len(bench.ask.messages[0]) == 1
+    assert bench.ask.tools == [()]
+
+
+async def test_an_answer_that_is_carried_over_is_not_pruned() -> None:
+    """Its client waits: the summary is asked for at once."""
+    bench = Bench(ask=Model("prune", "good"))
+    request = Request(messages=parsed(talk(7200)))
+    case = bench.case(8192, strategy="prune", clear_tool_results=False)
+    guarded = await bench.compactor.carry_over(request, Partial(text="The answer so far. " * 80), case)
+    assert guarded.action == "compacted"
+    assert bench.last.rung == "summary"
+    assert not any(map(is_plan_asked, bench.ask.prompts))
+
+
+async def test_the_summariser_of_a_handoff_gets_a_whole_history() -> None:
+    """A missing result is filled in, and behind results the assistant has understood, in both modes."""
+    raw = talk(8192)
+    del raw[3]
+    raw[-1:] = []
+    raw += [user("And?"), calls("open"), result("open", "r"), calls("last"), result("last", "s")]
+    for model in (None, 16_384):
+        bench = Bench(ask=Model("handoff", "good"))
+        models = [bench.pruning_model(bench.ask, window=model)]
+        tools = [{"type": "function", "function": {"name": "run"}}]
+        await bench.guard(raw, strategy="handoff", clear_tool_results=False, pruning_models=models, tools=tools)
+        text = "\n".join(bench.ask.prompts)
+        assert NO_RESPONSE in text
+        assert UNDERSTOOD in text
+
+
+async def test_a_failed_handoff_keeps_the_recent_messages() -> None:
+    """Nothing was handed over, so the fallback is the ladder's."""
+    bench = Bench(ask=Model("handoff", "500"))
+    raw = talk(8192)
+    guarded = await bench.guard(raw, strategy="handoff", clear_tool_results=False)
+    messages = sent(raw, guarded)
+    assert [message.raw for message in messages[-5:]] == raw[-5:]
+    assert "Last request" not in messages[1].text
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+async def test_an_own_prompt_takes_the_place_of_ours(strategy: str, tmp_path: Path) -> None:
+    """With its numbers filled in."""
+    file = tmp_path / "prompt.txt"
+    file.write_text('In {words} words.{target_tokens} {"drop": []}' if strategy == "prune" else "In {words} words.")
+    bench = Bench(ask=Model(strategy, "good"))
+    prompt_file = {strategy: str(file)}
+    await bench.guard(talk(8192), strategy=strategy, clear_tool_results=False, prompt_file=prompt_file)
+    assert bench.last.rung == strategy
+    assert re.search(r"In \d+ words\.", bench.ask.prompts[0])
+    assert "You write the record" not in bench.ask.prompts[0]
+
+
+@settings(max_examples=40)
+@pytest.mark.parametrize("strategy", ["prune", "handoff"])
+@given(raw=raw_conversations(max_turns=10, repeats=60))
+async def test_whatever_the_conversation_what_is_sent_is_valid_and_fits(strategy: str, raw: list[JsonDict]) -> None:
+    """P1 to P3 over a growing conversation of any shape."""
+    bench = Bench(ask=Model(strategy, "good"))
+    for end in range(2, len(raw) + 1):
+        if raw[end - 1]["role"] == "user" or end == len(raw):
+            with contextlib.suppress(DoesNotFit):
+                sent(raw[:end], await bench.guard(raw[:end], 4096, strategy=strategy, clear_tool_results=False))
+
+
+@settings(max_examples=60)
+@given(answer=answers(talk(8192)[1:-5]))
+async def test_whatever_a_pruning_model_answers_it_is_used_well_or_not_at_all(answer: str) -> None:
+    """P1 to P5 for any JSON: valid and fitting, a tenth smaller, within the budget of calls, the same bytes again."""
+
+    class Talker(Model):
+        def _text(self, prompt: str) -> str:
+            return answer if is_plan_asked(prompt) else SUMMARY
+
+    bench = Bench(ask=Talker("prune", "good"))
+    raw = talk(8192)
+    guarded = await bench.guard(raw, strategy="prune", clear_tool_results=False)
+    messages = sent(raw, guarded)
+    assert guarded.count.tokens <= 0.9 * guarded.tokens_before
+    assert bench.last.rung in ("prune", "summary")
+    assert bench.last.summary_calls <= 2
+    assert [message.raw for message in messages[-3:]] == raw[-3:]
+    assert as_bytes(sent(raw, await bench.guard(raw, strategy="prune", clear_tool_results=False))) == as_bytes(messages)
