@@ -92,7 +92,7 @@ def _problem(name: str, value: object) -> str:
     low, high, text = {
         "trigger_ratio": (0.0, 1.0, "a share of the window, above 0 and at most 1"),
         "temperature": (-1e-9, 2.0, "a number from 0 to 2"),
-        "timeout_s": (0.0, math.inf, "a number of seconds above 0"),
+        "timeout_s": (0.0, 86_400.0, "a number of seconds above 0, at most 86400"),
     }[name]
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return "" if is_number and low < float(str(value)) <= high else text

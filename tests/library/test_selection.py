@@ -104,6 +104,7 @@ async def test_tokens_are_counted_as_the_template_renders_them() -> None:
         ("temperature", 3),
         ("temperature", "cold"),
         ("timeout_s", 0),
+        ("timeout_s", float("inf")),
     ],
 )
 def test_a_bad_value_is_refused(field: str, value: Any) -> None:
