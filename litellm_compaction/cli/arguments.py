@@ -10,8 +10,10 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import get_args
 
 from litellm_compaction import __version__
+from litellm_compaction.core.strategies import StrategyName
 from litellm_compaction.errors import CompactionError
 
 MINIMUM_DEMO_WINDOW_TOKENS = 4096
@@ -45,6 +47,7 @@ def parser() -> argparse.ArgumentParser:
     _add_up(commands.add_parser("up", help="start a LiteLLM proxy with the plug-in in front of LM Studio"))
     _add_demo(commands.add_parser("demo", help="watch a long conversation stay inside a small window"))
     _add_doctor(commands.add_parser("doctor", help="check a config.yaml and the servers that it names"))
+    _add_compact(commands.add_parser("compact", help="show what would be made of a conversation, or make it"))
     _add_events(commands.add_parser("events", help="show what was compacted, when and why"))
     _add_store(commands.add_parser("store", help="look at stored compactions, or delete them"))
     return top
@@ -87,6 +90,24 @@ def _add_doctor(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument("--json", action="store_true", help="the report as JSON")
     command.set_defaults(command=_doctor)
+
+
+def _add_compact(command: argparse.ArgumentParser) -> None:
+    command.description = (
+        "Compacts the conversation in a file as the proxy would, and says what is kept, edited, summarized and dropped."
+    )
+    command.add_argument("file", metavar="FILE", help='JSON: {"messages": …, "tools": …}, or the messages; - is stdin')
+    command.add_argument("--model", required=True, metavar="NAME", help="who gets the conversation, and summarizes it")
+    command.add_argument("--window", required=True, type=_tokens, metavar="TOKENS", help="its context length")
+    command.add_argument("--strategy", choices=get_args(StrategyName), help="how the older part is condensed")
+    command.add_argument("--keep-recent", type=_positive, metavar="N", help="recent messages that stay as they are")
+    command.add_argument(
+        "--api-base", metavar="URL", help="who writes the summary (default LM_STUDIO_API_BASE, then port 1234)"
+    )
+    command.add_argument("--dry-run", action="store_true", help="only say what would be done; no model is asked")
+    command.add_argument("--json", action="store_true", help="the report, and the new request, as JSON")
+    command.add_argument("-o", "--output", type=Path, metavar="PATH", help="write the new request to a file")
+    command.set_defaults(command=_compact)
 
 
 def _add_events(command: argparse.ArgumentParser) -> None:
@@ -155,6 +176,22 @@ def _doctor(options: argparse.Namespace) -> int:
     return doctor(config=options.config, as_json=options.json, environ=os.environ)
 
 
+def _compact(options: argparse.Namespace) -> int:
+    from litellm_compaction.cli.compact import Options, compact
+
+    chosen = Options(
+        model=options.model,
+        window_tokens=options.window,
+        strategy=options.strategy,
+        keep_recent=options.keep_recent,
+        api_base=options.api_base,
+        dry_run=options.dry_run,
+        json=options.json,
+        output=options.output,
+    )
+    return compact(options.file, chosen, os.environ)
+
+
 def _events(options: argparse.Namespace) -> int:
     from litellm_compaction.cli.events import events
     from litellm_compaction.cli.stores import chosen_store
@@ -193,6 +230,12 @@ def _port(text: str) -> int:
 def _positive(text: str) -> int:
     if not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1")
+    return int(text)
+
+
+def _tokens(text: str) -> int:
+    if not text.isdigit() or not 1024 <= int(text) <= 100_000_000:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of tokens from 1024")
     return int(text)
 
 

@@ -17,6 +17,9 @@ from litellm_compaction.core.excerpts import common_level, condensed
 from litellm_compaction.core.messages import Message, render_arguments, without_notices
 from litellm_compaction.core.supersession import latest_values, marked
 
+WORDS_HEAD = "The user's own words, oldest first; where two disagree the later holds:"
+ANCHORS_HEAD = "Paths, ids, numbers, commands and errors, oldest first; where two disagree the later holds:"
+
 _PIECE_CHARS = 160
 # Anchors per 1,000 characters are many in logs: what is older than this many characters has only its user's words.
 _SCANNED_CHARS = 120_000
@@ -114,7 +117,7 @@ def _users_words(
     texts = [text for message in messages if message.role == "user" and (text := message.text.strip())]
     if not texts or budget_tokens < 32:
         return ""
-    head = "The user's own words, oldest first; where two disagree the later holds:"
+    head = WORDS_HEAD
     room = budget_tokens - count(head)
     # All to one common level: pasted bulk gives way first, a sentence stays whole. The task has twice the level.
     weights = [2, *(1 for _ in texts[1:])]
@@ -143,7 +146,7 @@ def _anchor_lines(
     latest: Mapping[str, str],
 ) -> str:
     """The lines with the most new anchors for their size, in the order of the conversation."""
-    head = "Paths, ids, numbers, commands and errors, oldest first; where two disagree the later holds:"
+    head = ANCHORS_HEAD
     room = budget_tokens - count(head)
     if room < 24:
         return ""

@@ -112,7 +112,7 @@ def compaction_id(scope: str, covered_hash: str) -> str:
     return hashlib.blake2b(f"{scope}/{covered_hash}".encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
 
 
-def apply(messages: Sequence[Message], compaction: Compaction) -> tuple[Message, ...]:
+def apply(messages: Sequence[Message], compaction: Compaction, *, record: str | None = None) -> tuple[Message, ...]:
     """The conversation as the model gets it: lead, record in the first user message, kept tail.
 
     Where covered messages are edited (rung 1, or pruned) they stand behind the record, with their ids.
@@ -122,13 +122,14 @@ def apply(messages: Sequence[Message], compaction: Compaction) -> tuple[Message,
     Args:
         messages: the original conversation; `is_applicable` holds.
         compaction: made for a conversation that begins with the same messages.
+        record: what travels in place of the compaction's own record, or None.
     """
     lead = lead_length(messages)
     rest = messages[lead:]
     start = compaction.replaced_messages
     shown = [message for message in edited_part(rest, compaction) if message is not None]
     tail = [*shown, *rest[compaction.covered_messages :]]
-    record = compaction.record
+    record = compaction.record if record is None else record
     if not record:
         return (*messages[:lead], *map(_without_null, tail))
     if tail and tail[0].role == "user":

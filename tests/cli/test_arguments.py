@@ -32,6 +32,12 @@ def test_up_has_safe_defaults() -> None:
         ["demo", "--turns", "0"],
         ["demo", "--context", "100"],
         ["doctor", "extra"],
+        ["compact", "conversation.json", "--model", "qwen"],
+        ["compact", "conversation.json", "--window", "8192"],
+        ["compact", "conversation.json", "--model", "qwen", "--window", "100"],
+        ["compact", "conversation.json", "--model", "qwen", "--window", "8192", "--strategy", "magic"],
+        ["compact", "conversation.json", "--model", "qwen", "--window", "8192", "--keep-recent", "0"],
+        ["compact", "--model", "qwen", "--window", "8192"],
         ["events", "--last", "0"],
         ["events", "--store", "sqlite://", "--config", "config.yaml"],
         ["store"],
@@ -47,7 +53,9 @@ def test_wrong_arguments_end_with_2(arguments: list[str], capsys: pytest.Capture
     assert "usage: litellm-compaction" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", [[], ["up"], ["demo"], ["doctor"], ["events"], ["store"], ["store", "purge"]])
+@pytest.mark.parametrize(
+    "command", [[], ["up"], ["demo"], ["doctor"], ["compact"], ["events"], ["store"], ["store", "purge"]]
+)
 def test_help_is_there(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """Each command explains itself."""
     with pytest.raises(SystemExit) as ended:

@@ -1,0 +1,113 @@
+"""An agent loop that compacts its own conversation: no proxy, any model, about forty lines.
+
+Before each step the messages are compacted if they have grown past 80 % of the window ("prepare step"); the loop goes
+on with what comes back. Run it against LM Studio, with any model that calls tools:
+
+    python examples/agent_loop.py qwen/qwen3-8b 8192 "How many Python files are there below this folder?"
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from litellm_compaction import CompactionConfig, count_tokens, safe_compact, should_compact
+
+SYSTEM = "You are an agent. Use the tools until the task is done, then answer in one sentence."
+LIST_FILES = {
+    "type": "function",
+    "function": {
+        "name": "list_files",
+        "description": "The names in a folder, folders with a slash behind them.",
+        "parameters": {"type": "object", "properties": {"folder": {"type": "string"}}, "required": ["folder"]},
+    },
+}
+
+
+async def run_agent(
+    task: str,
+    config: CompactionConfig,
+    acompletion: Callable[..., Awaitable[Any]],
+    tools: Mapping[str, Callable[..., str]],
+    schemas: list[dict[str, Any]],
+    *,
+    max_steps: int = 50,
+) -> str:
+    """The model's answer to a task, after as many tool calls as it needs.
+
+    Args:
+        task: what the user wants.
+        config: the model, its window, and how much of the conversation stays as it is.
+        acompletion: called like `litellm.acompletion`, for the steps and for the summaries.
+        tools: name → function; what it returns is the result that the model reads.
+        schemas: of the tools.
+        max_steps: after which the loop gives up.
+    """
+    messages: list[dict[str, Any]] = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": task}]
+    for _ in range(max_steps):
+        messages = await prepare_step(messages, config, acompletion, schemas)
+        response = await acompletion(model=config.model, messages=messages, tools=schemas)
+        answer = response.choices[0].message
+        if not answer.tool_calls:
+            return str(answer.content)
+        calls = [
+            {"id": call.id, "type": "function", "function": {"name": name(call), "arguments": call.function.arguments}}
+            for call in answer.tool_calls
+        ]
+        messages.append({"role": "assistant", "content": answer.content or "", "tool_calls": calls})
+        for call in answer.tool_calls:
+            messages.append({"role": "tool", "tool_call_id": call.id, "content": called(call, tools)})
+    return "I ran out of steps."
+
+
+async def prepare_step(
+    messages: list[dict[str, Any]],
+    config: CompactionConfig,
+    acompletion: Callable[..., Awaitable[Any]],
+    schemas: list[dict[str, Any]],
+) -> list[dict[str, Any]]:
+    """The messages of the next step: as they are, or with a summary in place of the older ones."""
+    tokens = await count_tokens(messages, model=config.model, tools=schemas)
+    if not should_compact(messages, config, tokens=tokens):
+        return messages
+    result = await safe_compact(messages, config, acompletion, tools=schemas)
+    if result.compacted:
+        print(f"compacted, round {result.round}: {result.tokens_before:,} → {result.tokens_after:,} tokens")
+    elif result.error:
+        print(f"not compacted: {result.error}")
+    return result.messages
+
+
+def name(call: Any) -> str:
+    """Which tool a call means."""
+    return str(call.function.name)
+
+
+def called(call: Any, tools: Mapping[str, Callable[..., str]]) -> str:
+    """What the tool says, or what is wrong with the call: the model reads either."""
+    try:
+        return tools[name(call)](**json.loads(call.function.arguments))
+    except (KeyError, TypeError, ValueError, OSError) as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def list_files(folder: str) -> str:
+    """The tool that this example has."""
+    return "\n".join(sorted(f"{path.name}{'/' if path.is_dir() else ''}" for path in Path(folder).iterdir()))
+
+
+async def main(model: str, window_tokens: str, task: str) -> None:
+    """Runs the agent on a model of a local LM Studio."""
+    from openai import AsyncOpenAI
+
+    client = AsyncOpenAI(base_url="http://127.0.0.1:1234/v1", api_key="lm-studio")
+    config = CompactionConfig(model=model, context_window_tokens=int(window_tokens))
+    print(await run_agent(task, config, client.chat.completions.create, {"list_files": list_files}, [LIST_FILES]))
+
+
+if __name__ == "__main__":
+    asyncio.run(main(*sys.argv[1:4]))

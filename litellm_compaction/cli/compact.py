@@ -1,0 +1,266 @@
+"""`litellm-compaction compact`: what the plug-in would make of a conversation in a file, or makes of it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from collections.abc import Awaitable, Mapping
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+import httpx
+
+from litellm_compaction.cli.chat_server import chat_server
+from litellm_compaction.cli.compact_report import Report, as_json, as_lines
+from litellm_compaction.config import Settings, settings_from
+from litellm_compaction.core.boundaries import pinned_position
+from litellm_compaction.core.compaction import Compaction, Rung
+from litellm_compaction.core.decisions import Edit, Prune, Summarize
+from litellm_compaction.core.messages import JsonObject, JsonValue, Message, Request, parse_message
+from litellm_compaction.engine import Attempts, Case, Compactor, Guarded, Pending, PruningModel
+from litellm_compaction.errors import ConfigError
+from litellm_compaction.events import CompactionEvent, Event
+from litellm_compaction.models.counter import TokenCounter
+from litellm_compaction.models.window import Target, Windows
+from litellm_compaction.stores import MemoryStore
+
+_DEFAULT_API_BASE = "http://127.0.0.1:1234/v1"
+_PROGRESS_S = 1.0
+_STORE_BYTES = 1 << 30
+
+_Result = TypeVar("_Result")
+
+
+class Options(NamedTuple):
+    """The command's options, as `arguments` reads them; None follows the plug-in's default."""
+
+    model: str
+    window_tokens: int
+    strategy: str | None
+    keep_recent: int | None
+    api_base: str | None
+    dry_run: bool
+    json: bool
+    output: Path | None
+
+
+class _Body(NamedTuple):
+    """A request as it was read: all its fields, and what the engine needs of it."""
+
+    fields: JsonObject
+    request: Request
+
+
+def compact(source: str, options: Options, environ: Mapping[str, str]) -> int:
+    """Prints what is done with the request in `source` ("-": stdin), and writes the new one where asked; 0.
+
+    Raises:
+        ConfigError: the source is no request, the output cannot be written, or an option is wrong.
+        DoesNotFit: the messages that stay verbatim are larger than the window.
+        ServerUnavailable: there is no server to write the summary, or it does not do.
+    """
+    if options.dry_run and options.output:
+        raise ConfigError("--dry-run makes no new request that -o could write; leave one of them out")
+    body = _read(source)
+    report = asyncio.run(_compacted(body.request, options, environ))
+    messages = body.request.messages if report.messages is None else report.messages
+    fields: dict[str, JsonValue] = {**body.fields, "messages": [message.raw for message in messages]}
+    if options.output:
+        _write(options.output, json.dumps(fields, indent=2) + "\n")
+    if options.json:
+        print(json.dumps(as_json(report, None if options.dry_run else fields)))
+    else:
+        print("\n".join(as_lines(report)))
+    return 0
+
+
+async def _compacted(request: Request, options: Options, environ: Mapping[str, str]) -> Report:
+    settings = _settings(options)
+    events: list[CompactionEvent] = []
+
+    def note(event: Event) -> None:
+        if isinstance(event, CompactionEvent):
+            events.append(event)
+
+    store = MemoryStore(ttl_s=settings.store_ttl_s, max_bytes=_STORE_BYTES)
+    windows = Windows(cache_s=settings.window_cache_s)
+    compactor = Compactor(windows=windows, counter=TokenCounter(), store=store, observers=(note,))
+    try:
+        # The environment's web proxy must not be asked for a server on this machine or network.
+        async with httpx.AsyncClient(trust_env=False) as http:
+            case = _case(options, settings, http, environ)
+            prepared = await _shown(compactor.prepare(request, case), f"counting for {options.model}")
+            if isinstance(prepared, Guarded):
+                return _untouched(request, prepared, options)
+            decision = prepared.decision
+            if options.dry_run:
+                return _report(prepared, options, _planned(prepared), decision.predicted_tokens, dry_run=True)
+            asking = "editing" if isinstance(decision, Edit) else f"asking {options.model} for a summary"
+            guarded = await _shown(compactor.finish(prepared), asking)
+            event = events[-1] if events else None
+            applied = _applied(prepared, event, [stored.compaction for stored in await store.compactions()])
+            return _report(prepared, options, applied, guarded.count.tokens, guarded=guarded, event=event)
+    finally:
+        await compactor.aclose()
+
+
+def _settings(options: Options) -> Settings:
+    chosen = {"strategy": options.strategy, "keep_recent_messages": options.keep_recent}
+    return settings_from({key: value for key, value in chosen.items() if value is not None})
+
+
+def _case(options: Options, settings: Settings, http: httpx.AsyncClient, environ: Mapping[str, str]) -> Case:
+    target = Target(
+        key=options.model,
+        model=options.model,
+        api_base=None,
+        api_key=None,
+        context_length=options.window_tokens,
+        is_lmstudio=False,
+    )
+    ask = chat_server(
+        http,
+        options.api_base or environ.get("LM_STUDIO_API_BASE") or _DEFAULT_API_BASE,
+        environ.get("LM_STUDIO_API_KEY"),
+        options.model,
+        timeout_s=settings.summary_timeout_s,
+    )
+    return Case(
+        label=options.model,
+        target=target,
+        settings=settings,
+        scope="",
+        pruning_models=(PruningModel(label=options.model, target=target, ask=ask, is_same=True),),
+        warm_up=_nothing,
+        attempts=Attempts(summary_calls_left=settings.max_summary_calls),
+    )
+
+
+def _untouched(request: Request, guarded: Guarded, options: Options) -> Report:
+    return Report(
+        model=options.model,
+        window_tokens=options.window_tokens,
+        originals=request.messages,
+        sizes=guarded.count.sizes,
+        fixed_tokens=guarded.count.tools_tokens + guarded.count.overhead_tokens,
+        compaction=None,
+        decided="gains_nothing" if guarded.budget.triggers(guarded.count.tokens) else "below_trigger",
+        tokens_after=guarded.count.tokens,
+        dry_run=options.dry_run,
+    )
+
+
+def _report(
+    pending: Pending,
+    options: Options,
+    compaction: Compaction,
+    tokens_after: int,
+    *,
+    guarded: Guarded | None = None,
+    event: CompactionEvent | None = None,
+    dry_run: bool = False,
+) -> Report:
+    conversation = pending.work.conversation
+    return Report(
+        model=options.model,
+        window_tokens=options.window_tokens,
+        originals=conversation.messages,
+        sizes=conversation.sizes,
+        fixed_tokens=conversation.fixed_tokens,
+        compaction=compaction,
+        decided=compaction.rung,
+        tokens_after=tokens_after,
+        dry_run=dry_run,
+        messages=guarded.messages if guarded else None,
+        event=event,
+    )
+
+
+def _planned(pending: Pending) -> Compaction:
+    """The compaction that would be made, without its texts."""
+    decision = pending.decision
+    if isinstance(decision, Edit | Prune):
+        return decision.compaction
+    return _covering(pending, decision.covered_messages, decision)
+
+
+def _applied(pending: Pending, event: CompactionEvent | None, stored: list[Compaction]) -> Compaction:
+    """The compaction that was made: as stored, or the bare one, which no store gets."""
+    covered = event.covered_messages if event else 0
+    rung = event.rung if event else "truncate"
+    same = (each for each in stored if (each.covered_messages, each.rung) == (covered, rung))
+    return next(same, None) or _covering(pending, covered, None)
+
+
+def _covering(pending: Pending, covered: int, decision: Summarize | None) -> Compaction:
+    conversation = pending.work.conversation
+    rung: Rung = (
+        "truncate" if decision is None or decision.provisional else "handoff" if decision.fallback else "summary"
+    )
+    return Compaction(
+        covered_messages=covered,
+        covered_hash=conversation.hashes[covered],
+        pinned=pinned_position(conversation.messages, covered),
+        round=1,
+        segments=(),
+        ledger="",
+        rung=rung,
+    )
+
+
+async def _nothing() -> None:
+    """There is no model to warm up."""
+
+
+async def _shown(work: Awaitable[_Result], doing: str) -> _Result:
+    """The result of `work`; from a second on stderr says every few seconds what takes so long."""
+    task = asyncio.ensure_future(work)
+    started_s = time.monotonic()
+    wait_s = _PROGRESS_S
+    try:
+        while not (await asyncio.wait({task}, timeout=wait_s))[0]:
+            print(f"{doing} … {time.monotonic() - started_s:.0f} s", file=sys.stderr, flush=True)
+            wait_s = min(2 * wait_s, 10.0)
+        return task.result()
+    finally:
+        task.cancel()
+
+
+def _read(source: str) -> _Body:
+    name = "stdin" if source == "-" else source
+    try:
+        raw = sys.stdin.buffer.read() if source == "-" else Path(source).read_bytes()
+        body = json.loads(raw.decode("utf-8-sig"))
+    except OSError as error:
+        raise ConfigError(f"{name} cannot be read: {error.strerror or error}") from error
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"{name} is not JSON: {error.msg} in line {error.lineno}, column {error.colno}") from error
+    except (UnicodeDecodeError, RecursionError) as error:
+        raise ConfigError(f"{name} is not JSON in UTF-8 ({type(error).__name__})") from error
+    fields = {"messages": body} if isinstance(body, list) else body
+    if not isinstance(fields, dict) or not isinstance(fields.get("messages"), list) or not fields["messages"]:
+        raise ConfigError(f'{name} must hold {{"messages": [...], "tools": [...]}}, or a list of messages, not empty')
+    tools = fields.get("tools") or []
+    if not isinstance(tools, list):
+        raise ConfigError(f"{name}: tools must be a list, not {type(tools).__name__}")
+    messages = tuple(_message(name, index, raw) for index, raw in enumerate(fields["messages"]))
+    request = Request(messages=messages, tools=tuple(tools), tool_choice=fields.get("tool_choice"))
+    return _Body(fields, request)
+
+
+def _message(name: str, index: int, raw: object) -> Message:
+    if not isinstance(raw, dict):
+        raise ConfigError(f"{name}: messages[{index}] is not an object but {type(raw).__name__}")
+    try:
+        return parse_message(raw)
+    except ValueError as error:
+        raise ConfigError(f"{name}: messages[{index}] is {error}") from error
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error.strerror or error}") from error

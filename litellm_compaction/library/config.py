@@ -1,0 +1,102 @@
+"""What the caller of the library decides, checked when it is written down."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+
+from litellm_compaction.core.strategies import STRATEGIES, StrategyName
+from litellm_compaction.errors import ConfigError
+
+# As the proxy bounds its summaries (core/plan.py): in a small window the record may not crowd out the conversation.
+_RECORD_WINDOW_RATIO = 0.15
+# Smaller windows do not hold a summariser's instruction and the text that it is about.
+_LEAST_WINDOW_TOKENS = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompactionConfig:
+    """How conversations are compacted.
+
+    Attributes:
+        model: that the conversation is sent to; its family says how tokens are counted.
+        context_window_tokens: with which that model is really loaded or served. There is no default: a guess would
+            let a server cut silently.
+        trigger_ratio: share of the window above which `should_compact` says so.
+        keep_recent_messages: messages at the end that stay as they are; a few more where a tool call would lose its
+            results.
+        summary_model: that writes summaries; None is `model`.
+        summary_window_tokens: the context length of `summary_model`; None is `context_window_tokens`.
+        summary_max_tokens: longest summary; also at most 15 % of the window.
+        ledger_max_tokens: longest verbatim record beside it; also at most 15 % of the window; 0 is none.
+        strategy: how the older part is condensed, as the proxy's setting.
+        temperature: of the summariser.
+        timeout_s: seconds after which one call of the summariser is given up.
+
+    Raises:
+        ConfigError: a bad value; names the field, the value and what is allowed. (An unknown field is a TypeError.)
+    """
+
+    model: str
+    context_window_tokens: int
+    trigger_ratio: float = 0.80
+    keep_recent_messages: int = 10
+    summary_model: str | None = None
+    summary_window_tokens: int | None = None
+    summary_max_tokens: int = 800
+    ledger_max_tokens: int = 800
+    strategy: StrategyName = "summary"
+    temperature: float = 0.3
+    timeout_s: float = 120.0
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            self._check(field.name, getattr(self, field.name))
+
+    @property
+    def trigger_tokens(self) -> int:
+        """A prompt above this should be compacted."""
+        return math.floor(self.trigger_ratio * self.context_window_tokens)
+
+    @property
+    def summary_tokens(self) -> int:
+        """The bound on a summary in this window."""
+        return min(self.summary_max_tokens, math.floor(_RECORD_WINDOW_RATIO * self.context_window_tokens))
+
+    @property
+    def ledger_tokens(self) -> int:
+        """The bound on the ledger in this window."""
+        return min(self.ledger_max_tokens, math.floor(_RECORD_WINDOW_RATIO * self.context_window_tokens))
+
+    def _check(self, name: str, value: object) -> None:
+        allowed = _problem(name, value)
+        if allowed:
+            raise ConfigError(f"CompactionConfig.{name} = {value!r}: allowed is {allowed}")
+
+
+def _problem(name: str, value: object) -> str:
+    """What would be allowed for a field, "" where the value is fine."""
+    if name == "strategy":
+        return "" if value in list(STRATEGIES) else " or ".join(map(repr, STRATEGIES))
+    if name in ("model", "summary_model"):
+        optional = name == "summary_model" and value is None
+        return "" if optional or (isinstance(value, str) and value.strip()) else "the name of a model"
+    if name.endswith("_window_tokens"):
+        if value is None and name == "summary_window_tokens":
+            return ""
+        return "" if _is_whole(value, _LEAST_WINDOW_TOKENS) else f"a number of tokens from {_LEAST_WINDOW_TOKENS}"
+    if name == "summary_max_tokens":
+        return "" if _is_whole(value, 1) else "a number of tokens from 1"
+    if name in ("ledger_max_tokens", "keep_recent_messages"):
+        return "" if _is_whole(value, 0) else "a whole number from 0"
+    low, high, text = {
+        "trigger_ratio": (0.0, 1.0, "a share of the window, above 0 and at most 1"),
+        "temperature": (-1e-9, 2.0, "a number from 0 to 2"),
+        "timeout_s": (0.0, 86_400.0, "a number of seconds above 0, at most 86400"),
+    }[name]
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return "" if is_number and low < float(str(value)) <= high else text
+
+
+def _is_whole(value: object, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least

@@ -1,0 +1,155 @@
+"""What a compaction would keep and what it would summarize: pure, and decided before any model is asked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from litellm_compaction.core.boundaries import legal_cuts, pinned_position
+from litellm_compaction.core.messages import JsonObject, JsonValue, Message, lead_length
+from litellm_compaction.core.records import Record, joined, read_record
+from litellm_compaction.core.weights import RECORD_TOKENS
+from litellm_compaction.library.config import CompactionConfig
+from litellm_compaction.library.tokens import message_estimate, parsed
+
+Unselected: TypeAlias = Literal["", "empty", "all_recent", "nothing_new", "too_short"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompactionSelection:
+    """How a conversation would be divided; the dicts are shallow copies of the caller's.
+
+    Attributes:
+        system: what stays in front: the leading system messages, and those between the messages that go.
+        earlier_summary: what an earlier compaction wrote, "" for none.
+        round: of that compaction, 0 for none.
+        to_summarize: what the summary will stand for, oldest first.
+        to_keep: the recent messages; an earlier user message that they are still about comes first.
+        reason: why nothing is to be summarized, else "": `empty`, `all_recent`, `nothing_new` since the earlier
+            summary, or `too_short` to be worth a record.
+    """
+
+    system: list[dict[str, JsonValue]]
+    earlier_summary: str
+    round: int
+    to_summarize: list[dict[str, JsonValue]]
+    to_keep: list[dict[str, JsonValue]]
+    reason: Unselected
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selected:
+    """A conversation, divided: `system + covered + tail` is what a compaction is applied to.
+
+    Attributes:
+        system: as in `CompactionSelection`.
+        earlier: the record that the conversation carried, taken out of `covered`, or None.
+        covered: the other messages before the cut.
+        pinned: position in `covered` of the user message that stays verbatim, or None.
+        tail: the messages from the cut on.
+    """
+
+    system: tuple[Message, ...]
+    earlier: Record | None
+    covered: tuple[Message, ...]
+    pinned: int | None
+    tail: tuple[Message, ...]
+    reason: Unselected
+
+    @property
+    def fresh(self) -> list[Message]:
+        """What the summary will stand for."""
+        return [message for position, message in enumerate(self.covered) if position != self.pinned]
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        """The conversation without the earlier record."""
+        return (*self.system, *self.covered, *self.tail)
+
+
+def select_messages(messages: Sequence[JsonObject], config: CompactionConfig) -> CompactionSelection:
+    """What `compact` would do with the messages.
+
+    Args:
+        messages: n, oldest first; not changed.
+        config: how many recent messages are kept.
+
+    Raises:
+        ValueError: an entry is not a message.
+    """
+    selected = select(parsed(messages), config.keep_recent_messages)
+    pinned = () if selected.pinned is None else (selected.covered[selected.pinned],)
+    return CompactionSelection(
+        system=_raw(selected.system),
+        earlier_summary=selected.earlier.summary if selected.earlier else "",
+        round=selected.earlier.round if selected.earlier else 0,
+        to_summarize=[] if selected.reason else _raw(selected.fresh),
+        to_keep=_raw((*pinned, *selected.tail)),
+        reason=selected.reason,
+    )
+
+
+def select(messages: Sequence[Message], keep_recent_messages: int) -> Selected:
+    """The conversation divided at the last legal cut before the recent messages.
+
+    The cuts are the proxy's (`core/boundaries.py`): a call stays with its results, and the newest tool round, or the
+    message that waits for an answer, is never covered. A system message that opens with `## Session Summary` is an
+    earlier summary like any other, not an instruction.
+    """
+    lead = lead_length(messages)
+    if lead == len(messages):
+        return _whole(messages, lead, "all_recent" if messages else "empty")
+    cuts = [cut for cut in legal_cuts(messages) if cut <= len(messages) - keep_recent_messages]
+    if not cuts:
+        return _whole(messages, lead, "all_recent")
+    cut = cuts[-1]
+    system: list[Message] = []
+    covered: list[Message] = []
+    records: list[Record] = []
+    for message in messages[:cut]:
+        found = read_record(message)
+        if found is not None:
+            records.append(found.record)
+            rest = found.rest
+        else:
+            rest = message
+        if rest is not None:
+            (system if rest.is_system else covered).append(rest)
+    tail = tuple(messages[cut:])
+    pinned = pinned_position((*system, *covered, *tail), len(covered))
+    selected = Selected(
+        system=tuple(system),
+        earlier=joined(records),
+        covered=tuple(covered),
+        pinned=pinned,
+        tail=tail,
+        reason="",
+    )
+    if selected.fresh and sum(map(message_estimate, selected.fresh)) >= RECORD_TOKENS:
+        return selected
+    # Less than a record's own markers: the conversation stays as it is, an earlier record in its place.
+    shown = _whole(messages, lead, "too_short" if selected.fresh else "nothing_new")
+    return Selected(
+        system=shown.system,
+        earlier=selected.earlier,
+        covered=shown.covered,
+        pinned=None,
+        tail=shown.tail,
+        reason=shown.reason,
+    )
+
+
+def _whole(messages: Sequence[Message], lead: int, reason: Unselected) -> Selected:
+    return Selected(
+        system=tuple(messages[:lead]),
+        earlier=None,
+        covered=(),
+        pinned=None,
+        tail=tuple(messages[lead:]),
+        reason=reason,
+    )
+
+
+def _raw(messages: Sequence[Message]) -> list[dict[str, JsonValue]]:
+    return [dict(message.raw) for message in messages]

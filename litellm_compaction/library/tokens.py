@@ -1,0 +1,119 @@
+"""How large a conversation is: estimated at once, or counted with the model's own vocabulary and template."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+
+from litellm_compaction.core.messages import JsonObject, JsonValue, Message, Request, parse_message
+from litellm_compaction.library.config import CompactionConfig
+from litellm_compaction.models.counter import TokenCounter
+from litellm_compaction.models.families import family_of
+
+# English prose and code have about four characters to a token; other scripts have fewer, so this errs low there.
+_TOKEN_CHARS = 4
+# An image, a sound, a file: what OpenAI's vision models take for a large picture, rounded up (1105 tokens, 2024-05).
+_PART_TOKENS = 1200
+
+
+def estimate_tokens(text: str) -> int:
+    """ceil(characters / 4): 30 % too low for code and numbers, far too low for Chinese; `count_tokens` is exact."""
+    return -(-len(text) // _TOKEN_CHARS)
+
+
+def estimate_messages_tokens(messages: Sequence[JsonObject]) -> int:
+    """The sum of `estimate_tokens` over what the messages say: text, reasoning, and calls with their arguments.
+
+    Roles and the template's own tokens are not in it. A part that is not text counts as 1,200 tokens.
+
+    Args:
+        messages: n, oldest first, as in a chat completion request; not changed.
+
+    Raises:
+        ValueError: an entry is not a message.
+    """
+    return sum(map(message_estimate, parsed(messages)))
+
+
+def should_compact(
+    messages: Sequence[JsonObject],
+    config: CompactionConfig,
+    *,
+    tokens: int | None = None,
+    tools: Sequence[JsonValue] = (),
+) -> bool:
+    """Whether the prompt is above `config.trigger_ratio` of the window.
+
+    Args:
+        messages: what would be sent; not changed.
+        config: window and trigger.
+        tokens: the prompt's size as `count_tokens` gives it, or the last answer's `usage` and what came since. Without
+            it the estimate decides, which may come too late: leave room by a lower `trigger_ratio`.
+        tools: schemas that are sent too; counted in the estimate.
+
+    Raises:
+        ValueError: an entry is not a message.
+    """
+    if tokens is None:
+        schemas = sum(estimate_tokens(json.dumps(tool, ensure_ascii=False, default=str)) for tool in tools)
+        tokens = estimate_messages_tokens(messages) + schemas
+    return tokens > config.trigger_tokens
+
+
+async def count_tokens(messages: Sequence[JsonObject], *, model: str, tools: Sequence[JsonValue] = ()) -> int:
+    """The prompt's tokens, as the model's chat template renders it; long texts are counted in a thread.
+
+    Exact for the families whose vocabulary and template we hold (README, "Limits"); for others it errs high.
+
+    Args:
+        messages: n, oldest first; not changed.
+        model: its name, with or without provider; decides the family.
+        tools: schemas that are sent with them.
+
+    Raises:
+        ValueError: an entry is not a message.
+    """
+    return await prompt_tokens(parsed(messages), model, tools)
+
+
+async def prompt_tokens(messages: Sequence[Message], model: str, tools: Sequence[JsonValue]) -> int:
+    """As `count_tokens`, for messages that are parsed already."""
+    request = Request(messages=tuple(messages), tools=tuple(tools))
+    return (await _counter().count(model, family_of("", model), request)).tokens
+
+
+def text_counter(model: str) -> Callable[[str], int]:
+    """Tokens of a text by itself, for `model`; in the caller's thread."""
+    return _counter().text_counter(model, family_of("", model))
+
+
+def parsed(messages: Sequence[JsonObject]) -> tuple[Message, ...]:
+    """The messages as the core knows them.
+
+    Raises:
+        ValueError: an entry is not a message; says which one.
+    """
+    return tuple(_parsed(index, raw) for index, raw in enumerate(messages))
+
+
+def message_estimate(message: Message) -> int:
+    """What one message says, estimated."""
+    called = sum(len(call.name) + len(call.arguments) for call in message.calls)
+    chars = len(message.text) + len(message.reasoning) + called
+    return -(-chars // _TOKEN_CHARS) + _PART_TOKENS * len(message.other_parts)
+
+
+def _parsed(index: int, raw: object) -> Message:
+    if not isinstance(raw, Mapping):
+        raise ValueError(f"messages[{index}]: not a mapping but {type(raw).__name__}")  # noqa: TRY004 - as all bad shapes
+    try:
+        return parse_message(raw)
+    except ValueError as error:
+        raise ValueError(f"messages[{index}]: {error}") from error
+
+
+@cache
+def _counter() -> TokenCounter:
+    """One for the process: what has been counted is not counted again. It is never calibrated."""
+    return TokenCounter()

@@ -1,0 +1,347 @@
+"""Messages in, messages out: what is kept, what is summarized, over many rounds."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import json
+import logging
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from litellm_compaction import compact, count_tokens, generate_summary, safe_compact
+from litellm_compaction.core.prompts import FRAME_BEGIN, FRAME_END
+from litellm_compaction.errors import SummaryFailed
+from tests.core.conversations import (
+    JsonDict,
+    agent_run,
+    assistant,
+    broken_promises,
+    calls,
+    chat,
+    image,
+    parsed,
+    raw_conversations,
+    result,
+    system,
+    user,
+)
+from tests.library.scripted import SUMMARY, FakeCompletion, completion, config
+
+TASK = "The task: port the parser to Rust, never touch /etc/passwd."
+
+
+def carrier(messages: Sequence[JsonDict]) -> str:
+    """The text of the first user message."""
+    content = next(message["content"] for message in messages if message["role"] == "user")
+    return content if isinstance(content, str) else content[0]["text"]
+
+
+async def test_the_old_part_becomes_one_record() -> None:
+    """System, the record in the first user message, the last ten as they came; fewer tokens, counted as sent."""
+    raw = chat(20)
+    completions = FakeCompletion()
+    done = await compact(raw, config(), completions)
+    assert done.compacted
+    assert (done.reason, done.round, done.error) == ("", 1, None)
+    assert done.summary == SUMMARY
+    assert done.messages[0] == raw[0]
+    assert done.messages[-10:] == raw[-10:]
+    assert done.summarized_messages == len(raw) - 1 - 10
+    text = carrier(done.messages)
+    assert text.startswith(f"## Session Summary (round 1)\n{FRAME_BEGIN}\n")
+    assert text.index(SUMMARY) < text.index("Question 0.") < text.index(FRAME_END)
+    assert done.tokens_before == await count_tokens(raw, model="qwen/qwen3-8b")
+    assert done.tokens_after == await count_tokens(done.messages, model="qwen/qwen3-8b") < done.tokens_before / 2
+
+
+async def test_the_summariser_is_called_like_acompletion() -> None:
+    """With model, messages, max_tokens and temperature, and nothing else; another model where one is named."""
+    completions = FakeCompletion()
+    await compact(chat(20), config(summary_model="small", summary_max_tokens=300, temperature=0.1), completions)
+    [asked] = completions.asked
+    assert sorted(asked) == ["max_tokens", "messages", "model", "temperature"]
+    assert (asked["model"], asked["max_tokens"], asked["temperature"]) == ("small", 300, 0.1)
+    assert [message["role"] for message in asked["messages"]] == ["user"]
+    assert "Question 3." in completions.prompts[0]
+    # The request is shown for orientation, the other recent messages are not.
+    assert "Question 19." in completions.prompts[0]
+    assert "Question 18." not in completions.prompts[0]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        completion(SUMMARY),
+        completion([{"type": "text", "text": SUMMARY}]),
+        completion(f"<think>hm</think>\n```markdown\n{SUMMARY}\n```"),
+        SimpleNamespace(choices=[SimpleNamespace(message=SimpleNamespace(content=SUMMARY), finish_reason="stop")]),
+    ],
+)
+async def test_an_answer_may_be_an_object_or_a_dict(answer: Any) -> None:
+    """As OpenAI's client, LiteLLM or a function of one's own gives it."""
+    done = await compact(chat(20), config(), FakeCompletion([answer]))
+    assert done.summary == SUMMARY
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (completion(""), "empty"),
+        (completion(None), "empty"),
+        (completion(None, tool_calls=[{"id": "1"}]), "tool_call"),
+        (completion(None, reasoning_content="hm"), "reasoning_only"),
+        (completion("I'm sorry, I can't do that."), "refusal"),
+        ({"error": "no"}, "error"),
+        ({"choices": []}, "error"),
+        ({"choices": "no"}, "error"),
+        (None, "error"),
+        (ConnectionError("secret words"), "error"),
+    ],
+)
+async def test_a_summariser_that_fails(answer: Any, reason: str) -> None:
+    """`compact` raises with one word; `safe_compact` gives the messages back, and says so."""
+    raw = chat(20)
+    with pytest.raises(SummaryFailed) as failed:
+        await compact(raw, config(), FakeCompletion([answer]))
+    assert failed.value.reason == reason
+    assert "secret" not in str(failed.value)
+    done = await safe_compact(raw, config(), FakeCompletion([answer]))
+    assert (done.messages, done.compacted, done.reason) == (raw, False, "error")
+    assert isinstance(done.error, SummaryFailed)
+    assert isinstance(done.error.__cause__, type(answer)) or not isinstance(answer, Exception)
+
+
+async def test_safe_compact_says_what_it_survived(caplog: pytest.LogCaptureFixture) -> None:
+    """A warning with the error's type, and never a word of the conversation."""
+    with caplog.at_level(logging.WARNING, "litellm_compaction"):
+        await safe_compact(chat(20), config(), FakeCompletion([ConnectionError("Question 3")]))
+    [record] = caplog.records
+    assert record.getMessage() == "library_compaction_failed model=qwen/qwen3-8b error=SummaryFailed"
+
+
+@pytest.mark.parametrize("bad", [[{"content": "no role"}], ["text"], [None]])
+async def test_messages_that_are_none(bad: list[Any]) -> None:
+    """An error that says which one; `safe_compact` hands them back."""
+    with pytest.raises(ValueError, match=r"^messages\[0\]: "):
+        await compact(bad, config(), FakeCompletion())
+    done = await safe_compact(bad, config(), FakeCompletion())
+    assert done.messages == bad
+    assert isinstance(done.error, ValueError)
+
+
+@pytest.mark.parametrize("guarded", [compact, safe_compact])
+async def test_cancellation_passes_through(guarded: Any) -> None:
+    """An agent that is stopped stops."""
+    started = asyncio.Event()
+
+    async def hang(**_: Any) -> Any:
+        started.set()
+        await asyncio.Event().wait()
+
+    task = asyncio.create_task(guarded(chat(20), config(), hang))
+    await started.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_a_slow_summariser_is_given_up() -> None:
+    """After the time limit of the configuration."""
+
+    async def hang(**_: Any) -> Any:
+        await asyncio.Event().wait()
+
+    with pytest.raises(SummaryFailed, match="timeout"):
+        await compact(chat(20), config(timeout_s=0.01), hang)
+
+
+@pytest.mark.parametrize(
+    ("raw", "reason"),
+    [
+        ([], "empty"),
+        ([system()], "all_recent"),
+        (chat(5), "all_recent"),
+        ([user("a " * 500), *chat(5)[1:]], "all_recent"),
+        ([user("hi"), assistant("hello"), *chat(6)[1:]], "too_short"),
+        # One tool round of eleven messages is recent as a whole.
+        ([user("x " * 500), calls(*"abcdefghij"), *(result(each, "ok") for each in "abcdefghij")], "nothing_new"),
+    ],
+)
+async def test_nothing_to_do(raw: list[JsonDict], reason: str) -> None:
+    """The same messages, the reason, and nobody is asked."""
+    completions = FakeCompletion()
+    done = await compact(raw, config(), completions)
+    assert (done.messages, done.compacted, done.reason, done.round) == (raw, False, reason, 0)
+    assert done.tokens_after == done.tokens_before
+    assert completions.asked == []
+
+
+async def test_a_compaction_that_gains_nothing_is_not_used() -> None:
+    """P5: what saves less than a tenth leaves the conversation as it was."""
+    raw = [user("word " * 200), assistant("ok"), user("pasted " * 3000), *chat(5)[2:]]
+    completions = FakeCompletion()
+    done = await compact(raw, config(), completions)
+    assert (done.compacted, done.reason, done.messages) == (False, "no_gain", raw)
+    assert completions.asked == []
+    raw = [user("word " * 500), assistant("ok"), user("pasted " * 1000), *chat(5)[2:]]
+    done = await compact(raw, config(), FakeCompletion(["long " * 330]))
+    assert (done.compacted, done.reason, done.messages) == (False, "no_gain", raw)
+
+
+async def test_a_tail_that_fills_the_window_is_not_compacted_in_every_step() -> None:
+    """Recent messages above the trigger: the model is asked once for every tenth that comes on top, not every time."""
+    completions = FakeCompletion()
+    messages = agent_run(1)
+    for number in range(50):
+        messages = [*messages, calls(f"c{number}"), result(f"c{number}", f"w{number} " * 400)]
+        messages = (await compact(messages, config(keep_recent_messages=24), completions)).messages
+    assert 10 <= len(completions.asked) <= 20
+
+
+async def test_tool_rounds_stay_whole() -> None:
+    """Where the tenth message from the end is a result, its call is kept too."""
+    raw = [*agent_run(12), assistant("done"), user("go on")]
+    raw = [*raw[:-2], calls("x", "y", "z"), *(result(each, "ok") for each in "xyz"), *raw[-2:], *agent_run(3)[2:]]
+    done = await compact(raw, config(keep_recent_messages=9), FakeCompletion())
+    assert done.messages[-12:] == raw[-12:]
+    assert done.messages[-12]["tool_calls"][0]["id"] == "x"
+    assert done.messages[-12]["content"] is None
+
+
+async def test_the_running_request_stays_verbatim() -> None:
+    """An agent's task, far behind the recent messages, stands behind the record while it is the newest request."""
+    done = await compact(agent_run(20), config(), FakeCompletion())
+    assert carrier(done.messages).endswith(f"{FRAME_END}\n\n{TASK}")
+
+
+async def test_images_of_the_request_stay() -> None:
+    """List content keeps its parts and gains one."""
+    raw = agent_run(20)
+    raw[1] = {"role": "user", "content": [{"type": "text", "text": TASK}, image()]}
+    once = await compact(raw, config(), FakeCompletion())
+    assert once.messages[1]["content"][1:] == raw[1]["content"]
+    twice = await compact([*once.messages, *agent_run(20)[2:]], config(), FakeCompletion())
+    assert twice.round == 2
+    assert twice.messages[1]["content"][1:] == raw[1]["content"]
+
+
+async def test_later_system_messages_stay_system_messages() -> None:
+    """They join the leading ones when what surrounds them goes."""
+    raw = [*chat(10), assistant("ok"), system("From now on: metric units."), *chat(10)[1:]]
+    done = await compact(raw, config(), FakeCompletion())
+    assert [message for message in done.messages if message["role"] == "system"] == [
+        system(),
+        system("From now on: metric units."),
+    ]
+    assert [message["role"] for message in done.messages[:3]] == ["system", "system", "user"]
+
+
+async def test_rounds_are_counted_and_the_task_survives() -> None:
+    """Six rounds: one record each, the earlier summary is integrated, the original task stays, word for word."""
+    completions = FakeCompletion([f"### Current state\nround {number} says {number}" for number in range(1, 8)])
+    messages = agent_run(1)
+    for number in range(1, 7):
+        more = agent_run(14)[2:]
+        messages = [*messages, *more, assistant(f"Done {number}."), user(f"Follow-up {number}."), *agent_run(2)[2:]]
+        done = await compact(messages, config(keep_recent_messages=4), completions)
+        assert (done.compacted, done.round) == (True, number)
+        text = carrier(done.messages)
+        assert text.count("## Session Summary") == text.count(FRAME_BEGIN) == text.count(FRAME_END) == 1
+        assert f"(round {number})" in text
+        assert TASK in text
+        assert f"This is round {number} of" in completions.prompts[-1]
+        assert number == 1 or f"round {number - 1} says {number - 1}" in completions.prompts[-1]
+        assert all(f"Follow-up {each}." in text for each in range(1, number + 1))
+        assert await count_tokens(done.messages, model="qwen/qwen3-8b") < 2600
+        messages = done.messages
+
+
+@pytest.mark.parametrize("role", ["user", "assistant", "system"])
+async def test_another_tools_summary_is_integrated(role: str) -> None:
+    """A message that begins with the heading is the record so far, and is gone afterwards."""
+    old = {"role": role, "content": "## Session Summary (round 4)\nThe lexer is ported; token is ABC123."}
+    raw = [system(), old, *chat(20)[1:]]
+    completions = FakeCompletion()
+    done = await compact(raw, config(), completions)
+    assert done.round == 5
+    assert "RECORD SO FAR" in completions.prompts[0]
+    assert "token is ABC123" in completions.prompts[0]
+    assert old not in done.messages
+    assert [message for message in done.messages if message["role"] == "system"] == [system()]
+
+
+@given(raw_conversations(max_turns=14, repeats=20), st.integers(0, 12))
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+def test_the_promises_hold(raw: list[JsonDict], keep: int) -> None:
+    """Input untouched, P2 and P3 kept, the tail identical, system bytes equal, and a second call changes nothing."""
+    before = copy.deepcopy(raw)
+    settled = config(keep_recent_messages=keep, context_window_tokens=32_768)
+    done = asyncio.run(compact(raw, settled, FakeCompletion()))
+    assert raw == before
+    if not done.compacted:
+        assert done.messages == raw
+        return
+    assert done.tokens_after < done.tokens_before
+    shape = [problem for problem in broken_promises(parsed(raw), parsed(done.messages)) if problem != "null content"]
+    assert shape == []
+    systems = [json.dumps(message) for message in raw if message["role"] in ("system", "developer")]
+    assert [json.dumps(each) for each in done.messages if each["role"] in ("system", "developer")] == systems
+    kept = len(done.messages) - len(systems) - 1
+    assert done.messages[len(done.messages) - kept :] == raw[len(raw) - kept :]
+    # A user message that opens the tail carries the record.
+    assert kept >= keep - 1
+    completions = FakeCompletion()
+    again = asyncio.run(compact(done.messages, settled, completions))
+    assert (again.messages, again.compacted, completions.asked) == (done.messages, False, [])
+    assert again.round in (0, 1)
+
+
+@given(st.data(), st.integers(0, 6))
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+def test_the_promises_hold_over_rounds(data: st.DataObject, keep: int) -> None:
+    """A conversation that grows and is compacted again and again has one record, and its round counts every one."""
+    raw = data.draw(raw_conversations(max_turns=8, repeats=15))
+    settled = config(keep_recent_messages=keep, context_window_tokens=32_768)
+    made = 0
+    for _ in range(4):
+        before = copy.deepcopy(raw)
+        done = asyncio.run(compact(raw, settled, FakeCompletion()))
+        assert raw == before
+        if done.compacted:
+            made += 1
+            assert done.round == made
+            problems = broken_promises(parsed(raw), parsed(done.messages))
+            assert [problem for problem in problems if problem != "null content"] == []
+            assert sum("## Session Summary (round" in str(message["content"]) for message in done.messages) == 1
+        drawn = data.draw(raw_conversations(max_turns=4, repeats=15))
+        more = [message for message in drawn if message["role"] not in ("system", "developer")]
+        between = [] if done.messages[-1]["role"] == "assistant" else [assistant("ok")]
+        raw = [*done.messages, *between, *more]
+
+
+async def test_a_summary_alone() -> None:
+    """`generate_summary` gives the text without a frame."""
+    completions = FakeCompletion()
+    made = await generate_summary(chat(5), config(), completions, earlier="EARLIER", request="NOW", round_number=7)
+    assert made == SUMMARY
+    assert all(word in completions.prompts[0] for word in ("EARLIER", "NOW", "round 7", "Question 0."))
+    with pytest.raises(ValueError, match=r"messages\[0\]"):
+        await generate_summary([{}], config(), completions)
+
+
+async def test_a_conversation_larger_than_the_summarisers_window() -> None:
+    """Is summarized in parts; no prompt is larger than the window."""
+    completions = FakeCompletion()
+    small = config(summary_model="qwen/qwen3-4b", summary_window_tokens=4096, summary_max_tokens=300)
+    done = await compact(agent_run(60, words=200), small, completions)
+    assert done.compacted
+    assert len(completions.asked) > 1
+    for asked in completions.asked:
+        tokens = await count_tokens(asked["messages"], model="qwen/qwen3-4b")
+        assert tokens + asked["max_tokens"] <= 4096
