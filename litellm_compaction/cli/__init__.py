@@ -1,4 +1,4 @@
-"""The command line: `litellm-compaction up`, `demo`, `doctor`, `events`, `store`."""
+"""The command line: `litellm-compaction up`, `demo`, `doctor`, `count`, `events`, `store`."""
 
 from litellm_compaction.cli.arguments import main
 

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, NamedTuple, TypeAlias
@@ -46,11 +46,13 @@ class TokenizerSource:
         kind: where the vocabulary comes from.
         family: counts with it.
         path: of the file; None where the vocabulary is not from one.
+        failures: what is wrong with the sources that should have come before it, and what to do.
     """
 
     kind: Kind
     family: Family
     path: Path | None = None
+    failures: tuple[str, ...] = ()
 
     @property
     def template(self) -> Literal["file", "package", "formula"]:
@@ -86,6 +88,7 @@ class Sources:
         tokenizer: the global setting; "" or `auto` is the usual order.
         files: of the LM Studio on this machine.
         is_folder_given: the operator says that `files` are those of servers elsewhere too, as in a container.
+        on_failure: is told once of each file that cannot be used; None writes a warning.
         wait_s: for how long a request may wait for a file to be read.
         clock: seconds, monotonic.
     """
@@ -96,23 +99,30 @@ class Sources:
         tokenizer: str = "",
         files: ModelFiles | None = None,
         is_folder_given: bool = False,
+        on_failure: Callable[[str], None] | None = None,
         wait_s: float = _WAIT_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._tokenizer = tokenizer
         self._files = files
         self._is_folder_given = is_folder_given
+        self._on_failure = on_failure or _warn
         self._wait_s = wait_s
         self._clock = clock
         self._answers: OrderedDict[_Question, _Answer] = OrderedDict()
         self._searches: dict[_Question, _Search] = {}
-        self._warned: set[str] = set()
+        self._told: set[str] = set()
 
     @classmethod
-    def of(cls, settings: Settings) -> Sources:
+    def of(cls, settings: Settings, *, on_failure: Callable[[str], None] | None = None) -> Sources:
         """The sources that an operator's settings allow."""
         folder = Path(settings.models_folder).expanduser() if settings.models_folder else None
-        return cls(tokenizer=settings.tokenizer, files=ModelFiles(folder), is_folder_given=folder is not None)
+        return cls(
+            tokenizer=settings.tokenizer,
+            files=ModelFiles(folder),
+            is_folder_given=folder is not None,
+            on_failure=on_failure,
+        )
 
     async def family(self, target: Target, window: Window) -> Family:
         """The family that counts a deployment's prompts; see `source`."""
@@ -175,29 +185,33 @@ class Sources:
     async def _search(self, question: _Question) -> None:
         source = await asyncio.to_thread(self._search_now, question)
         self._note(question, source, self._clock() + _RECHECK_S)
+        for failure in source.failures:
+            if failure not in self._told:
+                self._told.add(failure)
+                self._on_failure(failure)
 
     def _search_now(self, question: _Question) -> TokenizerSource:
         base = family_of(question.architecture, question.model)
+        failures: list[str] = []
+        for kind, path in self._places(question):
+            try:
+                file = load_tokenizer_file(path)
+            except UnusableModelFile as error:  # noqa: PERF203 - two at most
+                failures.append(str(error))
+            else:
+                found = with_file(base, file)
+                return TokenizerSource(kind=kind, family=found, path=file.path, failures=tuple(failures))
+        return replace(_bundled(base), failures=tuple(failures))
+
+    def _places(self, question: _Question) -> Iterator[tuple[Kind, Path]]:
+        """The files that may hold the vocabulary, in the order of sources."""
         path = tokenizer_path(question.written) if question.written else None
         if path is not None:
-            file = self._loaded(path)
-            if file is not None:
-                return TokenizerSource(kind="operator", family=with_file(base, file), path=file.path)
+            yield "operator", path
         if question.wanted is not None and self._files is not None:
             found = self._files.find(question.wanted)
-            file = self._loaded(found.path) if found is not None else None
-            if file is not None:
-                return TokenizerSource(kind="lm_studio_file", family=with_file(base, file), path=file.path)
-        return _bundled(base)
-
-    def _loaded(self, path: Path) -> TokenizerFile | None:
-        try:
-            return load_tokenizer_file(path)
-        except UnusableModelFile as error:
-            if str(error) not in self._warned:
-                self._warned.add(str(error))
-                logger.warning("tokenizer %s The next source counts meanwhile.", error)
-            return None
+            if found is not None:
+                yield "lm_studio_file", found.path
 
     def _note(self, question: _Question, source: TokenizerSource, until_s: float) -> TokenizerSource:
         self._answers[question] = _Answer(source, until_s)
@@ -239,6 +253,10 @@ def _without_file(question: _Question) -> TokenizerSource:
         named = replace(family_of("", question.written), reasons=base.reasons)
         return replace(_bundled(named), kind="operator")
     return _bundled(base)
+
+
+def _warn(failure: str) -> None:
+    logger.warning("tokenizer %s The next source counts meanwhile.", failure)
 
 
 def _bundled(family: Family) -> TokenizerSource:
