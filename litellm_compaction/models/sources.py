@@ -21,6 +21,7 @@ from litellm_compaction.models.families import HEURISTIC, Family, family_of
 from litellm_compaction.models.model_files import ModelFiles, WantedModel
 from litellm_compaction.models.tokenizer_files import TokenizerFile, load_tokenizer_file
 from litellm_compaction.models.tokenizer_settings import is_this_machine, tokenizer_path
+from litellm_compaction.models.tokenizers import is_loaded
 from litellm_compaction.models.window import Target, Window
 
 logger = logging.getLogger("litellm_compaction")
@@ -30,6 +31,8 @@ Kind: TypeAlias = Literal["operator", "lm_studio_file", "pack", "stand_in", "heu
 # A header takes 0.1–0.4 s to read: worth this much of one request's time, since a stand-in might compact it for
 # nothing. Whatever takes longer, or comes from a slow disk, is counted with by later requests.
 _WAIT_S = 0.3
+# Where the pack that would count instead is not loaded either: loading both would take longer than the file alone.
+_COLD_WAIT_S = 2.0
 # How often folders are looked at for new files.
 _RECHECK_S = 60.0
 # Wildcard deployments get their model names from clients.
@@ -133,8 +136,8 @@ class Sources:
     ) -> TokenizerSource:
         """What counts a deployment's prompts: from memory in microseconds. Never raises.
 
-        A file is read in a thread, once. While that lasts, requests wait for 0.3 s from its beginning at most, and are
-        then counted by the next source, which is exact or errs high.
+        A file is read in a thread, once. While that lasts, requests wait for 0.3 s from its beginning at most, 2 s
+        where the next source would have to be loaded too; then the next source counts, which is exact or errs high.
 
         Args:
             target: the deployment.
@@ -178,7 +181,10 @@ class Sources:
         search = self._searches.get(question)
         if search is None:
             task = asyncio.ensure_future(self._search(question))
-            search = self._searches[question] = _Search(task, self._clock() + self._wait_s)
+            instead = _without_file(question)
+            is_cold = instead.kind == "pack" and not is_loaded(instead.family.vocabulary)
+            until_s = self._clock() + (_COLD_WAIT_S if is_cold else self._wait_s)
+            search = self._searches[question] = _Search(task, until_s)
             task.add_done_callback(lambda _: self._searches.pop(question, None))
         return search
 

@@ -6,6 +6,7 @@ Called by `sources.py`; at start, and by `doctor`, to find what is wrong before 
 from __future__ import annotations
 
 import ipaddress
+from functools import lru_cache
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -68,6 +69,7 @@ def tokenizer_path(value: str) -> Path | None:
     return _expanded(value) if looks_like_path or _is_folder(Path(value)) else None
 
 
+@lru_cache(maxsize=256)
 def is_this_machine(api_base: str | None) -> bool:
     """Whether an address certainly leads to the machine that the proxy runs on."""
     if not api_base:

@@ -260,6 +260,17 @@ async def test_no_request_waits_long_for_a_file(downloaded: Path, monkeypatch: p
     assert (await found.source(target(), "", WANTED)).kind == "lm_studio_file"
 
 
+async def test_a_pack_that_is_not_loaded_is_not_loaded_instead(
+    downloaded: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both would take longer than the file alone, and twice the memory."""
+    original = sources.load_tokenizer_file
+    monkeypatch.setattr(sources, "load_tokenizer_file", lambda path: (time.sleep(0.3), original(path))[1])
+    monkeypatch.setattr(sources, "is_loaded", lambda name: False)
+    made = await lm_studio(downloaded, wait_s=0.01).source(target(), "qwen3", WANTED)
+    assert made.kind == "lm_studio_file"
+
+
 async def test_whoever_stops_waiting_stops_nobody_else(downloaded: Path) -> None:
     """A client that goes away leaves the reading to the others."""
     found = lm_studio(downloaded, wait_s=10)
