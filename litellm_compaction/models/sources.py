@@ -20,7 +20,7 @@ from litellm_compaction.errors import UnusableModelFile
 from litellm_compaction.models.families import HEURISTIC, Family, family_of
 from litellm_compaction.models.model_files import ModelFiles, WantedModel
 from litellm_compaction.models.tokenizer_files import TokenizerFile, load_tokenizer_file
-from litellm_compaction.models.tokenizer_settings import is_this_machine, tokenizer_path
+from litellm_compaction.models.tokenizer_settings import expanded, is_this_machine, tokenizer_path
 from litellm_compaction.models.tokenizers import is_loaded
 from litellm_compaction.models.window import Target, Window
 
@@ -119,7 +119,7 @@ class Sources:
     @classmethod
     def of(cls, settings: Settings, *, on_failure: Callable[[str], None] | None = None) -> Sources:
         """The sources that an operator's settings allow."""
-        folder = Path(settings.models_folder).expanduser() if settings.models_folder else None
+        folder = expanded(settings.models_folder) if settings.models_folder else None
         return cls(
             tokenizer=settings.tokenizer,
             files=ModelFiles(folder),

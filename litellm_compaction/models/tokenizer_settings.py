@@ -54,7 +54,7 @@ def check_sources(settings: Settings, place: str) -> None:
         ConfigError: see `check_tokenizer`; or `models_folder` is no folder.
     """
     check_tokenizer(settings.tokenizer, f"{place}.tokenizer")
-    if settings.models_folder and not _is_folder(Path(settings.models_folder).expanduser()):
+    if settings.models_folder and not _is_folder(expanded(settings.models_folder)):
         raise ConfigError(
             f"{place}.models_folder = {settings.models_folder!r}: allowed: a folder that is there, as the proxy sees "
             "it, with LM Studio's <publisher>/<model> folders in it; or leave it out"
@@ -66,7 +66,7 @@ def tokenizer_path(value: str) -> Path | None:
     if value in (AUTO_TOKENIZER, HEURISTIC.name):
         return None
     looks_like_path = "/" in value or "\\" in value or value.lower().endswith(_FILE_SUFFIXES)
-    return _expanded(value) if looks_like_path or _is_folder(Path(value)) else None
+    return expanded(value) if looks_like_path or _is_folder(Path(value)) else None
 
 
 @lru_cache(maxsize=256)
@@ -85,7 +85,8 @@ def _is_own(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
     return address.is_loopback or address.is_unspecified
 
 
-def _expanded(value: str) -> Path:
+def expanded(value: str) -> Path:
+    """The path that an operator wrote, with `~` for the home folder."""
     try:
         return Path(value).expanduser()
     except RuntimeError:

@@ -224,22 +224,23 @@ class Gate:
                 logger.error("%s", error)  # noqa: TRY400 - the message is the finding, a traceback is noise
             else:
                 self._publish(router, deployment, window.tokens)
-                target = guard.deployment.target
-                # Read now, so that no request has to wait for a file.
-                source = await self._compactor.sources.source(target, window.architecture, window.wanted, patient=True)
-                logger.info(
-                    "tokenizer model=%s source=%s vocabulary=%s template=%s",
-                    deployment.group,
-                    source.kind,
-                    source.path or source.family.vocabulary,
-                    source.template,
-                )
                 logger.info(
                     "window model=%s tokens=%d source=%s parallel=%d",
                     deployment.group,
                     window.tokens,
                     window.source,
                     window.parallel,
+                )
+                # Read now, so that no request has to wait for a file.
+                source = await self._compactor.sources.source(
+                    guard.deployment.target, window.architecture, window.wanted, patient=True
+                )
+                logger.info(
+                    "tokenizer model=%s source=%s vocabulary=%s template=%s",
+                    deployment.group,
+                    source.kind,
+                    source.path or source.family.vocabulary,
+                    source.template,
                 )
 
     def _new_call(self, received: Request, group: str, body: Mapping[str, Any]) -> Call:
