@@ -23,6 +23,7 @@ Mode = Literal["guard", "observe", "off"]
 Ratio = Annotated[float, Field(gt=0.0, lt=1.0)]
 
 SAME_MODEL = "__same__"
+AUTO_TOKENIZER = "auto"
 RESERVES = ("system_reserve_tokens", "output_reserve_tokens", "safety_buffer_tokens")
 # A trigger below this would compact every request.
 _LEAST_THRESHOLD_TOKENS = 256
@@ -69,6 +70,7 @@ class DeploymentSettings(_Section):
         description="Window in tokens, used only where the server itself does not say one.",
     )
     mode: Mode | None = None
+    tokenizer: str | None = Field(None, min_length=1)
     pruning_model: str | None = Field(None, min_length=1)
     strategy: StrategyName | None = None
     pre_request_ratio: Ratio | None = None
@@ -171,6 +173,19 @@ class Settings(_Section):
     )
     oversized_user_message: Literal["error", "excerpt"] = Field(
         "error", description="A user message that cannot fit: refuse, or send its head and tail."
+    )
+    tokenizer: str = Field(
+        AUTO_TOKENIZER,
+        min_length=1,
+        description="What counts prompts: the path of a model's .gguf or tokenizer.json, or of the folder with it; "
+        "the name of a model to count like (`llama-3.1-8b`); `heuristic`, 4 characters a token; `auto`: LM Studio's "
+        "own file of the model where it is on this machine, else the vocabularies in this package.",
+    )
+    models_folder: str | None = Field(
+        None,
+        min_length=1,
+        description="LM Studio's models folder as the proxy sees it, such as a mount in a container; then it counts "
+        "for servers on other machines too. Not set: LM Studio's own, for servers on this machine.",
     )
     when_not_loaded: Literal["warm_up", "error"] = Field(
         "warm_up",

@@ -49,6 +49,8 @@ KEYS: dict[str, tuple[list[Any], list[Any]]] = {
     "heartbeat_s": ([0.1, 600], [0, 601]),
     "oversized_tool_result": (["error", "excerpt"], ["cut", False]),
     "oversized_user_message": (["error", "excerpt"], ["cut"]),
+    "tokenizer": (["auto", "heuristic", "models/x.gguf", "llama-3.1-8b"], ["", 7, None]),
+    "models_folder": (["/models", None], ["", 7]),
     "when_not_loaded": (["warm_up", "error"], ["wait"]),
     "window_cache_s": ([0.1, 3600], [0, 3601]),
     "answer_min_tokens": ([16, 100_000], [15, 100_001]),

@@ -1,4 +1,4 @@
-"""The command line: `litellm-compaction up`, `demo`, `doctor`, `compact`, `events`, `store`."""
+"""The command line: `litellm-compaction up`, `demo`, `doctor`, `count`, `compact`, `events`, `store`."""
 
 from litellm_compaction.cli.arguments import main
 

@@ -47,6 +47,7 @@ def parser() -> argparse.ArgumentParser:
     _add_up(commands.add_parser("up", help="start a LiteLLM proxy with the plug-in in front of LM Studio"))
     _add_demo(commands.add_parser("demo", help="watch a long conversation stay inside a small window"))
     _add_doctor(commands.add_parser("doctor", help="check a config.yaml and the servers that it names"))
+    _add_count(commands.add_parser("count", help="count the tokens of a request"))
     _add_compact(commands.add_parser("compact", help="show what would be made of a conversation, or make it"))
     _add_events(commands.add_parser("events", help="show what was compacted, when and why"))
     _add_store(commands.add_parser("store", help="look at stored compactions, or delete them"))
@@ -88,8 +89,30 @@ def _add_doctor(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--config", type=Path, metavar="PATH", help="default: config.yaml in this folder, else the shipped one"
     )
+    command.add_argument(
+        "--probe", action="store_true", help="compare our count with each loaded model's, by two 16-token requests"
+    )
     command.add_argument("--json", action="store_true", help="the report as JSON")
     command.set_defaults(command=_doctor)
+
+
+def _add_count(command: argparse.ArgumentParser) -> None:
+    command.description = 'Counts the tokens of a request {"messages": […], "tools": […]}, as the proxy would.'
+    command.add_argument("--model", metavar="NAME", help="as LM Studio names it; for --batch where a line has none")
+    command.add_argument(
+        "--api-base", metavar="URL", help="where LM Studio listens (default LM_STUDIO_API_BASE, then port 1234)"
+    )
+    command.add_argument(
+        "--tokenizer", metavar="PATH", help="a .gguf or tokenizer.json, or what else the setting `tokenizer` takes"
+    )
+    command.add_argument("--json", action="store_true", help="the count as JSON")
+    command.add_argument(
+        "--batch",
+        action="store_true",
+        help='one {"model", "messages", "tools"} per input line, one {"tokens"} or {"error"} per output line',
+    )
+    command.add_argument("file", metavar="FILE", help="the request; - reads from the standard input")
+    command.set_defaults(command=_count)
 
 
 def _add_compact(command: argparse.ArgumentParser) -> None:
@@ -173,7 +196,21 @@ def _demo(options: argparse.Namespace) -> int:
 def _doctor(options: argparse.Namespace) -> int:
     from litellm_compaction.cli.doctor import doctor
 
-    return doctor(config=options.config, as_json=options.json, environ=os.environ)
+    return doctor(config=options.config, as_json=options.json, probes=options.probe, environ=os.environ)
+
+
+def _count(options: argparse.Namespace) -> int:
+    from litellm_compaction.cli.count import count
+
+    return count(
+        options.file,
+        model=options.model or "",
+        api_base=options.api_base,
+        tokenizer=options.tokenizer or "",
+        as_json=options.json,
+        batch=options.batch,
+        environ=os.environ,
+    )
 
 
 def _compact(options: argparse.Namespace) -> int:

@@ -24,18 +24,19 @@ _SOURCES = {
 }
 
 
-def doctor(*, config: Path | None, as_json: bool, environ: Mapping[str, str]) -> int:
+def doctor(*, config: Path | None, as_json: bool, environ: Mapping[str, str], probes: bool = False) -> int:
     """Prints the report; 0 when there is no problem, else 1.
 
     Args:
         config: None is config.yaml in the current folder if there is one, else the shipped one.
+        probes: loaded models are sent two tiny requests, whose tokens are compared with our count.
 
     Raises:
         ConfigError: the file cannot be read.
     """
     file = read_config(config or (_HERE if _HERE.is_file() else shipped_config()))
     from_file = config_findings(file, environ)
-    rows, from_servers = asyncio.run(examine(file, environ))
+    rows, from_servers = asyncio.run(examine(file, environ, probes=probes))
     findings = (*from_file, *from_servers)
     has_problem = any(finding.level == "problem" for finding in findings)
     if as_json:
@@ -73,9 +74,13 @@ def _lines(file: ConfigFile, rows: Sequence[Examined], findings: Sequence[Findin
         elif row.loaded is False:
             yield "  window   not known: not loaded"
         if row.tokenizer:
-            exact = "the model's own" if row.tokenizer_exact else "a stand-in that errs high until calibrated"
             architecture = f" (architecture {row.architecture})" if row.architecture else ""
-            yield f"  counting as {row.family}{architecture} with {row.tokenizer}, {exact}"
+            yield f"  counting as {row.family}{architecture} with {row.tokenizer_words}; template: {row.template_words}"
+        for found in row.probes:
+            off = found.counted_tokens / found.server_tokens - 1
+            tools = "with tools" if found.tools else "without tools"
+            by_us, by_server = f"{found.counted_tokens} tokens by us", f"{found.server_tokens} by the server"
+            yield f"  probe    {tools}: {by_us}, {by_server} ({off:+.1%})"
         if row.carrier:
             how = "below LiteLLM's OpenAI client" if row.carrier == "transport" else "by LiteLLM's hooks"
             yield f"  carrier  {row.carrier}: running answers are carried over the limit {how}"

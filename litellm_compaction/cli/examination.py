@@ -23,12 +23,15 @@ from litellm_compaction.cli.findings import (
     problem,
     settings_or_defaults,
 )
+from litellm_compaction.cli.probing import Probe, probe
+from litellm_compaction.cli.source_words import source_words, template_words, tokenizer_name
 from litellm_compaction.config import Settings
 from litellm_compaction.errors import ConfigError, ModelNotLoaded, ServerUnavailable, WindowUnknown
-from litellm_compaction.models.families import family_of
 from litellm_compaction.models.fetch import NotThisApi
 from litellm_compaction.models.lmstudio import DEFAULT_API_BASE, Listing, list_models, match, server_root
+from litellm_compaction.models.model_files import WantedModel
 from litellm_compaction.models.served import PATHS, Served, list_served
+from litellm_compaction.models.sources import Sources, TokenizerSource
 from litellm_compaction.models.window import Target, Window, Windows
 from litellm_compaction.proxy.carriers import carrier_of
 from litellm_compaction.proxy.routing import Deployment, deployment_of
@@ -47,7 +50,9 @@ class Examined:
         server: its address without credentials; "" where it was not asked.
         reachable, loaded: None where it was not asked, or nobody knows.
         api: version of LM Studio's API; "" where it was not asked.
-        tokenizer: the vocabulary that counts; exact says whether it is the model's own.
+        tokenizer: the vocabulary or file that counts; exact says whether it is the model's own.
+        tokenizer_source: its kind, as in `models/sources.py`; tokenizer_words and template_words are for people.
+        probes: our count against the server's, where that was wanted.
         carrier: what carries a running answer over the limit; "" where nothing does.
     """
 
@@ -66,18 +71,28 @@ class Examined:
     family: str = ""
     tokenizer: str = ""
     tokenizer_exact: bool | None = None
+    tokenizer_source: str = ""
+    tokenizer_words: str = ""
+    template_words: str = ""
+    probes: tuple[Probe, ...] = ()
     carrier: str = ""
 
 
-async def examine(file: ConfigFile, environ: Mapping[str, str]) -> tuple[tuple[Examined, ...], tuple[Finding, ...]]:
-    """All deployments of the file in its order, and what was found about them."""
+async def examine(
+    file: ConfigFile, environ: Mapping[str, str], *, probes: bool = False
+) -> tuple[tuple[Examined, ...], tuple[Finding, ...]]:
+    """All deployments of the file in its order, and what was found about them.
+
+    Args:
+        probes: whether loaded models are asked how many tokens two tiny requests take.
+    """
     environ = {**environ, API_BASE_VARIABLE: environ.get(API_BASE_VARIABLE) or DEFAULT_API_BASE}
     async with contextlib.AsyncExitStack() as stack:
         # The environment's web proxy must not be asked for a server on this machine or network.
         http = await stack.enter_async_context(httpx.AsyncClient(trust_env=False))
         windows = Windows(cache_s=60.0, http=http, timeout_s=_LIMIT_S)
         stack.push_async_callback(windows.aclose)
-        examiner = _Examiner(http, windows, settings_or_defaults(file), environ)
+        examiner = _Examiner(http, windows, settings_or_defaults(file), environ, probes=probes)
         found = await asyncio.gather(
             *(examiner.examine(entry, entry_name(entry, index)) for index, entry in enumerate(file.deployments))
         )
@@ -92,12 +107,21 @@ async def examine(file: ConfigFile, environ: Mapping[str, str]) -> tuple[tuple[E
 
 class _Examiner:
     def __init__(
-        self, http: httpx.AsyncClient, windows: Windows, settings: Settings, environ: Mapping[str, str]
+        self,
+        http: httpx.AsyncClient,
+        windows: Windows,
+        settings: Settings,
+        environ: Mapping[str, str],
+        *,
+        probes: bool,
     ) -> None:
         self._http = http
         self._windows = windows
         self._settings = settings
         self._environ = environ
+        self._probes = probes
+        # What is wrong with a file becomes a finding.
+        self._sources = Sources.of(settings, on_failure=lambda _: None)
 
     async def examine(self, entry: Section, name: str) -> tuple[list[Examined], list[Finding]]:
         try:
@@ -167,15 +191,19 @@ class _Examiner:
         for model in _names(target, served):
             one = replace(target, key=f"{target.key}|{model}", model=model)
             window = await self._windows.resolve(one)
-            rows.append(
-                replace(
-                    _counted(replace(row, model=model), ""),
-                    window_tokens=window.tokens,
-                    window_source=window.source,
-                    parallel=window.parallel if window.source in PATHS else None,
-                )
+            counted = replace(
+                row,
+                model=model,
+                window_tokens=window.tokens,
+                window_source=window.source,
+                parallel=window.parallel if window.source in PATHS else None,
             )
-            findings += _about_window(row, one, window, served)
+            # Ollama would load the model.
+            counted, more = await self._counted(
+                counted, one, "", None, is_loaded=window.source in ("llama.cpp", "vllm")
+            )
+            rows.append(counted)
+            findings += [*more, *_about_window(row, one, window, served)]
         return rows, findings
 
     async def _another_server(
@@ -216,9 +244,10 @@ class _Examiner:
         try:
             window: Window = await self._windows.resolve(target)
         except ModelNotLoaded:
-            architecture = found[0].architecture if (found := match(listing, target.model)) else ""
-            row = replace(_counted(row, architecture), loaded=False)
-            return [row], [self._not_loaded(row.name, f"{target.model} is not loaded")]
+            found = match(listing, target.model)
+            architecture, wanted = (found[0].architecture, found[0].wanted) if found is not None else ("", None)
+            row, findings = await self._counted(replace(row, loaded=False), target, architecture, wanted)
+            return [row], [self._not_loaded(row.name, f"{target.model} is not loaded"), *findings]
         except WindowUnknown as error:
             if match(listing, target.model) is not None:
                 todo = "update LM Studio, or write model_info.compaction.context_length"
@@ -226,13 +255,32 @@ class _Examiner:
                 todo = f"correct the model{_closest(target.model, listing)}"
             return [row], [problem(row.name, f"{error} What to do: {todo}.")]
         row = replace(
-            _counted(row, window.architecture),
+            row,
             loaded=match(listing, target.model) is not None,
             window_tokens=window.tokens,
             window_source=window.source,
             parallel=window.parallel,
         )
-        return [row], []
+        row, findings = await self._counted(row, target, window.architecture, window.wanted, is_loaded=row.loaded)
+        return [row], findings
+
+    async def _counted(
+        self,
+        row: Examined,
+        target: Target,
+        architecture: str,
+        wanted: WantedModel | None,
+        *,
+        is_loaded: bool | None = False,
+    ) -> tuple[Examined, list[Finding]]:
+        """The row with what counts the deployment's prompts, and how well, where that is to be tried."""
+        source = await self._sources.source(target, architecture, wanted, patient=True)
+        findings = [problem(row.name, failure) for failure in source.failures]
+        row = _with_source(row, architecture, source)
+        if self._probes and is_loaded:
+            probes, more = await probe(self._http, row.name, target, source)
+            row, findings = replace(row, probes=probes), [*findings, *more]
+        return row, findings
 
     def _not_loaded(self, name: str, what: str) -> Finding:
         if self._settings.when_not_loaded == "warm_up":
@@ -268,14 +316,16 @@ def _about_window(row: Examined, target: Target, window: Window, served: Served 
     return findings
 
 
-def _counted(row: Examined, architecture: str) -> Examined:
-    family = family_of(architecture, row.model)
+def _with_source(row: Examined, architecture: str, source: TokenizerSource) -> Examined:
     return replace(
         row,
         architecture=architecture,
-        family=family.name,
-        tokenizer=family.vocabulary,
-        tokenizer_exact=family.exact,
+        family=source.family.name,
+        tokenizer=tokenizer_name(source),
+        tokenizer_exact=source.family.exact,
+        tokenizer_source=source.kind,
+        tokenizer_words=source_words(source),
+        template_words=template_words(source),
     )
 
 

@@ -18,6 +18,7 @@ from litellm_compaction.config import (
 from litellm_compaction.errors import ConfigError
 from litellm_compaction.master_key import KEY_VARIABLE
 from litellm_compaction.models.lmstudio import DEFAULT_API_BASE
+from litellm_compaction.models.tokenizer_settings import check_sources, check_tokenizer
 from litellm_compaction.proxy.carriers import BYPASS_VARIABLE, is_bypassed
 
 HANDLER = "litellm_compaction.handler"
@@ -119,6 +120,7 @@ def _callback(file: ConfigFile) -> Iterator[Finding]:
 def _settings(file: ConfigFile) -> Iterator[Finding]:
     try:
         settings = settings_from(file.settings)
+        check_sources(settings, SETTINGS_PLACE)
     except ConfigError as error:
         yield problem(SETTINGS_PLACE, f"{error}. Correct it: the proxy refuses to start with it.")
         return
@@ -154,6 +156,8 @@ def _deployments(file: ConfigFile) -> Iterator[Finding]:
         try:
             own = deployment_settings_from(entry_section(entry, "model_info").get("compaction"), place)
             settings.for_deployment(own)
+            if own.tokenizer is not None:
+                check_tokenizer(own.tokenizer, f"{place}.tokenizer")
         except ConfigError as error:
             yield problem(place, f"{error}. Correct it: the deployment cannot be guarded with it.")
 

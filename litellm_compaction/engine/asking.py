@@ -24,7 +24,7 @@ from litellm_compaction.engine.sending import SentPrompts
 from litellm_compaction.engine.threads import off_loop
 from litellm_compaction.errors import ModelNotLoaded, SummaryFailed, WindowUnknown
 from litellm_compaction.models.counter import TokenCounter
-from litellm_compaction.models.families import family_of
+from litellm_compaction.models.sources import Sources
 from litellm_compaction.models.window import Windows
 from litellm_compaction.summarizer import SummaryJob, Upstream, summarize, summarize_appended
 
@@ -53,12 +53,14 @@ class Asker:
     Args:
         windows: which context length a pruning model has.
         counter: tokens of its prompts.
+        sources: by which vocabulary and template it is counted.
         sent: what the served model's cache may hold.
     """
 
-    def __init__(self, *, windows: Windows, counter: TokenCounter, sent: SentPrompts) -> None:
+    def __init__(self, *, windows: Windows, counter: TokenCounter, sources: Sources, sent: SentPrompts) -> None:
         self._windows = windows
         self._counter = counter
+        self._sources = sources
         self._sent = sent
 
     async def summary(self, work: Work, decision: Summarize, covered: Sequence[Message], pinned: int | None) -> Summary:
@@ -167,7 +169,7 @@ class Asker:
         family = work.family
         if not model.is_same:
             window = await self._windows.resolve(model.target)
-            family = family_of(window.architecture, model.target.model)
+            family = await self._sources.family(model.target, window)
             window_tokens = window.tokens
             error_ratio = (await self._counter.count(model.target.key, family, Request(messages=()))).error_ratio
             count_text = self._counter.text_counter(model.target.key, family)

@@ -30,6 +30,7 @@ from litellm_compaction.errors import CompactionError, DoesNotFit, Overflow
 from litellm_compaction.events import Observer, Outcome
 from litellm_compaction.flight import Flights
 from litellm_compaction.models.counter import TokenCounter
+from litellm_compaction.models.sources import Sources
 from litellm_compaction.models.window import Windows
 from litellm_compaction.stores import Store
 
@@ -45,6 +46,7 @@ class Compactor:
     Args:
         windows: which context length a target has.
         counter: tokens of a request.
+        sources: by which vocabulary and template a target is counted; None takes this package's own only.
         store: where compactions are kept.
         observers: are told every event.
         clock: seconds, monotonic, for durations.
@@ -57,18 +59,21 @@ class Compactor:
         windows: Windows,
         counter: TokenCounter,
         store: Store,
+        sources: Sources | None = None,
         observers: Sequence[Observer] = (),
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self.windows = windows
+        self.sources = sources if sources is not None else Sources()
         self._counter = counter
         self._store = store
         self._reporter = Reporter(observers, clock=clock, wall_clock=wall_clock)
         self._sent = SentPrompts()
-        self._maker = Maker(asker=Asker(windows=windows, counter=counter, sent=self._sent), store=store, clock=clock)
+        asker = Asker(windows=windows, counter=counter, sources=self.sources, sent=self._sent)
+        self._maker = Maker(asker=asker, store=store, clock=clock)
         self._compactions: Flights[Made] = Flights()
-        self._scales = Scales(windows=windows, counter=counter, clock=clock)
+        self._scales = Scales(windows=windows, counter=counter, sources=self.sources, clock=clock)
         self._prober = Prober(counter)
         self._admission = Admission()
 
@@ -206,6 +211,7 @@ class Compactor:
 
     async def aclose(self) -> None:
         """Ends the clients and the store."""
+        await self.sources.aclose()
         await self.windows.aclose()
         await self._store.aclose()
 

@@ -16,7 +16,8 @@ from litellm_compaction.engine.case import Case, Work
 from litellm_compaction.errors import ModelNotLoaded
 from litellm_compaction.flight import Flights
 from litellm_compaction.models.counter import Count, TokenCounter
-from litellm_compaction.models.families import Family, family_of
+from litellm_compaction.models.families import Family
+from litellm_compaction.models.sources import Sources
 from litellm_compaction.models.window import Window, Windows
 
 
@@ -26,12 +27,21 @@ class Scales:
     Args:
         windows: which context length a target has.
         counter: tokens of a request.
+        sources: by which vocabulary and template a target is counted.
         clock: seconds, monotonic, for durations.
     """
 
-    def __init__(self, *, windows: Windows, counter: TokenCounter, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        *,
+        windows: Windows,
+        counter: TokenCounter,
+        sources: Sources,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._windows = windows
         self._counter = counter
+        self._sources = sources
         self._clock = clock
         self._warm_ups: Flights[None] = Flights()
 
@@ -44,7 +54,7 @@ class Scales:
         """
         started_s = self._clock()
         window = await self.window(case)
-        family = family_of(window.architecture, case.target.model)
+        family = await self._sources.family(case.target, window)
         count = await self._counter.count(case.target.key, family, request)
         return self._work(request, case, window, family, count, (), started_s)
 
@@ -77,7 +87,7 @@ class Scales:
             WindowUnknown, ModelNotLoaded: as `weigh`.
         """
         window = await self.window(case)
-        family = family_of(window.architecture, case.target.model)
+        family = await self._sources.family(case.target, window)
         return window, self._counter.text_counter(case.target.key, family)
 
     async def window(self, case: Case) -> Window:

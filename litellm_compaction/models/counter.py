@@ -15,6 +15,7 @@ from litellm_compaction.models.calibration import PLAIN, TINY_TOKENS, Calibratio
 from litellm_compaction.models.counting import EXACT_ERROR, Counting, mix_of, raw_tokens
 from litellm_compaction.models.families import Family
 from litellm_compaction.models.measures import Item, Measure
+from litellm_compaction.models.usable import usable, usable_soon
 
 # Wildcard deployments get their model names from clients, so the number of calibrations needs an end.
 _MAX_TARGETS = 4096
@@ -84,7 +85,7 @@ class TokenCounter:
             family: of its model.
             request: what is sent to it.
         """
-        raw = await self._counting.count(family, request)
+        raw = await self._counting.count(await usable_soon(family), request)
         prediction = self._predict(target_key, raw.tokens, raw.mix, raw.error_ratio, rendered=raw.rendered)
         sizes = tuple(ceil(size * prediction.factor) for size in raw.sizes)
         tools_tokens = ceil(raw.tools_tokens * prediction.factor)
@@ -105,6 +106,7 @@ class TokenCounter:
 
     async def count_text(self, target_key: str, family: Family, text: str) -> int:
         """Calibrated tokens of a text by itself, without any template around it."""
+        family = await usable_soon(family)
         (measure,) = await self._counting.measures.get(family.vocabulary, [Item((text,))])
         return self._text_tokens(target_key, family, measure)
 
@@ -112,8 +114,9 @@ class TokenCounter:
         """`count_text` for pure callers: counts in the caller's thread, about 0.1 s per MB when the text is new."""
 
         def count_text_now(text: str) -> int:
-            (measure,) = self._counting.measures.get_now(family.vocabulary, [Item((text,))])
-            return self._text_tokens(target_key, family, measure)
+            usual = usable(family)
+            (measure,) = self._counting.measures.get_now(usual.vocabulary, [Item((text,))])
+            return self._text_tokens(target_key, usual, measure)
 
         return count_text_now
 

@@ -157,7 +157,9 @@ class Counting:
         rendered = [render_message(message, family) for message in request.messages]
         items = [Item(part.texts, part.form) for part in rendered]
         if request.tools:
-            items.append(Item((tools_text(request.tools),), "plain" if family.name == "gpt" else "indented"))
+            items.append(
+                Item((tools_text(request.tools),), "plain" if family.name in ("gpt", "heuristic") else "indented")
+            )
         measures = await self.measures.get(family.vocabulary, items)
         raw_texts = [raw_tokens(measure, family) for measure in measures]
         sizes = [part.fixed_tokens + raw for part, raw in zip(rendered, raw_texts, strict=False)]
@@ -219,16 +221,17 @@ def _allowance(part: Rendered, measure: Measure, tokens: float) -> float:
 
 def _is_quick(family: Family, request: Request) -> bool:
     """Whether rendering may be done on the event loop."""
-    if not is_loaded(family.vocabulary) or not is_compiled(family.template):
+    name = family.template_for(tools=bool(request.tools))
+    if not is_loaded(family.vocabulary) or not is_compiled(name):
         return False
     messages = len(request.messages)
-    if messages > _THREAD_MESSAGES or template(family.template).expected_ms(messages) > _THREAD_MS:
+    if messages > _THREAD_MESSAGES or template(name).expected_ms(messages) > _THREAD_MS:
         return False
     return _chars(request) <= _THREAD_CHARS
 
 
 def _tools_key(family: Family, request: Request) -> tuple[str, str, bool, str]:
-    return family.template, family.vocabulary, has_system(request), tools_key(request.tools)
+    return family.template_for(tools=True), family.vocabulary, has_system(request), tools_key(request.tools)
 
 
 def _with_more(request: Request) -> list[int]:

@@ -63,6 +63,14 @@ class TiktokenEncoder:
             return len(piece.encode("utf-8", "replace"))
 
 
+class CharactersEncoder:
+    """No vocabulary at all: four characters, begun or full, are a token."""
+
+    def lengths(self, pieces: Sequence[str]) -> list[int]:
+        """Tokens of each piece."""
+        return [-(-len(piece) // 4) for piece in pieces]
+
+
 class TokenizersEncoder:
     """A vocabulary of the `tokenizers` package; its `encode` would hold the interpreter lock, its batches do not."""
 
@@ -72,6 +80,14 @@ class TokenizersEncoder:
     def lengths(self, pieces: Sequence[str]) -> list[int]:
         """Tokens of each piece."""
         return [len(encoding) for encoding in self._tokenizer.encode_batch_fast(pieces, add_special_tokens=False)]
+
+
+def is_foreign_failure(exc: BaseException) -> bool:
+    """Whether a vocabulary that cannot be built raised this, and not whoever wants to end the program.
+
+    `tokenizers` raises bare Exception; the Rust side of both packages panics with a BaseException without an import.
+    """
+    return isinstance(exc, Exception) or type(exc).__name__ == "PanicException"
 
 
 def _ranks_follow_ids(data: VocabularyData) -> bool:

@@ -18,6 +18,7 @@ class Family:
     Attributes:
         vocabulary: the name of the vocabulary that is used (`tokenizers.py`).
         template: the name of the chat template that is rendered (`templates.py`); "" where there is none at hand.
+        tool_template: of the one for requests with tools; "" where `template` serves them too.
         owns_vocabulary: the vocabulary is the model's own, or so near that all kinds of text fit.
         exact: the vocabulary is the model's own and the template, or its costs, are known.
         reasons: the model thinks before it answers, so an answer needs more room.
@@ -42,6 +43,7 @@ class Family:
     name: str
     vocabulary: str = "cl100k_base"
     template: str = ""
+    tool_template: str = ""
     owns_vocabulary: bool = False
     exact: bool = False
     reasons: bool = False
@@ -61,6 +63,10 @@ class Family:
     image_tokens: int = 4096
     image_patch_px: int = 14
     error_ratio: float = 0.25
+
+    def template_for(self, *, tools: bool) -> str:
+        """The name of the template for requests with tools, or for those without."""
+        return (tools and self.tool_template) or self.template
 
 
 def _rendered(family: Family, vocabulary: str, template: str, *, error_ratio: float = 0.02) -> Family:
@@ -177,6 +183,19 @@ _GPT = Family(
 )
 _GPT4 = replace(_GPT, vocabulary="cl100k_base")
 
+# Four characters per token, for operators who want no more than that.
+HEURISTIC = Family(
+    name="heuristic",
+    vocabulary="heuristic",
+    message_tokens=0,
+    request_tokens=0,
+    call_tokens=0,
+    result_tokens=0,
+    tools_tokens=0,
+    tool_tokens=0,
+    error_ratio=0.35,
+)
+
 # LM Studio's architecture names, without punctuation. `llama` is also what Mistral's and many other models say, and
 # `phi3` what Phi-4 says, so that those are decided by name.
 _ARCHITECTURES: tuple[tuple[str, Family], ...] = (
@@ -249,6 +268,13 @@ _REASONS = re.compile(
     r"|qwen-?3|qwopus|gemma-?4|glm-?(4\.[5-9]|[5-9]|z)|nemotron-?3|minimax-?m\d|seed-oss|smollm3|kimi-k[2-9]"
 )
 _ANSWERS_AT_ONCE = re.compile(r"instruct|coder|no-?think|non-?reason")
+
+
+def stand_in(family: Family) -> Family:
+    """What counts where the family's own vocabulary cannot be loaded: another one, and if that fails too, none."""
+    if family.vocabulary == _UNKNOWN.vocabulary:
+        return replace(HEURISTIC, reasons=family.reasons)
+    return replace(_UNKNOWN, reasons=family.reasons)
 
 
 @lru_cache(maxsize=1024)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import re
 import stat
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -57,7 +57,7 @@ class GgufHeader:
         context_length: tokens that the model was trained for, never a budget; None when the file does not say.
         vocabulary: with the default chat template, also where there are named ones.
         tool_chat_template: the template named "tool_use", which llama.cpp takes for requests with tools; "" if none.
-        adds_space_prefix: a text gets a space in front (most of spm, but not Gemma).
+        adds_space_prefix: a text gets a space in front (most of spm, but not Gemma); `vocabulary` says so too.
     """
 
     architecture: str
@@ -125,13 +125,14 @@ def _header(fields: Fields) -> GgufHeader:
         raise Malformed(f"its vocabulary is of the kind {model[:40]!r}, which cannot be counted with")
     context_length = fields.integer(f"{architecture}.context_length")
     space_prefix = fields.flag("tokenizer.ggml.add_space_prefix")
+    adds_space_prefix = space_prefix if space_prefix is not None else kind == "spm"
     return GgufHeader(
         architecture=architecture,
         name=fields.text("general.name", max_bytes=_MAX_NAME_BYTES) or "",
         context_length=context_length if context_length is not None and context_length > 0 else None,
-        vocabulary=_vocabulary(fields, kind, model),
+        vocabulary=replace(_vocabulary(fields, kind, model), adds_space_prefix=adds_space_prefix),
         tool_chat_template=fields.text("tokenizer.chat_template.tool_use", max_bytes=_MAX_TEMPLATE_BYTES) or "",
-        adds_space_prefix=space_prefix if space_prefix is not None else kind == "spm",
+        adds_space_prefix=adds_space_prefix,
     )
 
 

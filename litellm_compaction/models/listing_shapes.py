@@ -22,6 +22,15 @@ def _text_or_empty(value: object) -> str:
     return value if isinstance(value, str) else ""
 
 
+def _quantization_name(value: object) -> str:
+    """Its name: an object in v1, a text in v0."""
+    return _text_or_empty(value.get("name") if isinstance(value, dict) else value)
+
+
+def _known_format(value: object) -> str:
+    return value if value in ("gguf", "mlx") else ""
+
+
 def list_or_empty(value: object) -> object:
     """`value`, or an empty list for JSON's null."""
     return [] if value is None else value
@@ -29,6 +38,8 @@ def list_or_empty(value: object) -> object:
 
 Tokens = Annotated["int | None", BeforeValidator(_positive_or_none)]
 _Text = Annotated[str, BeforeValidator(_text_or_empty)]
+_Quantization = Annotated[str, BeforeValidator(_quantization_name)]
+_Format = Annotated[Literal["gguf", "mlx", ""], BeforeValidator(_known_format)]
 
 
 class V1Config(BaseModel):
@@ -55,6 +66,9 @@ class V1Model(BaseModel):
     loaded_instances: Annotated[list[V1Instance], BeforeValidator(list_or_empty)]
     max_context_length: Tokens = None
     variants: Annotated[list[object], BeforeValidator(list_or_empty)] = []
+    selected_variant: _Text = ""
+    quantization: _Quantization = ""
+    format: _Format = ""
 
 
 class _V1Listing(BaseModel):
@@ -71,6 +85,8 @@ class V0Model(BaseModel):
     state: Literal["loaded", "not-loaded"]
     loaded_context_length: Tokens = None
     max_context_length: Tokens = None
+    quantization: _Quantization = ""
+    compatibility_type: _Format = ""
 
 
 class _V0Listing(BaseModel):

@@ -14,6 +14,7 @@ import httpx
 
 from litellm_compaction.models.fetch import NotThisApi, get_json
 from litellm_compaction.models.listing_shapes import read_v0, read_v1
+from litellm_compaction.models.model_files import WantedModel
 
 # Where LM Studio's server listens unless it is told otherwise (LM Studio docs, "Running LM Studio as a server").
 DEFAULT_ADDRESS = "http://127.0.0.1:1234"
@@ -43,6 +44,9 @@ class ListedModel:
         max_context_length: what the architecture allows, in tokens. Never a budget.
         variants: `key@quant` names of the same model.
         instances: empty when the model is not loaded.
+        selected_variant: which of `variants` a request for `key` reaches; "" when the server does not say.
+        quantization: its name, such as `Q4_K_M`; "" when the server does not say.
+        file_format: "" when the server does not say, or names another.
     """
 
     key: str
@@ -52,6 +56,20 @@ class ListedModel:
     max_context_length: int | None
     variants: tuple[str, ...]
     instances: tuple[Instance, ...]
+    selected_variant: str = ""
+    quantization: str = ""
+    file_format: Literal["gguf", "mlx", ""] = ""
+
+    @property
+    def wanted(self) -> WantedModel:
+        """What finds its file on the server's machine."""
+        return WantedModel(
+            key=self.key,
+            publisher=self.publisher,
+            variant=self.selected_variant,
+            quantization=self.quantization,
+            file_format=self.file_format,
+        )
 
     @property
     def loaded(self) -> bool:
@@ -178,6 +196,9 @@ def _parse_v1(answer: object) -> Listing:
                     Instance(id=copy.id, context_length=copy.config.context_length, parallel=copy.config.parallel or 1)
                     for copy in row.loaded_instances
                 ),
+                selected_variant=row.selected_variant,
+                quantization=row.quantization,
+                file_format=row.format,
             )
             for row in read_v1(answer)
         ),
@@ -199,6 +220,8 @@ def _parse_v0(answer: object) -> Listing:
                 instances=(Instance(id=row.id, context_length=row.loaded_context_length, parallel=1),)
                 if row.state == "loaded"
                 else (),
+                quantization=row.quantization,
+                file_format=row.compatibility_type,
             )
             for row in read_v0(answer)
         ),

@@ -77,7 +77,7 @@ def render(family: Family, request: Request) -> Prompt | None:
     """
     if not family.template:
         return None
-    chosen, words = template(family.template), vocabulary(family.vocabulary)
+    chosen, words = template(family.template_for(tools=bool(request.tools))), vocabulary(family.vocabulary)
     if request.tools and not chosen.renders_tools:
         return None
     if not chosen.renders_calls and any(message.calls or message.role == "tool" for message in request.messages):
@@ -120,7 +120,7 @@ def share(family: Family, request: Request, prompt: Prompt, lengths: Sequence[in
 
 def tool_prompts(family: Family, request: Request) -> tuple[Prompt, Prompt] | None:
     """A tiny conversation with the request's tools and without: the difference is what the tools take."""
-    chosen, words = template(family.template), vocabulary(family.vocabulary)
+    chosen, words = template(family.template_for(tools=True)), vocabulary(family.vocabulary)
     messages: tuple[Message, ...] = (user_message("x"),)
     if has_system(request) and chosen.takes_system:
         messages = (parse_message({"role": "system", "content": "x"}), *messages)

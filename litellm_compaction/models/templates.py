@@ -114,6 +114,11 @@ class Template:
         return last_ms * max(1.0, messages / last_messages) ** 2
 
     @cached_property
+    def is_usable(self) -> bool:
+        """Whether the simplest conversation can be rendered."""
+        return bool(self._attempt((_USER,), ()))
+
+    @cached_property
     def renders_tools(self) -> bool:
         """Whether tool schemas end up in the prompt."""
         return _NEEDLE in self._attempt((_USER,), (_TOOL,))

@@ -1,7 +1,8 @@
 """Vocabularies by name: offline, loaded once per process, for any string.
 
 Called by `counter.py`, also from worker threads. Names are those of the packs inside this package, of the two files
-that LiteLLM ships (`cl100k_base`, `o200k_base`, and `gpt-oss` made of the latter), and whatever was added at run time.
+that LiteLLM ships (`cl100k_base`, `o200k_base`, and `gpt-oss` made of the latter), `heuristic` for four characters per
+token, and whatever was added at run time.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pathlib import Path
 import tiktoken
 
 from litellm_compaction.errors import CompactionError
-from litellm_compaction.models.encoders import TiktokenEncoder
+from litellm_compaction.models.encoders import CharactersEncoder, TiktokenEncoder, is_foreign_failure
 from litellm_compaction.models.pack_files import has_pack, read_pack
 from litellm_compaction.models.pretokenizers import tiktoken_pattern
 from litellm_compaction.models.vocabularies import Vocabulary
@@ -44,6 +45,8 @@ _CONTROL = 3
 
 _loaded: dict[str, Vocabulary] = {}
 _added: dict[str, VocabularyData] = {}
+# Why a vocabulary could not be loaded: trying again would cost every request as much as the first time.
+_broken: dict[str, str] = {}
 _lock = threading.Lock()
 
 
@@ -51,14 +54,15 @@ def vocabulary(name: str) -> Vocabulary:
     """The vocabulary, loaded once per process: 0.1–2 s and 10–130 MB the first time.
 
     Raises:
-        CompactionError: the vocabulary's file is not on this machine; it is never downloaded.
+        CompactionError: its file is damaged or not on this machine; it is never downloaded, nor tried again before a
+            restart.
     """
     found = _loaded.get(name)
     if found is None:
         with _lock:
             found = _loaded.get(name)
             if found is None:
-                found = _loaded[name] = _load(name)
+                found = _loaded[name] = _load_once(name)
     return found
 
 
@@ -68,9 +72,19 @@ def add_vocabulary(data: VocabularyData) -> str:
     return data.fingerprint
 
 
+def install_vocabulary(name: str, made: Vocabulary) -> None:
+    """Makes a vocabulary that was built elsewhere known under a name."""
+    _loaded[name] = made
+
+
 def is_loaded(name: str) -> bool:
     """Whether `vocabulary(name)` returns at once."""
     return name in _loaded
+
+
+def is_broken(name: str) -> bool:
+    """Whether `vocabulary(name)` has failed, and so fails at once."""
+    return name in _broken
 
 
 def token_length(name: str, text: str) -> int:
@@ -78,10 +92,27 @@ def token_length(name: str, text: str) -> int:
     return vocabulary(name).length(text)
 
 
+def _load_once(name: str) -> Vocabulary:
+    if name in _broken:
+        raise CompactionError(_broken[name])
+    try:
+        return _load(name)
+    except CompactionError as error:
+        _broken[name] = str(error)
+        raise
+    except BaseException as exc:
+        if not is_foreign_failure(exc):
+            raise
+        _broken[name] = f"The vocabulary {name} cannot be used ({type(exc).__name__}: {str(exc)[:200]})."
+        raise CompactionError(_broken[name]) from exc
+
+
 def _load(name: str) -> Vocabulary:
     if name in _added:
         # The encoder holds all that is needed from here on.
         return Vocabulary(_added.pop(name))
+    if name == "heuristic":
+        return Vocabulary(_bare(name), CharactersEncoder())
     if has_pack(name):
         return Vocabulary(read_pack(name))
     if name == "gpt-oss":

@@ -46,8 +46,11 @@ class Vocabulary:
         self.adds_bos = data.adds_bos and bool(self.bos)
         specials = _special_tokens(data)
         self._specials = re.compile(_alternatives(specials)) if specials else None
-        # Gemma's SentencePiece vocabularies say add_space_prefix = false; Llama's and Mistral's leave the default.
-        self.prefixes_space = data.kind == "spm" and "<start_of_turn>" not in specials
+        prefixes = data.adds_space_prefix
+        if prefixes is None:
+            # Gemma's SentencePiece vocabularies say add_space_prefix = false; Llama's and Mistral's leave the default.
+            prefixes = "<start_of_turn>" not in specials
+        self.prefixes_space = data.kind == "spm" and prefixes
         # llama.cpp gives Phi-3's special tokens the attribute RSTRIP (llama-vocab.cpp, 2026-11).
         self.strips_after_special = data.kind == "spm" and {"<|assistant|>", "<|end|>"} <= specials
 

@@ -25,6 +25,7 @@ class VocabularyData:
         adds_bos: the engine puts it before a prompt that does not begin with it.
         chat_template: "" if there is none.
         fingerprint: stable identity, for caches.
+        adds_space_prefix: a text gets a space in front, spm only; None where it was not said.
     """
 
     kind: Literal["bpe", "spm"]
@@ -38,3 +39,4 @@ class VocabularyData:
     adds_bos: bool
     chat_template: str
     fingerprint: str
+    adds_space_prefix: bool | None = None

@@ -16,6 +16,7 @@ import httpx
 from litellm_compaction.errors import ModelNotLoaded, WindowUnknown
 from litellm_compaction.models.listings import Listings, Reading
 from litellm_compaction.models.lmstudio import match
+from litellm_compaction.models.model_files import WantedModel
 from litellm_compaction.models.served import PATHS, Api, Served, find_served
 
 # LM Studio's API · the API of another server · what the operator wrote, or LiteLLM's model map · an overflow error.
@@ -52,6 +53,7 @@ class Target:
         context_source: where `context_length` comes from.
         apis: by which a server that is not LM Studio is asked for its window; empty leaves it in peace.
         asked_tokens: what each request tells the server to allocate (Ollama's `num_ctx`): its window is no larger.
+        tokenizer: what its operator wrote for this deployment; "" follows the global setting (`sources.py`).
     """
 
     key: str
@@ -63,6 +65,7 @@ class Target:
     is_lmstudio: bool = True
     apis: tuple[Api, ...] = ()
     asked_tokens: int | None = None
+    tokenizer: str = ""
 
     @property
     def is_listed(self) -> bool:
@@ -81,6 +84,7 @@ class Window:
         slots: requests that have `tokens` each at the same time, as llama.cpp's server says; it does not say whether
             they share a unified cache.
         read_s: clock value when the number was read; old where later reads failed.
+        wanted: the model as LM Studio lists it, which finds its file; None where LM Studio was not asked.
     """
 
     tokens: int
@@ -90,6 +94,7 @@ class Window:
     parallel: int
     read_s: float
     slots: int = 1
+    wanted: WantedModel | None = None
 
 
 class _Learned(NamedTuple):
@@ -288,6 +293,7 @@ def _look_up(target: Target, reading: Reading) -> _Known:
         instance_id=instance.id,
         parallel=instance.parallel,
         read_s=reading.read_s,
+        wanted=listed.wanted,
     )
     return _Known(reading, target.model, window, "", not_loaded=False)
 

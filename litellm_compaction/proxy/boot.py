@@ -16,6 +16,7 @@ from litellm_compaction.config import Settings, deployment_settings_from, settin
 from litellm_compaction.errors import ConfigError
 from litellm_compaction.master_key import ensure_master_key
 from litellm_compaction.models.lmstudio import DEFAULT_API_BASE
+from litellm_compaction.models.tokenizer_settings import check_sources, check_tokenizer
 from litellm_compaction.proxy.carriers import BYPASS_VARIABLE, is_bypassed
 
 logger = logging.getLogger("litellm_compaction")
@@ -26,18 +27,22 @@ def load_settings() -> Settings:
     """The operator's settings, checked together with every deployment's own.
 
     Raises:
-        ConfigError: an unknown key or a bad value, here or in a deployment.
+        ConfigError: an unknown key or a bad value, here or in a deployment; a tokenizer that cannot be used.
     """
     settings = settings_from((litellm.callback_settings or {}).get(SECTION))
+    check_sources(settings, f"callback_settings.{SECTION}")
     for entry in _config().get("model_list") or ():
         info = entry.get("model_info") if isinstance(entry, Mapping) else None
         if not isinstance(info, Mapping) or "compaction" not in info:
             continue
         place = f"model_info.compaction of {entry.get('model_name')!r}"
         try:
-            settings.for_deployment(deployment_settings_from(info["compaction"], place))
+            own = deployment_settings_from(info["compaction"], place)
+            settings.for_deployment(own)
         except ConfigError as error:
             raise ConfigError(str(error).replace("model_info.compaction:", f"{place}:")) from None
+        if own.tokenizer is not None:
+            check_tokenizer(own.tokenizer, f"{place}.tokenizer")
     return settings
 
 

@@ -20,6 +20,7 @@ from litellm_compaction.errors import CompactionError, DoesNotFit, overflow_from
 from litellm_compaction.events import log_observer
 from litellm_compaction.history import History
 from litellm_compaction.models.counter import TokenCounter
+from litellm_compaction.models.sources import Sources
 from litellm_compaction.models.window import Windows
 from litellm_compaction.proxy.boot import load_settings, provide_api_base, provide_master_key, warn_of_bypass
 from litellm_compaction.proxy.calls import Call, Calls, headers
@@ -76,6 +77,7 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
         self._compactor = Compactor(
             windows=Windows(cache_s=settings.window_cache_s),
             counter=TokenCounter(),
+            sources=Sources.of(settings),
             store=store,
             observers=(log_observer(logger), metrics.observe, History(store)),
         )

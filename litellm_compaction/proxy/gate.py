@@ -231,6 +231,17 @@ class Gate:
                     window.source,
                     window.parallel,
                 )
+                # Read now, so that no request has to wait for a file.
+                source = await self._compactor.sources.source(
+                    guard.deployment.target, window.architecture, window.wanted, patient=True
+                )
+                logger.info(
+                    "tokenizer model=%s source=%s vocabulary=%s template=%s",
+                    deployment.group,
+                    source.kind,
+                    source.path or source.family.vocabulary,
+                    source.template,
+                )
 
     def _new_call(self, received: Request, group: str, body: Mapping[str, Any]) -> Call:
         messages = tuple(cleaned(message) for message in received.messages)

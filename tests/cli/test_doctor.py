@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from litellm_compaction.cli.doctor import doctor
-from litellm_compaction.simulator import Address, Simulator
+from litellm_compaction.simulator import Address, Model, Simulator, serve
 from tests.cli.conftest import GPT_OSS, QWEN, config, deployment
 from tests.integration.plain_server import PlainServer, serve_plain
+from tests.models.gguf_writer import bpe_fields, gguf
 
 Report = Callable[..., tuple[int, dict[str, Any]]]
 
@@ -21,11 +22,18 @@ Report = Callable[..., tuple[int, dict[str, Any]]]
 def report(write: Callable[..., Path], environ: dict[str, str], capsys: pytest.CaptureFixture[str]) -> Report:
     """Runs doctor on a document: exit code and JSON report."""
 
-    def run(document: Any, **variables: str) -> tuple[int, dict[str, Any]]:
-        code = doctor(config=write(document), as_json=True, environ={**environ, **variables})
+    def run(document: Any, *, probes: bool = False, **variables: str) -> tuple[int, dict[str, Any]]:
+        code = doctor(config=write(document), as_json=True, environ={**environ, **variables}, probes=probes)
         return code, json.loads(capsys.readouterr().out)
 
     return run
+
+
+@pytest.fixture(autouse=True)
+def _no_lm_studio_of_the_developers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Files of a real LM Studio would be found."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("USERPROFILE", str(tmp_path))
 
 
 def at(address: Address, **params: Any) -> dict[str, Any]:
@@ -60,6 +68,10 @@ def test_a_loaded_model_is_described(report: Report, address: Address) -> None:
         "family": "qwen3",
         "tokenizer": "qwen2",
         "tokenizer_exact": True,
+        "tokenizer_source": "pack",
+        "tokenizer_words": "qwen2, the model's own from this package",
+        "template_words": "qwen3, from this package",
+        "probes": [],
         "carrier": "transport",
     }
 
@@ -285,3 +297,75 @@ def test_a_bypassed_carrier_is_a_problem(report: Report, address: Address, envir
     assert code == 1
     assert found["deployments"][0]["carrier"] == "hooks"
     assert any("ignores the client" in message for message in messages(found, "problem"))
+
+
+def lm_studio_file(folder: Path, model: str = "qwen3-8b") -> Path:
+    """A model file with a vocabulary of six tokens, as LM Studio keeps it."""
+    path = folder / "qwen" / f"{model}-GGUF" / f"{model}-Q4_K_M.gguf"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(gguf(bpe_fields(tokenizer__chat_template="{% for m in messages %}{{ m.content }}{% endfor %}")))
+    return path
+
+
+def test_the_models_own_file_is_named(report: Report, address: Address, tmp_path: Path) -> None:
+    """Found by what the server lists, in the folder that the settings name."""
+    path = lm_studio_file(tmp_path / "models")
+    document = config(deployment(params=at(address)), settings={"models_folder": str(tmp_path / "models")})
+    code, found = report(document)
+    assert code == 0
+    [row] = found["deployments"]
+    assert row["tokenizer_source"] == "lm_studio_file"
+    assert row["tokenizer_words"] == f"LM Studio's file {path}"
+    assert row["template_words"] == "the file's own"
+
+
+def test_a_damaged_file_is_a_problem(report: Report, address: Address, tmp_path: Path) -> None:
+    """It says which file, and what counts meanwhile."""
+    path = lm_studio_file(tmp_path / "models")
+    path.write_bytes(path.read_bytes()[:100])
+    code, found = report(config(deployment(params=at(address)), settings={"models_folder": str(tmp_path / "models")}))
+    assert code == 1
+    [message] = messages(found)
+    assert str(path) in message
+    assert found["deployments"][0]["tokenizer_source"] == "pack"
+
+
+@pytest.mark.parametrize("place", ["settings", "deployment"])
+def test_a_wrong_tokenizer_is_a_problem(report: Report, address: Address, place: str) -> None:
+    """As the proxy would say at start."""
+    own = {"tokenizer": "/nonexistent/model.gguf"}
+    info = {"info": {"compaction": own}} if place == "deployment" else {}
+    document = config(deployment(params=at(address), **info), settings=own if place == "settings" else None)
+    code, found = report(document)
+    assert code == 1
+    assert any("tokenizer = '/nonexistent/model.gguf': it cannot be read" in message for message in messages(found))
+
+
+def test_a_probe_compares_our_count_with_the_servers(report: Report, address: Address) -> None:
+    """Two requests for 16 tokens each; the simulator has another vocabulary, which is a problem where we claim ours."""
+    code, found = report(config(deployment(params=at(address))), probes=True)
+    [row] = found["deployments"]
+    assert [probe["tools"] for probe in row["probes"]] == [False, True]
+    assert all(probe["server_tokens"] > 50 and probe["exact"] for probe in row["probes"])
+    off = [probe for probe in row["probes"] if abs(probe["counted_tokens"] / probe["server_tokens"] - 1) > 0.02]
+    assert len(messages(found)) == len(off) > 0
+    assert code == 1
+    assert all("though it should be exact" in message and "tokenizer:" in message for message in messages(found))
+
+
+def test_a_stand_in_may_be_off(report: Report) -> None:
+    """Usage corrects it, so it is a note, and exact counting is offered."""
+    simulator = Simulator([Model("someone/unknown", architecture="unheard")])
+    simulator.load("someone/unknown", 8192)
+    with serve(simulator) as address:
+        code, found = report(config(deployment("lm_studio/someone/unknown", params=at(address))), probes=True)
+    assert found["deployments"][0]["tokenizer_source"] == "stand_in"
+    assert code == 0
+    assert all("usage corrects it" in message for message in messages(found, "note") if "our count" in message)
+
+
+def test_a_probe_loads_nothing(report: Report, address: Address) -> None:
+    """What is not loaded is not probed."""
+    _, found = report(config(deployment(f"lm_studio/{GPT_OSS}", params=at(address))), probes=True)
+    assert found["deployments"][0]["probes"] == []
+    assert found["deployments"][0]["loaded"] is False

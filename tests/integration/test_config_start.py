@@ -19,6 +19,7 @@ _WRONG: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "global": ({"pre_request_ration": 0.8, "pre_request_ratio": 1.5, "notices": "loud"}, {}),
     "deployment": ({}, {"compaction": {"target_ratio": 7, "windw": 1}}),
     "together": ({"target_ratio": 0.5}, {"compaction": {"pre_request_ratio": 0.45}}),
+    "tokenizer": ({"tokenizer": "/nonexistent/model.gguf"}, {}),
 }
 
 
@@ -55,6 +56,10 @@ def _ending(folder: Path, settings: dict[str, Any], info: dict[str, Any]) -> str
         (
             "deployment",
             [r"model_info\.compaction of 'local'\.?.*target_ratio = 7: .*less than 1", "unknown key 'windw'"],
+        ),
+        (
+            "tokenizer",
+            [r"callback_settings\.litellm_compaction\.tokenizer = '/nonexistent/model\.gguf': it cannot be read"],
         ),
         ("together", [r"model_info\.compaction of 'local'", r"now 0\.5, 0\.45, 0\.9"]),
     ],

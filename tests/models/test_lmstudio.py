@@ -17,6 +17,7 @@ from litellm_compaction.models.lmstudio import (
     match,
     server_root,
 )
+from litellm_compaction.models.model_files import WantedModel
 
 
 @pytest.mark.parametrize(
@@ -231,3 +232,28 @@ async def test_a_loaded_namesake_wins(server: FakeLMStudio, http: httpx.AsyncCli
     found = match(listing, "m")
     assert found is not None
     assert found[0].key == "b/m"
+
+
+async def test_a_listing_says_what_finds_the_models_file(http: httpx.AsyncClient, server: FakeLMStudio) -> None:
+    """Publisher, variant, quantization and format are carried along, from either version of the API."""
+    server.list_v1(v1_model("qwen/qwen3-8b") | {"format": "gguf"})
+    [listed] = (await list_models(http, BASE, None)).models
+    assert listed.wanted == WantedModel(
+        key="qwen/qwen3-8b",
+        publisher="qwen",
+        variant="qwen/qwen3-8b@q4_k_m",
+        quantization="Q4_K_M",
+        file_format="gguf",
+    )
+    server.answers.clear()
+    server.list_v0(v0_model() | {"publisher": "qwen", "compatibility_type": "mlx", "quantization": "4bit"})
+    [older] = (await list_models(http, BASE, None)).models
+    assert older.wanted == WantedModel(key="qwen3-8b", publisher="qwen", quantization="4bit", file_format="mlx")
+
+
+@pytest.mark.parametrize("odd", [None, 7, {"bits": 4}, ["Q4_K_M"]])
+async def test_odd_file_fields_say_nothing(http: httpx.AsyncClient, server: FakeLMStudio, odd: object) -> None:
+    """A field of another shape never hides a model."""
+    server.list_v1(v1_model("a/b") | {"quantization": odd, "format": odd, "selected_variant": odd})
+    [listed] = (await list_models(http, BASE, None)).models
+    assert listed.wanted == WantedModel(key="a/b", publisher="a")

@@ -1,0 +1,32 @@
+"""How a tokenizer source is called in reports. Called by `doctor` and `count`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from litellm_compaction.models.sources import Kind, TokenizerSource
+
+_WORDS: Mapping[Kind, str] = {
+    "operator": "{}, as the operator wrote",
+    "lm_studio_file": "LM Studio's file {}",
+    "pack": "{}, the model's own from this package",
+    "stand_in": "{}, a stand-in that errs high until calibrated by usage",
+    "heuristic": "four characters a token, as the operator wrote",
+}
+
+
+def tokenizer_name(source: TokenizerSource) -> str:
+    """The file, or the name of the vocabulary."""
+    return str(source.path) if source.path is not None else source.family.vocabulary
+
+
+def source_words(source: TokenizerSource) -> str:
+    """Where the vocabulary comes from, and what is to be thought of it."""
+    return _WORDS[source.kind].format(tokenizer_name(source))
+
+
+def template_words(source: TokenizerSource) -> str:
+    """How the tokens around the texts are known."""
+    if source.template == "formula":
+        return "estimated by a formula"
+    return "the file's own" if source.template == "file" else f"{source.family.template}, from this package"

@@ -1,0 +1,269 @@
+"""By which vocabulary and template a deployment is counted; the one place that knows the order of sources.
+
+Called by the engine for every request. The order: what the operator wrote; LM Studio's own file of the model, where it
+is on this machine; the packs of this package, by family; a stand-in that usage corrects.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal, NamedTuple, TypeAlias
+
+from litellm_compaction.config import AUTO_TOKENIZER, Settings
+from litellm_compaction.errors import UnusableModelFile
+from litellm_compaction.models.families import HEURISTIC, Family, family_of
+from litellm_compaction.models.model_files import ModelFiles, WantedModel
+from litellm_compaction.models.tokenizer_files import TokenizerFile, load_tokenizer_file
+from litellm_compaction.models.tokenizer_settings import expanded, is_this_machine, tokenizer_path
+from litellm_compaction.models.tokenizers import is_loaded
+from litellm_compaction.models.window import Target, Window
+
+logger = logging.getLogger("litellm_compaction")
+
+Kind: TypeAlias = Literal["operator", "lm_studio_file", "pack", "stand_in", "heuristic"]
+
+# A header takes 0.1–0.4 s to read: worth this much of one request's time, since a stand-in might compact it for
+# nothing. Whatever takes longer, or comes from a slow disk, is counted with by later requests.
+_WAIT_S = 0.3
+# Where the pack that would count instead is not loaded either: loading both would take longer than the file alone.
+_COLD_WAIT_S = 2.0
+# How often folders are looked at for new files.
+_RECHECK_S = 60.0
+# Wildcard deployments get their model names from clients.
+_MAX_QUESTIONS = 4096
+# As `counting.py` promises of a formula, and `families.py` of a near family's template.
+_FORMULA_ERROR, _NEAR_ERROR = 0.15, 0.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenizerSource:
+    """What counts a deployment's prompts.
+
+    Attributes:
+        kind: where the vocabulary comes from.
+        family: counts with it.
+        path: of the file; None where the vocabulary is not from one.
+        failures: what is wrong with the sources that should have come before it, and what to do.
+    """
+
+    kind: Kind
+    family: Family
+    path: Path | None = None
+    failures: tuple[str, ...] = ()
+
+    @property
+    def template(self) -> Literal["file", "package", "formula"]:
+        """Whether the chat template is the file's, this package's, or a formula stands for it."""
+        if not self.family.template:
+            return "formula"
+        return "file" if self.family.template.startswith("file:") else "package"
+
+
+class _Question(NamedTuple):
+    """What decides about a source: the operator's word, LM Studio's, and the model's name."""
+
+    written: str
+    architecture: str
+    model: str
+    wanted: WantedModel | None
+
+
+class _Answer(NamedTuple):
+    source: TokenizerSource
+    until_s: float
+
+
+class _Search(NamedTuple):
+    task: asyncio.Task[None]
+    until_s: float
+
+
+class Sources:
+    """The sources of all deployments; without arguments the package's own vocabularies only.
+
+    Args:
+        tokenizer: the global setting; "" or `auto` is the usual order.
+        files: of the LM Studio on this machine.
+        is_folder_given: the operator says that `files` are those of servers elsewhere too, as in a container.
+        on_failure: is told once of each file that cannot be used; None writes a warning.
+        wait_s: for how long a request may wait for a file to be read.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(
+        self,
+        *,
+        tokenizer: str = "",
+        files: ModelFiles | None = None,
+        is_folder_given: bool = False,
+        on_failure: Callable[[str], None] | None = None,
+        wait_s: float = _WAIT_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._files = files
+        self._is_folder_given = is_folder_given
+        self._on_failure = on_failure or _warn
+        self._wait_s = wait_s
+        self._clock = clock
+        self._answers: OrderedDict[_Question, _Answer] = OrderedDict()
+        self._searches: dict[_Question, _Search] = {}
+        self._told: set[str] = set()
+
+    @classmethod
+    def of(cls, settings: Settings, *, on_failure: Callable[[str], None] | None = None) -> Sources:
+        """The sources that an operator's settings allow."""
+        folder = expanded(settings.models_folder) if settings.models_folder else None
+        return cls(
+            tokenizer=settings.tokenizer,
+            files=ModelFiles(folder),
+            is_folder_given=folder is not None,
+            on_failure=on_failure,
+        )
+
+    async def family(self, target: Target, window: Window) -> Family:
+        """The family that counts a deployment's prompts; see `source`."""
+        return (await self.source(target, window.architecture, window.wanted)).family
+
+    async def source(
+        self, target: Target, architecture: str, wanted: WantedModel | None, *, patient: bool = False
+    ) -> TokenizerSource:
+        """What counts a deployment's prompts: from memory in microseconds. Never raises.
+
+        A file is read in a thread, once. While that lasts, requests wait for 0.3 s from its beginning at most, 2 s
+        where the next source would have to be loaded too; then the next source counts, which is exact or errs high.
+
+        Args:
+            target: the deployment.
+            architecture: as LM Studio lists it; "" where it was not asked.
+            wanted: as LM Studio lists the model; None where it was not asked.
+            patient: wait until all has been read.
+        """
+        question = self._question(target, architecture, wanted)
+        known = self._answers.get(question)
+        if known is not None and self._clock() < known.until_s:
+            return known.source
+        if not self._may_have_file(question):
+            return self._note(question, _without_file(question), float("inf"))
+        search = self._start(question)
+        if known is not None and not patient:
+            return known.source
+        await asyncio.wait({search.task}, timeout=None if patient else max(0.0, search.until_s - self._clock()))
+        known = self._answers.get(question)
+        return known.source if known is not None else _without_file(question)
+
+    async def aclose(self) -> None:
+        """Waits for no file any more."""
+        for search in self._searches.values():
+            search.task.cancel()
+        self._searches.clear()
+
+    def _question(self, target: Target, architecture: str, wanted: WantedModel | None) -> _Question:
+        written = target.tokenizer or self._tokenizer
+        is_reachable = self._is_folder_given or is_this_machine(target.api_base)
+        return _Question(
+            written="" if written == AUTO_TOKENIZER else written,
+            architecture=architecture,
+            model=target.model,
+            wanted=wanted if self._files is not None and is_reachable else None,
+        )
+
+    def _may_have_file(self, question: _Question) -> bool:
+        return tokenizer_path(question.written) is not None if question.written else question.wanted is not None
+
+    def _start(self, question: _Question) -> _Search:
+        search = self._searches.get(question)
+        if search is None:
+            task = asyncio.ensure_future(self._search(question))
+            instead = _without_file(question)
+            is_cold = instead.kind == "pack" and not is_loaded(instead.family.vocabulary)
+            until_s = self._clock() + (_COLD_WAIT_S if is_cold else self._wait_s)
+            search = self._searches[question] = _Search(task, until_s)
+            task.add_done_callback(lambda _: self._searches.pop(question, None))
+        return search
+
+    async def _search(self, question: _Question) -> None:
+        source = await asyncio.to_thread(self._search_now, question)
+        self._note(question, source, self._clock() + _RECHECK_S)
+        for failure in source.failures:
+            if failure not in self._told:
+                self._told.add(failure)
+                self._on_failure(failure)
+
+    def _search_now(self, question: _Question) -> TokenizerSource:
+        base = family_of(question.architecture, question.model)
+        failures: list[str] = []
+        for kind, path in self._places(question):
+            try:
+                file = load_tokenizer_file(path)
+            except UnusableModelFile as error:  # noqa: PERF203 - two at most
+                failures.append(str(error))
+            else:
+                found = with_file(base, file)
+                return TokenizerSource(kind=kind, family=found, path=file.path, failures=tuple(failures))
+        return replace(_bundled(base), failures=tuple(failures))
+
+    def _places(self, question: _Question) -> Iterator[tuple[Kind, Path]]:
+        """The files that may hold the vocabulary, in the order of sources."""
+        path = tokenizer_path(question.written) if question.written else None
+        if path is not None:
+            yield "operator", path
+        if question.wanted is not None and self._files is not None:
+            found = self._files.find(question.wanted)
+            if found is not None:
+                yield "lm_studio_file", found.path
+
+    def _note(self, question: _Question, source: TokenizerSource, until_s: float) -> TokenizerSource:
+        self._answers[question] = _Answer(source, until_s)
+        self._answers.move_to_end(question)
+        if len(self._answers) > _MAX_QUESTIONS:
+            self._answers.popitem(last=False)
+        return source
+
+
+def with_file(base: Family, file: TokenizerFile) -> Family:
+    """The family counted with a file: exactly, where the file has the template too.
+
+    Args:
+        base: its costs stand for what the template refuses.
+    """
+    own = replace(
+        base,
+        vocabulary=file.vocabulary,
+        template=file.template,
+        tool_template=file.tool_template,
+        owns_vocabulary=True,
+        exact=True,
+        text_ratio=1.0,
+        single_digits=False,
+        error_ratio=0.02,
+    )
+    if file.template:
+        return own
+    error_ratio = max(base.error_ratio, _NEAR_ERROR) if base.template else _FORMULA_ERROR
+    return replace(own, template=base.template, exact=False, error_ratio=error_ratio)
+
+
+def _without_file(question: _Question) -> TokenizerSource:
+    """The source where no file is at hand, or not yet."""
+    base = family_of(question.architecture, question.model)
+    if question.written == HEURISTIC.name:
+        return TokenizerSource(kind="heuristic", family=replace(HEURISTIC, reasons=base.reasons))
+    if question.written and tokenizer_path(question.written) is None:
+        named = replace(family_of("", question.written), reasons=base.reasons)
+        return replace(_bundled(named), kind="operator")
+    return _bundled(base)
+
+
+def _warn(failure: str) -> None:
+    logger.warning("tokenizer %s The next source counts meanwhile.", failure)
+
+
+def _bundled(family: Family) -> TokenizerSource:
+    return TokenizerSource(kind="pack" if family.owns_vocabulary else "stand_in", family=family)

@@ -1,0 +1,64 @@
+"""`tokenizer` and `models_folder` from config.yaml: checked at start, and followed for each deployment."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import litellm
+import pytest
+
+from litellm_compaction.config import Settings
+from litellm_compaction.errors import ConfigError
+from litellm_compaction.models.sources import Sources
+from litellm_compaction.proxy import boot
+from litellm_compaction.proxy.routing import deployment_of
+from tests.models.gguf_writer import bpe_fields, gguf
+
+
+def loaded(monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], own: dict[str, Any] | None = None) -> Settings:
+    """What the proxy makes of a configuration with one deployment."""
+    monkeypatch.setattr(litellm, "callback_settings", {"litellm_compaction": settings})
+    info = {"model_info": {"compaction": own}} if own is not None else {}
+    monkeypatch.setattr(boot, "_config", lambda: {"model_list": [{"model_name": "local", **info}]})
+    return boot.load_settings()
+
+
+@pytest.fixture
+def model_file(tmp_path: Path) -> Path:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(gguf(bpe_fields(tokenizer__chat_template="{{ messages[0].content }}")))
+    return path
+
+
+def test_a_good_tokenizer_starts(monkeypatch: pytest.MonkeyPatch, model_file: Path) -> None:
+    """Globally and for a deployment."""
+    settings = loaded(monkeypatch, {"tokenizer": str(model_file)}, {"tokenizer": "heuristic"})
+    assert settings.tokenizer == str(model_file)
+
+
+@pytest.mark.parametrize(
+    ("settings", "own", "said"),
+    [
+        ({"tokenizer": "/nonexistent/x.gguf"}, None, r"litellm_compaction\.tokenizer = '/nonexistent/x\.gguf': it can"),
+        ({"models_folder": "/nonexistent"}, None, r"litellm_compaction\.models_folder = '/nonexistent': allowed"),
+        ({}, {"tokenizer": "who-is-this"}, r"model_info\.compaction of 'local'\.tokenizer = 'who-is-this': allowed"),
+    ],
+)
+def test_a_wrong_one_stops_the_start(
+    monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], own: dict[str, Any] | None, said: str
+) -> None:
+    """The error names key and value."""
+    with pytest.raises(ConfigError, match=said):
+        loaded(monkeypatch, settings, own)
+
+
+async def test_a_deployments_own_tokenizer_is_followed(model_file: Path) -> None:
+    """Over the global one."""
+    info = {"id": "1", "compaction": {"tokenizer": str(model_file)}}
+    params = {"model": "lm_studio/qwen3-8b", "api_base": "http://127.0.0.1:9/v1"}
+    target = deployment_of(params, info, group="local", environ={}).target
+    found = await Sources(tokenizer="heuristic").source(target, "", None, patient=True)
+    assert found.path == model_file
+    other = deployment_of(params, {"id": "1"}, group="local", environ={}).target
+    assert (await Sources(tokenizer="heuristic").source(other, "", None)).kind == "heuristic"
