@@ -108,7 +108,15 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
             from litellm_compaction.proxy.pages import Surroundings, add_page
 
             add_page(
-                Surroundings(self._live, self._gate.guards, self._compactor.windows, self._store, self._turns, _router)
+                Surroundings(
+                    live=self._live,
+                    guards=self._gate.guards,
+                    windows=self._compactor.windows,
+                    sources=self._compactor.sources,
+                    store=self._store,
+                    turns=self._turns,
+                    router=_router,
+                )
             )
         except Exception as error:  # noqa: BLE001 - the proxy serves without its page (P8)
             log_failed_open("page", error)

@@ -16,8 +16,8 @@ import httpx
 from litellm_compaction.config import SAME_MODEL, Settings
 from litellm_compaction.errors import CompactionError, ModelNotLoaded
 from litellm_compaction.events import Event, event_from_json
-from litellm_compaction.models.families import family_of
 from litellm_compaction.models.lmstudio import list_models
+from litellm_compaction.models.sources import Sources
 from litellm_compaction.models.window import Target, Windows
 from litellm_compaction.proxy.carriers import carrier_of
 from litellm_compaction.proxy.guards import Guard, Guards
@@ -59,6 +59,7 @@ class Surroundings:
     live: LiveSettings
     guards: Guards
     windows: Windows
+    sources: Sources
     store: Store
     turns: Turns
     router: Callable[[], Any]
@@ -208,7 +209,7 @@ async def _row(around: Surroundings, guard: Guard, target: Target, visitor: Visi
     except CompactionError as error:
         # The message names the server, which is not everybody's business.
         return replace(row, state=str(error) if visitor.sees_all else "not known")
-    family = family_of(window.architecture, target.model)
+    family = await around.sources.family(target, window)
     return replace(
         row,
         window_tokens=window.tokens,
