@@ -170,7 +170,8 @@ class TokenCounter:
     def learn(self, target_key: str, count: Count, prompt_tokens: int) -> Deviation | None:
         """Takes over what the server counted for the request that `count` belongs to.
 
-        Not learned: no number (≤ 0), a ratio that no vocabulary explains, and a prompt that was probably cut.
+        Not learned: no number (≤ 0), a ratio that no vocabulary explains, a prompt that was probably cut, and the first
+        number that may leave out what the server had in its cache.
 
         Returns:
             A deviation where the number was refused, and the first time that an exact family is off by more than 5 %.
@@ -183,17 +184,18 @@ class TokenCounter:
         if self.is_suspicious(count, prompt_tokens):
             if not self.explains(target_key, count, prompt_tokens):
                 return deviation
+        elif self._is_low(target_key, count, prompt_tokens):
+            return None
         else:
             ratio = self._calibration(target_key, count.basis).add(
                 count.raw_tokens, count.allowance_tokens, count.mix, prompt_tokens
             )
             if not is_plausible(ratio):
                 return deviation
-        if not self._is_low(target_key, count, prompt_tokens):
             self._learn_growth(target_key, count, prompt_tokens)
-            if count.fingerprint:
-                anchor = Anchor(prompt_tokens, count.raw_tokens, count.mix)
-                self._anchors.note(target_key, count.basis, count.fingerprint, anchor)
+        if count.fingerprint:
+            anchor = Anchor(prompt_tokens, count.raw_tokens, count.mix)
+            self._anchors.note(target_key, count.basis, count.fingerprint, anchor)
         off = count.exact and prompt_tokens >= TINY_TOKENS and abs(deviation.ratio - 1) > 0.05
         if not off or target_key in self._warned:
             return None
@@ -252,13 +254,25 @@ class TokenCounter:
         Templates that render less of what is old look the same, once in a while.
         """
         key = (target_key, count.basis)
-        is_sure = count.calibrated or count.exact
-        least_ratio = 1 - max(_LOW_ERROR, count.error_ratio) if is_sure else _least_ratio(count)
-        if prompt_tokens >= least_ratio * _solid_ratio(count) * count.tokens or key in self._low:
+        if prompt_tokens >= self._least_tokens(target_key, count) or key in self._low:
             self._low.discard(key)
             return False
         self._low.add(key)
         return True
+
+    def _least_tokens(self, target_key: str, count: Count) -> float:
+        """What a server has counted at least if it has counted all of the prompt."""
+        anchor = count.anchor
+        if anchor is None:
+            return _least_ratio(count) * _solid_ratio(count) * count.tokens
+        new_tokens = max(0.0, count.raw_tokens - anchor.raw_tokens)
+        mix = anchor.new_mix(count.raw_tokens, count.mix)
+        new = self._predict(target_key, count.basis + _GROWTH, new_tokens, mix, EXACT_ERROR)
+        if new.calibrated or count.exact:
+            least_ratio = new.factor * (1 - max(_LOW_ERROR, new.error_ratio))
+        else:
+            least_ratio = _least(mix, new.error_ratio, is_sure=False)
+        return (1 - _OLD_TURNS_ERROR) * anchor.prompt_tokens + new_tokens * least_ratio - count.allowance_tokens
 
     def _anchored(
         self, target_key: str, basis: str, raw: RawCount, prediction: Prediction, anchor: Anchor
