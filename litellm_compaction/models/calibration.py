@@ -183,6 +183,11 @@ class Calibration:
         self._samples = deque((*samples, *self._samples), maxlen=_KEPT)
         self._extra_tokens = deque((*extras, *self._extra_tokens), maxlen=_KEPT)
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing has been learned yet."""
+        return not self._samples and not self._extra_tokens
+
     def gist(self) -> tuple[int, ...]:
         """Changes only where the next prediction changes noticeably: ratios by 1 %, lengths by a factor of 2."""
         ratios = [sample.ratio for sample in self._samples] or [1.0]

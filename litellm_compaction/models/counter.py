@@ -108,7 +108,8 @@ class TokenCounter:
     def __init__(self) -> None:
         self._counting = Counting()
         self._anchors = Anchors()
-        self._calibrations: OrderedDict[tuple[str, str], Calibration] = OrderedDict()
+        # By deployment and basis.
+        self._calibrations: OrderedDict[str, dict[str, Calibration]] = OrderedDict()
         self._warned: set[str] = set()
         self._low: set[tuple[str, str]] = set()
 
@@ -314,18 +315,21 @@ class TokenCounter:
         return prediction
 
     def _calibration(self, target_key: str, basis: str) -> Calibration:
-        key = (target_key, basis)
-        found = self._calibrations.get(key)
-        if found is None:
-            found = self._calibrations[key] = Calibration()
+        by_basis = self._calibrations.get(target_key)
+        if by_basis is None:
+            by_basis = self._calibrations[target_key] = {}
             if len(self._calibrations) > _MAX_TARGETS:
-                forgotten, _ = self._calibrations.popitem(last=False)
-                self._warned.discard(forgotten[0])
-                self._low.discard(forgotten)
+                forgotten, bases = self._calibrations.popitem(last=False)
+                self._warned.discard(forgotten)
+                self._low.difference_update((forgotten, each) for each in bases)
+        found = by_basis.get(basis)
+        if found is None:
+            found = by_basis[basis] = Calibration()
         return found
 
     def _of(self, target_key: str) -> list[tuple[str, Calibration]]:
-        return [(basis, found) for (key, basis), found in self._calibrations.items() if key == target_key][-_MAX_BASES:]
+        known = self._calibrations.get(target_key, {})
+        return [(basis, found) for basis, found in known.items() if not found.is_empty][-_MAX_BASES:]
 
 
 async def _fingerprints(request: Request) -> Fingerprints:
