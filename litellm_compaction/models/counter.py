@@ -40,6 +40,8 @@ _LOW_ERROR = 0.05
 # What new messages take by themselves is learned beside what whole prompts take.
 _GROWTH = "|new"
 _MAX_BASES = 8
+# Whole counts, of about 30 bytes per message.
+_MAX_RECENT = 256
 _VERSION = 1
 
 
@@ -108,6 +110,7 @@ class TokenCounter:
     def __init__(self) -> None:
         self._counting = Counting()
         self._anchors = Anchors()
+        self._recent: OrderedDict[tuple[Family, int], RawCount] = OrderedDict()
         # By deployment and basis.
         self._calibrations: OrderedDict[str, dict[str, Calibration]] = OrderedDict()
         self._warned: set[str] = set()
@@ -121,8 +124,8 @@ class TokenCounter:
             family: of its model.
             request: what is sent to it.
         """
-        raw = await self._counting.count(family, request)
         prints = await _fingerprints(request)
+        raw = await self._raw(family, request, prints)
         basis = _basis(family, rendered=raw.rendered)
         prediction = self._predict(target_key, basis, raw.tokens, raw.mix, raw.error_ratio)
         anchor = self._anchors.find(target_key, basis, prints)
@@ -153,6 +156,19 @@ class TokenCounter:
             fingerprint=prints[-1] if prints else 0,
             anchor=anchor,
         )
+
+    async def _raw(self, family: Family, request: Request, prints: Fingerprints) -> RawCount:
+        """The uncalibrated count; a request that has just been counted, as two hooks do, is not counted again."""
+        if not prints:
+            return await self._counting.count(family, request)
+        key = (family, prints[-1])
+        found = self._recent.pop(key, None)
+        if found is None:
+            found = await self._counting.count(family, request)
+        self._recent[key] = found
+        if len(self._recent) > _MAX_RECENT:
+            self._recent.popitem(last=False)
+        return found
 
     async def count_text(self, target_key: str, family: Family, text: str) -> int:
         """Calibrated tokens of a text by itself, without any template around it."""

@@ -211,3 +211,15 @@ def test_the_rest_has_a_mix_of_its_own() -> None:
     anchor = Anchor(100, 100.0, PLAIN)
     assert anchor.new_mix(200.0, Mix(0.1, 0.0)) == Mix(0.2, 0.0)
     assert anchor.new_mix(100.0, Mix(0.1, 0.0)) == Mix(0.1, 0.0)
+
+
+async def test_a_request_that_is_counted_twice_is_rendered_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both hooks look at the same request: the second count is the first one, with what was learned in between."""
+    counter = TokenCounter()
+    first = await counted(counter, LLAMA31, request(*chat(5)))
+    monkeypatch.setattr(counter._counting, "count", None)
+    assert await counted(counter, LLAMA31, request(*chat(5))) == first
+    counter.learn("t", first, first.tokens + 50)
+    assert (await counted(counter, LLAMA31, request(*chat(5)))).tokens == first.tokens + 50
+    with pytest.raises(TypeError):
+        await counted(counter, LLAMA31, request(*chat(6)))
