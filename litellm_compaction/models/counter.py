@@ -9,7 +9,6 @@ import asyncio
 import json
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from math import ceil
 from typing import NamedTuple
@@ -17,7 +16,6 @@ from typing import NamedTuple
 from litellm_compaction.core.messages import Request
 from litellm_compaction.models.calibration import (
     MIN_TRUNCATED_TOKENS,
-    PLAIN,
     TINY_TOKENS,
     Calibration,
     Mix,
@@ -25,9 +23,12 @@ from litellm_compaction.models.calibration import (
     is_plausible,
 )
 from litellm_compaction.models.counting import EXACT_ERROR, Counting, RawCount, mix_of, raw_tokens
+from litellm_compaction.models.counts import Count, Deviation, least_ratio, solid_ratio
 from litellm_compaction.models.families import Family
 from litellm_compaction.models.measures import Item, Measure
 from litellm_compaction.models.prefix_anchors import Anchor, Anchors, Fingerprints, fingerprints
+
+__all__ = ["Count", "Deviation", "TokenCounter"]
 
 # Wildcard deployments get their model names from clients, so the number of calibrations needs an end.
 _MAX_TARGETS = 4096
@@ -43,57 +44,6 @@ _MAX_BASES = 8
 # Whole counts, of about 30 bytes per message.
 _MAX_RECENT = 256
 _VERSION = 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Count:
-    """The tokens of one request.
-
-    Attributes:
-        tokens: overhead_tokens + tools_tokens + sum(sizes).
-        sizes: sizes[i] belongs to messages[i].
-        tools_tokens: the schemas and the instructions that come with them.
-        overhead_tokens: what the template puts around the conversation.
-        error_ratio: true count ≤ tokens × (1 + error_ratio).
-        exact: the vocabulary is the model's own and the template is known for everything in this request.
-        rendered: the template was rendered; otherwise a formula stands for it.
-        raw_tokens: the count before calibration.
-        allowance_tokens: the part of raw_tokens that may be rendered as far less: images, reasoning of older turns.
-        mix: what the text consists of: beyond ASCII, stand-ins count up to 4 times too much, of digits up to 3 times.
-        calibrated: the server has confirmed like requests.
-        basis: how raw_tokens were counted: what is learned holds only for what is counted in the same way.
-        fingerprint: of all that was counted, 0 where it has none.
-        anchor: the prompt that it begins with and that the server has counted, if any.
-    """
-
-    tokens: int
-    sizes: tuple[int, ...]
-    tools_tokens: int
-    overhead_tokens: int
-    error_ratio: float
-    exact: bool
-    raw_tokens: float
-    rendered: bool = False
-    allowance_tokens: float = 0.0
-    mix: Mix = PLAIN
-    calibrated: bool = False
-    basis: str = ""
-    fingerprint: int = 0
-    anchor: Anchor | None = None
-
-    @property
-    def margin_tokens(self) -> int:
-        """Room to keep free because the count may be too low: 64 tokens, 2 %, or as far as it can be wrong."""
-        return max(64, ceil(self.tokens * max(0.02, self.error_ratio)))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Deviation:
-    """A true count that the family does not explain: `ratio` is `actual` / `expected`."""
-
-    expected: int
-    actual: int
-    ratio: float
 
 
 class _Reading(NamedTuple):
@@ -221,10 +171,10 @@ class TokenCounter:
 
     def is_suspicious(self, count: Count, prompt_tokens: int) -> bool:
         """Whether the server's number is so far below ours that it has probably cut the prompt."""
-        solid_tokens = count.tokens * _solid_ratio(count)
+        solid_tokens = count.tokens * solid_ratio(count)
         if prompt_tokens <= 0 or solid_tokens < MIN_TRUNCATED_TOKENS:
             return False
-        return prompt_tokens < _least_ratio(count) * solid_tokens
+        return prompt_tokens < _least_of(count) * solid_tokens
 
     def explains(self, target_key: str, count: Count, prompt_tokens: int) -> bool:
         """Whether a suspicious number is how this server counts, after others like it; then it is learned."""
@@ -281,15 +231,15 @@ class TokenCounter:
         """What a server has counted at least if it has counted all of the prompt."""
         anchor = count.anchor
         if anchor is None:
-            return _least_ratio(count) * _solid_ratio(count) * count.tokens
+            return _least_of(count) * solid_ratio(count) * count.tokens
         new_tokens = max(0.0, count.raw_tokens - anchor.raw_tokens)
         mix = anchor.new_mix(count.raw_tokens, count.mix)
         new = self._predict(target_key, count.basis + _GROWTH, new_tokens, mix, EXACT_ERROR)
         if new.calibrated or count.exact:
-            least_ratio = new.factor * (1 - max(_LOW_ERROR, new.error_ratio))
+            least = new.factor * (1 - max(_LOW_ERROR, new.error_ratio))
         else:
-            least_ratio = _least(mix, new.error_ratio, is_sure=False)
-        return (1 - _OLD_TURNS_ERROR) * anchor.prompt_tokens + new_tokens * least_ratio - count.allowance_tokens
+            least = least_ratio(mix, new.error_ratio, is_sure=False)
+        return (1 - _OLD_TURNS_ERROR) * anchor.prompt_tokens + new_tokens * least - count.allowance_tokens
 
     def _anchored(
         self, target_key: str, basis: str, raw: RawCount, prediction: Prediction, anchor: Anchor
@@ -308,7 +258,8 @@ class TokenCounter:
                 new = new._replace(error_ratio=max(new.error_ratio, raw.error_ratio))
             tokens = anchor.prompt_tokens + new_tokens * new.factor
             wrong_tokens = new_tokens * new.factor * new.error_ratio
-        if tokens < _least_ratio_of(raw, prediction) * (raw.tokens - raw.allowance_tokens) * prediction.factor:
+        least = least_ratio(raw.mix, prediction.error_ratio, is_sure=prediction.calibrated or raw.exact)
+        if tokens < least * (raw.tokens - raw.allowance_tokens) * prediction.factor:
             return None
         error_ratio = max(EXACT_ERROR, (wrong_tokens + _OLD_TURNS_ERROR * anchor.prompt_tokens) / tokens)
         factor = tokens / raw.tokens if raw.tokens > 0 else 1.0
@@ -365,22 +316,5 @@ def _rounded(sizes: Iterable[float], factor: float) -> list[int]:
     return [after - before for before, after in pairwise(edges)]
 
 
-def _solid_ratio(count: Count) -> float:
-    """The part of a count that no server may leave out."""
-    return 1 - count.allowance_tokens / count.raw_tokens if count.raw_tokens > 0 else 1.0
-
-
-def _least_ratio(count: Count) -> float:
-    return _least(count.mix, count.error_ratio, is_sure=count.calibrated or count.exact)
-
-
-def _least_ratio_of(raw: RawCount, prediction: Prediction) -> float:
-    return _least(raw.mix, prediction.error_ratio, is_sure=prediction.calibrated or raw.exact)
-
-
-def _least(mix: Mix, error_ratio: float, *, is_sure: bool) -> float:
-    """Of a count, what a server's number reaches at least if it has counted the same."""
-    if is_sure:
-        return 1 - max(0.15, 3 * error_ratio)
-    # Beyond ASCII a stand-in counts up to 4 times too much, without anything being cut.
-    return 0.55 - 0.35 * mix.other_share - 0.25 * mix.digit_share
+def _least_of(count: Count) -> float:
+    return least_ratio(count.mix, count.error_ratio, is_sure=count.calibrated or count.exact)
