@@ -205,7 +205,9 @@ class Compactor:
         if overflow.window_tokens is not None:
             self.windows.learn(case.target, overflow.window_tokens)
         if overflow.prompt_tokens is not None and guarded is not None:
-            self._lessons.learn(case.target.key, case.label, guarded.count, overflow.prompt_tokens)
+            # In the middle of an answer the number has what was generated in it, which makes no anchor.
+            count = replace(guarded.count, fingerprint=0, anchor=None)
+            self._lessons.learn(case.target.key, case.label, count, overflow.prompt_tokens)
 
     async def aclose(self) -> None:
         """Ends the clients and the store."""

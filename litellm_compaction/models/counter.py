@@ -38,6 +38,8 @@ _THREAD_CHARS = 1_000_000
 _OLD_TURNS_ERROR = 0.005
 # A number so far below what its prefix had is not taken for an anchor the first time.
 _LOW_ERROR = 0.05
+# More than this cannot be an addition only; taken for one, it would leave no room for the conversation.
+_MAX_ADDED_RATIO = 1.5
 # What new messages take by themselves is learned beside what whole prompts take.
 _GROWTH = "|new"
 _MAX_BASES = 8
@@ -263,8 +265,10 @@ class TokenCounter:
             return None
         error_ratio = max(EXACT_ERROR, (wrong_tokens + _OLD_TURNS_ERROR * anchor.prompt_tokens) / tokens)
         factor = tokens / raw.tokens if raw.tokens > 0 else 1.0
-        # What a server adds to a prompt that we render exactly belongs to no message.
-        return _Reading(tokens, min(factor, 1.0) if raw.exact else factor, error_ratio)
+        if raw.exact and factor <= _MAX_ADDED_RATIO:
+            # What a server adds to a prompt that we render exactly belongs to no message.
+            factor = min(factor, 1.0)
+        return _Reading(tokens, factor, error_ratio)
 
     def _text_tokens(self, target_key: str, family: Family, measure: Measure) -> int:
         tokens, rendered = raw_tokens(measure, family), bool(family.template)

@@ -10,7 +10,7 @@ import pytest
 
 from litellm_compaction.core.messages import Request
 from litellm_compaction.engine.lessons import FACTS_SCOPE, Lessons
-from litellm_compaction.errors import StoreError
+from litellm_compaction.errors import Overflow, StoreError
 from litellm_compaction.models.counter import Count, TokenCounter
 from litellm_compaction.models.families import family_of
 from litellm_compaction.stores import MemoryStore
@@ -246,3 +246,15 @@ async def test_the_compactor_reads_and_keeps_facts() -> None:
     again = await second.guard(chat(8, words=300), 100_000)
     assert again.count.calibrated
     assert told <= again.count.tokens * 1.01
+
+
+async def test_an_overflow_is_no_anchor() -> None:
+    """Its number may have a part of the answer in it: it is no base for the same conversation, compacted or not."""
+    bench = Bench(counter=TokenCounter())
+    raw = chat(8, words=150)
+    guarded = await bench.guard(raw, 100_000)
+    told = round(guarded.count.raw_tokens * 1.4)
+    bench.compactor.learn_overflow(bench.case(100_000), guarded, Overflow(told, None))
+    again = await bench.guard(raw, 100_000)
+    assert again.count.anchor is None
+    assert again.count.tokens >= told
