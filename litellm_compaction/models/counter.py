@@ -260,6 +260,9 @@ class TokenCounter:
                 new = new._replace(error_ratio=max(new.error_ratio, raw.error_ratio))
             tokens = anchor.prompt_tokens + new_tokens * new.factor
             wrong_tokens = new_tokens * new.factor * new.error_ratio
+            if not raw.exact:
+                # A stand-in that counted too high so far may fit the new text: tables before, prose now.
+                wrong_tokens = max(wrong_tokens, new_tokens * (1 - new.factor))
         least = least_ratio(raw.mix, prediction.error_ratio, is_sure=prediction.calibrated or raw.exact)
         if tokens < least * (raw.tokens - raw.allowance_tokens) * prediction.factor:
             return None
