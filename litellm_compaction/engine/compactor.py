@@ -19,6 +19,7 @@ from litellm_compaction.core.plan import plan
 from litellm_compaction.engine.admission import Admission
 from litellm_compaction.engine.asking import Asker
 from litellm_compaction.engine.case import Case, Guarded, Pending, Work
+from litellm_compaction.engine.lessons import Lessons
 from litellm_compaction.engine.making import Made, Maker
 from litellm_compaction.engine.probing import Prober
 from litellm_compaction.engine.reporting import Reporter, truncation
@@ -36,6 +37,8 @@ from litellm_compaction.stores import Store
 
 # Below this share of what it may fill no conversation has ever been compacted, however wrong the count was then.
 _COMPACTED_BEFORE_RATIO = 0.25
+# A prompt that fills more of the window than this may have been cut to it.
+_INSIDE_RATIO = 0.9
 # Of what a compaction leaves, this much may be the verbatim end of the answer that is being carried over.
 _PARTIAL_TAIL_RATIO = 0.35
 
@@ -73,6 +76,7 @@ class Compactor:
         asker = Asker(windows=windows, counter=counter, sources=self.sources, sent=self._sent)
         self._maker = Maker(asker=asker, store=store, clock=clock)
         self._compactions: Flights[Made] = Flights()
+        self._lessons = Lessons(counter=counter, store=store, clock=clock)
         self._scales = Scales(windows=windows, counter=counter, sources=self.sources, clock=clock)
         self._prober = Prober(counter)
         self._admission = Admission()
@@ -96,6 +100,7 @@ class Compactor:
         Raises:
             WindowUnknown, ModelNotLoaded, DoesNotFit: as `guard`.
         """
+        self._lessons.recall(case.target.key)
         work = await self._scales.weigh(request, case)
         if _is_small(work):
             return self._unchanged(work)
@@ -190,7 +195,11 @@ class Compactor:
         reason = truncation(guarded, prompt_tokens, completion_tokens, self._counter)
         if not reason:
             # A reply that was itself truncated never gets here: it would teach the counter a wrong ratio.
-            self._counter.learn(case.target.key, guarded.count, prompt_tokens)
+            self._lessons.learn(case.target.key, case.label, guarded.count, prompt_tokens)
+            return
+        is_inside = prompt_tokens < _INSIDE_RATIO * guarded.window.tokens
+        is_low = reason == "prompt_far_below_count"
+        if is_low and is_inside and self._lessons.explains(case.target.key, guarded.count, prompt_tokens):
             return
         self.windows.invalidate(case.target)
         self._reporter.alarmed(case, guarded, prompt_tokens, reason)
@@ -207,12 +216,15 @@ class Compactor:
         if overflow.window_tokens is not None:
             self.windows.learn(case.target, overflow.window_tokens)
         if overflow.prompt_tokens is not None and guarded is not None:
-            self._counter.learn(case.target.key, guarded.count, overflow.prompt_tokens)
+            # In the middle of an answer the number has what was generated in it, which makes no anchor.
+            count = replace(guarded.count, fingerprint=0, anchor=None)
+            self._lessons.learn(case.target.key, case.label, count, overflow.prompt_tokens)
 
     async def aclose(self) -> None:
         """Ends the clients and the store."""
         await self.sources.aclose()
         await self.windows.aclose()
+        await self._lessons.aclose()
         await self._store.aclose()
 
     def _plan(self, work: Work, stored: Sequence[Compaction]) -> Plan:

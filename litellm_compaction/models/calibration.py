@@ -8,12 +8,19 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
-from math import log
+from math import log, log2
 from typing import NamedTuple
 
 # Below this the template's constants decide the ratio, not the vocabulary.
 TINY_TOKENS = 200
+# Nobody loads a model with a context length below this, so nothing was cut from a shorter prompt.
+MIN_TRUNCATED_TOKENS = 1024
 _KEPT = 16
+_MAX_NUMBER = 1e9
+_DOUBTS = 6
+# Where a server cuts prompts to its window or to a part of it, the longer one keeps a clearly smaller share: at 0.8,
+# prompts that differ by a quarter are 5 % apart if the cut takes the same text from both.
+_OTHER_SIZE, _SAME_RATIO, _MIN_CUT_RATIO = 1.25, 0.02, 0.5
 _MIN_RATIO, _MAX_RATIO = 0.3, 4.0
 # Scripts differ by a factor of 4 in how well a stand-in fits (families.py), so a sample with more of a foreign script
 # than the request says nothing about it; one with less errs high.
@@ -67,9 +74,10 @@ class _Sample(NamedTuple):
 
 @dataclass(slots=True)
 class Calibration:
-    """The last ratios of one deployment, longer prompts and tiny ones apart."""
+    """The last ratios of one deployment, longer prompts and tiny ones apart, and those that looked like a cut."""
 
     _samples: deque[_Sample] = field(default_factory=lambda: deque(maxlen=_KEPT))
+    _doubts: deque[_Sample] = field(default_factory=lambda: deque(maxlen=_DOUBTS))
     _extra_tokens: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT))
 
     def predict(self, raw_tokens: float, mix: Mix, family_error: float) -> Prediction:
@@ -125,6 +133,78 @@ class Calibration:
         else:
             self._samples.append(_Sample(ratio, raw_tokens, mix))
         return ratio
+
+    def explains(self, raw_tokens: float, allowance_tokens: float, mix: Mix, prompt_tokens: int) -> bool:
+        """Whether a number so low that the prompt seems cut is how this server counts; then it is a sample.
+
+        A cut leaves about as much of every prompt, or takes about as much from it. A server that counts otherwise
+        shows the same ratio on prompts of clearly different size, or on one that is too short to have been cut.
+        Otherwise the number is kept as a doubt, for the next one.
+        """
+        doubt = _Sample(prompt_tokens / raw_tokens, raw_tokens, mix)
+        if doubt.ratio < _MIN_CUT_RATIO or allowance_tokens > 0.1 * raw_tokens:
+            return False
+        short = [sample for sample in self._samples if TINY_TOKENS <= sample.raw_tokens < MIN_TRUNCATED_TOKENS]
+        others = [
+            other
+            for other in (*short, *self._doubts)
+            if max(doubt.raw_tokens, other.raw_tokens) >= _OTHER_SIZE * min(doubt.raw_tokens, other.raw_tokens)
+            and abs(doubt.ratio / other.ratio - 1) <= _SAME_RATIO
+            and not other.mix.says_nothing_of(mix)
+            and not mix.says_nothing_of(other.mix)
+        ]
+        if not others:
+            self._doubts.append(doubt)
+            return False
+        # The higher ratios are those of another template or server under this name.
+        self._samples = deque((*others, doubt), maxlen=_KEPT)
+        self._doubts.clear()
+        return True
+
+    def as_json(self) -> list[list[float]]:
+        """All that it has learned, in short: samples, then tokens that tiny prompts had more."""
+        samples = [
+            [round(sample.ratio, 5), round(sample.raw_tokens), *(round(share, 4) for share in sample.mix)]
+            for sample in self._samples
+        ]
+        return [*samples, *([extra_tokens] for extra_tokens in self._extra_tokens)]
+
+    def take_over(self, rows: object) -> None:
+        """Puts what `as_json` once gave behind what was learned since; skips rows that it cannot have written."""
+        samples: list[_Sample] = []
+        extras: list[float] = []
+        for row in rows if isinstance(rows, list) else ():
+            if not isinstance(row, list) or not all(_is_number(value) for value in row):
+                continue
+            if len(row) == 1 and abs(row[0]) < TINY_TOKENS * _MAX_RATIO:
+                extras.append(row[0])
+            elif len(row) == 4 and is_plausible(row[0]) and row[1] > 0 and max(row[2:]) <= 1 and min(row[2:]) >= 0:
+                samples.append(_Sample(row[0], row[1], Mix(*row[2:])))
+        self._samples = deque((*samples, *self._samples), maxlen=_KEPT)
+        self._extra_tokens = deque((*extras, *self._extra_tokens), maxlen=_KEPT)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing has been learned yet."""
+        return not self._samples and not self._extra_tokens
+
+    def gist(self) -> tuple[int, ...]:
+        """Changes only where the next prediction changes noticeably: ratios by 1 %, lengths by a factor of 2."""
+        ratios = [sample.ratio for sample in self._samples] or [1.0]
+        longest = max((sample.raw_tokens for sample in self._samples), default=1.0)
+        shares = max((max(sample.mix) for sample in self._samples), default=0.0)
+        return (
+            min(len(self._samples), _SETTLED_SAMPLES),
+            min(len(self._extra_tokens), 1),
+            round(100 * log(max(ratios))),
+            round(100 * log(min(ratios))),
+            round(log2(longest)),
+            round(shares / _NEAR_SHARE),
+        )
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < _MAX_NUMBER
 
 
 def is_plausible(ratio: float) -> bool:

@@ -5,67 +5,56 @@ Called by the engine on every request, and with the server's `prompt_tokens` aft
 
 from __future__ import annotations
 
+import asyncio
+import json
 from collections import OrderedDict
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from itertools import accumulate, pairwise
 from math import ceil
+from typing import NamedTuple
 
 from litellm_compaction.core.messages import Request
-from litellm_compaction.models.calibration import PLAIN, TINY_TOKENS, Calibration, Mix, Prediction, is_plausible
-from litellm_compaction.models.counting import EXACT_ERROR, Counting, mix_of, raw_tokens
+from litellm_compaction.models.calibration import (
+    MIN_TRUNCATED_TOKENS,
+    TINY_TOKENS,
+    Calibration,
+    Mix,
+    Prediction,
+    is_plausible,
+)
+from litellm_compaction.models.counting import EXACT_ERROR, Counting, RawCount, mix_of, raw_tokens
+from litellm_compaction.models.counts import Count, Deviation, least_ratio, solid_ratio
 from litellm_compaction.models.families import Family
 from litellm_compaction.models.measures import Item, Measure
+from litellm_compaction.models.prefix_anchors import Anchor, Anchors, Fingerprints, fingerprints
 from litellm_compaction.models.usable import usable, usable_soon
+
+__all__ = ["Count", "Deviation", "TokenCounter"]
 
 # Wildcard deployments get their model names from clients, so the number of calibrations needs an end.
 _MAX_TARGETS = 4096
-# Nobody loads a model with a context length below this, so nothing was cut from a shorter prompt.
-_MIN_TRUNCATED_TOKENS = 1024
+# Hashes of more text than this are made outside the event loop's thread.
+_THREAD_CHARS = 1_000_000
+# Of a prompt that the server has counted, so much may be rendered as more when its turns are old.
+_OLD_TURNS_ERROR = 0.005
+# A number so far below what its prefix had is not taken for an anchor the first time.
+_LOW_ERROR = 0.05
+# More than this cannot be an addition only; taken for one, it would leave no room for the conversation.
+_MAX_ADDED_RATIO = 1.5
+# What new messages take by themselves is learned beside what whole prompts take.
+_GROWTH = "|new"
+_MAX_BASES = 8
+# Whole counts, of about 30 bytes per message.
+_MAX_RECENT = 256
+_VERSION = 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Count:
-    """The tokens of one request.
+class _Reading(NamedTuple):
+    """Tokens of a request by all that is known; `factor` per raw token of its messages and tools."""
 
-    Attributes:
-        tokens: overhead_tokens + tools_tokens + sum(sizes).
-        sizes: sizes[i] belongs to messages[i].
-        tools_tokens: the schemas and the instructions that come with them.
-        overhead_tokens: what the template puts around the conversation.
-        error_ratio: true count ≤ tokens × (1 + error_ratio).
-        exact: the vocabulary is the model's own and the template is known for everything in this request.
-        rendered: the template was rendered; otherwise a formula stands for it.
-        raw_tokens: the count before calibration.
-        allowance_tokens: the part of raw_tokens that may be rendered as far less: images, reasoning of older turns.
-        mix: what the text consists of: beyond ASCII, stand-ins count up to 4 times too much, of digits up to 3 times.
-        calibrated: the server has confirmed like requests.
-    """
-
-    tokens: int
-    sizes: tuple[int, ...]
-    tools_tokens: int
-    overhead_tokens: int
+    tokens: float
+    factor: float
     error_ratio: float
-    exact: bool
-    raw_tokens: float
-    rendered: bool = False
-    allowance_tokens: float = 0.0
-    mix: Mix = PLAIN
-    calibrated: bool = False
-
-    @property
-    def margin_tokens(self) -> int:
-        """Room to keep free because the count may be too low: 64 tokens, 2 %, or as far as it can be wrong."""
-        return max(64, ceil(self.tokens * max(0.02, self.error_ratio)))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Deviation:
-    """A true count that the family does not explain: `ratio` is `actual` / `expected`."""
-
-    expected: int
-    actual: int
-    ratio: float
 
 
 class TokenCounter:
@@ -73,36 +62,67 @@ class TokenCounter:
 
     def __init__(self) -> None:
         self._counting = Counting()
-        # What was learned of rendered prompts says nothing about the formula, and the reverse.
-        self._calibrations: OrderedDict[tuple[str, bool], Calibration] = OrderedDict()
+        self._anchors = Anchors()
+        self._recent: OrderedDict[tuple[Family, int], RawCount] = OrderedDict()
+        # By deployment and basis.
+        self._calibrations: OrderedDict[str, dict[str, Calibration]] = OrderedDict()
         self._warned: set[str] = set()
+        self._low: set[tuple[str, str]] = set()
 
     async def count(self, target_key: str, family: Family, request: Request) -> Count:
         """The tokens of a request. Never raises on its content.
 
         Args:
-            target_key: the deployment, for its calibration.
+            target_key: the deployment, for what its server has counted.
             family: of its model.
             request: what is sent to it.
         """
-        raw = await self._counting.count(await usable_soon(family), request)
-        prediction = self._predict(target_key, raw.tokens, raw.mix, raw.error_ratio, rendered=raw.rendered)
-        sizes = tuple(ceil(size * prediction.factor) for size in raw.sizes)
-        tools_tokens = ceil(raw.tools_tokens * prediction.factor)
-        overhead_tokens = ceil(raw.overhead_tokens * prediction.factor)
+        family = await usable_soon(family)
+        prints = await _fingerprints(request)
+        raw = await self._raw(family, request, prints)
+        basis = _basis(family, rendered=raw.rendered)
+        prediction = self._predict(target_key, basis, raw.tokens, raw.mix, raw.error_ratio)
+        anchor = self._anchors.find(target_key, basis, prints)
+        reading = self._anchored(target_key, basis, raw, prediction, anchor) if anchor else None
+        if reading is None:
+            factor, error_ratio = prediction.factor, prediction.error_ratio
+            sizes = tuple(ceil(size * factor) for size in raw.sizes)
+            tools_tokens = ceil(raw.tools_tokens * factor)
+            overhead_tokens = ceil(raw.overhead_tokens * factor)
+        else:
+            error_ratio = reading.error_ratio
+            tools_tokens, *parts = _rounded((raw.tools_tokens, *raw.sizes), reading.factor)
+            sizes = tuple(parts)
+            overhead_tokens = max(0, ceil(reading.tokens) - tools_tokens - sum(sizes))
         return Count(
             tokens=overhead_tokens + tools_tokens + sum(sizes),
             sizes=sizes,
             tools_tokens=tools_tokens,
             overhead_tokens=overhead_tokens,
-            error_ratio=prediction.error_ratio,
+            error_ratio=error_ratio,
             exact=raw.exact and raw.allowance_tokens == 0,
             raw_tokens=raw.tokens,
             rendered=raw.rendered,
             allowance_tokens=raw.allowance_tokens,
             mix=raw.mix,
             calibrated=prediction.calibrated,
+            basis=basis,
+            fingerprint=prints[-1] if prints else 0,
+            anchor=anchor,
         )
+
+    async def _raw(self, family: Family, request: Request, prints: Fingerprints) -> RawCount:
+        """The uncalibrated count; a request that has just been counted, as two hooks do, is not counted again."""
+        if not prints:
+            return await self._counting.count(family, request)
+        key = (family, prints[-1])
+        found = self._recent.pop(key, None)
+        if found is None:
+            found = await self._counting.count(family, request)
+        self._recent[key] = found
+        if len(self._recent) > _MAX_RECENT:
+            self._recent.popitem(last=False)
+        return found
 
     async def count_text(self, target_key: str, family: Family, text: str) -> int:
         """Calibrated tokens of a text by itself, without any template around it."""
@@ -121,9 +141,10 @@ class TokenCounter:
         return count_text_now
 
     def learn(self, target_key: str, count: Count, prompt_tokens: int) -> Deviation | None:
-        """Takes over what the server counted for a request that `count` belongs to.
+        """Takes over what the server counted for the request that `count` belongs to.
 
-        Not learned: no number (≤ 0), a ratio that no vocabulary explains, and a prompt that was probably cut.
+        Not learned: no number (≤ 0), a ratio that no vocabulary explains, a prompt that was probably cut, and the first
+        number that may leave out what the server had in its cache.
 
         Returns:
             A deviation where the number was refused, and the first time that an exact family is off by more than 5 %.
@@ -134,12 +155,20 @@ class TokenCounter:
             expected=round(count.raw_tokens), actual=prompt_tokens, ratio=prompt_tokens / count.raw_tokens
         )
         if self.is_suspicious(count, prompt_tokens):
-            return deviation
-        ratio = self._calibration(target_key, count.rendered).add(
-            count.raw_tokens, count.allowance_tokens, count.mix, prompt_tokens
-        )
-        if not is_plausible(ratio):
-            return deviation
+            if not self.explains(target_key, count, prompt_tokens):
+                return deviation
+        elif self._is_low(target_key, count, prompt_tokens):
+            return None
+        else:
+            ratio = self._calibration(target_key, count.basis).add(
+                count.raw_tokens, count.allowance_tokens, count.mix, prompt_tokens
+            )
+            if not is_plausible(ratio):
+                return deviation
+            self._learn_growth(target_key, count, prompt_tokens)
+        if count.fingerprint:
+            anchor = Anchor(prompt_tokens, count.raw_tokens, count.mix)
+            self._anchors.note(target_key, count.basis, count.fingerprint, anchor)
         off = count.exact and prompt_tokens >= TINY_TOKENS and abs(deviation.ratio - 1) > 0.05
         if not off or target_key in self._warned:
             return None
@@ -148,40 +177,155 @@ class TokenCounter:
 
     def is_suspicious(self, count: Count, prompt_tokens: int) -> bool:
         """Whether the server's number is so far below ours that it has probably cut the prompt."""
-        solid_ratio = 1 - count.allowance_tokens / count.raw_tokens if count.raw_tokens > 0 else 1.0
-        solid_tokens = count.tokens * solid_ratio
-        if prompt_tokens <= 0 or solid_tokens < _MIN_TRUNCATED_TOKENS:
+        solid_tokens = count.tokens * solid_ratio(count)
+        if prompt_tokens <= 0 or solid_tokens < MIN_TRUNCATED_TOKENS:
             return False
-        if count.calibrated or count.exact:
-            least_ratio = 1 - max(0.15, 3 * count.error_ratio)
+        return prompt_tokens < _least_of(count) * solid_tokens
+
+    def explains(self, target_key: str, count: Count, prompt_tokens: int) -> bool:
+        """Whether a suspicious number is how this server counts, after others like it; then it is learned."""
+        calibration = self._calibration(target_key, count.basis)
+        return calibration.explains(count.raw_tokens, count.allowance_tokens, count.mix, prompt_tokens)
+
+    def gist(self, target_key: str) -> tuple[object, ...]:
+        """Changes only when what was learned of a deployment has changed noticeably."""
+        return tuple((basis, found.gist()) for basis, found in self._of(target_key))
+
+    def as_json(self, target_key: str) -> str:
+        """What was learned of a deployment, for another process; no text of anybody."""
+        return json.dumps(
+            {"version": _VERSION, "calibrations": {k: found.as_json() for k, found in self._of(target_key)}}
+        )
+
+    def take_over(self, target_key: str, text: str) -> None:
+        """Adds what another process has learned; whatever `as_json` cannot have written is ignored."""
+        try:
+            facts = json.loads(text)
+        except (RecursionError, ValueError):
+            return
+        if not isinstance(facts, dict) or facts.get("version") != _VERSION:
+            return
+        calibrations = facts.get("calibrations")
+        for basis, rows in list(calibrations.items())[:_MAX_BASES] if isinstance(calibrations, dict) else ():
+            self._calibration(target_key, basis).take_over(rows)
+
+    def _learn_growth(self, target_key: str, count: Count, prompt_tokens: int) -> None:
+        """Learns what new messages take by themselves: a ratio of whole prompts has a server's additions in it."""
+        if count.anchor is None or count.allowance_tokens:
+            return
+        new_tokens, new_prompt_tokens = (
+            count.raw_tokens - count.anchor.raw_tokens,
+            prompt_tokens - count.anchor.prompt_tokens,
+        )
+        if min(new_tokens, new_prompt_tokens) >= TINY_TOKENS:
+            mix = count.anchor.new_mix(count.raw_tokens, count.mix)
+            self._calibration(target_key, count.basis + _GROWTH).add(new_tokens, 0.0, mix, new_prompt_tokens)
+
+    def _is_low(self, target_key: str, count: Count, prompt_tokens: int) -> bool:
+        """Whether a number may leave out what the server had in its cache; the second in a row is believed.
+
+        Templates that render less of what is old look the same, once in a while.
+        """
+        key = (target_key, count.basis)
+        if prompt_tokens >= self._least_tokens(target_key, count) or key in self._low:
+            self._low.discard(key)
+            return False
+        self._low.add(key)
+        return True
+
+    def _least_tokens(self, target_key: str, count: Count) -> float:
+        """What a server has counted at least if it has counted all of the prompt."""
+        anchor = count.anchor
+        if anchor is None:
+            return _least_of(count) * solid_ratio(count) * count.tokens
+        new_tokens = max(0.0, count.raw_tokens - anchor.raw_tokens)
+        mix = anchor.new_mix(count.raw_tokens, count.mix)
+        new = self._predict(target_key, count.basis + _GROWTH, new_tokens, mix, EXACT_ERROR)
+        if new.calibrated or count.exact:
+            least = new.factor * (1 - max(_LOW_ERROR, new.error_ratio))
         else:
-            # Beyond ASCII a stand-in counts up to 4 times too much, without anything being cut.
-            least_ratio = 0.55 - 0.35 * count.mix.other_share - 0.25 * count.mix.digit_share
-        return prompt_tokens < least_ratio * solid_tokens
+            least = least_ratio(mix, new.error_ratio, is_sure=False)
+        return (1 - _OLD_TURNS_ERROR) * anchor.prompt_tokens + new_tokens * least - count.allowance_tokens
+
+    def _anchored(
+        self, target_key: str, basis: str, raw: RawCount, prediction: Prediction, anchor: Anchor
+    ) -> _Reading | None:
+        """The count by the longest prefix that the server has counted; None where it cannot be trusted."""
+        new_tokens = raw.tokens - anchor.raw_tokens
+        if new_tokens < 0:
+            # The template leaves out what it rendered before; only a rendered prompt shows how much.
+            tokens = anchor.prompt_tokens + (new_tokens if raw.exact else 0.0)
+            wrong_tokens = -new_tokens * EXACT_ERROR
+        else:
+            mix = anchor.new_mix(raw.tokens, raw.mix)
+            new = self._predict(target_key, basis + _GROWTH, new_tokens, mix, raw.error_ratio)
+            if not new.calibrated:
+                new = self._predict(target_key, basis, new_tokens, mix, raw.error_ratio)
+                new = new._replace(error_ratio=max(new.error_ratio, raw.error_ratio))
+            tokens = anchor.prompt_tokens + new_tokens * new.factor
+            wrong_tokens = new_tokens * new.factor * new.error_ratio
+            if not raw.exact:
+                # A stand-in that counted too high so far may fit the new text: tables before, prose now.
+                wrong_tokens = max(wrong_tokens, new_tokens * (1 - new.factor))
+        least = least_ratio(raw.mix, prediction.error_ratio, is_sure=prediction.calibrated or raw.exact)
+        if tokens < least * (raw.tokens - raw.allowance_tokens) * prediction.factor:
+            return None
+        error_ratio = max(EXACT_ERROR, (wrong_tokens + _OLD_TURNS_ERROR * anchor.prompt_tokens) / tokens)
+        factor = tokens / raw.tokens if raw.tokens > 0 else 1.0
+        if raw.exact and factor <= _MAX_ADDED_RATIO:
+            # What a server adds to a prompt that we render exactly belongs to no message.
+            factor = min(factor, 1.0)
+        return _Reading(tokens, factor, error_ratio)
 
     def _text_tokens(self, target_key: str, family: Family, measure: Measure) -> int:
         tokens, rendered = raw_tokens(measure, family), bool(family.template)
-        mix = mix_of([measure], family)
-        factor = self._predict(target_key, tokens, mix, family.error_ratio, rendered=rendered, is_text=True).factor
+        basis, mix = _basis(family, rendered=rendered), mix_of([measure], family)
+        prediction = self._predict(target_key, basis, tokens, mix, family.error_ratio)
+        # What a server injects into prompts says nothing of a text by itself.
+        factor = 1.0 if rendered and not prediction.calibrated else prediction.factor
         return ceil(tokens * factor)
 
-    def _predict(
-        self, target_key: str, tokens: float, mix: Mix, error_ratio: float, *, rendered: bool, is_text: bool = False
-    ) -> Prediction:
-        prediction = self._calibration(target_key, rendered).predict(tokens, mix, error_ratio)
-        if rendered and is_text and not prediction.calibrated:
-            # What a server injects into prompts says nothing of a text by itself.
-            return prediction._replace(factor=1.0)
+    def _predict(self, target_key: str, basis: str, tokens: float, mix: Mix, error_ratio: float) -> Prediction:
+        prediction = self._calibration(target_key, basis).predict(tokens, mix, error_ratio)
         if error_ratio <= EXACT_ERROR and abs(prediction.factor - 1) <= EXACT_ERROR:
             # The server agrees, so few samples are no reason for doubt.
             return prediction._replace(error_ratio=min(prediction.error_ratio, EXACT_ERROR))
         return prediction
 
-    def _calibration(self, target_key: str, rendered: bool) -> Calibration:
-        found = self._calibrations.get((target_key, rendered))
-        if found is None:
-            found = self._calibrations[target_key, rendered] = Calibration()
+    def _calibration(self, target_key: str, basis: str) -> Calibration:
+        by_basis = self._calibrations.get(target_key)
+        if by_basis is None:
+            by_basis = self._calibrations[target_key] = {}
             if len(self._calibrations) > _MAX_TARGETS:
-                (forgotten, _), _ = self._calibrations.popitem(last=False)
+                forgotten, bases = self._calibrations.popitem(last=False)
                 self._warned.discard(forgotten)
+                self._low.difference_update((forgotten, each) for each in bases)
+        found = by_basis.get(basis)
+        if found is None:
+            found = by_basis[basis] = Calibration()
         return found
+
+    def _of(self, target_key: str) -> list[tuple[str, Calibration]]:
+        known = self._calibrations.get(target_key, {})
+        return [(basis, found) for basis, found in known.items() if not found.is_empty][-_MAX_BASES:]
+
+
+async def _fingerprints(request: Request) -> Fingerprints:
+    if sum(len(message.text) for message in request.messages) > _THREAD_CHARS:
+        return await asyncio.to_thread(fingerprints, request)
+    return fingerprints(request)
+
+
+def _basis(family: Family, *, rendered: bool) -> str:
+    """What was learned of rendered prompts says nothing about the formula, nor of one vocabulary about another."""
+    return "|".join((family.name, family.vocabulary, family.template if rendered else ""))
+
+
+def _rounded(sizes: Iterable[float], factor: float) -> list[int]:
+    """Sizes by a factor, in whole tokens that add up to no more than one above the exact sum."""
+    edges = [0, *(ceil(edge * factor) for edge in accumulate(sizes))]
+    return [after - before for before, after in pairwise(edges)]
+
+
+def _least_of(count: Count) -> float:
+    return least_ratio(count.mix, count.error_ratio, is_sure=count.calibrated or count.exact)

@@ -16,6 +16,7 @@ from litellm_compaction.models.vocabulary_data import VocabularyData
 _PIECE_CHARS = 4096
 # Every vocabulary here begins a new word at these places, so that pieces cost exactly what the whole text costs.
 _BOUNDARY = re.compile(r"(?<=\S)(?= [A-Za-z])|(?<=\n)(?=[A-Za-z0-9])|(?<=[一-龥])(?=[，。！？；：、])")
+_LOOK_BACK_CHARS = 32
 _UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
 
 
@@ -99,14 +100,30 @@ class Vocabulary:
 def _pieces(text: str) -> Iterator[str]:
     start = 0
     while len(text) - start > _PIECE_CHARS:
-        end = start + _PIECE_CHARS
-        # The last boundary of the piece; looked for in its last quarter only, which nearly always has one.
-        for found in _BOUNDARY.finditer(text, start + _PIECE_CHARS * 3 // 4, start + _PIECE_CHARS):
-            end = found.end()
+        # Looked for in the last quarter only, which nearly always has one.
+        end = _last_boundary(text, start + _PIECE_CHARS * 3 // 4, start + _PIECE_CHARS)
         yield text[start:end]
         start = end
     if start < len(text):
         yield text[start:]
+
+
+def _last_boundary(text: str, first: int, last: int) -> int:
+    """The last boundary between two characters, or `last`; from behind: all of them take 40 ms per MB."""
+    size = _LOOK_BACK_CHARS
+    upper = last
+    while upper > first:
+        lower = max(first, upper - size)
+        # Up to `last` each time: a boundary shows in the character behind it.
+        end = -1
+        for found in _BOUNDARY.finditer(text, lower, last):
+            if found.end() > upper:
+                break
+            end = found.end()
+        if end >= 0:
+            return end
+        upper, size = lower, 4 * size
+    return last
 
 
 def _clean(text: str) -> str:

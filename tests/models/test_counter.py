@@ -247,13 +247,16 @@ async def test_calibration_narrows_the_promise() -> None:
     made = await counter.count("t", STAND_IN, asked)
     truth = round(made.raw_tokens * 1.2)
     assert counter.learn("t", made, truth) is None
-    once = await counter.count("t", STAND_IN, asked)
+    # Another conversation of as many tokens: the same one would be taken from its anchor.
+    like = request(user(PROSE.replace("brown", "white") * 100))
+    assert (await counter.count("another", STAND_IN, like)).raw_tokens == made.raw_tokens
+    once = await counter.count("t", STAND_IN, like)
     assert once.calibrated
     assert once.error_ratio == pytest.approx(0.10)
     assert truth <= once.tokens <= truth + 3
     for _ in range(2):
-        counter.learn("t", once, truth)
-    assert (await counter.count("t", STAND_IN, asked)).error_ratio == pytest.approx(0.03)
+        counter.learn("t", made, truth)
+    assert (await counter.count("t", STAND_IN, like)).error_ratio == pytest.approx(0.03)
     assert (await counter.count("another", STAND_IN, asked)) == made
 
 
@@ -264,7 +267,7 @@ async def test_a_spread_widens_the_promise() -> None:
     made = await counter.count("t", STAND_IN, asked)
     for ratio in (0.9, 1.0, 0.95):
         counter.learn("t", made, round(made.raw_tokens * ratio))
-    after = await counter.count("t", STAND_IN, asked)
+    after = await counter.count("t", STAND_IN, request(user(PROSE.replace("brown", "white") * 100)))
     assert after.tokens == pytest.approx(made.raw_tokens, rel=0.01)
     assert after.error_ratio == pytest.approx(0.2, rel=0.02)
 

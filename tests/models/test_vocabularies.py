@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from litellm_compaction.errors import CompactionError
-from litellm_compaction.models import pack_files
+from litellm_compaction.models import pack_files, vocabularies
 from litellm_compaction.models.encoders import TiktokenEncoder, TokenizersEncoder, encoder_for
 from litellm_compaction.models.pack_files import has_pack, read_pack
 from litellm_compaction.models.tokenizers import add_vocabulary, token_length, vocabulary
@@ -136,3 +136,14 @@ def test_a_megabyte_is_counted(name: str) -> None:
     """Long runs of anything end, in time."""
     assert vocabulary(name).length(" " * 1_000_000) > 0
     assert vocabulary(name).length("x1\n" * 300_000) > 300_000
+
+
+@pytest.mark.parametrize("alphabet", ["ab \n", "a   ", "x", " \n", "abcdefgh 。，一二三", "1，。一二 "])
+def test_a_piece_ends_at_the_last_boundary_of_its_last_quarter(alphabet: str) -> None:
+    """Found from behind, it is the one that a walk through all boundaries ends at."""
+    source = random.Random(alphabet)
+    for _ in range(20):
+        text = "".join(source.choice(alphabet) for _ in range(3000)) + "y" * source.randrange(1500) + alphabet * 100
+        text = text[:5000].ljust(5000, "z")
+        ends = [found.end() for found in vocabularies._BOUNDARY.finditer(text, 3072, 4096)]
+        assert next(vocabularies._pieces(text)) == text[: ends[-1] if ends else 4096]

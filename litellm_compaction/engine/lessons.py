@@ -1,0 +1,178 @@
+"""What servers' own counts teach, and where it is kept between two runs of the proxy.
+
+Called by the compactor. The counter learns at once; the store is read and written in the background only, and a store
+that fails costs nothing but the memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+
+from litellm_compaction.models.counter import Count, TokenCounter
+from litellm_compaction.stores import Store
+
+logger = logging.getLogger("litellm_compaction")
+
+# Of models and not of tenants, whose scopes are hashes.
+FACTS_SCOPE = "models"
+_FACT_KEY = "calibration:"
+_WRITE_EVERY_S = 10.0
+_STORE_TIMEOUT_S = 10.0
+# Wildcard deployments get their model names from clients, so the number of targets needs an end.
+_MAX_TARGETS = 4096
+
+
+@dataclass(slots=True)
+class _Kept:
+    """What is known of a deployment's fact; `written_s` of the monotonic clock."""
+
+    gist: tuple[object, ...] = ()
+    written_s: float | None = None
+    is_busy: bool = False
+    is_warned: bool = False
+
+
+class Lessons:
+    """Lets the counter learn, warns once where a known family does not fit, and keeps what was learned.
+
+    Args:
+        counter: learns.
+        store: keeps it.
+        clock: seconds, monotonic.
+        write_every_s: a deployment's fact is written at most so often, and only when it changed noticeably.
+    """
+
+    def __init__(
+        self,
+        *,
+        counter: TokenCounter,
+        store: Store,
+        clock: Callable[[], float] = time.monotonic,
+        write_every_s: float = _WRITE_EVERY_S,
+    ) -> None:
+        self._counter = counter
+        self._store = store
+        self._clock = clock
+        self._write_every_s = write_every_s
+        self._kept: OrderedDict[str, _Kept] = OrderedDict()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._has_warned = False
+
+    def recall(self, target_key: str) -> None:
+        """Begins to read what an earlier run learned of a deployment, the first time that it is asked for."""
+        if target_key not in self._kept:
+            kept = self._of(target_key)
+            self._start(kept, self._read(target_key, kept))
+
+    def learn(self, target_key: str, label: str, count: Count, prompt_tokens: int) -> None:
+        """Takes over what the server counted.
+
+        Args:
+            target_key: the deployment.
+            label: its name in logs.
+            count: ours, of what was sent.
+            prompt_tokens: the server's.
+        """
+        kept = self._of(target_key)
+        deviation = self._counter.learn(target_key, count, prompt_tokens)
+        if deviation is not None and not kept.is_warned:
+            kept.is_warned = True
+            logger.warning(
+                "count_deviation model=%s expected=%d reported=%d tokens ratio=%.2f; counts follow the server from now "
+                "on where they can: its chat template may not be the family's",
+                label,
+                deviation.expected,
+                deviation.actual,
+                deviation.ratio,
+            )
+        self.keep(target_key)
+
+    def explains(self, target_key: str, count: Count, prompt_tokens: int) -> bool:
+        """Whether a number far below ours is how the server counts, by others like it; arguments as `learn`."""
+        self._of(target_key)
+        explained = self._counter.explains(target_key, count, prompt_tokens)
+        if explained:
+            self.keep(target_key)
+        return explained
+
+    def keep(self, target_key: str) -> None:
+        """Writes what was learned of a deployment soon, if it has changed noticeably."""
+        kept = self._of(target_key)
+        if not kept.is_busy and self._counter.gist(target_key) != kept.gist:
+            self._start(kept, self._write(target_key, kept))
+
+    async def aclose(self) -> None:
+        """Writes what has not been written yet; call before the store is closed."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for target_key, kept in self._kept.items():
+            if kept.gist != self._counter.gist(target_key):
+                await self._put(target_key, kept)
+
+    def _of(self, target_key: str) -> _Kept:
+        found = self._kept.get(target_key)
+        if found is None:
+            found = self._kept[target_key] = _Kept(gist=self._counter.gist(target_key))
+            if len(self._kept) > _MAX_TARGETS:
+                self._kept.popitem(last=False)
+        return found
+
+    async def _read(self, target_key: str, kept: _Kept) -> None:
+        try:
+            text = await asyncio.wait_for(self._store.get_fact(FACTS_SCOPE, _FACT_KEY + target_key), _STORE_TIMEOUT_S)
+            before = self._counter.gist(target_key)
+            if text is not None:
+                self._counter.take_over(target_key, text)
+            if before == kept.gist:
+                kept.gist = self._counter.gist(target_key)
+        except Exception as error:  # noqa: BLE001 - nothing that is only remembered may harm a request (P8)
+            self._warn(error)
+        finally:
+            kept.is_busy = False
+        self.keep(target_key)
+
+    async def _write(self, target_key: str, kept: _Kept) -> None:
+        try:
+            if kept.written_s is not None:
+                await asyncio.sleep(max(0.0, kept.written_s + self._write_every_s - self._clock()))
+            await self._put(target_key, kept)
+        finally:
+            kept.is_busy = False
+        self.keep(target_key)
+
+    async def _put(self, target_key: str, kept: _Kept) -> None:
+        kept.written_s = self._clock()
+        gist = self._counter.gist(target_key)
+        text = self._counter.as_json(target_key)
+        try:
+            await asyncio.wait_for(self._store.put_fact(FACTS_SCOPE, _FACT_KEY + target_key, text), _STORE_TIMEOUT_S)
+        except Exception as error:  # noqa: BLE001 - as when reading
+            self._warn(error)
+        # After a failure too: the next noticeable change is the next attempt.
+        kept.gist = gist
+
+    def _start(self, kept: _Kept, work: Coroutine[None, None, None]) -> None:
+        kept.is_busy = True
+        try:
+            task = asyncio.get_running_loop().create_task(work)
+        except RuntimeError:
+            # Nobody waits for a store outside an event loop.
+            work.close()
+            kept.is_busy = False
+            return
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _warn(self, error: Exception) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            logger.warning(
+                "calibration_not_kept %s: %s; counts learn anew after a restart", type(error).__name__, error
+            )

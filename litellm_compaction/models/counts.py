@@ -1,0 +1,76 @@
+"""What a count says of one request, and how far below it a server's own number can be without any trouble.
+
+Made and compared by `counter.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+
+from litellm_compaction.models.calibration import PLAIN, Mix
+from litellm_compaction.models.prefix_anchors import Anchor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Count:
+    """The tokens of one request.
+
+    Attributes:
+        tokens: overhead_tokens + tools_tokens + sum(sizes).
+        sizes: sizes[i] belongs to messages[i].
+        tools_tokens: the schemas and the instructions that come with them.
+        overhead_tokens: what the template puts around the conversation.
+        error_ratio: true count ≤ tokens × (1 + error_ratio).
+        exact: the vocabulary is the model's own and the template is known for everything in this request.
+        rendered: the template was rendered; otherwise a formula stands for it.
+        raw_tokens: the count before calibration.
+        allowance_tokens: the part of raw_tokens that may be rendered as far less: images, reasoning of older turns.
+        mix: what the text consists of: beyond ASCII, stand-ins count up to 4 times too much, of digits up to 3 times.
+        calibrated: the server has confirmed like requests.
+        basis: how raw_tokens were counted: what is learned holds only for what is counted in the same way.
+        fingerprint: of all that was counted, 0 where it has none.
+        anchor: the prompt that it begins with and that the server has counted, if any.
+    """
+
+    tokens: int
+    sizes: tuple[int, ...]
+    tools_tokens: int
+    overhead_tokens: int
+    error_ratio: float
+    exact: bool
+    raw_tokens: float
+    rendered: bool = False
+    allowance_tokens: float = 0.0
+    mix: Mix = PLAIN
+    calibrated: bool = False
+    basis: str = ""
+    fingerprint: int = 0
+    anchor: Anchor | None = None
+
+    @property
+    def margin_tokens(self) -> int:
+        """Room to keep free because the count may be too low: 64 tokens, 2 %, or as far as it can be wrong."""
+        return max(64, ceil(self.tokens * max(0.02, self.error_ratio)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deviation:
+    """A true count that the family does not explain: `ratio` is `actual` / `expected`."""
+
+    expected: int
+    actual: int
+    ratio: float
+
+
+def solid_ratio(count: Count) -> float:
+    """The part of a count that no server may leave out."""
+    return 1 - count.allowance_tokens / count.raw_tokens if count.raw_tokens > 0 else 1.0
+
+
+def least_ratio(mix: Mix, error_ratio: float, *, is_sure: bool) -> float:
+    """Of a count, what a server's number reaches at least if it has counted the same."""
+    if is_sure:
+        return 1 - max(0.15, 3 * error_ratio)
+    # Beyond ASCII a stand-in counts up to 4 times too much, without anything being cut.
+    return 0.55 - 0.35 * mix.other_share - 0.25 * mix.digit_share
