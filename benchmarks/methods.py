@@ -47,6 +47,7 @@ class _Counter(FakeCounter):
             tools_tokens=tools_tokens,
             overhead_tokens=0,
             error_ratio=0.0,
+            text_error_ratio=0.0,
             exact=True,
             raw_tokens=tokens,
         )

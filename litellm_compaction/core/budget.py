@@ -7,7 +7,7 @@ Called by the engine for every request and by the planner for every candidate.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from litellm_compaction.errors import Share
 
@@ -53,6 +53,8 @@ class Budget:
         floor_tokens: system, tools and sacred messages: what no compaction can shrink.
         error_ratio: the true prompt is at most (1 + error_ratio) times the estimate.
         fixed_tokens: system messages and tools, which a reserve may have been made for; part of the floor.
+        own_error_ratio: the same as `error_ratio` for the request as it came, where the server has counted its
+            beginning; None where that is no different.
     """
 
     rules: Rules
@@ -60,6 +62,12 @@ class Budget:
     floor_tokens: int
     error_ratio: float
     fixed_tokens: int = 0
+    own_error_ratio: float | None = None
+
+    @property
+    def own(self) -> Budget:
+        """The budget of the request as it came; the other one is of whatever is made of it."""
+        return self if self.own_error_ratio is None else replace(self, error_ratio=self.own_error_ratio)
 
     @property
     def reserved_tokens(self) -> int:

@@ -52,7 +52,7 @@ def plan(
     # A record that was made without room comes last: the earlier, richer one may fit again. Else the newest round
     # counts: a summary may cover less than the edit before it.
     usable.sort(key=lambda each: (each.provisional, -each.round))
-    if not budget.triggers(conversation.tokens):
+    if not budget.own.triggers(conversation.tokens):
         # What was compacted stays compacted, although the count has settled a little lower since: the same bytes,
         # and the server's cache stays warm. A window that has grown is worth a fresh start.
         lasting = next((each for each in usable if each.window_tokens >= budget.window_tokens), None)
@@ -79,7 +79,7 @@ def plan(
     # No cut gains enough to be worth a model call: send what fits.
     if base and reused_tokens is not None and budget.fits(reused_tokens):
         return Reuse(compaction=base)
-    if budget.fits(conversation.tokens):
+    if budget.own.fits(conversation.tokens):
         return Keep()
     return Refuse() if fresh is None else fresh
 

@@ -25,17 +25,19 @@ class Conversation:
         sizes: n, tokens; sizes[i] belongs to messages[i].
         fixed_tokens: tools and what the template adds once.
         hashes: chain entries, one more than there are messages after the lead.
+        own_tokens: the whole prompt as it came, where it is known better than by its parts; else None.
     """
 
     messages: tuple[Message, ...]
     sizes: tuple[int, ...]
     fixed_tokens: int
     hashes: tuple[str, ...]
+    own_tokens: int | None = None
 
     @property
     def tokens(self) -> int:
-        """The whole prompt."""
-        return self.fixed_tokens + sum(self.sizes)
+        """The whole prompt as it came."""
+        return self.fixed_tokens + sum(self.sizes) if self.own_tokens is None else self.own_tokens
 
     @property
     def lead_tokens(self) -> int:

@@ -127,7 +127,9 @@ class Asker:
         earlier = "none" if base is None else "goes" if decision.integrates else "stays"
         asked = appended(prefix, instruction=job.instruction, earlier=earlier)
         counted = await self._counter.count(work.case.target.key, work.family, replace(work.request, messages=asked))
-        if counted.tokens > job.prompt_limit_tokens:
+        # The job's limit is for text by itself; of this prompt the server may have counted the beginning, or not.
+        doubt_tokens = math.ceil(counted.tokens * max(counted.error_ratio - work.count.text_error_ratio, 0.0))
+        if counted.tokens + doubt_tokens > job.prompt_limit_tokens:
             return None
         lead_tokens = conversation.fixed_tokens + sum(conversation.sizes[:lead])
         new_tokens = counted.tokens - self._cached_tokens(work, base, cut, sum(counted.sizes[: len(prefix)]))
@@ -165,7 +167,7 @@ class Asker:
             ModelNotLoaded: LM Studio would have to load it, which may evict the model that is being served.
             WindowUnknown: its window is unknown.
         """
-        window_tokens, error_ratio, count_text = work.window.tokens, work.count.error_ratio, work.count_text
+        window_tokens, error_ratio, count_text = work.window.tokens, work.count.text_error_ratio, work.count_text
         family = work.family
         if not model.is_same:
             window = await self._windows.resolve(model.target)

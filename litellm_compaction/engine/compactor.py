@@ -121,7 +121,7 @@ class Compactor:
             guarded = await self._made(work, decision)
         if guarded is not None:
             return guarded
-        if work.budget.fits(work.count.tokens):
+        if work.budget.own.fits(work.count.tokens):
             return self._unchanged(work)
         bare = self._maker.bare(work)
         if bare is not None:
@@ -173,7 +173,7 @@ class Compactor:
             work = await self._scales.weigh(request, replace(case, warm_up=_no_warm_up))
         except CompactionError:
             return
-        if work.budget.triggers(work.count.tokens):
+        if work.budget.own.triggers(work.count.tokens):
             work = await _hashed(work)
             decision = self._plan(work, ())
             after = decision.predicted_tokens if isinstance(decision, Edit | Prune | Summarize) else work.count.tokens
@@ -242,7 +242,7 @@ class Compactor:
             decision = self._plan(work, ())
         if isinstance(decision, Edit | Prune | Summarize):
             return Pending(work=work, decision=decision, stored=tuple(stored))
-        if work.budget.fits(work.count.tokens):
+        if work.budget.own.fits(work.count.tokens):
             return self._unchanged(work)
         if await self._prober.has_learned(work):
             return await self._decide(await self._scales.again(work), stored, shorten=shorten)
@@ -275,13 +275,16 @@ class Compactor:
     async def _applied(self, work: Work, compaction: Compaction, action: Literal["reused", "compacted"]) -> Guarded:
         messages = apply(work.conversation.messages, compaction)
         self._note(work, compaction)
+        count = await self._scales.count(work, messages)
+        # What was planned by holds, unless the server has counted the beginning of what is sent.
+        error_ratio = min(work.budget.error_ratio, count.error_ratio)
         return Guarded(
             action=action,
             messages=messages,
             tokens_before=work.tokens_before,
-            count=await self._scales.count(work, messages),
+            count=count,
             count_text=work.count_text,
-            budget=work.budget,
+            budget=replace(work.budget, error_ratio=error_ratio, own_error_ratio=None),
             window=work.window,
             round=compaction.round,
         )
@@ -294,7 +297,7 @@ class Compactor:
             tokens_before=work.tokens_before,
             count=work.count,
             count_text=work.count_text,
-            budget=work.budget,
+            budget=work.budget.own,
             window=work.window,
         )
 
@@ -313,7 +316,7 @@ class Compactor:
 def _is_small(work: Work) -> bool:
     """Whether nothing has to be looked up: too short ever to have been compacted."""
     outside = work.budget.outside_tokens
-    if outside and not work.budget.fits(work.count.tokens):
+    if outside and not work.budget.own.fits(work.count.tokens):
         return False
     return work.count.tokens - outside < _COMPACTED_BEFORE_RATIO * work.budget.usable_tokens
 

@@ -35,7 +35,7 @@ class Prober:
 
         Costs one answer of one token; the prompt is one that the next request may find in the server's cache.
         """
-        case, count = work.case, work.count
+        case = work.case
         if case.measure is None or not case.attempts.may_probe or not _might_fit(work):
             return False
         sample = _sample(work)
@@ -49,19 +49,19 @@ class Prober:
         if self._counter.is_suspicious(sampled, prompt_tokens):
             return False
         self._counter.learn(case.target.key, sampled, prompt_tokens)
-        return prompt_tokens < sampled.tokens * (1 + count.error_ratio)
+        return prompt_tokens < sampled.tokens * (1 + work.budget.error_ratio)
 
 
 def _might_fit(work: Work) -> bool:
     """Whether the request fits if our count is as much too high as it may be too low."""
-    doubt = work.count.error_ratio
+    doubt = work.budget.error_ratio
     certain = replace(work.budget, error_ratio=0.0)
     return doubt > _LEAST_DOUBT_RATIO and certain.fits(int(work.budget.floor_tokens * (1 - doubt)))
 
 
 def _sample(work: Work) -> Request | None:
     """The beginning of what no compaction can shrink, as a request of its own: system messages first."""
-    limit_tokens = int(_SAMPLE_WINDOW_RATIO * work.window.tokens / (1 + work.count.error_ratio))
+    limit_tokens = int(_SAMPLE_WINDOW_RATIO * work.window.tokens / (1 + work.budget.error_ratio))
     messages = work.request.messages
     lead = lead_length(messages)
     sacred = [messages[index].text for index in sorted(sacred_indices(messages)) if index >= lead]

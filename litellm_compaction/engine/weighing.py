@@ -5,6 +5,7 @@ Asked by the compactor for every request, and again for what it is going to send
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
@@ -116,9 +117,11 @@ class Scales:
     ) -> Work:
         conversation = Conversation(
             messages=request.messages,
-            sizes=count.sizes,
-            fixed_tokens=count.tools_tokens + count.overhead_tokens,
+            # What is made of the request begins otherwise: there the server's number for its beginning is no help.
+            sizes=tuple(math.ceil(size * count.text_ratio) for size in count.sizes),
+            fixed_tokens=math.ceil((count.tools_tokens + count.overhead_tokens) * count.text_ratio),
             hashes=hashes,
+            own_tokens=count.tokens,
         )
         return Work(
             case=case,
@@ -131,7 +134,8 @@ class Scales:
                 rules=case.rules(reasons=family.reasons),
                 window_tokens=window.tokens,
                 floor_tokens=conversation.floor_tokens,
-                error_ratio=count.error_ratio,
+                error_ratio=count.text_error_ratio,
+                own_error_ratio=count.error_ratio,
                 fixed_tokens=conversation.lead_tokens,
             ),
             window=window,

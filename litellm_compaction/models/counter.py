@@ -47,6 +47,8 @@ _MAX_BASES = 8
 # Whole counts, of about 30 bytes per message.
 _MAX_RECENT = 256
 _VERSION = 1
+# What a compaction may leave of a prompt.
+_COMPACTED_RATIO = 0.25
 
 
 class _Reading(NamedTuple):
@@ -82,6 +84,9 @@ class TokenCounter:
         raw = await self._raw(family, request, prints)
         basis = _basis(family, rendered=raw.rendered)
         prediction = self._predict(target_key, basis, raw.tokens, raw.mix, raw.error_ratio)
+        # Of a shorter prompt more samples hold, and the one that says most counts.
+        shorter = self._predict(target_key, basis, raw.tokens * _COMPACTED_RATIO, raw.mix, raw.error_ratio)
+        text_factor = max(prediction.factor, shorter.factor)
         anchor = self._anchors.find(target_key, basis, prints)
         reading = self._anchored(target_key, basis, raw, prediction, anchor) if anchor else None
         if reading is None:
@@ -100,6 +105,8 @@ class TokenCounter:
             tools_tokens=tools_tokens,
             overhead_tokens=overhead_tokens,
             error_ratio=error_ratio,
+            text_error_ratio=max(error_ratio, prediction.error_ratio),
+            text_ratio=max(1.0, text_factor / max(prediction.factor if reading is None else reading.factor, 0.01)),
             exact=raw.exact and raw.allowance_tokens == 0,
             raw_tokens=raw.tokens,
             rendered=raw.rendered,

@@ -22,6 +22,8 @@ class Count:
         tools_tokens: the schemas and the instructions that come with them.
         overhead_tokens: what the template puts around the conversation.
         error_ratio: true count ≤ tokens × (1 + error_ratio).
+        text_error_ratio: the same for other prompts of this kind of text, whose beginning the server has not counted.
+        text_ratio: by how much sizes and tools_tokens may be larger in such prompts, as a factor of at least 1.
         exact: the vocabulary is the model's own and the template is known for everything in this request.
         rendered: the template was rendered; otherwise a formula stands for it.
         raw_tokens: the count before calibration.
@@ -38,10 +40,12 @@ class Count:
     tools_tokens: int
     overhead_tokens: int
     error_ratio: float
+    text_error_ratio: float
     exact: bool
     raw_tokens: float
     rendered: bool = False
     allowance_tokens: float = 0.0
+    text_ratio: float = 1.0
     mix: Mix = PLAIN
     calibrated: bool = False
     basis: str = ""

@@ -82,7 +82,8 @@ class Gate:
         request = call.original
         if call.opted_out or len(known) < len(guards):
             return
-        if len({guard.settings for guard in known}) > 1 or known[0].settings.mode != "guard":
+        settings = known[0].settings
+        if any(guard.settings != settings for guard in known) or settings.mode != "guard":
             return
         cases = [self.guards.case(router, guard, call, data) for guard in known]
         windows = {await self._window_tokens(case) for case in cases}

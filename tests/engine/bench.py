@@ -43,6 +43,7 @@ class FakeCounter(TokenCounter):
             tools_tokens=tools_tokens,
             overhead_tokens=OVERHEAD_TOKENS,
             error_ratio=0.0,
+            text_error_ratio=0.0,
             exact=True,
             raw_tokens=tokens,
         )
