@@ -123,7 +123,7 @@ def test_up_serves_lm_studio_where_it_answers(environ: dict[str, str], address: 
         assert f"LM Studio: {address.base_url} (API v1), loaded: {QWEN} with 8,192 tokens." in up.text
         assert key not in up.text
         assert '"Authorization: Bearer $LITELLM_MASTER_KEY"' in up.text
-        assert not Path(environ["LITELLM_COMPACTION_HOME"]).exists()
+        assert not (Path(environ["LITELLM_COMPACTION_HOME"]) / "master_key").exists()
         with httpx.Client(base_url=base_url, trust_env=False, timeout=60) as http:
             headers = {"Authorization": f"Bearer {key}"}
             assert http.post("/v1/chat/completions", json=_BODY, headers=headers).status_code == 200
@@ -153,7 +153,7 @@ def test_an_lm_studio_that_was_asked_for_must_answer(environ: dict[str, str]) ->
     text = failed(environ, "--lm-studio", "http://127.0.0.1:1")
     assert "No LM Studio answers at http://127.0.0.1:1" in text
     # A key that is shown once must not be made by a start that never shows it.
-    assert not Path(environ["LITELLM_COMPACTION_HOME"]).exists()
+    assert not (Path(environ["LITELLM_COMPACTION_HOME"]) / "master_key").exists()
 
 
 @pytest.mark.proxy
@@ -165,7 +165,7 @@ def test_a_key_in_the_config_counts(environ: dict[str, str], write: Callable[[An
         base_url = up.wait_until_ready()
         assert "Bearer YOUR-MASTER-KEY" in up.text
         assert key not in up.text
-        assert not Path(environ["LITELLM_COMPACTION_HOME"]).exists()
+        assert not (Path(environ["LITELLM_COMPACTION_HOME"]) / "master_key").exists()
         answer = httpx.post(
             f"{base_url}/v1/chat/completions",
             json=_BODY,
