@@ -443,7 +443,7 @@ async def test_deep_json_is_counted() -> None:
 TRANSCRIPTS = Path(__file__).parents[2].parent / "shared" / "transcripts"
 
 
-@pytest.mark.skipif(not TRANSCRIPTS.is_dir(), reason="the shared transcripts are not on this machine")
+@pytest.mark.skipif(not TRANSCRIPTS.is_dir(), reason="the transcripts are not beside the checkout")
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 async def test_real_conversations_cost_at_least_their_text(family: Family) -> None:
     """A count lies above the text that all templates render and below twice of all; a second look is the same."""

@@ -223,3 +223,16 @@ async def test_a_request_that_is_counted_twice_is_rendered_once(monkeypatch: pyt
     assert (await counted(counter, LLAMA31, request(*chat(5)))).tokens == first.tokens + 50
     with pytest.raises(TypeError):
         await counted(counter, LLAMA31, request(*chat(6)))
+
+
+async def test_what_is_made_of_a_prompt_is_not_promised_by_its_anchor() -> None:
+    """A server that counts this conversation low says nothing of another prompt with the same messages in it."""
+    counter = TokenCounter()
+    other = [{**turn, "content": f"Other {turn['content']}"} for turn in chat(21)]
+    for asked, ratio in ((other, 1.0), (chat(21), 0.8)):
+        count = await counted(counter, UNKNOWN, request(*asked))
+        counter.learn("t", count, round(count.raw_tokens * ratio))
+    whole = await counted(counter, UNKNOWN, request(*chat(23)))
+    rewritten = await counted(counter, UNKNOWN, request(*chat(23)[2:]))
+    assert whole.error_ratio < rewritten.error_ratio <= whole.text_error_ratio
+    assert sum(whole.sizes[2:]) < sum(rewritten.sizes) <= whole.text_ratio * sum(whole.sizes[2:]) + len(whole.sizes)
