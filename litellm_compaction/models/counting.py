@@ -15,9 +15,10 @@ from litellm_compaction.core.messages import Request
 from litellm_compaction.models.calibration import PLAIN, Mix
 from litellm_compaction.models.families import Family
 from litellm_compaction.models.measures import Item, Measure, Measures
-from litellm_compaction.models.prompts import Prompt, Shares, has_system, render, share, tool_prompts, tools_key
+from litellm_compaction.models.prompts import Prompt, has_system, render, tool_prompts, tools_key
 from litellm_compaction.models.rendering import Beside, Rendered, beside, render_message, strings, tools_text
 from litellm_compaction.models.segments import Lookup, SegmentLengths
+from litellm_compaction.models.shares import Shares, share
 from litellm_compaction.models.templates import chars_of, is_compiled, template
 from litellm_compaction.models.tokenizers import is_loaded
 
@@ -103,7 +104,7 @@ class Counting:
 
     def _finish(self, family: Family, request: Request, begun: _Begun) -> RawCount:
         lengths = self._segments.complete(family.vocabulary, begun.lookup)
-        shares = share(family, request, begun.prompt, lengths, self._tools_tokens(family, request))
+        shares = share(request, begun.prompt, lengths, self._tools_tokens(family, request))
         return self._with_besides(family, shares, begun)
 
     def _with_besides(self, family: Family, shares: Shares, begun: _Begun) -> RawCount:
