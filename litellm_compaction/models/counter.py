@@ -125,7 +125,7 @@ class TokenCounter:
         key = (family, prints[-1])
         found = self._recent.pop(key, None)
         if found is None:
-            found = await self._counting.count(family, request)
+            found = await self._counting.count(family, request, prints)
         self._recent[key] = found
         if len(self._recent) > _MAX_RECENT:
             self._recent.popitem(last=False)

@@ -1,4 +1,4 @@
-"""The exact prompt of a request: rendered and cut at special tokens, ready to be counted.
+"""The exact prompt of a request: rendered, and cut at special tokens, ready to be counted.
 
 Called by `counting.py`. Whatever a template refuses gives no count here, and is estimated there.
 """
@@ -24,17 +24,16 @@ class Prompt(NamedTuple):
 
     Attributes:
         text: all of it.
-        segments: special tokens and the texts between them, in order.
         is_faithful: no engine would refuse what it was rendered from.
     """
 
     text: str
-    segments: list[Segment]
     is_faithful: bool
 
-    def texts(self) -> list[str]:
-        """The ordinary texts, in order."""
-        return [self.text[segment.start : segment.end] for segment in self.segments if not segment.is_special]
+
+def texts_of(text: str, segments: Sequence[Segment]) -> list[str]:
+    """The ordinary texts among the segments of a prompt, in order."""
+    return [text[segment.start : segment.end] for segment in segments if not segment.is_special]
 
 
 def render(family: Family, request: Request) -> Prompt | None:
@@ -75,7 +74,7 @@ def _render(
     if words.adds_bos:
         # The engine adds it to every prompt, and has taken it off the rendered one before (common/chat.cpp).
         text = words.bos + text.removeprefix(words.bos)
-    return Prompt(text, words.split(text), shaped.is_faithful)
+    return Prompt(text, shaped.is_faithful)
 
 
 def has_system(request: Request) -> bool:
