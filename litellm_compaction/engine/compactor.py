@@ -78,7 +78,7 @@ class Compactor:
         self._compactions: Flights[Made] = Flights()
         self._lessons = Lessons(counter=counter, store=store, clock=clock)
         self._scales = Scales(windows=windows, counter=counter, sources=self.sources, clock=clock)
-        self._prober = Prober(counter)
+        self._prober = Prober(counter, self._lessons)
         self._admission = Admission()
 
     async def guard(self, request: Request, case: Case) -> Guarded:
@@ -138,6 +138,8 @@ class Compactor:
             lambda: self._maker.make(work, decision),
         )
         guarded = await self._applied(work, made.compaction, "compacted")
+        if await self._prober.has_recounted(work, guarded):
+            guarded = await self._applied(work, made.compaction, "compacted")
         tokens = guarded.count.tokens
         if not guarded.budget.fits(tokens) or tokens >= work.count.tokens:
             return None
