@@ -131,6 +131,10 @@ class TokenCounter:
             self._recent.popitem(last=False)
         return found
 
+    async def prepare(self, family: Family) -> None:
+        """Loads what counts a family, so that no request is the first one: some calls hold the interpreter lock."""
+        await usable_soon(family)
+
     async def count_text(self, target_key: str, family: Family, text: str) -> int:
         """Calibrated tokens of a text by itself, without any template around it."""
         family = await usable_soon(family)

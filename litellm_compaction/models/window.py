@@ -15,6 +15,7 @@ import httpx
 
 from litellm_compaction.errors import ModelNotLoaded, WindowUnknown
 from litellm_compaction.models.listings import Listings, Reading
+from litellm_compaction.models.lmstudio import Listing
 from litellm_compaction.models.targets import GUESSES, Known, Source, Target, Window, apis_of, as_asked, look_up
 
 __all__ = ["Source", "Target", "Window", "Windows"]
@@ -100,6 +101,15 @@ class Windows:
         """Makes the next `resolve` of this server wait for a fresh read."""
         if target.api_base is not None:
             self._listings.invalidate(target.api_base, target.api_key, apis_of(target))
+
+    async def loaded(self, target: Target) -> tuple[str, ...]:
+        """The chat models that a target's LM Studio has loaded; empty where it is none, or does not answer."""
+        if target.api_base is None or not target.is_lmstudio:
+            return ()
+        listing = (await self._listings.get(target.api_base, target.api_key)).listing
+        if not isinstance(listing, Listing):
+            return ()
+        return tuple(model.key for model in listing.models if model.kind == "llm" and model.loaded)
 
     async def is_lmstudio(self, api_base: str, api_key: str | None) -> bool | None:
         """Whether a server is LM Studio; None when nobody answered. Cached: yes for good, no 60 s, None 5 s."""
