@@ -9,7 +9,7 @@ import asyncio
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from litellm_compaction.core.messages import Request
 from litellm_compaction.models.calibration import PLAIN, Mix
@@ -40,6 +40,9 @@ EXACT_ERROR = 0.02
 _PART_ERROR = 0.05
 # The formula with the right vocabulary erred by up to 15 % on agent requests (facts, 2026-11).
 _FORMULA_ERROR = 0.15
+
+
+_ToolsKey: TypeAlias = tuple[str, str, bool, "str | int"]
 
 
 class RawCount(NamedTuple):
@@ -75,7 +78,7 @@ class Counting:
         self.measures = Measures()
         self._segments = SegmentLengths()
         self._beginnings = Beginnings()
-        self._tools: OrderedDict[tuple[str, str, bool, str], int] = OrderedDict()
+        self._tools: OrderedDict[_ToolsKey, int] = OrderedDict()
         self._lock = threading.Lock()
 
     async def count(self, family: Family, request: Request, prints: Fingerprints = ()) -> RawCount:
@@ -97,7 +100,7 @@ class Counting:
         begun = self._begin(family, request, prints)
         if begun is None:
             return None
-        if begun.lookup.new_chars > _THREAD_NEW_CHARS or not self._knows_tools(family, request):
+        if begun.lookup.new_chars > _THREAD_NEW_CHARS or not self._knows_tools(family, request, prints):
             return await asyncio.to_thread(self._finish, family, request, begun)
         return self._finish(family, request, begun)
 
@@ -120,7 +123,8 @@ class Counting:
         lengths = self._segments.complete(family.vocabulary, begun.lookup)
         scale = Scale(begun.segments, lengths, begun.known.scale)
         text = begun.prompt.text
-        shares, places = share(request, text, scale, self._tools_tokens(family, request), begun.known.places)
+        tools_tokens = self._tools_tokens(family, request, begun.prints)
+        shares, places = share(request, text, scale, tools_tokens, begun.known.places)
         longest_special = vocabulary(family.vocabulary).longest_special
         self._beginnings.note(begun.names, begun.prints, text, scale, begun.known, places, longest_special)
         return self._with_besides(family, shares, begun)
@@ -144,11 +148,11 @@ class Counting:
             mix=PLAIN,
         )
 
-    def _tools_tokens(self, family: Family, request: Request) -> int:
+    def _tools_tokens(self, family: Family, request: Request, prints: Fingerprints) -> int:
         """What a request's tools take, remembered by their text."""
         if not request.tools:
             return 0
-        key = _tools_key(family, request)
+        key = _tools_key(family, request, prints)
         with self._lock:
             known = self._tools.get(key)
         if known is not None:
@@ -164,8 +168,8 @@ class Counting:
                 self._tools.popitem(last=False)
         return tokens
 
-    def _knows_tools(self, family: Family, request: Request) -> bool:
-        return not request.tools or _tools_key(family, request) in self._tools
+    def _knows_tools(self, family: Family, request: Request, prints: Fingerprints) -> bool:
+        return not request.tools or _tools_key(family, request, prints) in self._tools
 
     def _prompt_tokens(self, family: Family, prompt: Prompt) -> int:
         segments = vocabulary(family.vocabulary).split(prompt.text)
@@ -256,8 +260,10 @@ def _is_quick(family: Family, request: Request) -> bool:
     return _chars(request) <= _THREAD_CHARS
 
 
-def _tools_key(family: Family, request: Request) -> tuple[str, str, bool, str]:
-    return family.template_for(tools=True), family.vocabulary, has_system(request), tools_key(request.tools)
+def _tools_key(family: Family, request: Request, prints: Fingerprints) -> _ToolsKey:
+    # The first fingerprint stands for the tools, and has been made already.
+    tools = prints[0] if prints else tools_key(request.tools)
+    return family.template_for(tools=True), family.vocabulary, has_system(request), tools
 
 
 def _with_more(request: Request) -> list[int]:

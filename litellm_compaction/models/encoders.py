@@ -98,6 +98,8 @@ def is_foreign_failure(exc: BaseException) -> bool:
 
 def _ranks_follow_ids(data: VocabularyData) -> bool:
     """Whether merges come in the order of the tokens that they make, as they do where tiktoken made them."""
+    if not data.merges:
+        return True
     ids = {token: index for index, token in enumerate(data.tokens)}
     last = -1
     for merge in data.merges:

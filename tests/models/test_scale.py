@@ -30,6 +30,7 @@ TOOL = {
     "type": "function",
     "function": {"name": "look", "description": "Looks.", "parameters": {"type": "object", "properties": {}}},
 }
+TOOLS = (TOOL, {"type": "function", "function": {"name": "hear", "description": "Hears.", "parameters": {}}})
 
 
 def family(name: str) -> Family:
@@ -92,13 +93,13 @@ STEP = st.one_of(
     st.tuples(st.just("cut"), st.integers(1, 3)),
     st.tuples(st.just("edit"), st.tuples(st.integers(0, 12), TEXT)),
     st.tuples(st.just("system"), TEXT),
-    st.tuples(st.just("tools"), st.booleans()),
+    st.tuples(st.just("tools"), st.integers(0, 2)),
 )
 
 
 def changed(
-    said: list[dict[str, Any]], system: str, tools: bool, step: tuple[str, Any]
-) -> tuple[list[dict[str, Any]], str, bool]:
+    said: list[dict[str, Any]], system: str, tools: int, step: tuple[str, Any]
+) -> tuple[list[dict[str, Any]], str, int]:
     what, value = step
     if what == "append":
         return [*said, *value], system, tools
@@ -117,11 +118,11 @@ def test_what_is_remembered_changes_no_number(name: str, steps: list[tuple[str, 
     """Turns appended, cut off and edited, other tools, another system prompt: as if each were the first request."""
     remembering = Counting()
     said: list[dict[str, Any]] = [{"role": "user", "content": first}]
-    system, tools = "You help.", False
+    system, tools = "You help.", 0
     for step in steps:
         said, system, tools = changed(said, system, tools, step)
         messages = [{"role": "system", "content": system}, *said]
-        request = Request(messages=tuple(map(parse_message, messages)), tools=(TOOL,) if tools else ())
+        request = Request(messages=tuple(map(parse_message, messages)), tools=TOOLS[:tools])
         made = asyncio.run(remembering.count(FAMILIES[name], request, fingerprints(request)))
         assert made == asyncio.run(Counting().count(FAMILIES[name], request))
 
