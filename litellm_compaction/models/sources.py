@@ -183,7 +183,7 @@ class Sources:
         is_reachable = self._is_folder_given or is_this_machine(target.api_base)
         repository = repository_of(written)
         if repository is None and self._downloads and not written:
-            repository = _repository(target.model, wanted)
+            repository = _repository(wanted) if wanted is not None else ""
         return _Question(
             written=written,
             architecture=architecture,
@@ -297,11 +297,12 @@ def _without_file(question: _Question) -> TokenizerSource:
     return _bundled(base)
 
 
-def _repository(model: str, wanted: WantedModel | None) -> str:
-    """Under which name a model's own files may be published; "" where LM Studio says too little."""
-    key = wanted.key if wanted is not None else model
-    if wanted is not None and wanted.publisher and "/" not in key:
-        key = f"{wanted.publisher}/{key}"
+def _repository(wanted: WantedModel) -> str:
+    """Under which name a model's own files may be published; "" where LM Studio says too little.
+
+    Never by what a client calls a model: whoever may name any would fill the disk.
+    """
+    key = wanted.key if "/" in wanted.key else f"{wanted.publisher}/{wanted.key}"
     return key if is_repository(key) else ""
 
 

@@ -92,18 +92,18 @@ async def test_an_unknown_model_is_looked_for_by_its_own_name(folder: Path) -> N
 @pytest.mark.parametrize(
     ("model", "wanted", "repository"),
     [
-        ("org/name", None, "org/name"),
+        ("org/name", None, None),
         ("x", WantedModel(key="org/name", publisher="other"), "org/name"),
         ("x", WantedModel(key="name"), None),
-        ("../name", None, None),
-        ("a/b/c", None, None),
-        ("org/na me", None, None),
+        ("x", WantedModel(key="../name"), None),
+        ("x", WantedModel(key="a/b/c"), None),
+        ("x", WantedModel(key="na me", publisher="org"), None),
     ],
 )
 async def test_only_names_of_repositories_are_asked_for(
     folder: Path, model: str, wanted: WantedModel | None, repository: str | None
 ) -> None:
-    """What LM Studio or a client calls a model never becomes any other address."""
+    """What LM Studio calls a model never becomes any other address; what clients call it is never asked for."""
     fetch = Fetch(folder)
     await source_of(allowed(fetch), target(model), wanted)
     assert fetch.asked == ([repository] if repository else [])
@@ -113,7 +113,7 @@ async def test_what_this_package_has_is_not_downloaded(folder: Path) -> None:
     """A pack comes before a download, and so does the operator's word."""
     fetch = Fetch(folder)
     found = allowed(fetch)
-    assert (await source_of(found, target("qwen/qwen3-8b"), None)).kind == "pack"
+    assert (await source_of(found, target("qwen/qwen3-8b"), WantedModel(key="qwen/qwen3-8b"))).kind == "pack"
     assert (await source_of(found, target(tokenizer="heuristic"))).kind == "heuristic"
     assert (await source_of(found, target(tokenizer="llama-3.1-8b"))).kind == "operator"
     assert fetch.asked == []
