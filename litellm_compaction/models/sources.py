@@ -12,23 +12,25 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Literal, NamedTuple, TypeAlias
+from typing import NamedTuple
 
 from litellm_compaction.config import AUTO_TOKENIZER, Settings
 from litellm_compaction.errors import UnusableModelFile
 from litellm_compaction.models.families import HEURISTIC, Family, family_of
 from litellm_compaction.models.hub import Hub, is_repository, repository_of
 from litellm_compaction.models.model_files import ModelFiles, WantedModel
-from litellm_compaction.models.tokenizer_files import TokenizerFile, load_tokenizer_file
+from litellm_compaction.models.tokenizer_files import load_tokenizer_file
 from litellm_compaction.models.tokenizer_settings import expanded, is_this_machine, tokenizer_path
+from litellm_compaction.models.tokenizer_source import Kind, TokenizerSource, bundled, with_file
 from litellm_compaction.models.tokenizers import is_loaded
 from litellm_compaction.models.window import Target, Window
 
+__all__ = ["Kind", "Sources", "TokenizerSource", "with_file"]
+
 logger = logging.getLogger("litellm_compaction")
 
-Kind: TypeAlias = Literal["operator", "lm_studio_file", "pack", "download", "stand_in", "heuristic"]
 
 # A header takes 0.1–0.4 s to read: worth this much of one request's time, since a stand-in might compact it for
 # nothing. Whatever takes longer, or comes from a slow disk, is counted with by later requests.
@@ -39,32 +41,6 @@ _COLD_WAIT_S = 2.0
 _RECHECK_S = 60.0
 # Wildcard deployments get their model names from clients.
 _MAX_QUESTIONS = 4096
-# As `counting.py` promises of a formula, and `families.py` of a near family's template.
-_FORMULA_ERROR, _NEAR_ERROR = 0.15, 0.05
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenizerSource:
-    """What counts a deployment's prompts.
-
-    Attributes:
-        kind: where the vocabulary comes from.
-        family: counts with it.
-        path: of the file; None where the vocabulary is not from one.
-        failures: what is wrong with the sources that should have come before it, and what to do.
-    """
-
-    kind: Kind
-    family: Family
-    path: Path | None = None
-    failures: tuple[str, ...] = ()
-
-    @property
-    def template(self) -> Literal["file", "package", "formula"]:
-        """Whether the chat template is the file's, this package's, or a formula stands for it."""
-        if not self.family.template:
-            return "formula"
-        return "file" if self.family.template.startswith("file:") else "package"
 
 
 class _Question(NamedTuple):
@@ -243,7 +219,7 @@ class Sources:
             else:
                 found = with_file(base, file)
                 return TokenizerSource(kind=kind, family=found, path=file.path, failures=tuple(failures))
-        return replace(_bundled(base), failures=tuple(failures))
+        return replace(bundled(base), failures=tuple(failures))
 
     def _places(self, question: _Question) -> Iterator[tuple[Kind, Path]]:
         """The files that may hold the vocabulary, in the order of sources."""
@@ -263,29 +239,6 @@ class Sources:
         return source
 
 
-def with_file(base: Family, file: TokenizerFile) -> Family:
-    """The family counted with a file: exactly, where the file has the template too.
-
-    Args:
-        base: its costs stand for what the template refuses.
-    """
-    own = replace(
-        base,
-        vocabulary=file.vocabulary,
-        template=file.template,
-        tool_template=file.tool_template,
-        owns_vocabulary=True,
-        exact=True,
-        text_ratio=1.0,
-        single_digits=False,
-        error_ratio=0.02,
-    )
-    if file.template:
-        return own
-    error_ratio = max(base.error_ratio, _NEAR_ERROR) if base.template else _FORMULA_ERROR
-    return replace(own, template=base.template, exact=False, error_ratio=error_ratio)
-
-
 def _without_file(question: _Question) -> TokenizerSource:
     """The source where no file is at hand, or not yet."""
     base = family_of(question.architecture, question.model)
@@ -293,8 +246,8 @@ def _without_file(question: _Question) -> TokenizerSource:
         return TokenizerSource(kind="heuristic", family=replace(HEURISTIC, reasons=base.reasons))
     if question.written and repository_of(question.written) is None and tokenizer_path(question.written) is None:
         named = replace(family_of("", question.written), reasons=base.reasons)
-        return replace(_bundled(named), kind="operator")
-    return _bundled(base)
+        return replace(bundled(named), kind="operator")
+    return bundled(base)
 
 
 def _repository(wanted: WantedModel) -> str:
@@ -308,7 +261,3 @@ def _repository(wanted: WantedModel) -> str:
 
 def _warn(failure: str) -> None:
     logger.warning("tokenizer %s The next source counts meanwhile.", failure)
-
-
-def _bundled(family: Family) -> TokenizerSource:
-    return TokenizerSource(kind="pack" if family.owns_vocabulary else "stand_in", family=family)
