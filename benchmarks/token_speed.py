@@ -6,24 +6,32 @@ Requests of 30,000 and 120,000 tokens, of 1,000 tokens per message. "First" has 
 "next" is the same conversation, parsed anew from JSON, with one more answer and question of 500 tokens each, and so
 on from turn to turn. LiteLLM's
 `token_counter(model="gpt-4o", …)`, which counts content with o200k and four tokens per message, is run side by side.
-The stall is the longest time for which another task of the same event loop had to wait, beyond a turn of the loop
-without any work.
+The stall is the longest time for which another task of the same event loop had to wait, the median of five; beside it
+the same of a loop without any work, since that is what the machine's other programs cost. "Longest call" is the
+processor time of the longest single call of C code, which is how long a thread can hold the interpreter lock against
+the event loop, whatever else the machine does.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import base64
 import json
 import random
 import statistics
+import sys
 import time
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from litellm_compaction.core.messages import Request, parse_message
 from litellm_compaction.models.counter import TokenCounter
+from litellm_compaction.models.counting import Counting
 from litellm_compaction.models.families import Family, family_of
 from litellm_compaction.models.generated import GeneratedTokens
+from litellm_compaction.models.load_costs import load_cost
+from litellm_compaction.models.prefix_anchors import fingerprints
 
 MODELS = {
     "llama3.1": ("llama", "llama-3.1-8b"),
@@ -36,6 +44,12 @@ MODELS = {
     "gemma4": ("gemma4", "gemma-4"),
 }
 WORDS = Path(__file__).read_text(encoding="utf-8").split(" ")
+KINDS: dict[str, Callable[[random.Random], str]] = {
+    "prose": lambda source: text(1_000_000, source),
+    "chinese": lambda source: "".join(chr(source.randrange(0x4E00, 0x9FA5)) for _ in range(1_000)) * 333,
+    "spaces": lambda source: " " * (1_000_000 + source.randrange(1_000)),
+    "base64": lambda source: base64.b64encode(source.randbytes(750_000)).decode(),
+}
 
 
 def main() -> None:
@@ -51,9 +65,12 @@ def main() -> None:
 
 async def measure(name: str, family: Family, rounds: int) -> None:
     """One line of the table."""
-    begun = time.perf_counter()
-    await TokenCounter().count("t", family, parse(conversation(8)))
-    print(f"{name}: loaded in {time.perf_counter() - begun:.2f} s")
+    small = parse(conversation(8))
+    load_ms = await longest_wait_ms(TokenCounter().count("t", family, small))
+    cost = load_cost(family.vocabulary)
+    assert cost is not None
+    memory = f", {cost.memory_bytes / 2**20:.0f} MB" if cost.memory_bytes is not None else ""
+    print(f"{name}: loaded in {cost.load_ms / 1e3:.2f} s{memory}, stall meanwhile {load_ms:.0f} ms")
     for messages in (31, 121):
         first = []
         for seed in range(rounds):
@@ -69,8 +86,11 @@ async def measure(name: str, family: Family, rounds: int) -> None:
             ]
             following.append(await timed(counter, family, parse(said)))
         print(f"  {tokens} tokens: first {middle(first)} ms, next turn {middle(following)} ms")
-    print(f"  1 MB message: stall {await stall(family):.1f} ms", end="")
-    print(f"; per delta {per_delta_us(family):.2f} µs")
+    print(f"  1 MB message, stall in ms (an idle loop's: {await stall(None, ''):.1f}):", end="")
+    for kind in KINDS:
+        longest_ms = min(longest_call_ms(family, kind, seed) for seed in range(3))
+        print(f" {kind} {await stall(family, kind):.1f}, longest call {longest_ms:.1f}", end=";")
+    print(f"\n  per delta {per_delta_us(family):.2f} µs")
 
 
 def litellm_row(rounds: int) -> None:
@@ -104,13 +124,42 @@ async def timed(counter: TokenCounter, family: Family, request: Request) -> floa
     return time.perf_counter() - begun
 
 
-async def stall(family: Family) -> float:
-    """Milliseconds of the event loop that a new message of 1 MB takes, median of five."""
-    return statistics.median([await one_stall(family, seed) for seed in range(5)])
+async def stall(family: Family | None, kind: str) -> float:
+    """Milliseconds of the event loop that a new message of 1 MB takes, median of five; None for an idle loop."""
+    waits = []
+    for seed in range(5):
+        work = asyncio.sleep(0.1) if family is None else TokenCounter().count("t", family, megabyte(kind, seed))
+        waits.append(await longest_wait_ms(work))
+    return statistics.median(waits)
 
 
-async def one_stall(family: Family, seed: int) -> float:
-    """The longest wait of another task."""
+def megabyte(kind: str, seed: int) -> Request:
+    """A message of 1 MB."""
+    return parse([{"role": "user", "content": KINDS[kind](random.Random(seed))}])
+
+
+def longest_call_ms(family: Family, kind: str, seed: int) -> float:
+    """Processor time of the longest call of C code while a message of 1 MB is counted, in this thread."""
+    longest, begun = 0.0, []
+
+    def profile(_: object, event: str, __: object) -> None:
+        nonlocal longest
+        if event == "c_call":
+            begun.append(time.thread_time())
+        elif event in ("c_return", "c_exception") and begun:
+            longest = max(longest, time.thread_time() - begun.pop())
+
+    request, counting = megabyte(kind, seed), Counting()
+    sys.setprofile(profile)
+    try:
+        counting._by_prompt_now(family, request, fingerprints(request))
+    finally:
+        sys.setprofile(None)
+    return 1e3 * longest
+
+
+async def longest_wait_ms(work: Awaitable[object]) -> float:
+    """The longest wait of another task while something is waited for, in milliseconds."""
     longest = 0.0
 
     async def tick() -> None:
@@ -120,11 +169,10 @@ async def one_stall(family: Family, seed: int) -> float:
             await asyncio.sleep(0.0005)
             longest = max(longest, time.perf_counter() - before - 0.0005)
 
-    request = parse([{"role": "user", "content": text(1_000_000, random.Random(seed))}])
     ticking = asyncio.create_task(tick())
     await asyncio.sleep(0.01)
     longest = 0.0
-    await TokenCounter().count("t", family, request)
+    await work
     ticking.cancel()
     return 1e3 * longest
 

@@ -71,6 +71,7 @@ class DeploymentSettings(_Section):
     )
     mode: Mode | None = None
     tokenizer: str | None = Field(None, min_length=1)
+    count: Literal["auto", "probe"] | None = None
     pruning_model: str | None = Field(None, min_length=1)
     strategy: StrategyName | None = None
     pre_request_ratio: Ratio | None = None
@@ -178,8 +179,19 @@ class Settings(_Section):
         AUTO_TOKENIZER,
         min_length=1,
         description="What counts prompts: the path of a model's .gguf or tokenizer.json, or of the folder with it; "
-        "the name of a model to count like (`llama-3.1-8b`); `heuristic`, 4 characters a token; `auto`: LM Studio's "
-        "own file of the model where it is on this machine, else the vocabularies in this package.",
+        "`hf:organisation/name`, downloaded from Hugging Face; the name of a model to count like (`llama-3.1-8b`); "
+        "`heuristic`, 4 characters a token; `auto`: LM Studio's own file of the model where it is on this machine, "
+        "else the vocabularies in this package.",
+    )
+    tokenizer_download: bool = Field(
+        False,
+        description="Whether the tokenizer.json and chat template of a model with no other vocabulary of its own are "
+        "looked for on Hugging Face, under the publisher and name that LM Studio lists; kept in its cache.",
+    )
+    count: Literal["auto", "probe"] = Field(
+        "auto",
+        description="probe has the server count what a compaction made, by a request of 16 tokens that takes one of "
+        "`max_summary_calls`; auto learns from answers alone.",
     )
     models_folder: str | None = Field(
         None,

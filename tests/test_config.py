@@ -50,7 +50,9 @@ KEYS: dict[str, tuple[list[Any], list[Any]]] = {
     "oversized_tool_result": (["error", "excerpt"], ["cut", False]),
     "oversized_user_message": (["error", "excerpt"], ["cut"]),
     "tokenizer": (["auto", "heuristic", "models/x.gguf", "llama-3.1-8b"], ["", 7, None]),
+    "tokenizer_download": ([True, False], ["maybe", 7, None]),
     "models_folder": (["/models", None], ["", 7]),
+    "count": (["auto", "probe"], ["exact", True, 1]),
     "when_not_loaded": (["warm_up", "error"], ["wait"]),
     "window_cache_s": ([0.1, 3600], [0, 3601]),
     "answer_min_tokens": ([16, 100_000], [15, 100_001]),
@@ -260,7 +262,7 @@ def test_settings_and_budget_agree_on_the_reserves() -> None:
         ({"context_length": "8k"}, "context_length = '8k': "),
         ({"enabled": "maybe"}, "enabled = 'maybe': "),
         ({"pruning_model": ""}, "pruning_model = '': "),
-        ({"store": "memory://"}, "unknown key 'store'; known keys: context_length, enabled, mode"),
+        ({"store": "memory://"}, "unknown key 'store'; known keys: context_length, count, enabled, mode"),
     ],
 )
 def test_a_deployment_is_named_in_its_errors(section: dict[str, Any], finding: str) -> None:

@@ -16,6 +16,7 @@ from litellm_compaction.core.messages import Request
 from litellm_compaction.errors import CompactionError, ConfigError
 from litellm_compaction.models.counter import Count, TokenCounter
 from litellm_compaction.models.lmstudio import DEFAULT_API_BASE, Listing, match
+from litellm_compaction.models.load_costs import load_cost
 from litellm_compaction.models.model_files import ModelFiles, WantedModel
 from litellm_compaction.models.sources import Sources, TokenizerSource
 from litellm_compaction.models.tokenizer_settings import check_tokenizer
@@ -139,6 +140,7 @@ class _Teller:
 def _document(counted: _Counted, asked: Asked) -> dict[str, object]:
     count, source = counted.count, counted.source
     window = counted.window_tokens
+    cost = load_cost(source.family.vocabulary)
     return {
         "model": counted.model,
         "tokens": count.tokens,
@@ -147,6 +149,8 @@ def _document(counted: _Counted, asked: Asked) -> dict[str, object]:
         "family": source.family.name,
         "tokenizer": tokenizer_name(source),
         "tokenizer_source": source.kind,
+        "tokenizer_load_ms": round(cost.load_ms) if cost is not None else None,
+        "tokenizer_memory_bytes": cost.memory_bytes if cost is not None else None,
         "template": source.template if count.rendered else "formula",
         "overhead_tokens": count.overhead_tokens,
         "tools_tokens": count.tools_tokens,
@@ -166,7 +170,7 @@ def _lines(counted: _Counted, asked: Asked, address: str) -> Iterator[str]:
     yield f"tokens     {count.tokens:,}, {certainty}"
     yield f"window     {_window_words(counted, address)}"
     yield f"family     {source.family.name}"
-    yield f"tokenizer  {source_words(source)}"
+    yield f"tokenizer  {source_words(source)}{_cost_words(source)}"
     refused = source.template != "formula" and not count.rendered
     yield f"template   {'it refuses this request: estimated by a formula' if refused else template_words(source)}"
     yield ""
@@ -175,6 +179,14 @@ def _lines(counted: _Counted, asked: Asked, address: str) -> Iterator[str]:
         yield f"{count.tools_tokens:>9,}  {len(asked.request.tools)} tools"
     for index, (message, tokens) in enumerate(zip(asked.request.messages, count.sizes, strict=True)):
         yield f"{tokens:>9,}  messages[{index}] {_printable(message.role)}"
+
+
+def _cost_words(source: TokenizerSource) -> str:
+    cost = load_cost(source.family.vocabulary)
+    if cost is None:
+        return ""
+    memory = f", {cost.memory_bytes / 2**20:.0f} MB" if cost.memory_bytes is not None else ""
+    return f" (loaded in {cost.load_ms / 1e3:.1f} s{memory})"
 
 
 def _window_words(counted: _Counted, address: str) -> str:

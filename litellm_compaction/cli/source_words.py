@@ -10,6 +10,7 @@ _WORDS: Mapping[Kind, str] = {
     "operator": "{}, as the operator wrote",
     "lm_studio_file": "LM Studio's file {}",
     "pack": "{}, the model's own from this package",
+    "download": "{}, downloaded from Hugging Face",
     "stand_in": "{}, a stand-in that errs high until calibrated by usage",
     "heuristic": "four characters a token, as the operator wrote",
 }

@@ -5,9 +5,9 @@ Built by `proxy/` and by the compactor; data only.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, Protocol
 
 from litellm_compaction.config import Settings
 from litellm_compaction.core.budget import Budget, Rules
@@ -21,7 +21,14 @@ from litellm_compaction.models.families import Family
 from litellm_compaction.models.window import Target, Window
 from litellm_compaction.summarizer import Ask
 
-Measure: TypeAlias = Callable[[Sequence[Message]], Awaitable[int | None]]
+
+class Measure(Protocol):
+    """Asks a server how many prompt tokens it counts for a request, by an answer of `answer_tokens` at most.
+
+    Gives None when it does not say; never raises.
+    """
+
+    async def __call__(self, request: Request, *, answer_tokens: int = 1) -> int | None: ...
 
 
 @dataclass(slots=True)
@@ -31,11 +38,13 @@ class Attempts:
     Attributes:
         told_hash: covered hash of the compaction that an event last told of, "" for none.
         may_probe: whether a sample of it may still be sent to be counted.
+        may_recount: whether what a compaction made of it may still be sent to be counted.
     """
 
     summary_calls_left: int
     told_hash: str = ""
     may_probe: bool = True
+    may_recount: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,8 +76,7 @@ class Case:
         tenant: fingerprint of who asks, for events.
         pruning_models: in the order in which they are tried.
         warm_up: makes LM Studio load the model.
-        measure: how many prompt tokens the server counts for some messages; gives None when it does not say, and is
-            None where nobody may ask.
+        measure: has the server count a request; None where nobody may ask.
         attempts: shared by all phases of one client request.
     """
 

@@ -125,11 +125,15 @@ class TokenCounter:
         key = (family, prints[-1])
         found = self._recent.pop(key, None)
         if found is None:
-            found = await self._counting.count(family, request)
+            found = await self._counting.count(family, request, prints)
         self._recent[key] = found
         if len(self._recent) > _MAX_RECENT:
             self._recent.popitem(last=False)
         return found
+
+    async def prepare(self, family: Family) -> None:
+        """Loads what counts a family, so that no request is the first one: some calls hold the interpreter lock."""
+        await usable_soon(family)
 
     async def count_text(self, target_key: str, family: Family, text: str) -> int:
         """Calibrated tokens of a text by itself, without any template around it."""

@@ -9,17 +9,21 @@ import asyncio
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from litellm_compaction.core.messages import Request
 from litellm_compaction.models.calibration import PLAIN, Mix
 from litellm_compaction.models.families import Family
 from litellm_compaction.models.measures import Item, Measure, Measures
-from litellm_compaction.models.prompts import Prompt, Shares, has_system, render, share, tool_prompts, tools_key
+from litellm_compaction.models.prefix_anchors import Fingerprints
+from litellm_compaction.models.prompts import Prompt, has_system, render, texts_of, tool_prompts, tools_key
 from litellm_compaction.models.rendering import Beside, Rendered, beside, render_message, strings, tools_text
+from litellm_compaction.models.scale import Beginning, Beginnings, Scale
 from litellm_compaction.models.segments import Lookup, SegmentLengths
+from litellm_compaction.models.shares import Shares, share
 from litellm_compaction.models.templates import chars_of, is_compiled, template
-from litellm_compaction.models.tokenizers import is_loaded
+from litellm_compaction.models.tokenizers import is_loaded, vocabulary
+from litellm_compaction.models.vocabularies import Segment
 
 # Rendering and looking up this much takes 1 to 2 ms; more is done outside the event loop's thread.
 _THREAD_CHARS, _THREAD_MESSAGES, _THREAD_MS = 200_000, 200, 2.0
@@ -36,6 +40,9 @@ EXACT_ERROR = 0.02
 _PART_ERROR = 0.05
 # The formula with the right vocabulary erred by up to 15 % on agent requests (facts, 2026-11).
 _FORMULA_ERROR = 0.15
+
+
+_ToolsKey: TypeAlias = tuple[str, str, bool, "str | int"]
 
 
 class RawCount(NamedTuple):
@@ -70,40 +77,56 @@ class Counting:
     def __init__(self) -> None:
         self.measures = Measures()
         self._segments = SegmentLengths()
-        self._tools: OrderedDict[tuple[str, str, bool, str], int] = OrderedDict()
+        self._beginnings = Beginnings()
+        self._tools: OrderedDict[_ToolsKey, int] = OrderedDict()
         self._lock = threading.Lock()
 
-    async def count(self, family: Family, request: Request) -> RawCount:
-        """The tokens of a request. Never raises on its content."""
-        found = await self._by_prompt(family, request)
+    async def count(self, family: Family, request: Request, prints: Fingerprints = ()) -> RawCount:
+        """The tokens of a request. Never raises on its content.
+
+        Args:
+            family: counts them.
+            request: what is sent.
+            prints: of the request; without them all of its prompt is looked at, which gives the same count.
+        """
+        found = await self._by_prompt(family, request, prints)
         return found if found is not None else await self._by_formula(family, request)
 
-    async def _by_prompt(self, family: Family, request: Request) -> RawCount | None:
+    async def _by_prompt(self, family: Family, request: Request, prints: Fingerprints) -> RawCount | None:
         if not family.template:
             return None
         if not _is_quick(family, request):
-            return await asyncio.to_thread(self._by_prompt_now, family, request)
-        begun = self._begin(family, request)
+            return await asyncio.to_thread(self._by_prompt_now, family, request, prints)
+        begun = self._begin(family, request, prints)
         if begun is None:
             return None
-        if begun.lookup.new_chars > _THREAD_NEW_CHARS or not self._knows_tools(family, request):
+        if begun.lookup.new_chars > _THREAD_NEW_CHARS or not self._knows_tools(family, request, prints):
             return await asyncio.to_thread(self._finish, family, request, begun)
         return self._finish(family, request, begun)
 
-    def _by_prompt_now(self, family: Family, request: Request) -> RawCount | None:
-        begun = self._begin(family, request)
+    def _by_prompt_now(self, family: Family, request: Request, prints: Fingerprints) -> RawCount | None:
+        begun = self._begin(family, request, prints)
         return self._finish(family, request, begun) if begun is not None else None
 
-    def _begin(self, family: Family, request: Request) -> _Begun | None:
+    def _begin(self, family: Family, request: Request, prints: Fingerprints) -> _Begun | None:
         prompt = render(family, request)
         if prompt is None:
             return None
+        names = (family.vocabulary, family.template_for(tools=bool(request.tools)))
+        known = self._beginnings.find(names, prints, prompt.text)
+        segments = vocabulary(family.vocabulary).split(prompt.text, known.scale.end)
+        lookup = self._segments.look_up(family.vocabulary, texts_of(prompt.text, segments))
         besides = [_beside(index, request, family) for index in _with_more(request)]
-        return _Begun(prompt, besides, self._segments.look_up(family.vocabulary, prompt.texts()))
+        return _Begun(prompt, names, prints, known, segments, lookup, besides)
 
     def _finish(self, family: Family, request: Request, begun: _Begun) -> RawCount:
         lengths = self._segments.complete(family.vocabulary, begun.lookup)
-        shares = share(family, request, begun.prompt, lengths, self._tools_tokens(family, request))
+        scale = Scale(begun.segments, lengths, begun.known.scale)
+        text = begun.prompt.text
+        tools_tokens = self._tools_tokens(family, request, begun.prints)
+        shares, places = share(request, text, scale, tools_tokens, begun.known.places)
+        longest_special = vocabulary(family.vocabulary).longest_special
+        self._beginnings.note(begun.names, begun.prints, text, scale, begun.known, places, longest_special)
         return self._with_besides(family, shares, begun)
 
     def _with_besides(self, family: Family, shares: Shares, begun: _Begun) -> RawCount:
@@ -125,11 +148,11 @@ class Counting:
             mix=PLAIN,
         )
 
-    def _tools_tokens(self, family: Family, request: Request) -> int:
+    def _tools_tokens(self, family: Family, request: Request, prints: Fingerprints) -> int:
         """What a request's tools take, remembered by their text."""
         if not request.tools:
             return 0
-        key = _tools_key(family, request)
+        key = _tools_key(family, request, prints)
         with self._lock:
             known = self._tools.get(key)
         if known is not None:
@@ -145,13 +168,14 @@ class Counting:
                 self._tools.popitem(last=False)
         return tokens
 
-    def _knows_tools(self, family: Family, request: Request) -> bool:
-        return not request.tools or _tools_key(family, request) in self._tools
+    def _knows_tools(self, family: Family, request: Request, prints: Fingerprints) -> bool:
+        return not request.tools or _tools_key(family, request, prints) in self._tools
 
     def _prompt_tokens(self, family: Family, prompt: Prompt) -> int:
-        texts = prompt.texts()
+        segments = vocabulary(family.vocabulary).split(prompt.text)
+        texts = texts_of(prompt.text, segments)
         lengths = self._segments.complete(family.vocabulary, self._segments.look_up(family.vocabulary, texts))
-        return sum(lengths) + len(prompt.segments) - len(texts)
+        return sum(lengths) + len(segments) - len(texts)
 
     async def _by_formula(self, family: Family, request: Request) -> RawCount:
         rendered = [render_message(message, family) for message in request.messages]
@@ -186,9 +210,15 @@ class Counting:
 
 
 class _Begun(NamedTuple):
+    """A rendered request, of which `known` need not be counted again, and `segments` come behind that."""
+
     prompt: Prompt
-    besides: list[tuple[int, Beside]]
+    names: tuple[str, str]
+    prints: Fingerprints
+    known: Beginning
+    segments: list[Segment]
     lookup: Lookup
+    besides: list[tuple[int, Beside]]
 
 
 def raw_tokens(measure: Measure, family: Family) -> float:
@@ -230,8 +260,10 @@ def _is_quick(family: Family, request: Request) -> bool:
     return _chars(request) <= _THREAD_CHARS
 
 
-def _tools_key(family: Family, request: Request) -> tuple[str, str, bool, str]:
-    return family.template_for(tools=True), family.vocabulary, has_system(request), tools_key(request.tools)
+def _tools_key(family: Family, request: Request, prints: Fingerprints) -> _ToolsKey:
+    # The first fingerprint stands for the tools, and has been made already.
+    tools = prints[0] if prints else tools_key(request.tools)
+    return family.template_for(tools=True), family.vocabulary, has_system(request), tools
 
 
 def _with_more(request: Request) -> list[int]:

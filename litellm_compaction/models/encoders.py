@@ -79,7 +79,13 @@ class TokenizersEncoder:
 
     def lengths(self, pieces: Sequence[str]) -> list[int]:
         """Tokens of each piece."""
-        return [len(encoding) for encoding in self._tokenizer.encode_batch_fast(pieces, add_special_tokens=False)]
+        # One at a time: a batch is divided among threads of its own, which compete with the event loop for every core,
+        # and takes longer than this on two cores (2026-11: 0.7 against 1.5 ms for 4 kB, 300 against 500 ms for 1 MB).
+        return [
+            len(encoding)
+            for piece in pieces
+            for encoding in self._tokenizer.encode_batch_fast([piece], add_special_tokens=False)
+        ]
 
 
 def is_foreign_failure(exc: BaseException) -> bool:
@@ -92,6 +98,8 @@ def is_foreign_failure(exc: BaseException) -> bool:
 
 def _ranks_follow_ids(data: VocabularyData) -> bool:
     """Whether merges come in the order of the tokens that they make, as they do where tiktoken made them."""
+    if not data.merges:
+        return True
     ids = {token: index for index, token in enumerate(data.tokens)}
     last = -1
     for merge in data.merges:

@@ -1,4 +1,4 @@
-"""How large an image in a message is, as far as its first bytes say. Called by `rendering.py`.
+"""What images and sound in a message cost, as far as their first bytes or their size say. Called by `rendering.py`.
 
 Vision models pay by area (Qwen-VL, Pixtral) or a fixed price; only inline images show their size. Nothing is decoded
 but the header, whose layout is the formats' own (PNG 1.2 §11.2.2, JPEG ITU T.81 B.2.2, GIF89a §18, RIFF WebP).
@@ -19,6 +19,10 @@ from litellm_compaction.core.messages import JsonValue
 _HEADER_CHARS = 128 * 1024
 _JPEG_FRAMES = frozenset({0xC0, 0xC1, 0xC2, 0xC3, 0xC5, 0xC6, 0xC7, 0xC9, 0xCA, 0xCB, 0xCD, 0xCE, 0xCF})
 _LEAST_TOKENS = 64
+# Published frame rates, not measured: Qwen2-Audio 25 tokens a second, Voxtral 12.5, Gemma 3n 6.25.
+_TOKENS_PER_SECOND = 25
+# 16 kHz mono, which models hear; what is recorded better is longer in bytes. Speech is not packed below 16 kbit/s.
+_WAV_BYTES_PER_SECOND, _PACKED_BYTES_PER_SECOND = 32_000, 2_000
 
 
 class Pixels(NamedTuple):
@@ -29,13 +33,16 @@ class Pixels(NamedTuple):
 
 
 def image_tokens(part: JsonValue, *, limit_tokens: int, patch_px: int) -> int:
-    """What one part that is not text costs: by area where its size is known, else the family's upper limit.
+    """What one part that is not text costs: by area or length where that is known, else the family's upper limit.
 
     Args:
         part: of a message's content.
         limit_tokens: the most that one image costs.
         patch_px: pixels on a side of what one token sees; 0 where every image costs the limit.
     """
+    sound = part.get("input_audio") if isinstance(part, Mapping) else None
+    if isinstance(sound, Mapping):
+        return max(limit_tokens, _sound_tokens(sound))
     if not patch_px:
         return limit_tokens
     size = inline_size(part)
@@ -46,6 +53,14 @@ def image_tokens(part: JsonValue, *, limit_tokens: int, patch_px: int) -> int:
     columns, rows = math.ceil(size.width / patch_px), math.ceil(size.height / patch_px)
     # A separator for each row, begin and end markers.
     return min(max(columns * rows + rows + 8, _LEAST_TOKENS), limit_tokens)
+
+
+def _sound_tokens(sound: Mapping[str, JsonValue]) -> int:
+    """Tokens of inline sound by its length, as if it were packed as tightly as its format allows."""
+    data = sound.get("data")
+    data_bytes = len(data) * 3 // 4 if isinstance(data, str) else 0
+    is_plain = sound.get("format") == "wav"
+    return data_bytes * _TOKENS_PER_SECOND // (_WAV_BYTES_PER_SECOND if is_plain else _PACKED_BYTES_PER_SECOND)
 
 
 def inline_size(part: JsonValue) -> Pixels | None:

@@ -1,7 +1,8 @@
 """By which vocabulary and template a deployment is counted; the one place that knows the order of sources.
 
 Called by the engine for every request. The order: what the operator wrote; LM Studio's own file of the model, where it
-is on this machine; the packs of this package, by family; a stand-in that usage corrects.
+is on this machine; the packs of this package, by family; a download, where the operator allows it; a stand-in that
+usage corrects.
 """
 
 from __future__ import annotations
@@ -11,22 +12,25 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Literal, NamedTuple, TypeAlias
+from typing import NamedTuple
 
 from litellm_compaction.config import AUTO_TOKENIZER, Settings
 from litellm_compaction.errors import UnusableModelFile
 from litellm_compaction.models.families import HEURISTIC, Family, family_of
+from litellm_compaction.models.hub import Hub, is_repository, repository_of
 from litellm_compaction.models.model_files import ModelFiles, WantedModel
-from litellm_compaction.models.tokenizer_files import TokenizerFile, load_tokenizer_file
+from litellm_compaction.models.tokenizer_files import load_tokenizer_file
 from litellm_compaction.models.tokenizer_settings import expanded, is_this_machine, tokenizer_path
+from litellm_compaction.models.tokenizer_source import Kind, TokenizerSource, bundled, with_file
 from litellm_compaction.models.tokenizers import is_loaded
 from litellm_compaction.models.window import Target, Window
 
+__all__ = ["Kind", "Sources", "TokenizerSource", "with_file"]
+
 logger = logging.getLogger("litellm_compaction")
 
-Kind: TypeAlias = Literal["operator", "lm_studio_file", "pack", "stand_in", "heuristic"]
 
 # A header takes 0.1–0.4 s to read: worth this much of one request's time, since a stand-in might compact it for
 # nothing. Whatever takes longer, or comes from a slow disk, is counted with by later requests.
@@ -37,41 +41,19 @@ _COLD_WAIT_S = 2.0
 _RECHECK_S = 60.0
 # Wildcard deployments get their model names from clients.
 _MAX_QUESTIONS = 4096
-# As `counting.py` promises of a formula, and `families.py` of a near family's template.
-_FORMULA_ERROR, _NEAR_ERROR = 0.15, 0.05
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenizerSource:
-    """What counts a deployment's prompts.
-
-    Attributes:
-        kind: where the vocabulary comes from.
-        family: counts with it.
-        path: of the file; None where the vocabulary is not from one.
-        failures: what is wrong with the sources that should have come before it, and what to do.
-    """
-
-    kind: Kind
-    family: Family
-    path: Path | None = None
-    failures: tuple[str, ...] = ()
-
-    @property
-    def template(self) -> Literal["file", "package", "formula"]:
-        """Whether the chat template is the file's, this package's, or a formula stands for it."""
-        if not self.family.template:
-            return "formula"
-        return "file" if self.family.template.startswith("file:") else "package"
 
 
 class _Question(NamedTuple):
-    """What decides about a source: the operator's word, LM Studio's, and the model's name."""
+    """What decides about a source: the operator's word, LM Studio's, and the model's name.
+
+    `wanted` is None where no file can be here, `repository` "" where nothing may be downloaded.
+    """
 
     written: str
     architecture: str
     model: str
     wanted: WantedModel | None
+    repository: str
 
 
 class _Answer(NamedTuple):
@@ -91,6 +73,8 @@ class Sources:
         tokenizer: the global setting; "" or `auto` is the usual order.
         files: of the LM Studio on this machine.
         is_folder_given: the operator says that `files` are those of servers elsewhere too, as in a container.
+        downloads: models without another source may be looked for by the name that LM Studio gives them.
+        hub: where `downloads` and repositories named by the operator come from.
         on_failure: is told once of each file that cannot be used; None writes a warning.
         wait_s: for how long a request may wait for a file to be read.
         clock: seconds, monotonic.
@@ -102,6 +86,8 @@ class Sources:
         tokenizer: str = "",
         files: ModelFiles | None = None,
         is_folder_given: bool = False,
+        downloads: bool = False,
+        hub: Hub | None = None,
         on_failure: Callable[[str], None] | None = None,
         wait_s: float = _WAIT_S,
         clock: Callable[[], float] = time.monotonic,
@@ -109,6 +95,8 @@ class Sources:
         self._tokenizer = tokenizer
         self._files = files
         self._is_folder_given = is_folder_given
+        self._downloads = downloads
+        self._hub = hub or Hub()
         self._on_failure = on_failure or _warn
         self._wait_s = wait_s
         self._clock = clock
@@ -124,6 +112,7 @@ class Sources:
             tokenizer=settings.tokenizer,
             files=ModelFiles(folder),
             is_folder_given=folder is not None,
+            downloads=settings.tokenizer_download,
             on_failure=on_failure,
         )
 
@@ -166,15 +155,24 @@ class Sources:
 
     def _question(self, target: Target, architecture: str, wanted: WantedModel | None) -> _Question:
         written = target.tokenizer or self._tokenizer
+        written = "" if written == AUTO_TOKENIZER else written
         is_reachable = self._is_folder_given or is_this_machine(target.api_base)
+        repository = repository_of(written)
+        if repository is None and self._downloads and not written:
+            repository = _repository(wanted) if wanted is not None else ""
         return _Question(
-            written="" if written == AUTO_TOKENIZER else written,
+            written=written,
             architecture=architecture,
             model=target.model,
             wanted=wanted if self._files is not None and is_reachable else None,
+            repository=repository or "",
         )
 
     def _may_have_file(self, question: _Question) -> bool:
+        if question.repository and not _without_file(question).family.owns_vocabulary:
+            return True
+        if repository_of(question.written) is not None:
+            return True
         return tokenizer_path(question.written) is not None if question.written else question.wanted is not None
 
     def _start(self, question: _Question) -> _Search:
@@ -190,11 +188,25 @@ class Sources:
 
     async def _search(self, question: _Question) -> None:
         source = await asyncio.to_thread(self._search_now, question)
+        is_named = repository_of(question.written) is not None
+        if question.repository and (is_named or source.kind == "stand_in"):
+            source = await self._downloaded(question, source)
         self._note(question, source, self._clock() + _RECHECK_S)
         for failure in source.failures:
             if failure not in self._told:
                 self._told.add(failure)
                 self._on_failure(failure)
+
+    async def _downloaded(self, question: _Question, otherwise: TokenizerSource) -> TokenizerSource:
+        try:
+            folder = await self._hub.folder(question.repository)
+            file = await asyncio.to_thread(load_tokenizer_file, folder)
+        except UnusableModelFile as error:
+            return replace(otherwise, failures=(*otherwise.failures, str(error)))
+        base = family_of(question.architecture, question.model)
+        return TokenizerSource(
+            kind="download", family=with_file(base, file), path=file.path, failures=otherwise.failures
+        )
 
     def _search_now(self, question: _Question) -> TokenizerSource:
         base = family_of(question.architecture, question.model)
@@ -207,7 +219,7 @@ class Sources:
             else:
                 found = with_file(base, file)
                 return TokenizerSource(kind=kind, family=found, path=file.path, failures=tuple(failures))
-        return replace(_bundled(base), failures=tuple(failures))
+        return replace(bundled(base), failures=tuple(failures))
 
     def _places(self, question: _Question) -> Iterator[tuple[Kind, Path]]:
         """The files that may hold the vocabulary, in the order of sources."""
@@ -227,43 +239,25 @@ class Sources:
         return source
 
 
-def with_file(base: Family, file: TokenizerFile) -> Family:
-    """The family counted with a file: exactly, where the file has the template too.
-
-    Args:
-        base: its costs stand for what the template refuses.
-    """
-    own = replace(
-        base,
-        vocabulary=file.vocabulary,
-        template=file.template,
-        tool_template=file.tool_template,
-        owns_vocabulary=True,
-        exact=True,
-        text_ratio=1.0,
-        single_digits=False,
-        error_ratio=0.02,
-    )
-    if file.template:
-        return own
-    error_ratio = max(base.error_ratio, _NEAR_ERROR) if base.template else _FORMULA_ERROR
-    return replace(own, template=base.template, exact=False, error_ratio=error_ratio)
-
-
 def _without_file(question: _Question) -> TokenizerSource:
     """The source where no file is at hand, or not yet."""
     base = family_of(question.architecture, question.model)
     if question.written == HEURISTIC.name:
         return TokenizerSource(kind="heuristic", family=replace(HEURISTIC, reasons=base.reasons))
-    if question.written and tokenizer_path(question.written) is None:
+    if question.written and repository_of(question.written) is None and tokenizer_path(question.written) is None:
         named = replace(family_of("", question.written), reasons=base.reasons)
-        return replace(_bundled(named), kind="operator")
-    return _bundled(base)
+        return replace(bundled(named), kind="operator")
+    return bundled(base)
+
+
+def _repository(wanted: WantedModel) -> str:
+    """Under which name a model's own files may be published; "" where LM Studio says too little.
+
+    Never by what a client calls a model: whoever may name any would fill the disk.
+    """
+    key = wanted.key if "/" in wanted.key else f"{wanted.publisher}/{wanted.key}"
+    return key if is_repository(key) else ""
 
 
 def _warn(failure: str) -> None:
     logger.warning("tokenizer %s The next source counts meanwhile.", failure)
-
-
-def _bundled(family: Family) -> TokenizerSource:
-    return TokenizerSource(kind="pack" if family.owns_vocabulary else "stand_in", family=family)

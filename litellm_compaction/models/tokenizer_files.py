@@ -14,6 +14,7 @@ from pathlib import Path
 from litellm_compaction.errors import UnusableModelFile
 from litellm_compaction.models.encoders import is_foreign_failure
 from litellm_compaction.models.gguf import GgufHeader, first_part, read_gguf
+from litellm_compaction.models.load_costs import Loading
 from litellm_compaction.models.model_files import TOKENIZER
 from litellm_compaction.models.templates import add_template, template
 from litellm_compaction.models.tokenizer_json import JsonTokenizer, read_tokenizer_json
@@ -97,7 +98,7 @@ def _mtime_ns(path: Path) -> int:
 
 def _load(path: Path) -> TokenizerFile:
     if path.suffix.lower() == ".json":
-        return _from_json(path, read_tokenizer_json(path))
+        return _from_json(path)
     return _from_gguf(path, read_gguf(path))
 
 
@@ -118,9 +119,12 @@ def _from_gguf(path: Path, header: GgufHeader) -> TokenizerFile:
     )
 
 
-def _from_json(path: Path, tokenizer: JsonTokenizer) -> TokenizerFile:
+def _from_json(path: Path) -> TokenizerFile:
+    begun = Loading()
+    tokenizer = read_tokenizer_json(path)
     name = f"json:{tokenizer.fingerprint}"
     if not is_loaded(name):
+        begun.note(name)
         install_vocabulary(name, Vocabulary(_bare(name, tokenizer), _JsonEncoder(tokenizer)))
     return TokenizerFile(path=path, vocabulary=name, template=_template(tokenizer.chat_template), tool_template="")
 

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 from litellm_compaction.config import AUTO_TOKENIZER, Settings
 from litellm_compaction.errors import ConfigError, UnusableModelFile
 from litellm_compaction.models.families import HEURISTIC, family_of
+from litellm_compaction.models.hub import PREFIX, is_repository, repository_of
 from litellm_compaction.models.tokenizer_files import load_tokenizer_file
 
 _FILE_SUFFIXES = (".gguf", ".json")
@@ -30,12 +31,19 @@ def check_tokenizer(value: str, place: str) -> None:
     """
     if value in (AUTO_TOKENIZER, HEURISTIC.name):
         return
+    repository = repository_of(value)
+    if repository is not None:
+        # Asked for when it is needed: a proxy starts offline too.
+        if not is_repository(repository):
+            raise ConfigError(f"{place} = {value!r}: allowed behind `{PREFIX}`: a repository, as organisation/name")
+        return
     path = tokenizer_path(value)
     if path is None:
         if family_of("", value).name == "unknown":
             raise ConfigError(
                 f"{place} = {value!r}: allowed: {AUTO_TOKENIZER}, {HEURISTIC.name}, the path of a .gguf or "
-                "tokenizer.json file or of the folder with it, or a model's name of a known family (llama-3.1-8b)"
+                f"tokenizer.json file or of the folder with it, {PREFIX}organisation/name for a download from Hugging "
+                "Face, or a model's name of a known family (llama-3.1-8b)"
             )
         return
     try:
@@ -62,8 +70,8 @@ def check_sources(settings: Settings, place: str) -> None:
 
 
 def tokenizer_path(value: str) -> Path | None:
-    """The path that a `tokenizer:` setting is; None where it is a name: `auto`, `heuristic`, or a model's."""
-    if value in (AUTO_TOKENIZER, HEURISTIC.name):
+    """The path that a `tokenizer:` setting is; None where it is `auto`, `heuristic`, a repository, or a model."""
+    if value in (AUTO_TOKENIZER, HEURISTIC.name) or repository_of(value) is not None:
         return None
     looks_like_path = "/" in value or "\\" in value or value.lower().endswith(_FILE_SUFFIXES)
     return expanded(value) if looks_like_path or _is_folder(Path(value)) else None

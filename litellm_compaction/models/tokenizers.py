@@ -16,6 +16,7 @@ import tiktoken
 
 from litellm_compaction.errors import CompactionError
 from litellm_compaction.models.encoders import CharactersEncoder, TiktokenEncoder, is_foreign_failure
+from litellm_compaction.models.load_costs import Loading
 from litellm_compaction.models.pack_files import has_pack, read_pack
 from litellm_compaction.models.pretokenizers import tiktoken_pattern
 from litellm_compaction.models.vocabularies import Vocabulary
@@ -96,7 +97,8 @@ def _load_once(name: str) -> Vocabulary:
     if name in _broken:
         raise CompactionError(_broken[name])
     try:
-        return _load(name)
+        loading = Loading()
+        made = _load(name)
     except CompactionError as error:
         _broken[name] = str(error)
         raise
@@ -105,6 +107,8 @@ def _load_once(name: str) -> Vocabulary:
             raise
         _broken[name] = f"The vocabulary {name} cannot be used ({type(exc).__name__}: {str(exc)[:200]})."
         raise CompactionError(_broken[name]) from exc
+    loading.note(name)
+    return made
 
 
 def _load(name: str) -> Vocabulary:

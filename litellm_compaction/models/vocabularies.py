@@ -17,6 +17,7 @@ _PIECE_CHARS = 4096
 # Every vocabulary here begins a new word at these places, so that pieces cost exactly what the whole text costs.
 _BOUNDARY = re.compile(r"(?<=\S)(?= [A-Za-z])|(?<=\n)(?=[A-Za-z0-9])|(?<=[一-龥])(?=[，。！？；：、])")
 _LOOK_BACK_CHARS = 32
+_SLICE_CHARS = 131_072
 _UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
 
 
@@ -37,6 +38,7 @@ class Vocabulary:
         adds_bos: the engine puts `bos` before a prompt that does not begin with it.
         prefixes_space: ordinary text at the beginning, and after each special token, gets a space before it.
         strips_after_special: white space after a special token disappears.
+        longest_special: characters of the longest special token.
     """
 
     def __init__(self, data: VocabularyData, encoder: Encoder | None = None) -> None:
@@ -47,6 +49,7 @@ class Vocabulary:
         self.adds_bos = data.adds_bos and bool(self.bos)
         specials = _special_tokens(data)
         self._specials = re.compile(_alternatives(specials)) if specials else None
+        self.longest_special = max(map(len, specials), default=0)
         prefixes = data.adds_space_prefix
         if prefixes is None:
             # Gemma's SentencePiece vocabularies say add_space_prefix = false; Llama's and Mistral's leave the default.
@@ -55,12 +58,15 @@ class Vocabulary:
         # llama.cpp gives Phi-3's special tokens the attribute RSTRIP (llama-vocab.cpp, 2026-11).
         self.strips_after_special = data.kind == "spm" and {"<|assistant|>", "<|end|>"} <= specials
 
-    def split(self, prompt: str) -> list[Segment]:
-        """The segments of a prompt in order, as llama.cpp's tokenizer_st_partition finds them."""
+    def split(self, prompt: str, position: int = 0) -> list[Segment]:
+        """The segments of a prompt in order, as llama.cpp's tokenizer_st_partition finds them.
+
+        Args:
+            prompt: text with special tokens in it.
+            position: where to begin: the start, or the end of a segment.
+        """
         segments: list[Segment] = []
-        position = 0
-        for found in self._specials.finditer(prompt) if self._specials is not None else ():
-            start, end = found.span()
+        for start, end in self._places(prompt, position):
             if start > position:
                 segments.append(Segment(position, start, False))
             segments.append(Segment(start, end, True))
@@ -68,6 +74,20 @@ class Vocabulary:
         if position < len(prompt):
             segments.append(Segment(position, len(prompt), False))
         return segments
+
+    def _places(self, prompt: str, position: int) -> Iterator[tuple[int, int]]:
+        """Where special tokens are."""
+        if self._specials is None:
+            return
+        while position < len(prompt):
+            # A search through megabytes would hold the interpreter lock, and with it the event loop.
+            last = position + _SLICE_CHARS
+            for found in self._specials.finditer(prompt, position, last + self.longest_special):
+                if found.start() >= last:
+                    break
+                yield found.span()
+                position = found.end()
+            position = max(position, last)
 
     def lengths_in_prompt(self, texts: Sequence[str]) -> list[int]:
         """Tokens of texts that each stand at the beginning of a prompt or after a special token of it."""

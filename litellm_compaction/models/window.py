@@ -8,32 +8,17 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from typing import Literal, NamedTuple, TypeAlias, TypeVar
+from dataclasses import replace
+from typing import NamedTuple, TypeVar
 
 import httpx
 
 from litellm_compaction.errors import ModelNotLoaded, WindowUnknown
 from litellm_compaction.models.listings import Listings, Reading
-from litellm_compaction.models.lmstudio import match
-from litellm_compaction.models.model_files import WantedModel
-from litellm_compaction.models.served import PATHS, Api, Served, find_served
+from litellm_compaction.models.lmstudio import Listing
+from litellm_compaction.models.targets import GUESSES, Known, Source, Target, Window, apis_of, as_asked, look_up
 
-# LM Studio's API · the API of another server · what the operator wrote, or LiteLLM's model map · an overflow error.
-Source: TypeAlias = Literal[
-    "api/v1",
-    "api/v0",
-    "llama.cpp",
-    "vllm",
-    "ollama",
-    "operator",
-    "max_input_tokens",
-    "model_map",
-    "default",
-    "learned",
-]
-# What is known of a kind of model, and not of the server behind this address.
-_GUESSES = ("model_map", "default")
+__all__ = ["Source", "Target", "Window", "Windows"]
 
 _LEARNED_S = 600.0
 # Wildcard deployments get their model names from clients, so the number of targets needs an end.
@@ -42,78 +27,10 @@ _MAX_TARGETS = 4096
 _Entry = TypeVar("_Entry")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
-    """A deployment as this layer needs it.
-
-    Attributes:
-        key: stable identity of the deployment.
-        model: as LM Studio knows it, without provider prefix.
-        context_length: tokens that the operator wrote down; used only where the server does not say.
-        context_source: where `context_length` comes from.
-        apis: by which a server that is not LM Studio is asked for its window; empty leaves it in peace.
-        asked_tokens: what each request tells the server to allocate (Ollama's `num_ctx`): its window is no larger.
-        tokenizer: what its operator wrote for this deployment; "" follows the global setting (`sources.py`).
-    """
-
-    key: str
-    model: str
-    api_base: str | None
-    api_key: str | None = field(repr=False)
-    context_length: int | None
-    context_source: Source = "operator"
-    is_lmstudio: bool = True
-    apis: tuple[Api, ...] = ()
-    asked_tokens: int | None = None
-    tokenizer: str = ""
-
-    @property
-    def is_listed(self) -> bool:
-        """Whether there is a server to ask."""
-        return self.api_base is not None and (self.is_lmstudio or bool(self.apis))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Window:
-    """The context length to stay inside.
-
-    Attributes:
-        architecture: as LM Studio names it; "" when it was not asked.
-        instance_id: the loaded copy that the number belongs to; the model's name when LM Studio was not asked.
-        parallel: requests that share `tokens` at the same time.
-        slots: requests that have `tokens` each at the same time, as llama.cpp's server says; it does not say whether
-            they share a unified cache.
-        read_s: clock value when the number was read; old where later reads failed.
-        wanted: the model as LM Studio lists it, which finds its file; None where LM Studio was not asked.
-    """
-
-    tokens: int
-    source: Source
-    architecture: str
-    instance_id: str
-    parallel: int
-    read_s: float
-    slots: int = 1
-    wanted: WantedModel | None = None
-
-
 class _Learned(NamedTuple):
     tokens: int
     against: int | None
     until_s: float
-
-
-class _Known(NamedTuple):
-    """What a listing says of one target; kept until the listing changes.
-
-    `window` is None and `absence` says why, where the listing gives no number.
-    """
-
-    reading: Reading
-    model: str
-    window: Window | None
-    absence: str
-    not_loaded: bool
 
 
 class Windows:
@@ -135,7 +52,7 @@ class Windows:
     ) -> None:
         self._clock = clock
         self._listings = Listings(cache_s=cache_s, http=http, clock=clock, timeout_s=timeout_s)
-        self._known: OrderedDict[str, _Known] = OrderedDict()
+        self._known: OrderedDict[str, Known] = OrderedDict()
         self._last: OrderedDict[str, Window] = OrderedDict()
         self._learned: OrderedDict[str, _Learned] = OrderedDict()
 
@@ -151,7 +68,7 @@ class Windows:
         """
         if target.api_base is None or not target.is_listed:
             return self._without_listing(target, "no server was asked")
-        place = (target.api_base, target.api_key, _apis(target))
+        place = (target.api_base, target.api_key, apis_of(target))
         reading = await self._listings.get(*place, fresh=fresh)
         known = self._find(target, reading)
         if known.window is None and not reading.failure and self._listings.is_old(reading):
@@ -162,7 +79,7 @@ class Windows:
             raise ModelNotLoaded(target.model)
         if known.window is None:
             return self._without_listing(target, known.absence)
-        return self._remember(target, self._capped(target, _as_asked(target, known.window)))
+        return self._remember(target, self._capped(target, as_asked(target, known.window)))
 
     def peek(self, target: Target) -> Window | None:
         """The last window that `resolve` gave for the target, without asking anybody."""
@@ -183,7 +100,16 @@ class Windows:
     def invalidate(self, target: Target) -> None:
         """Makes the next `resolve` of this server wait for a fresh read."""
         if target.api_base is not None:
-            self._listings.invalidate(target.api_base, target.api_key, _apis(target))
+            self._listings.invalidate(target.api_base, target.api_key, apis_of(target))
+
+    async def loaded(self, target: Target) -> tuple[str, ...]:
+        """The chat models that a target's LM Studio has loaded; empty where it is none, or does not answer."""
+        if target.api_base is None or not target.is_lmstudio:
+            return ()
+        listing = (await self._listings.get(target.api_base, target.api_key)).listing
+        if not isinstance(listing, Listing):
+            return ()
+        return tuple(model.key for model in listing.models if model.kind == "llm" and model.loaded)
 
     async def is_lmstudio(self, api_base: str, api_key: str | None) -> bool | None:
         """Whether a server is LM Studio; None when nobody answered. Cached: yes for good, no 60 s, None 5 s."""
@@ -193,11 +119,11 @@ class Windows:
         """Ends background reads and closes the client if it was made here."""
         await self._listings.aclose()
 
-    def _find(self, target: Target, reading: Reading) -> _Known:
+    def _find(self, target: Target, reading: Reading) -> Known:
         known = self._known.get(target.key)
         if known is not None and known.reading is reading and known.model == target.model:
             return known
-        known = _look_up(target, reading)
+        known = look_up(target, reading)
         self._known[target.key] = known
         _bound(self._known)
         return known
@@ -206,11 +132,11 @@ class Windows:
         """What the newest known listing says, before learned limits."""
         if target.api_base is None or not target.is_listed:
             return None
-        reading = self._listings.last(target.api_base, target.api_key, _apis(target))
+        reading = self._listings.last(target.api_base, target.api_key, apis_of(target))
         if reading is None:
             return None
         window = self._find(target, reading).window
-        return _as_asked(target, window).tokens if window is not None else None
+        return as_asked(target, window).tokens if window is not None else None
 
     def _capped(self, target: Target, window: Window) -> Window:
         learned = self._learned.get(target.key)
@@ -232,7 +158,7 @@ class Windows:
         operator = target.context_length if (target.context_length or 0) > 0 else None
         if operator is not None:
             # What a server said of itself is worth more than a guess, however old it is.
-            holds = learned is not None and (now_s < learned.until_s or target.context_source in _GUESSES)
+            holds = learned is not None and (now_s < learned.until_s or target.context_source in GUESSES)
             tokens = min(operator, learned.tokens) if learned is not None and holds else operator
         elif learned is not None:
             tokens = learned.tokens
@@ -256,67 +182,6 @@ class Windows:
         self._last[target.key] = window
         _bound(self._last)
         return window
-
-
-def _apis(target: Target) -> tuple[Api, ...]:
-    return () if target.is_lmstudio else target.apis
-
-
-def _as_asked(target: Target, window: Window) -> Window:
-    """The window, no larger than the requests themselves make it: another client may have loaded the model larger."""
-    if target.asked_tokens is None or window.tokens <= target.asked_tokens:
-        return window
-    return replace(window, tokens=target.asked_tokens, source="operator")
-
-
-def _look_up(target: Target, reading: Reading) -> _Known:
-    listing = reading.listing
-    if listing is None:
-        return _Known(reading, target.model, None, reading.failure, not_loaded=False)
-    if isinstance(listing, Served):
-        return _look_up_served(target, reading, listing)
-    path = f"/api/{listing.api}/models"
-    found = match(listing, target.model)
-    if found is None:
-        absence = f"{path} lists {len(listing.models)} models, none of them {target.model}"
-        return _Known(reading, target.model, None, absence, not_loaded=False)
-    listed, instance = found
-    if instance is None:
-        return _Known(reading, target.model, None, f"{path}: not loaded", not_loaded=True)
-    if instance.context_length is None:
-        absence = f"{path} lists {instance.id} as loaded, without a context length"
-        return _Known(reading, target.model, None, absence, not_loaded=False)
-    window = Window(
-        tokens=instance.context_length,
-        source="api/v1" if listing.api == "v1" else "api/v0",
-        architecture=listed.architecture,
-        instance_id=instance.id,
-        parallel=instance.parallel,
-        read_s=reading.read_s,
-        wanted=listed.wanted,
-    )
-    return _Known(reading, target.model, window, "", not_loaded=False)
-
-
-def _look_up_served(target: Target, reading: Reading, served: Served) -> _Known:
-    """The window as another server tells it; what is not loaded has none, and the next source counts."""
-    if served.api is None:
-        absence = f"its server tells no context length ({', '.join(PATHS[api] for api in target.apis)})"
-        return _Known(reading, target.model, None, absence, not_loaded=False)
-    found = find_served(served, target.model)
-    if found is None or found.context_length is None:
-        absence = f"{PATHS[served.api]} names no context length of {target.model}"
-        return _Known(reading, target.model, None, absence, not_loaded=False)
-    window = Window(
-        tokens=found.context_length,
-        source=served.api,
-        architecture="",
-        instance_id=target.model,
-        parallel=1,
-        slots=found.slots,
-        read_s=reading.read_s,
-    )
-    return _Known(reading, target.model, window, "", not_loaded=False)
 
 
 def _bound(entries: OrderedDict[str, _Entry]) -> None:

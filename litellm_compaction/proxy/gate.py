@@ -17,6 +17,7 @@ import httpx
 from litellm_compaction.core.messages import Request, cleaned
 from litellm_compaction.engine import Attempts, Case, Compactor, Guarded, Pending
 from litellm_compaction.errors import CompactionError, DoesNotFit, ModelNotLoaded, WindowUnknown
+from litellm_compaction.models.window import Target
 from litellm_compaction.proxy import wire
 from litellm_compaction.proxy.access import ssl_verification
 from litellm_compaction.proxy.calls import Call, Calls
@@ -211,14 +212,23 @@ class Gate:
         return self._inner
 
     async def probe(self, router: Any) -> None:
-        """Looks at every guarded deployment's window once, so that trouble shows at start and not at night."""
+        """Looks at every guarded deployment's window once, so that trouble shows at start and not at night.
+
+        Then loads what counts the prompts of the models that are loaded, also behind wildcards.
+        """
+        models: list[tuple[str, Target]] = []
         for entry in router_entries(router):
             deployment = self.guards.deployment(entry)
             guard = await self.guards.guard(deployment)
-            if guard is None or deployment.is_wildcard:
+            if guard is None:
+                continue
+            target = guard.deployment.target
+            if deployment.is_wildcard:
+                loaded = await self._compactor.windows.loaded(target)
+                models += [(name, replace(target, key=f"{target.key}|{name}", model=name)) for name in loaded]
                 continue
             try:
-                window = await self._compactor.windows.resolve(guard.deployment.target)
+                window = await self._compactor.windows.resolve(target)
             except ModelNotLoaded:
                 logger.info("window model=%s not loaded yet, known after its first request", deployment.group)
             except WindowUnknown as error:
@@ -232,17 +242,24 @@ class Gate:
                     window.source,
                     window.parallel,
                 )
-                # Read now, so that no request has to wait for a file.
-                source = await self._compactor.sources.source(
-                    guard.deployment.target, window.architecture, window.wanted, patient=True
-                )
-                logger.info(
-                    "tokenizer model=%s source=%s vocabulary=%s template=%s",
-                    deployment.group,
-                    source.kind,
-                    source.path or source.family.vocabulary,
-                    source.template,
-                )
+                models.append((deployment.group, target))
+        # After all windows: a download may take minutes.
+        for name, target in models:
+            await self._prepare_counting(name, target)
+
+    async def _prepare_counting(self, name: str, target: Target) -> None:
+        """Loads what counts a model that is about to be used; what is not loaded in LM Studio either can wait."""
+        try:
+            source = await self._compactor.prepare_counting(target)
+        except (ModelNotLoaded, WindowUnknown):
+            return
+        logger.info(
+            "tokenizer model=%s source=%s vocabulary=%s template=%s",
+            name,
+            source.kind,
+            source.path or source.family.vocabulary,
+            source.template,
+        )
 
     def _new_call(self, received: Request, group: str, body: Mapping[str, Any]) -> Call:
         messages = tuple(cleaned(message) for message in received.messages)

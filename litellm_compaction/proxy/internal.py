@@ -14,7 +14,7 @@ from typing import Any
 
 from litellm.litellm_core_utils.internal_call_metadata import sanitized_forwardable_call_metadata
 
-from litellm_compaction.core.messages import JsonValue, Message
+from litellm_compaction.core.messages import JsonValue, Message, Request
 from litellm_compaction.engine import Measure
 from litellm_compaction.errors import SummaryFailed
 from litellm_compaction.proxy import wire
@@ -103,7 +103,7 @@ def warm_up(router: Any, model: str, parent: Mapping[str, Any], *, timeout_s: fl
 
 
 def prompt_measure(router: Any, model: str, parent: Mapping[str, Any], *, timeout_s: float) -> Measure:
-    """How a server is asked for its own count of a prompt: by an answer of one token.
+    """How a server is asked for its own count of a request: by a very short answer, which nobody gets to see.
 
     Args:
         router: LiteLLM's router.
@@ -112,14 +112,18 @@ def prompt_measure(router: Any, model: str, parent: Mapping[str, Any], *, timeou
         timeout_s: limit for the call.
     """
 
-    async def measure(messages: Sequence[Message]) -> int | None:
+    async def measure(request: Request, *, answer_tokens: int = 1) -> int | None:
+        with_tools = {"tools": list(request.tools), "tool_choice": request.tool_choice} if request.tools else {}
+        if request.tool_choice is None:
+            with_tools.pop("tool_choice", None)
         try:
             response = await call_router(
                 router,
                 model,
                 parent,
-                messages=wire.encode(messages),
-                max_tokens=1,
+                messages=wire.encode(request.messages),
+                max_tokens=answer_tokens,
+                **with_tools,
                 timeout=timeout_s,
                 cache={"no-cache": True, "no-store": True},
             )

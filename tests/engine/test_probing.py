@@ -1,7 +1,9 @@
-"""A request that is too long only by what our count may be wrong: the server is asked before it is refused."""
+"""A request that is too long only by what our count may be wrong, and what a compaction made: the server is asked."""
 
 from __future__ import annotations
 
+import asyncio
+import json
 from collections.abc import Sequence
 
 import pytest
@@ -26,13 +28,17 @@ class Server:
         self.factor = factor
         self.says = says
         self.asked: list[int] = []
+        self.answer_tokens: list[int] = []
+        self.requests: list[Request] = []
 
     def tokens(self, messages: Sequence[Message]) -> int:
         return int(self.factor * (3 + sum(count(message.text) + 5 for message in messages)))
 
-    async def __call__(self, messages: Sequence[Message]) -> int | None:
-        tokens = self.tokens(messages)
+    async def __call__(self, request: Request, *, answer_tokens: int = 1) -> int | None:
+        tokens = self.tokens(request.messages)
         self.asked.append(tokens)
+        self.answer_tokens.append(answer_tokens)
+        self.requests.append(request)
         return min(tokens, WINDOW) if self.says else None
 
 
@@ -101,3 +107,90 @@ async def test_hopeless_and_certain_requests_are_not_asked_for() -> None:
     with pytest.raises(DoesNotFit):
         await exact.guard(conversation(4000), WINDOW, measure=server, target=target)
     assert server.asked == []
+
+
+def long_talk() -> list[dict[str, object]]:
+    """More than the window, of turns that may be summarised."""
+    turns = [{"role": ("user", "assistant")[index % 2], "content": prose(f"turn {index}", 350)} for index in range(15)]
+    return [{"role": "system", "content": "Rules."}, *turns]
+
+
+@pytest.mark.parametrize("factor", [0.9, 1.1, 1.25])
+async def test_what_a_compaction_made_is_counted_by_the_server(factor: float) -> None:
+    """One request of 16 tokens with the very messages and tools that are sent; its number is then the count."""
+    server, attempts, engine = Server(factor), Attempts(summary_calls_left=4), bench()
+    tools = [{"type": "function", "function": {"name": "look", "parameters": {}}}]
+    guarded = await engine.guard(long_talk(), WINDOW, tools=tools, measure=server, attempts=attempts, count="probe")
+    assert guarded.action == "compacted"
+    assert server.answer_tokens == [16]
+    assert server.requests[0].messages == guarded.messages
+    assert server.requests[0].tools == tuple(tools)
+    assert guarded.count.tokens == server.asked[0]
+    assert guarded.count.error_ratio < 0.05
+    assert attempts.summary_calls_left == 2
+    assert server.asked[0] + guarded.max_output_tokens(None) <= WINDOW
+    again = await engine.guard(long_talk(), WINDOW, tools=tools, measure=server, attempts=attempts, count="probe")
+    assert (again.action, len(server.asked)) == ("reused", 1)
+    assert again.count.tokens == server.asked[0]
+
+
+async def test_recounting_is_an_option_with_an_end() -> None:
+    """Not without the setting, not without a call left, not twice for one request, not for what is sent as it came."""
+    server = Server()
+    await bench().guard(long_talk(), WINDOW, measure=server)
+    short = [{"role": "user", "content": "hello"}]
+    await bench().guard(short, WINDOW, measure=server, count="probe")
+    spent = Attempts(summary_calls_left=1)
+    await bench().guard(long_talk(), WINDOW, measure=server, attempts=spent, count="probe")
+    assert spent.summary_calls_left == 0
+    assert server.asked == []
+    attempts, engine = Attempts(summary_calls_left=4), bench()
+    for talk in (long_talk(), [*long_talk(), {"role": "user", "content": prose("other", 2000)}]):
+        await engine.guard(talk, WINDOW, measure=server, attempts=attempts, count="probe")
+    assert len(server.asked) == 1
+
+
+@pytest.mark.parametrize("says", [None, 10, 5 * WINDOW])
+async def test_a_recount_that_fails_leaves_the_estimate(says: int | None) -> None:
+    """No number, and numbers that can only be those of a cut prompt or of another one."""
+    expected = await bench().guard(long_talk(), WINDOW)
+
+    async def measure(request: Request, *, answer_tokens: int = 1) -> int | None:
+        return says
+
+    guarded = await bench().guard(long_talk(), WINDOW, measure=measure, count="probe")
+    assert guarded.messages == expected.messages
+    assert guarded.count == expected.count
+
+
+async def test_a_result_that_the_server_counts_too_large_is_not_sent() -> None:
+    """What our count let through and the server's does not goes one rung further, and fits by both."""
+    engine = bench()
+
+    async def measure(request: Request, *, answer_tokens: int = 1) -> int | None:
+        return WINDOW - 20
+
+    guarded = await engine.guard(long_talk(), WINDOW, measure=measure, count="probe")
+    assert guarded.budget.fits(guarded.count.tokens)
+    assert guarded.count.tokens < WINDOW - 20 - guarded.budget.rules.answer_min_tokens
+
+
+async def settled(engine: Bench) -> None:
+    """Everything that was to be read or written has been."""
+    while engine.compactor._lessons._tasks:
+        await asyncio.gather(*engine.compactor._lessons._tasks)
+
+
+async def test_what_a_probe_taught_is_kept() -> None:
+    """Sample and recount reach the store as every other number does."""
+    for raw, settings in ((conversation(2750), {}), (long_talk(), {"count": "probe"})):
+        engine, server = bench(), Server()
+        # What an earlier run learned has been read by then.
+        await engine.guard([{"role": "user", "content": "hello"}], WINDOW)
+        await settled(engine)
+        await engine.guard(raw, WINDOW, measure=server, **settings)
+        assert len(server.asked) == 1
+        await settled(engine)
+        kept = await engine.store.get_fact("models", "calibration:id-test-model")
+        assert kept is not None
+        assert json.loads(kept)["calibrations"]

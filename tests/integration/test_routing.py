@@ -255,6 +255,14 @@ def test_alias_is_guarded_like_its_group(routes: Bench) -> None:
     assert watch.problems(messages) == []
 
 
+def test_what_counts_a_loaded_model_is_there_before_its_first_request(routes: Bench) -> None:
+    """Building it holds the interpreter lock; of a wildcard's server, the models that are loaded are prepared too."""
+    for model in ("lms", routes.groups["wild"].key):
+        assert routes.proxy.expect_logged(rf"tokenizer model={model} source=\w+ vocabulary=\w+")
+    assert routes.proxy.expect_logged(r"vocabulary_loaded name=cl100k_base load_ms=\d+ memory_mb=\w+")
+    assert not routes.proxy.logged("tokenizer model=cold ")
+
+
 def test_wildcard_deployment_is_guarded_by_the_model_that_is_asked(routes: Bench) -> None:
     """Behind `lm_studio/*` each model has its own window, and its summaries are its own."""
     simulator = routes.simulators["wild"]

@@ -26,6 +26,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     prompt = folder / "handoff.txt"
     prompt.write_text("You write the record that the OPERATOR wants, in {words} words.", encoding="utf-8")
     groups = [Group(strategy, compaction={"strategy": strategy}) for strategy in STRATEGIES]
+    groups.append(Group("recounted", compaction={"count": "probe"}, factor=1.15))
     with open_bench(
         folder,
         groups,
@@ -87,3 +88,20 @@ def test_an_open_tool_round_stays_verbatim(bench: Bench, strategy: str) -> None:
     assert watch.problems(messages) == []
     if strategy == "handoff":
         assert [message["role"] for message in watch.sent()] == ["system", "user", "assistant", "tool"]
+
+
+def test_what_is_sent_has_been_counted_by_the_server(bench: Bench) -> None:
+    """`count: probe`: the same messages and tools go upstream twice, first for 16 tokens; not in the next turn."""
+    watch = bench.watch("recounted", lambda call: pruner("good", call))
+    messages = talk("recounted", ONE_ROUND)
+    tools = [{"type": "function", "function": {"name": "look", "description": "Looks.", "parameters": {}}}]
+    answer = bench.proxy.chat("recounted", messages, tools=tools)
+    assert (answer.status_code, answer.headers["x-litellm-compaction"]) == (200, "compacted")
+    probe, real = watch.bodies
+    assert probe["max_tokens"] == 16 < real["max_tokens"]
+    assert (probe["messages"], probe["tools"]) == (real["messages"], real["tools"])
+    # The rest of the window is the answer's, but for 2 %: an estimate keeps far more of it.
+    counted = watch.chats[0].prompt_tokens
+    assert 8192 - 1.04 * counted - 64 <= real["max_tokens"] <= 8192 - counted
+    again = bench.proxy.chat("recounted", answered(messages, "Understood.", "And now?"), tools=tools)
+    assert (again.status_code, len(watch.chats), len(watch.summaries)) == (200, 3, 1)

@@ -69,3 +69,19 @@ def test_a_fixed_price_does_not_look() -> None:
 def test_any_bytes_are_survived(data: bytes, start: bytes) -> None:
     """Hostile headers give a number between the least and the limit, never an error."""
     assert 64 <= image_tokens(part(start + data), limit_tokens=4096, patch_px=16) <= 4096
+
+
+@pytest.mark.parametrize(
+    ("sound", "tokens"),
+    [
+        ({"format": "wav", "data": "A" * 4 * 3_200_000}, 7500),
+        ({"format": "mp3", "data": "A" * 4 * 200_000}, 7500),
+        ({"format": "wav", "data": "AAAA"}, 1600),
+        ({"format": "wav"}, 1600),
+        ({"format": 7, "data": ["x"]}, 1600),
+    ],
+)
+def test_sound_costs_by_its_length(sound: dict[str, JsonValue], tokens: int) -> None:
+    """Five minutes are more than an image; what says nothing of its length costs the family's limit."""
+    part: JsonValue = {"type": "input_audio", "input_audio": sound}
+    assert image_tokens(part, limit_tokens=1600, patch_px=28) == tokens

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -16,7 +17,9 @@ from hypothesis import strategies as st
 from litellm_compaction.core.messages import JsonValue, Request, parse_message
 from litellm_compaction.models import encoders
 from litellm_compaction.models.counter import Count, TokenCounter
+from litellm_compaction.models.counting import Counting
 from litellm_compaction.models.families import Family, family_of
+from litellm_compaction.models.prefix_anchors import fingerprints
 from litellm_compaction.models.tokenizers import token_length, vocabulary
 
 LLAMA31 = family_of("llama", "llama-3.1-8b")
@@ -214,6 +217,46 @@ async def test_a_megabyte_does_not_hold_the_event_loop() -> None:
     ticking.cancel()
     # Measured by benchmarks/token_speed.py; here only that nobody waits for all of it, on a loaded machine too.
     assert longest < 0.1
+
+
+BIG = {
+    "prose": PROSE * 12_000,
+    "chinese": "我们在山上看着那只敏捷的棕色狐狸跳过懒狗。" * 48_000,
+    "spaces": " " * 1_000_000,
+    "base64": "Qk1GAABhc2RmZ2hqa2w7" * 50_000,
+}
+
+
+@pytest.mark.parametrize("kind", BIG)
+@pytest.mark.parametrize("family", [LLAMA31, LLAMA2], ids=lambda family: family.template)
+def test_no_call_on_a_megabyte_holds_the_lock_for_long(family: Family, kind: str) -> None:
+    """Python code gives way after 5 ms; one call of C code does not, so none may take that long.
+
+    Of each call the quicker of two: processor time is what the test's own machine lets it be.
+    """
+    asked = request([user(BIG[kind])])
+    asyncio.run(TokenCounter().count("t", family, request([user("load")])))
+    found: list[dict[tuple[str, int], float]] = []
+    for _ in range(2):
+        longest: dict[tuple[str, int], float] = {}
+        begun: list[float] = []
+
+        def profile(frame: Any, event: str, _: Any, longest: Any = longest, begun: Any = begun) -> None:
+            if event == "c_call":
+                begun.append(time.thread_time())
+            elif event in ("c_return", "c_exception") and begun:
+                took, place = time.thread_time() - begun.pop(), (frame.f_code.co_name, frame.f_lineno)
+                longest[place] = max(longest.get(place, 0.0), took)
+
+        counting = Counting()
+        sys.setprofile(profile)
+        try:
+            counting._by_prompt_now(family, asked, fingerprints(asked))
+        finally:
+            sys.setprofile(None)
+        found.append(longest)
+    assert {place for place in found[0] if min(each.get(place, 0.0) for each in found) > 0.005} == set()
+    assert len(found[0]) > 20
 
 
 FAMILIES = (LLAMA31, LLAMA2, MISTRAL_V1, NEMO, SMALL, QWEN3, GPT_OSS, family_of("phi3", "phi-3.5"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 
@@ -84,6 +85,22 @@ def test_dates_have_a_fixed_length_and_json_is_not_escaped() -> None:
     """Counts do not change with the day; `tojson` keeps characters as they are."""
     made = Template("{{ strftime_now('%d %b %Y') }} {{ messages[0].content | tojson }}")
     assert made.render(MESSAGES, ()) == '21 Nov 2026 "hi <b> ü"'
+
+
+def test_indented_json_is_what_python_writes() -> None:
+    """Also the second time, for each width, and for values that differ only in what the quick form shows last."""
+    values = [
+        {"a": [1, 1.5, None, True, "ü\n"], "b": {}},
+        {"b": {}, "a": [1]},
+        {"b": {}, "a": [True]},
+        "x" * 20_000,
+        [],
+    ]
+    for value in [*values, *values]:
+        for width in (2, 4):
+            made = Template(f"{{{{ messages[0].content | tojson(indent={width}) }}}}")
+            rendered = made.render(({"role": "user", "content": value},), ())
+            assert rendered == json.dumps(value, indent=width, ensure_ascii=False)
 
 
 def test_joining_and_replacing_work_as_in_jinja() -> None:

@@ -58,6 +58,15 @@ async def test_the_loaded_length_is_the_window(server: FakeLMStudio, windows: Wi
     assert (window.instance_id, window.parallel, window.read_s) == ("qwen/qwen3-8b", 4, clock())
 
 
+async def test_what_is_loaded_behind_a_wildcard(server: FakeLMStudio, windows: Windows) -> None:
+    """Chat models with an instance, of a server that is LM Studio and answers; of any other nothing."""
+    embedding = v1_model("text-embedding-x", _=2048) | {"type": "embedding"}
+    server.list_v1(v1_model("qwen/qwen3-8b", _=12288), v1_model("idle"), embedding)
+    assert await windows.loaded(target("*")) == ("qwen/qwen3-8b",)
+    assert await windows.loaded(target("*", is_lmstudio=False)) == ()
+    assert await windows.loaded(target("*", api_base=None)) == ()
+
+
 async def test_v0_serves_older_servers(server: FakeLMStudio, windows: Windows) -> None:
     """Where there is no v1, the window comes from v0."""
     server.list_v0(v0_model("qwen3-8b", tokens=4096))
