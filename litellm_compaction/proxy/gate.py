@@ -216,6 +216,7 @@ class Gate:
             is_json=call.is_structured,
             notices=case.settings.notices,
             wants_usage=wants_usage,
+            stops=wire.stops(body),
         )
 
     def _inner_transport(self) -> httpx.AsyncHTTPTransport:

@@ -96,7 +96,7 @@ class Answer:
         retried = False
         while True:
             self._listener.sent(self._case, guarded)
-            relay = Relay(self._progress, guarded, self._case.settings.streaming_ratio)
+            relay = Relay(self._progress, guarded, self._case.settings.streaming_ratio, self._asked.stops)
             try:
                 # Closed here and not by the garbage collector: the server generates for as long as it is open.
                 async with aclosing(self._stream(guarded, relay)) as chunks:

@@ -139,7 +139,7 @@ class GuardedTransport(httpx.AsyncBaseTransport):
         found = wire.decode(body) if self._prepared is None else self._asked.request
         if found is None:
             return await self._inner.handle_async_request(request)
-        asked = replace(self._asked, request=found)
+        asked = replace(self._asked, request=found, stops=wire.stops(body))
         upstream = HttpUpstream(self._inner, request, body)
         try:
             prepared = self._prepared or await self._compactor.prepare(asked.request, self._case)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from litellm_compaction.core.continuation import Joiner, open_fence, open_think, settled_length
+from litellm_compaction.core.continuation import Joiner, open_fence, open_think, settled_length, unstopped_length
 from tests.core.restarts import CHATTER, GENERATORS, STYLES, draw, is_ambiguous, join
 
 FOX = "The quick brown fox jumps over the lazy dog. Then the fox went "
@@ -90,6 +90,27 @@ def test_a_pending_tail_settles_like_the_whole_text(text: str, rng: random.Rando
         sent, pending = sent + pending[:cut], pending[cut:]
     assert sent + pending == text
     assert len(pending.rstrip()) <= 64
+
+
+@given(st.text("ab\n", max_size=60), st.lists(st.text("ab\n", min_size=1, max_size=6), max_size=3))
+def test_no_stop_string_begins_in_what_is_sent(text: str, stops: list[str]) -> None:
+    """Wherever an answer is cut, a stop string stands whole in the rest; only an end that could begin one is held."""
+    ends = [place + len(stop) for stop in stops if (place := text.find(stop)) >= 0]
+    sent, pending = "", ""
+    # The server ends the answer where a stop string has come whole.
+    for char in text[: min(ends, default=len(text) + 1) - 1]:
+        pending += char
+        cut = unstopped_length(pending, stops)
+        sent, pending = sent + pending[:cut], pending[cut:]
+        begun = [stop[:size] for stop in stops for size in range(1, len(stop)) if sent.endswith(stop[:size])]
+        assert not any(stop.startswith(start + pending) for stop in stops for start in begun)
+        assert not pending or any(stop.startswith(pending) and stop != pending for stop in stops)
+
+
+def test_a_long_stop_string_holds_a_line_at_most() -> None:
+    """However long the string, and however much of it has come."""
+    stop = "-" * 5_000
+    assert unstopped_length("-" * 4_000, [stop]) == 4_000 - 128
 
 
 @pytest.mark.parametrize(

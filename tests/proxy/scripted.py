@@ -228,6 +228,7 @@ class Scene:
     chunk_tokens: int = 7
     output_tokens: int | None = None
     is_json: bool = False
+    stops: tuple[str, ...] = ()
     notices: Literal["content", "reasoning", "off"] = "content"
     wants_usage: bool = True
     settings: dict[str, Any] = field(default_factory=dict)
@@ -271,6 +272,7 @@ class Scene:
             is_json=self.is_json,
             notices=self.notices,
             wants_usage=self.wants_usage,
+            stops=self.stops,
         )
         prepared = await self.compactor.prepare(self.request, self.case)
         return Answer(self.compactor, self.case, self.server, asked, prepared, self.listener)
