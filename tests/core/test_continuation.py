@@ -175,6 +175,44 @@ def test_what_belongs_to_the_answer_is_kept(partial: str, continuation: str) -> 
     assert joined(partial, continuation) == continuation
 
 
+FENCED = "Here it is:\n\n```python\nimport os\n\n\n"
+
+
+@pytest.mark.parametrize(
+    ("partial", "repeated"),
+    [
+        (FENCED + "def ", "def "),
+        (FENCED + "limit = ", "limit = "),
+        (FENCED + "    total = ", "total = "),
+        ("The river runs past word83 ", "word83 "),
+        ("Seen from above, the estuary ", "estuary "),
+        ("It took them the whole winter ", "whole winter "),
+        ("- a plum\n- quince ", "- quince "),
+    ],
+)
+def test_a_short_repeat_inside_a_line_is_removed(partial: str, repeated: str) -> None:
+    """In the middle of a line nobody begins the line again, nor doubles words that he has not used before."""
+    assert joined(partial, f"{repeated}goes on from here.") == "goes on from here."
+
+
+@pytest.mark.parametrize(
+    ("partial", "continuation"),
+    [
+        (FENCED + "long ", "long x = 5;"),
+        (FENCED + "func New(config ", "config.Config) {"),
+        ("It is called config ", "config.yaml here."),
+        ("It was a very ", "very long way."),
+        ("The estuary was wide. We reached the estuary ", "estuary pilots know it."),
+        ("| name | river stone | ", "river stone | end |"),
+        ("0xff 100200 ", "100200 end"),
+        ("We said bye ", "bye and left."),
+    ],
+)
+def test_a_short_repeat_that_may_be_meant_is_kept(partial: str, continuation: str) -> None:
+    """Words used before, cells of a table, types named like their variables, numbers, and what is short."""
+    assert joined(partial, continuation) == continuation
+
+
 def test_the_third_of_equal_rows_cut_inside_is_kept() -> None:
     """A tail of one and a half periods is enough to show that rows repeat."""
     partial = "| alpha beta | gamma delta |\n| alpha beta | "
