@@ -22,10 +22,12 @@ from litellm_compaction.cli.findings import (
     note,
     problem,
     settings_or_defaults,
+    sharing_findings,
 )
 from litellm_compaction.cli.probing import Probe, probe
 from litellm_compaction.cli.source_words import source_words, template_words, tokenizer_name
 from litellm_compaction.config import Settings
+from litellm_compaction.engine import shares_context
 from litellm_compaction.errors import ConfigError, ModelNotLoaded, ServerUnavailable, WindowUnknown
 from litellm_compaction.models.fetch import NotThisApi
 from litellm_compaction.models.lmstudio import DEFAULT_API_BASE, Listing, list_models, match, server_root
@@ -92,12 +94,15 @@ async def examine(
         http = await stack.enter_async_context(httpx.AsyncClient(trust_env=False))
         windows = Windows(cache_s=60.0, http=http, timeout_s=_LIMIT_S)
         stack.push_async_callback(windows.aclose)
-        examiner = _Examiner(http, windows, settings_or_defaults(file), environ, probes=probes)
+        settings = settings_or_defaults(file)
+        examiner = _Examiner(http, windows, settings, environ, probes=probes)
         found = await asyncio.gather(
             *(examiner.examine(entry, entry_name(entry, index)) for index, entry in enumerate(file.deployments))
         )
     rows = tuple(row for one, _ in found for row in one)
     findings = [finding for _, some in found for finding in some]
+    sharing = [row.name for row in rows if row.guarded and shares_context(settings.admission, row.parallel or 1)]
+    findings += sharing_findings(sharing, environ)
     if rows and not any(row.guarded for row in rows) and not any(row.reachable is False for row in rows):
         findings.append(
             problem("model_list", "no deployment is guarded: add an lm_studio/… one, or opt one in (see each reason).")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, Literal
@@ -39,6 +39,8 @@ _WRONG_PLACES = (
     ("callback_settings", "litellm-compaction"),
     ("callback_settings", HANDLER),
 )
+# `--num_workers` and its default (litellm/proxy/proxy_cli.py, 1.106.2).
+_WORKERS_VARIABLES = ("NUM_WORKERS", "DEFAULT_NUM_WORKERS_LITELLM_PROXY")
 _OTHER_CALLBACK_LISTS = ("success_callback", "failure_callback", "service_callback", "input_callback")
 # `mode` is LiteLLM's own key in model_info (chat, embedding, …).
 _OWN_KEYS = frozenset(DeploymentSettings.model_fields) - {"mode"}
@@ -74,6 +76,22 @@ def config_findings(file: ConfigFile, environ: Mapping[str, str]) -> tuple[Findi
         *_bypass(environ),
         *_master_key(file, environ),
     )
+
+
+def sharing_findings(names: Sequence[str], environ: Mapping[str, str]) -> Iterator[Finding]:
+    """What several worker processes mean for deployments whose requests share one context.
+
+    Args:
+        names: of those deployments.
+        environ: LiteLLM reads the number of workers from it, where the command line does not say one.
+    """
+    number = next((environ[name] for name in _WORKERS_VARIABLES if environ.get(name)), "1")
+    if names and number.isdecimal() and int(number) > 1:
+        yield note(
+            ", ".join(dict.fromkeys(names)),
+            f"their requests share one context, and room in it is reserved within each of the {number} workers only: "
+            "start the proxy with one worker, or load the model with one parallel request.",
+        )
 
 
 def settings_or_defaults(file: ConfigFile) -> Settings:

@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from litellm_compaction.core.messages import Message, parse_message, user_message
+from litellm_compaction.core.begun import begun_by
+from litellm_compaction.core.compaction import Compaction
+from litellm_compaction.core.messages import Message, lead_length, parse_message, user_message
 
 GO_ON_START = "Your last message was cut off by the length limit."
 _GO_ON = (
@@ -69,6 +71,41 @@ def carried_over(
     opening = [_assistant(head), _ours(_BRIDGE)] if head.strip() else []
     request_text = _GO_ON_JSON if partial.is_json else _GO_ON
     return (*messages, *opening, _assistant(tail if head.strip() else partial.text), _ours(request_text))
+
+
+def keyed(messages: Sequence[Message], hashes: Sequence[str], compaction: Compaction) -> Compaction:
+    """`compaction` as the client's next turn finds it, where the whole answer is one message (design §3, Rounds).
+
+    What is ours in the list is nobody's to send again: the record is keyed by the client's own messages, and says how
+    much of the answer behind them it stands for.
+
+    Args:
+        messages: of `carried_over`, or any other list.
+        hashes: its chain.
+        compaction: made for it.
+    """
+    lead = lead_length(messages)
+    ours = next((index for index, message in enumerate(messages) if message.is_ours), None)
+    # The answer's first part stands before our first request to go on.
+    own = compaction.covered_messages if ours is None else ours - 1 - lead
+    if compaction.covered_messages <= own:
+        return compaction
+    covered = messages[lead + own : lead + compaction.covered_messages]
+    begun = compaction.begun
+    if compaction.edited_from is None:
+        begun = begun_by("".join(message.text for message in covered if not message.is_ours))
+    return replace(
+        compaction,
+        covered_messages=own,
+        covered_hash=hashes[own],
+        segments=tuple(
+            replace(segment, covered_messages=own, covered_hash=hashes[own])
+            if segment.covered_messages > own
+            else segment
+            for segment in compaction.segments
+        ),
+        begun=begun,
+    )
 
 
 def _last(text: str, limit_tokens: int, count: Callable[[str], int]) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from litellm_compaction.core.begun import Begun, begins, shown_behind
 from litellm_compaction.core.boundaries import legal_cuts
 from litellm_compaction.core.edits import edited
 from litellm_compaction.core.messages import (
@@ -65,6 +66,8 @@ class Compaction:
         shortened: what is sent of edited messages instead of all their text.
         omissions: what a pruning model says of dropped and shortened messages; it covers nothing on its own, so a later
             summary reads the originals.
+        begun: how much of the first message that is shown the record stands for as well, or None: an answer was
+            carried over the limit inside it.
     """
 
     covered_messages: int
@@ -81,6 +84,7 @@ class Compaction:
     dropped: tuple[int, ...] = ()
     shortened: tuple[Shortened, ...] = ()
     omissions: str = ""
+    begun: Begun | None = None
 
     @property
     def replaced_messages(self) -> int:
@@ -125,8 +129,8 @@ def apply(messages: Sequence[Message], compaction: Compaction, *, record: str | 
         record: what travels in place of the compaction's own record, or None.
     """
     lead = lead_length(messages)
-    rest = messages[lead:]
     start = compaction.replaced_messages
+    rest = _shown(messages[lead:], compaction)
     shown = [message for message in edited_part(rest, compaction) if message is not None]
     tail = [*shown, *rest[compaction.covered_messages :]]
     record = compaction.record if record is None else record
@@ -171,10 +175,22 @@ def is_applicable(messages: Sequence[Message], compaction: Compaction, hashes: S
     lead = lead_length(messages)
     if lead + covered not in legal_cuts(messages):
         return False
+    first = lead + compaction.replaced_messages
+    if compaction.begun is not None and not begins(messages[first], compaction.begun):
+        return False
     newest = newest_user_index(messages)
     if newest is None or newest >= lead + covered:
         return True
     return compaction.pinned is not None and newest == lead + compaction.pinned
+
+
+def _shown(rest: Sequence[Message], compaction: Compaction) -> Sequence[Message]:
+    """The messages after the lead, without the beginning that the record stands for."""
+    start = compaction.replaced_messages
+    if any(each.position == start for each in compaction.shortened):
+        # A pruning has chosen pieces of the whole message since.
+        return rest
+    return shown_behind(rest, start, compaction.begun)
 
 
 def _without_null(message: Message) -> Message:

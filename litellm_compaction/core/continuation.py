@@ -9,9 +9,9 @@ from __future__ import annotations
 from litellm_compaction.core.enclosures import THINK_END, THINK_START, open_fence, open_think
 from litellm_compaction.core.overlap import SEARCHED_CHARS, Ending, Overlap
 from litellm_compaction.core.preamble import read_preamble, scene_of
-from litellm_compaction.core.settled import is_no_space, settled_length
+from litellm_compaction.core.settled import is_no_space, settled_length, unstopped_length
 
-__all__ = ["SEARCHED_CHARS", "Joiner", "open_fence", "open_think", "settled_length"]
+__all__ = ["SEARCHED_CHARS", "Joiner", "open_fence", "open_think", "settled_length", "unstopped_length"]
 
 # As much of the last word as `settled_length` may have sent before it cut a word in two.
 _LONG_WORD_CHARS = 48

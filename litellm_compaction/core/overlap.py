@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from itertools import pairwise
 
+from litellm_compaction.core.enclosures import open_fence
 from litellm_compaction.core.settled import is_grapheme_start, is_no_space
 
 SEARCHED_CHARS = 8_000
@@ -18,6 +19,20 @@ SEARCHED_CHARS = 8_000
 _DISTINCTIVE_CHARS = 12
 _DISTINCTIVE_WORDS = 3
 _REPEATED_LINE_CHARS = 6
+# Of a block inside one line that stands nowhere else; see `Ending`.
+_RARE_WORDS = 2
+_RARE_CHARS = 8
+_RARE_WORD_CHARS = 6
+_RARE_WORD = re.compile(r"[\w'-]+[,;]?")
+# With these a line of code begins, and no language has any of them twice in a row.
+_OPENERS = frozenset(
+    (
+        *("abstract", "async", "await", "class", "const", "def", "enum", "export", "fn", "for", "foreach", "from"),
+        *("func", "function", "if", "impl", "import", "interface", "let", "namespace", "package", "private"),
+        *("protected", "pub", "public", "raise", "return", "struct", "switch", "throw", "try", "using", "var"),
+        *("while", "with"),
+    )
+)
 _ROW = re.compile(r"[ \t>]*(?:\||[-*+] |\d+[.)] )")
 # A repeat that starts inside a word (a URL, base64) needs more evidence; longer ones start at a word as well.
 _INSIDE_WORD_CHARS = range(24, 257)
@@ -29,8 +44,12 @@ class Ending:
     Rules for a suffix B of the partial (lengths in non-space characters, letters of scripts without spaces count two):
 
     - distinctive: at least 12 characters or 3 words with letters. A shorter repeat ("the" / "the") is kept.
-    - the unfinished last line, from its start, also counts with 3 words of any kind and a letter ("y = x "), except in
-      a table; and with any length when the continuation begins with that line's own indentation ("    return ").
+    - the unfinished last line, from its start, also counts with 2 words of any kind and a letter ("x = "), except in a
+      table; in a code fence with one word that opens lines ("def "); and with any length when the continuation begins
+      with that line's own indentation ("    total ").
+    - inside the unfinished last line, but for a table's, a block that stands nowhere else counts with 2 words and 8
+      characters, and outside code one word of 6 characters, if white space follows its repeat: who doubles a word that
+      he has not used before?
     - it starts at a word; inside one only with 24 to 256 characters.
     - kept as legitimate repetition, where the partial itself repeats: B is a power of a shorter block ("ha ha ha"); B
       occurs twice in a row in the searched part (equal rows, a repeated line); or the unfinished last line, of at least
@@ -52,6 +71,8 @@ class Ending:
         last_line = window[window.rfind("\n") + 1 :] if has_line_start else ""
         self.last_line_indent = last_line[: len(last_line) - len(last_line.lstrip())]
         self.last_line_start = len(self.dense) - len("".join(last_line.split()))
+        self._is_code = open_fence(partial) is not None
+        self.rare_words: frozenset[int] = frozenset()
         self.starts = self._find_starts(partial[-SEARCHED_CHARS - 1 : -SEARCHED_CHARS], window, last_line)
         self._starts_of_equal_row = self._find_starts_of_equal_row(window)
         everything = "".join(partial.split()) if len(partial) > SEARCHED_CHARS else ""
@@ -98,12 +119,33 @@ class Ending:
             left = len(self.dense) - index
             if not repeated[left] and (left in _INSIDE_WORD_CHARS or _may_start(text, place)):
                 found.append((index, place))
+        rare: list[tuple[int, int]] = []
         while found and not _is_distinctive(text[found[-1][1] :]):
-            found.pop()
-        starts = [index for index, _ in found]
-        if not repeated[len(self.dense) - self.last_line_start] and _is_distinctive_line(last_line):
-            return sorted({*starts, self.last_line_start})
-        return starts
+            index, place = found.pop()
+            block = text[place:]
+            if index > self.last_line_start and self._is_rare(index, block, last_line):
+                rare.append((index, len(block.split())))
+        self.rare_words = frozenset(index for index, words in rare if words == 1)
+        starts = [index for index, _ in (*found, *rare)]
+        if not repeated[len(self.dense) - self.last_line_start] and self._is_distinctive_line(last_line):
+            starts.append(self.last_line_start)
+        return sorted({*starts})
+
+    def _is_rare(self, index: int, block: str, last_line: str) -> bool:
+        """Whether `block`, inside the unfinished last line, stands nowhere else and is more than a word by chance."""
+        if last_line.lstrip()[:1] == "|" or self.dense.find(self.dense[index:]) != index:
+            return False
+        words = block.split()
+        if sum(any(map(str.isalpha, word)) for word in words) >= _RARE_WORDS:
+            return len(self.dense) - index >= _RARE_CHARS
+        is_word = len(words) == 1 and any(map(str.isalpha, block)) and _RARE_WORD.fullmatch(words[0]) is not None
+        return is_word and not self._is_code and len(self.dense) - index >= _RARE_WORD_CHARS
+
+    def _is_distinctive_line(self, line: str) -> bool:
+        words = line.split()
+        if len(words) == 1:
+            return self._is_code and words[0] in _OPENERS
+        return len(words) >= _RARE_WORDS and any(map(str.isalpha, line)) and words[0][0] != "|"
 
 
 class Overlap:
@@ -127,6 +169,7 @@ class Overlap:
         self._compared_chars = 0
         self._last = ""
         self._completed_chars = 0
+        self._is_rare_word = False
 
     def feed(self, text: str) -> None:
         """Reads the next piece of the continuation."""
@@ -143,7 +186,8 @@ class Overlap:
     def _read(self, char: str) -> None:
         if self._completed_chars:
             # "the cat" is not repeated by "the cats".
-            glued = self._ending.ends_in_space and _is_word(self._last) and _is_word(char)
+            follows = _is_word(char) or (self._is_rare_word and not char.isspace())
+            glued = self._ending.ends_in_space and _is_word(self._last) and follows
             self.repeated_chars = self.repeated_chars if glued else self._completed_chars
             self._completed_chars = 0
         self._read_chars += 1
@@ -167,6 +211,7 @@ class Overlap:
             is_indented_line = self._is_indented and start == self._ending.last_line_start
             if is_indented_line or self._ending.is_restart(start):
                 self._completed_chars = self._read_chars
+                self._is_rare_word = start in self._ending.rare_words
         self._alive = alive
         if self._repeats_everything:
             self._repeats_everything = everything[offset] == char
@@ -190,10 +235,6 @@ def _is_distinctive(text: str) -> bool:
     chars = sum(2 if is_no_space(char) and char.isalpha() else 1 for char in text if not char.isspace())
     words = sum(any(char.isalpha() for char in word) for word in text.split())
     return chars >= _DISTINCTIVE_CHARS or words >= _DISTINCTIVE_WORDS
-
-
-def _is_distinctive_line(line: str) -> bool:
-    return len(line.split()) >= _DISTINCTIVE_WORDS and any(map(str.isalpha, line)) and line.lstrip()[:1] != "|"
 
 
 def _repeated_suffixes(text: str) -> list[bool]:

@@ -293,4 +293,5 @@ def _editing(
         dropped=base.dropped if base else (),
         shortened=base.shortened if base else (),
         omissions=base.omissions if base else "",
+        begun=base.begun if base else None,
     )

@@ -9,9 +9,12 @@ from __future__ import annotations
 import string
 import unicodedata
 from bisect import bisect_right
+from collections.abc import Sequence
 
 _LONGEST_WORD_CHARS = 64
 _HELD_OF_LONG_WORD_CHARS = 16
+# A stop string is followed no further: what is held back stays a line at most.
+_WATCHED_STOP_CHARS = 128
 _PUNCTUATION = frozenset(string.punctuation)
 _JOINER = "\u200d"
 # Scripts written without spaces (UAX #14, classes ID and SA), CJK punctuation, emoji, surrogate halves.
@@ -61,6 +64,25 @@ def settled_length(text: str) -> int:
         if is_grapheme_start(text, index):
             return index
     return 0
+
+
+def unstopped_length(text: str, stops: Sequence[str]) -> int:
+    """How many leading characters of `text` may be sent so that no stop string has begun in them.
+
+    A server that goes on with an answer knows nothing of what was sent before: a stop string that had begun there
+    would end it nowhere. Held back, it comes whole from the continuation, and the server sees it.
+
+    Args:
+        text: the unsent tail of a stream.
+        stops: the client's stop strings; of each the first 128 characters count.
+    """
+    length = len(text)
+    for stop in stops:
+        for size in range(min(len(stop) - 1, _WATCHED_STOP_CHARS, len(text)), 0, -1):
+            if text.endswith(stop[:size]):
+                length = min(length, len(text) - size)
+                break
+    return length
 
 
 def is_grapheme_start(text: str, index: int) -> bool:

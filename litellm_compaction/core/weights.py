@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from litellm_compaction.core.boundaries import sacred_indices
 from litellm_compaction.core.compaction import Compaction, edited_part
-from litellm_compaction.core.messages import Message, lead_length
+from litellm_compaction.core.messages import Message, lead_length, normal_text
 
 # A record without summary and ledger: markers, note and message overhead, measured with o200k and rounded up.
 RECORD_TOKENS = 130
@@ -58,6 +58,7 @@ def applied_tokens(conversation: Conversation, compaction: Compaction, count: Ca
     behind_record = compaction.pinned if compaction.pinned is not None and compaction.pinned < start else None
     lead = lead_length(conversation.messages)
     kept = kept_tokens(conversation, start, behind_record) - sum(conversation.sizes[lead + start : lead + covered])
+    kept -= _begun_tokens(conversation, compaction, count)
     return kept + sum(_edited_sizes(conversation, compaction, count)) + count(compaction.record) + 8
 
 
@@ -67,6 +68,16 @@ def kept_tokens(conversation: Conversation, covered_messages: int, pinned: int |
     sizes = conversation.sizes
     kept = conversation.fixed_tokens + sum(sizes[:lead]) + sum(sizes[lead + covered_messages :])
     return kept + (sizes[lead + pinned] if pinned is not None else 0)
+
+
+def _begun_tokens(conversation: Conversation, compaction: Compaction, count: Callable[[str], int]) -> int:
+    """What the first message that is shown weighs less for what the record stands for."""
+    start, first = compaction.replaced_messages, lead_length(conversation.messages) + compaction.replaced_messages
+    is_cut = any(each.position == start for each in compaction.shortened) or start in compaction.dropped
+    if compaction.begun is None or is_cut:
+        return 0
+    head = normal_text(conversation.messages[first])[: compaction.begun.chars]
+    return min(count(head), max(conversation.sizes[first] - 4, 0))
 
 
 def _edited_sizes(conversation: Conversation, compaction: Compaction, count: Callable[[str], int]) -> list[int]:

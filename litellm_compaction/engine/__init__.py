@@ -2,6 +2,6 @@
 
 from litellm_compaction.engine.case import Attempts, Case, Guarded, Measure, Pending, PruningModel
 from litellm_compaction.engine.compactor import Compactor
-from litellm_compaction.engine.room import Room
+from litellm_compaction.engine.room import Room, shares_context
 
-__all__ = ["Attempts", "Case", "Compactor", "Guarded", "Measure", "Pending", "PruningModel", "Room"]
+__all__ = ["Attempts", "Case", "Compactor", "Guarded", "Measure", "Pending", "PruningModel", "Room", "shares_context"]

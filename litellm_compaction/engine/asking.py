@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from litellm_compaction.core.begun import shown_behind
 from litellm_compaction.core.budget import Budget
 from litellm_compaction.core.compaction import Compaction, apply
 from litellm_compaction.core.decisions import Summarize
@@ -208,6 +209,7 @@ def _job(work: Work, decision: Summarize, covered: Sequence[Message], pinned: in
     strategy = strategy_of(name, settings.own_prompt(name))
     # Of repeated reads the newest says all: the room is better spent on the rest.
     shown = edited(covered, superseded_reads(covered), untouched=pinned)
+    shown = [*shown_behind(shown, start, base.begun if base else None)]
     return SummaryJob(
         messages=strategy.history([each for at, each in enumerate(shown) if at >= start and at != pinned]),
         earlier=base.summary if base and decision.integrates else "",

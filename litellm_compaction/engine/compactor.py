@@ -162,7 +162,7 @@ class Compactor:
             return None
         outcome: Outcome = "fallback" if made.compaction.rung == "truncate" else "compacted"
         base = None if isinstance(decision, Edit) else decision.base
-        self._reporter.applied(work, outcome, guarded, made.compaction, made=made, base=base)
+        self._reporter.applied(work, outcome, guarded, made.kept, made=made, base=base)
         return guarded
 
     async def carry_over(self, request: Request, partial: Partial, case: Case) -> Guarded:

@@ -5,11 +5,13 @@ Called by the compactor, once for all requests that need the same compaction at 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from litellm_compaction.core.anchors import ledger
 from litellm_compaction.core.boundaries import legal_cuts, pinned_position
+from litellm_compaction.core.carry_over import keyed
 from litellm_compaction.core.compaction import Compaction, Rung, Segment, apply
 from litellm_compaction.core.decisions import Edit, Making, Prune, Summarize
 from litellm_compaction.core.excerpts import excerpt
@@ -29,12 +31,15 @@ class Made:
     """A compaction and what making it cost.
 
     Attributes:
+        compaction: as it is applied to the messages that it was made for.
+        kept: as it is stored: the same, but where an answer was carried over the limit, keyed for the next turn.
         calls: summary jobs.
         summary_ms: how long they took together.
         reason: what went wrong, one word: why there is no summary, or not the configured model's; else "".
     """
 
     compaction: Compaction
+    kept: Compaction
     calls: int
     summary_ms: float
     pruning_model: str
@@ -54,8 +59,9 @@ class Maker:
         """The compaction that `decision` asks for, or a later rung's where no pruning model gives a usable answer."""
         if isinstance(decision, Edit):
             compaction = await self._with_ledger(work, decision, decision.compaction)
-            await self._put(work.case.scope, compaction)
-            return Made(compaction=compaction, calls=0, summary_ms=0.0, pruning_model="", reason="")
+            kept = keyed(work.conversation.messages, work.conversation.hashes, compaction)
+            await self._put(work, kept)
+            return Made(compaction=compaction, kept=kept, calls=0, summary_ms=0.0, pruning_model="", reason="")
         if isinstance(decision, Prune):
             return await self._pruned(work, decision)
         return await self._summarized(work, decision)
@@ -70,9 +76,10 @@ class Maker:
             compaction = await self._with_ledger(work, decision, found.compaction)
             after_tokens = applied_tokens(work.conversation, compaction, work.count_text)
             if after_tokens <= decision.now_tokens * (1 - MIN_GAIN_RATIO) and not work.budget.triggers(after_tokens):
-                await self._put(work.case.scope, compaction)
+                await self._put(work, compaction)
                 return Made(
                     compaction=compaction,
+                    kept=compaction,
                     calls=found.calls,
                     summary_ms=summary_ms,
                     pruning_model=found.pruning_model,
@@ -147,10 +154,12 @@ class Maker:
             provisional=decision.provisional,
         )
         # Of the same messages the store keeps one record: the fuller one, for when there is room again.
-        if not (decision.provisional and base and base.covered_hash == covered_hash):
-            await self._put(work.case.scope, compaction)
+        kept = keyed(work.conversation.messages, work.conversation.hashes, compaction)
+        if not (decision.provisional and base and base.covered_hash == kept.covered_hash):
+            await self._put(work, kept)
         return Made(
             compaction=compaction,
+            kept=kept,
             calls=summary.calls,
             summary_ms=summary_ms,
             pruning_model=summary.pruning_model,
@@ -202,12 +211,10 @@ class Maker:
 
         return await off_loop(unpinned, write)
 
-    async def _put(self, scope: str, compaction: Compaction) -> None:
-        try:
-            await self._store.put(scope, compaction)
-        except CompactionError:
-            # The store tells its own troubles; this request has its compaction.
-            return
+    async def _put(self, work: Work, kept: Compaction) -> None:
+        # The store tells its own troubles; this request has its compaction.
+        with contextlib.suppress(CompactionError):
+            await self._store.put(work.case.scope, kept)
 
 
 def _covered(work: Work, decision: Summarize) -> tuple[Sequence[Message], int | None]:

@@ -6,6 +6,8 @@ by the loop that carries an answer; where nothing is shared, or the operator doe
 
 from __future__ import annotations
 
+from typing import Literal
+
 from litellm_compaction.core.budget import margin_tokens
 from litellm_compaction.engine.admission import Admission, Seat
 from litellm_compaction.engine.case import Case, Guarded
@@ -15,6 +17,16 @@ from litellm_compaction.models.window import Window
 SUMMARY_EXTRA_TOKENS = 1500
 # A running answer asks for more room before it needs it, in steps.
 _STEP_TOKENS = 512
+
+
+def shares_context(admission: Literal["auto", "pool", "off"], parallel: int) -> bool:
+    """Whether requests to one instance are fitted beside each other.
+
+    Args:
+        admission: the operator's wish.
+        parallel: how many requests the server says that it serves at once.
+    """
+    return admission == "pool" or (admission == "auto" and parallel > 1)
 
 
 class Room:
@@ -29,11 +41,11 @@ class Room:
         self._admission = admission
         self._case = case
         self._seat: Seat | None = None
+        self._taken_for: Guarded | None = None
 
     def is_shared(self, window: Window) -> bool:
         """Whether requests to this instance have to be fitted beside each other."""
-        wish = self._case.settings.admission
-        return wish == "pool" or (wish == "auto" and window.parallel > 1)
+        return shares_context(self._case.settings.admission, window.parallel)
 
     def output_limit(self, guarded: Guarded, limit_tokens: int, *, can_grow: bool) -> int:
         """The bound on an answer's tokens: all that is left, or a fair share for an answer that nobody can watch.
@@ -50,14 +62,15 @@ class Room:
         return min(limit_tokens, max(share, _reserve_tokens(guarded)))
 
     async def take(self, guarded: Guarded, limit_tokens: int, *, can_grow: bool) -> None:
-        """Waits for room for a prompt and the beginning, or all, of its answer.
+        """Waits for room for a prompt and the beginning, or all, of its answer; once for each that is sent.
 
         Raises:
             Overloaded: there was none in time.
         """
-        if self.is_shared(guarded.window):
+        if self.is_shared(guarded.window) and self._taken_for is not guarded:
             answer = min(limit_tokens, _reserve_tokens(guarded)) if can_grow else limit_tokens
             await self._hold(guarded.window, _prompt_tokens(guarded) + answer)
+            self._taken_for = guarded
 
     async def take_for_summary(self, window: Window, history_tokens: int) -> None:
         """Waits for room for a summary of so much history, in place of what is held now.

@@ -6,13 +6,15 @@ An error raised here stops the proxy's start, so a wrong setting is never found 
 from __future__ import annotations
 
 import logging
+import multiprocessing
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import litellm
 
 from litellm_compaction.config import Settings, deployment_settings_from, settings_from
+from litellm_compaction.engine import shares_context
 from litellm_compaction.errors import ConfigError
 from litellm_compaction.master_key import ensure_master_key
 from litellm_compaction.models.lmstudio import DEFAULT_API_BASE
@@ -50,6 +52,13 @@ def warn_of_bypass(settings: Settings) -> None:
     """Says in the log that the better carrier cannot be used, where LiteLLM is configured to bypass it."""
     if settings.carrier == "auto" and is_bypassed():
         logger.warning("carrier=hooks because %s is set: LiteLLM ignores the client that it is given", BYPASS_VARIABLE)
+
+
+def warn_of_workers(model: str, admission: Literal["auto", "pool", "off"], parallel: int) -> None:
+    """Says in the log that room in a shared context is reserved in each worker by itself, where there are several."""
+    # uvicorn starts workers as children of multiprocessing's only where there is more than one.
+    if multiprocessing.parent_process() is not None and shares_context(admission, parallel):
+        logger.warning("admission model=%s only within each worker: requests to it share one context", model)
 
 
 def provide_master_key() -> None:

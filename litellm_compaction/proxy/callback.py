@@ -16,7 +16,7 @@ from litellm.integrations.custom_logger import CustomLogger
 
 from litellm_compaction.config import Settings
 from litellm_compaction.engine import Compactor
-from litellm_compaction.errors import CompactionError, DoesNotFit, overflow_from_text
+from litellm_compaction.errors import CompactionError, DoesNotFit, Overloaded, overflow_from_text
 from litellm_compaction.events import log_observer
 from litellm_compaction.history import History
 from litellm_compaction.models.counter import TokenCounter
@@ -131,7 +131,7 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
             await self._gate.before_routing(_router(), data)
         except CompactionError as error:
             self._calls.close(_call_id(data))
-            raise _as_bad_request(error) from error
+            raise _as_refusal(error) from error
         except Exception as error:  # noqa: BLE001 - fails open (P8)
             log_failed_open("pre_call", error)
         return None
@@ -246,10 +246,13 @@ def _call_id(data: dict[str, Any]) -> str:
     return str(known)
 
 
-def _as_bad_request(error: CompactionError) -> Exception:
-    """The error before routing, in the cleanest shape that the proxy knows (tried out on 1.106.2 and 1.109.1)."""
+def _as_refusal(error: CompactionError) -> Exception:
+    """The refusal before routing, in the cleanest shape that the proxy knows (tried out on 1.106.2 and 1.109.1)."""
     from litellm.proxy._types import ProxyException
 
+    if isinstance(error, Overloaded):
+        busy: Exception = ProxyException(message=str(error), type="overloaded_error", param=None, code=503)
+        return busy
     refusal: Exception = ProxyException(
         message=str(error),
         type="invalid_request_error",
@@ -267,7 +270,8 @@ def _as_litellm_error(error: CompactionError, kwargs: dict[str, Any]) -> Excepti
     an error after which the router tries one of those.
     """
     others = int((kwargs.get("metadata") or {}).get("model_group_size") or 1) > 1
-    kind = litellm.ServiceUnavailableError if others else litellm.BadRequestError
+    is_busy = isinstance(error, Overloaded)
+    kind = litellm.ServiceUnavailableError if others or is_busy else litellm.BadRequestError
     if isinstance(error, DoesNotFit):
         kind = litellm.ContextWindowExceededError
     mapped: Exception = kind(

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from litellm_compaction.core.messages import Request
-from litellm_compaction.engine import Attempts, Case, Guarded, Pending
+from litellm_compaction.engine import Attempts, Case, Guarded, Pending, Room
 from litellm_compaction.proxy.failing_open import log_failed_open
 from litellm_compaction.proxy.turns import Turn, Turns
 
@@ -47,6 +47,7 @@ class Call:
         is_structured: whether the answer is a document, where no notice may stand.
         is_carried: whether the transport does all that happens while its answer is open.
         may_pause: whether its answer nears the limit, so that a compaction may silence it for a while.
+        room: what it holds of a shared context where the hooks carry it, until it ends.
         case, guarded: of the newest deployment that it was sent to.
         outlook: for the response's headers, which are sent before the answer.
         action: the strongest thing done for it: compacted, then reused, then none.
@@ -67,6 +68,7 @@ class Call:
     is_structured: bool = False
     is_carried: bool = False
     may_pause: bool = False
+    room: Room | None = None
     case: Case | None = None
     guarded: Guarded | None = None
     outlook: Outlook | None = None
@@ -80,6 +82,11 @@ class Call:
     def is_hooked(self) -> bool:
         """Whether LiteLLM's hooks carry its answer."""
         return self.is_chat and not self.is_carried and self.guarded is not None and self.case is not None
+
+    def leave_room(self) -> None:
+        """Gives back what it holds; again is no change."""
+        if self.room is not None:
+            self.room.leave()
 
     def will_be_compacted(self, pending: Pending) -> None:
         """Notes that a compaction is made while the answer is already open."""
@@ -157,5 +164,8 @@ class Calls:
         return self._calls.get(call_id)
 
     def close(self, call_id: str) -> Call | None:
-        """Forgets a request that has ended."""
-        return self._calls.pop(call_id, None)
+        """Forgets a request that has ended, and what it held."""
+        call = self._calls.pop(call_id, None)
+        if call is not None:
+            call.leave_room()
+        return call

@@ -92,6 +92,7 @@ class Asked:
         is_json: structured output: no notices, one document.
         has_notices: where notices go.
         wants_usage: whether the stream must end with a usage chunk.
+        stops: strings at which the answer ends.
     """
 
     request: Request
@@ -99,3 +100,4 @@ class Asked:
     is_json: bool
     notices: Literal["content", "reasoning", "off"]
     wants_usage: bool
+    stops: tuple[str, ...] = ()

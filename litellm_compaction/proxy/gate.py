@@ -15,15 +15,17 @@ from typing import Any
 import httpx
 
 from litellm_compaction.core.messages import Request, cleaned
-from litellm_compaction.engine import Attempts, Case, Compactor, Guarded, Pending
+from litellm_compaction.engine import Attempts, Case, Compactor, Guarded
 from litellm_compaction.errors import CompactionError, DoesNotFit, ModelNotLoaded, WindowUnknown
 from litellm_compaction.models.window import Target
 from litellm_compaction.proxy import wire
 from litellm_compaction.proxy.access import ssl_verification
+from litellm_compaction.proxy.boot import warn_of_workers
 from litellm_compaction.proxy.calls import Call, Calls
 from litellm_compaction.proxy.carriers import carrier_of
 from litellm_compaction.proxy.exchange import Asked
 from litellm_compaction.proxy.guards import Guard, Guards, metadata_of
+from litellm_compaction.proxy.held_room import compacted, guarded_in_room
 from litellm_compaction.proxy.hooked import Hooked, HookedUpstream, Whole
 from litellm_compaction.proxy.internal import is_internal_call
 from litellm_compaction.proxy.live_settings import SettingsSource
@@ -95,7 +97,11 @@ class Gate:
             if any(carrier_of(guard.deployment, guard.settings) == "transport" for guard in known):
                 # It does the slow part itself, in the open response.
                 return
-            guarded = await self._compactor.finish(prepared) if isinstance(prepared, Pending) else prepared
+            room = self._compactor.room(cases[0])
+            try:
+                guarded = await compacted(self._compactor, prepared, room)
+            finally:
+                room.leave()
         except DoesNotFit:
             if has_window_fallback(router, model):
                 return
@@ -123,6 +129,9 @@ class Gate:
         written = self._publisher.as_written(info) if isinstance(info, Mapping) else {}
         deployment = deployment_of(kwargs, written, group=group, environ=os.environ)
         call = self._calls.get(_call_id(kwargs))
+        if call is not None:
+            # An attempt before this one has failed.
+            call.leave_room()
         guard = await self.guards.guard(deployment)
         carrier = carrier_of(deployment, guard.settings) if guard is not None else "hooks"
         request = call.original if call is not None else wire.decode(kwargs)
@@ -139,10 +148,14 @@ class Gate:
             return None
         if carrier == "transport":
             return await self._carried(router, guard, call, case, kwargs)
-        guarded = await self._compactor.guard(request, case)
+        can_grow = bool(kwargs.get("stream")) and call.is_chat and wire.can_be_carried_over(kwargs)
+        asked_tokens = wire.asked_output_tokens(kwargs)
+        guarded, limit, call.room = await guarded_in_room(
+            self._compactor, request, case, asked_tokens, can_grow=can_grow
+        )
         call.sent(case, guarded)
         self._publish(router, deployment, guarded.window.tokens)
-        changed = wire.with_output_limit(kwargs, guarded.max_output_tokens(wire.asked_output_tokens(kwargs)))
+        changed = wire.with_output_limit(kwargs, limit)
         if kwargs.get("stream") and call.is_chat:
             changed |= wire.with_usage(kwargs)
         if guarded.messages is not None:
@@ -193,7 +206,8 @@ class Gate:
         asked = self._asked(call, case, data, wants_usage=call.asks_for_usage)
         if not stream:
             asked = replace(asked, notices="off")
-        answer = Answer(self._compactor, case, upstream if stream else Whole(upstream), asked, guarded, call)
+        carried = upstream if stream else Whole(upstream)
+        answer = Answer(self._compactor, case, carried, asked, guarded, call, room=call.room, is_watched=stream)
         return Hooked(answer, upstream, guarded)
 
     def _asked(self, call: Call, case: Case, body: Mapping[str, Any], *, wants_usage: bool) -> Asked:
@@ -203,6 +217,7 @@ class Gate:
             is_json=call.is_structured,
             notices=case.settings.notices,
             wants_usage=wants_usage,
+            stops=wire.stops(body),
         )
 
     def _inner_transport(self) -> httpx.AsyncHTTPTransport:
@@ -242,6 +257,7 @@ class Gate:
                     window.source,
                     window.parallel,
                 )
+                warn_of_workers(deployment.group, guard.settings.admission, window.parallel)
                 models.append((deployment.group, target))
         # After all windows: a download may take minutes.
         for name, target in models:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
-from litellm_compaction.core.continuation import Joiner, settled_length
+from litellm_compaction.core.continuation import Joiner, settled_length, unstopped_length
 from litellm_compaction.engine import Guarded
 from litellm_compaction.errors import Overflow, is_crash, overflow_from_text
 from litellm_compaction.models.generated import GeneratedTokens
@@ -49,8 +49,9 @@ class Progress:
 class Relay:
     """One upstream stream on its way to the client: what may be sent now, what is held, when to stop."""
 
-    def __init__(self, progress: Progress, guarded: Guarded, streaming_ratio: float) -> None:
+    def __init__(self, progress: Progress, guarded: Guarded, streaming_ratio: float, stops: Sequence[str] = ()) -> None:
         self._progress = progress
+        self._stops = stops
         self._window_tokens = guarded.window.tokens
         self._prompt_tokens = guarded.count.tokens
         self._stop_tokens = int(streaming_ratio * guarded.window.tokens)
@@ -201,7 +202,9 @@ class Relay:
         if self._joiner is not None:
             text = self._joiner.feed(text)
         text = self._tail + text
-        settled = settled_length(text) if self.is_shared or self.is_near_the_end() else len(text)
+        settled = unstopped_length(text, self._stops) if self._stops else len(text)
+        if self.is_shared or self.is_near_the_end():
+            settled = settled_length(text[:settled])
         self._tail = text[settled:]
         return self._sent({"content": text[:settled]}) if settled else []
 

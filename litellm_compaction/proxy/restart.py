@@ -6,7 +6,7 @@ Written once, over an abstract upstream (`exchange.py`); `upstream.py` and `hook
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
@@ -15,8 +15,9 @@ from litellm_compaction.core.carry_over import Partial
 from litellm_compaction.core.messages import ABORT_NOTICE, ATTEMPTS_NOTICE, DONE_NOTICE, START_NOTICE
 from litellm_compaction.engine import Case, Compactor, Guarded, Pending, Room
 from litellm_compaction.errors import CompactionError, Overflow
-from litellm_compaction.proxy.exchange import Asked, Chunk, Listener, Received, Upstream, UpstreamDropped, UpstreamError
+from litellm_compaction.proxy.exchange import Asked, Chunk, Listener, Upstream, UpstreamDropped, UpstreamError
 from litellm_compaction.proxy.failing_open import log_failed_open
+from litellm_compaction.proxy.one_answer import OneAnswer
 from litellm_compaction.proxy.relay import Progress, Relay
 
 # What is believed of a window after an overflow that named no number.
@@ -61,8 +62,7 @@ class Answer:
         self._room = room
         self._is_watched = is_watched
         self._progress = Progress()
-        self._base: Chunk = {}
-        self._role_sent = False
+        self._one = OneAnswer(self._progress, "off" if asked.is_json else asked.notices)
 
     async def chunks(self) -> AsyncGenerator[Chunk, None]:
         """The answer's chunks: one id, one role, one finish_reason, the usage last if it was asked for.
@@ -82,21 +82,21 @@ class Answer:
     async def _chunks(self) -> AsyncGenerator[Chunk, None]:
         prepared = self._prepared
         if isinstance(prepared, Pending):
-            if notice := self._notice(START_NOTICE + "\n"):
+            if notice := self._one.notice(START_NOTICE + "\n"):
                 yield notice
             if self._room is not None:
                 await self._room.take_for_summary(prepared.work.window, prepared.work.count.tokens)
             guarded = await self._compactor.finish(prepared)
-            if guarded.action == "compacted" and (notice := self._notice(DONE_NOTICE + "\n\n")):
+            if guarded.action == "compacted" and (notice := self._one.notice(DONE_NOTICE + "\n\n")):
                 yield notice
         else:
             guarded = prepared
-            if guarded.action == "compacted" and (notice := self._notice(f"{START_NOTICE}\n{DONE_NOTICE}\n\n")):
+            if guarded.action == "compacted" and (notice := self._one.notice(f"{START_NOTICE}\n{DONE_NOTICE}\n\n")):
                 yield notice
         retried = False
         while True:
             self._listener.sent(self._case, guarded)
-            relay = Relay(self._progress, guarded, self._case.settings.streaming_ratio)
+            relay = Relay(self._progress, guarded, self._case.settings.streaming_ratio, self._asked.stops)
             try:
                 # Closed here and not by the garbage collector: the server generates for as long as it is open.
                 async with aclosing(self._stream(guarded, relay)) as chunks:
@@ -131,7 +131,7 @@ class Answer:
                     yield chunk
                 return
             self._progress.restarts += 1
-            if notice := self._notice(f"\n\n{START_NOTICE}\n"):
+            if notice := self._one.notice(f"\n\n{START_NOTICE}\n"):
                 yield notice
             try:
                 if self._room is not None:
@@ -144,7 +144,7 @@ class Answer:
                 for chunk in self._closing(relay, text):
                     yield chunk
                 return
-            if notice := self._notice(f"{DONE_NOTICE}\n\n"):
+            if notice := self._one.notice(f"{DONE_NOTICE}\n\n"):
                 yield notice
         for chunk in self._ending(relay):
             yield chunk
@@ -160,64 +160,21 @@ class Answer:
         opened = self._upstream.open(guarded.messages, limit, is_continuation=self._progress.restarts > 0)
         async with opened as stream:
             async for chunk in stream:
-                self._adopt(chunk)
+                self._one.adopt(chunk)
                 deltas = relay.take(chunk)
-                if self._goes_on_as_it_came(chunk, deltas):
+                if self._one.goes_on_as_it_came(chunk, deltas):
                     yield chunk
                 else:
                     for delta in deltas:
-                        yield self._dressed(delta)
+                        yield self._one.dressed(delta)
                 self._listener.may_pause = self._listener.may_pause or relay.is_near_the_end()
                 if self._room is not None and not self._room.covers(guarded, relay.generated_tokens):
                     relay.stop()
                 if relay.end is not None:
                     return
         for delta in relay.flush():
-            yield self._dressed(delta)
+            yield self._one.dressed(delta)
         relay.finish()
-
-    def _adopt(self, chunk: Chunk) -> None:
-        """Makes the first chunk's id, model and time those of the whole answer; it may be one that is held."""
-        if not self._base and chunk.get("error") is None:
-            self._base = {key: chunk[key] for key in chunk if key not in ("choices", "usage")}
-
-    def _goes_on_as_it_came(self, chunk: Chunk, deltas: Sequence[Chunk]) -> bool:
-        """Whether `chunk` says what has to be said, and nothing else; notes that it was sent.
-
-        Most chunks do: reading and writing each anew would be most of what we cost a stream.
-        """
-        if not isinstance(chunk, Received) or len(deltas) != 1 or chunk.get("id") != self._base.get("id"):
-            return False
-        choices = chunk["choices"]
-        if len(choices) != 1 or choices[0].get("finish_reason") is not None or chunk.get("usage"):
-            return False
-        own = {key: value for key, value in choices[0]["delta"].items() if value not in (None, "", [])}
-        has_role = own.pop("role", None) is not None
-        if own != deltas[0] or has_role == self._role_sent:
-            return False
-        self._role_sent = True
-        self._progress.delivered = True
-        return True
-
-    def _dressed(self, delta: Chunk) -> Chunk:
-        """`delta` as a chunk of the one answer: the first stream's id, one role."""
-        delta = {key: value for key, value in delta.items() if key != "role"}
-        if not self._role_sent:
-            delta = {"role": "assistant", **delta}
-            self._role_sent = True
-        self._progress.delivered = True
-        return {**self._base, "choices": [{"index": 0, "delta": delta, "finish_reason": None}]}
-
-    def _notice(self, text: str) -> Chunk | None:
-        place = self._asked.notices
-        if place == "off" or self._asked.is_json:
-            return None
-        if not self._base:
-            self._base = {"id": f"chatcmpl-{id(self):x}", "object": "chat.completion.chunk", "created": 0, "model": ""}
-        delivered = self._progress.delivered
-        chunk = self._dressed({"content" if place == "content" else "reasoning_content": text})
-        self._progress.delivered = delivered
-        return chunk
 
     def _partial(self) -> Partial:
         return Partial(text=self._progress.sent_text, reasoning=self._progress.reasoning, is_json=self._asked.is_json)
@@ -261,12 +218,12 @@ class Answer:
 
     def _calling(self, relay: Relay) -> list[Chunk]:
         """Of several calls the last was cut: the client executes the whole ones, and the model asks again."""
-        return [*(self._dressed(delta) for delta in relay.whole_calls()), *self._ending(relay, "tool_calls")]
+        return [*(self._one.dressed(delta) for delta in relay.whole_calls()), *self._ending(relay, "tool_calls")]
 
     def _closing(self, relay: Relay, text: str) -> list[Chunk]:
         """No way out: everything that is held, the notice, a regular end."""
-        chunks = [self._dressed(delta) for delta in relay.surrendered()]
-        notice = self._notice(f"\n\n{text}")
+        chunks = [self._one.dressed(delta) for delta in relay.surrendered()]
+        notice = self._one.notice(f"\n\n{text}")
         return [*chunks, *([notice] if notice else []), *self._ending(relay, reason="length")]
 
     def _ending(self, relay: Relay, reason: str | None = None) -> list[Chunk]:
@@ -280,10 +237,7 @@ class Answer:
             reason = "length"
         if self._progress.restarts:
             self._listener.restarted(self._details())
-        chunks: list[Chunk] = [{**self._base, "choices": [{"index": 0, "delta": {}, "finish_reason": reason}]}]
-        if self._asked.wants_usage:
-            chunks.append({**self._base, "choices": [], "usage": self.usage()})
-        return chunks
+        return self._one.ending(reason, self.usage() if self._asked.wants_usage else None)
 
     def usage(self) -> dict[str, Any]:
         """The whole answer's usage: the first prompt, all generated tokens; what a restart cost beside that."""

@@ -92,6 +92,13 @@ def is_structured(body: Mapping[str, Any]) -> bool:
     return shape is not None and not (isinstance(shape, Mapping) and shape.get("type") == "text")
 
 
+def stops(body: Mapping[str, Any]) -> tuple[str, ...]:
+    """The strings at which the client wants the answer to end."""
+    found = body.get("stop")
+    listed = found if isinstance(found, list) else [found]
+    return tuple(stop for stop in listed if isinstance(stop, str) and stop)
+
+
 def can_be_carried_over(body: Mapping[str, Any]) -> bool:
     """Whether an answer can be joined from two: not with several choices or log probabilities."""
     return body.get("n") in (None, 1) and not body.get("logprobs")

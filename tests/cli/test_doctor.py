@@ -369,3 +369,20 @@ def test_a_probe_loads_nothing(report: Report, address: Address) -> None:
     _, found = report(config(deployment(f"lm_studio/{GPT_OSS}", params=at(address))), probes=True)
     assert found["deployments"][0]["probes"] == []
     assert found["deployments"][0]["loaded"] is False
+
+
+@pytest.mark.parametrize("variable", ["NUM_WORKERS", "DEFAULT_NUM_WORKERS_LITELLM_PROXY"])
+def test_workers_that_share_a_context_are_a_note(
+    report: Report, simulator: Simulator, address: Address, variable: str
+) -> None:
+    """Room is reserved in each worker by itself: said where there are several, and a context that is shared."""
+    document = config(deployment(params=at(address)))
+    _, found = report(document, **{variable: "4"})
+    assert not any("workers" in message for message in messages(found, "note"))
+    simulator.unload(simulator.instances[0].id)
+    simulator.load(QWEN, 8192, parallel=4)
+    _, found = report(document, **{variable: "1"})
+    assert not any("workers" in message for message in messages(found, "note"))
+    code, found = report(document, **{variable: "4"})
+    assert code == 0
+    assert any("each of the 4 workers" in message for message in messages(found, "note"))

@@ -237,10 +237,22 @@ def is_ambiguous(partial: str, rest: str, repeated: str) -> bool:
 def draw(rng: random.Random, text: str, style: str) -> Restart | None:
     """A restart of `text` in `style` at a random settled cut; None where the style does not apply there."""
     cut = settled_length(text[: rng.randrange(len(text) // 10 + 2, len(text))])
-    partial, rest = text[:cut], text[cut:]
-    if not partial.strip():
-        return None
+    return continued(rng, text[:cut], text[cut:], style) if text[:cut].strip() else None
+
+
+def continued(rng: random.Random, partial: str, rest: str, style: str, *, shown: str | None = None) -> Restart | None:
+    """A continuation of `partial` by `rest` in `style`; None where the style does not apply there.
+
+    Args:
+        rng: draws what is left open.
+        partial: the answer so far.
+        rest: what the model has still to say.
+        style: one of `STYLES`.
+        shown: the end of the partial that the model sees; None for all of it.
+    """
     repeated, before = _taken_up(rng, partial, style), ""
+    if shown is not None and repeated is not None and len(repeated) > len(shown):
+        repeated = shown
     if repeated is None:
         return None
     after = rest

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from litellm_compaction.core.continuation import Joiner, open_fence, open_think, settled_length
+from litellm_compaction.core.continuation import Joiner, open_fence, open_think, settled_length, unstopped_length
 from tests.core.restarts import CHATTER, GENERATORS, STYLES, draw, is_ambiguous, join
 
 FOX = "The quick brown fox jumps over the lazy dog. Then the fox went "
@@ -92,6 +92,27 @@ def test_a_pending_tail_settles_like_the_whole_text(text: str, rng: random.Rando
     assert len(pending.rstrip()) <= 64
 
 
+@given(st.text("ab\n", max_size=60), st.lists(st.text("ab\n", min_size=1, max_size=6), max_size=3))
+def test_no_stop_string_begins_in_what_is_sent(text: str, stops: list[str]) -> None:
+    """Wherever an answer is cut, a stop string stands whole in the rest; only an end that could begin one is held."""
+    ends = [place + len(stop) for stop in stops if (place := text.find(stop)) >= 0]
+    sent, pending = "", ""
+    # The server ends the answer where a stop string has come whole.
+    for char in text[: min(ends, default=len(text) + 1) - 1]:
+        pending += char
+        cut = unstopped_length(pending, stops)
+        sent, pending = sent + pending[:cut], pending[cut:]
+        begun = [stop[:size] for stop in stops for size in range(1, len(stop)) if sent.endswith(stop[:size])]
+        assert not any(stop.startswith(start + pending) for stop in stops for start in begun)
+        assert not pending or any(stop.startswith(pending) and stop != pending for stop in stops)
+
+
+def test_a_long_stop_string_holds_a_line_at_most() -> None:
+    """However long the string, and however much of it has come."""
+    stop = "-" * 5_000
+    assert unstopped_length("-" * 4_000, [stop]) == 4_000 - 128
+
+
 @pytest.mark.parametrize(
     "continuation",
     [
@@ -151,6 +172,44 @@ def test_what_is_not_new_is_removed(continuation: str) -> None:
 )
 def test_what_belongs_to_the_answer_is_kept(partial: str, continuation: str) -> None:
     """Legitimate repetition, short common words, and lines that only resemble announcements stay."""
+    assert joined(partial, continuation) == continuation
+
+
+FENCED = "Here it is:\n\n```python\nimport os\n\n\n"
+
+
+@pytest.mark.parametrize(
+    ("partial", "repeated"),
+    [
+        (FENCED + "def ", "def "),
+        (FENCED + "limit = ", "limit = "),
+        (FENCED + "    total = ", "total = "),
+        ("The river runs past word83 ", "word83 "),
+        ("Seen from above, the estuary ", "estuary "),
+        ("It took them the whole winter ", "whole winter "),
+        ("- a plum\n- quince ", "- quince "),
+    ],
+)
+def test_a_short_repeat_inside_a_line_is_removed(partial: str, repeated: str) -> None:
+    """In the middle of a line nobody begins the line again, nor doubles words that he has not used before."""
+    assert joined(partial, f"{repeated}goes on from here.") == "goes on from here."
+
+
+@pytest.mark.parametrize(
+    ("partial", "continuation"),
+    [
+        (FENCED + "long ", "long x = 5;"),
+        (FENCED + "func New(config ", "config.Config) {"),
+        ("It is called config ", "config.yaml here."),
+        ("It was a very ", "very long way."),
+        ("The estuary was wide. We reached the estuary ", "estuary pilots know it."),
+        ("| name | river stone | ", "river stone | end |"),
+        ("0xff 100200 ", "100200 end"),
+        ("We said bye ", "bye and left."),
+    ],
+)
+def test_a_short_repeat_that_may_be_meant_is_kept(partial: str, continuation: str) -> None:
+    """Words used before, cells of a table, types named like their variables, numbers, and what is short."""
     assert joined(partial, continuation) == continuation
 
 

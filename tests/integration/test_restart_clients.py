@@ -122,6 +122,27 @@ def test_openai_responses(restarting: Restarting) -> None:
         assert made == WANTED
 
 
+async def test_openai_async_helpers(restarting: Restarting) -> None:
+    """The accumulating helpers of the asynchronous client end with one message, on both routes."""
+    async with openai.AsyncOpenAI(**_options(restarting)) as client:
+        # The helper parses the calls of strict tools only.
+        schema = {**tools(1)[0]["function"], "strict": True}
+        _talks(restarting)
+        question: Any = {"messages": asked("async helper"), "tools": [{"type": "function", "function": schema}]}
+        async with client.chat.completions.stream(model="local", **question) as chat:
+            choice = (await chat.get_final_completion()).choices[0]
+        assert without_restarts(choice.message.content or "") == TEXTS["prose"]
+        assert (_made(choice.message), choice.finish_reason) == (WANTED, "tool_calls")
+        if restarting.carrier == "hooks":
+            return  # they carry chat completions only
+        _talks(restarting)
+        question = {"input": asked("async responses helper"), "tools": [{"type": "function", **schema}]}
+        async with client.responses.stream(model="local", **question) as stream:
+            response = await stream.get_final_response()
+    assert without_restarts(response.output_text) == TEXTS["prose"]
+    assert [(item.name, item.arguments) for item in response.output if item.type == "function_call"] == WANTED
+
+
 def test_anthropic_messages(restarting: Restarting) -> None:
     """The messages API through Anthropic's client: thinking, text and tool use with their blocks in order."""
     anthropic = pytest.importorskip("anthropic", reason="the anthropic client is not installed")

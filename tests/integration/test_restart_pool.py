@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
+import httpx
 import pytest
 
 from litellm_compaction.simulator import ChatCall, Reply
 from tests.integration.bench import SUMMARY, is_summary_call
-from tests.integration.restart_bench import Restarting, shared, without_restarts
+from tests.integration.conversations import prose
+from tests.integration.restart_bench import CARRIERS, Restarting, shared, shut, without_restarts
 
 pytestmark = pytest.mark.proxy
 
@@ -31,10 +35,10 @@ def _counting(call: ChatCall) -> Reply:
     return Reply(" ".join(_words(tag)[int(done[-1]) if done else 0 :]))
 
 
-@pytest.fixture
+@pytest.fixture(scope="module", params=CARRIERS)
 def restarting(request: pytest.FixtureRequest) -> Restarting:
-    """The transport: only it can wait before the server is asked."""
-    return shared(request, "auto")
+    """Both carriers, one after the other."""
+    return shared(request, request.param)
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -54,3 +58,32 @@ def test_parallel_answers_share_one_context(restarting: Restarting, stream: bool
     assert [text.split() for text in answers] == [_words(tag) for tag in _TAGS]
     assert "pool_overflow" not in {record.outcome for record in watch.records}
     assert len(watch.chats) > len(_TAGS)
+
+
+@pytest.mark.parametrize("gate_after_tokens", [0, 40], ids=["before the first word", "within the answer"])
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
+async def test_client_that_leaves_gives_its_room_back(
+    restarting: Restarting, stream: bool, gate_after_tokens: int
+) -> None:
+    """Two requests do not fit beside each other: the second is served as soon as the first one's client has left."""
+    gate = shut()
+    waiting = Reply(prose("waiting", 200), gate=gate, gate_after_tokens=gate_after_tokens)
+    content = prose(f"large {stream} {gate_after_tokens}", 2200)
+    body = {"model": "pool", "messages": [{"role": "user", "content": content}], "stream": stream}
+    watch = restarting.watch("pool", lambda call: waiting if content in call.sent_text else Reply("Served."))
+    async with httpx.AsyncClient(
+        base_url=restarting.proxy.base_url, headers=restarting.proxy.headers, trust_env=False, timeout=30
+    ) as client:
+        first = asyncio.ensure_future(_read(client, body))
+        assert await asyncio.to_thread(gate.reached.wait, 10)
+        first.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await first
+        second = {**body, "messages": [{"role": "user", "content": prose("second", 2200)}]}
+        assert "Served." in await _read(client, second)
+    assert {record.outcome for record in watch.records} == {"disconnected", "ok"}
+
+
+async def _read(client: httpx.AsyncClient, body: dict[str, Any]) -> str:
+    async with client.stream("POST", "/v1/chat/completions", json=body) as answer:
+        return "".join([piece async for piece in answer.aiter_text()])

@@ -76,6 +76,7 @@ class Server:
     turns: Sequence[Turn]
     window_tokens: int = 2048
     chunk_tokens: int = 7
+    tokens_per_second: float | None = None
     opened: list[Opened] = field(default_factory=list)
     hanging: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -115,7 +116,7 @@ class Server:
             if piece.kind != "hidden":
                 yield envelope.chunk({**role, **envelope.delta(piece)})
                 role = {}
-            await asyncio.sleep(0)
+            await asyncio.sleep(piece.tokens / self.tokens_per_second if self.tokens_per_second else 0)
         if turn.end == "hang":
             await self._hang()
         if turn.end == "error":
@@ -226,8 +227,10 @@ class Scene:
     turns: Sequence[Turn]
     window_tokens: int = 2048
     chunk_tokens: int = 7
+    tokens_per_second: float | None = None
     output_tokens: int | None = None
     is_json: bool = False
+    stops: tuple[str, ...] = ()
     notices: Literal["content", "reasoning", "off"] = "content"
     wants_usage: bool = True
     settings: dict[str, Any] = field(default_factory=dict)
@@ -235,7 +238,7 @@ class Scene:
 
     def __post_init__(self) -> None:
         self.request = Request(messages=tuple(parse_message(message) for message in self.messages))
-        self.server = Server(self.request, self.turns, self.window_tokens, self.chunk_tokens)
+        self.server = Server(self.request, self.turns, self.window_tokens, self.chunk_tokens, self.tokens_per_second)
         self.listener = Listening()
         self.counter = TokenCounter()
         self.compactor = Compactor(
@@ -271,6 +274,7 @@ class Scene:
             is_json=self.is_json,
             notices=self.notices,
             wants_usage=self.wants_usage,
+            stops=self.stops,
         )
         prepared = await self.compactor.prepare(self.request, self.case)
         return Answer(self.compactor, self.case, self.server, asked, prepared, self.listener)

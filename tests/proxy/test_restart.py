@@ -14,7 +14,7 @@ from litellm_compaction.errors import overflow_from_text
 from litellm_compaction.models.families import family_of
 from litellm_compaction.proxy.exchange import UpstreamDropped, UpstreamError
 from litellm_compaction.simulator import Reply, numbered_words
-from litellm_compaction.simulator.vocabulary import count
+from litellm_compaction.simulator.vocabulary import count, decode, encode
 from litellm_compaction.summarizer import SummaryAnswer
 from tests.integration.conversations import prose, talk
 from tests.proxy.scripted import RESTARTED, Scene, Turn, goes_on, summarized
@@ -271,6 +271,33 @@ async def test_clients_limit_holds_over_restarts() -> None:
     assert WORDS.startswith(read.text)
     assert count(read.text) == pytest.approx(2300, rel=0.02)
     assert read.usages[0]["completion_tokens"] <= 2300
+
+
+@pytest.mark.parametrize("before", [1, 12, 40], ids=["a character", "a word", "some words"])
+@pytest.mark.parametrize("end", ["limit", "overflow"])
+async def test_stop_string_across_the_seam_is_seen(end: str, before: int) -> None:
+    """What had come of a stop string when the stream was cut comes again, so that the server can see it whole."""
+    first = Turn(reply=Reply(WORDS), end="error", after_tokens=700, text=OVERFLOWS[4])
+    first = Turn(reply=Reply(WORDS)) if end == "limit" else first
+    plain = Scene(SHORT, [first, Turn(reply=Reply(""))], settings={"max_restarts": 1})
+    await plain.read()
+    received = decode(encode(WORDS)[: plain.server.opened[0].completion_tokens])
+    stop = WORDS[len(received) - before : len(received) + 9]
+    exact = goes_on(WORDS)
+    stopped = Turn(reply=lambda messages: Reply(exact(messages).content.partition(stop)[0]))
+    scene = Scene(SHORT, [first, stopped], stops=("\n\nUser:", stop))
+    read = await scene.read()
+    assert len(scene.server.opened) == 2
+    assert read.text == WORDS.partition(stop)[0]
+    assert (read.finish_reasons, read.shape_problems()) == (["stop"], [])
+
+
+async def test_what_only_looks_like_a_stop_string_arrives() -> None:
+    """Every second word begins like it: nothing is lost, within a stream and at its end."""
+    scene = Scene(SHORT, [Turn(reply=goes_on(WORDS))], stops=("word ", "word1300 and more"), chunk_tokens=1)
+    read = await scene.read()
+    assert read.text == WORDS
+    assert len(scene.server.opened) > 1
 
 
 @pytest.mark.parametrize("max_restarts", [0, 1, 3])

@@ -6,6 +6,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from litellm_compaction.core.begun import Begun
 from litellm_compaction.core.compaction import Compaction, Segment
 
 
@@ -31,5 +32,6 @@ def compactions() -> st.SearchStrategy[Any]:
         ledger=texts,
         window_tokens=st.integers(0, 10**9),
         provisional=st.booleans(),
+        begun=st.none() | st.builds(Begun, text_hash=texts),
         segments=st.lists(st.builds(Segment, text=texts), max_size=4).map(tuple),
     )

@@ -1,0 +1,72 @@
+"""Room in a shared context for requests that LiteLLM's hooks carry: taken before they go out, given back in any case.
+
+The transport knows when its answer ends. The hooks are told of most ends, but not of all: LiteLLM calls none where a
+client leaves before its stream is read, or while a whole answer is being written. So the task that asks the
+deployment is watched too, and the stream that it gives.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from functools import partial
+from typing import Any
+
+from litellm_compaction.core.messages import Request
+from litellm_compaction.engine import Case, Compactor, Guarded, Pending, Room
+
+
+async def compacted(compactor: Compactor, prepared: Guarded | Pending, room: Room) -> Guarded:
+    """What to send; a summary that it takes is made in room of its own.
+
+    Raises:
+        DoesNotFit: as the engine.
+        Overloaded: there was no room in time.
+    """
+    if isinstance(prepared, Guarded):
+        return prepared
+    await room.take_for_summary(prepared.work.window, prepared.work.count.tokens)
+    return await compactor.finish(prepared)
+
+
+async def guarded_in_room(
+    compactor: Compactor, request: Request, case: Case, asked_tokens: int | None, *, can_grow: bool
+) -> tuple[Guarded, int, Room]:
+    """What to send, the bound on its answer, and the room that it holds until its task or stream ends.
+
+    Args:
+        compactor: decides.
+        request: the conversation.
+        case: of the request.
+        asked_tokens: the client's bound on the answer.
+        can_grow: whether the answer is watched while it runs.
+
+    Raises:
+        DoesNotFit, WindowUnknown, ModelNotLoaded: as the engine.
+        Overloaded: there was no room in time.
+    """
+    room = compactor.room(case)
+    try:
+        guarded = await compacted(compactor, await compactor.prepare(request, case), room)
+        limit = room.output_limit(guarded, guarded.max_output_tokens(asked_tokens), can_grow=can_grow)
+        await room.take(guarded, limit, can_grow=can_grow)
+    except BaseException:
+        room.leave()
+        raise
+    task = asyncio.current_task()
+    if task is not None:
+        task.add_done_callback(partial(_asked, room))
+    return guarded, limit, room
+
+
+def _asked(room: Room, task: asyncio.Task[Any]) -> None:
+    """The task that asked the deployment has ended: with a stream, which is still open, or for good."""
+    stream = None if task.cancelled() or task.exception() is not None else task.result()
+    if not hasattr(stream, "__aiter__"):
+        room.leave()
+        return
+    try:
+        # Whoever reads it gives the room back at its end; a stream that nobody reads is just dropped.
+        weakref.finalize(stream, room.leave).atexit = False
+    except TypeError:
+        room.leave()

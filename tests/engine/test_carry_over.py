@@ -1,0 +1,150 @@
+"""An answer that was carried over the limit, in the client's next turn: one message, and its record is found again."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from litellm_compaction.core.carry_over import Partial
+from litellm_compaction.core.messages import DONE_NOTICE, START_NOTICE, Request, cleaned
+from litellm_compaction.engine import Guarded
+from tests.core.conversations import JsonDict, assistant, parsed, result, system, user
+from tests.engine.bench import Bench, FakeAsk, sent
+
+WINDOW = 4096
+ASKED = [system("You write."), user("Write about rivers.")]
+# At four characters a token some 3,600 tokens.
+BEGUN = "\n".join(f"Line {number} of the answer tells something about rivers." for number in range(260))
+REST = "\nAnd this is the end of the answer."
+
+
+async def _carried(bench: Bench, raw: list[JsonDict], begun: str = BEGUN, **case: Any) -> Guarded:
+    request = Request(messages=parsed(raw))
+    return await bench.compactor.carry_over(request, Partial(text=begun), bench.case(WINDOW, **case))
+
+
+def _prompt(guarded: Guarded) -> list[JsonDict]:
+    assert guarded.messages is not None
+    return [dict(message.raw) for message in guarded.messages]
+
+
+def _next(answer: JsonDict, *more: JsonDict) -> list[JsonDict]:
+    return [*ASKED, answer, *(more or (user("Make it shorter."),))]
+
+
+async def test_the_next_turn_finds_the_record() -> None:
+    """The same bytes up to where the answer was cut, and no model call: the record stands for the first part."""
+    bench = Bench()
+    carried = _prompt(await _carried(bench, ASKED))
+    raw = _next(assistant(BEGUN + REST))
+    guarded = await bench.guard(raw, WINDOW)
+    assert (guarded.action, len(bench.ask.prompts)) == ("reused", 1)
+    shown = _prompt(guarded)
+    *before, part, _ask = carried
+    assert shown[:2] == before
+    assert part["content"]
+    assert BEGUN.endswith(part["content"])
+    assert shown[2] == assistant(part["content"] + REST)
+    assert shown[3:] == [user("Make it shorter.")]
+    assert BEGUN[:200] not in json.dumps(shown)
+    assert [event.compaction_id for event in bench.events[:2]] == [bench.last.compaction_id] * 2  # type: ignore[union-attr]
+
+
+async def test_the_turns_after_it_find_it_too() -> None:
+    """Every later turn begins with the same bytes."""
+    bench = Bench()
+    await _carried(bench, ASKED)
+    raw = _next(assistant(BEGUN + REST))
+    before = _prompt(await bench.guard(raw, WINDOW))
+    raw += [assistant("Shorter."), user("Even shorter."), assistant("Short."), user("Thanks.")]
+    assert _prompt(await bench.guard(raw, WINDOW))[: len(before)] == before
+    assert len(bench.ask.prompts) == 1
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        f"{BEGUN}\n\n{START_NOTICE}\n{DONE_NOTICE}\n\n{REST}",
+        f"<think>\nRivers, then.\n</think>\n\n{BEGUN}{REST}",
+        f"  {BEGUN}{REST}\n\n",
+    ],
+    ids=["notices", "thoughts", "white space"],
+)
+async def test_what_a_client_adds_or_trims_does_not_matter(answer: str) -> None:
+    """The answer is compared in its normal form."""
+    bench = Bench()
+    begun = answer.split("\n\n⚙️")[0].removesuffix("\n\n").removesuffix(REST)
+    await _carried(bench, ASKED, begun)
+    guarded = await bench.guard([dict(cleaned(message).raw) for message in parsed(_next(assistant(answer)))], WINDOW)
+    assert (guarded.action, len(bench.ask.prompts)) == ("reused", 1)
+    shown = _prompt(guarded)[2]["content"]
+    assert shown.rstrip().endswith(REST.strip())
+    assert "⚙️" not in shown
+    assert BEGUN[:200] not in shown
+
+
+async def test_an_answer_that_ends_in_a_call_is_found_within_the_round() -> None:
+    """The call and its results stay as they are behind the part of the text that is still shown."""
+    bench = Bench()
+    await _carried(bench, ASKED)
+    called = {**assistant(BEGUN + REST), "tool_calls": [_call("c1")]}
+    raw = _next(called, result("c1", "A short result."))
+    guarded = await bench.guard(raw, WINDOW)
+    assert (guarded.action, len(bench.ask.prompts)) == ("reused", 1)
+    shown = _prompt(guarded)
+    assert shown[2]["tool_calls"] == called["tool_calls"]
+    assert shown[2]["content"].endswith(REST)
+    assert shown[3] == raw[3]
+    assert BEGUN[:200] not in json.dumps(shown)
+
+
+@pytest.mark.parametrize(
+    "answer", ["Another answer. " + BEGUN + REST, BEGUN.replace("Line 9 ", "Line nine ") + REST, BEGUN[:2000]]
+)
+async def test_another_answer_does_not_find_it(answer: str) -> None:
+    """An answer that does not open with what was covered is none of the record's business."""
+    bench = Bench()
+    await _carried(bench, ASKED)
+    await bench.guard(_next(assistant(answer)), WINDOW)
+    assert "reused" not in bench.outcomes
+
+
+async def test_the_next_restart_summarizes_only_what_is_new() -> None:
+    """A second restart of the same answer goes on from the first one's record."""
+    bench = Bench(ask=FakeAsk("### Current state\nSo far it is about rivers."))
+    await _carried(bench, ASKED)
+    more = "".join(f"\nParagraph {number} goes on about lakes and seas." for number in range(260))
+    carried = _prompt(await _carried(bench, ASKED, BEGUN + more))
+    assert len(bench.ask.prompts) == 2
+    assert "Line 3 of the answer" not in bench.ask.prompts[1]
+    assert "Paragraph 3 goes on" in bench.ask.prompts[1]
+    assert bench.last.round == 2
+    guarded = await bench.guard(_next(assistant(BEGUN + more + REST)), WINDOW)
+    assert (guarded.action, len(bench.ask.prompts)) == ("reused", 2)
+    shown = _prompt(guarded)
+    assert shown[1] == carried[1]
+    assert shown[2]["content"] == carried[2]["content"] + REST
+    # The promises are checked against the list as if the covered beginning had never been in it.
+    sent(_next(shown[2]), guarded)
+
+
+async def test_a_later_compaction_goes_on_from_it() -> None:
+    """When the conversation outgrows the window again, the rest of the answer is summarized, and only that."""
+    bench = Bench()
+    await _carried(bench, ASKED)
+    raw = _next(assistant(BEGUN + REST))
+    await bench.guard(raw, WINDOW)
+    for number in range(8):
+        raw += [assistant(f"Answer {number}. " + "It says this and that. " * 60), user(f"Question {number}?")]
+    guarded = await bench.guard(raw, WINDOW)
+    assert guarded.round == 2
+    asked = bench.ask.prompts[-1]
+    assert REST.strip() in asked
+    assert "Line 3 of the answer" not in asked
+    assert "".join(message.text for message in guarded.messages or ()).count("[BEGIN RECORD") == 1
+
+
+def _call(call_id: str) -> JsonDict:
+    return {"id": call_id, "type": "function", "function": {"name": "look", "arguments": "{}"}}

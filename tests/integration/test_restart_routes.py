@@ -1,0 +1,128 @@
+"""Restarts on the routes beside chat, what is passed on to a continuation, and what is announced and counted."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import time
+from typing import Any
+
+import pytest
+
+from litellm_compaction.core.messages import START_NOTICE
+from litellm_compaction.simulator import Gate, Reply
+from tests.integration.bench import SUMMARY
+from tests.integration.conversations import talk
+from tests.integration.restart_bench import (
+    CARRIERS,
+    LONG,
+    TEXTS,
+    WINDOW,
+    Restarting,
+    Teller,
+    asked,
+    shared,
+    without_restarts,
+)
+from tests.promptness import is_prompt
+
+pytestmark = pytest.mark.proxy
+_numbers = itertools.count()
+
+
+@pytest.fixture(scope="module", params=CARRIERS)
+def restarting(request: pytest.FixtureRequest) -> Restarting:
+    """Both carriers, one after the other."""
+    return shared(request, request.param)
+
+
+@pytest.fixture(scope="module")
+def carried(request: pytest.FixtureRequest) -> Restarting:
+    """The transport: only it serves every route, and speaks before a summary is made."""
+    return shared(request, "auto")
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
+def test_text_completions_are_carried_over(carried: Restarting, stream: bool) -> None:
+    """The older route gets the whole text too."""
+    watch = carried.watch("local", Teller(Reply(TEXTS["prose"])))
+    body = {"model": "local", "prompt": asked(f"completions {stream}")[1]["content"], "stream": stream}
+    if stream:
+        chunks = carried.proxy.stream_body(body, "/v1/completions").chunks
+        choices = [choice for chunk in chunks for choice in chunk["choices"]]
+    else:
+        choices = carried.proxy.post(body, "/v1/completions").json()["choices"]
+    assert without_restarts("".join(choice.get("text") or "" for choice in choices)) == TEXTS["prose"]
+    assert [choice["finish_reason"] for choice in choices if choice.get("finish_reason")] == ["stop"]
+    assert len(watch.chats) > 1
+
+
+def test_whole_messages_are_carried_over(carried: Restarting) -> None:
+    """Anthropic's route without a stream: one text, all generated tokens, the model's own end."""
+    watch = carried.watch("local", Teller(Reply(TEXTS["prose"])))
+    system, user = asked("whole messages")
+    body = {"model": "local", "max_tokens": 8000, "system": system["content"], "messages": [user]}
+    answer = carried.proxy.post(body, "/v1/messages").json()
+    assert "".join(block["text"] for block in answer["content"]) == TEXTS["prose"]
+    assert answer["stop_reason"] == "end_turn"
+    assert answer["usage"]["output_tokens"] == sum(record.completion_tokens for record in watch.chats)
+    assert len(watch.chats) > 1
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
+def test_what_shapes_the_sampling_is_passed_on(restarting: Restarting, stream: bool) -> None:
+    """A continuation is asked for under the same seed, bias, temperature and stop strings."""
+    options: dict[str, Any] = {"seed": 7, "logit_bias": {"42": 1}, "temperature": 0.5, "stop": ["NEVER SAID"]}
+    watch = restarting.watch("local", Teller(Reply(TEXTS["prose"])))
+    body = {"model": "local", "messages": asked(f"sampling {stream}"), "stream": stream, **options}
+    answer = restarting.proxy.stream_body(body) if stream else restarting.proxy.post(body)
+    assert (answer.status if stream else answer.status_code) == 200
+    bodies = [json.loads(json.dumps(sent)) for sent, _ in zip(watch.bodies, watch.chats, strict=False)]
+    assert len(bodies) > 1
+    assert [{key: sent.get(key) for key in options} for sent in bodies] == [options] * len(bodies)
+
+
+@pytest.mark.parametrize("options", [{"logprobs": True}, {"n": 2}], ids=["logprobs", "choices"])
+def test_what_cannot_be_joined_streams_as_it_comes(restarting: Restarting, options: dict[str, Any]) -> None:
+    """Log probabilities and several choices: one request, bounded by the window, no restart."""
+    watch = restarting.watch("local", Teller(Reply(TEXTS["prose"])))
+    answer = restarting.proxy.stream("local", asked(f"not joined {options}"), **options)
+    assert answer.status == 200
+    assert set(answer.finish_reasons) == {"length"}
+    assert len(watch.chats) == 1
+    assert watch.chats[0].prompt_tokens + watch.bodies[0]["max_tokens"] <= WINDOW
+
+
+def test_start_notice_comes_at_once(carried: Restarting) -> None:
+    """Within 100 ms of a request that has to be compacted, and before its summary has been written."""
+
+    def first_words() -> float:
+        gate = Gate()
+        carried.watch("middle", Teller(Reply("Fine."), summary=Reply(SUMMARY, gate=gate)))
+        body = {"model": "middle", "messages": talk(f"at once {next(_numbers)}", 3600), "stream": True}
+        headers, started_s = carried.proxy.headers, time.monotonic()
+        with carried.proxy.client.stream("POST", "/v1/chat/completions", json=body, headers=headers) as answer:
+            lines = answer.iter_lines()
+            assert any(START_NOTICE in line for line in lines)
+            waited_s = time.monotonic() - started_s
+            assert gate.reached.wait(5)
+            gate.open()
+            assert [line for line in lines if "Fine." in line]
+        return waited_s
+
+    assert is_prompt(first_words, 0.1)
+
+
+def test_every_token_counts_against_the_key(restarting: Restarting) -> None:
+    """A key with 7,000 tokens a minute: answer and summary together are more, so that its next request is refused."""
+    key = {"Authorization": f"Bearer sk-few-{next(_numbers)}-{restarting.carrier}"}
+    watch = restarting.watch("middle", Teller(Reply(LONG)))
+    body = {"model": "middle", "messages": asked("counted"), "stream": True}
+    assert without_restarts(restarting.proxy.stream_body(body, **key).text) == LONG
+    answer = sum(record.completion_tokens for record in watch.chats) + watch.chats[0].prompt_tokens
+    assert answer < 7000 < answer + sum(record.prompt_tokens + record.completion_tokens for record in watch.summaries)
+    small = {"model": "local", "messages": [{"role": "user", "content": "Hi."}]}
+    deadline_s = time.monotonic() + 10
+    while (again := restarting.proxy.post(small, headers=key)).status_code == 200 and time.monotonic() < deadline_s:
+        time.sleep(0.1)
+    assert again.status_code == 429, again.text
