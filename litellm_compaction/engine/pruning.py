@@ -29,6 +29,8 @@ _WORDS_PER_TOKEN = 0.6
 # An edit plan's numbers and quotes, beside the summary.
 _PLAN_TOKENS = 256
 _TOKENS_PER_MESSAGE = 12
+# However many messages there are, most of a plan is ranges; what is reserved for it is taken from the question.
+_MAX_PLAN_TOKENS = 1024
 # The model answered, but not with an edit plan: another one is not asked, a summary may be within its reach.
 _ANSWERED = frozenset({"invalid", "refusal"})
 
@@ -89,7 +91,8 @@ class Pruner:
         """What to ask a model, or the reason why it cannot be asked."""
         choices = _choices(work, decision)
         # A whole conversation once more does not fit into this, unless it is short.
-        answer_tokens = decision.summary_tokens + _PLAN_TOKENS + _TOKENS_PER_MESSAGE * len(choices)
+        plan_tokens = min(_PLAN_TOKENS + _TOKENS_PER_MESSAGE * len(choices), _MAX_PLAN_TOKENS)
+        answer_tokens = decision.summary_tokens + plan_tokens
         try:
             limit_tokens, count = await self._asker.prompt_limit(work, model, answer_tokens)
         except (ModelNotLoaded, WindowUnknown):

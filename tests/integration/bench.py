@@ -120,11 +120,12 @@ class Watch:
 
 @dataclass
 class Bench:
-    """A proxy and its simulators."""
+    """A proxy and its simulators; `folder` is the one that its data is in."""
 
     proxy: Proxy
     groups: dict[str, Group]
     simulators: dict[str, Simulator]
+    folder: Path = field(default_factory=Path)
     _checked: dict[str, int] = field(default_factory=dict)
 
     def watch(self, name: str, script: Script | None = None) -> Watch:
@@ -204,7 +205,7 @@ def open_bench(
         models = [group.entry(urls[group.name]) for group in groups]
         models += [*entries, *(make_entries(urls) if make_entries else ())]
         running = stack.enter_context(proxy(write_config(folder, models, settings, **sections), **(environ or {})))
-        bench = Bench(running, {group.name: group for group in groups}, simulators)
+        bench = Bench(running, {group.name: group for group in groups}, simulators, folder)
         OPEN.append(bench)
         try:
             yield bench

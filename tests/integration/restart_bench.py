@@ -113,7 +113,13 @@ def _open(folder: Path, carrier: Carrier, behind_another: bool) -> Iterator[Rest
             simulator.load(_KEY, bench.groups[name].window, parallel=parallel)
         # The check of promise P1 after each test looks at `bench`: what is forgiven has to be forgiven there.
         yield Restarting(
-            bench.proxy, bench.groups, bench.simulators, _checked=bench._checked, carrier=carrier, rows=rows
+            bench.proxy,
+            bench.groups,
+            bench.simulators,
+            bench.folder,
+            _checked=bench._checked,
+            carrier=carrier,
+            rows=rows,
         )
 
 
