@@ -18,7 +18,7 @@ import pytest
 from litellm_compaction.cli import main
 from litellm_compaction.simulator import ChatCall, Fault, Reply, RequestRecord
 from litellm_compaction.simulator.vocabulary import count
-from tests.integration.bench import KEY, Bench, Group, is_summary_call, open_bench, overrun
+from tests.integration.bench import KEY, Bench, Group, edit_plan, is_summary_call, open_bench, overrun
 from tests.integration.conversations import prose, tool_round
 from tests.integration.harness import CHAT
 from tests.integration.validity import problems, text_of
@@ -103,7 +103,7 @@ def _model(call: ChatCall) -> Reply | None:
         return Reply("Understood.")
     strategy, kind = found[1], found[3].replace("_", " ")
     prompt = text_of(call.messages[-1])
-    plan = _plan(prompt, orphans=kind == "orphans")
+    plan = edit_plan(prompt, RECORD, orphans=kind == "orphans")
     if strategy == "prune" and not plan and kind in ("invalid", "wrong types", "echo"):
         return Reply(RECORD)
     good = plan or RECORD
@@ -121,21 +121,6 @@ def _model(call: ChatCall) -> Reply | None:
             "empty": "",
         }.get(kind, good)
     )
-
-
-def _plan(prompt: str, *, orphans: bool) -> str:
-    """An edit plan for the messages that a prompt shows, "" where it asks for none.
-
-    It drops the older ones, and shortens the longest of the rest; of calls without their results, if told.
-    """
-    shown = [json.loads(line) for line in prompt.splitlines() if line.startswith('{"n": ')]
-    if not shown:
-        return ""
-    older = shown[: len(shown) * 6 // 10]
-    drop = [each["n"] for each in older if not (orphans and each["role"] == "tool")]
-    longest = max(shown[len(older) :], key=lambda each: len(each["content"]))
-    shorten = [{"n": longest["n"], "text": longest["content"][:60]}]
-    return json.dumps({"drop": drop, "shorten": shorten, "summary": RECORD})
 
 
 def work(name: str, tokens: int) -> list[dict[str, Any]]:
