@@ -40,11 +40,21 @@ _MESSAGES = "MESSAGES:"
 _REMINDER = "END OF THE DATA. Now write the JSON object."
 _ARGUMENTS_CHARS = 200
 _BRIEF_ARGUMENTS_CHARS = 60
+# An edit plan's numbers and quotes, beside the summary. However many messages there are, most of a plan is ranges; what
+# is reserved for it is taken from the question.
+_PLAN_TOKENS = 256
+_TOKENS_PER_MESSAGE = 12
+_MAX_PLAN_TOKENS = 1024
 # Tool results give way first, as for a summary.
 _WEIGHT = 4
 _LEAST_TOKENS = 16
 # Where there are many short messages, their sizes and first words say enough to choose by.
 _LEAST_BRIEF_TOKENS = 3
+
+
+def plan_tokens(messages: int) -> int:
+    """The bound on an edit plan for so many messages, without its summary; a conversation written anew is longer."""
+    return min(_PLAN_TOKENS + _TOKENS_PER_MESSAGE * messages, _MAX_PLAN_TOKENS)
 
 
 def pruning_prompt(
