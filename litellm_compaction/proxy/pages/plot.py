@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from litellm_compaction.proxy.pages.markup import Html, name_of, tag
 from litellm_compaction.proxy.pages.tables import clock_text
-from litellm_compaction.proxy.turns import Talk, Turn
+from litellm_compaction.proxy.talks import Talk, Turn
 
 # In units of the view box; drawn at about this size in CSS pixels, so that its letters stay readable on a phone.
 _WIDTH, _HEIGHT = 400, 190

@@ -31,6 +31,7 @@ from litellm_compaction.proxy.pages.saving import Refused, write
 from litellm_compaction.proxy.pages.sessions import COOKIE, LIFETIME_S, MAX_KEY_CHARS, Sessions, is_own_request
 from litellm_compaction.proxy.pages.style import SECURITY_HEADERS
 from litellm_compaction.proxy.pages.visitors import Visitor, visitor_of
+from litellm_compaction.proxy.proxy_secret import proxy_secret
 from litellm_compaction.stores import MemoryStore
 
 PATH = "/compaction"
@@ -151,7 +152,7 @@ class _Page:
         around, visitor = self._around, seen.visitor
         rows = await rows_for(around, visitor)
         models = models_for(around.router(), rows, visitor)
-        talks = [talk for talk in around.turns.talks() if visitor.sees_all or talk.tenant == visitor.tenant]
+        talks = await around.turns.everywhere(visitor.tenant_seen)
         content = Content(
             role=visitor.role,
             may_write=visitor.may_write,
@@ -193,8 +194,7 @@ class _Page:
 
     def _signer(self) -> Sessions:
         """Cookies under the proxy's master key, so that all workers open them; known only after the configuration."""
-        key = getattr(sys.modules.get(_PROXY_MODULE), "master_key", None)
-        secret = key if isinstance(key, str) and key else None
+        secret = proxy_secret()
         if self._sessions is None or secret != self._secret:
             self._secret, self._sessions = secret, Sessions(secret)
         return self._sessions
