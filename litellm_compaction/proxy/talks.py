@@ -79,6 +79,11 @@ class Talk:
         """When the newest turn was; 0 without any."""
         return self.turns[-1].when_s if self.turns else 0.0
 
+    @property
+    def is_eventful(self) -> bool:
+        """Whether there is more to see than one bar."""
+        return self.count > 1 or any(turn.action == "compacted" or turn.restarts for turn in self.turns)
+
     def add(self, turn: Turn) -> None:
         """Adds a newer turn; one with fewer messages than the one before begins another conversation like this."""
         if self.turns and turn.messages < self.turns[-1].messages:

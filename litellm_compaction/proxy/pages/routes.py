@@ -153,6 +153,8 @@ class _Page:
         rows = await rows_for(around, visitor)
         models = models_for(around.router(), rows, visitor)
         talks = await around.turns.everywhere(visitor.tenant_seen)
+        # Titles and health checks are conversations of one request; they would crowd out the others.
+        drawn = ([talk for talk in talks if talk.is_eventful] or talks)[:_SHOWN_TALKS]
         content = Content(
             role=visitor.role,
             may_write=visitor.may_write,
@@ -169,8 +171,8 @@ class _Page:
             ),
             notices=[*_notices(done, refused), *self._state(known)],
             rows=rows,
-            talks=talks[:_SHOWN_TALKS],
-            more_talks=max(len(talks) - _SHOWN_TALKS, 0),
+            talks=drawn,
+            more_talks=len(talks) - len(drawn),
             events=await events_for(around.store, visitor),
         )
         return page(content)
