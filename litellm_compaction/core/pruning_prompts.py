@@ -44,7 +44,7 @@ _BRIEF_ARGUMENTS_CHARS = 60
 # is reserved for it is taken from the question.
 _PLAN_TOKENS = 256
 _TOKENS_PER_MESSAGE = 12
-_MAX_PLAN_TOKENS = 1024
+_MAX_PLAN_TOKENS = 768
 # Tool results give way first, as for a summary.
 _WEIGHT = 4
 _LEAST_TOKENS = 16
