@@ -31,7 +31,7 @@ STRATEGIES = ("summary", "prune", "handoff")
 KINDS = ("slow", "good", "fenced", "thinking", "invalid", "wrong types", "orphans", "echo", "empty", "500")
 RECORD = "### Current state\nStep 3 was settled in src/parser.py:42."
 REFUSAL = "I'm sorry, but I can't help with that."
-TIME_LIMIT_S = 4.0
+TIME_LIMIT_S = 6.0
 _NAME = re.compile(r"cell-(\w+)-(\d+)-(\w+)")
 
 
@@ -44,7 +44,7 @@ class Cell(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Its `model_name`; it stands in each of its messages, too."""
+        """Its `model_name`; it stands in its system message and in all others, too."""
         return f"cell-{self.strategy}-{self.window}-{self.kind.replace(' ', '_')}"
 
 
@@ -190,10 +190,14 @@ def _records(bench: Bench, cell: Cell, *, asks_for_record: bool) -> list[Request
     return [
         record
         for record in bench.simulators[str(cell.window)].requests
-        if record.path == CHAT
-        and f"{cell.name}:" in json.dumps(record.body)
-        and is_summary_call(record.body) is asks_for_record
+        if record.path == CHAT and is_summary_call(record.body) is asks_for_record and _name(record) == cell.name
     ]
+
+
+def _name(record: RequestRecord) -> str:
+    """The cell that a request is about: its system message says so, else all that a prompt consists of."""
+    found = _NAME.search(text_of((record.body or {})["messages"][0]))
+    return found[0] if found else ""
 
 
 def test_every_strategy_keeps_the_promises_whatever_the_model_answers(
