@@ -32,6 +32,7 @@ from tests.integration.restart_bench import (
     asked,
     ended_late,
     group,
+    shut,
     stream_problems,
     without_restarts,
 )
@@ -224,8 +225,8 @@ def test_04_one_result_too_large_is_refused(bench: Bench, told: Told) -> None:
 
 def test_05_stream_is_restarted_at_ninety_percent(bench: Bench, told: Told) -> None:
     """An answer that fills the window to 90 % is stopped, compacted and continued in the same response."""
-    # Slow enough that the server is still at it when it is stopped, and not a buffer ahead.
-    watch = bench.watch("middle", Teller(Reply(LONG, tokens_per_second=3000)))
+    # Behind the limit the server waits until it is stopped, however late that comes on a busy machine.
+    watch = bench.watch("middle", Teller(Reply(LONG, gate=shut(), gate_after_tokens=3800)))
     messages = asked("a long answer")
     answer = bench.proxy.stream("middle", messages)
     assert stream_problems(answer) == []
@@ -235,7 +236,7 @@ def test_05_stream_is_restarted_at_ninety_percent(bench: Bench, told: Told) -> N
     stopped = watch.chats[0]
     assert stopped.outcome == "disconnected"
     # By our count, which errs high for this family; the server's own is a little lower.
-    assert 0.75 * 4096 <= stopped.prompt_tokens + stopped.completion_tokens <= 0.92 * 4096
+    assert 0.75 * 4096 <= stopped.prompt_tokens + stopped.completion_tokens <= 0.96 * 4096
     assert [watch.problems(messages, index) for index in range(len(watch.chats))] == [[]] * len(watch.chats)
     assert ended_late(watch.records) == []
     told(f"{len(watch.chats)} streams, the first closed", f"one answer, every word once; notices: {restarts}")
