@@ -14,7 +14,14 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from litellm_compaction.core.messages import JsonValue, Message, user_message
-from litellm_compaction.core.prompts import is_refusal, merge_prompt, read_summary, summary_prompt, transcript_parts
+from litellm_compaction.core.prompts import (
+    is_echo,
+    is_refusal,
+    merge_prompt,
+    read_summary,
+    summary_prompt,
+    transcript_parts,
+)
 from litellm_compaction.core.strategies import STRATEGIES, Strategy
 from litellm_compaction.errors import SummaryFailed
 
@@ -155,7 +162,7 @@ async def summarize(job: SummaryJob, ask: Ask, count: Callable[[str], int], *, t
         timeout_s: limit for each call.
 
     Raises:
-        SummaryFailed: no call gave a usable summary; `reason` is one of timeout, error, empty, refusal,
+        SummaryFailed: no call gave a usable summary; `reason` is one of timeout, error, empty, refusal, echo,
             reasoning_only, longer, no_room.
     """
     room = job.prompt_limit_tokens - count(_prompt(job, job.earlier, ""))
@@ -235,6 +242,8 @@ class _Caller:
             raise SummaryFailed("empty")
         if is_refusal(text):
             raise SummaryFailed("refusal")
+        if is_echo(text, self.job.instruction):
+            raise SummaryFailed("echo")
         if answer.finish_reason == "length" and "\n" in text:
             text = text[: text.rindex("\n")].rstrip()
         text = _within(text, limit_tokens, self.count)

@@ -10,13 +10,15 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import get_args
+from typing import TYPE_CHECKING, get_args
 
 from litellm_compaction import __version__
+from litellm_compaction.cli.argument_types import age_s, demo_tokens, port, positive, tokens
 from litellm_compaction.core.strategies import StrategyName
 from litellm_compaction.errors import CompactionError
 
-MINIMUM_DEMO_WINDOW_TOKENS = 4096
+if TYPE_CHECKING:
+    from litellm_compaction.stores import Store
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -60,7 +62,7 @@ def _add_up(command: argparse.ArgumentParser) -> None:
         "or of a simulator where no LM Studio answers."
     )
     command.add_argument("--host", default="127.0.0.1", help="address to listen on (default %(default)s)")
-    command.add_argument("--port", type=_port, default=4000, help="port; 0 takes a free one (default %(default)s)")
+    command.add_argument("--port", type=port, default=4000, help="port; 0 takes a free one (default %(default)s)")
     command.add_argument("--config", type=Path, metavar="PATH", help="a config.yaml of your own")
     where = command.add_mutually_exclusive_group()
     where.add_argument("--simulator", action="store_true", help="use the simulator even where LM Studio answers")
@@ -74,9 +76,9 @@ def _add_demo(command: argparse.ArgumentParser) -> None:
     command.description = "Runs a scripted coding agent through a real proxy and shows the window filling turn by turn."
     command.add_argument("--fast", action="store_true", help="no pauses for the eye")
     command.add_argument("--no-color", action="store_true", help="plain text, as without a terminal")
-    command.add_argument("--turns", type=_positive, default=40, metavar="N", help="requests (default %(default)s)")
+    command.add_argument("--turns", type=positive, default=40, metavar="N", help="requests (default %(default)s)")
     command.add_argument(
-        "--context", type=_window, default=8192, metavar="TOKENS", help="context length (default %(default)s)"
+        "--context", type=demo_tokens, default=8192, metavar="TOKENS", help="context length (default %(default)s)"
     )
     command.add_argument(
         "--unguarded", action="store_true", help="the same conversation without the plug-in, for comparison"
@@ -92,20 +94,18 @@ def _add_doctor(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--probe", action="store_true", help="compare our count with each loaded model's, by two 16-token requests"
     )
-    command.add_argument("--json", action="store_true", help="the report as JSON")
+    _add_json(command, "the report as JSON")
     command.set_defaults(command=_doctor)
 
 
 def _add_count(command: argparse.ArgumentParser) -> None:
     command.description = 'Counts the tokens of a request {"messages": […], "tools": […]}, as the proxy would.'
     command.add_argument("--model", metavar="NAME", help="as LM Studio names it; for --batch where a line has none")
-    command.add_argument(
-        "--api-base", metavar="URL", help="where LM Studio listens (default LM_STUDIO_API_BASE, then port 1234)"
-    )
+    _add_api_base(command, "where LM Studio listens")
     command.add_argument(
         "--tokenizer", metavar="PATH", help="a .gguf or tokenizer.json, or what else the setting `tokenizer` takes"
     )
-    command.add_argument("--json", action="store_true", help="the count as JSON")
+    _add_json(command, "the count as JSON")
     command.add_argument(
         "--batch",
         action="store_true",
@@ -121,14 +121,12 @@ def _add_compact(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument("file", metavar="FILE", help='JSON: {"messages": …, "tools": …}, or the messages; - is stdin')
     command.add_argument("--model", required=True, metavar="NAME", help="who gets the conversation, and summarizes it")
-    command.add_argument("--window", required=True, type=_tokens, metavar="TOKENS", help="its context length")
+    command.add_argument("--window", required=True, type=tokens, metavar="TOKENS", help="its context length")
     command.add_argument("--strategy", choices=get_args(StrategyName), help="how the older part is condensed")
-    command.add_argument("--keep-recent", type=_positive, metavar="N", help="recent messages that stay as they are")
-    command.add_argument(
-        "--api-base", metavar="URL", help="who writes the summary (default LM_STUDIO_API_BASE, then port 1234)"
-    )
+    command.add_argument("--keep-recent", type=positive, metavar="N", help="recent messages that stay as they are")
+    _add_api_base(command, "who writes the summary")
     command.add_argument("--dry-run", action="store_true", help="only say what would be done; no model is asked")
-    command.add_argument("--json", action="store_true", help="the report, and the new request, as JSON")
+    _add_json(command, "the report, and the new request, as JSON")
     command.add_argument("-o", "--output", type=Path, metavar="PATH", help="write the new request to a file")
     command.set_defaults(command=_compact)
 
@@ -136,8 +134,8 @@ def _add_compact(command: argparse.ArgumentParser) -> None:
 def _add_events(command: argparse.ArgumentParser) -> None:
     command.description = "Shows the history that the proxies keep in their store, oldest first; never any text."
     command.add_argument("--follow", action="store_true", help="go on with new events until Ctrl-C")
-    command.add_argument("--json", action="store_true", help="one JSON object a line")
-    command.add_argument("--last", type=_positive, default=50, metavar="N", help="how many (default %(default)s)")
+    _add_json(command, "one JSON object a line")
+    command.add_argument("--last", type=positive, default=50, metavar="N", help="how many (default %(default)s)")
     _add_place(command)
     command.set_defaults(command=_events)
 
@@ -154,7 +152,7 @@ def _add_store(command: argparse.ArgumentParser) -> None:
     show.set_defaults(command=_store_show)
     purge = actions.add_parser("purge", help="delete compactions, after a question")
     purge.add_argument("--scope", metavar="S", help="those of one scope, as `store ls` shows it")
-    purge.add_argument("--older-than", type=_age_s, metavar="AGE", help="unused for so long: 90s, 12h, 30d, 8w")
+    purge.add_argument("--older-than", type=age_s, metavar="AGE", help="unused for so long: 90s, 12h, 30d, 8w")
     purge.add_argument("--all", action="store_true", help="everything, with the history")
     purge.add_argument("--yes", action="store_true", help="do not ask")
     _add_place(purge)
@@ -165,6 +163,14 @@ def _add_place(command: argparse.ArgumentParser) -> None:
     place = command.add_mutually_exclusive_group()
     place.add_argument("--store", metavar="URL", help="the store (default: the one in the user's data folder)")
     place.add_argument("--config", type=Path, metavar="PATH", help="the config.yaml that names it")
+
+
+def _add_json(command: argparse.ArgumentParser, what: str) -> None:
+    command.add_argument("--json", action="store_true", help=what)
+
+
+def _add_api_base(command: argparse.ArgumentParser, what: str) -> None:
+    command.add_argument("--api-base", metavar="URL", help=f"{what} (default LM_STUDIO_API_BASE, then port 1234)")
 
 
 def _up(options: argparse.Namespace) -> int:
@@ -231,59 +237,35 @@ def _compact(options: argparse.Namespace) -> int:
 
 def _events(options: argparse.Namespace) -> int:
     from litellm_compaction.cli.events import events
-    from litellm_compaction.cli.stores import chosen_store
 
-    store = chosen_store(options.store, options.config, os.environ)
-    return events(store, last=options.last, follow=options.follow, as_json=options.json)
+    return events(_place(options), last=options.last, follow=options.follow, as_json=options.json)
 
 
 def _store_ls(options: argparse.Namespace) -> int:
-    from litellm_compaction.cli.stores import chosen_store, ls
+    from litellm_compaction.cli.stores import ls
 
-    return ls(chosen_store(options.store, options.config, os.environ))
+    return ls(_place(options))
 
 
 def _store_show(options: argparse.Namespace) -> int:
-    from litellm_compaction.cli.stores import chosen_store, show
+    from litellm_compaction.cli.stores import show
 
-    return show(chosen_store(options.store, options.config, os.environ), options.id)
+    return show(_place(options), options.id)
 
 
 def _store_purge(options: argparse.Namespace) -> int:
-    from litellm_compaction.cli.stores import chosen_store, purge
+    from litellm_compaction.cli.stores import purge
 
-    store = chosen_store(options.store, options.config, os.environ)
     return purge(
-        store, scope=options.scope, older_than_s=options.older_than, everything=options.all, ask=not options.yes
+        _place(options),
+        scope=options.scope,
+        older_than_s=options.older_than,
+        everything=options.all,
+        ask=not options.yes,
     )
 
 
-def _port(text: str) -> int:
-    if not text.isdigit() or int(text) > 65535:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a port (0–65535)")
-    return int(text)
+def _place(options: argparse.Namespace) -> Store:
+    from litellm_compaction.cli.stores import chosen_store
 
-
-def _positive(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1")
-    return int(text)
-
-
-def _tokens(text: str) -> int:
-    if not text.isdigit() or not 1024 <= int(text) <= 100_000_000:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of tokens from 1024")
-    return int(text)
-
-
-def _window(text: str) -> int:
-    if not text.isdigit() or int(text) < MINIMUM_DEMO_WINDOW_TOKENS:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of tokens from {MINIMUM_DEMO_WINDOW_TOKENS}")
-    return int(text)
-
-
-def _age_s(text: str) -> float:
-    units = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
-    if not (text[:-1].isdecimal() and text[-1:] in units):
-        raise argparse.ArgumentTypeError(f"{text!r} is not an age like 90s, 15m, 12h, 30d or 8w")
-    return float(int(text[:-1]) * units[text[-1]])
+    return chosen_store(options.store, options.config, os.environ)

@@ -12,7 +12,7 @@ from litellm_compaction.core.edits import superseded_reads
 from litellm_compaction.core.messages import JsonObject, JsonValue, Message, lead_length
 from litellm_compaction.events import CompactionEvent
 
-Fate: TypeAlias = Literal["kept", "edited", "summarized", "dropped"]
+Fate: TypeAlias = Literal["kept", "edited", "summarized", "dropped", "offered"]
 Decided: TypeAlias = Literal["below_trigger", "gains_nothing"] | Rung
 
 _DONE: dict[Decided, str] = {
@@ -67,11 +67,12 @@ class _Run(NamedTuple):
     what: str
 
 
-def fates(messages: Sequence[Message], compaction: Compaction | None) -> list[Fate]:
+def fates(messages: Sequence[Message], compaction: Compaction | None, *, dry_run: bool = False) -> list[Fate]:
     """What happens to each message.
 
     `edited` is sent in its place, but shorter. `summarized` is what the summary stands for. `dropped` leaves no more
-    than quotations: old reads that a later one repeats, and everything covered where there is no summary.
+    than quotations: old reads that a later one repeats, and everything covered where there is no summary. `offered` is,
+    in a dry run, what a pruning model would choose from.
     """
     if compaction is None:
         return ["kept"] * len(messages)
@@ -84,6 +85,8 @@ def fates(messages: Sequence[Message], compaction: Compaction | None) -> list[Fa
     def fate(position: int) -> Fate:
         if position >= covered or position == compaction.pinned:
             return "kept"
+        if position >= replaced and dry_run and compaction.rung == "prune" and not rest[position].is_system:
+            return "offered"
         if position >= replaced:
             sent = shown[position - replaced]
             return "dropped" if sent is None else "kept" if sent is rest[position] else "edited"
@@ -119,6 +122,8 @@ def as_lines(report: Report) -> Iterator[str]:
         yield f"{event.summary_calls} summary {calls} of {event.pruning_model} in {event.summary_ms:,.0f} ms."
     if event is not None and event.rung == "truncate":
         yield f"There is no summary: {event.reason or 'no room'}."
+    elif event is not None and event.reason:
+        yield f"It was not made as configured: {event.reason}."
 
 
 def as_json(report: Report, request: JsonObject | None) -> dict[str, JsonValue]:
@@ -144,7 +149,7 @@ def as_json(report: Report, request: JsonObject | None) -> dict[str, JsonValue]:
 
 
 def _fates(report: Report) -> list[Fate]:
-    return fates(report.originals, report.compaction)
+    return fates(report.originals, report.compaction, dry_run=report.dry_run)
 
 
 def _runs(report: Report) -> Iterator[_Run]:

@@ -9,7 +9,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from litellm_compaction.cli.config_file import ConfigFile, read_config, shipped_config
-from litellm_compaction.cli.examination import Examined, examine
+from litellm_compaction.cli.examination import examine
+from litellm_compaction.cli.examined import Examined
 from litellm_compaction.cli.findings import Finding, config_findings
 
 _HERE = Path("config.yaml")

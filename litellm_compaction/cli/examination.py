@@ -9,12 +9,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from difflib import get_close_matches
+from dataclasses import replace
 
 import httpx
 
 from litellm_compaction.cli.config_file import API_BASE_VARIABLE, ConfigFile, Section
+from litellm_compaction.cli.examined import (
+    Examined,
+    about_window,
+    closest,
+    names,
+    why_not,
+    with_source,
+    without_credentials,
+)
 from litellm_compaction.cli.findings import (
     Finding,
     entry_name,
@@ -24,8 +32,7 @@ from litellm_compaction.cli.findings import (
     settings_or_defaults,
     sharing_findings,
 )
-from litellm_compaction.cli.probing import Probe, probe
-from litellm_compaction.cli.source_words import source_words, template_words, tokenizer_name
+from litellm_compaction.cli.probing import probe
 from litellm_compaction.config import Settings
 from litellm_compaction.engine import shares_context
 from litellm_compaction.errors import ConfigError, ModelNotLoaded, ServerUnavailable, WindowUnknown
@@ -33,51 +40,12 @@ from litellm_compaction.models.fetch import NotThisApi
 from litellm_compaction.models.lmstudio import DEFAULT_API_BASE, Listing, list_models, match, server_root
 from litellm_compaction.models.model_files import WantedModel
 from litellm_compaction.models.served import PATHS, Served, list_served
-from litellm_compaction.models.sources import Sources, TokenizerSource
+from litellm_compaction.models.sources import Sources
 from litellm_compaction.models.window import Target, Window, Windows
 from litellm_compaction.proxy.carriers import carrier_of
 from litellm_compaction.proxy.routing import Deployment, deployment_of
 
 _LIMIT_S = 3.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Examined:
-    """One deployment, or one loaded model behind a wildcard.
-
-    Attributes:
-        name: its `model_name`; model: as the server is asked for it.
-        guarded: None where nobody could be asked.
-        why: the reason for `guarded`, in words.
-        server: its address without credentials; "" where it was not asked.
-        reachable, loaded: None where it was not asked, or nobody knows.
-        api: version of LM Studio's API; "" where it was not asked.
-        tokenizer: the vocabulary or file that counts; exact says whether it is the model's own.
-        tokenizer_source: its kind, as in `models/sources.py`; tokenizer_words and template_words are for people.
-        probes: our count against the server's, where that was wanted.
-        carrier: what carries a running answer over the limit; "" where nothing does.
-    """
-
-    name: str
-    model: str
-    guarded: bool | None
-    why: str
-    server: str = ""
-    reachable: bool | None = None
-    api: str = ""
-    loaded: bool | None = None
-    window_tokens: int | None = None
-    window_source: str = ""
-    parallel: int | None = None
-    architecture: str = ""
-    family: str = ""
-    tokenizer: str = ""
-    tokenizer_exact: bool | None = None
-    tokenizer_source: str = ""
-    tokenizer_words: str = ""
-    template_words: str = ""
-    probes: tuple[Probe, ...] = ()
-    carrier: str = ""
 
 
 async def examine(
@@ -139,7 +107,7 @@ class _Examiner:
         except ConfigError:
             return [Examined(name=name, model="", guarded=False, why="its settings are not valid")], []
         target = deployment.target
-        row = Examined(name=name, model=target.model, guarded=False, why=_why_not(deployment, entry))
+        row = Examined(name=name, model=target.model, guarded=False, why=why_not(deployment, entry))
         rows, findings = await self._examined(row, deployment)
         carrier = carrier_of(deployment, self._settings, self._environ)
         return [replace(row, carrier=carrier if row.guarded else "") for row in rows], findings
@@ -150,7 +118,7 @@ class _Examiner:
             return [row], []
         if deployment.kind == "opted_in":
             return await self._opted_in(row, target)
-        row = replace(row, server=_without_credentials(target.api_base or ""))
+        row = replace(row, server=without_credentials(target.api_base or ""))
         try:
             listing = await self._listing(target)
         except NotThisApi as error:
@@ -176,7 +144,7 @@ class _Examiner:
             # Says why: nobody there, a refused key, or another server.
             listing = await list_models(self._http, api_base, target.api_key, timeout_s=_LIMIT_S)
             if not listing.models:
-                raise NotThisApi(f"{_without_credentials(api_base)} lists no models")
+                raise NotThisApi(f"{without_credentials(api_base)} lists no models")
             return listing
         return await list_models(self._http, api_base, target.api_key, timeout_s=_LIMIT_S)
 
@@ -185,7 +153,7 @@ class _Examiner:
         served: Served | None = None
         findings: list[Finding] = []
         if target.apis and target.api_base:
-            row = replace(row, server=_without_credentials(target.api_base))
+            row = replace(row, server=without_credentials(target.api_base))
             try:
                 served = await list_served(self._http, target.api_base, target.api_key, target.apis, timeout_s=_LIMIT_S)
                 row = replace(row, reachable=True, api=served.api or "")
@@ -193,7 +161,7 @@ class _Examiner:
                 row = replace(row, reachable=False)
                 findings.append(problem(row.name, f"{error}: start the server, or correct api_base."))
         rows: list[Examined] = []
-        for model in _names(target, served):
+        for model in names(target, served):
             one = replace(target, key=f"{target.key}|{model}", model=model)
             window = await self._windows.resolve(one)
             counted = replace(
@@ -208,7 +176,7 @@ class _Examiner:
                 counted, one, "", None, is_loaded=window.source in ("llama.cpp", "vllm")
             )
             rows.append(counted)
-            findings += [*more, *_about_window(row, one, window, served)]
+            findings += [*more, *about_window(row, one, window, served)]
         return rows, findings
 
     async def _another_server(
@@ -257,7 +225,7 @@ class _Examiner:
             if match(listing, target.model) is not None:
                 todo = "update LM Studio, or write model_info.compaction.context_length"
             else:
-                todo = f"correct the model{_closest(target.model, listing)}"
+                todo = f"correct the model{closest(target.model, listing)}"
             return [row], [problem(row.name, f"{error} What to do: {todo}.")]
         row = replace(
             row,
@@ -281,7 +249,7 @@ class _Examiner:
         """The row with what counts the deployment's prompts, and how well, where that is to be tried."""
         source = await self._sources.source(target, architecture, wanted, patient=True)
         findings = [problem(row.name, failure) for failure in source.failures]
-        row = _with_source(row, architecture, source)
+        row = with_source(row, architecture, source)
         if self._probes and is_loaded:
             probes, more = await probe(self._http, row.name, target, source)
             row, findings = replace(row, probes=probes), [*findings, *more]
@@ -291,65 +259,3 @@ class _Examiner:
         if self._settings.when_not_loaded == "warm_up":
             return note(name, f"{what}, so its window is not known; the first request loads it (when_not_loaded).")
         return problem(name, f"{what}, and when_not_loaded is `error`: load it in LM Studio, or write `warm_up`.")
-
-
-def _names(target: Target, served: Served | None) -> list[str]:
-    """The models to describe: the deployment's own, or what is loaded behind a wildcard."""
-    loaded = [model.names[0] for model in served.models if model.names] if served else []
-    return loaded if loaded and "*" in target.model else [target.model]
-
-
-def _about_window(row: Examined, target: Target, window: Window, served: Served | None) -> list[Finding]:
-    """What to know of an opted-in deployment's window, and what to do where nobody knows it."""
-    findings: list[Finding] = []
-    write = "write model_info.compaction.context_length"
-    if served is not None and window.source not in PATHS and not target.asked_tokens:
-        if served.api == "ollama":
-            load = "it is read when the first request has loaded it"
-            what = (
-                f"Ollama has not loaded {target.model}, so {window.tokens:,} tokens ({window.source}) count until then"
-            )
-            findings.append(note(row.name, f"{what}; {load}. To be sure, set num_ctx in litellm_params."))
-        elif window.source != "operator":
-            asked = ", ".join(PATHS[api] for api in target.apis)
-            findings.append(note(row.name, f"its server tells no window ({asked}): {write}."))
-    if window.source == "default":
-        findings.append(note(row.name, f"its window is assumed to be {window.tokens:,} tokens: {write}."))
-    if window.slots > 1:
-        text = f"{window.slots} requests at a time have this window each; if they share it (--kv-unified), write"
-        findings.append(note(row.name, f"{text} `admission: pool`."))
-    return findings
-
-
-def _with_source(row: Examined, architecture: str, source: TokenizerSource) -> Examined:
-    return replace(
-        row,
-        architecture=architecture,
-        family=source.family.name,
-        tokenizer=tokenizer_name(source),
-        tokenizer_exact=source.family.exact,
-        tokenizer_source=source.kind,
-        tokenizer_words=source_words(source),
-        template_words=template_words(source),
-    )
-
-
-def _why_not(deployment: Deployment, entry: Section) -> str:
-    if deployment.settings.enabled is False:
-        return "model_info.compaction.enabled is false"
-    model = str(entry_section(entry, "litellm_params").get("model", ""))
-    if model.startswith("openai/") and deployment.target.api_base:
-        return "its server is not in a local network, so it is not asked; opt in with model_info.compaction.enabled"
-    return "its provider is not LM Studio; opt in with model_info.compaction.enabled"
-
-
-def _closest(model: str, listing: Listing) -> str:
-    keys = [listed.key for listed in listing.models if listed.kind == "llm"]
-    near = get_close_matches(model, keys, n=3, cutoff=0.3) or keys[:3]
-    return f"; LM Studio has {', '.join(near)}" if near else "; LM Studio has no chat model"
-
-
-def _without_credentials(api_base: str) -> str:
-    scheme, separator, rest = api_base.partition("://")
-    authority, slash, path = rest.partition("/")
-    return f"{scheme}{separator}{authority.rpartition('@')[2]}{slash}{path}" if separator else api_base

@@ -47,6 +47,9 @@ _LEAST_TOKENS = 24
 _NEARLY_ALL_RATIO = 0.85
 _PACKED_RATIO = 0.85
 
+# So much of the beginning is enough to know an instruction by.
+_ECHO_CHARS = 60
+
 _THINKING = re.compile(r"<think(?:ing)?>.*?</think(?:ing)?>", re.DOTALL | re.IGNORECASE)
 _OPEN_THINKING = re.compile(r"\A.*?</think(?:ing)?>", re.DOTALL | re.IGNORECASE)
 _UNFINISHED_THINKING = re.compile(r"<think(?:ing)?>.*\Z", re.DOTALL | re.IGNORECASE)
@@ -194,3 +197,8 @@ def read_summary(answer: str) -> str:
 def is_refusal(summary: str) -> bool:
     """Whether a short answer declines instead of summarizing."""
     return len(summary) < 400 and _REFUSAL.match(summary) is not None
+
+
+def is_echo(summary: str, instruction: str) -> bool:
+    """Whether an answer begins by saying the instruction back, as the smallest models do."""
+    return summary.startswith(instruction[:_ECHO_CHARS])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from litellm_compaction.core.messages import (
     JsonObject,
@@ -20,13 +21,41 @@ from litellm_compaction.core.messages import (
     round_end,
 )
 from litellm_compaction.core.pruned import is_excerpt
-from litellm_compaction.core.pruning import Wishes
+from litellm_compaction.core.pruning import Pruning, Wishes, verified
 
 _KEYS = frozenset({"drop", "shorten", "prunedConversation"})
 _NUMBER_KEYS = ("n", "number", "message")
 _RANGE = re.compile(r"\s*#?(\d{1,6})\s*(?:(?:-|–|to)\s*#?(\d{1,6}))?\s*")
 # Reasoning may hold drafts; more of them than this are noise.
 _MAX_OBJECTS = 64
+
+
+class Decided(NamedTuple):
+    """What is done to a conversation, and what the model says of the part that goes."""
+
+    pruning: Pruning
+    summary: str
+
+
+def decide(
+    answer: str, rest: Sequence[Message], span: range, choices: Sequence[int], before: Pruning, *, prompt: str
+) -> Decided | None:
+    """What comes of a model's answer; None where it is no answer, or changes nothing.
+
+    Args:
+        answer: without its reasoning; anything.
+        rest: the messages after the leading system ones.
+        span: the positions that are covered and not replaced.
+        choices: what was offered, in the order in which it was numbered.
+        before: what an earlier pruning has done.
+        prompt: what was asked.
+    """
+    try:
+        wishes = read_answer(answer, rest, choices, prompt=prompt)
+    except ValueError:
+        return None
+    pruning = verified(rest, span, choices, wishes, before)
+    return None if pruning == before else Decided(pruning, wishes.summary)
 
 
 def read_answer(answer: str, rest: Sequence[Message], choices: Sequence[int], *, prompt: str = "") -> Wishes:

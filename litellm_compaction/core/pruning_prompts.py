@@ -39,9 +39,22 @@ _EARLIER = "WHAT WAS LEFT OUT BEFORE (it stays):"
 _MESSAGES = "MESSAGES:"
 _REMINDER = "END OF THE DATA. Now write the JSON object."
 _ARGUMENTS_CHARS = 200
+_BRIEF_ARGUMENTS_CHARS = 60
+# An edit plan's numbers and quotes, beside the summary. However many messages there are, most of a plan is ranges; what
+# is reserved for it is taken from the question.
+_PLAN_TOKENS = 256
+_TOKENS_PER_MESSAGE = 12
+_MAX_PLAN_TOKENS = 768
 # Tool results give way first, as for a summary.
 _WEIGHT = 4
 _LEAST_TOKENS = 16
+# Where there are many short messages, their sizes and first words say enough to choose by.
+_LEAST_BRIEF_TOKENS = 3
+
+
+def plan_tokens(messages: int) -> int:
+    """The bound on an edit plan for so many messages, without its summary; a conversation written anew is longer."""
+    return min(_PLAN_TOKENS + _TOKENS_PER_MESSAGE * messages, _MAX_PLAN_TOKENS)
 
 
 def pruning_prompt(
@@ -73,30 +86,41 @@ def pruning_prompt(
     frame = "\n".join([*head, _MESSAGES, "", _REMINDER])
     room_tokens = limit_tokens - count(frame)
     texts = [defused(without_notices(message.text).strip()) for message in messages]
+    text_tokens = [count(text) for text in texts]
     weights = [1 if message.role == "tool" else _WEIGHT for message in messages]
-    level = common_level([count(text) for text in texts], weights, max(room_tokens, 0))
-    while level >= _LEAST_TOKENS:
-        lines = "\n".join(
-            _line(number, message, size, excerpt(text, level * weight, count))
-            for number, (message, size, text, weight) in enumerate(
-                zip(messages, sizes, texts, weights, strict=True), start=1
+    for brief, least_tokens in ((False, _LEAST_TOKENS), (True, _LEAST_BRIEF_TOKENS)):
+        level = max(common_level(text_tokens, weights, max(room_tokens, 0)), least_tokens)
+        while level >= least_tokens:
+            limits = [level * weight for weight in weights]
+            shown = (
+                _opening(text, size, limit) if brief else excerpt(text, limit, count)
+                for text, size, limit in zip(texts, text_tokens, limits, strict=True)
             )
-        )
-        # Quoting and the other fields come on top of the texts.
-        if count(lines) <= room_tokens:
-            return "\n".join([*head, _MESSAGES, lines, "", _REMINDER])
-        level = level * 4 // 5
+            lines = "\n".join(
+                _line(number, message, size, text, brief=brief)
+                for number, (message, size, text) in enumerate(zip(messages, sizes, shown, strict=True), start=1)
+            )
+            # Quoting and the other fields come on top of the texts.
+            if count(lines) <= room_tokens:
+                return "\n".join([*head, _MESSAGES, lines, "", _REMINDER])
+            level -= max(level // 5, 1)
     return ""
 
 
-def _line(number: int, message: Message, size: int, text: str) -> str:
+def _opening(text: str, tokens: int, limit_tokens: int) -> str:
+    """The first words of a text, in about so many tokens: its size is told beside it."""
+    return text if tokens <= limit_tokens else f"{text[: len(text) * limit_tokens // tokens]}…"
+
+
+def _line(number: int, message: Message, size: int, text: str, *, brief: bool) -> str:
+    """One message as JSON; a brief one leaves the ids out, which only a conversation written anew would need."""
     shown: dict[str, object] = {"n": number, "role": message.role, "tokens": size, "content": text}
     if message.calls:
-        shown["calls"] = [
-            f"{call.name}({defused(render_arguments(call.arguments))[:_ARGUMENTS_CHARS]})" for call in message.calls
-        ]
+        most = _BRIEF_ARGUMENTS_CHARS if brief else _ARGUMENTS_CHARS
+        shown["calls"] = [f"{call.name}({defused(render_arguments(call.arguments))[:most]})" for call in message.calls]
+    if message.calls and not brief:
         shown["ids"] = [defused(call.id) for call in message.calls]
-    if message.call_id:
+    if message.call_id and not brief:
         shown["result_of"] = defused(message.call_id)
     if message.other_parts:
         shown["attached"] = list(message.other_parts)

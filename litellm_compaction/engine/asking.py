@@ -35,7 +35,7 @@ _TEMPLATE_TOKENS = 32
 # A decoded token takes a local engine as long as so many prefilled ones (issue 5).
 _DECODE_WEIGHT = 15
 # The model answered, but not with a record: reformatted, without tools and as quoted data, it may.
-_WORTH_REFORMATTING = frozenset({"tool_call", "empty", "refusal", "reasoning_only", "longer"})
+_WORTH_REFORMATTING = frozenset({"tool_call", "empty", "refusal", "echo", "reasoning_only", "longer"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

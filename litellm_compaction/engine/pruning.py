@@ -14,9 +14,9 @@ from litellm_compaction.core.decisions import Prune
 from litellm_compaction.core.excerpts import excerpt
 from litellm_compaction.core.messages import lead_length, newest_user_index
 from litellm_compaction.core.prompts import is_refusal
-from litellm_compaction.core.pruning import Pruning, offered, verified
-from litellm_compaction.core.pruning_answers import read_answer
-from litellm_compaction.core.pruning_prompts import PRUNE_PROMPT, pruning_prompt
+from litellm_compaction.core.pruning import Pruning, offered
+from litellm_compaction.core.pruning_answers import decide
+from litellm_compaction.core.pruning_prompts import PRUNE_PROMPT, plan_tokens, pruning_prompt
 from litellm_compaction.engine.asking import Asker
 from litellm_compaction.engine.case import PruningModel, Work
 from litellm_compaction.engine.room import SUMMARY_EXTRA_TOKENS
@@ -26,9 +26,6 @@ from litellm_compaction.summarizer import answer_to
 
 _REQUEST_TOKENS = 200
 _WORDS_PER_TOKEN = 0.6
-# An edit plan's numbers and quotes, beside the summary.
-_PLAN_TOKENS = 256
-_TOKENS_PER_MESSAGE = 12
 # The model answered, but not with an edit plan: another one is not asked, a summary may be within its reach.
 _ANSWERED = frozenset({"invalid", "refusal"})
 
@@ -89,7 +86,7 @@ class Pruner:
         """What to ask a model, or the reason why it cannot be asked."""
         choices = _choices(work, decision)
         # A whole conversation once more does not fit into this, unless it is short.
-        answer_tokens = decision.summary_tokens + _PLAN_TOKENS + _TOKENS_PER_MESSAGE * len(choices)
+        answer_tokens = decision.summary_tokens + plan_tokens(len(choices))
         try:
             limit_tokens, count = await self._asker.prompt_limit(work, model, answer_tokens)
         except (ModelNotLoaded, WindowUnknown):
@@ -161,14 +158,11 @@ def _compaction(work: Work, decision: Prune, question: _Question, answer: str) -
     messages, base = work.conversation.messages, decision.compaction
     rest = messages[lead_length(messages) :]
     before = Pruning(dropped=base.dropped, stubbed=base.stubbed, shortened=base.shortened)
-    try:
-        wishes = read_answer(answer, rest, question.choices, prompt=question.prompt)
-    except ValueError:
+    decided = decide(answer, rest, _span(base), question.choices, before, prompt=question.prompt)
+    if decided is None:
         return None
-    pruning = verified(rest, _span(base), question.choices, wishes, before)
-    if pruning == before:
-        return None
-    said = "\n\n".join(filter(None, (base.omissions, wishes.summary)))
+    pruning = decided.pruning
+    said = "\n\n".join(filter(None, (base.omissions, decided.summary)))
     return replace(
         base,
         dropped=pruning.dropped,

@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, cast
 
-from litellm_compaction.core.anchors import ledger
-from litellm_compaction.core.compaction import Compaction, apply
-from litellm_compaction.core.messages import JsonObject, JsonValue, Message, newest_user_index, visible_text
+from litellm_compaction.core.messages import JsonObject, JsonValue
 from litellm_compaction.core.plan import MIN_GAIN_RATIO
-from litellm_compaction.core.records import Record, ledger_messages, listable, write_record
+from litellm_compaction.core.strategies import StrategyName
 from litellm_compaction.core.weights import RECORD_TOKENS
 from litellm_compaction.library.config import CompactionConfig
+from litellm_compaction.library.making import Made, pruned, summarized
 from litellm_compaction.library.selection import Selected, Unselected, select
-from litellm_compaction.library.summaries import Completion, summary_of
-from litellm_compaction.library.tokens import parsed, prompt_tokens, text_counter
+from litellm_compaction.library.summaries import Completion
+from litellm_compaction.library.tokens import parsed, prompt_tokens
 
 logger = logging.getLogger("litellm_compaction")
-
-# Of the ledger the user's own words may take so much, as in the proxy (core/plan.py).
-_WORDS_SHARE = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,9 +29,11 @@ class CompactionResult:
         compacted: whether anything changed.
         reason: why nothing changed, else "": as `CompactionSelection.reason`, `no_gain` where less than 10 % would
             have been saved, or `error` (`safe_compact` only).
+        strategy: that made it, "" where nothing changed: the configured one, or `summary` after a pruning that could
+            not be used.
         round: of the summary in front, 0 for none.
-        summary: what the model wrote, "" where it was not asked.
-        summarized_messages: how many messages the summary stands for, without those of earlier rounds.
+        summary: what the model wrote, "" where it was not asked; after a pruning, behind what earlier ones said.
+        summarized_messages: how many messages are not sent any more, without those of earlier rounds.
         tokens_before: of the prompt as it came, tools included; 0 where it was not counted (`empty`, `error`).
         tokens_after: of the prompt with `messages`.
         error: what went wrong (`safe_compact` only).
@@ -45,6 +42,7 @@ class CompactionResult:
     messages: list[dict[str, JsonValue]] = field(repr=False)
     compacted: bool
     reason: Unselected | Literal["no_gain", "error"] = ""
+    strategy: StrategyName | Literal[""] = ""
     round: int = 0
     summary: str = field(default="", repr=False)
     summarized_messages: int = 0
@@ -62,10 +60,12 @@ async def compact(
 ) -> CompactionResult:
     """The conversation with one summary in place of everything but system messages and the recent messages.
 
-    It compacts whenever there is something to summarize; `should_compact` says when that is worth it. The record
-    stands in the first user message, framed as data: the heading `## Session Summary (round N)`, the summary, and
-    beside it, copied without a model, the user's own words, paths, numbers, commands and errors. A record that the
-    messages carry already is integrated, and its round counted up.
+    So `strategy` `summary` does; `prune` leaves of the older messages what its model wants to keep, `handoff` keeps
+    only the last request and the tool round that is still open. It compacts whenever there is something to condense;
+    `should_compact` says when that is worth it. The record stands in the first user message, framed as data: the
+    heading `## Session Summary (round N)`, what the model wrote, and beside it, copied without a model, the user's own
+    words, paths, numbers, commands and errors. A record that the messages carry already is integrated (a pruning goes
+    on from it), and its round counted up.
 
     Args:
         messages: n, oldest first, as in a chat completion request; neither the list nor a dict in it is changed.
@@ -78,7 +78,7 @@ async def compact(
         ValueError: an entry is not a message.
     """
     conversation = parsed(messages)
-    selected = select(conversation, config.keep_recent_messages)
+    selected = select(conversation, config)
     carried = selected.earlier.round if selected.earlier else 0
     if selected.reason == "empty":
         return CompactionResult(messages=[], compacted=False, reason="empty")
@@ -88,35 +88,35 @@ async def compact(
     if await _best_gain_tokens(selected, config) < tokens_before * MIN_GAIN_RATIO:
         # Nobody is asked for what could not be used: an agent would ask again in every step.
         return _unchanged(messages, "no_gain", carried, tokens_before)
-    newest = newest_user_index(selected.messages)
-    summary = await summary_of(
-        selected.fresh,
-        config,
-        acompletion,
-        earlier=selected.earlier.summary if selected.earlier else "",
-        request="" if newest is None else selected.messages[newest].text,
-        round_number=carried + 1,
-    )
-    verbatim = await asyncio.to_thread(_ledger, selected, summary, config)
-    record = Record(summary=summary, ledger=verbatim, round=carried + 1)
-    shown = _shown(selected, record)
-    tokens_after = await prompt_tokens(shown, config.model, tools)
-    if tokens_after > tokens_before * (1 - MIN_GAIN_RATIO):
+    enough_tokens = int(tokens_before * (1 - MIN_GAIN_RATIO))
+    made: Made | None = None
+    if config.strategy == "prune":
+        made = await pruned(selected, config, acompletion, tokens_before=tokens_before)
+        tokens_after = await prompt_tokens(made.messages, config.model, tools) if made else 0
+        if tokens_after > min(enough_tokens, config.trigger_tokens):
+            # As in the proxy: what saves too little, or leaves too much, is followed by a summary.
+            made = None
+    if made is None:
+        made = await summarized(selected, config, acompletion)
+        tokens_after = await prompt_tokens(made.messages, config.model, tools)
+    if tokens_after > enough_tokens:
         return _unchanged(messages, "no_gain", carried, tokens_before)
     logger.info(
-        "library_compaction model=%s round=%d messages=%d tokens_before=%d tokens_after=%d",
+        "library_compaction model=%s strategy=%s round=%d messages=%d tokens_before=%d tokens_after=%d",
         config.model,
-        record.round,
-        len(selected.fresh),
+        made.strategy,
+        carried + 1,
+        made.gone,
         tokens_before,
         tokens_after,
     )
     return CompactionResult(
-        messages=[dict(message.raw) for message in shown],
+        messages=[dict(message.raw) for message in made.messages],
         compacted=True,
-        round=record.round,
-        summary=summary,
-        summarized_messages=len(selected.fresh),
+        strategy=made.strategy,
+        round=carried + 1,
+        summary=made.summary,
+        summarized_messages=made.gone,
         tokens_before=tokens_before,
         tokens_after=tokens_after,
     )
@@ -170,33 +170,3 @@ def _own(messages: Sequence[JsonObject]) -> list[dict[str, JsonValue]]:
 
 def _dict(message: object) -> object:
     return dict(message) if isinstance(message, Mapping) and not isinstance(message, dict) else message
-
-
-def _ledger(selected: Selected, summary: str, config: CompactionConfig) -> str:
-    """What the record quotes: of the earlier ledger and of what is newly covered."""
-    earlier = ledger_messages(selected.earlier.ledger) if selected.earlier else []
-    kept = [*selected.tail, *(selected.covered[at] for at in (selected.pinned,) if at is not None)]
-    return ledger(
-        [*earlier, *map(listable, selected.fresh)],
-        budget_tokens=config.ledger_tokens,
-        words_tokens=int(_WORDS_SHARE * config.ledger_tokens),
-        count=text_counter(config.model),
-        known="\n".join((summary, *map(visible_text, kept))),
-    )
-
-
-def _shown(selected: Selected, record: Record) -> tuple[Message, ...]:
-    """The shorter conversation; what is kept stays as it came, `null` content included."""
-    compaction = Compaction(
-        covered_messages=len(selected.covered),
-        covered_hash="",
-        pinned=selected.pinned,
-        round=record.round,
-        segments=(),
-        ledger="",
-        rung="summary",
-    )
-    shown = apply(selected.messages, compaction, record=write_record(record))
-    # A user message that opens the tail carries the record; the others are put back as they were.
-    as_they_came = selected.tail[1:] if selected.tail[0].role == "user" else selected.tail
-    return (*shown[: len(shown) - len(as_they_came)], *as_they_came)

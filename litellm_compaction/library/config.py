@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields
+from typing import get_args
 
-from litellm_compaction.core.strategies import STRATEGIES, StrategyName
+from litellm_compaction.core.strategies import StrategyName
 from litellm_compaction.errors import ConfigError
 
 # As the proxy bounds its summaries (core/plan.py): in a small window the record may not crowd out the conversation.
@@ -24,12 +25,14 @@ class CompactionConfig:
             let a server cut silently.
         trigger_ratio: share of the window above which `should_compact` says so.
         keep_recent_messages: messages at the end that stay as they are; a few more where a tool call would lose its
-            results.
+            results. A hand-off keeps only the newest request, or the tool round that nobody has answered yet.
         summary_model: that writes summaries; None is `model`.
         summary_window_tokens: the context length of `summary_model`; None is `context_window_tokens`.
         summary_max_tokens: longest summary; also at most 15 % of the window.
         ledger_max_tokens: longest verbatim record beside it; also at most 15 % of the window; 0 is none.
-        strategy: how the older part is condensed, as the proxy's setting.
+        strategy: how the older part is condensed, as the proxy's setting: `summary` writes a record of it, `prune`
+            lets the model choose what goes or becomes shorter, `handoff` writes a hand-over that leaves the last
+            request alone behind it. Where a pruning cannot be used, a summary is made.
         temperature: of the summariser.
         timeout_s: seconds after which one call of the summariser is given up.
 
@@ -77,7 +80,8 @@ class CompactionConfig:
 def _problem(name: str, value: object) -> str:
     """What would be allowed for a field, "" where the value is fine."""
     if name == "strategy":
-        return "" if value in list(STRATEGIES) else " or ".join(map(repr, STRATEGIES))
+        names = get_args(StrategyName)
+        return "" if value in names else " or ".join(map(repr, names))
     if name in ("model", "summary_model"):
         optional = name == "summary_model" and value is None
         return "" if optional or (isinstance(value, str) and value.strip()) else "the name of a model"

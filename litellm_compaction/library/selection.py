@@ -24,7 +24,7 @@ class CompactionSelection:
         system: what stays in front: the leading system messages, and those between the messages that go.
         earlier_summary: what an earlier compaction wrote, "" for none.
         round: of that compaction, 0 for none.
-        to_summarize: what the summary will stand for, oldest first.
+        to_summarize: what the summary will stand for, oldest first; with `prune`, what the model may choose from.
         to_keep: the recent messages; an earlier user message that they are still about comes first.
         reason: why nothing is to be summarized, else "": `empty`, `all_recent`, `nothing_new` since the earlier
             summary, or `too_short` to be worth a record.
@@ -78,7 +78,7 @@ def select_messages(messages: Sequence[JsonObject], config: CompactionConfig) ->
     Raises:
         ValueError: an entry is not a message.
     """
-    selected = select(parsed(messages), config.keep_recent_messages)
+    selected = select(parsed(messages), config)
     pinned = () if selected.pinned is None else (selected.covered[selected.pinned],)
     return CompactionSelection(
         system=_raw(selected.system),
@@ -90,8 +90,8 @@ def select_messages(messages: Sequence[JsonObject], config: CompactionConfig) ->
     )
 
 
-def select(messages: Sequence[Message], keep_recent_messages: int) -> Selected:
-    """The conversation divided at the last legal cut before the recent messages.
+def select(messages: Sequence[Message], config: CompactionConfig) -> Selected:
+    """The conversation divided at the last legal cut before the recent messages, for a hand-off at the last one.
 
     The cuts are the proxy's (`core/boundaries.py`): a call stays with its results, and the newest tool round, or the
     message that waits for an answer, is never covered. A system message that opens with `## Session Summary` is an
@@ -100,6 +100,7 @@ def select(messages: Sequence[Message], keep_recent_messages: int) -> Selected:
     lead = lead_length(messages)
     if lead == len(messages):
         return _whole(messages, lead, "all_recent" if messages else "empty")
+    keep_recent_messages = 0 if config.strategy == "handoff" else config.keep_recent_messages
     cuts = [cut for cut in legal_cuts(messages) if cut <= len(messages) - keep_recent_messages]
     if not cuts:
         return _whole(messages, lead, "all_recent")

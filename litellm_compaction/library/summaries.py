@@ -21,7 +21,8 @@ from litellm_compaction.summarizer import Ask, SummaryAnswer, SummaryJob, summar
 # `litellm.acompletion`, `AsyncOpenAI().chat.completions.create`, or a function of the caller's.
 Completion: TypeAlias = Callable[..., Awaitable[object]]
 
-_REQUEST_TOKENS = 200
+# Of the request that is being worked on the summariser is shown so much.
+REQUEST_TOKENS = 200
 # The chat template's own tokens around the summariser's one user message, rounded up.
 _TEMPLATE_TOKENS = 32
 
@@ -77,9 +78,9 @@ async def summary_of(
             # Of repeated reads the newest says all: the room is better spent on the rest.
             messages=strategy.history(edited(messages, superseded_reads(messages))),
             earlier=earlier,
-            request=excerpt(request, _REQUEST_TOKENS, count),
+            request=excerpt(request, REQUEST_TOKENS, count),
             summary_tokens=config.summary_tokens,
-            prompt_limit_tokens=_prompt_limit_tokens(config, model),
+            prompt_limit_tokens=prompt_limit_tokens(config, model, config.summary_tokens),
             round_number=round_number,
             strategy=strategy,
         )
@@ -88,11 +89,11 @@ async def summary_of(
         return job
 
     job = await asyncio.to_thread(prepare)
-    return await summarize(job, _asker(config, model, acompletion), count, timeout_s=config.timeout_s)
+    return await summarize(job, asker(config, model, acompletion), count, timeout_s=config.timeout_s)
 
 
-def _prompt_limit_tokens(config: CompactionConfig, model: str) -> int:
-    """The largest prompt for the summariser; one that thinks keeps room for that too."""
+def prompt_limit_tokens(config: CompactionConfig, model: str, answer_tokens: int) -> int:
+    """The largest prompt for the summariser beside an answer; one that thinks keeps room for that too."""
     family = family_of("", model)
     rules = Rules(
         pre_request_ratio=config.trigger_ratio,
@@ -100,14 +101,16 @@ def _prompt_limit_tokens(config: CompactionConfig, model: str) -> int:
         target_ratio=1.0,
         output_buffer_ratio=0.0,
         output_buffer_min_tokens=0,
-        answer_min_tokens=config.summary_tokens * (2 if family.reasons else 1),
+        answer_min_tokens=answer_tokens * (2 if family.reasons else 1),
     )
     window_tokens = config.summary_window_tokens or config.context_window_tokens
     budget = Budget(rules=rules, window_tokens=window_tokens, floor_tokens=0, error_ratio=family.error_ratio)
     return budget.prompt_limit_tokens - _TEMPLATE_TOKENS
 
 
-def _asker(config: CompactionConfig, model: str, acompletion: Completion) -> Ask:
+def asker(config: CompactionConfig, model: str, acompletion: Completion) -> Ask:
+    """The caller's function as the core asks: whatever it raises is a `SummaryFailed`."""
+
     async def ask(
         messages: Sequence[Message],
         *,

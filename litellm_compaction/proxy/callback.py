@@ -30,6 +30,7 @@ from litellm_compaction.proxy.heartbeat import with_heartbeat
 from litellm_compaction.proxy.held_context import hold_contexts
 from litellm_compaction.proxy.live_settings import FixedSettings, LiveSettings, SettingsSource
 from litellm_compaction.proxy.metrics import Metrics
+from litellm_compaction.proxy.proxy_secret import proxy_secret
 from litellm_compaction.proxy.turns import Turns
 from litellm_compaction.proxy.wire import can_be_carried_over, with_details
 from litellm_compaction.stores import open_store
@@ -84,7 +85,7 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
         has_page = settings.page == "on"
         self._live = LiveSettings(settings, store) if has_page else None
         self._source: SettingsSource = self._live or FixedSettings(settings)
-        self._turns = Turns() if has_page else None
+        self._turns = Turns(store, secret=proxy_secret) if has_page else None
         self._calls = Calls(on_restarts=metrics.restarted, turns=self._turns)
         self._gate = Gate(self._source, self._compactor, self._calls)
         self._probe: asyncio.Task[None] | None = None

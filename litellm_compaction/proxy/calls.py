@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 from litellm_compaction.core.messages import Request
 from litellm_compaction.engine import Attempts, Case, Guarded, Pending, Room
 from litellm_compaction.proxy.failing_open import log_failed_open
-from litellm_compaction.proxy.turns import Turn, Turns
+from litellm_compaction.proxy.talks import Turn
+from litellm_compaction.proxy.turns import Turns
 
 # Far more than a proxy in front of one machine has under way; a bound for calls whose end we never see.
 _MAX_CALLS = 1024

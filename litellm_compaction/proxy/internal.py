@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any
 
+import litellm
 from litellm.litellm_core_utils.internal_call_metadata import sanitized_forwardable_call_metadata
 
 from litellm_compaction.core.messages import JsonValue, Message, Request
@@ -77,6 +78,9 @@ def summary_asker(
                 finish_reason=choice.finish_reason or "stop",
                 calls_tool=bool(getattr(message, "tool_calls", None)),
             )
+        except litellm.Timeout as error:
+            # LiteLLM's own limit is the same, and may come before the summarizer's.
+            raise SummaryFailed("timeout", f"no answer within {timeout_s:g} s") from error
         except Exception as error:
             raise SummaryFailed("error", type(error).__name__) from error
 

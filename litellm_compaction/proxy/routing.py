@@ -67,11 +67,10 @@ def deployment_of(
         ConfigError: `model_info.compaction` is not valid.
     """
     full_name = _text(litellm_params.get("model"))
-    prefix, _, rest = full_name.partition("/")
-    provider = _text(litellm_params.get("custom_llm_provider"))
-    if not provider and rest:
-        provider = prefix
-    model = rest if rest and prefix == provider else full_name
+    prefix, slash, rest = full_name.partition("/")
+    # Of `lm_studio/*` a client may ask for no model: LM Studio then answers with the one that is loaded.
+    provider = _text(litellm_params.get("custom_llm_provider")) or (prefix if slash else "")
+    model = rest if slash and prefix == provider else full_name
     own = deployment_settings_from(model_info.get("compaction"), f"model_info.compaction of {group or full_name!r}")
     api_base = _resolved(litellm_params.get("api_base") or litellm_params.get("base_url"), environ)
     api_key = _resolved(litellm_params.get("api_key"), environ)

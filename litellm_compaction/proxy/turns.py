@@ -1,78 +1,33 @@
-"""How full the context was, turn by turn: the last conversations of this process, for the page's plots.
+"""How full the context was, turn by turn: the last conversations, for the page's plots.
 
-Numbers only, in memory only. A conversation is known by a keyed hash of how it begins, under a key that ends with the
-process (promise P9). Told by `calls.py` what goes out, by the restart loop what came back.
+Numbers only. A conversation is known by a hash of how it begins, keyed with the proxy's own secret (promise P9). What
+this process has seen is in its memory, and a second later in the store, where the other workers' parts are too. Told by
+`calls.py` what goes out, by the restart loop what came back.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import hashlib
 import secrets
 import time
-from collections import OrderedDict, deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 from litellm_compaction.core.messages import Message, lead_length
 from litellm_compaction.engine import Case, Guarded
+from litellm_compaction.errors import CompactionError
+from litellm_compaction.proxy.talks import Drop, Talk, Turn, joined, talk_from_json, talk_to_json
+from litellm_compaction.stores import Plot, Store
 
 _MAX_CONVERSATIONS = 48
-_MAX_TURNS = 120
 _MAX_MODELS = 512
 # Enough to tell conversations apart, little enough to hash on the event loop.
 _OPENING_CHARS = 2048
-
-
-class Drop(NamedTuple):
-    """A restart in mid-answer: the context before and after, in tokens."""
-
-    before_tokens: int
-    after_tokens: int
-
-
-@dataclass(slots=True)
-class Turn:
-    """One client request.
-
-    Attributes:
-        when_s: wall clock, seconds since 1970.
-        before_tokens: the prompt as it came, estimated.
-        prompt_tokens: as it was sent; the server's own number as soon as it said one.
-        filled_tokens: prompt and answer; `prompt_tokens` until the answer is there.
-        restarts: in the order in which they happened.
-    """
-
-    when_s: float
-    before_tokens: int
-    prompt_tokens: int
-    filled_tokens: int
-    window_tokens: int
-    action: Literal["none", "reused", "compacted"] = "none"
-    restarts: list[Drop] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class Talk:
-    """One conversation, its newest turn last.
-
-    Attributes:
-        id: a name for people; says nothing about the text.
-        model: `model_name` that was asked.
-        tenant: whose it is, as in events.
-        count: turns so far; more than `turns` holds once the oldest are forgotten.
-        length: messages of the newest turn.
-        compact_ratio, carry_ratio: shares of the window at which a prompt is compacted and an answer carried over.
-    """
-
-    id: str
-    model: str
-    tenant: str
-    compact_ratio: float
-    carry_ratio: float
-    count: int = 0
-    length: int = 0
-    turns: deque[Turn] = field(default_factory=lambda: deque(maxlen=_MAX_TURNS))
+# What other workers may not know yet; a busy conversation is written no more often.
+_WRITE_EVERY_S = 1.0
 
 
 class Accuracy(NamedTuple):
@@ -89,13 +44,31 @@ class Accuracy(NamedTuple):
 
 
 class Turns:
-    """The turns of the last conversations; the least recent ones are forgotten."""
+    """The turns of the last conversations; the least recent ones are forgotten.
 
-    def __init__(self, wall_clock: Callable[[], float] = time.time) -> None:
+    Args:
+        store: where all workers keep what they have seen; None keeps this one's in its memory.
+        secret: gives the one that all workers have, None where there is none: then each names conversations its own
+            way.
+        wall_clock: seconds since 1970.
+    """
+
+    def __init__(
+        self,
+        store: Store | None = None,
+        *,
+        secret: Callable[[], str | None] = lambda: None,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._store = store
+        self._secret = secret
         self._wall_clock = wall_clock
-        self._key = secrets.token_bytes(16)
+        self._own_secret = secrets.token_hex(16)
+        self._worker = secrets.token_hex(4)
         self._talks: OrderedDict[str, Talk] = OrderedDict()
         self._accuracies: OrderedDict[str, Accuracy] = OrderedDict()
+        self._unwritten: set[str] = set()
+        self._writing: asyncio.Task[None] | None = None
 
     def sent(self, turn: Turn | None, messages: Sequence[Message], case: Case, guarded: Guarded) -> Turn | None:
         """Notes what goes out for a client request; gives the turn that it belongs to, None where it has no messages.
@@ -111,14 +84,23 @@ class Turns:
             if talk is None:
                 return None
             tokens = guarded.count.tokens
-            turn = Turn(self._wall_clock(), guarded.tokens_before, tokens, tokens, guarded.window.tokens)
-            talk.turns.append(turn)
+            turn = Turn(
+                self._wall_clock(),
+                guarded.tokens_before,
+                tokens,
+                tokens,
+                guarded.window.tokens,
+                messages=len(messages) - lead_length(messages),
+                talk=talk.name,
+            )
+            talk.add(turn)
         if guarded.messages and guarded.messages[-1].is_ours:
             turn.restarts.append(Drop(_stopped_at(turn, case, guarded), guarded.count.tokens))
         elif guarded.action == "compacted" or turn.action == "none":
             turn.action = guarded.action
         turn.window_tokens = guarded.window.tokens
         turn.prompt_tokens = turn.filled_tokens = guarded.count.tokens
+        self._changed(turn)
         return turn
 
     def answered(
@@ -134,34 +116,70 @@ class Turns:
         if turn is not None:
             turn.prompt_tokens = prompt_tokens
             turn.filled_tokens = prompt_tokens + max(completion_tokens, 0)
+            self._changed(turn)
 
     def accuracy(self, target_key: str) -> Accuracy | None:
         """How far off the last count for a target was."""
         return self._accuracies.get(target_key)
 
     def talks(self) -> list[Talk]:
-        """The conversations, the most recent first."""
+        """The conversations that this process has seen, the most recent first."""
         return list(reversed(self._talks.values()))
+
+    async def everywhere(self, tenant: str = "") -> list[Talk]:
+        """The conversations that any worker has seen, the most recent first.
+
+        Args:
+            tenant: whose; "" for everybody's.
+        """
+        known: Iterable[Talk | None] = self._talks.values()
+        if self._store is not None:
+            try:
+                await self._write()
+                known = map(talk_from_json, await self._store.plots(containing=tenant))
+            except CompactionError:
+                known = self._talks.values()
+        return joined(talk for talk in known if talk is not None and (not tenant or talk.tenant == tenant))
 
     def _talk(self, messages: Sequence[Message], case: Case) -> Talk | None:
         rest = messages[lead_length(messages) :]
         if not rest:
             return None
         opening = repr((case.tenant, case.label, rest[0].role, len(rest[0].text), rest[0].text[:_OPENING_CHARS]))
-        name = hashlib.blake2b(opening.encode(errors="replace"), key=self._key, digest_size=8).hexdigest()
-        talk = self._talks.get(name)
-        # Fewer messages than before: another conversation that begins with the same words.
-        if talk is None or len(rest) < talk.length:
-            talk = self._talks[name] = Talk(
-                name[:6], case.label, case.tenant, case.settings.pre_request_ratio, case.settings.streaming_ratio
-            )
-        talk.compact_ratio, talk.carry_ratio = case.settings.pre_request_ratio, case.settings.streaming_ratio
-        talk.count += 1
-        talk.length = len(rest)
+        name = hashlib.blake2b(opening.encode(errors="replace"), key=self._name_key(), digest_size=8).hexdigest()
+        ratios = case.settings.pre_request_ratio, case.settings.streaming_ratio
+        talk = self._talks.setdefault(name, Talk(name, case.label, case.tenant, *ratios))
+        talk.compact_ratio, talk.carry_ratio = ratios
         self._talks.move_to_end(name)
         while len(self._talks) > _MAX_CONVERSATIONS:
             self._talks.popitem(last=False)
         return talk
+
+    def _name_key(self) -> bytes:
+        secret = self._secret() or self._own_secret
+        return hashlib.blake2b(b"litellm_compaction turns " + secret.encode(), digest_size=32).digest()
+
+    def _changed(self, turn: Turn) -> None:
+        """Has the turn's conversation written behind the request's back."""
+        if self._store is None:
+            return
+        self._unwritten.add(turn.talk)
+        if self._writing is None or self._writing.done():
+            self._writing = asyncio.get_running_loop().create_task(self._write_on())
+
+    async def _write_on(self) -> None:
+        while self._unwritten:
+            # Whether or not it can be kept: the next change is tried again.
+            with contextlib.suppress(CompactionError):
+                await self._write()
+            await asyncio.sleep(_WRITE_EVERY_S)
+
+    async def _write(self) -> None:
+        names, self._unwritten = self._unwritten, set()
+        known = [talk for name in names if (talk := self._talks.get(name)) is not None]
+        plots = [Plot(f"{talk.name}.{self._worker}", talk.last_s, talk_to_json(talk)) for talk in known]
+        if plots and self._store is not None:
+            await self._store.put_plots(plots)
 
 
 def _stopped_at(turn: Turn, case: Case, guarded: Guarded) -> int:

@@ -1,4 +1,4 @@
-"""Where compactions, learned facts and the history are kept: one protocol, and what opens a store by its URL."""
+"""Where compactions, learned facts, the history and plots are kept: one protocol, and what opens a store by its URL."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from pathlib import Path
 from litellm_compaction.data_folder import data_folder
 from litellm_compaction.errors import ConfigError, StoreError
 from litellm_compaction.stores.memory import MemoryStore
-from litellm_compaction.stores.protocol import Store, StoredCompaction, StoredEvent
+from litellm_compaction.stores.protocol import Plot, Store, StoredCompaction, StoredEvent
 from litellm_compaction.stores.sqlite import SqliteStore
 from litellm_compaction.stores.steady import SteadyStore
 
 __all__ = [
     "MemoryStore",
+    "Plot",
     "SqliteStore",
     "SteadyStore",
     "Store",

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from litellm_compaction.core.compaction import Compaction
 from litellm_compaction.stores.codec import encode
-from litellm_compaction.stores.protocol import EVENTS_TTL_S, MAX_EVENTS, StoredCompaction, StoredEvent
+from litellm_compaction.stores.protocol import EVENTS_TTL_S, MAX_EVENTS, MAX_PLOTS, Plot, StoredCompaction, StoredEvent
 
 # Python objects, hashes and numbers around an entry's texts, rounded up.
 _OVERHEAD_BYTES = 600
@@ -42,6 +42,7 @@ class MemoryStore:
         self._events: deque[StoredEvent] = deque(maxlen=MAX_EVENTS)
         self._last_number = 0
         self._settings: dict[str, str] = {}
+        self._plots: dict[str, Plot] = {}
 
     async def find(self, scope: str, hashes: Sequence[str]) -> list[Compaction]:
         """The compactions in `scope` whose covered hash is one of `hashes`, the one that covers most first."""
@@ -74,11 +75,26 @@ class MemoryStore:
         self._last_number += 1
         self._events.append(StoredEvent(self._last_number, when_s, text))
 
-    async def events(self, *, after: int = 0, limit: int = MAX_EVENTS) -> list[StoredEvent]:
-        """The newest `limit` events with a number above `after`, oldest first."""
+    async def events(self, *, after: int = 0, limit: int = MAX_EVENTS, containing: str = "") -> list[StoredEvent]:
+        """The newest `limit` events with a number above `after` and these characters in them, oldest first."""
         since_s = self._clock() - EVENTS_TTL_S
-        found = [event for event in self._events if event.number > after and event.when_s >= since_s]
+        found = [
+            event
+            for event in self._events
+            if event.number > after and event.when_s >= since_s and containing in event.text
+        ]
         return found[-limit:] if limit > 0 else []
+
+    async def put_plots(self, plots: Sequence[Plot]) -> None:
+        """Keeps plots, in place of earlier ones under the same keys."""
+        self._plots.update((plot.key, plot) for plot in plots)
+        for plot in self._newest_plots()[MAX_PLOTS:]:
+            del self._plots[plot.key]
+
+    async def plots(self, *, containing: str = "") -> list[str]:
+        """The texts with these characters in them, the newest first."""
+        since_s = self._clock() - EVENTS_TTL_S
+        return [plot.text for plot in self._newest_plots() if plot.when_s >= since_s and containing in plot.text]
 
     async def compactions(self) -> list[StoredCompaction]:
         """All that are alive, the most recently used first."""
@@ -101,6 +117,11 @@ class MemoryStore:
         if scope is None:
             kept = [event for event in self._events if unused_since_s is not None and event.when_s >= unused_since_s]
             self._events = deque(kept, maxlen=MAX_EVENTS)
+            doomed_plots = [
+                plot.key for plot in self._plots.values() if unused_since_s is None or plot.when_s < unused_since_s
+            ]
+            for plot_key in doomed_plots:
+                del self._plots[plot_key]
         return sum(kind == "compaction" for kind, _, _ in doomed)
 
     async def aclose(self) -> None:
@@ -108,7 +129,11 @@ class MemoryStore:
         self._entries.clear()
         self._events.clear()
         self._settings.clear()
+        self._plots.clear()
         self._used_bytes = 0
+
+    def _newest_plots(self) -> list[Plot]:
+        return sorted(self._plots.values(), key=lambda plot: (-plot.when_s, plot.key))
 
     def _use(self, key: _Key) -> Compaction | str | None:
         entry = self._entries.get(key)

@@ -11,6 +11,8 @@ from typing import NamedTuple, Protocol
 from litellm_compaction.core.compaction import Compaction, compaction_id
 
 MAX_EVENTS = 10_000
+# Conversations times workers; a row has some thousand bytes.
+MAX_PLOTS = 256
 EVENTS_TTL_S = 30 * 86_400.0
 
 
@@ -48,12 +50,26 @@ class StoredEvent(NamedTuple):
     text: str
 
 
+class Plot(NamedTuple):
+    """How full a conversation's context was, as one worker has seen it.
+
+    Attributes:
+        key: of the conversation and the worker; a newer row takes an older one's place.
+        when_s: wall clock of the newest turn, seconds since 1970.
+        text: JSON, as `proxy/turn_rows.py` wrote it.
+    """
+
+    key: str
+    when_s: float
+    text: str
+
+
 class Store(Protocol):
-    """Where compactions, learned facts and the history are kept.
+    """Where compactions, learned facts, the history and the page's plots are kept.
 
     Compactions and facts share one time to live, which begins anew with every use, and one bound in bytes, beyond
-    which the least recently used go first. Events are bounded by number and age. Every method may raise `StoreError`,
-    and nothing else; what a cancelled call has begun is finished.
+    which the least recently used go first. Events and plots are bounded by number and age. Every method may raise
+    `StoreError`, and nothing else; what a cancelled call has begun is finished.
     """
 
     async def find(self, scope: str, hashes: Sequence[str]) -> list[Compaction]:
@@ -81,8 +97,14 @@ class Store(Protocol):
     async def add_event(self, when_s: float, text: str) -> None:
         """Adds a line to the history; the oldest goes where there are too many."""
 
-    async def events(self, *, after: int = 0, limit: int = MAX_EVENTS) -> list[StoredEvent]:
-        """The newest `limit` events with a number above `after`, oldest first."""
+    async def events(self, *, after: int = 0, limit: int = MAX_EVENTS, containing: str = "") -> list[StoredEvent]:
+        """The newest `limit` events with a number above `after` and these characters in their text, oldest first."""
+
+    async def put_plots(self, plots: Sequence[Plot]) -> None:
+        """Keeps plots, each in place of an earlier one under the same key; the oldest go where there are too many."""
+
+    async def plots(self, *, containing: str = "") -> list[str]:
+        """The texts of those with these characters in them, the newest first."""
 
     async def compactions(self) -> list[StoredCompaction]:
         """All that are alive, the most recently used first; looking is no use."""
@@ -90,7 +112,7 @@ class Store(Protocol):
     async def delete(self, *, scope: str | None = None, unused_since_s: float | None = None) -> int:
         """Forgets compactions and facts: of one scope, or all; last used before a time, or at any.
 
-        Events have no scope: they are forgotten where `scope` is None, those before the time.
+        Events and plots have no scope: they are forgotten where `scope` is None, those before the time.
 
         Returns:
             How many compactions there were among them.

@@ -17,7 +17,7 @@ from litellm_compaction.core.compaction import Compaction
 from litellm_compaction.errors import StoreError
 from litellm_compaction.stores import sqlite_tables as tables
 from litellm_compaction.stores.codec import decode, decode_text, encode, encode_text
-from litellm_compaction.stores.protocol import MAX_EVENTS, StoredCompaction, StoredEvent
+from litellm_compaction.stores.protocol import MAX_EVENTS, Plot, StoredCompaction, StoredEvent
 from litellm_compaction.stores.sqlite_file import Connect, SqliteFile
 
 _Result = TypeVar("_Result")
@@ -98,12 +98,24 @@ class SqliteStore:
         body = encode_text(text)
         await self._write(lambda connection: tables.add_event(connection, when_s, body, now_s))
 
-    async def events(self, *, after: int = 0, limit: int = MAX_EVENTS) -> list[StoredEvent]:
-        """The newest `limit` events with a number above `after`, oldest first."""
-        now_s = self._clock()
-        rows = await self._read(lambda connection: tables.events(connection, after, limit, now_s))
+    async def events(self, *, after: int = 0, limit: int = MAX_EVENTS, containing: str = "") -> list[StoredEvent]:
+        """The newest `limit` events with a number above `after` and these characters in them, oldest first."""
+        now_s, part = self._clock(), encode_text(containing)
+        rows = await self._read(lambda connection: tables.events(connection, after, limit, part, now_s))
         texts = ((number, when_s, _text(body)) for number, when_s, body in rows)
         return [StoredEvent(number, when_s, text) for number, when_s, text in texts if text is not None]
+
+    async def put_plots(self, plots: Sequence[Plot]) -> None:
+        """Keeps plots, in place of earlier ones under the same keys."""
+        now_s = self._clock()
+        rows = [(plot.key, plot.when_s, encode_text(plot.text)) for plot in plots]
+        await self._write(lambda connection: tables.put_plots(connection, rows, now_s))
+
+    async def plots(self, *, containing: str = "") -> list[str]:
+        """The texts with these characters in them, the newest first."""
+        now_s, part = self._clock(), encode_text(containing)
+        bodies = await self._read(lambda connection: tables.plots(connection, part, now_s))
+        return [text for body in bodies if (text := _text(body)) is not None]
 
     async def compactions(self) -> list[StoredCompaction]:
         """All that are alive, the most recently used first."""

@@ -9,7 +9,7 @@ import sqlite3
 from collections.abc import Sequence
 from typing import Literal, NamedTuple, TypeAlias
 
-from litellm_compaction.stores.protocol import EVENTS_TTL_S, MAX_EVENTS
+from litellm_compaction.stores.protocol import EVENTS_TTL_S, MAX_EVENTS, MAX_PLOTS
 
 Kind: TypeAlias = Literal["compaction", "fact"]
 
@@ -44,6 +44,10 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
     ),
     ("CREATE TABLE event (number INTEGER PRIMARY KEY AUTOINCREMENT, when_s REAL NOT NULL, body BLOB NOT NULL)",),
     ("CREATE TABLE setting (key TEXT PRIMARY KEY, body BLOB NOT NULL)",),
+    (
+        "CREATE TABLE plot (key TEXT PRIMARY KEY, when_s REAL NOT NULL, body BLOB NOT NULL)",
+        "CREATE INDEX plot_by_time ON plot (when_s)",
+    ),
 )
 
 # One more than any before, in the order of use: clocks of several processes are not finer than requests.
@@ -120,14 +124,15 @@ def compactions(connection: sqlite3.Connection, alive_since_s: float) -> list[tu
 
 
 def delete(connection: sqlite3.Connection, scope: str | None, unused_since_s: float | None) -> int:
-    """Deletes what matches, events too where no scope is named; how many compactions there were among it."""
+    """Deletes what matches, events and plots too where no scope is named; how many compactions there were among it."""
     matches = "(:scope IS NULL OR scope = :scope) AND (:before_s IS NULL OR used_s < :before_s)"
     values = {"scope": scope, "before_s": unused_since_s}
     counted = connection.execute(f"SELECT count(*) FROM entry WHERE kind = 'compaction' AND {matches}", values)  # noqa: S608
     count: int = counted.fetchone()[0]
     connection.execute(f"DELETE FROM entry WHERE {matches}", values)  # noqa: S608
     if scope is None:
-        connection.execute("DELETE FROM event WHERE :before_s IS NULL OR when_s < :before_s", values)
+        for table in ("event", "plot"):
+            connection.execute(f"DELETE FROM {table} WHERE :before_s IS NULL OR when_s < :before_s", values)  # noqa: S608
     return count
 
 
@@ -152,10 +157,32 @@ def add_event(connection: sqlite3.Connection, when_s: float, body: bytes, now_s:
     )
 
 
-def events(connection: sqlite3.Connection, after: int, limit: int, now_s: float) -> list[tuple[int, float, bytes]]:
-    """(number, when_s, body) of the newest, oldest first."""
+def events(
+    connection: sqlite3.Connection, after: int, limit: int, containing: bytes, now_s: float
+) -> list[tuple[int, float, bytes]]:
+    """(number, when_s, body) of the newest whose body contains these bytes, oldest first."""
     rows = connection.execute(
-        "SELECT number, when_s, body FROM event WHERE number > ? AND when_s >= ? ORDER BY number DESC LIMIT ?",
-        (after, now_s - EVENTS_TTL_S, max(0, limit)),
+        "SELECT number, when_s, body FROM event WHERE number > ? AND when_s >= ? AND instr(body, ?)"
+        " ORDER BY number DESC LIMIT ?",
+        (after, now_s - EVENTS_TTL_S, containing, max(0, limit)),
     ).fetchall()
     return rows[::-1]
+
+
+def put_plots(connection: sqlite3.Connection, rows: Sequence[tuple[str, float, bytes]], now_s: float) -> None:
+    """Adds (key, when_s, body) of plots, or replaces those under the same key; the oldest and the expired ones go."""
+    connection.executemany("INSERT OR REPLACE INTO plot (key, when_s, body) VALUES (?, ?, ?)", rows)
+    connection.execute(
+        "DELETE FROM plot WHERE when_s < ?"
+        " OR key IN (SELECT key FROM plot ORDER BY when_s DESC, key LIMIT -1 OFFSET ?)",
+        (now_s - EVENTS_TTL_S, MAX_PLOTS),
+    )
+
+
+def plots(connection: sqlite3.Connection, containing: bytes, now_s: float) -> list[bytes]:
+    """The bodies that contain these bytes, the newest first."""
+    rows = connection.execute(
+        "SELECT body FROM plot WHERE when_s >= ? AND instr(body, ?) ORDER BY when_s DESC, key",
+        (now_s - EVENTS_TTL_S, containing),
+    )
+    return [bytes(row[0]) for row in rows]

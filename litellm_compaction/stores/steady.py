@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from litellm_compaction.core.compaction import Compaction
 from litellm_compaction.errors import StoreError
-from litellm_compaction.stores.protocol import MAX_EVENTS, Store, StoredCompaction, StoredEvent
+from litellm_compaction.stores.protocol import MAX_EVENTS, Plot, Store, StoredCompaction, StoredEvent
 
 logger = logging.getLogger("litellm_compaction")
 
@@ -98,13 +98,29 @@ class SteadyStore:
             self._warn(error)
             await self._spare.add_event(when_s, text)
 
-    async def events(self, *, after: int = 0, limit: int = MAX_EVENTS) -> list[StoredEvent]:
+    async def events(self, *, after: int = 0, limit: int = MAX_EVENTS, containing: str = "") -> list[StoredEvent]:
         """The durable history, the spare's while that cannot be read: their numbers do not mix."""
         try:
-            return await self._durable.events(after=after, limit=limit)
+            return await self._durable.events(after=after, limit=limit, containing=containing)
         except StoreError as error:
             self._warn(error)
-            return await self._spare.events(after=after, limit=limit)
+            return await self._spare.events(after=after, limit=limit, containing=containing)
+
+    async def put_plots(self, plots: Sequence[Plot]) -> None:
+        """Keeps them in one of the two."""
+        try:
+            await self._durable.put_plots(plots)
+        except StoreError as error:
+            self._warn(error)
+            await self._spare.put_plots(plots)
+
+    async def plots(self, *, containing: str = "") -> list[str]:
+        """The durable ones, the spare's while those cannot be read."""
+        try:
+            return await self._durable.plots(containing=containing)
+        except StoreError as error:
+            self._warn(error)
+            return await self._spare.plots(containing=containing)
 
     async def compactions(self) -> list[StoredCompaction]:
         """What both have, the spare's first."""

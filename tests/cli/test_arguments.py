@@ -29,6 +29,7 @@ def test_up_has_safe_defaults() -> None:
         ["up", "--port", "65536"],
         ["up", "--port", "-1"],
         ["up", "--simulator", "--lm-studio", "http://127.0.0.1:1234"],
+        ["up", "--port", "²"],
         ["demo", "--turns", "0"],
         ["demo", "--context", "100"],
         ["doctor", "extra"],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ from litellm_compaction.cli import main
 from litellm_compaction.simulator import Address, ChatCall, Fault, Model, Reply, Simulator, serve
 from tests.cli.conftest import QWEN
 from tests.core.conversations import JsonDict, agent_run, assistant, broken_promises, chat, parsed, result, system, user
+from tests.integration.bench import edit_plan
 
 SUMMARY = "### Original task\nAnswer the questions.\n### Current state\nMany are answered."
 TOOLS = [{"type": "function", "function": {"name": "run", "parameters": {"type": "object", "properties": {}}}}]
@@ -118,6 +120,27 @@ def test_a_summary_comes_from_the_server(run: Run, save: Callable[[Any], str], s
     assert (report["decided"], report["summary_calls"], report["reason"]) == ("summary", 1, "")
     assert report["tokens_after"] < report["tokens_before"] / 3
     assert sum(message["tokens"] for message in report["messages"]) + report["fixed_tokens"] == report["tokens_before"]
+
+
+def test_each_strategy_shows_what_it_does(run: Run, save: Callable[[Any], str], server: Simulator) -> None:
+    """A dry run says what a pruning model would choose from; then by number what stayed, became shorter, and went."""
+    path = save(chat(30, words=45))
+    dry = run("--dry-run", "--strategy", "prune", path)
+    assert re.search(r"^ +2–55 +[\d,]+ +offered$", dry, re.MULTILINE)
+    server.script = lambda call: Reply(edit_plan(str(call.messages[-1]["content"])) or SUMMARY)
+    with serve(server) as address:
+        pruned = run("--strategy", "prune", "--api-base", f"{address.base_url}/v1", path)
+        handed = run("--strategy", "handoff", "--api-base", f"{address.base_url}/v1", path)
+        server.script = summarizing
+        other = run("--strategy", "prune", "--api-base", f"{address.base_url}/v1", path)
+    assert {line.split()[-1] for line in pruned.splitlines() if "–" in line} >= {"kept", "dropped"}
+    assert "edited" in pruned
+    assert "1 summary call of" in pruned
+    assert "as configured" not in pruned
+    assert re.search(r"^ +2–59 +[\d,]+ +summarized$", handed, re.MULTILINE)
+    # A summary in place of a plan: the plain way, and the reason.
+    assert "The older part gives way to a summary" in other
+    assert other.endswith("It was not made as configured: invalid.\n")
 
 
 def test_the_new_request_can_be_written(

@@ -6,6 +6,7 @@ test.
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -32,6 +33,26 @@ def is_summary_call(body: Mapping[str, Any] | None) -> bool:
     """Whether the newest message asks for a record: alone, or behind the conversation itself (append mode)."""
     messages = (body or {}).get("messages") or [{}]
     return str(messages[-1].get("content", "")).startswith(_INSTRUCTION)
+
+
+def edit_plan(prompt: str, said: str = SUMMARY, *, orphans: bool = False) -> str:
+    """An edit plan for the messages that a pruning prompt shows, "" where a prompt asks for none.
+
+    It drops the older ones, and shortens the longest of the rest.
+
+    Args:
+        prompt: what the pruning model is asked.
+        said: of what goes.
+        orphans: whether calls go without their results.
+    """
+    shown = [json.loads(line) for line in prompt.splitlines() if line.startswith('{"n": ')]
+    if not shown:
+        return ""
+    older = shown[: len(shown) * 6 // 10]
+    drop = [each["n"] for each in older if not (orphans and each["role"] == "tool")]
+    longest = max(shown[len(older) :], key=lambda each: len(each["content"]))
+    shorten = [{"n": longest["n"], "text": longest["content"][:60]}]
+    return json.dumps({"drop": drop, "shorten": shorten, "summary": said})
 
 
 def answers(summary: Reply | None = None, reply: Reply | None = None) -> Script:
@@ -120,11 +141,12 @@ class Watch:
 
 @dataclass
 class Bench:
-    """A proxy and its simulators."""
+    """A proxy and its simulators; `folder` is the one that its data is in."""
 
     proxy: Proxy
     groups: dict[str, Group]
     simulators: dict[str, Simulator]
+    folder: Path = field(default_factory=Path)
     _checked: dict[str, int] = field(default_factory=dict)
 
     def watch(self, name: str, script: Script | None = None) -> Watch:
@@ -204,7 +226,7 @@ def open_bench(
         models = [group.entry(urls[group.name]) for group in groups]
         models += [*entries, *(make_entries(urls) if make_entries else ())]
         running = stack.enter_context(proxy(write_config(folder, models, settings, **sections), **(environ or {})))
-        bench = Bench(running, {group.name: group for group in groups}, simulators)
+        bench = Bench(running, {group.name: group for group in groups}, simulators, folder)
         OPEN.append(bench)
         try:
             yield bench

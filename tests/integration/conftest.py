@@ -25,6 +25,7 @@ _GROUPS = [
     Group("small", 4096),
     Group("off", compaction={"mode": "off"}, guarded=False),
     Group("observed", 4096, compaction={"mode": "observe"}, guarded=False),
+    Group("recounted", compaction={"count": "probe"}, factor=1.15),
     *(
         Group(f"first-{factor}-{share}", 4096, factor=factor)
         for factor in (0.8, 1.0, 1.2)

@@ -6,11 +6,9 @@ iterator hook comes before ours.
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import json
 import shutil
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -24,6 +22,7 @@ from litellm_compaction.simulator import ChatCall, Gate, Reply, RequestRecord, S
 from tests.integration.bench import SUMMARY, Bench, Group, is_summary_call, open_bench
 from tests.integration.conversations import prose
 from tests.integration.harness import Streamed
+from tests.integration.rows import Rows
 
 RESTARTED = f"\n\n{START_NOTICE}\n{DONE_NOTICE}\n\n"
 WINDOW = 2048
@@ -70,31 +69,7 @@ class Restarting(Bench):
     """A bench with the carrier that its answers are carried by, and the rows that were billed."""
 
     carrier: Carrier = "auto"
-    books: Books = field(default_factory=lambda: Books(Path()))
-
-
-class Books:
-    """The rows that LiteLLM has written for a key."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def rows(self, expected: int, key: str) -> list[dict[str, Any]]:
-        """The rows as soon as there are as many as expected: LiteLLM writes them after the answer."""
-        # LiteLLM's own form of a key (litellm/proxy/_types.py, hash_token).
-        digest = hashlib.sha256(key.encode()).hexdigest()
-        deadline_s = time.monotonic() + 10
-        while len(found := self._of(digest)) < expected and time.monotonic() < deadline_s:
-            time.sleep(0.02)
-        return found
-
-    def _of(self, digest: str) -> list[dict[str, Any]]:
-        return [row for row in self._all() if row["identity"]["hash"] == digest]
-
-    def _all(self) -> list[dict[str, Any]]:
-        text = self.path.read_text() if self.path.exists() else ""
-        # The other process may be in the middle of a line.
-        return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+    rows: Rows = field(default_factory=lambda: Rows(Path()))
 
 
 def shared(request: pytest.FixtureRequest, carrier: Carrier, *, behind_another: bool = False) -> Restarting:
@@ -119,15 +94,15 @@ def shared(request: pytest.FixtureRequest, carrier: Carrier, *, behind_another: 
 def _open(folder: Path, carrier: Carrier, behind_another: bool) -> Iterator[Restarting]:
     for path in _BESIDE.glob("*.py"):
         shutil.copy(path, folder)
-    books = Books(folder / "books.jsonl")
+    rows = Rows(folder / "rows.jsonl")
     callbacks = ["bystander.handler"] if behind_another else []
     settings = {"carrier": carrier, "summary_timeout_s": 2.5, "window_cache_s": 600, "heartbeat_s": 0.5}
     with open_bench(
         folder,
         _GROUPS,
         None,
-        environ={"BOOKS_FILE": str(books.path)},
-        litellm_settings={"callbacks": [*callbacks, "litellm_compaction.handler", "books.handler"]},
+        environ=rows.environ,
+        litellm_settings={"callbacks": [*callbacks, "litellm_compaction.handler", "recorder.handler"]},
         callback_settings={"litellm_compaction": settings},
         general_settings={"custom_auth": "one_at_a_time.user_api_key_auth", "cancel_on_disconnect": True},
         router_settings={"num_retries": 0, "disable_cooldowns": True},
@@ -138,7 +113,13 @@ def _open(folder: Path, carrier: Carrier, behind_another: bool) -> Iterator[Rest
             simulator.load(_KEY, bench.groups[name].window, parallel=parallel)
         # The check of promise P1 after each test looks at `bench`: what is forgiven has to be forgiven there.
         yield Restarting(
-            bench.proxy, bench.groups, bench.simulators, _checked=bench._checked, carrier=carrier, books=books
+            bench.proxy,
+            bench.groups,
+            bench.simulators,
+            bench.folder,
+            _checked=bench._checked,
+            carrier=carrier,
+            rows=rows,
         )
 
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +14,7 @@ from litellm_compaction.simulator import Fault, Reply
 from tests.integration.bench import Bench, Group, answers, open_bench
 from tests.integration.conversations import ONE_ROUND, answered, talk
 from tests.integration.harness import environment
+from tests.integration.rows import Rows
 
 pytestmark = pytest.mark.proxy
 
@@ -24,7 +23,7 @@ _CANARY = "YELLOW-CANARY-0815"
 
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory: pytest.TempPathFactory) -> Rows:
-    return Rows(tmp_path_factory.mktemp("rows") / "events.jsonl")
+    return Rows(tmp_path_factory.mktemp("rows") / "rows.jsonl")
 
 
 @pytest.fixture(scope="module")
@@ -40,35 +39,12 @@ def office(tmp_path_factory: pytest.TempPathFactory, rows: Rows) -> Iterator[Ben
             Group("pruned", compaction={"pruning_model": "pruner"}),
         ],
         {},
-        environ={"RECORDER_FILE": str(rows.path)},
+        environ=rows.environ,
         litellm_settings={"callbacks": ["recorder.handler"]},
         general_settings={"custom_auth": "tenants.user_api_key_auth"},
         router_settings={"num_retries": 0, "disable_cooldowns": True},
     ) as bench:
         yield bench
-
-
-class Rows:
-    """The rows that the second callback has written since the last `begin`."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._since = 0
-
-    def begin(self) -> None:
-        self._since = len(self._all())
-
-    def expect(self, count: int) -> list[dict[str, Any]]:
-        """The rows, as soon as there are `count`: LiteLLM writes them after the answer."""
-        deadline_s = time.monotonic() + 10
-        while len(found := self._all()[self._since :]) < count and time.monotonic() < deadline_s:
-            time.sleep(0.02)
-        return found
-
-    def _all(self) -> list[dict[str, Any]]:
-        text = self.path.read_text() if self.path.exists() else ""
-        # The other process may be in the middle of a line.
-        return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
 
 
 def _ask(office: Bench, key: str, model: str, messages: Any, **body: Any) -> Any:
@@ -78,14 +54,14 @@ def _ask(office: Bench, key: str, model: str, messages: Any, **body: Any) -> Any
 @pytest.mark.parametrize("stream", [False, True])
 def test_one_row_per_call_all_paid_by_the_same_key(office: Bench, rows: Rows, stream: bool) -> None:
     """A compacted request leaves one row for the client's call and one for the summary, of the same key and people."""
-    watch = office.watch("local")
-    rows.begin()
+    watch, key = office.watch("local"), f"sk-anna.paying.{stream}"
     messages = talk(f"paying {stream}", ONE_ROUND)
-    answer = _ask(office, "sk-anna", "local", messages, user="customer-1", stream=stream)
+    answer = _ask(office, key, "local", messages, user="customer-1", stream=stream)
     assert answer.headers["x-litellm-compaction"] == "compacted"
-    found = rows.expect(2)
-    _ask(office, "sk-anna", "local", messages[:3])
-    found = rows.expect(3)[:2]
+    assert len(rows.of(key, 2)) == 2
+    # A row too many would come before that of the next request.
+    _ask(office, key, "local", messages[:3])
+    found = rows.of(key, 3)[:-1]
     assert len(watch.summaries) == 1
     assert [row["event"] for row in found] == ["success"] * 2
     assert len({row["call_id"] for row in found}) == 2
@@ -100,17 +76,16 @@ def test_one_row_per_call_all_paid_by_the_same_key(office: Bench, rows: Rows, st
 
 def test_rows_are_no_more_than_calls(office: Bench, rows: Rows) -> None:
     """Reuse costs one row, a failed summary one failure row, a refusal no upstream row; nothing is counted twice."""
-    watch = office.watch("local")
+    watch, key = office.watch("local"), "sk-anna.counting"
     messages = talk("counting", ONE_ROUND)
-    rows.begin()
-    _ask(office, "sk-anna", "local", messages)
-    _ask(office, "sk-anna", "local", messages)
-    assert len(rows.expect(3)) == 3
+    _ask(office, key, "local", messages)
+    _ask(office, key, "local", messages)
+    assert len(rows.of(key, 3)) == 3
     office.watch("local", answers(Reply(fault=Fault("500"))))
-    _ask(office, "sk-anna", "local", talk("counting a failure", ONE_ROUND))
-    found = rows.expect(5)
-    _ask(office, "sk-anna", "local", messages[:3])
-    assert len(rows.expect(6)) == 6
+    _ask(office, key, "local", talk("counting a failure", ONE_ROUND))
+    found = rows.of(key, 5)
+    _ask(office, key, "local", messages[:3])
+    assert len(rows.of(key, 6)) == 6
     assert sorted(row["event"] for row in found[3:5]) == ["failure", "success"]
     assert len(watch.chats) == 4
 
@@ -118,9 +93,8 @@ def test_rows_are_no_more_than_calls(office: Bench, rows: Rows) -> None:
 def test_warm_up_is_paid_by_the_client_who_needed_it(office: Bench, rows: Rows) -> None:
     """The one-token request that loads a model has its own row, of the same key."""
     office.watch("cold")
-    rows.begin()
-    assert _ask(office, "sk-bert", "cold", talk("cold", 300)).status_code == 200
-    found = rows.expect(2)
+    assert _ask(office, "sk-bert.cold", "cold", talk("cold", 300)).status_code == 200
+    found = rows.of("sk-bert.cold", 2)
     assert [row["identity"]["user_id"] for row in found] == ["bert", "bert"]
     assert [row["identity"]["team_id"] for row in found] == ["blue", "blue"]
     assert found[0]["max_tokens"] == 1
@@ -129,11 +103,11 @@ def test_warm_up_is_paid_by_the_client_who_needed_it(office: Bench, rows: Rows) 
 def test_nothing_of_the_conversation_and_nothing_of_ours_is_in_metadata(office: Bench, rows: Rows) -> None:
     """Other callbacks find neither conversation text nor our bookkeeping in metadata, and no budget reservation."""
     office.watch("local", answers(Reply(_CANARY), Reply(fault=Fault("500"))))
-    rows.begin()
-    _ask(office, "sk-anna", "local", talk(_CANARY, 8000))
+    key = "sk-anna.canary"
+    _ask(office, key, "local", talk(_CANARY, 8000))
     office.watch("local", answers(Reply(_CANARY)))
-    _ask(office, "sk-anna", "local", answered(talk(_CANARY, 8000), _CANARY, "Go on."), stream=True)
-    found = rows.expect(3)
+    _ask(office, key, "local", answered(talk(_CANARY, 8000), _CANARY, "Go on."), stream=True)
+    found = rows.of(key, 3)
     assert len(found) >= 3
     for row in found:
         assert _CANARY not in row["metadata"]

@@ -26,6 +26,9 @@ pytestmark = pytest.mark.proxy
 
 PAGE = "/compaction"
 ADMIN, VIEWER, ANNA, ARNO, BERT = (f"sk-page-{name}" for name in ("admin", "viewer", "anna", "arno", "bert"))
+# Of Anna's team; of nobody's.
+TEAM_MATES = [f"sk-page-{name}" for name in ("reader", "team")]
+STRANGERS = [f"sk-page-{name}" for name in ("org", "customer", "plain")]
 _KEYS = Path(__file__).parent / "beside_page" / "page_keys.py"
 _HI = [{"role": "user", "content": "Hi."}]
 
@@ -343,7 +346,10 @@ def test_another_site_cannot_use_a_browser_s_cookie(workers: Workers) -> None:
 
 
 def test_others_read_what_is_theirs(workers: Workers) -> None:
-    """A team sees its own compactions and conversations; another tenant, none of them, and only its own models."""
+    """A team sees its own compactions and conversations; another tenant, none of them, and only its own models.
+
+    So it is in every worker, whichever has served them.
+    """
     talk = [{"role": "user", "content": "A secret of the red team."}]
     while True:
         answer = ask(workers.one, "local", talk, ANNA)
@@ -353,24 +359,40 @@ def test_others_read_what_is_theirs(workers: Workers) -> None:
             {"role": "assistant", "content": "Understood."},
             {"role": "user", "content": "alpha beta gamma delta " * 120},
         ]
-    time.sleep(0.3)
-    by_key = {key: look(workers.one, key).text for key in (ADMIN, VIEWER, ANNA, ARNO, BERT)}
     row = re.compile(r"<td>before the request</td><td class=\"number\">[\d,]+ → [\d,]+</td>")
-    for key in (ADMIN, VIEWER, ANNA, ARNO):
-        assert row.search(by_key[key]), key
-        assert "<svg" in by_key[key]
-        assert 'class="compact"' in by_key[key]
-    assert not row.search(by_key[BERT])
-    assert "<figure" not in by_key[BERT]
-    assert "None yet of your team, user or key." in by_key[BERT]
-    assert "<bdi>small</bdi>" in by_key[BERT]
-    assert "local" not in re.sub(r"(?s)<style>.*</style>", "", by_key[BERT])
-    assert "secret of the red" not in "".join(by_key.values())
-    # Compactions of other workers are in the table too; plots are of one process.
-    assert row.search(look(workers.two, ANNA).text)
+    turns = re.compile(r"<p class=\"quiet\">[0-9a-f]{6} · (\d+) turns")
+    for running in (workers.one, workers.two):
+        assert _soon(lambda: row.search(look(running, ANNA).text) and turns.search(look(running, ANNA).text))  # noqa: B023
+    shown = turns.search(look(workers.one, ANNA).text)
+    assert shown is not None
+    for running in (workers.one, workers.two):
+        for key in (ADMIN, VIEWER, ANNA, ARNO, *TEAM_MATES):
+            text = look(running, key).text
+            assert row.search(text), key
+            assert shown[0] in text, key
+            assert 'class="compact"' in text
+            assert "secret of the red" not in text
+        for key in (BERT, *STRANGERS):
+            text = look(running, key).text
+            assert not row.search(text), key
+            assert "<figure" not in text
+            assert "None yet of your team, user or key." in text
+        text = look(running, BERT).text
+        assert "<bdi>small</bdi>" in text
+        assert "local" not in re.sub(r"(?s)<style>.*</style>", "", text)
 
 
-@pytest.mark.parametrize("key", [VIEWER, ANNA, BERT])
+def test_a_conversation_of_two_workers_is_one_plot(workers: Workers) -> None:
+    """All its turns, whoever has served them and whoever is asked."""
+    talk = [{"role": "user", "content": "One conversation, two workers."}]
+    for number in range(5):
+        ask(workers.two if number % 2 else workers.one, "small", talk, ARNO)
+        talk += [{"role": "assistant", "content": "Yes."}, {"role": "user", "content": f"And {number}?"}]
+    for running in (workers.one, workers.two):
+        assert _soon(lambda: " · 5 turns · " in look(running, ADMIN).text)  # noqa: B023
+
+
+@pytest.mark.parametrize("key", [VIEWER, ANNA, BERT, *TEAM_MATES, *STRANGERS])
 def test_only_administrators_write(workers: Workers, key: str) -> None:
     """The others have no form, and a form that they make themselves is refused."""
     text = look(workers.one, key).text

@@ -82,6 +82,12 @@ def test_everything_is_seen_without_scrolling_sideways(
     )
     assert len(plots) == 2
     assert all(250 <= size[0] <= width and size[1] > 100 for size in plots)
+    cut_off = browser.evaluate(
+        "[...document.querySelectorAll('figure svg text')].filter(e => { const b = e.getBoundingClientRect(),"
+        " s = e.ownerSVGElement.getBoundingClientRect(); return b.left < s.left - 1 || b.right > s.right + 1; })"
+        ".map(e => e.textContent)"
+    )
+    assert cut_off == []
     controls = browser.evaluate(
         "[...document.querySelectorAll('select, input:not([type=hidden]), button')].map(e => e.getBoundingClientRect())"
         ".map(b => [b.left, b.right, b.height])"
@@ -99,7 +105,7 @@ def test_a_plot_has_its_lines_and_marks(running: Proxy, browser: Browser) -> Non
     texts = browser.evaluate(
         "[...document.querySelectorAll('figure svg')[1].querySelectorAll('text')].map(e => e.textContent)"
     )
-    assert texts[:3] == ["80 %", "90 %", "100 %"]
+    assert texts[:3] == ["100 %", "90 %", "80 %"]
     for selector, least in ((".bar", 40), (".rule", 3), ("path.compact", 2), ("circle.restart", 1)):
         boxes = browser.evaluate(
             f"[...document.querySelectorAll('figure')].flatMap(f => [...f.querySelectorAll({selector!r})])"

@@ -22,7 +22,7 @@ def restarting(request: pytest.FixtureRequest) -> Restarting:
 
 def _new_key() -> tuple[str, dict[str, str]]:
     """A key that nobody has used, and the header that sends it."""
-    name = f"sk-one-books-{next(_numbers)}"
+    name = f"sk-one-rows-{next(_numbers)}"
     return name, {"Authorization": f"Bearer {name}"}
 
 
@@ -33,7 +33,7 @@ def test_rows_of_a_restarted_answer(restarting: Restarting, stream: bool) -> Non
     """
     name, key = _new_key()
     watch = restarting.watch("middle", Teller(Reply(LONG)))
-    body = {"model": "middle", "messages": asked(f"books {stream}"), "stream": stream}
+    body = {"model": "middle", "messages": asked(f"rows {stream}"), "stream": stream}
     if stream:
         answer = restarting.proxy.stream_body(body, **key)
         assert without_restarts(answer.text) == LONG
@@ -43,10 +43,10 @@ def test_rows_of_a_restarted_answer(restarting: Restarting, stream: bool) -> Non
     assert streams >= 2
     assert summaries >= 1
     expected = summaries + (1 if restarting.carrier == "auto" else streams)
-    rows = restarting.books.rows(expected, name)
+    rows = restarting.rows.of(name, expected)
     # A row too many would come at once, too: the next request's row is written after it.
     restarting.proxy.post({"model": "local", "messages": [{"role": "user", "content": "Hi."}]}, headers=key)
-    assert len(restarting.books.rows(expected + 1, name)) == expected + 1
+    assert len(restarting.rows.of(name, expected + 1)) == expected + 1
     assert [row["event"] for row in rows] == ["success"] * expected
     assert len({json.dumps(row["identity"]) for row in rows}) == 1
     assert (rows[0]["identity"]["user_id"], rows[0]["identity"]["team_id"]) == ("una", "solo")
@@ -67,6 +67,6 @@ def test_unrestarted_answer_is_one_row(restarting: Restarting) -> None:
     name, key = _new_key()
     watch = restarting.watch("local", Teller(Reply("Four plain words here.")))
     restarting.proxy.stream_body({"model": "local", "messages": asked("one row"), "stream": True}, **key)
-    (row,) = restarting.books.rows(1, name)
+    (row,) = restarting.rows.of(name, 1)
     record = watch.chats[0]
     assert (row["prompt_tokens"], row["completion_tokens"]) == (record.prompt_tokens, record.completion_tokens)

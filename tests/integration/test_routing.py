@@ -278,6 +278,14 @@ def test_wildcard_deployment_is_guarded_by_the_model_that_is_asked(routes: Bench
         assert {record.instance_id for record in [*watch.summaries, *watch.chats]} == {key}
 
 
+def test_no_model_behind_a_wildcard_is_not_let_through(routes: Bench) -> None:
+    """Nobody says the window of a model without a name, so nothing is sent."""
+    watch = routes.watch("wild")
+    answer = routes.proxy.chat("lm_studio/", talk("nameless", _LONG))
+    assert answer.status_code == 400
+    assert watch.chats == []
+
+
 def test_retry_sends_the_same_compaction(routes: Bench) -> None:
     """A retry after a 500 gets the same bytes, and no second summary is made."""
     watch = routes.watch("retried")
@@ -467,6 +475,13 @@ def test_addresses_of_a_local_network_may_be_asked(address: str) -> None:
     assert (
         deployment_of({"model": "openai/x", "api_base": address}, {}, group="g", environ={}).kind == "maybe_lm_studio"
     )
+
+
+@pytest.mark.parametrize(("model", "name"), [("lm_studio/", ""), ("lm_studio//", "/"), ("lm_studio/a/b", "a/b")])
+def test_a_prefix_alone_names_the_provider(model: str, name: str) -> None:
+    """A client may ask a wildcard deployment for no model, and LM Studio answers with what is loaded."""
+    deployment = deployment_of({"model": model}, {}, group="", environ={})
+    assert (deployment.kind, deployment.target.model) == ("lm_studio", name)
 
 
 def test_routing_needs_no_litellm() -> None:

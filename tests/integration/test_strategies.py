@@ -1,107 +1,261 @@
-"""The three strategies through a real proxy, one deployment each, with pruning models that answer well or badly."""
+"""The strategy matrix through a real proxy: promises P1 to P5 whatever the pruning model answers, in two windows.
+
+One test asks all cells at once, so that those that wait for the time limit wait together; it prints the table. What
+only one strategy promises comes behind it.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import pytest
 
-from litellm_compaction.simulator import ChatCall, Fault, Reply
-from tests.integration.bench import Bench, Group, is_summary_call, open_bench
-from tests.integration.conversations import ONE_ROUND, answered, talk, tool_round
-from tests.integration.validity import text_of
+from litellm_compaction.cli import main
+from litellm_compaction.simulator import ChatCall, Fault, Reply, RequestRecord
+from litellm_compaction.simulator.vocabulary import count
+from tests.integration.bench import KEY, Bench, Group, edit_plan, is_summary_call, open_bench, overrun
+from tests.integration.conversations import prose, tool_round
+from tests.integration.harness import CHAT
+from tests.integration.validity import problems, text_of
 
 pytestmark = pytest.mark.proxy
 
-STRATEGIES = ["summary", "prune", "handoff"]
-KINDS = ["good", "fenced", "invalid", "empty", "500"]
+WINDOWS = (8192, 16384)
+STRATEGIES = ("summary", "prune", "handoff")
+# The one that waits begins first.
+KINDS = ("slow", "good", "fenced", "thinking", "invalid", "wrong types", "orphans", "echo", "empty", "500")
 RECORD = "### Current state\nStep 3 was settled in src/parser.py:42."
+REFUSAL = "I'm sorry, but I can't help with that."
+TIME_LIMIT_S = 6.0
+_NAME = re.compile(r"cell-(\w+)-(\d+)-(\w+)")
+
+
+class Cell(NamedTuple):
+    """A strategy, a window, and how the pruning model answers."""
+
+    strategy: str
+    window: int
+    kind: str
+
+    @property
+    def name(self) -> str:
+        """Its `model_name`; it stands in its system message and in all others, too."""
+        return f"cell-{self.strategy}-{self.window}-{self.kind.replace(' ', '_')}"
+
+
+CELLS = [Cell(strategy, window, kind) for kind in KINDS for strategy in STRATEGIES for window in WINDOWS]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a cell; `found` is what is wrong with it."""
+
+    calls: int
+    before_tokens: int
+    after_tokens: int
+    found: list[str]
+
+
+def expected(cell: Cell) -> tuple[str, str]:
+    """The rung that has to come of it, and why it was not the strategy's own."""
+    if cell.kind in ("empty", "slow", "500"):
+        return "truncate", {"empty": "empty", "slow": "timeout", "500": "error"}[cell.kind]
+    if cell.strategy == "prune":
+        # A summary may be within reach of a model that is not up to an edit plan.
+        return ("summary", "invalid") if cell.kind in ("invalid", "wrong types", "echo") else ("prune", "")
+    reasons = {"invalid": "refusal", "echo": "echo"}
+    return ("truncate", reasons[cell.kind]) if cell.kind in reasons else (cell.strategy, "")
 
 
 @pytest.fixture(scope="module")
 def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
-    """One proxy; the strategy is each deployment's own, the prompt of one of them the operator's."""
+    """One proxy: a deployment for each cell, a server for each window; and one with the operator's own prompt."""
     folder = tmp_path_factory.mktemp("strategies")
     prompt = folder / "handoff.txt"
     prompt.write_text("You write the record that the OPERATOR wants, in {words} words.", encoding="utf-8")
-    groups = [Group(strategy, compaction={"strategy": strategy}) for strategy in STRATEGIES]
-    groups.append(Group("recounted", compaction={"count": "probe"}, factor=1.15))
+    groups = [Group(str(window), window, simulator={"unified_kv": False}) for window in WINDOWS]
+    own = {"window_cache_s": 600, "summary_timeout_s": TIME_LIMIT_S, "admission": "off", "clear_tool_results": False}
     with open_bench(
         folder,
         groups,
-        {"window_cache_s": 0.2, "summary_timeout_s": 5, "prompt_file": {"handoff": str(prompt)}},
+        {**own, "prompt_file": {"handoff": str(prompt)}},
+        make_entries=lambda urls: [
+            Group(cell.name, compaction={"strategy": cell.strategy}).entry(urls[str(cell.window)]) for cell in CELLS
+        ],
         router_settings={"num_retries": 0, "disable_cooldowns": True},
     ) as opened:
+        for name, simulator in opened.simulators.items():
+            simulator.unload(simulator.instances[0].id)
+            simulator.load(KEY, opened.groups[name].window, parallel=64)
+            simulator.script = _model
         yield opened
 
 
-def pruner(kind: str, call: ChatCall) -> Reply | None:
-    if not is_summary_call(call.body):
+def _model(call: ChatCall) -> Reply | None:
+    """A model that does its work, and writes records and plans as its cell says."""
+    found = _NAME.search(call.sent_text)
+    if not is_summary_call(call.body) or found is None:
         return Reply("Understood.")
-    prompt = str(call.messages[-1]["content"])
-    shown = [json.loads(line) for line in prompt.splitlines() if line.startswith('{"n": ')]
-    drop = [each["n"] for each in shown[: len(shown) * 6 // 10]]
-    good = json.dumps({"drop": drop, "summary": RECORD}) if shown else RECORD
-    texts = {"good": good, "fenced": f"```json\n{good}\n```", "invalid": "I'm sorry, but I can't help with that."}
-    return Reply(fault=Fault("500")) if kind == "500" else Reply(texts.get(kind, ""))
+    strategy, kind = found[1], found[3].replace("_", " ")
+    prompt = text_of(call.messages[-1])
+    plan = edit_plan(prompt, RECORD, orphans=kind == "orphans")
+    if strategy == "prune" and not plan and kind in ("invalid", "wrong types", "echo"):
+        return Reply(RECORD)
+    good = plan or RECORD
+    if kind in ("slow", "500"):
+        return Reply(good, delay_ms=60_000) if kind == "slow" else Reply(fault=Fault("500"))
+    if kind == "thinking":
+        return Reply(f'<think>Perhaps {{"drop": [1]}}?</think>\n{good}', reasoning="Let me see.")
+    return Reply(
+        {
+            "fenced": f"```json\n{good}\n```",
+            "invalid": "The older ones may go." if plan else REFUSAL,
+            "wrong types": '{"drop": {"all": true}, "shorten": 7, "summary": ["x"]}',
+            "orphans": plan or f"{good}\n<tool_call>run</tool_call><|im_start|>system",
+            "echo": prompt,
+            "empty": "",
+        }.get(kind, good)
+    )
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_every_strategy_keeps_the_promises(bench: Bench, strategy: str, kind: str) -> None:
-    """Fits, valid, the newest words verbatim; the next turn costs no call and begins with the same messages."""
-    watch = bench.watch(strategy, lambda call: pruner(kind, call))
-    messages = talk(f"{strategy} {kind}", ONE_ROUND)
-    answer = bench.proxy.chat(strategy, messages)
-    assert (answer.status_code, answer.headers["x-litellm-compaction"]) == (200, "compacted")
-    assert watch.problems(messages) == []
-    first = watch.sent()
-    calls = len(watch.summaries)
-    assert 1 <= calls <= 4
-    if kind in ("good", "fenced"):
-        assert calls == 1
-        assert RECORD.splitlines()[1] in text_of(first[1])
-    else:
-        assert bench.proxy.expect_logged(rf"fallback model={strategy} .* reason=\w+")
-    if strategy == "handoff" and kind in ("good", "fenced"):
-        assert [message["role"] for message in first] == ["system", "user"]
-        assert text_of(first[1]).endswith(f"Last request from user was: {text_of(messages[-1])}")
-        assert "OPERATOR" in str(watch.summaries[0].body)
-    if strategy == "prune" and kind in ("good", "fenced"):
-        assert first[-5:] == messages[-5:]
-        assert {text_of(each) for each in first[2:]} <= {text_of(each) for each in messages}
-    later = answered(messages, "Understood.", "Go on then.")
-    reused = bench.proxy.chat(strategy, later)
-    assert (reused.status_code, reused.headers["x-litellm-compaction"]) == (200, "reused")
-    assert watch.sent()[: len(first)] == first
-    assert len(watch.summaries) == calls
+def work(name: str, tokens: int) -> list[dict[str, Any]]:
+    """An agent's work of so many tokens; every message names it."""
+    messages: list[dict[str, Any]] = [
+        {"role": "system", "content": f"You are the agent of {name}."},
+        {"role": "user", "content": f"The task of {name}: port src/parser.py, never touch /etc/passwd."},
+    ]
+    number = 0
+    while sum(count(json.dumps(message)) for message in messages) < tokens:
+        call_id = f"{number:09d}"
+        messages += [
+            *tool_round("read_file", f"{name}, file {number}\n{prose(f'{name} file {number}', 120)}", call_id),
+            {"role": "assistant", "content": f"{name}: module {number} is ported. {prose(f'{name} {number}', 30)}"},
+            {"role": "user", "content": f"{name}: now module {number + 1}. {prose(f'{name} ask {number}', 15)}"},
+        ]
+        number += 1
+    return messages
+
+
+def _checked(bench: Bench, cell: Cell) -> Outcome:
+    """Asks twice for a cell, and holds what the server got against the promises."""
+    messages = work(cell.name, cell.window)
+    first = bench.proxy.chat(cell.name, messages)
+    later = [*messages, {"role": "assistant", "content": "Understood."}, {"role": "user", "content": "Go on then."}]
+    calls = len(_records(bench, cell, asks_for_record=True))
+    second = bench.proxy.chat(cell.name, later)
+    records = _records(bench, cell, asks_for_record=False)
+    done = [(answer.status_code, answer.headers.get("x-litellm-compaction")) for answer in (first, second)]
+    if done != [(200, "compacted"), (200, "reused")] or len(records) != 2:
+        return Outcome(calls, 0, 0, [f"answers {done}, {len(records)} requests"])
+    sent: list[dict[str, Any]] = (records[0].body or {})["messages"]
+    again: list[dict[str, Any]] = (records[1].body or {})["messages"]
+    every = _records(bench, cell, asks_for_record=True) + records
+    found = [f"P1 {problem}" for record in every if (problem := overrun(record))]
+    found += [f"P2, P3 {each}" for each in (*problems(messages, sent), *problems(later, again))]
+    if again[: len(sent)] != sent or len(_records(bench, cell, asks_for_record=True)) != calls:
+        found.append("P4 not the same bytes, or another call")
+    before_tokens = int(first.headers["x-litellm-compaction-tokens-before"])
+    after_tokens = records[0].prompt_tokens
+    if after_tokens > 0.7 * before_tokens or not 1 <= calls <= 4:
+        found.append(f"P5 {before_tokens} → {after_tokens} in {calls} calls")
+    found += [f"{mark} in what is sent" for mark in ("<|im_start|>", "<tool_call>") if mark in json.dumps(sent)]
+    found += _of_the_rung(cell, messages, sent)
+    return Outcome(calls, before_tokens, after_tokens, found)
+
+
+def _of_the_rung(cell: Cell, messages: Sequence[dict[str, Any]], sent: Sequence[dict[str, Any]]) -> list[str]:
+    """What the result of the expected rung must look like, besides the promises."""
+    rung, said = expected(cell)[0], text_of(sent[1])
+    # Wrong types for a plan are text like any other for a record.
+    wrote = RECORD.splitlines()[1] if cell.strategy == "prune" or cell.kind != "wrong types" else '"drop"'
+    if rung != "truncate" and wrote not in said:
+        return ["what the model wrote is not in the record"]
+    if rung == "handoff":
+        ends = said.endswith(f"Last request from user was: {text_of(messages[-1])}")
+        return [] if ends and [message["role"] for message in sent] == ["system", "user"] else ["not a hand-off"]
+    if sent[-5:] != messages[-5:]:
+        return ["the recent messages are not there"]
+    if rung == "prune" and len(sent) <= 7:
+        return ["no older message is left"]
+    return []
+
+
+def _records(bench: Bench, cell: Cell, *, asks_for_record: bool) -> list[RequestRecord]:
+    """What a cell's server got for it."""
+    return [
+        record
+        for record in bench.simulators[str(cell.window)].requests
+        if record.path == CHAT and is_summary_call(record.body) is asks_for_record and _name(record) == cell.name
+    ]
+
+
+def _name(record: RequestRecord) -> str:
+    """The cell that a request is about: its system message says so, else all that a prompt consists of."""
+    found = _NAME.search(text_of((record.body or {})["messages"][0]))
+    return found[0] if found else ""
+
+
+def test_every_strategy_keeps_the_promises_whatever_the_model_answers(
+    bench: Bench, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """P1 to P5 in every cell, by the rung that is documented, in the number of calls that it shows."""
+    with ThreadPoolExecutor(12) as pool:
+        outcomes = dict(zip(CELLS, pool.map(lambda cell: _checked(bench, cell), CELLS), strict=True))
+    events = _events(bench, capsys)
+    rungs = {cell: (events[cell.name]["rung"], events[cell.name]["reason"]) for cell in CELLS}
+    with capsys.disabled():
+        print("\nrung, calls of the pruning model, tokens before → after")
+        print(f"{'':14}", *(f"{kind:23}" for kind in KINDS))
+        for strategy in STRATEGIES:
+            for window in WINDOWS:
+                row = [Cell(strategy, window, kind) for kind in KINDS]
+                shown = [f"{rungs[cell][0]} {outcomes[cell].calls} {outcomes[cell].before_tokens}→" for cell in row]
+                tokens = [f"{text}{outcomes[cell].after_tokens}" for text, cell in zip(shown, row, strict=True)]
+                print(f"{strategy:7} {window:6}", *(f"{text:23}" for text in tokens))
+    assert {cell.name: outcome.found for cell, outcome in outcomes.items() if outcome.found} == {}
+    assert {cell.name: rungs[cell] for cell in CELLS if rungs[cell] != expected(cell)} == {}
+    calls = {cell.name: (outcomes[cell].calls, events[cell.name]["summary_calls"]) for cell in CELLS}
+    assert {name: pair for name, pair in calls.items() if pair[0] != pair[1]} == {}
+
+
+def _events(bench: Bench, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    """Each cell's compaction, as the command line tells it."""
+    store = f"sqlite:///{bench.folder / 'litellm_compaction' / 'store.sqlite3'}"
+    capsys.readouterr()
+    assert main(["events", "--json", "--last", "1000", "--store", store]) == 0
+    told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    return {event["model"]: event for event in told if event.get("outcome") in ("compacted", "fallback")}
+
+
+def test_the_operators_own_prompt_is_what_the_model_gets(bench: Bench) -> None:
+    """With its placeholders filled in, in place of ours; the other strategies keep theirs."""
+    asked = {
+        strategy: [
+            str(record.body)
+            for cell in CELLS
+            if cell.strategy == strategy
+            for record in _records(bench, cell, asks_for_record=True)
+        ]
+        for strategy in STRATEGIES
+    }
+    assert all(re.search(r"the OPERATOR wants, in \d+ words\.", body) for body in asked["handoff"])
+    assert not [body for strategy in ("summary", "prune") for body in asked[strategy] if "OPERATOR" in body]
+    assert all(asked.values())
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_an_open_tool_round_stays_verbatim(bench: Bench, strategy: str) -> None:
     """Calls and results that nobody has answered yet are behind whatever the strategy makes."""
-    watch = bench.watch(strategy, lambda call: pruner("good", call))
-    messages = [*talk(f"tools {strategy}", ONE_ROUND), *tool_round("open", "the result " * 20)]
-    answer = bench.proxy.chat(strategy, messages)
+    cell = Cell(strategy, 8192, "good")
+    watch = bench.watch("8192", _model)
+    messages = [*work(f"{cell.name}-tools", 8192), *tool_round("open", "the result " * 20)]
+    answer = bench.proxy.chat(cell.name, messages)
     assert (answer.status_code, answer.headers["x-litellm-compaction"]) == (200, "compacted")
     assert watch.problems(messages) == []
     if strategy == "handoff":
         assert [message["role"] for message in watch.sent()] == ["system", "user", "assistant", "tool"]
-
-
-def test_what_is_sent_has_been_counted_by_the_server(bench: Bench) -> None:
-    """`count: probe`: the same messages and tools go upstream twice, first for 16 tokens; not in the next turn."""
-    watch = bench.watch("recounted", lambda call: pruner("good", call))
-    messages = talk("recounted", ONE_ROUND)
-    tools = [{"type": "function", "function": {"name": "look", "description": "Looks.", "parameters": {}}}]
-    answer = bench.proxy.chat("recounted", messages, tools=tools)
-    assert (answer.status_code, answer.headers["x-litellm-compaction"]) == (200, "compacted")
-    probe, real = watch.bodies
-    assert probe["max_tokens"] == 16 < real["max_tokens"]
-    assert (probe["messages"], probe["tools"]) == (real["messages"], real["tools"])
-    # The rest of the window is the answer's, but for 2 %: an estimate keeps far more of it.
-    counted = watch.chats[0].prompt_tokens
-    assert 8192 - 1.04 * counted - 64 <= real["max_tokens"] <= 8192 - counted
-    again = bench.proxy.chat("recounted", answered(messages, "Understood.", "And now?"), tools=tools)
-    assert (again.status_code, len(watch.chats), len(watch.summaries)) == (200, 3, 1)

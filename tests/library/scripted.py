@@ -12,7 +12,10 @@ SUMMARY = "### Original task\nPort the parser.\n### Current state\nHalf of it is
 
 @dataclass
 class FakeCompletion:
-    """Gives the answers one after the other, the last one for ever; an exception is raised."""
+    """Gives the answers one after the other, the last one for ever.
+
+    An exception is raised, a function is given the prompt.
+    """
 
     answers: list[Any] = field(default_factory=lambda: [SUMMARY])
     asked: list[dict[str, Any]] = field(default_factory=list)
@@ -22,6 +25,8 @@ class FakeCompletion:
         answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
         if isinstance(answer, BaseException):
             raise answer
+        if callable(answer):
+            answer = answer(self.prompts[-1])
         return completion(answer) if isinstance(answer, str) else answer
 
     @property

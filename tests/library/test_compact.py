@@ -8,7 +8,7 @@ import json
 import logging
 from collections.abc import Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from litellm_compaction import compact, count_tokens, generate_summary, safe_compact
 from litellm_compaction.core.prompts import FRAME_BEGIN, FRAME_END
+from litellm_compaction.core.strategies import StrategyName
 from litellm_compaction.errors import SummaryFailed
 from tests.core.conversations import (
     JsonDict,
@@ -31,6 +32,7 @@ from tests.core.conversations import (
     system,
     user,
 )
+from tests.integration.bench import edit_plan
 from tests.library.scripted import SUMMARY, FakeCompletion, completion, config
 
 TASK = "The task: port the parser to Rust, never touch /etc/passwd."
@@ -276,13 +278,19 @@ async def test_another_tools_summary_is_integrated(role: str) -> None:
     assert [message for message in done.messages if message["role"] == "system"] == [system()]
 
 
+def plan_or_summary(prompt: str) -> str:
+    """What a good model answers, whichever it is asked for."""
+    return edit_plan(prompt, SUMMARY) or SUMMARY
+
+
+@pytest.mark.parametrize("strategy", get_args(StrategyName))
 @given(raw_conversations(max_turns=14, repeats=20), st.integers(0, 12))
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
-def test_the_promises_hold(raw: list[JsonDict], keep: int) -> None:
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+def test_the_promises_hold(strategy: StrategyName, raw: list[JsonDict], keep: int) -> None:
     """Input untouched, P2 and P3 kept, the tail identical, system bytes equal, and a second call changes nothing."""
     before = copy.deepcopy(raw)
-    settled = config(keep_recent_messages=keep, context_window_tokens=32_768)
-    done = asyncio.run(compact(raw, settled, FakeCompletion()))
+    settled = config(keep_recent_messages=keep, context_window_tokens=32_768, strategy=strategy)
+    done = asyncio.run(compact(raw, settled, FakeCompletion([plan_or_summary])))
     assert raw == before
     if not done.compacted:
         assert done.messages == raw
@@ -292,26 +300,31 @@ def test_the_promises_hold(raw: list[JsonDict], keep: int) -> None:
     assert shape == []
     systems = [json.dumps(message) for message in raw if message["role"] in ("system", "developer")]
     assert [json.dumps(each) for each in done.messages if each["role"] in ("system", "developer")] == systems
+    if done.strategy == "prune":
+        # Older ones may stand before the recent messages; one that opens the tail carries the record.
+        assert done.messages[len(done.messages) - max(keep - 1, 0) :] == raw[len(raw) - max(keep - 1, 0) :]
+        return
     kept = len(done.messages) - len(systems) - 1
     assert done.messages[len(done.messages) - kept :] == raw[len(raw) - kept :]
     # A user message that opens the tail carries the record.
-    assert kept >= keep - 1
+    assert kept >= keep - 1 or strategy == "handoff"
     completions = FakeCompletion()
     again = asyncio.run(compact(done.messages, settled, completions))
     assert (again.messages, again.compacted, completions.asked) == (done.messages, False, [])
     assert again.round in (0, 1)
 
 
+@pytest.mark.parametrize("strategy", get_args(StrategyName))
 @given(st.data(), st.integers(0, 6))
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
-def test_the_promises_hold_over_rounds(data: st.DataObject, keep: int) -> None:
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+def test_the_promises_hold_over_rounds(strategy: StrategyName, data: st.DataObject, keep: int) -> None:
     """A conversation that grows and is compacted again and again has one record, and its round counts every one."""
     raw = data.draw(raw_conversations(max_turns=8, repeats=15))
-    settled = config(keep_recent_messages=keep, context_window_tokens=32_768)
+    settled = config(keep_recent_messages=keep, context_window_tokens=32_768, strategy=strategy)
     made = 0
     for _ in range(4):
         before = copy.deepcopy(raw)
-        done = asyncio.run(compact(raw, settled, FakeCompletion()))
+        done = asyncio.run(compact(raw, settled, FakeCompletion([plan_or_summary])))
         assert raw == before
         if done.compacted:
             made += 1
@@ -319,6 +332,7 @@ def test_the_promises_hold_over_rounds(data: st.DataObject, keep: int) -> None:
             problems = broken_promises(parsed(raw), parsed(done.messages))
             assert [problem for problem in problems if problem != "null content"] == []
             assert sum("## Session Summary (round" in str(message["content"]) for message in done.messages) == 1
+            assert str(done.messages).count("Last request from user was: ") <= (strategy == "handoff")
         drawn = data.draw(raw_conversations(max_turns=4, repeats=15))
         more = [message for message in drawn if message["role"] not in ("system", "developer")]
         between = [] if done.messages[-1]["role"] == "assistant" else [assistant("ok")]

@@ -7,12 +7,14 @@ import json
 import re
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from litellm_compaction import CompactionConfig, count_tokens
+from litellm_compaction.core.strategies import StrategyName
 from tests.core.conversations import broken_promises, chat, parsed
+from tests.integration.bench import edit_plan
 from tests.library.scripted import FakeCompletion
 
 TASK = "Find the build number 7F3K9 in the logs; never touch /etc/passwd."
@@ -44,7 +46,8 @@ class Model:
             self.summaries += 1
             if self.broken:
                 raise ConnectionError("no summaries today")
-            return _answer("### Current state\nStill reading logs.")
+            wrote = "### Current state\nStill reading logs."
+            return _answer(edit_plan(messages[0]["content"], wrote) or wrote)
         self.steps.append([dict(message) for message in messages])
         number = len(self.steps)
         if number > STEPS:
@@ -62,17 +65,20 @@ def read_log(number: int) -> str:
     return f"log {number}: " + f"line {number} of the build went well. " * 60
 
 
-async def run(example: ModuleType, model: Model) -> str:
-    config = CompactionConfig(model="qwen/qwen3-8b", context_window_tokens=WINDOW_TOKENS)
+async def run(example: ModuleType, model: Model, strategy: StrategyName = "summary") -> str:
+    config = CompactionConfig(model="qwen/qwen3-8b", context_window_tokens=WINDOW_TOKENS, strategy=strategy)
     answer: str = await example.run_agent(TASK, config, model, {"read_log": read_log}, [example.LIST_FILES])
     return answer
 
 
-async def test_the_loop_goes_on_past_its_window(example: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("strategy", get_args(StrategyName))
+async def test_the_loop_goes_on_past_its_window(
+    example: ModuleType, strategy: StrategyName, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Forty results of 600 tokens in 8,192: every prompt fits, is valid, and holds the task; few summaries."""
     model = Model()
-    assert await run(example, model) == "It is 7F3K9."
-    assert 2 <= model.summaries <= 10
+    assert await run(example, model, strategy) == "It is 7F3K9."
+    assert 2 <= model.summaries <= 16
     for messages in model.steps:
         assert await count_tokens(messages, model="qwen/qwen3-8b", tools=[example.LIST_FILES]) < WINDOW_TOKENS
         assert broken_promises(parsed(messages), parsed(messages)) == []
@@ -80,7 +86,10 @@ async def test_the_loop_goes_on_past_its_window(example: ModuleType, capsys: pyt
         assert messages[1]["content"].endswith(TASK)
     said = capsys.readouterr().out
     assert said.startswith("compacted, round 1: ")
-    assert f"compacted, round {model.summaries}: " in said
+    rounds = said.count("compacted, round")
+    assert f"compacted, round {rounds}: " in said
+    # A pruning that does not do costs one call more.
+    assert rounds == model.summaries or strategy == "prune"
 
 
 async def test_the_loop_survives_a_summariser_that_fails(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from typing import Any
@@ -12,14 +13,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from litellm_compaction.events import CompactionEvent, TruncationAlarm
+from litellm_compaction.events import CompactionEvent, TruncationAlarm, event_to_json
 from litellm_compaction.proxy.pages.content import Content, Field, Notice, Row
 from litellm_compaction.proxy.pages.document import page, plain_page, sign_in_page
 from litellm_compaction.proxy.pages.markup import raw, tag
+from litellm_compaction.proxy.pages.overview import events_for
 from litellm_compaction.proxy.pages.plot import plot
 from litellm_compaction.proxy.pages.style import SECURITY_HEADERS, STYLE
 from litellm_compaction.proxy.pages.tables import clock_text
-from litellm_compaction.proxy.turns import Accuracy, Drop, Talk, Turn
+from litellm_compaction.proxy.pages.visitors import Visitor
+from litellm_compaction.proxy.talks import Drop, Talk, Turn
+from litellm_compaction.proxy.turns import Accuracy
+from litellm_compaction.stores import MemoryStore
 
 HOSTILE = "<script>alert(1)</script>\"' onmouseover=x &amp; \x00\ud800\u202e"
 _VOID = {"meta", "input", "br"}
@@ -215,7 +220,7 @@ def test_what_a_row_says() -> None:
         "+11.1 % (1,000 counted, 900 reported)",
         "local · local (stand-in)",
         "9,000 expected, 4,000 seen",
-        "3 more are not drawn.",
+        "3 more are not drawn: older ones, or of one turn.",
     ):
         assert expected in text
 
@@ -234,6 +239,21 @@ def test_reuses_in_a_row_are_one() -> None:
     assert "1,000 → 1" in text
 
 
+async def test_a_tenant_s_events_are_found_behind_thousands_of_others() -> None:
+    """However many others have written since; only its own, the newest first, as many as are shown."""
+    store = MemoryStore(ttl_s=100, max_bytes=1_000_000)
+    known: dict[str, Any] = {"phase": "pre_request", "model": "m", "window_tokens": 8192, "window_source": "operator"}
+    for number in range(6000):
+        tenant = "anna" if number < 300 else "bert"
+        event = CompactionEvent(outcome="compacted", tokens_before=number, tokens_after=1, tenant=tenant, **known)
+        await store.add_event(time.time(), event_to_json(event))
+    found = await events_for(store, Visitor(role="internal_user", tenant="anna", auth=None))
+    assert [event.tokens_before for event in found if isinstance(event, CompactionEvent)] == [*range(299, 99, -1)]
+    assert await events_for(store, Visitor(role="", tenant="an", auth=None)) == []
+    everything = await events_for(store, Visitor(role="proxy_admin", tenant="carl", auth=None))
+    assert [event.tenant for event in everything] == ["bert"] * 200
+
+
 def test_an_empty_page_says_so() -> None:
     """Tables without rows are sentences."""
     text = "".join(_Reader(page(content(rows=[], talks=[], more_talks=0, events=[], sees_all=False))).texts)
@@ -243,13 +263,13 @@ def test_an_empty_page_says_so() -> None:
 
 @pytest.mark.parametrize("turns", [0, 1, 2, 60, 120])
 def test_a_plot_is_a_picture_with_a_description(turns: int) -> None:
-    """All shapes inside of it; the lines at 80, 90 and 100 percent; compaction and restart marked."""
+    """All shapes inside of it; the lines at 100, 90 and 80 percent; compaction and restart marked."""
     figure = ElementTree.fromstring(plot(talk(turns=turns)))  # noqa: S314 - made here
     picture = figure.find("svg")
     assert picture is not None
     width, height = (float(part) for part in picture.attrib["viewBox"].split()[2:])
     texts = [each.text for each in picture.iter("text")]
-    assert [text for text in texts if text and text.endswith("%")] == ["80 %", "90 %", "100 %"]
+    assert [text for text in texts if text and text.endswith("%")] == ["100 %", "90 %", "80 %"]
     assert picture.findtext("title")
     description = picture.findtext("desc") or ""
     if turns > 1:

@@ -9,7 +9,7 @@ import pytest
 
 from litellm_compaction.core.compaction import Compaction
 from litellm_compaction.errors import StoreError
-from litellm_compaction.stores import MemoryStore, SteadyStore, StoredCompaction, StoredEvent
+from litellm_compaction.stores import MemoryStore, Plot, SteadyStore, StoredCompaction, StoredEvent
 from tests.stores.compactions import compaction
 
 
@@ -48,9 +48,17 @@ class Failing(MemoryStore):
         self._may_fail(self.writes_fail)
         await super().add_event(when_s, text)
 
-    async def events(self, *, after: int = 0, limit: int = 10_000) -> list[StoredEvent]:
+    async def events(self, *, after: int = 0, limit: int = 10_000, containing: str = "") -> list[StoredEvent]:
         self._may_fail(self.reads_fail)
-        return await super().events(after=after, limit=limit)
+        return await super().events(after=after, limit=limit, containing=containing)
+
+    async def put_plots(self, plots: Sequence[Plot]) -> None:
+        self._may_fail(self.writes_fail)
+        await super().put_plots(plots)
+
+    async def plots(self, *, containing: str = "") -> list[str]:
+        self._may_fail(self.reads_fail)
+        return await super().plots(containing=containing)
 
     async def compactions(self) -> list[StoredCompaction]:
         self._may_fail(self.reads_fail)
@@ -117,6 +125,8 @@ async def test_nothing_but_deleting_and_settings_raises(caplog: pytest.LogCaptur
         assert await made.store.get_fact("model", "other") is None
         await made.store.add_event(1e12, "{}")
         assert [event.text for event in await made.store.events(limit=1)] == ["{}"]
+        await made.store.put_plots([Plot("talk", 1e12, "{}")])
+        assert await made.store.plots() == ["{}"]
         assert len(await made.store.compactions()) == 1
     assert [(record.levelno, record.getMessage()) for record in caplog.records] == [
         (logging.WARNING, "store_failed disk full; requests go on with the memory of this process")

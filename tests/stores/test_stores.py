@@ -12,8 +12,8 @@ import pytest
 
 from litellm_compaction.core.compaction import compaction_id
 from litellm_compaction.errors import StoreError
-from litellm_compaction.stores import MemoryStore, SqliteStore, SteadyStore, Store
-from litellm_compaction.stores.protocol import EVENTS_TTL_S, MAX_EVENTS
+from litellm_compaction.stores import MemoryStore, Plot, SqliteStore, SteadyStore, Store
+from litellm_compaction.stores.protocol import EVENTS_TTL_S, MAX_EVENTS, MAX_PLOTS
 from tests.stores.compactions import compaction
 
 TTL_S = 100.0
@@ -277,6 +277,34 @@ async def test_the_history_has_a_bound(opened: OpenStore, clock: Clock) -> None:
     assert (len(found), found[0].text, found[-1].text) == (MAX_EVENTS, "10", str(MAX_EVENTS + 9))
 
 
+async def test_the_history_can_be_searched(opened: OpenStore, clock: Clock) -> None:
+    """By characters that stand in it, whoever else has written since; any character, and none for all."""
+    store = opened()
+    for number in range(40):
+        await store.add_event(clock.now_s, f"anna% ä{number}" if number in (3, 5, 7) else f"bert {number}")
+    assert [event.text for event in await store.events(containing="anna%", limit=2)] == ["anna% ä5", "anna% ä7"]
+    assert [event.text for event in await store.events(containing="ä3")] == ["anna% ä3"]
+    assert await store.events(containing="ANNA") == []
+    assert len(await store.events(containing="")) == 40
+
+
+async def test_plots_are_kept_by_key(opened: OpenStore, clock: Clock) -> None:
+    """The newest first, one for each key; those of one tenant; too old and too many are gone."""
+    store = opened()
+    assert await store.plots() == []
+    await store.put_plots([])
+    await store.put_plots([Plot("a", 1000.0, "anna 1"), Plot("b", 1001.0, "bert \ud800")])
+    await store.put_plots([Plot("a", 1002.0, "anna 2")])
+    assert await store.plots() == ["anna 2", "bert \ud800"]
+    assert await store.plots(containing="bert") == ["bert \ud800"]
+    assert await store.plots(containing="nobody") == []
+    await store.put_plots([Plot(f"more {number}", 1010.0 + number, str(number)) for number in range(MAX_PLOTS)])
+    found = await store.plots()
+    assert (len(found), found[0], found[-1]) == (MAX_PLOTS, str(MAX_PLOTS - 1), "0")
+    clock.now_s = 1011.0 + EVENTS_TTL_S
+    assert (await store.plots())[-1] == "1"
+
+
 async def test_what_is_there_can_be_listed(opened: OpenStore, clock: Clock) -> None:
     """With scope, times and size, the last used first; looking is no use, and the expired are not shown."""
     store = opened()
@@ -316,19 +344,20 @@ async def test_what_is_there_can_be_deleted(
     left: set[tuple[str, str]],
     events: int,
 ) -> None:
-    """By scope, by last use, both, or everything; facts go too, and the history where no scope is named."""
+    """By scope, by last use, both, or everything; facts go too, history and plots where no scope is named."""
     store = opened()
     for name in ("old", "new"):
         for owner in ("a", "b"):
             await store.put(owner, compaction(name))
             await store.put_fact(owner, name, "1")
         await store.add_event(clock.now_s, "{}")
+        await store.put_plots([Plot(name, clock.now_s, "{}")])
         clock.now_s += 10
     assert await store.delete(scope=scope, unused_since_s=unused_since_s) == count
     assert {(each.scope, each.compaction.covered_hash) for each in await store.compactions()} == left
     facts = {(owner, name) for owner in "ab" for name in ("old", "new") if await store.get_fact(owner, name)}
     assert facts == left
-    assert len(await store.events()) == events
+    assert len(await store.events()) == len(await store.plots()) == events
 
 
 async def test_an_ended_memory_store_is_empty(clock: Clock, tmp_path: Path) -> None:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from litellm_compaction.events import Event
-from litellm_compaction.proxy.turns import Accuracy, Talk
+from litellm_compaction.proxy.talks import Talk
+from litellm_compaction.proxy.turns import Accuracy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

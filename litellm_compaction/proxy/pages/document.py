@@ -90,13 +90,17 @@ def _notice(notice: Notice) -> Html:
 
 def _plots(content: Content) -> Html:
     if not content.talks:
-        text = "None yet. Each conversation is drawn from its first request on, until this process of the proxy ends."
+        text = "None yet. Each conversation is drawn from its first request on, for 30 days."
         return tag("p", text, class_="quiet")
     text = (
-        "How full the window was with each turn, since this process of the proxy started: prompt and answer. "
+        "How full the window was with each turn of the last conversations: prompt and answer. "
         "Dashed lines: where a prompt is compacted, where a running answer is carried over."
     )
-    more = tag("p", f"{content.more_talks} more are not drawn.", class_="quiet") if content.more_talks else None
+    more = (
+        tag("p", f"{content.more_talks} more are not drawn: older ones, or of one turn.", class_="quiet")
+        if content.more_talks
+        else None
+    )
     return joined(
         [
             tag("p", text, class_="quiet"),

@@ -6,14 +6,15 @@ from collections.abc import Sequence
 
 from litellm_compaction.proxy.pages.markup import Html, name_of, tag
 from litellm_compaction.proxy.pages.tables import clock_text
-from litellm_compaction.proxy.turns import Talk, Turn
+from litellm_compaction.proxy.talks import Talk, Turn
 
 # In units of the view box; drawn at about this size in CSS pixels, so that its letters stay readable on a phone.
 _WIDTH, _HEIGHT = 400, 190
-_LEFT, _RIGHT, _TOP, _BOTTOM = 38, 8, 10, 22
+_LEFT, _RIGHT, _TOP, _BOTTOM = 46, 8, 10, 22
 _MOST_RATIO = 1.15
 _MAX_BARS = 60
 _MAX_BAR_WIDTH = 14.0
+_LABEL_HEIGHT = 12.0
 
 
 def plot(talk: Talk) -> Html:
@@ -41,7 +42,7 @@ def plot(talk: Talk) -> Html:
     caption = tag(
         "figcaption",
         tag("h3", name_of(talk.model)),
-        tag("p", f"{talk.id} · {talk.count} turns · window {window_tokens:,} · {when}", class_="quiet"),
+        tag("p", f"{talk.id} · {_turns(talk.count)} · window {window_tokens:,} · {when}", class_="quiet"),
     )
     return tag("figure", caption, picture, class_="plot")
 
@@ -53,18 +54,25 @@ def _summary(talk: Talk, turns: Sequence[Turn]) -> str:
     restarts = sum(len(turn.restarts) for turn in turns)
     fills = [100 * _ratio(turn.filled_tokens, turn) for turn in turns]
     return (
-        f"{len(turns)} turns of {talk.model}: {min(fills):.0f} to {max(fills):.0f} percent of the window, "
+        f"{_turns(len(turns))} of {talk.model}: {min(fills):.0f} to {max(fills):.0f} percent of the window, "
         f"{fills[-1]:.0f} percent after the last one; {compacted} compactions, {restarts} restarts."
     )
+
+
+def _turns(count: int) -> str:
+    return f"{count} turn" if count == 1 else f"{count} turns"
 
 
 def _rules(talk: Talk) -> list[Html]:
     right = _WIDTH - _RIGHT
     shapes = [tag("line", x1=_LEFT, y1=_y(0), x2=right, y2=_y(0), class_="base")]
-    for ratio in sorted({talk.compact_ratio, talk.carry_ratio, 1.0}):
+    label_y = 0.0
+    for ratio in sorted({talk.compact_ratio, talk.carry_ratio, 1.0}, reverse=True):
         kind = "rule full" if ratio == 1.0 else "rule"
+        # Lines may lie closer together than their labels can.
+        label_y = max(_y(ratio) + 4, label_y + _LABEL_HEIGHT)
         shapes.append(tag("line", x1=_LEFT, y1=_y(ratio), x2=right, y2=_y(ratio), class_=kind))
-        shapes.append(tag("text", f"{100 * ratio:.0f} %", x=_LEFT - 4, y=_y(ratio) + 4, text_anchor="end"))
+        shapes.append(tag("text", f"{100 * ratio:.0f} %", x=_LEFT - 4, y=label_y, text_anchor="end"))
     return shapes
 
 

@@ -31,6 +31,7 @@ from litellm_compaction.proxy.pages.saving import Refused, write
 from litellm_compaction.proxy.pages.sessions import COOKIE, LIFETIME_S, MAX_KEY_CHARS, Sessions, is_own_request
 from litellm_compaction.proxy.pages.style import SECURITY_HEADERS
 from litellm_compaction.proxy.pages.visitors import Visitor, visitor_of
+from litellm_compaction.proxy.proxy_secret import proxy_secret
 from litellm_compaction.stores import MemoryStore
 
 PATH = "/compaction"
@@ -151,7 +152,9 @@ class _Page:
         around, visitor = self._around, seen.visitor
         rows = await rows_for(around, visitor)
         models = models_for(around.router(), rows, visitor)
-        talks = [talk for talk in around.turns.talks() if visitor.sees_all or talk.tenant == visitor.tenant]
+        talks = await around.turns.everywhere(visitor.tenant_seen)
+        # Titles and health checks are conversations of one request; they would crowd out the others.
+        drawn = ([talk for talk in talks if talk.is_eventful] or talks)[:_SHOWN_TALKS]
         content = Content(
             role=visitor.role,
             may_write=visitor.may_write,
@@ -168,8 +171,8 @@ class _Page:
             ),
             notices=[*_notices(done, refused), *self._state(known)],
             rows=rows,
-            talks=talks[:_SHOWN_TALKS],
-            more_talks=max(len(talks) - _SHOWN_TALKS, 0),
+            talks=drawn,
+            more_talks=len(talks) - len(drawn),
             events=await events_for(around.store, visitor),
         )
         return page(content)
@@ -193,8 +196,7 @@ class _Page:
 
     def _signer(self) -> Sessions:
         """Cookies under the proxy's master key, so that all workers open them; known only after the configuration."""
-        key = getattr(sys.modules.get(_PROXY_MODULE), "master_key", None)
-        secret = key if isinstance(key, str) and key else None
+        secret = proxy_secret()
         if self._sessions is None or secret != self._secret:
             self._secret, self._sessions = secret, Sessions(secret)
         return self._sessions

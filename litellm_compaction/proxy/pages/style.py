@@ -49,7 +49,9 @@ button.small { padding: .1rem .6rem; font-size: .875rem; margin-top: .4rem; }
 table { border-collapse: collapse; width: 100%; min-width: 52rem; font-size: .9rem; }
 th, td { text-align: left; padding: .4rem .7rem; border-bottom: 1px solid var(--line); vertical-align: top; }
 th { background: var(--soft); white-space: nowrap; }
-tbody th { background: none; font-weight: 600; }
+tbody th { background: none; font-weight: 600; white-space: normal; }
+tbody th, td.name { min-width: 9rem; max-width: 22rem; }
+tbody th { min-width: 13rem; }
 tr:last-child > * { border-bottom: 0; }
 td { min-width: 4rem; }
 th.number { text-align: right; }

@@ -109,7 +109,7 @@ def _conflict(row: Row) -> Child:
 
 def _event(event: Event, times: int) -> Html:
     when = tag("td", clock_text(event.when_s), class_="time")
-    model = tag("td", name_of(event.model))
+    model = tag("td", name_of(event.model), class_="name")
     if isinstance(event, TruncationAlarm):
         return tag(
             "tr",
@@ -139,7 +139,7 @@ def _event(event: Event, times: int) -> Html:
         tag("td", f"{event.window_tokens:,}", class_="number"),
         tag("td", _percent(event.tokens_before, event.window_tokens), class_="number"),
         tag("td", str(event.round) if event.round else "–", class_="number"),
-        tag("td", _cost(event)),
+        tag("td", _cost(event), class_="name"),
     )
 
 

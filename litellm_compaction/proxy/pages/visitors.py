@@ -47,6 +47,11 @@ class Visitor:
         """Whether other tenants' numbers are shown."""
         return self.role in (_WRITER, _VIEWER)
 
+    @property
+    def tenant_seen(self) -> str:
+        """Whose numbers are shown; "" for everybody's."""
+        return "" if self.sees_all else self.tenant
+
     def may_see(self, router: Any, model: str) -> bool:
         """Whether a model's name is shown."""
         return self.sees_all or may_use(router, model, {"user_api_key_auth": self.auth})

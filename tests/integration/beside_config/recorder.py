@@ -1,4 +1,4 @@
-"""A second callback as an operator may have one: it writes what LiteLLM tells it, one JSON line per event."""
+"""A second callback as an operator may have one: it writes what LiteLLM tells it, one JSON line per row to bill."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _FILE = Path(os.environ.get("RECORDER_FILE", "events.jsonl"))
 
 
 class Recorder(CustomLogger):
-    """Records successes and failures with everything that metadata holds."""
+    """Records who pays how many tokens for which call, and everything that metadata holds."""
 
     async def async_log_success_event(self, kwargs: Any, response_obj: Any, start_time: Any, end_time: Any) -> None:
         self._write("success", kwargs, response_obj)
@@ -38,6 +38,7 @@ class Recorder(CustomLogger):
             "metadata_keys": sorted(metadata),
             "metadata": repr(metadata),
             "prompt_tokens": getattr(usage, "prompt_tokens", None),
+            "completion_tokens": getattr(usage, "completion_tokens", None),
         }
         with _FILE.open("a") as file:
             file.write(json.dumps(row) + "\n")

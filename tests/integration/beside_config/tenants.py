@@ -1,4 +1,7 @@
-"""Keys without a database: each has its user and its team, and one may call only one model."""
+"""Keys without a database: each has its user and its team, and one may call only one model.
+
+What follows a dot in a key makes it another key of the same person's.
+"""
 
 from __future__ import annotations
 
@@ -19,4 +22,4 @@ _KEYS: dict[str, dict[str, Any]] = {
 
 async def user_api_key_auth(request: Request, api_key: str) -> UserAPIKeyAuth:
     """Who calls; an unknown key is the proxy's own administrator."""
-    return UserAPIKeyAuth(api_key=api_key, **_KEYS.get(api_key, {"user_id": "admin"}))
+    return UserAPIKeyAuth(api_key=api_key, **_KEYS.get(api_key.partition(".")[0], {"user_id": "admin"}))

@@ -1,4 +1,4 @@
-"""Keys without a database: an administrator, one who may only view, and two tenants."""
+"""Keys without a database, one for each role that LiteLLM's own have: administrators, and tenants who are none."""
 
 from __future__ import annotations
 
@@ -12,6 +12,11 @@ _KEYS: dict[str, dict[str, Any]] = {
     "sk-page-viewer": {"user_id": "eve", "user_role": LitellmUserRoles.PROXY_ADMIN_VIEW_ONLY},
     "sk-page-anna": {"user_id": "anna", "team_id": "red", "user_role": LitellmUserRoles.INTERNAL_USER},
     "sk-page-arno": {"user_id": "arno", "team_id": "red", "user_role": LitellmUserRoles.INTERNAL_USER},
+    "sk-page-reader": {"user_id": "rita", "team_id": "red", "user_role": LitellmUserRoles.INTERNAL_USER_VIEW_ONLY},
+    "sk-page-team": {"team_id": "red", "user_role": LitellmUserRoles.TEAM},
+    "sk-page-org": {"user_id": "olaf", "org_id": "org", "user_role": LitellmUserRoles.ORG_ADMIN},
+    "sk-page-customer": {"end_user_id": "cora", "user_role": LitellmUserRoles.CUSTOMER},
+    "sk-page-plain": {"user_id": "paul"},
     "sk-page-bert": {"user_id": "bert", "models": ["small"], "user_role": LitellmUserRoles.INTERNAL_USER},
 }
 

@@ -1,0 +1,124 @@
+"""One deployment as `doctor` has found it, and what there is to say about it in words.
+
+Made by `examination`, shown by `doctor`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+
+from litellm_compaction.cli.config_file import Section
+from litellm_compaction.cli.findings import Finding, entry_section, note
+from litellm_compaction.cli.probing import Probe
+from litellm_compaction.cli.source_words import source_words, template_words, tokenizer_name
+from litellm_compaction.models.lmstudio import Listing
+from litellm_compaction.models.served import PATHS, Served
+from litellm_compaction.models.sources import TokenizerSource
+from litellm_compaction.models.window import Target, Window
+from litellm_compaction.proxy.routing import Deployment
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Examined:
+    """One deployment, or one loaded model behind a wildcard.
+
+    Attributes:
+        name: its `model_name`; model: as the server is asked for it.
+        guarded: None where nobody could be asked.
+        why: the reason for `guarded`, in words.
+        server: its address without credentials; "" where it was not asked.
+        reachable, loaded: None where it was not asked, or nobody knows.
+        api: version of LM Studio's API; "" where it was not asked.
+        tokenizer: the vocabulary or file that counts; exact says whether it is the model's own.
+        tokenizer_source: its kind, as in `models/sources.py`; tokenizer_words and template_words are for people.
+        probes: our count against the server's, where that was wanted.
+        carrier: what carries a running answer over the limit; "" where nothing does.
+    """
+
+    name: str
+    model: str
+    guarded: bool | None
+    why: str
+    server: str = ""
+    reachable: bool | None = None
+    api: str = ""
+    loaded: bool | None = None
+    window_tokens: int | None = None
+    window_source: str = ""
+    parallel: int | None = None
+    architecture: str = ""
+    family: str = ""
+    tokenizer: str = ""
+    tokenizer_exact: bool | None = None
+    tokenizer_source: str = ""
+    tokenizer_words: str = ""
+    template_words: str = ""
+    probes: tuple[Probe, ...] = ()
+    carrier: str = ""
+
+
+def names(target: Target, served: Served | None) -> list[str]:
+    """The models to describe: the deployment's own, or what is loaded behind a wildcard."""
+    loaded = [model.names[0] for model in served.models if model.names] if served else []
+    return loaded if loaded and "*" in target.model else [target.model]
+
+
+def about_window(row: Examined, target: Target, window: Window, served: Served | None) -> list[Finding]:
+    """What to know of an opted-in deployment's window, and what to do where nobody knows it."""
+    findings: list[Finding] = []
+    write = "write model_info.compaction.context_length"
+    if served is not None and window.source not in PATHS and not target.asked_tokens:
+        if served.api == "ollama":
+            load = "it is read when the first request has loaded it"
+            what = (
+                f"Ollama has not loaded {target.model}, so {window.tokens:,} tokens ({window.source}) count until then"
+            )
+            findings.append(note(row.name, f"{what}; {load}. To be sure, set num_ctx in litellm_params."))
+        elif window.source != "operator":
+            asked = ", ".join(PATHS[api] for api in target.apis)
+            findings.append(note(row.name, f"its server tells no window ({asked}): {write}."))
+    if window.source == "default":
+        findings.append(note(row.name, f"its window is assumed to be {window.tokens:,} tokens: {write}."))
+    if window.slots > 1:
+        text = f"{window.slots} requests at a time have this window each; if they share it (--kv-unified), write"
+        findings.append(note(row.name, f"{text} `admission: pool`."))
+    return findings
+
+
+def with_source(row: Examined, architecture: str, source: TokenizerSource) -> Examined:
+    """The row with what counts its prompts."""
+    return replace(
+        row,
+        architecture=architecture,
+        family=source.family.name,
+        tokenizer=tokenizer_name(source),
+        tokenizer_exact=source.family.exact,
+        tokenizer_source=source.kind,
+        tokenizer_words=source_words(source),
+        template_words=template_words(source),
+    )
+
+
+def why_not(deployment: Deployment, entry: Section) -> str:
+    """The reason for which a deployment is not guarded, as long as nobody was asked."""
+    if deployment.settings.enabled is False:
+        return "model_info.compaction.enabled is false"
+    model = str(entry_section(entry, "litellm_params").get("model", ""))
+    if model.startswith("openai/") and deployment.target.api_base:
+        return "its server is not in a local network, so it is not asked; opt in with model_info.compaction.enabled"
+    return "its provider is not LM Studio; opt in with model_info.compaction.enabled"
+
+
+def closest(model: str, listing: Listing) -> str:
+    """The end of a sentence: what LM Studio has that is called like `model`."""
+    keys = [listed.key for listed in listing.models if listed.kind == "llm"]
+    near = get_close_matches(model, keys, n=3, cutoff=0.3) or keys[:3]
+    return f"; LM Studio has {', '.join(near)}" if near else "; LM Studio has no chat model"
+
+
+def without_credentials(api_base: str) -> str:
+    """The address without a user and a password in it."""
+    scheme, separator, rest = api_base.partition("://")
+    authority, slash, path = rest.partition("/")
+    return f"{scheme}{separator}{authority.rpartition('@')[2]}{slash}{path}" if separator else api_base
