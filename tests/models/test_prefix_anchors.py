@@ -45,7 +45,8 @@ async def test_the_next_turn_is_the_servers_number_and_the_new_part(family: Fami
     counter.learn("t", before, round(before.raw_tokens) + injected_tokens)
     after = await counted(counter, family, request(*chat(7)))
     truth = after.raw_tokens + injected_tokens
-    assert truth - 1 <= after.tokens <= truth * 1.1
+    # A stand-in's estimate lies in the middle of what is likely; its error covers the rest.
+    assert truth * (0.98 if family is UNKNOWN else 1) - 1 <= after.tokens <= truth * 1.1
     assert truth <= after.tokens * (1 + after.error_ratio) + 1
     assert after.tokens == after.overhead_tokens + after.tools_tokens + sum(after.sizes)
     counter.learn("t", after, round(truth))
@@ -161,7 +162,7 @@ async def test_new_text_of_another_script_keeps_the_margin() -> None:
     )
     made = await counted(counter, UNKNOWN, more)
     truth = first.raw_tokens * 0.4 + (made.raw_tokens - first.raw_tokens)
-    assert truth - 1 <= made.tokens <= truth * 1.3
+    assert truth * 0.85 <= made.tokens <= truth * 1.3
     assert truth <= made.tokens + made.margin_tokens
 
 

@@ -146,4 +146,4 @@ def test_a_piece_ends_at_the_last_boundary_of_its_last_quarter(alphabet: str) ->
         text = "".join(source.choice(alphabet) for _ in range(3000)) + "y" * source.randrange(1500) + alphabet * 100
         text = text[:5000].ljust(5000, "z")
         ends = [found.end() for found in vocabularies._BOUNDARY.finditer(text, 3072, 4096)]
-        assert next(vocabularies._pieces(text)) == text[: ends[-1] if ends else 4096]
+        assert next(vocabularies._pieces(text, vocabularies._BOUNDARY)) == text[: ends[-1] if ends else 4096]
