@@ -84,7 +84,7 @@ MODELS = {
     "deepseek-r1": Known("deepseek2", "deepseek-r1-0528"),
     "r1-distill-llama": Known("llama", "deepseek-r1-distill-llama-8b"),
     "r1-distill-qwen": Known("qwen2", "deepseek-r1-distill-qwen-7b"),
-    "phi3.5": Known("phi3", "phi-3.5-mini-instruct", "Phi-3.5-mini-instruct"),
+    "phi3.5": Known("phi3", "phi-3.5-mini-instruct", "Phi 3.5 Mini Instruct"),
 }
 
 

@@ -67,8 +67,11 @@ class Vocabulary:
             # Gemma's SentencePiece vocabularies say add_space_prefix = false; Llama's and Mistral's leave the default.
             prefixes = "<start_of_turn>" not in specials
         self.prefixes_space = data.kind == "spm" and prefixes
-        # llama.cpp gives Phi-3's special tokens the attribute RSTRIP (llama-vocab.cpp, 2026-11).
-        self.strips_after_special = data.kind == "spm" and {"<|assistant|>", "<|end|>"} <= specials
+        strips = data.strips_after_special
+        if strips is None:
+            # llama.cpp gives Phi-3's special tokens the attribute RSTRIP (llama-vocab.cpp, 2026-11).
+            strips = {"<|assistant|>", "<|end|>"} <= specials
+        self.strips_after_special = data.kind == "spm" and strips
 
     def split(self, prompt: str) -> list[Segment]:
         """The segments of a prompt in order, as llama.cpp's tokenizer_st_partition finds them."""

@@ -36,8 +36,6 @@ OWN_WAYS = (
     ("devstral", "reasoning", (0, 1, 4)),
     # It joins the parts of an assistant's and a system message in blocks.
     ("ministral3", "parts", (1, 2)),
-    # It strips the white space behind some of Phi-3's special tokens and not behind others.
-    ("phi3.5", "odd text", (5,)),
 )
 
 

@@ -237,3 +237,29 @@ async def test_what_is_made_of_a_prompt_is_not_promised_by_its_anchor() -> None:
     rewritten = await counted(counter, UNKNOWN, request(*chat(23)[2:]))
     assert whole.error_ratio < rewritten.error_ratio <= whole.text_error_ratio
     assert sum(whole.sizes[2:]) < sum(rewritten.sizes) <= whole.text_ratio * sum(whole.sizes[2:]) + len(whole.sizes)
+
+
+async def test_a_prompt_that_lacks_its_system_message_is_not_gone_on_with() -> None:
+    """Mistral Nemo's template leaves the system message out where a tool's result is the last; then it comes back."""
+    counter = TokenCounter()
+    system = {"role": "system", "content": PROSE * 12}
+    call = {"id": "call00001", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    messages: list[dict[str, object]] = [system, {"role": "user", "content": PROSE * 60}]
+    dropped_tokens = (await counted(TokenCounter(), UNKNOWN, request(system))).raw_tokens - 48
+
+    async def turn(*, lacks_system: bool) -> tuple[Count, int]:
+        made = await counted(counter, UNKNOWN, request(*messages))
+        truth = round(made.raw_tokens - (dropped_tokens if lacks_system else 0))
+        counter.learn("t", made, truth)
+        return made, truth
+
+    await turn(lacks_system=False)
+    for _ in range(4):
+        messages += [{"role": "assistant", "content": "", "tool_calls": [call]}]
+        messages += [{"role": "tool", "tool_call_id": "call00001", "content": PROSE * 4}]
+        made, truth = await turn(lacks_system=True)
+    assert made.tokens == pytest.approx(truth, rel=0.1)
+    messages += [{"role": "assistant", "content": "Done."}, {"role": "user", "content": PROSE}]
+    made, truth = await turn(lacks_system=False)
+    assert made.tokens == pytest.approx(truth, rel=0.05)
+    assert truth <= made.tokens + made.margin_tokens
