@@ -284,7 +284,10 @@ class TokenCounter:
         if raw.profile is not None and anchor.profile is not None:
             growth = self._growth(target_key, basis, raw.profile.since(anchor.profile))
             tokens = anchor.prompt_tokens + growth.tokens
-            wrong_tokens = max(_SURE_DEVIATIONS * growth.doubt_tokens, _LEAST_GROWTH_ERROR * growth.tokens)
+            # New text of another kind may take as much as the stand-in's own count, which errs high.
+            wrong_tokens = max(
+                _SURE_DEVIATIONS * growth.doubt_tokens, _LEAST_GROWTH_ERROR * growth.tokens, new_tokens - growth.tokens
+            )
         elif new_tokens < 0:
             # The template leaves out what it rendered before; only a rendered prompt shows how much.
             tokens = anchor.prompt_tokens + (new_tokens if raw.exact else 0.0)
