@@ -2,10 +2,10 @@
 
     python benchmarks/token_calibration.py [--truth qwen3] [--folder ../shared/transcripts]
 
-Every transcript is resent turn by turn, as a stateless client does; the sessions follow each other on one deployment.
-The truth is the exact prompt of another family, whose name the counter is not told. "calibrated" forgets the anchors
-before every count. Errors are (count − truth) / truth; "too low" are requests whose truth lies above count × (1 +
-error_ratio).
+Every transcript is resent turn by turn, as a stateless client does: "fresh" each on a deployment that has served none
+before, "following" one after the other on the same. The truth is the exact prompt of another family, whose name the
+counter is not told. "without anchors" forgets them before every count. Errors are (count − truth) / truth; "too low"
+are requests whose truth lies above what is kept free for them.
 """
 
 from __future__ import annotations
@@ -14,8 +14,11 @@ import argparse
 import asyncio
 import json
 import statistics
+import sys
 from collections.abc import Sequence
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from litellm_compaction.core.messages import Message, Request, parse_message
 from litellm_compaction.models.counter import TokenCounter
@@ -26,11 +29,14 @@ TRUTHS = {
     "qwen3": ("qwen3", "qwen3-8b"),
     "llama3.1": ("llama", "llama-3.1-8b"),
     "mistral-nemo": ("llama", "mistral-nemo"),
+    "mistral-v3": ("llama", "mistral-7b-instruct-v0.3"),
+    "mistral-small": ("mistral3", "mistral-small-3.2-24b-instruct-2506"),
+    "devstral": ("llama", "devstral-small-2507"),
     "gemma4": ("gemma4", "gemma-4"),
     "gpt-oss": ("gpt-oss", "gpt-oss-20b"),
 }
 UNKNOWN = family_of("", "nobody-knows")
-SPANS = ((0, 1), (1, 2), (2, 10), (10, 20), (20, 1000))
+SPANS = ((0, 1), (1, 2), (2, 10), (10, 20), (20, 1000), (2, 1000))
 
 
 def main() -> None:
@@ -39,19 +45,28 @@ def main() -> None:
     arguments.add_argument("--truth", choices=TRUTHS, action="append")
     arguments.add_argument("--folder", type=Path, default=Path("../shared/transcripts"))
     chosen = arguments.parse_args()
-    for name in chosen.truth or list(TRUTHS):
-        for anchored in (False, True):
-            print(f"{name}, {'with anchors' if anchored else 'calibrated'}:")
-            asyncio.run(measure(name, sorted(chosen.folder.glob("*.json")), anchored=anchored))
+    files = sorted(chosen.folder.glob("*.json"))
+    ways = {"fresh": (True, True), "following": (False, True), "following, without anchors": (False, False)}
+    for way, (fresh, anchored) in ways.items():
+        everything: dict[int, list[tuple[float, bool]]] = {}
+        for name in chosen.truth or list(TRUTHS):
+            found = asyncio.run(measure(name, files, fresh=fresh, anchored=anchored))
+            report(f"{name}, {way}", found)
+            for number, errors in found.items():
+                everything.setdefault(number, []).extend(errors)
+        report(f"all, {way}", everything)
 
 
-async def measure(name: str, files: Sequence[Path], *, anchored: bool) -> None:
-    """One block of the table."""
+async def measure(
+    name: str, files: Sequence[Path], *, fresh: bool, anchored: bool
+) -> dict[int, list[tuple[float, bool]]]:
+    """For each number of a request in its session: how wrong the count was, and whether it was too low."""
     truth_family = family_of(*TRUTHS[name])
     counter, exact = TokenCounter(), TokenCounter()
-    errors: dict[int, list[float]] = {}
-    low: dict[int, int] = {}
+    found: dict[int, list[tuple[float, bool]]] = {}
     for file in files:
+        if fresh:
+            counter = TokenCounter()
         read = json.loads(file.read_text(encoding="utf-8"))
         messages, tools = tuple(map(parse_message, read["messages"])), tuple(read.get("tools") or ())
         for number, end in enumerate(requests(messages)):
@@ -60,17 +75,23 @@ async def measure(name: str, files: Sequence[Path], *, anchored: bool) -> None:
                 counter._anchors = Anchors()
             count = await counter.count("t", UNKNOWN, request)
             truth = (await exact.count("t", truth_family, request)).tokens
-            errors.setdefault(number, []).append(count.tokens / truth - 1)
-            low[number] = low.get(number, 0) + (truth > count.tokens + count.margin_tokens)
+            is_low = truth > count.tokens + count.margin_tokens
+            found.setdefault(number, []).append((count.tokens / truth - 1, is_low))
             counter.learn("t", count, truth)
+    return found
+
+
+def report(title: str, found: dict[int, list[tuple[float, bool]]]) -> None:
+    """One block of the table."""
+    print(f"{title}:")
     for start, end in SPANS:
-        numbers = [number for number in errors if start <= number < end]
-        found = [error for number in numbers for error in errors[number]]
-        sizes = sorted(map(abs, found))
+        rows = [row for number, rows in found.items() if start <= number < end for row in rows]
+        errors = [error for error, _ in rows]
+        sizes = sorted(map(abs, errors))
         print(
-            f"  requests {start + 1}–{min(end, max(errors) + 1)}: |error| median {statistics.median(sizes):.2%}, "
-            f"p90 {sizes[int(0.9 * (len(sizes) - 1))]:.2%}, from {min(found):+.1%} to {max(found):+.1%}, "
-            f"{sum(low[number] for number in numbers)} of {len(found)} too low"
+            f"  requests {start + 1}–{min(end, max(found) + 1)}: |error| median {statistics.median(sizes):.2%}, "
+            f"p90 {sizes[int(0.9 * (len(sizes) - 1))]:.2%}, from {min(errors):+.1%} to {max(errors):+.1%}, "
+            f"{sum(is_low for _, is_low in rows)} of {len(rows)} too low"
         )
 
 

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from math import log, log2
 from typing import NamedTuple
 
+from litellm_compaction.models.growth import Growths
+
 # Below this the template's constants decide the ratio, not the vocabulary.
 TINY_TOKENS = 200
 # Nobody loads a model with a context length below this, so nothing was cut from a shorter prompt.
@@ -74,11 +76,16 @@ class _Sample(NamedTuple):
 
 @dataclass(slots=True)
 class Calibration:
-    """The last ratios of one deployment, longer prompts and tiny ones apart, and those that looked like a cut."""
+    """The last ratios of one deployment, longer prompts and tiny ones apart, and those that looked like a cut.
+
+    Attributes:
+        growths: what new messages took, where a stand-in counts.
+    """
 
     _samples: deque[_Sample] = field(default_factory=lambda: deque(maxlen=_KEPT))
     _doubts: deque[_Sample] = field(default_factory=lambda: deque(maxlen=_DOUBTS))
     _extra_tokens: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT))
+    growths: Growths = field(default_factory=Growths)
 
     def predict(self, raw_tokens: float, mix: Mix, family_error: float) -> Prediction:
         """The factor for a request.
@@ -162,12 +169,12 @@ class Calibration:
         return True
 
     def as_json(self) -> list[list[float]]:
-        """All that it has learned, in short: samples, then tokens that tiny prompts had more."""
+        """All that it has learned, in short: samples, tokens that tiny prompts had more, growths; told by length."""
         samples = [
             [round(sample.ratio, 5), round(sample.raw_tokens), *(round(share, 4) for share in sample.mix)]
             for sample in self._samples
         ]
-        return [*samples, *([extra_tokens] for extra_tokens in self._extra_tokens)]
+        return [*samples, *([extra_tokens] for extra_tokens in self._extra_tokens), *self.growths.as_json()]
 
     def take_over(self, rows: object) -> None:
         """Puts what `as_json` once gave behind what was learned since; skips rows that it cannot have written."""
@@ -182,11 +189,12 @@ class Calibration:
                 samples.append(_Sample(row[0], row[1], Mix(*row[2:])))
         self._samples = deque((*samples, *self._samples), maxlen=_KEPT)
         self._extra_tokens = deque((*extras, *self._extra_tokens), maxlen=_KEPT)
+        self.growths.take_over(rows)
 
     @property
     def is_empty(self) -> bool:
         """Whether nothing has been learned yet."""
-        return not self._samples and not self._extra_tokens
+        return not self._samples and not self._extra_tokens and self.growths.is_empty
 
     def gist(self) -> tuple[int, ...]:
         """Changes only where the next prediction changes noticeably: ratios by 1 %, lengths by a factor of 2."""
@@ -200,6 +208,7 @@ class Calibration:
             round(100 * log(min(ratios))),
             round(log2(longest)),
             round(shares / _NEAR_SHARE),
+            *self.growths.gist(),
         )
 
 

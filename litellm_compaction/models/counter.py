@@ -25,6 +25,7 @@ from litellm_compaction.models.calibration import (
 from litellm_compaction.models.counting import EXACT_ERROR, Counting, RawCount, mix_of, raw_tokens
 from litellm_compaction.models.counts import Count, Deviation, least_ratio, solid_ratio
 from litellm_compaction.models.families import Family
+from litellm_compaction.models.growth import Growth, Profile
 from litellm_compaction.models.measures import Item, Measure
 from litellm_compaction.models.prefix_anchors import Anchor, Anchors, Fingerprints, fingerprints
 from litellm_compaction.models.usable import usable, usable_soon
@@ -41,6 +42,8 @@ _OLD_TURNS_ERROR = 0.005
 _LOW_ERROR = 0.05
 # More than this cannot be an addition only; taken for one, it would leave no room for the conversation.
 _MAX_ADDED_RATIO = 1.5
+# So sure must a reading be that it is called safe, and never closer than this to what new messages take.
+_SURE_DEVIATIONS, _LEAST_GROWTH_ERROR = 3.0, 0.25
 # What new messages take by themselves is learned beside what whole prompts take.
 _GROWTH = "|new"
 _MAX_BASES = 8
@@ -87,8 +90,12 @@ class TokenCounter:
         # Of a shorter prompt more samples hold, and the one that says most counts.
         shorter = self._predict(target_key, basis, raw.tokens * _COMPACTED_RATIO, raw.mix, raw.error_ratio)
         text_factor = max(prediction.factor, shorter.factor)
+        role = request.messages[-1].role if request.messages else ""
         anchor = self._anchors.find(target_key, basis, prints)
         reading = self._anchored(target_key, basis, raw, prediction, anchor) if anchor else None
+        if anchor is not None and reading is not None and raw.profile is not None and anchor.role != role:
+            like = self._anchors.find(target_key, basis, prints, role=role)
+            anchor, reading = self._of_like_end(target_key, basis, raw, (anchor, reading), like)
         if reading is None:
             factor, error_ratio = prediction.factor, prediction.error_ratio
             sizes = tuple(ceil(size * factor) for size in raw.sizes)
@@ -114,6 +121,8 @@ class TokenCounter:
             mix=raw.mix,
             calibrated=prediction.calibrated,
             basis=basis,
+            profile=raw.profile,
+            role=role,
             fingerprint=prints[-1] if prints else 0,
             anchor=anchor,
         )
@@ -178,7 +187,7 @@ class TokenCounter:
                 return deviation
             self._learn_growth(target_key, count, prompt_tokens)
         if count.fingerprint:
-            anchor = Anchor(prompt_tokens, count.raw_tokens, count.mix)
+            anchor = Anchor(prompt_tokens, count.raw_tokens, count.mix, count.profile, count.role)
             self._anchors.note(target_key, count.basis, count.fingerprint, anchor)
         off = count.exact and prompt_tokens >= TINY_TOKENS and abs(deviation.ratio - 1) > 0.05
         if not off or target_key in self._warned:
@@ -222,6 +231,15 @@ class TokenCounter:
 
     def _learn_growth(self, target_key: str, count: Count, prompt_tokens: int) -> None:
         """Learns what new messages take by themselves: a ratio of whole prompts has a server's additions in it."""
+        if count.profile is not None:
+            growths = self._calibration(target_key, count.basis).growths
+            if count.anchor is None or count.anchor.profile is None:
+                growths.note_whole(count.profile, count.tools_tokens, prompt_tokens)
+            else:
+                new_prompt_tokens = prompt_tokens - count.anchor.prompt_tokens
+                like_ends = count.role == count.anchor.role
+                growths.note(count.profile.since(count.anchor.profile), new_prompt_tokens, like_ends=like_ends)
+            return
         if count.anchor is None or count.allowance_tokens:
             return
         new_tokens, new_prompt_tokens = (
@@ -249,6 +267,10 @@ class TokenCounter:
         anchor = count.anchor
         if anchor is None:
             return _least_of(count) * solid_ratio(count) * count.tokens
+        if count.profile is not None and anchor.profile is not None:
+            growth = self._growth(target_key, count.basis, count.profile.since(anchor.profile))
+            least = (1 - _LOW_ERROR) * growth.tokens - _SURE_DEVIATIONS * growth.doubt_tokens
+            return (1 - _OLD_TURNS_ERROR) * anchor.prompt_tokens + max(0.0, least) - count.allowance_tokens
         new_tokens = max(0.0, count.raw_tokens - anchor.raw_tokens)
         mix = anchor.new_mix(count.raw_tokens, count.mix)
         new = self._predict(target_key, count.basis + _GROWTH, new_tokens, mix, EXACT_ERROR)
@@ -263,7 +285,14 @@ class TokenCounter:
     ) -> _Reading | None:
         """The count by the longest prefix that the server has counted; None where it cannot be trusted."""
         new_tokens = raw.tokens - anchor.raw_tokens
-        if new_tokens < 0:
+        if raw.profile is not None and anchor.profile is not None:
+            growth = self._growth(target_key, basis, raw.profile.since(anchor.profile))
+            tokens = anchor.prompt_tokens + growth.tokens
+            # New text of another kind may take as much as the stand-in's own count, which errs high.
+            wrong_tokens = max(
+                _SURE_DEVIATIONS * growth.doubt_tokens, _LEAST_GROWTH_ERROR * growth.tokens, new_tokens - growth.tokens
+            )
+        elif new_tokens < 0:
             # The template leaves out what it rendered before; only a rendered prompt shows how much.
             tokens = anchor.prompt_tokens + (new_tokens if raw.exact else 0.0)
             wrong_tokens = -new_tokens * EXACT_ERROR
@@ -287,6 +316,37 @@ class TokenCounter:
             # What a server adds to a prompt that we render exactly belongs to no message.
             factor = min(factor, 1.0)
         return _Reading(tokens, factor, error_ratio)
+
+    def _of_like_end(
+        self, target_key: str, basis: str, raw: RawCount, longest: tuple[Anchor, _Reading], like: Anchor | None
+    ) -> tuple[Anchor, _Reading]:
+        """The reading to go by where the longest prefix ends in another role than the request, and so may lack a part.
+
+        Args:
+            target_key: the deployment.
+            basis: how `raw` was counted.
+            raw: the count.
+            longest: the prefix and its reading.
+            like: the longest prefix that ends in the request's role.
+        """
+        anchor, reading = longest
+        if raw.profile is None:
+            return longest
+        if like is not None and like.profile is not None:
+            growth = self._growth(target_key, basis, raw.profile.since(like.profile))
+            tokens = like.prompt_tokens + growth.tokens
+            if abs(tokens - reading.tokens) <= _SURE_DEVIATIONS * growth.doubt_tokens + EXACT_ERROR * reading.tokens:
+                return longest
+            most = max(tokens + _SURE_DEVIATIONS * growth.doubt_tokens, reading.tokens)
+            return like, _Reading(tokens, tokens / raw.tokens, max(EXACT_ERROR, most / tokens - 1))
+        whole = self._calibration(target_key, basis).growths.predict_whole(raw.profile, raw.tools_tokens)
+        if whole.tokens > reading.tokens + _SURE_DEVIATIONS * whole.doubt_tokens:
+            most = whole.tokens + whole.doubt_tokens
+            reading = reading._replace(error_ratio=max(reading.error_ratio, most / reading.tokens - 1))
+        return anchor, reading
+
+    def _growth(self, target_key: str, basis: str, new: Profile) -> Growth:
+        return self._calibration(target_key, basis).growths.predict(new)
 
     def _text_tokens(self, target_key: str, family: Family, measure: Measure) -> int:
         tokens, rendered = raw_tokens(measure, family), bool(family.template)

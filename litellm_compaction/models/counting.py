@@ -8,12 +8,13 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple, TypeAlias
 
 from litellm_compaction.core.messages import Request
 from litellm_compaction.models.calibration import PLAIN, Mix
-from litellm_compaction.models.families import Family
+from litellm_compaction.models.families import HEURISTIC, Family
+from litellm_compaction.models.growth import Profile
 from litellm_compaction.models.measures import Item, Measure, Measures
 from litellm_compaction.models.prefix_anchors import Fingerprints
 from litellm_compaction.models.prompts import Prompt, has_system, render, texts_of, tool_prompts, tools_key
@@ -54,6 +55,7 @@ class RawCount(NamedTuple):
         rendered: they were counted in the rendered prompt.
         exact: nothing in them is an estimate.
         mix: of the text, as far as a stand-in vocabulary counted it.
+        profile: of the messages, likewise.
     """
 
     sizes: tuple[float, ...]
@@ -64,6 +66,7 @@ class RawCount(NamedTuple):
     rendered: bool
     exact: bool
     mix: Mix
+    profile: Profile | None = None
 
     @property
     def tokens(self) -> float:
@@ -194,6 +197,7 @@ class Counting:
             tools_tokens = raw_texts[-1] + around
             allowance += around * _TOOLS_ALLOWANCE_RATIO
         overhead = family.request_tokens
+        is_stand_in = not family.owns_vocabulary and family.vocabulary != HEURISTIC.vocabulary
         if not has_system(request):
             overhead += family.default_system_tokens
             allowance += family.default_system_tokens
@@ -206,6 +210,7 @@ class Counting:
             rendered=False,
             exact=family.exact and not family.template and allowance == 0,
             mix=mix_of(measures, family),
+            profile=_profile(request, rendered, measures) if is_stand_in else None,
         )
 
 
@@ -242,6 +247,24 @@ def mix_of(measures: Iterable[Measure], family: Family) -> Mix:
         other_share=weighted / (weighted + chars - other_chars) if other_chars else 0.0,
         digit_share=digit_tokens / tokens if family.single_digits and digit_tokens else 0.0,
     )
+
+
+def _profile(request: Request, rendered: Sequence[Rendered], measures: Sequence[Measure]) -> Profile:
+    """What messages consist of; measures[i] belongs to messages[i]."""
+    profile = Profile(messages=len(rendered))
+    for message, part, measure in zip(request.messages, rendered, measures, strict=False):
+        per_char = measure.tokens / max(1, measure.chars)
+        one = Profile(
+            tokens=measure.tokens,
+            digit_tokens=measure.digit_tokens,
+            other_chars=measure.other_chars,
+            calls=len(message.calls),
+            said_tokens=len(message.text) * per_char if message.calls else 0.0,
+            reasoning_tokens=len(part.reasoning) * per_char,
+            media_tokens=part.allowance_tokens,
+        )
+        profile = profile.plus(one)
+    return profile
 
 
 def _allowance(part: Rendered, measure: Measure, tokens: float) -> float:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from litellm_compaction.models.calibration import PLAIN, Mix
+from litellm_compaction.models.growth import Profile
 from litellm_compaction.models.prefix_anchors import Anchor
 
 
@@ -31,6 +32,8 @@ class Count:
         mix: what the text consists of: beyond ASCII, stand-ins count up to 4 times too much, of digits up to 3 times.
         calibrated: the server has confirmed like requests.
         basis: how raw_tokens were counted: what is learned holds only for what is counted in the same way.
+        profile: what the messages consist of, where a stand-in counted them.
+        role: of the last message.
         fingerprint: of all that was counted, 0 where it has none.
         anchor: the prompt that it begins with and that the server has counted, if any.
     """
@@ -49,6 +52,8 @@ class Count:
     mix: Mix = PLAIN
     calibrated: bool = False
     basis: str = ""
+    profile: Profile | None = None
+    role: str = ""
     fingerprint: int = 0
     anchor: Anchor | None = None
 

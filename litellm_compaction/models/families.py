@@ -120,6 +120,8 @@ _QWEN2 = _rendered(_QWEN, "qwen2", "qwen2.5")
 _NEAR_QWEN2 = replace(_QWEN2, exact=False, error_ratio=0.05)
 _QWQ = _rendered(_QWEN, "qwen2", "qwq")
 _DISTILL_QWEN = _rendered(_QWEN, "r1-distill-qwen", "deepseek-r1-distill-qwen", error_ratio=0.05)
+# R1-0528 on Qwen3 has DeepSeek's turns as well.
+_DISTILL_QWEN3 = replace(_DISTILL_QWEN, name="qwen3", error_ratio=0.1)
 _QWEN3_COSTS = replace(_QWEN, name="qwen3", default_system_tokens=0)
 _QWEN3 = _rendered(_QWEN3_COSTS, "qwen2", "qwen3")
 _QWEN3_CODER = _rendered(_QWEN3_COSTS, "qwen2", "qwen3-coder")
@@ -133,7 +135,8 @@ _GEMMA = _rendered(_GEMMA_COSTS, "gemma4", "gemma2", error_ratio=0.15)
 _DEEPSEEK_COSTS = Family(name="deepseek", text_ratio=1.1)
 _DEEPSEEK_V31 = _rendered(_DEEPSEEK_COSTS, "deepseek-v3", "deepseek-v3.1")
 _DEEPSEEK_R1 = _rendered(_DEEPSEEK_COSTS, "deepseek-v3", "deepseek-r1", error_ratio=0.05)
-_PHI3 = _rendered(replace(_SPM, name="phi"), "phi3", "phi3.5")
+# Not exact without the model's own file: see `pack_files.py`.
+_PHI3 = _rendered(replace(_SPM, name="phi"), "phi3", "phi3.5", error_ratio=0.05)
 _PHI4 = Family(name="phi", text_ratio=1.05)
 _GLM = Family(name="glm", text_ratio=1.05, request_tokens=20)
 _GRANITE = Family(name="granite", text_ratio=1.2, single_digits=True, request_tokens=80)
@@ -218,6 +221,7 @@ _ARCHITECTURES: tuple[tuple[str, Family], ...] = (
 _NAMES: tuple[tuple[str, Family], ...] = (
     (r"gpt-?oss", _GPT_OSS),
     (r"distill-qwen", _DISTILL_QWEN),
+    (r"r1-0528-qwen3", _DISTILL_QWEN3),
     (r"qwopus", _NEAR_QWEN2),
     (r"distill-llama", _DISTILL_LLAMA),
     (r"devstral-small-(2505|2507|1\.[01])", _DEVSTRAL),
@@ -262,6 +266,12 @@ _NAMES: tuple[tuple[str, Family], ...] = (
 )
 
 
+# Trained on by others, nearly always with another chat template than the one that their names lead to, often ChatML.
+_RETRAINED = re.compile(
+    r"dolphin|hermes|openchat|wizard|orca|starling|alpaca|airoboros|samantha|neural|tulu|lumimaid|stheno|saiga"
+)
+_RETRAINED_ERROR = 0.1
+
 # Models that think before they answer unless told otherwise; by name, since most architectures have both kinds.
 _REASONS = re.compile(
     r"gpt-?oss|gpt-5|(?<![a-z])o[134](-|$)|think|reason|(?<![a-z])r1(?!\d)|qwq|magistral|deepseek-(v3\.[1-9]|v[4-9])"
@@ -289,6 +299,8 @@ def family_of(architecture: str, model: str) -> Family:
     name = model.casefold().replace("_", "-")
     told = next((family for pattern, family in _ARCHITECTURES if plain and re.match(pattern, plain)), None)
     family = _named(name, within=told)
+    if family.template and _RETRAINED.search(name):
+        family = replace(family, exact=False, error_ratio=max(family.error_ratio, _RETRAINED_ERROR))
     thinks = family.name == "gpt-oss" or _REASONS.search(name) is not None
     return replace(family, reasons=thinks and _ANSWERS_AT_ONCE.search(name) is None)
 

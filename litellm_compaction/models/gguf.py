@@ -44,6 +44,7 @@ _PRES_ADDING_BOS = frozenset(
 )
 _PRES_WITHOUT_BOS = frozenset({"chatglm-bpe", "glm4"})
 _Number = TypeVar("_Number", int, float)
+_PHI3 = re.compile(r"phi-?3")
 _PART = re.compile(r"-(\d{5})-of-(\d{5})(?=\.gguf$)", re.IGNORECASE)
 
 
@@ -126,11 +127,17 @@ def _header(fields: Fields) -> GgufHeader:
     context_length = fields.integer(f"{architecture}.context_length")
     space_prefix = fields.flag("tokenizer.ggml.add_space_prefix")
     adds_space_prefix = space_prefix if space_prefix is not None else kind == "spm"
+    name = fields.text("general.name", max_bytes=_MAX_NAME_BYTES) or ""
     return GgufHeader(
         architecture=architecture,
-        name=fields.text("general.name", max_bytes=_MAX_NAME_BYTES) or "",
+        name=name,
         context_length=context_length if context_length is not None and context_length > 0 else None,
-        vocabulary=replace(_vocabulary(fields, kind, model), adds_space_prefix=adds_space_prefix),
+        vocabulary=replace(
+            _vocabulary(fields, kind, model),
+            adds_space_prefix=adds_space_prefix,
+            # llama.cpp decides by the model's name alone: not for a "Phi 3.5 Mini Instruct", as converters write it.
+            strips_after_special=_PHI3.search(name.casefold()) is not None,
+        ),
         tool_chat_template=fields.text("tokenizer.chat_template.tool_use", max_bytes=_MAX_TEMPLATE_BYTES) or "",
         adds_space_prefix=adds_space_prefix,
     )
@@ -208,4 +215,6 @@ def _fingerprint(fields: Fields) -> str:
         raw = fields.raw(f"tokenizer.{name}")
         digest.update(len(raw).to_bytes(8, "little"))
         digest.update(raw)
+    title = fields.text("general.name", max_bytes=_MAX_NAME_BYTES) or ""
+    digest.update(b"phi3" if _PHI3.search(title.casefold()) else b"")
     return digest.hexdigest()

@@ -14,6 +14,7 @@ from typing import NamedTuple, TypeAlias
 
 from litellm_compaction.core.messages import Message, Request
 from litellm_compaction.models.calibration import Mix
+from litellm_compaction.models.growth import Profile
 
 # About 300 bytes each.
 _MAX_ANCHORS = 16_384
@@ -30,11 +31,16 @@ class Anchor(NamedTuple):
         prompt_tokens: the server's number.
         raw_tokens: ours, before calibration.
         mix: what the prompt consists of.
+        profile: likewise, where a stand-in counted it.
+        role: of its last message: some templates leave out a part of the prompt that depends on it (Mistral Nemo's
+            and v3's the system message, where the last one is a tool's).
     """
 
     prompt_tokens: int
     raw_tokens: float
     mix: Mix
+    profile: Profile | None = None
+    role: str = ""
 
     def new_mix(self, raw_tokens: float, mix: Mix) -> Mix:
         """What the rest of a longer prompt consists of, from its own size and mix."""
@@ -73,12 +79,19 @@ class Anchors:
         if len(self._entries) > _MAX_ANCHORS:
             self._entries.popitem(last=False)
 
-    def find(self, target_key: str, basis: str, prints: Fingerprints) -> Anchor | None:
-        """The longest known prompt that a request begins with; the whole of it included."""
+    def find(self, target_key: str, basis: str, prints: Fingerprints, *, role: str | None = None) -> Anchor | None:
+        """The longest known prompt that a request begins with, the whole of it included.
+
+        Args:
+            target_key: the deployment.
+            basis: how the request was counted.
+            prints: the request's.
+            role: of the prompt's last message; None for any.
+        """
         for fingerprint in reversed(prints[1:]):
             key = (target_key, basis, fingerprint)
             found = self._entries.get(key)
-            if found is not None:
+            if found is not None and role in (None, found.role):
                 self._entries.move_to_end(key)
                 return found
         return None

@@ -1,14 +1,15 @@
 """The messages of a request in the shape in which an engine hands them to a chat template.
 
 Called by `prompts.py`. The rules are llama.cpp's server's (common/chat.cpp and common/parsers in llama-cpp-python
-0.3.36): texts are joined by newlines, arguments become objects where the template reads them, and so on.
+0.3.36): texts are joined by newlines unless the template does it, arguments become objects where the template reads
+them, and so on.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from litellm_compaction.core.messages import JsonObject, JsonValue, Message
@@ -16,6 +17,8 @@ from litellm_compaction.models.templates import Template
 
 # Mistral's templates refuse other ids.
 _ID_CHARS = 9
+# Of one part no template makes anything else than of the text alone.
+_FEWEST_PARTS = 2
 
 
 class Shaped(NamedTuple):
@@ -45,7 +48,7 @@ def shape(messages: Sequence[Message], template: Template, *, short_ids: bool = 
         role = message.role
         if role == "developer" and not template.takes_developer:
             role = "system"
-        raw: dict[str, JsonValue] = {"role": role, "content": message.text}
+        raw: dict[str, JsonValue] = {"role": role, "content": _content(message, template)}
         if message.reasoning:
             raw["reasoning_content"] = message.reasoning
         name = message.raw.get("name")
@@ -79,6 +82,15 @@ def has_odd_ids(messages: Sequence[Message]) -> bool:
         for message in messages
         for call_id in (*(call.id for call in message.calls), *((message.call_id,) if message.role == "tool" else ()))
     )
+
+
+def _content(message: Message, template: Template) -> JsonValue:
+    """The text, in its parts where the template joins them itself; llama.cpp joins them where there is an image."""
+    parts = message.raw.get("content")
+    if not isinstance(parts, list) or len(parts) < _FEWEST_PARTS or message.other_parts or not template.takes_parts:
+        return message.text
+    texts = [part.get("text") if isinstance(part, Mapping) else part for part in parts]
+    return [{"type": "text", "text": text} for text in texts if isinstance(text, str)]
 
 
 def _call(name: str, arguments: JsonValue, call_id: str) -> JsonObject:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime, timezone
 from functools import lru_cache, partial
 from typing import Any
@@ -19,6 +19,7 @@ from jinja2.filters import do_indent
 from jinja2.runtime import LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
+from markupsafe import soft_str
 
 # Every date has as many characters, and tokens, as this one.
 _NOW = datetime(2026, 11, 21, 12, 34, 56, tzinfo=timezone.utc)
@@ -28,6 +29,8 @@ _MAX_TURNS, _MAX_RENDER_S = 2_000_000, 4.0
 _TURNS_PER_LOOK = 1024
 _MAX_FACTOR_CHARS, _MAX_VALUE_CHARS = 100_000, 64_000_000
 _MAX_INDENT, _MAX_INDENTED_CHARS = 16, 16_384
+# JavaScript writes larger numbers with an exponent, llama.cpp from 1,000,000.
+_MAX_WHOLE = 1e21
 
 # Called for what loops go through, and for `~`; a template that names them itself is refused.
 TICK, JOIN = "turn_of_a_loop", "joined_text"
@@ -149,6 +152,7 @@ def environment() -> jinja2.Environment:
     """What compiles a template as transformers does it, and runs it within limits."""
     made = _Environment(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation])
     made.filters["tojson"] = _to_json
+    made.filters["string"] = _string
     # These make any number of characters of one.
     for name in ("center", "format", "wordwrap"):
         made.filters.pop(name)
@@ -171,20 +175,39 @@ def _to_json(
     """As transformers does it: no HTML escapes, characters beyond ASCII as they are."""
     if indent is not None and not 0 <= indent <= _MAX_INDENT:
         raise TemplateRefusal(f"an indentation of {indent}")
-    if indent is None:
-        return json.dumps(value, ensure_ascii=ensure_ascii, separators=separators, sort_keys=sort_keys)
+    plain = json.dumps(value, ensure_ascii=False)
+    if ".0" in plain:
+        value = _with_whole_numbers(value)
+        plain = json.dumps(value, ensure_ascii=False)
     # Tools are the same in every request of a conversation, and Python's own encoder, which indents, takes 0.1 ms for
     # each; what it would write depends on nothing but what the quick one does.
-    plain = json.dumps(value, ensure_ascii=False)
-    if len(plain) > _MAX_INDENTED_CHARS:
-        return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-    return _indented(plain, ensure_ascii, indent, separators, sort_keys)
+    if indent is not None and len(plain) <= _MAX_INDENTED_CHARS:
+        return _indented(plain, ensure_ascii, indent, separators, sort_keys)
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 @lru_cache(maxsize=512)
 def _indented(plain: str, ensure_ascii: bool, indent: int, separators: tuple[str, str] | None, sort_keys: bool) -> str:
     value = json.loads(plain)
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _with_whole_numbers(value: Any) -> Any:
+    """A JSON value with 1 for 1.0, as llama.cpp's and JavaScript's engines write it."""
+    if isinstance(value, float):
+        return _whole_number(value)
+    if isinstance(value, Mapping):
+        return {key: _with_whole_numbers(element) for key, element in value.items()}
+    return list(map(_with_whole_numbers, value)) if isinstance(value, (list, tuple)) else value
+
+
+def _string(value: Any) -> str:
+    """The filter `string`, which in llama.cpp's engine writes numbers as `tojson` does."""
+    return str(_whole_number(value)) if isinstance(value, float) else soft_str(value)
+
+
+def _whole_number(value: float) -> float:
+    return int(value) if value.is_integer() and abs(value) < _MAX_WHOLE else value
 
 
 def _check_chars(chars: int) -> None:

@@ -24,6 +24,14 @@ _MAX_SOURCE_CHARS = 256 * 1024
 _MAX_GROWTH, _FREE_CHARS = 8, 1_000_000
 
 
+# llama.cpp takes this out of Mistral's templates, which would refuse an empty answer (common/chat.cpp,
+# common_chat_templates_init).
+_REFUSES_EMPTY = (
+    "{%- if (message['content'] is none or message['content'] == '' or message['content']|length == 0) and "
+    "(message['tool_calls'] is not defined or message['tool_calls'] is none or message['tool_calls']|length == 0) %}"
+)
+# Where Gemma 4's template leaves the model's next turn out, llama.cpp begins it (common/parsers/gemma4.cpp).
+_GEMMA_CALL, _GEMMA_END, _GEMMA_BEGIN = "'<|tool_call>call:'", "<turn|>\n", "<|turn>model\n"
 _NEEDLE = "zq7"
 _USER: JsonObject = {"role": "user", "content": "x"}
 _CALLS: tuple[JsonObject, ...] = (
@@ -55,11 +63,12 @@ class Template:
         self._compiled: jinja2.Template | None = None
         self._last = (0.0, 1)
         self._fault = ""
+        self._begins_turns = _GEMMA_CALL in source
         if len(source) > _MAX_SOURCE_CHARS or TICK in source or JOIN in source:
             self._fault = f"longer than {_MAX_SOURCE_CHARS} characters, or hostile"
             return
         try:
-            self._compiled = environment().from_string(source)
+            self._compiled = environment().from_string(source.replace(_REFUSES_EMPTY, "{%- if false %}"))
         except (jinja2.TemplateError, RecursionError, MemoryError, SyntaxError, ValueError) as error:
             self._fault = str(error)
 
@@ -89,7 +98,7 @@ class Template:
             TICK: Ticks(),
         }
         if tools:
-            values["tools"] = list(tools)
+            values["tools"] = list(map(_tool, tools))
         # Of this thread: on a busy machine a rendering may be interrupted for longer than it takes.
         begun_s = time.thread_time()
         limit = _FREE_CHARS
@@ -106,6 +115,8 @@ class Template:
         except Exception as error:
             # A template is a program of its own and may raise anything.
             raise TemplateRefusal(f"{type(error).__name__}: {error}"[:500]) from error
+        if self._begins_turns and "".join(parts[-2:]).endswith(_GEMMA_END):
+            parts.append(_GEMMA_BEGIN)
         self._last = (1e3 * (time.thread_time() - begun_s), max(1, len(messages)))
         return "".join(parts)
 
@@ -135,6 +146,13 @@ class Template:
         """Whether arguments of tool calls are to be given as objects, as llama.cpp does where a template reads them."""
         rendered = self._attempt(_CALLS, (_TOOL,))
         return rendered.count(_NEEDLE) > self._attempt(_CALLS[:1], (_TOOL,)).count(_NEEDLE) and "y" in rendered
+
+    @cached_property
+    def takes_parts(self) -> bool:
+        """Whether content may be a list of texts; otherwise llama.cpp joins them by newlines before."""
+        parts = [{"type": "text", "text": f"{_NEEDLE}{letter}"} for letter in "ab"]
+        rendered = self._attempt(({"role": "user", "content": parts},), ())
+        return f"{_NEEDLE}a" in rendered and f"{_NEEDLE}b" in rendered and "'text'" not in rendered
 
     @cached_property
     def takes_system(self) -> bool:
@@ -190,6 +208,21 @@ def add_template(name: str, source: str) -> None:
 def is_compiled(name: str) -> bool:
     """Whether `template(name)` returns at once."""
     return name in _templates
+
+
+def _tool(tool: JsonValue) -> JsonValue:
+    """A tool as llama.cpp hands it to a template: name, description and parameters, and nothing else."""
+    function = tool.get("function") if isinstance(tool, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        return tool
+    return {
+        "type": "function",
+        "function": {
+            "name": function["name"],
+            "description": function.get("description") or "",
+            "parameters": function.get("parameters") or {},
+        },
+    }
 
 
 def _limit_chars(messages: Sequence[JsonObject], tools: Sequence[JsonValue], size: int) -> int:

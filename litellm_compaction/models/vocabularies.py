@@ -16,9 +16,22 @@ from litellm_compaction.models.vocabulary_data import VocabularyData
 _PIECE_CHARS = 4096
 # Every vocabulary here begins a new word at these places, so that pieces cost exactly what the whole text costs.
 _BOUNDARY = re.compile(r"(?<=\S)(?= [A-Za-z])|(?<=\n)(?=[A-Za-z0-9])|(?<=[一-龥])(?=[，。！？；：、])")
+# So does a byte-level one between letters, digits and signs: not at an apostrophe, which may begin a contraction.
+_WORD_BOUNDARY = re.compile(
+    rf"{_BOUNDARY.pattern}|(?<=[A-Za-z])(?=[0-9])|(?<=[0-9])(?=[A-Za-z])|(?<=[A-Za-z0-9])(?=[!-&(-/:-@[-`{{-~])"
+)
 _LOOK_BACK_CHARS = 32
 _SLICE_CHARS = 131_072
 _UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
+# Tokens that llama.cpp takes for the end of an answer wherever a vocabulary has them, of whatever type
+# (llama_vocab::impl::load); Gemma 4's </s> is text all the same.
+_ENDS = frozenset(
+    (
+        *("<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>", "<end_of_turn>"),
+        *("<|endoftext|>", "</s>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>"),
+        *("<end_of_utterance>", "<eos>", "<turn|>", "<|tool_response>", "[e~[", "<｜end▁of▁sentence｜>"),
+    )
+)
 
 
 class Segment(NamedTuple):
@@ -43,6 +56,8 @@ class Vocabulary:
 
     def __init__(self, data: VocabularyData, encoder: Encoder | None = None) -> None:
         self._encoder = encoder if encoder is not None else encoder_for(data)
+        # SentencePiece's tokens and Gemma 4's may reach over signs.
+        self._boundary = _BOUNDARY if data.kind == "spm" or data.pre == "gemma4" else _WORD_BOUNDARY
         self.fingerprint = data.fingerprint
         self.bos = data.tokens[data.bos_id] if data.bos_id is not None and data.bos_id < len(data.tokens) else ""
         self.eos = data.tokens[data.eos_id] if data.eos_id is not None and data.eos_id < len(data.tokens) else ""
@@ -55,8 +70,11 @@ class Vocabulary:
             # Gemma's SentencePiece vocabularies say add_space_prefix = false; Llama's and Mistral's leave the default.
             prefixes = "<start_of_turn>" not in specials
         self.prefixes_space = data.kind == "spm" and prefixes
-        # llama.cpp gives Phi-3's special tokens the attribute RSTRIP (llama-vocab.cpp, 2026-11).
-        self.strips_after_special = data.kind == "spm" and {"<|assistant|>", "<|end|>"} <= specials
+        strips = data.strips_after_special
+        if strips is None:
+            # llama.cpp gives Phi-3's special tokens the attribute RSTRIP (llama-vocab.cpp, 2026-11).
+            strips = {"<|assistant|>", "<|end|>"} <= specials
+        self.strips_after_special = data.kind == "spm" and strips
 
     def split(self, prompt: str, position: int = 0) -> list[Segment]:
         """The segments of a prompt in order, as llama.cpp's tokenizer_st_partition finds them.
@@ -111,24 +129,24 @@ class Vocabulary:
         counts: list[int] = []
         for text in texts:
             before = len(pieces)
-            pieces += _pieces(_clean(text))
+            pieces += _pieces(_clean(text), self._boundary)
             counts.append(len(pieces) - before)
         lengths = iter(self._encoder.lengths(pieces))
         return [sum(next(lengths) for _ in range(count)) for count in counts]
 
 
-def _pieces(text: str) -> Iterator[str]:
+def _pieces(text: str, boundary: re.Pattern[str]) -> Iterator[str]:
     start = 0
     while len(text) - start > _PIECE_CHARS:
         # Looked for in the last quarter only, which nearly always has one.
-        end = _last_boundary(text, start + _PIECE_CHARS * 3 // 4, start + _PIECE_CHARS)
+        end = _last_boundary(text, start + _PIECE_CHARS * 3 // 4, start + _PIECE_CHARS, boundary)
         yield text[start:end]
         start = end
     if start < len(text):
         yield text[start:]
 
 
-def _last_boundary(text: str, first: int, last: int) -> int:
+def _last_boundary(text: str, first: int, last: int, boundary: re.Pattern[str] = _BOUNDARY) -> int:
     """The last boundary between two characters, or `last`; from behind: all of them take 40 ms per MB."""
     size = _LOOK_BACK_CHARS
     upper = last
@@ -136,7 +154,7 @@ def _last_boundary(text: str, first: int, last: int) -> int:
         lower = max(first, upper - size)
         # Up to `last` each time: a boundary shows in the character behind it.
         end = -1
-        for found in _BOUNDARY.finditer(text, lower, last):
+        for found in boundary.finditer(text, lower, last):
             if found.end() > upper:
                 break
             end = found.end()
@@ -158,9 +176,11 @@ def _clean(text: str) -> str:
 
 def _special_tokens(data: VocabularyData) -> frozenset[str]:
     kinds = (_UNKNOWN, _CONTROL, _USER_DEFINED)
-    return frozenset(
+    typed = frozenset(
         token for token, kind in zip(data.tokens, data.token_types, strict=False) if kind in kinds and token
     )
+    ends = _ENDS.intersection(data.tokens)
+    return typed | (ends - {"</s>"} if "<|tool_response>" in ends else ends)
 
 
 def _alternatives(words: Iterable[str]) -> str:

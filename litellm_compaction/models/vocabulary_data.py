@@ -25,6 +25,7 @@ class VocabularyData:
         adds_bos: the engine puts it before a prompt that does not begin with it.
         chat_template: "" if there is none.
         fingerprint: stable identity, for caches.
+        strips_after_special: white space after a special token disappears; None where it was not said.
         adds_space_prefix: a text gets a space in front, spm only; None where it was not said.
     """
 
@@ -40,3 +41,4 @@ class VocabularyData:
     chat_template: str
     fingerprint: str
     adds_space_prefix: bool | None = None
+    strips_after_special: bool | None = None

@@ -116,7 +116,7 @@ async def test_a_slow_store_holds_nobody_up() -> None:
     await settled()
     await lessons.aclose()
     samples = json.loads(store.writes[-1])["calibrations"]["unknown|cl100k_base|"]
-    assert [round(sample[0], 1) for sample in samples] == [1.1, 1.3]
+    assert [round(sample[0], 1) for sample in samples if len(sample) == 4] == [1.1, 1.3]
 
 
 @pytest.mark.parametrize("error", [StoreError("down"), RuntimeError("odd"), TimeoutError()])

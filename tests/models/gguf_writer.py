@@ -1,9 +1,10 @@
-"""Small .gguf files for tests (docs/gguf.md of the ggml repository); metadata only, no tensors."""
+"""Small .gguf files for tests (docs/gguf.md of the ggml repository): metadata, and tensors of zeros."""
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from math import prod
 from typing import NamedTuple
 
 CODES = {"u8": 0, "i8": 1, "u16": 2, "i16": 3, "u32": 4, "i32": 5, "f32": 6, "bool": 7, "str": 8, "arr": 9}
@@ -22,11 +23,38 @@ class Array(NamedTuple):
 Value = tuple[str, object] | Array | str
 
 
-def gguf(fields: dict[str, Value] | Sequence[tuple[str, Value]], *, version: int = 3, tail: bytes = b"") -> bytes:
-    """A file with these metadata fields: a text, (kind, number), or an Array."""
+class Tensor(NamedTuple):
+    """The shape of a tensor, the innermost dimension first; `kind` is f32 or q4_0 (32 numbers in 18 bytes)."""
+
+    shape: tuple[int, ...]
+    kind: str = "f32"
+
+    @property
+    def bytes(self) -> int:
+        """Its size."""
+        numbers = prod(self.shape)
+        return 4 * numbers if self.kind == "f32" else numbers // 32 * 18
+
+
+def gguf(
+    fields: dict[str, Value] | Sequence[tuple[str, Value]],
+    *,
+    version: int = 3,
+    tail: bytes = b"",
+    zeros: Mapping[str, Tensor] | None = None,
+) -> bytes:
+    """A file with these metadata fields: a text, (kind, number), or an Array; and these tensors, of zeros only."""
     pairs = list(fields.items()) if isinstance(fields, dict) else list(fields)
     body = b"".join(string(key) + _typed(value) for key, value in pairs)
-    return b"GGUF" + struct.pack("<IQQ", version, 0, len(pairs)) + body + tail
+    infos, data_bytes = b"", 0
+    for name, tensor in (zeros or {}).items():
+        infos += string(name) + struct.pack(f"<I{len(tensor.shape)}Q", len(tensor.shape), *tensor.shape)
+        infos += struct.pack("<IQ", 0 if tensor.kind == "f32" else 2, data_bytes)
+        data_bytes += _aligned(tensor.bytes)
+    head = b"GGUF" + struct.pack("<IQQ", version, len(zeros or {}), len(pairs)) + body + infos
+    if data_bytes:
+        head = head.ljust(_aligned(len(head)), b"\0") + bytes(data_bytes)
+    return head + tail
 
 
 def string(text: str | bytes) -> bytes:
@@ -51,6 +79,10 @@ def bpe_fields(**more: Value) -> dict[str, Value]:
         "tokenizer.chat_template": "{{ messages }}",
     }
     return fields | {key.replace("__", "."): value for key, value in more.items()}
+
+
+def _aligned(size: int) -> int:
+    return -(-size // 32) * 32
 
 
 def _typed(value: Value) -> bytes:

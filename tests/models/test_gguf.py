@@ -300,3 +300,16 @@ def test_a_full_size_vocabulary_takes_a_fraction_of_a_second(tmp_path: Path) -> 
     assert header.vocabulary.tokens == tuple(tokens)
     assert header.vocabulary.merges == tuple(merges)
     assert min(durations_s) < 1.0
+
+
+@pytest.mark.parametrize(
+    ("title", "strips"), [("Phi-3.5-mini", True), ("Phi3", True), ("Phi 3.5 Mini", False), ("", False)]
+)
+def test_a_files_name_decides_whether_phi_drops_white_space(tmp_path: Path, title: str, strips: bool) -> None:
+    """As llama.cpp decides it; both have another identity."""
+    path = tmp_path / "m.gguf"
+    path.write_bytes(gguf(bpe_fields(general__name=title)))
+    made = read_gguf(path).vocabulary
+    path.write_bytes(gguf(bpe_fields(general__name="Phi-3")))
+    assert made.strips_after_special is strips
+    assert (made.fingerprint == read_gguf(path).vocabulary.fingerprint) is strips

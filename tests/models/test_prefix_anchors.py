@@ -45,7 +45,8 @@ async def test_the_next_turn_is_the_servers_number_and_the_new_part(family: Fami
     counter.learn("t", before, round(before.raw_tokens) + injected_tokens)
     after = await counted(counter, family, request(*chat(7)))
     truth = after.raw_tokens + injected_tokens
-    assert truth - 1 <= after.tokens <= truth * 1.1
+    # A stand-in's estimate lies in the middle of what is likely; its error covers the rest.
+    assert truth * (0.98 if family is UNKNOWN else 1) - 1 <= after.tokens <= truth * 1.1
     assert truth <= after.tokens * (1 + after.error_ratio) + 1
     assert after.tokens == after.overhead_tokens + after.tools_tokens + sum(after.sizes)
     counter.learn("t", after, round(truth))
@@ -161,7 +162,7 @@ async def test_new_text_of_another_script_keeps_the_margin() -> None:
     )
     made = await counted(counter, UNKNOWN, more)
     truth = first.raw_tokens * 0.4 + (made.raw_tokens - first.raw_tokens)
-    assert truth - 1 <= made.tokens <= truth * 1.3
+    assert truth * 0.85 <= made.tokens <= truth * 1.3
     assert truth <= made.tokens + made.margin_tokens
 
 
@@ -236,3 +237,29 @@ async def test_what_is_made_of_a_prompt_is_not_promised_by_its_anchor() -> None:
     rewritten = await counted(counter, UNKNOWN, request(*chat(23)[2:]))
     assert whole.error_ratio < rewritten.error_ratio <= whole.text_error_ratio
     assert sum(whole.sizes[2:]) < sum(rewritten.sizes) <= whole.text_ratio * sum(whole.sizes[2:]) + len(whole.sizes)
+
+
+async def test_a_prompt_that_lacks_its_system_message_is_not_gone_on_with() -> None:
+    """Mistral Nemo's template leaves the system message out where a tool's result is the last; then it comes back."""
+    counter = TokenCounter()
+    system = {"role": "system", "content": PROSE * 12}
+    call = {"id": "call00001", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    messages: list[dict[str, object]] = [system, {"role": "user", "content": PROSE * 60}]
+    dropped_tokens = (await counted(TokenCounter(), UNKNOWN, request(system))).raw_tokens - 48
+
+    async def turn(*, lacks_system: bool) -> tuple[Count, int]:
+        made = await counted(counter, UNKNOWN, request(*messages))
+        truth = round(made.raw_tokens - (dropped_tokens if lacks_system else 0))
+        counter.learn("t", made, truth)
+        return made, truth
+
+    await turn(lacks_system=False)
+    for _ in range(4):
+        messages += [{"role": "assistant", "content": "", "tool_calls": [call]}]
+        messages += [{"role": "tool", "tool_call_id": "call00001", "content": PROSE * 4}]
+        made, truth = await turn(lacks_system=True)
+    assert made.tokens == pytest.approx(truth, rel=0.1)
+    messages += [{"role": "assistant", "content": "Done."}, {"role": "user", "content": PROSE}]
+    made, truth = await turn(lacks_system=False)
+    assert made.tokens == pytest.approx(truth, rel=0.05)
+    assert truth <= made.tokens + made.margin_tokens

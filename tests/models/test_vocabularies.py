@@ -85,9 +85,11 @@ def test_special_tokens_are_one_token_each(name: str, prompt: str, specials: int
 
 
 def test_text_behind_special_tokens_follows_the_family() -> None:
-    """SentencePiece's vocabularies put a space before text, Phi-3 drops white space, byte-level ones do nothing."""
+    """SentencePiece's vocabularies put a space before text, byte-level ones nothing; a file named Phi-3 drops both."""
     assert vocabulary("llama2").lengths_in_prompt(["x", ""]) == [token_length("llama2", " x"), 0]
-    assert vocabulary("phi3").lengths_in_prompt(["\nx", "\n"]) == [token_length("phi3", " x"), 0]
+    assert vocabulary("phi3").lengths_in_prompt(["\nx"]) == [token_length("phi3", " \nx")]
+    strips = Vocabulary(replace(read_pack("phi3"), strips_after_special=True))
+    assert strips.lengths_in_prompt(["\nx", "\n"]) == [token_length("phi3", " x"), 0]
     assert vocabulary("qwen2").lengths_in_prompt(["\nx"]) == [token_length("qwen2", "\nx")]
 
 
@@ -146,4 +148,4 @@ def test_a_piece_ends_at_the_last_boundary_of_its_last_quarter(alphabet: str) ->
         text = "".join(source.choice(alphabet) for _ in range(3000)) + "y" * source.randrange(1500) + alphabet * 100
         text = text[:5000].ljust(5000, "z")
         ends = [found.end() for found in vocabularies._BOUNDARY.finditer(text, 3072, 4096)]
-        assert next(vocabularies._pieces(text)) == text[: ends[-1] if ends else 4096]
+        assert next(vocabularies._pieces(text, vocabularies._BOUNDARY)) == text[: ends[-1] if ends else 4096]

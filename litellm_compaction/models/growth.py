@@ -1,0 +1,208 @@
+"""What a conversation's new messages take at a model that nobody knows, by what its server counted for others.
+
+Called by `counter.py` where a stand-in vocabulary counts. The server's number for a prompt's beginning is known, so
+that only the difference is an estimate: a linear function of what the messages consist of, fitted by Bayesian
+regression. What it has not seen yet keeps the width of the prior, and so shows as an error.
+
+Measured 2026-11 on seven transcripts with eleven other families as the truth, each session on a fresh deployment, from
+its third request on: error 0.06 % in the median and 0.8 % at the 90th percentile; one ratio with a prior gets 1.3 %.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import sqrt
+from typing import NamedTuple, TypeGuard
+
+
+class Profile(NamedTuple):
+    """What messages consist of, in what decides how many tokens they are.
+
+    Attributes:
+        tokens: of the stand-in vocabulary.
+        digit_tokens: how many more they are where every digit stands alone.
+        other_chars: characters beyond ASCII.
+        messages: how many there are.
+        calls: tool calls in them.
+        said_tokens: the part of `tokens` that is said beside tool calls, which some templates leave out.
+        reasoning_tokens: the part of `tokens` that most templates leave out of older turns.
+        media_tokens: images, sound and pages at their upper limit; not in `tokens`.
+    """
+
+    tokens: float = 0.0
+    digit_tokens: float = 0.0
+    other_chars: float = 0.0
+    messages: float = 0.0
+    calls: float = 0.0
+    said_tokens: float = 0.0
+    reasoning_tokens: float = 0.0
+    media_tokens: float = 0.0
+
+    def plus(self, other: Profile) -> Profile:
+        """Both together."""
+        return Profile(*map(operator.add, self, other))
+
+    def since(self, before: Profile) -> Profile:
+        """What was added to the beginning `before`."""
+        return Profile(*map(operator.sub, self, before))
+
+
+class Growth(NamedTuple):
+    """Tokens that messages add to a prompt, and how far that can be wrong (one standard deviation)."""
+
+    tokens: float
+    doubt_tokens: float
+
+
+# True tokens per unit of each part of a profile, and how far models differ in that: cl100k against eleven families, and
+# what their templates put around messages and calls (facts, 2026-11).
+_USUAL = (1.05, 0.3, -0.1, 6.0, 10.0, -0.1, -0.2, 0.7)
+_SPREAD = (0.12, 0.3, 0.3, 5.0, 10.0, 0.3, 0.4, 0.3)
+# Texts of one kind differ by so much around their own line.
+_NOISE_RATIO, _NOISE_TOKENS, _MEDIA_RATIO = 0.03, 4.0, 0.2
+# What is known of a whole first prompt: the template's beginning may take anything.
+_WHOLE_RATIO, _WHOLE_TOKENS = 0.08, 60.0
+# Of our count of tools, what they really take and how far that varies.
+_TOOLS_RATIO, _TOOLS_DOUBT = 0.6, 0.3
+# In standard deviations.
+_OUTLIER = 3.0
+# The oldest are forgotten some at a time, since fitting anew takes 1 ms.
+_KEPT, _FORGOTTEN = 48, 12
+_SIZE = len(_USUAL)
+_MAX_NUMBER = 1e15
+
+
+class _Sample(NamedTuple):
+    profile: Profile
+    tokens: float
+    variance: float
+
+
+class _Fit(NamedTuple):
+    """What is known of the coefficients: their means and covariances."""
+
+    means: tuple[float, ...]
+    covariances: tuple[tuple[float, ...], ...]
+
+    def mean(self, of: Profile) -> float:
+        """Tokens of messages."""
+        return _dot(self.means, of)
+
+    def variance(self, of: Profile) -> float:
+        """How far `mean` may be wrong because the coefficients are, squared."""
+        return max(0.0, _dot(of, [_dot(row, of) for row in self.covariances]))
+
+    def after(self, sample: _Sample) -> _Fit:
+        """What is known with one sample more (Kalman's rule: no matrix to invert)."""
+        gains = [_dot(row, sample.profile) for row in self.covariances]
+        total = sample.variance + _dot(sample.profile, gains)
+        step = (sample.tokens - self.mean(sample.profile)) / total
+        return _Fit(
+            tuple(mean + gain * step for mean, gain in zip(self.means, gains, strict=True)),
+            tuple(
+                tuple(value - gain * other / total for value, other in zip(row, gains, strict=True))
+                for row, gain in zip(self.covariances, gains, strict=True)
+            ),
+        )
+
+
+_PRIOR = _Fit(
+    _USUAL,
+    tuple(tuple(spread**2 if i == j else 0.0 for j in range(_SIZE)) for i, spread in enumerate(_SPREAD)),
+)
+
+
+@dataclass(slots=True)
+class Growths:
+    """What one deployment's prompts took of late, in short."""
+
+    _samples: list[_Sample] = field(default_factory=list)
+    _fit: _Fit = _PRIOR
+
+    def predict(self, new: Profile) -> Growth:
+        """What messages take."""
+        return Growth(max(0.0, self._fit.mean(new)), sqrt(self._fit.variance(new) + _noise(new)))
+
+    def predict_whole(self, profile: Profile, tools_tokens: float) -> Growth:
+        """What a whole prompt takes; see `note_whole`."""
+        tokens = max(0.0, self._fit.mean(profile)) + _TOOLS_RATIO * tools_tokens
+        return Growth(tokens, sqrt(self._fit.variance(profile) + _whole_noise(profile, tools_tokens)))
+
+    def note(self, new: Profile, tokens: float, *, like_ends: bool = True) -> None:
+        """Takes over what the server counted for messages that were added to a prompt.
+
+        A number that the fit does not explain counts less: templates drop what they rendered before.
+
+        Args:
+            new: the messages.
+            tokens: what the prompt became longer by.
+            like_ends: the prompt before ended in the same role; otherwise a number that the fit does not explain says
+                more about what a template makes of such an end.
+        """
+        variance = _noise(new)
+        wrong = abs(tokens - self._fit.mean(new)) / (_OUTLIER * sqrt(variance + self._fit.variance(new)))
+        if like_ends or wrong <= 1:
+            self._add([_Sample(new, tokens, variance * max(1.0, wrong) ** 2)])
+
+    def note_whole(self, profile: Profile, tools_tokens: float, tokens: float) -> None:
+        """Takes over what the server counted for a prompt of which no beginning was known.
+
+        Args:
+            profile: of all messages.
+            tools_tokens: our count of the tools, which may be far too high.
+            tokens: the server's, of all.
+        """
+        variance = _whole_noise(profile, tools_tokens)
+        self._add([_Sample(profile, tokens - _TOOLS_RATIO * tools_tokens, variance)])
+
+    def as_json(self) -> list[list[float]]:
+        """All that it has learned."""
+        return [[round(value, 1) for value in (*sample.profile, *sample[1:])] for sample in self._samples]
+
+    def take_over(self, rows: object) -> None:
+        """Puts what `as_json` once gave behind what was learned since; skips rows that it cannot have written."""
+        learned, self._samples, self._fit = self._samples, [], _PRIOR
+        found = [row for row in (rows if isinstance(rows, list) else ())[-_KEPT:] if _is_row(row)]
+        self._add([*(_Sample(Profile(*row[:_SIZE]), *row[_SIZE:]) for row in found), *learned])
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing has been learned yet."""
+        return not self._samples
+
+    def gist(self) -> tuple[int, ...]:
+        """Changes only where the next prediction changes noticeably: by 2 % of a text, or two tokens of a message."""
+        return min(len(self._samples), 4), round(50 * self._fit.means[0]), round(self._fit.means[3] / 2)
+
+    def _add(self, samples: Sequence[_Sample]) -> None:
+        self._samples += samples
+        if len(self._samples) > _KEPT:
+            del self._samples[: len(self._samples) - _KEPT + _FORGOTTEN]
+            self._fit, samples = _PRIOR, self._samples
+        for sample in samples:
+            self._fit = self._fit.after(sample)
+
+
+def _noise(new: Profile) -> float:
+    text_tokens, media_tokens = _NOISE_RATIO * new.tokens, _MEDIA_RATIO * new.media_tokens
+    return text_tokens**2 + media_tokens**2 + _NOISE_TOKENS**2
+
+
+def _whole_noise(profile: Profile, tools_tokens: float) -> float:
+    return (
+        _noise(profile) + (_WHOLE_RATIO * profile.tokens) ** 2 + _WHOLE_TOKENS**2 + (_TOOLS_DOUBT * tools_tokens) ** 2
+    )
+
+
+def _dot(left: Sequence[float], right: Sequence[float]) -> float:
+    return sum((one * other for one, other in zip(left, right, strict=True)), start=0.0)
+
+
+def _is_row(row: object) -> TypeGuard[list[float]]:
+    return isinstance(row, list) and len(row) == _SIZE + 2 and all(map(_is_number, row)) and row[-1] > 0
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < _MAX_NUMBER
