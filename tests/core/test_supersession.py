@@ -38,7 +38,7 @@ def test_the_ledger_marks_what_was_superseded() -> None:
     covered = parsed(
         [
             user("Please use port = 8080 for the server."),
-            assistant("I start it, the workers_max is 4 and the port is 8080."),
+            assistant("I start srv/run.py, the workers_max is 4 and the port is 8080."),
             calls("c1"),
             result("c1", rows),
             user("Change of plan, port = 9090."),
