@@ -194,8 +194,8 @@ class Maker:
             known = "\n".join((*(segment.text for segment in segments), *map(visible_text, kept)))
             return ledger(
                 unpinned,
-                budget_tokens=decision.ledger_tokens + spare_tokens,
-                words_tokens=decision.words_tokens + spare_tokens // 2,
+                budget_tokens=max(decision.ledger_tokens + spare_tokens, decision.words_tokens),
+                words_tokens=decision.words_tokens + max(spare_tokens, 0) // 2,
                 count=work.count_text,
                 known=known,
             )
@@ -225,7 +225,7 @@ def _carried(base: Compaction | None, limit_tokens: int, count: Callable[[str], 
 
 
 def _spare(decision: Summarize, summary: Summary, count: Callable[[str], int]) -> int:
-    """What the ledger may take more where the summary needed less, or did not come."""
+    """What the ledger may take more where the summary needed less, or did not come; below 0 where it needed more."""
     if decision.provisional and decision.base is not None and decision.base.segments:
         return 0
-    return max(decision.summary_tokens - count(summary.text), 0) if summary.text else decision.summary_tokens
+    return decision.summary_tokens - count(summary.text) if summary.text else decision.summary_tokens
