@@ -245,3 +245,17 @@ async def test_small_turns_are_never_compacted_one_by_one(answer: str | Exceptio
     assert compacted
     gaps = [later - earlier for earlier, later in itertools.pairwise(compacted)]
     assert min(gaps, default=99) >= 3, gaps
+
+
+async def test_a_summary_over_its_bound_costs_lines_and_not_the_target() -> None:
+    """A server may count otherwise and write a fifth more: the ledger beside it gives way."""
+    bench = Bench(ask=FakeAsk("### Current state\n" + "- all is well with it so far\n" * 130))
+    raw: list[JsonDict] = [system(), user(TASK)]
+    for number in range(60):
+        names = " ".join(f"src/part_{number}/file_{each}.py" for each in range(12))
+        raw += [calls(f"c{number}"), result(f"c{number}", f"{names}\n" * 2)]
+    guarded = await bench.guard(raw, clear_tool_results=False)
+    text = "\n".join(message.text for message in sent(raw, guarded))
+    assert bench.last.outcome == "compacted"
+    assert bench.ask.max_tokens[-1] < (len(bench.store.kept[-1][1].summary) + 3) // 4
+    assert guarded.count.tokens - text.count("\n") // 4 <= guarded.budget.target_tokens(guarded.tokens_before)
