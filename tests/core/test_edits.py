@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from litellm_compaction.core.chain import chain
 from litellm_compaction.core.compaction import Compaction, apply, is_applicable
 from litellm_compaction.core.edits import edited, stubs, superseded_reads
-from litellm_compaction.core.messages import chain, lead_length, newest_user_index
+from litellm_compaction.core.messages import lead_length, newest_user_index
 from litellm_compaction.core.plan import Edit, plan
 from litellm_compaction.core.weights import applied_tokens
 from tests.core.conversations import (
