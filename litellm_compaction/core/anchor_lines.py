@@ -56,12 +56,14 @@ _SPAN_WEIGHT = 1.2
 # Where a long line is divided: behind a sentence, an item, a word.
 _SEPARATORS = (". ", "。", "; ", "}, ", "], ", ", ", " ")
 # Who says it: an assistant's words tell what mattered, a listing names everything.
-_ASSISTANT, _CALL = 1.6, 1.2
+_USER, _ASSISTANT, _CALL = 1.6, 1.6, 1.2
 # A short result says how something came out, a long one is a listing: from 1.2 down to 0.4.
 _SHORT_RESULT_CHARS, _LONG_RESULT_CHARS = 400, 6_000
 _SHORT_RESULT, _LONG_RESULT = 1.2, 0.4
-# What the first words behind a result, and all words of a short one, say beside their anchors: how a step came out.
+# How a step came out: what the first words behind a result, and all of a short one, say beside their anchors.
 _OUTCOME = 4.0
+# What the user's words say beside their anchors, where there was no room to quote them all.
+_USERS_OWN = 1.5
 _SHORT_OUTCOME = 3.0
 # Source code can be read again, and names in every line what one line says once.
 _CODE = re.compile(
@@ -100,7 +102,7 @@ class Line:
         text: on one line, at most about 160 characters.
         anchors: what it names, with the weight that each has here.
         weight: what it says beside its anchors.
-        is_stated: whether an assistant states it in words.
+        is_stated: whether a person or an assistant states it in words.
     """
 
     text: str
@@ -113,7 +115,7 @@ def candidates(messages: Sequence[Message]) -> tuple[list[Line], dict[str, int]]
     """The lines worth a place, oldest first, and in how many of the assistant's messages each of its anchors stands.
 
     Args:
-        messages: the covered part, oldest first; the user's words are not read, they have a section of their own.
+        messages: the covered part, oldest first, without the user's messages that are quoted elsewhere.
     """
     found: list[Line] = []
     used: dict[str, int] = {}
@@ -122,7 +124,7 @@ def candidates(messages: Sequence[Message]) -> tuple[list[Line], dict[str, int]]
     # Newest first, so that the bound on scanned text drops the oldest and a repeated line keeps its latest place.
     for index in range(len(messages) - 1, -1, -1):
         message = messages[index]
-        is_stated = message.role == "assistant"
+        is_stated = message.role in ("user", "assistant")
         named: set[str] = set()
         for text, ratio, bonus in reversed(_lines(message, index > 0 and messages[index - 1].role == "tool")):
             scanned += len(text)
@@ -134,7 +136,7 @@ def candidates(messages: Sequence[Message]) -> tuple[list[Line], dict[str, int]]
                 continue
             seen.add(shown)
             anchors, signal = _read(parts, shown, ratio)
-            if is_stated:
+            if message.role == "assistant":
                 named.update(anchors)
             signal += bonus
             if anchors or (signal > 1 and len(shown) >= _LEAST_STATEMENT_CHARS):
@@ -162,7 +164,7 @@ def _is_code(shown: str) -> bool:
 def _lines(message: Message, follows_result: bool) -> list[tuple[str, float, float]]:
     """The pieces of a message, with the weight of who said them and what their place says."""
     if message.role == "user":
-        return []
+        return [(piece, _USER, _USERS_OWN) for piece in _pieces(message.text)]
     if message.role != "assistant":
         ratio = _result_ratio(len(message.text))
         bonus = _SHORT_OUTCOME if ratio == _SHORT_RESULT else 0.0

@@ -27,11 +27,11 @@ _WHOLE_TOKENS = 64
 _ITEM_TOKENS = 6
 # What a piece costs beside its text: a dash, a line break, and the eye that has to find the place again.
 _PIECE_COST_CHARS = 40
-_LEAST_ROOM_TOKENS, _LEAST_LINE_TOKENS = 24, 12
+_LEAST_WORDS_TOKENS, _LEAST_ROOM_TOKENS, _LEAST_LINE_TOKENS = 32, 24, 12
 # An anchor that stands in 0, 1, 2, … of the assistant's messages: what is come back to matters more, up to a point.
 _USE = tuple(1 + 0.5 * math.log1p(times) for times in range(21))
 _OLDEST_RATIO, _NEWEST_RATIO = 0.75, 1.25
-_REPEATED_SHAPE_RATIO = 0.7
+_REPEATED_ROW_RATIO = 0.7
 _DIGITS = str.maketrans("123456789", "000000000")
 
 
@@ -53,9 +53,14 @@ def ledger(
         known: what stays visible beside the ledger, and need not be repeated in it.
     """
     latest = latest_values(_stated(messages, known))
-    words = _users_words(messages, min(words_tokens, budget_tokens), count, latest)
-    used = count(words) if words else 0
-    lines = _anchor_lines(messages, max(budget_tokens - used, 0), words + known, count, latest)
+    users = [position for position, message in enumerate(messages) if message.role == "user" and message.text.strip()]
+    texts = [messages[position].text.strip() for position in users]
+    quoted = _users_words(texts, min(words_tokens, budget_tokens), count, latest)
+    words = "\n".join((WORDS_HEAD, *(quoted[index] for index in sorted(quoted)))) if quoted else ""
+    room_tokens = max(budget_tokens - (count(words) if words else 0), 0)
+    # What of the user's words found no room is read like the others' lines.
+    read = [message for position, message in enumerate(messages) if position not in {users[index] for index in quoted}]
+    lines = _anchor_lines(read, room_tokens, words + known, count, latest)
     return "\n".join(section for section in (words, lines) if section)
 
 
@@ -69,31 +74,34 @@ def _stated(messages: Sequence[Message], known: str) -> Iterator[str]:
 
 
 def _users_words(
-    messages: Sequence[Message], budget_tokens: int, count: Callable[[str], int], latest: Mapping[str, str]
-) -> str:
-    """Every user message, oldest first, while they fit; long ones shortened, the middle ones left out first."""
-    texts = [text for message in messages if message.role == "user" and (text := message.text.strip())]
-    if not texts or budget_tokens < 32:
-        return ""
-    head = WORDS_HEAD
-    room = budget_tokens - count(head)
+    texts: Sequence[str], budget_tokens: int, count: Callable[[str], int], latest: Mapping[str, str]
+) -> dict[int, str]:
+    """The user's messages as quotations while they fit, by their number; long ones shortened, the middle ones left out.
+
+    Args:
+        texts: n, oldest first.
+        budget_tokens: bound on the quotations under their head.
+        count: tokens of a text.
+        latest: values that hold now.
+    """
+    if not texts or budget_tokens < _LEAST_WORDS_TOKENS:
+        return {}
+    room = budget_tokens - count(WORDS_HEAD)
     # All to one common level: pasted bulk gives way first, a sentence stays whole. The task has twice the level.
     weights = [2, *(1 for _ in texts[1:])]
     sizes = [count(text) for text in texts]
     level = max(common_level(sizes, weights, room - _ITEM_TOKENS * len(texts)), _WHOLE_TOKENS)
-    quoted = [
+    shown = [
         "- " + (marked(text, latest) if size <= level * weight else condensed(text, level * weight, count))
         for text, size, weight in zip(texts, sizes, weights, strict=True)
     ]
-    sizes = [count(line) + 1 for line in quoted]
-    kept = {0} if sizes[0] <= room else set()
-    room -= sizes[0] if kept else 0
-    for index in range(len(quoted) - 1, 0, -1):
-        if sizes[index] <= room:
-            kept.add(index)
-            room -= sizes[index]
-    lines = [quoted[index] for index in sorted(kept)]
-    return "\n".join([head, *lines]) if lines else ""
+    quoted: dict[int, str] = {}
+    for index in (0, *range(len(shown) - 1, 0, -1)):
+        size = count(shown[index]) + 1
+        if size <= room:
+            quoted[index] = shown[index]
+            room -= size
+    return quoted
 
 
 def _anchor_lines(
@@ -133,7 +141,7 @@ class _Chooser:
         self._lines = lines
         self._known = known
         self._seen: dict[str, bool] = {}
-        self._shapes: Counter[str] = Counter()
+        self._ratios = _ratios(lines)
         # The best place where an anchor stands sets its worth; what the assistant came back to matters more.
         self._values: dict[str, float] = {}
         for line in lines:
@@ -158,23 +166,19 @@ class _Chooser:
 
     def take(self, index: int) -> None:
         """Notes that this line stands in the ledger."""
-        line = self._lines[index]
-        self._seen.update(dict.fromkeys(line.anchors, True))
-        self._shapes[_shape(line.text)] += 1
+        self._seen.update(dict.fromkeys(self._lines[index].anchors, True))
 
     def _fresh_worth(self, index: int) -> float:
         line = self._lines[index]
         fresh = {anchor: self._values[anchor] for anchor in line.anchors if not self._is_seen(anchor)}
         if not fresh and line.weight <= 1:
             return 0.0
-        # Rows of one pattern say less each time.
-        return self._worth(index, fresh) * _REPEATED_SHAPE_RATIO ** self._shapes[_shape(line.text)]
+        return self._worth(index, fresh)
 
     def _worth(self, index: int, values: Mapping[str, float]) -> float:
         line = self._lines[index]
         value = sum(values[anchor] for anchor in line.anchors if anchor in values)
-        recency = _OLDEST_RATIO + (_NEWEST_RATIO - _OLDEST_RATIO) * index / len(self._lines)
-        return (value + line.weight) * recency / (_PIECE_COST_CHARS + len(line.text))
+        return (value + line.weight) * self._ratios[index] / (_PIECE_COST_CHARS + len(line.text))
 
     def _is_seen(self, anchor: str) -> bool:
         is_seen = self._seen.get(anchor)
@@ -183,5 +187,14 @@ class _Chooser:
         return is_seen
 
 
-def _shape(text: str) -> str:
-    return text.translate(_DIGITS)
+def _ratios(lines: Sequence[Line]) -> list[float]:
+    """How much each line counts for its place: later ones more, and of rows that differ in digits only each less."""
+    rows: Counter[str] = Counter()
+    found: list[float] = []
+    for index in range(len(lines) - 1, -1, -1):
+        row = lines[index].text.translate(_DIGITS)
+        recency = _OLDEST_RATIO + (_NEWEST_RATIO - _OLDEST_RATIO) * index / len(lines)
+        found.append(recency * _REPEATED_ROW_RATIO ** rows[row])
+        rows[row] += 1
+    found.reverse()
+    return found
