@@ -80,6 +80,7 @@ async def summary_of(
             request=excerpt(request, _REQUEST_TOKENS, count),
             summary_tokens=config.summary_tokens,
             prompt_limit_tokens=_prompt_limit_tokens(config, model),
+            thinking_tokens=config.summary_tokens if family_of("", model).reasons else 0,
             round_number=round_number,
             strategy=strategy,
         )
