@@ -124,7 +124,7 @@ def test_an_edit_that_misses_the_target_is_none() -> None:
 
 
 def test_the_deterministic_rung_takes_milliseconds() -> None:
-    """Under 50 ms for 120,000 tokens (issue 5)."""
+    """Under 50 ms for 120,000 tokens."""
     messages = parsed(agent_run(600, words=200))
     assert sum(count(message.text) for message in messages) > 120_000
 
