@@ -24,8 +24,8 @@ class Change(NamedTuple):
 
 
 CHANGES = (
-    Change("The staging port is 4812.", "Correction: the staging port is 4913.", "4812", "4913"),
-    Change("Take branch = hotfix/3377 for this.", "I was wrong, branch = hotfix/5120.", "3377", "5120"),
+    Change("The staging port is 4812.", "Correction: the staging port is 4913.", "port is 4812", "4913"),
+    Change("Take branch = hotfix/3377 for this.", "I was wrong, branch = hotfix/5120.", "hotfix/3377", "hotfix/5120"),
     Change("My budget is 640 euros.", "I can stretch a little: my budget is 715 euros.", "640 euros", "715 euros"),
     Change("Put the report into /srv/out_a/.", "Put the report into /srv/out_b/ after all.", "out_a", "out_b"),
     Change("Das Limit ist 38.", "Neuer Stand: das Limit ist 52.", "Limit ist 38", "Limit ist 52"),

@@ -42,6 +42,7 @@ def ledger(
     words_tokens: int,
     count: Callable[[str], int],
     known: str = "",
+    newer: Sequence[Message] = (),
 ) -> str:
     """The verbatim record of `messages` in at most `budget_tokens`; "" when there is nothing or no room.
 
@@ -51,8 +52,9 @@ def ledger(
         words_tokens: bound on the user's own words, counted inside the budget.
         count: tokens of a text.
         known: what stays visible beside the ledger, and need not be repeated in it.
+        newer: the messages behind the covered part; what a summary says changes no value, since it may be wrong.
     """
-    latest = latest_values(_stated(messages, known))
+    latest = latest_values(_stated((*messages, *newer)))
     users = [position for position, message in enumerate(messages) if message.role == "user" and message.text.strip()]
     texts = [messages[position].text.strip() for position in users]
     quoted = _users_words(texts, min(words_tokens, budget_tokens), count, latest)
@@ -64,13 +66,12 @@ def ledger(
     return "\n".join(section for section in (words, lines) if section)
 
 
-def _stated(messages: Sequence[Message], known: str) -> Iterator[str]:
-    """What people and assistants said in the covered part, oldest first, and what stays beside it, which is newer."""
+def _stated(messages: Sequence[Message]) -> Iterator[str]:
+    """What people and assistants said, oldest first, as far back as lines are read."""
     texts = [message.text[:SCANNED_PER_MESSAGE_CHARS] for message in messages if message.role in ("user", "assistant")]
     total = itertools.accumulate(map(len, reversed(texts)))
     recent = sum(chars <= SCANNED_CHARS for chars in total)
     yield from texts[len(texts) - recent :]
-    yield known[:SCANNED_PER_MESSAGE_CHARS]
 
 
 def _users_words(

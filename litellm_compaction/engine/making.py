@@ -105,6 +105,7 @@ class Maker:
                 words_tokens=decision.words_tokens,
                 count=work.count_text,
                 known=known,
+                newer=rest[compaction.replaced_messages :],
             )
 
         return replace(compaction, ledger=await off_loop(hidden, write))
@@ -198,6 +199,7 @@ class Maker:
                 words_tokens=decision.words_tokens + max(spare_tokens, 0) // 2,
                 count=work.count_text,
                 known=known,
+                newer=kept,
             )
 
         return await off_loop(unpinned, write)
