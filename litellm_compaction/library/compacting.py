@@ -182,6 +182,7 @@ def _ledger(selected: Selected, summary: str, config: CompactionConfig) -> str:
         words_tokens=int(_WORDS_SHARE * config.ledger_tokens),
         count=text_counter(config.model),
         known="\n".join((summary, *map(visible_text, kept))),
+        newer=selected.tail,
     )
 
 
