@@ -4,7 +4,8 @@
 
 FOLDER (or the environment variable COMPACTION_TRANSCRIPTS) holds conversations as JSON: `messages`, `tools`, `facts`.
 In-process: the engine with a scripted pruning model, no server. `work` is uncached prefill + 15 × decode tokens,
-relative to an unlimited context; `cued` counts a fact only beside a word beside which it stood.
+relative to an unlimited context; `cued` counts a fact only beside a word beside which it stood. LangChain's rows need
+the extra `bench`.
 """
 
 from __future__ import annotations
@@ -20,10 +21,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks import methods
+from benchmarks import langchain_method, methods
 from benchmarks.constraints import EXPLICIT, IMPLICIT, planted
-from benchmarks.measuring import Method, Row, Tally, Transcript, load, replay, row
-from benchmarks.summarisers import KINDS
+from benchmarks.measuring import JsonDict, Method, Row, Tally, Transcript, load, replay, row
+from benchmarks.summarisers import KINDS, Kind
+from benchmarks.superseded import CHANGES, Change, changing, is_clear
 from tests.integration.validity import searchable
 
 _VARIABLE = "COMPACTION_TRANSCRIPTS"
@@ -40,17 +42,22 @@ def main() -> None:
     chosen = parser.parse_args()
     if not chosen.folder:
         parser.error(f"name the folder with the conversations, or set {_VARIABLE}")
+    # LiteLLM's rows need no prices from the network.
+    os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
     transcripts = load(Path(chosen.folder))
     for window in chosen.windows:
         print(f"\n{window} tokens, {len(transcripts)} conversations\n{_HEAD}", flush=True)
         for name, make in _rows():
-            if chosen.only in name and chosen.only != "constraints":
+            if make is None:
+                print(f"{name:28} not installed")
+            elif chosen.only in name:
                 tallies = [asyncio.run(replay(each, window, make(each, window))) for each in transcripts]
                 print(_line(name, row(tallies)), flush=True)
                 if chosen.verbose:
                     print("\n".join(map(_detail, tallies)))
         if chosen.only in ("", "constraints"):
             print(_constraints(transcripts, window), flush=True)
+            print(_superseded(transcripts, window), flush=True)
 
 
 _HEAD = f"{'':28} truncated refused valid  facts  cued  calls/100 stability  work  reduction"
@@ -66,24 +73,51 @@ def _constraints(transcripts: Sequence[Transcript], window: int) -> str:
                 for sentence in (sentences[number % len(sentences)], sentences[(number + 3) % len(sentences)]):
                     changed = planted(each, place, sentence)
                     if changed is not None:
-                        kept += asyncio.run(_kept(changed, window, sentence))
+                        kept += asyncio.run(_compacted(changed, window, "dead", partial(_stands, sentence)))
             found.append(f"{kind} {place} {statistics.mean(kept) if kept else 1:.3f} of {len(kept)}")
     return "side constraints kept, dead summariser: " + "; ".join(found)
 
 
-async def _kept(transcript: Transcript, window: int, sentence: str) -> list[float]:
-    method = methods.ours("dead", transcript, window)
-    kept: list[float] = []
+def _superseded(transcripts: Sequence[Transcript], window: int) -> str:
+    """In how many prompts behind a change the newest value is there and clear."""
+    found: list[str] = []
+    kinds: tuple[Kind, ...] = ("dead", "lying")
+    for kind in kinds:
+        clear: list[float] = []
+        for number, each in enumerate(transcripts):
+            for change in (CHANGES[number % len(CHANGES)], CHANGES[(number + 2) % len(CHANGES)]):
+                changed = changing(each, change)
+                if changed is not None:
+                    clear += asyncio.run(_compacted(changed, window, kind, partial(_holds, change)))
+        found.append(f"{kind} {statistics.mean(clear) if clear else 1:.3f} of {len(clear)}")
+    return "superseded values, the newest there and clear: " + "; ".join(found)
+
+
+_Judge = Callable[[Sequence[JsonDict], Sequence[JsonDict]], bool | None]
+
+
+def _stands(sentence: str, client: Sequence[JsonDict], upstream: Sequence[JsonDict]) -> bool | None:
+    return sentence in searchable(upstream) if sentence in searchable(client) else None
+
+
+def _holds(change: Change, client: Sequence[JsonDict], upstream: Sequence[JsonDict]) -> bool | None:
+    return is_clear(change, upstream) if change.newer in searchable(client) else None
+
+
+async def _compacted(transcript: Transcript, window: int, kind: Kind, judge: _Judge) -> list[float]:
+    """What `judge` says of each compacted prompt, without those of which it says nothing."""
+    method = methods.ours(kind, transcript, window)
+    found: list[float] = []
     for index, message in enumerate(transcript.messages):
         client = transcript.messages[:index]
         if message["role"] == "assistant" and index >= 2:
             turn = await method(transcript, client)
-            if turn.messages is not None and turn.is_compacted and sentence in searchable(client):
-                kept.append(float(sentence in searchable(turn.messages)))
-    return kept
+            said = judge(client, turn.messages) if turn.messages is not None and turn.is_compacted else None
+            found += [] if said is None else [float(said)]
+    return found
 
 
-def _rows() -> Iterator[tuple[str, _Make]]:
+def _rows() -> Iterator[tuple[str, _Make | None]]:
     for kind in KINDS:
         yield f"ours, {kind}", partial(methods.ours, kind)
     yield "greedy optimum", methods.greedy
@@ -92,6 +126,11 @@ def _rows() -> Iterator[tuple[str, _Make]]:
     yield "server cuts the middle", methods.stock
     yield "litellm trim_messages", methods.trimmed
     yield "litellm.compress", methods.compressed
+    if not langchain_method.is_installed():
+        yield "LangChain middleware", None
+        return
+    for kind in KINDS[:3]:
+        yield f"LangChain middleware, {kind}", partial(langchain_method.langchain, kind)
 
 
 def _line(name: str, found: Row) -> str:

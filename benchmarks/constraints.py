@@ -38,7 +38,7 @@ def planted(transcript: Transcript, place: str, sentence: str) -> Transcript | N
     Args:
         transcript: the conversation.
         place: `top` (inside the first message of the user), `middle` or `late`: a turn of its own, behind a quarter
-            or three quarters of the conversation, which the assistant acknowledges.
+            or three fifths of the conversation, which the assistant acknowledges.
         sentence: what has to survive.
     """
     messages = transcript.messages
@@ -48,9 +48,13 @@ def planted(transcript: Transcript, place: str, sentence: str) -> Transcript | N
         at = text.find("\n\n") if "\n\n" in text else len(text)
         changed = {**messages[first], "content": f"{text[:at]}\n\n{sentence}{text[at:]}"}
         return _with(transcript, [*messages[:first], changed, *messages[first + 1 :]])
-    share = 0.25 if place == "middle" else 0.6
-    wanted = int(len(messages) * share)
-    for index in range(wanted, len(messages) - 1):
+    return spoken(transcript, 0.25 if place == "middle" else 0.6, sentence)
+
+
+def spoken(transcript: Transcript, share: float, sentence: str) -> Transcript | None:
+    """The conversation in which the user says `sentence` behind so much of it; None where there is no such place."""
+    messages = transcript.messages
+    for index in range(max(int(len(messages) * share), 2), len(messages) - 1):
         if messages[index]["role"] == "user":
             changed = {**messages[index], "content": f"{messages[index]['content']}\n{sentence}"}
             return _with(transcript, [*messages[:index], changed, *messages[index + 1 :]])

@@ -21,7 +21,7 @@ from tests.integration.validity import problems, searchable
 
 JsonDict = dict[str, Any]
 
-# What a decoded token costs beside a prefilled one (issue 5).
+# What a decoded token costs a local engine beside a prefilled one, about.
 DECODE_WEIGHT = 15
 _MESSAGE_TOKENS = 4
 RULES = Rules(

@@ -69,8 +69,9 @@ class SummaryJob:
         earlier: the record so far that the new one integrates, "" for none.
         request: the request being worked on, for orientation; already short.
         summary_tokens: bound on the summary.
-        prompt_limit_tokens: the largest prompt that the pruning model's window takes beside the summary.
+        prompt_limit_tokens: the largest prompt that the pruning model's window takes beside summary and thinking.
         round_number: of the compaction that is made, from 1.
+        thinking_tokens: what the model may think beside the summary; 0 for one that answers at once.
         strategy: what to write.
     """
 
@@ -80,6 +81,7 @@ class SummaryJob:
     summary_tokens: int
     prompt_limit_tokens: int
     round_number: int = 1
+    thinking_tokens: int = 0
     strategy: Strategy = STRATEGIES["summary"]
 
     @property
@@ -227,12 +229,13 @@ class _Caller:
     ) -> str:
         """The text of an answer that may be used, shorter than its source where that is known."""
         limit_tokens = self.job.summary_tokens
-        answer = await self._bounded(messages, limit_tokens, tools, tool_choice)
+        room_tokens = limit_tokens + self.job.thinking_tokens
+        answer = await self._bounded(messages, room_tokens, tools, tool_choice)
         text = read_summary(answer.text)
         if not text and (answer.reasoning or answer.text) and not answer.calls_tool:
             # Only thinking came back: one retry with room for both. The bound that it may break is the server's,
             # which then ends the answer as too long.
-            answer = await self._bounded(messages, 2 * limit_tokens, tools, tool_choice)
+            answer = await self._bounded(messages, 2 * room_tokens, tools, tool_choice)
             text = read_summary(answer.text)
             if not text and not answer.calls_tool:
                 raise SummaryFailed("reasoning_only")

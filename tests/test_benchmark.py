@@ -5,6 +5,7 @@ from __future__ import annotations
 from benchmarks import methods
 from benchmarks.constraints import EXPLICIT, planted
 from benchmarks.measuring import Slot, Transcript, replay, row
+from benchmarks.superseded import CHANGES, changing, is_clear
 from tests.core.conversations import assistant, calls, result, system, user
 
 
@@ -43,3 +44,23 @@ def test_a_constraint_is_planted_once_and_nothing_else_changes() -> None:
         assert changed is not None
         holders = [message for message in changed.messages if EXPLICIT[0] in str(message["content"])]
         assert [message["role"] for message in holders] == ["user"]
+
+
+def test_a_superseded_value_is_clear_where_the_newest_comes_last() -> None:
+    """Or where the older line says itself what came later; an older value alone, or behind the newest, is not."""
+    change = CHANGES[0]
+    older, newer = user(change.older), user(change.newer)
+    assert is_clear(change, [older, newer])
+    assert is_clear(change, [newer])
+    assert is_clear(change, [newer, user(f"{change.older} (later: port {change.new_value})")])
+    assert not is_clear(change, [newer, older])
+    assert not is_clear(change, [older])
+
+
+def test_a_change_is_said_twice_in_its_order() -> None:
+    """Both sentences are the user's, the newer one later."""
+    changed = changing(transcript(), CHANGES[1])
+    assert changed is not None
+    texts = [str(message["content"]) for message in changed.messages if message["role"] == "user"]
+    said = [at for at, text in enumerate(texts) for each in CHANGES[1][:2] if each in text]
+    assert said == [1, 2]

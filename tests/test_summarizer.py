@@ -140,6 +140,14 @@ async def test_only_reasoning_gets_one_retry_with_twice_the_room() -> None:
     assert ask.prompts[0] == ask.prompts[1]
 
 
+async def test_a_model_that_thinks_has_room_for_that_beside_the_summary() -> None:
+    """The allowance comes on top of the summary's bound, doubles with it, and does not make the summary longer."""
+    ask = FakeAsk(SummaryAnswer(text="", reasoning="hm", finish_reason="length"), "- a line of it\n" * 200)
+    made = replace(job(), thinking_tokens=300)
+    assert count(await run(ask, made)) <= 1.25 * made.summary_tokens
+    assert ask.max_tokens == [500, 1000]
+
+
 async def test_a_summary_may_not_be_longer_than_its_source() -> None:
     """P5: shrinking is the point; what comes out larger is not used."""
     assert await failure(FakeAsk("a longer story " * 40), job([user("hi"), assistant("hello")])) == "longer"

@@ -10,8 +10,9 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from litellm_compaction.core.chain import normal_text
 from litellm_compaction.core.enclosures import open_think
-from litellm_compaction.core.messages import Message, normal_text, parse_message, with_text
+from litellm_compaction.core.messages import Message, parse_message, with_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

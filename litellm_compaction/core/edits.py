@@ -10,15 +10,8 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from litellm_compaction.core.messages import (
-    JsonValue,
-    Message,
-    ToolCall,
-    canonical_arguments,
-    parse_message,
-    render_arguments,
-    with_text,
-)
+from litellm_compaction.core.chain import canonical_arguments
+from litellm_compaction.core.messages import JsonValue, Message, ToolCall, parse_message, render_arguments, with_text
 
 _ARGUMENTS_CHARS = 120
 _ADDRESS_CHARS = 120

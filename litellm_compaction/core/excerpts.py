@@ -38,8 +38,8 @@ def excerpt(text: str, limit_tokens: int, count: Callable[[str], int]) -> str:
 def condensed(text: str, limit_tokens: int, count: Callable[[str], int]) -> str:
     """`text` in at most `limit_tokens`, long paragraphs given up first: what people ask stands in short ones.
 
-    The first and the last paragraph come before all others, cut to excerpts where they are long; fenced code is one
-    paragraph. A marker stands for each stretch that is missing.
+    The first and the last paragraph come before all others, cut to excerpts where they are long, and bare headings and
+    tags behind them; fenced code is one paragraph. A marker stands for each stretch that is missing.
 
     Args:
         text: what somebody wrote, pasted bulk included.
@@ -56,7 +56,7 @@ def condensed(text: str, limit_tokens: int, count: Callable[[str], int]) -> str:
     sizes = [count(part) + 2 for part in shown]
     kept: set[int] = set()
     room = limit_tokens
-    for at in sorted(range(len(parts)), key=lambda at: (at not in ends, sizes[at], at)):
+    for at in sorted(range(len(parts)), key=lambda at: (at not in ends, _is_heading(parts[at]), sizes[at], at)):
         # Where both neighbours are kept no further marker is needed; else one may be.
         cost = sizes[at] + _MARKER_TOKENS
         if cost <= room:
@@ -75,6 +75,11 @@ def condensed(text: str, limit_tokens: int, count: Callable[[str], int]) -> str:
             missing += sizes[at]
     lines += [_MARKER.format(left_out=missing).strip()] if missing else []
     return "\n\n".join(lines)
+
+
+def _is_heading(paragraph: str) -> bool:
+    """Whether a paragraph only announces others: it asks nothing, and is short enough to push out what does."""
+    return ("\n" not in paragraph and paragraph.startswith(("#", "<"))) or paragraph.endswith((":", "："))
 
 
 def _paragraphs(text: str) -> list[str]:

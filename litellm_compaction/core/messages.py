@@ -1,12 +1,10 @@
-"""What is a message, a tool round, the same conversation: the vocabulary of every other module.
+"""What is a message, what a tool round: the vocabulary of every other module.
 
 A `Message` keeps the client's JSON untouched in `raw` and lays beside it what the rules need to read.
-The normal form and the hash chain decide when a later request continues an earlier conversation.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -36,7 +34,6 @@ _NOTICES = re.compile(
     + r")(?:\n\n|\n?\Z)"
 )
 _SYSTEM_ROLES = frozenset({"system", "developer"})
-_BLOCK_REASONING = re.compile(r"\A\s*<think>.*?</think>\s*", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +129,7 @@ def with_text(message: Message, text: str) -> Message:
     """`message` with its text replaced; parts that are not text stay, behind the text."""
     content = message.raw.get("content")
     if isinstance(content, list):
-        others = [part for part in content if not _is_text_part(part)]
+        others = [part for part in content if not is_text_part(part)]
         return parse_message({**message.raw, "content": [{"type": "text", "text": text}, *others]})
     return parse_message({**message.raw, "content": text})
 
@@ -207,50 +204,9 @@ def visible_text(message: Message) -> str:
     return "\n".join((without_notices(message.text), *called))
 
 
-def canonical_arguments(arguments: str) -> str:
-    """Tool arguments in normal form: without the accidents of how their JSON was written."""
-    try:
-        return json.dumps(json.loads(arguments), sort_keys=True, separators=(",", ":"))
-    except (ValueError, RecursionError):
-        return arguments
-
-
-def chain(messages: Sequence[Message]) -> tuple[str, ...]:
-    """The hash chain of a conversation: entry i stands for exactly the first i messages after the leading system ones.
-
-    Equal entries mean equal normal forms (design §3): leading system messages, notices, reasoning and cache
-    markers do not count, null equals "", text is trimmed, tool arguments are compared as parsed JSON.
-
-    Returns:
-        n + 1 hexadecimal digests for n messages after the lead; entry 0 stands for the empty conversation.
-    """
-    digest = hashlib.blake2b(b"litellm_compaction:1", digest_size=16).digest()
-    entries = [digest.hex()]
-    for message in messages[lead_length(messages) :]:
-        digest = hashlib.blake2b(_normal_form(message), key=digest, digest_size=16).digest()
-        entries.append(digest.hex())
-    return tuple(entries)
-
-
-def normal_text(message: Message) -> str:
-    """A message's text as the hash chain sees it: without notices, leading reasoning and outer white space."""
-    text = message.text
-    if message.role == "assistant":
-        text = _BLOCK_REASONING.sub("", without_notices(text))
-    return text.strip()
-
-
-def _normal_form(message: Message) -> bytes:
-    content = message.raw.get("content")
-    others = [part for part in content if not _is_text_part(part)] if isinstance(content, list) else []
-    form = [
-        message.role,
-        normal_text(message),
-        [[call.id, call.name, canonical_arguments(call.arguments)] for call in message.calls],
-        message.call_id,
-        [_without_cache_marker(part) for part in others],
-    ]
-    return json.dumps(form, ensure_ascii=True, sort_keys=True, separators=(",", ":"), default=str).encode()
+def is_text_part(part: JsonValue) -> bool:
+    """Whether a part of a content is text, in either shape that clients send."""
+    return isinstance(part, str) or (isinstance(part, Mapping) and isinstance(part.get("text"), str))
 
 
 def _content(content: JsonValue) -> tuple[str, tuple[str, ...]]:
@@ -297,16 +253,6 @@ def _without_notices(part: JsonValue) -> JsonValue:
         return without_notices(part)
     if isinstance(part, Mapping) and isinstance(part.get("text"), str):
         return {**part, "text": without_notices(_string(part["text"]))}
-    return part
-
-
-def _is_text_part(part: JsonValue) -> bool:
-    return isinstance(part, str) or (isinstance(part, Mapping) and isinstance(part.get("text"), str))
-
-
-def _without_cache_marker(part: JsonValue) -> JsonValue:
-    if isinstance(part, Mapping):
-        return {key: value for key, value in part.items() if key != "cache_control"}
     return part
 
 

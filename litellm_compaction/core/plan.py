@@ -67,9 +67,6 @@ def plan(
     fits_at_all = budget.fits(conversation.floor_tokens)
     fresh = _summarize(conversation, budget, depth, rich, count) if fits_at_all else None
     enough_tokens = now_tokens * (1 - MIN_GAIN_RATIO)
-    if fresh is not None and fresh.predicted_tokens > enough_tokens:
-        # The recent messages are a wish: they may not cost the gain.
-        fresh = _summarize(conversation, budget, replace(depth, keep_recent_messages=1), rich, count)
     if fresh is not None and depth.hands_off:
         fresh = _with_fallback(fresh, _summarize(conversation, budget, replace(depth, hands_off=False), rich, count))
     if fresh is not None and fresh.predicted_tokens <= enough_tokens:
@@ -136,10 +133,10 @@ def _summarize(
 
     cut = next((cut for cut in cuts if total(cut) <= target), cuts[-1])
     recent = max((each for each in cuts if each <= len(messages) - depth.keep_recent_messages), default=cut)
-    # The recent messages may stretch the target half-way to what fits: the next compaction stays some turns away.
-    stretched = (target + budget.prompt_limit_tokens) // 2
-    if recent < cut and total(recent) <= stretched and not budget.triggers(total(recent)):
-        cut = recent
+    # For the recent messages the ledger's lines may give way to half, never the target: depth is what makes it rare.
+    over = total(recent) - target
+    if recent < cut and over <= (ledger_tokens - words_tokens) // 2:
+        cut, ledger_tokens, record_tokens = recent, ledger_tokens - over, record_tokens - over
     # What a coarse cut leaves free up to the target, the ledger may have: it costs a little prefill and no decoding.
     spare = min(max(target - total(cut), 0), ledger_tokens) if not provisional else 0
     return Summarize(

@@ -13,7 +13,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from litellm_compaction.core.messages import Message, normal_text, with_text
+from litellm_compaction.core.chain import normal_text
+from litellm_compaction.core.messages import Message, with_text
 
 REMOVED = "[An earlier message was removed.]"
 GAP = "[…]"

@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
+from litellm_compaction.core.chain import normal_text
 from litellm_compaction.core.edits import stubs
-from litellm_compaction.core.messages import Message, normal_text, round_end
+from litellm_compaction.core.messages import Message, round_end
 from litellm_compaction.core.pruned import GAP, Shortened, spans_of
 
 # Below this nothing is gained that is worth a marker.

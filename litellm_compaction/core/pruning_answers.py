@@ -11,15 +11,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from litellm_compaction.core.messages import (
-    JsonObject,
-    JsonValue,
-    Message,
-    canonical_arguments,
-    normal_text,
-    parse_message,
-    round_end,
-)
+from litellm_compaction.core.chain import canonical_arguments, normal_text
+from litellm_compaction.core.messages import JsonObject, JsonValue, Message, parse_message, round_end
 from litellm_compaction.core.pruned import is_excerpt
 from litellm_compaction.core.pruning import Pruning, Wishes, verified
 

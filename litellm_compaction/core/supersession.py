@@ -7,13 +7,21 @@ counts; rows of a tool's output share their keys without replacing each other.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
-# "port = 8080", "`timeout`: 30 s", "the base url is now https://…", "Port ist 8080", "端口是8080".
-_STATEMENT = re.compile(
-    r"\b(?P<key>[A-Za-z_][\w.-]{2,40})[`'\"]?\s*(?:=|:|\bis(?: now)?\b|\bist(?: jetzt)?\b|\bes\b|\best\b|\bto\b)\s*"
-    r"[`'\"]?(?P<value>(?!//)(?=[^\s,;`'\"]{0,80}[\d/_])[^\s,;`'\"]{1,80})"
-    r"|(?P<key_zh>[\u4e00-\u9fff]{2,6}?)(?:改)?(?:是|为|成)\s*(?P<value_zh>(?=[^\s，。；]{0,40}\d)[^\s，。；]{1,40})"
+# "port = 8080", "`timeout`: 30 s", "the base url is now https://…", "Port ist 8080"; the name is what stands before.
+# Each alternative begins with a plain character, so that the search skips ordinary text quickly.
+_VALUE = re.compile(
+    r"(?:[=:]|i(?<=[\s`'\"]i)s(?: now)?(?= )|i(?<=[\s`'\"]i)st(?: jetzt)?(?= )|e(?<=[\s`'\"]e)st?(?= )"
+    r"|t(?<=[\s`'\"]t)o(?= ))[ \t]*"
+    r"[`'\"]?((?!//)(?=[^\s,;`'\"]{0,80}[\d/_])[^\s,;`'\"<>]{1,80})"
+)
+_NAME = re.compile(r"[A-Za-z_][\w.-]{2,40}\Z")
+_NAME_CHARS = 48
+_QUOTES = "`'\""
+# "端口是8080"
+_STATEMENT_CJK = re.compile(
+    r"([\u4e00-\u9fff]{2,6}?)(?:改)?(?:是|为|成)[ \t]*((?=[^\s，。；]{0,40}\d)[^\s，。；]{1,40})"
 )
 _MARK = " (later: {values})"
 
@@ -36,8 +44,15 @@ def marked(line: str, latest: Mapping[str, str]) -> str:
     )
 
 
-def _statements(text: str) -> Iterable[tuple[str, str]]:
-    for found in _STATEMENT.finditer(text):
-        key, value = found["key"] or found["key_zh"], found["value"] or found["value_zh"]
-        if not key.isdigit():
-            yield key.lower(), value.rstrip(".:)")
+def _statements(text: str) -> Iterator[tuple[str, str]]:
+    for found in _VALUE.finditer(text):
+        value = found[1].rstrip(".:)")
+        before = text[max(found.start() - _NAME_CHARS, 0) : found.start()].rstrip(" \t")
+        name = _NAME.search(before[:-1] if before[-1:] in _QUOTES else before)
+        # "I pass dtypes to `_wrap`" moves something; "timeout to 30" gives it a value.
+        is_moved = found[0].startswith("to") and not re.search(r"[\d/]", value)
+        if name is not None and not is_moved:
+            yield name[0].lower(), value
+    if not text.isascii():
+        for found in _STATEMENT_CJK.finditer(text):
+            yield found[1], found[2].rstrip(".:)")

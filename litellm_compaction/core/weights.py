@@ -9,8 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from litellm_compaction.core.boundaries import sacred_indices
+from litellm_compaction.core.chain import normal_text
 from litellm_compaction.core.compaction import Compaction, edited_part
-from litellm_compaction.core.messages import Message, lead_length, normal_text
+from litellm_compaction.core.messages import Message, lead_length
 
 # A record without summary and ledger: markers, note and message overhead, measured with o200k and rounded up.
 RECORD_TOKENS = 130

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from litellm_compaction.core.begun import shown_behind
 from litellm_compaction.core.budget import Budget
@@ -32,7 +32,7 @@ from litellm_compaction.summarizer import SummaryJob, Upstream, summarize, summa
 _REQUEST_TOKENS = 200
 # The chat template's own tokens around the summariser's one user message, rounded up.
 _TEMPLATE_TOKENS = 32
-# A decoded token takes a local engine as long as so many prefilled ones (issue 5).
+# A decoded token takes a local engine about as long as so many prefilled ones.
 _DECODE_WEIGHT = 15
 # The model answered, but not with a record: reformatted, without tools and as quoted data, it may.
 _WORTH_REFORMATTING = frozenset({"tool_call", "empty", "refusal", "echo", "reasoning_only", "longer"})
@@ -46,6 +46,14 @@ class Summary:
     calls: int
     pruning_model: str
     reason: str
+
+
+class PromptLimit(NamedTuple):
+    """The largest prompt for a pruning model, what it may think beside its answer, and its tokenizer."""
+
+    tokens: int
+    thinking_tokens: int
+    count: Callable[[str], int]
 
 
 class Asker:
@@ -76,11 +84,12 @@ class Asker:
             return Summary(text="", calls=0, pruning_model="", reason="nothing_new")
         for model in work.case.pruning_models:
             try:
-                limit_tokens, count = await self.prompt_limit(work, model, decision.summary_tokens)
+                limit = await self.prompt_limit(work, model, decision.summary_tokens)
             except (ModelNotLoaded, WindowUnknown):
                 reason = "pruning_model_not_loaded"
                 continue
-            job = replace(job, prompt_limit_tokens=limit_tokens)
+            count = limit.count
+            job = replace(job, prompt_limit_tokens=limit.tokens, thinking_tokens=limit.thinking_tokens)
             failure = ""
             for upstream in await self._modes(work, decision, model, job):
                 if attempts.summary_calls_left <= 0:
@@ -159,10 +168,8 @@ class Asker:
             return conversation.fixed_tokens + sum(conversation.sizes[:lead])
         return conversation.fixed_tokens + prefix_tokens - sum(conversation.sizes[lead + sent.messages : cut])
 
-    async def prompt_limit(
-        self, work: Work, model: PruningModel, answer_tokens: int
-    ) -> tuple[int, Callable[[str], int]]:
-        """The largest prompt for a pruning model, and its tokenizer; a model that thinks keeps room for that too.
+    async def prompt_limit(self, work: Work, model: PruningModel, answer_tokens: int) -> PromptLimit:
+        """The largest prompt for a pruning model; one that thinks has as much room for that as for its answer.
 
         Raises:
             ModelNotLoaded: LM Studio would have to load it, which may evict the model that is being served.
@@ -176,13 +183,14 @@ class Asker:
             window_tokens = window.tokens
             error_ratio = (await self._counter.count(model.target.key, family, Request(messages=()))).error_ratio
             count_text = self._counter.text_counter(model.target.key, family)
+        thinking_tokens = answer_tokens if family.reasons else 0
         budget = Budget(
-            rules=replace(work.budget.rules, answer_min_tokens=answer_tokens * (2 if family.reasons else 1)),
+            rules=replace(work.budget.rules, answer_min_tokens=answer_tokens + thinking_tokens),
             window_tokens=window_tokens,
             floor_tokens=0,
             error_ratio=error_ratio,
         )
-        return budget.prompt_limit_tokens - _TEMPLATE_TOKENS, count_text
+        return PromptLimit(budget.prompt_limit_tokens - _TEMPLATE_TOKENS, thinking_tokens, count_text)
 
 
 def _shows_everything(base: Compaction | None) -> bool:

@@ -11,9 +11,10 @@ from dataclasses import replace
 from typing import Literal
 
 from litellm_compaction.core.carry_over import Partial, carried_over
+from litellm_compaction.core.chain import chain
 from litellm_compaction.core.compaction import Compaction, apply
 from litellm_compaction.core.decisions import Edit, Keep, Making, Plan, Prune, Reuse, Summarize
-from litellm_compaction.core.messages import Request, chain
+from litellm_compaction.core.messages import Request
 from litellm_compaction.core.oversize import refusal, shortened
 from litellm_compaction.core.plan import plan
 from litellm_compaction.engine.admission import Admission
@@ -160,6 +161,7 @@ class Compactor:
             return None
         if made.compaction.rung == "prune" and guarded.budget.triggers(tokens):
             return None
+        await self._maker.keep(work, made)
         outcome: Outcome = "fallback" if made.compaction.rung == "truncate" else "compacted"
         base = None if isinstance(decision, Edit) else decision.base
         self._reporter.applied(work, outcome, guarded, made.kept, made=made, base=base)

@@ -56,11 +56,14 @@ class Maker:
         self._clock = clock
 
     async def make(self, work: Work, decision: Making) -> Made:
-        """The compaction that `decision` asks for, or a later rung's where no pruning model gives a usable answer."""
+        """The compaction that `decision` asks for, or a later rung's where no pruning model gives a usable answer.
+
+        A summary is stored at once, whatever becomes of this request: it was paid for. Of the other rungs the result is
+        only stored by `keep`, when it does.
+        """
         if isinstance(decision, Edit):
             compaction = await self._with_ledger(work, decision, decision.compaction)
             kept = keyed(work.conversation.messages, work.conversation.hashes, compaction)
-            await self._put(work, kept)
             return Made(compaction=compaction, kept=kept, calls=0, summary_ms=0.0, pruning_model="", reason="")
         if isinstance(decision, Prune):
             return await self._pruned(work, decision)
@@ -76,7 +79,6 @@ class Maker:
             compaction = await self._with_ledger(work, decision, found.compaction)
             after_tokens = applied_tokens(work.conversation, compaction, work.count_text)
             if after_tokens <= decision.now_tokens * (1 - MIN_GAIN_RATIO) and not work.budget.triggers(after_tokens):
-                await self._put(work, compaction)
                 return Made(
                     compaction=compaction,
                     kept=compaction,
@@ -112,6 +114,7 @@ class Maker:
                 words_tokens=decision.words_tokens,
                 count=work.count_text,
                 known=known,
+                newer=rest[compaction.replaced_messages :],
             )
 
         return replace(compaction, ledger=await off_loop(hidden, write))
@@ -166,6 +169,11 @@ class Maker:
             reason=summary.reason,
         )
 
+    async def keep(self, work: Work, made: Made) -> None:
+        """Stores what was made, so that the next request that begins alike gets the same bytes; again is no change."""
+        if made.compaction.rung in ("edit", "prune"):
+            await self._put(work, made.kept)
+
     def bare(self, work: Work) -> Compaction | None:
         """The hardest compaction: everything that may go goes, and the record says no more than that."""
         messages = work.conversation.messages
@@ -203,10 +211,11 @@ class Maker:
             known = "\n".join((*(segment.text for segment in segments), *map(visible_text, kept)))
             return ledger(
                 unpinned,
-                budget_tokens=decision.ledger_tokens + spare_tokens,
-                words_tokens=decision.words_tokens + spare_tokens // 2,
+                budget_tokens=max(decision.ledger_tokens + spare_tokens, decision.words_tokens),
+                words_tokens=decision.words_tokens + max(spare_tokens, 0) // 2,
                 count=work.count_text,
                 known=known,
+                newer=kept,
             )
 
         return await off_loop(unpinned, write)
@@ -232,7 +241,7 @@ def _carried(base: Compaction | None, limit_tokens: int, count: Callable[[str], 
 
 
 def _spare(decision: Summarize, summary: Summary, count: Callable[[str], int]) -> int:
-    """What the ledger may take more where the summary needed less, or did not come."""
+    """What the ledger may take more where the summary needed less, or did not come; below 0 where it needed more."""
     if decision.provisional and decision.base is not None and decision.base.segments:
         return 0
-    return max(decision.summary_tokens - count(summary.text), 0) if summary.text else decision.summary_tokens
+    return decision.summary_tokens - count(summary.text) if summary.text else decision.summary_tokens

@@ -88,16 +88,17 @@ class Pruner:
         # A whole conversation once more does not fit into this, unless it is short.
         answer_tokens = decision.summary_tokens + plan_tokens(len(choices))
         try:
-            limit_tokens, count = await self._asker.prompt_limit(work, model, answer_tokens)
+            limit = await self._asker.prompt_limit(work, model, answer_tokens)
         except (ModelNotLoaded, WindowUnknown):
             return "pruning_model_not_loaded"
+        limit_tokens, room_tokens = limit.tokens, answer_tokens + limit.thinking_tokens
         if model.is_same:
             # What is reserved of a shared context for a summary has to do for this, too.
-            limit_tokens = min(limit_tokens, work.count.tokens + SUMMARY_EXTRA_TOKENS - answer_tokens)
+            limit_tokens = min(limit_tokens, work.count.tokens + SUMMARY_EXTRA_TOKENS - room_tokens)
         prompt = await off_loop(
-            work.conversation.messages, lambda: _prompt(work, decision, choices, limit_tokens, count)
+            work.conversation.messages, lambda: _prompt(work, decision, choices, limit_tokens, limit.count)
         )
-        return _Question(prompt=prompt, choices=choices, answer_tokens=answer_tokens) if prompt else "no_room"
+        return _Question(prompt=prompt, choices=choices, answer_tokens=room_tokens) if prompt else "no_room"
 
 
 async def _answered(work: Work, decision: Prune, model: PruningModel, question: _Question) -> Compaction:

@@ -13,8 +13,8 @@ from litellm_compaction.engine.admission import Admission, Seat
 from litellm_compaction.engine.case import Case, Guarded
 from litellm_compaction.models.window import Window
 
-# A summary's own instruction and answer beside the history that it reads: prompt 450, answer up to 800, rounded up.
-SUMMARY_EXTRA_TOKENS = 1500
+# A summary's own instruction, answer and thinking beside the history that it reads: 450 + 800 + 800, rounded up.
+SUMMARY_EXTRA_TOKENS = 2100
 # A running answer asks for more room before it needs it, in steps.
 _STEP_TOKENS = 512
 

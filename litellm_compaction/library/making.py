@@ -24,6 +24,7 @@ from litellm_compaction.library.config import CompactionConfig
 from litellm_compaction.library.selection import Selected
 from litellm_compaction.library.summaries import REQUEST_TOKENS, Completion, asker, prompt_limit_tokens, summary_of
 from litellm_compaction.library.tokens import text_counter
+from litellm_compaction.models.families import family_of
 from litellm_compaction.summarizer import answer_to
 
 logger = logging.getLogger("litellm_compaction")
@@ -99,6 +100,7 @@ async def pruned(
     span = range(len(selected.covered))
     choices = offered(rest, span, pinned=selected.pinned, dropped=())
     answer_tokens = config.summary_tokens + plan_tokens(len(choices))
+    thinking_tokens = answer_tokens if family_of("", model).reasons else 0
     offer = [rest[at] for at in choices]
 
     def ask() -> str:
@@ -125,7 +127,8 @@ async def pruned(
     if prompt:
         completion = asker(config, model, acompletion)
         try:
-            answer = await answer_to(prompt, completion, max_tokens=answer_tokens, timeout_s=config.timeout_s)
+            room_tokens = answer_tokens + thinking_tokens
+            answer = await answer_to(prompt, completion, max_tokens=room_tokens, timeout_s=config.timeout_s)
         except SummaryFailed as error:
             reason = error.reason
         else:
@@ -181,6 +184,7 @@ def _written(
         words_tokens=int(_WORDS_SHARE * config.ledger_tokens),
         count=text_counter(config.model),
         known="\n".join((summary, *map(visible_text, bare[len(selected.system) :]), *_pinned_text(selected))),
+        newer=selected.tail,
     )
     record = Record(summary=summary, ledger=verbatim, round=compaction.round)
     text = write_record(record, hands_off=compaction.rung == "handoff")

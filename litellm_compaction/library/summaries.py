@@ -81,6 +81,7 @@ async def summary_of(
             request=excerpt(request, REQUEST_TOKENS, count),
             summary_tokens=config.summary_tokens,
             prompt_limit_tokens=prompt_limit_tokens(config, model, config.summary_tokens),
+            thinking_tokens=config.summary_tokens if family_of("", model).reasons else 0,
             round_number=round_number,
             strategy=strategy,
         )

@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from litellm_compaction.core.anchors import ledger
 from litellm_compaction.models.tokenizers import token_length
-from tests.core.conversations import JsonDict, assistant, calls, count, parsed, raw_conversations, result, user
+from tests.core.conversations import (
+    JsonDict,
+    agent_run,
+    assistant,
+    calls,
+    count,
+    parsed,
+    raw_conversations,
+    result,
+    user,
+)
+from tests.promptness import is_prompt
 
 WORDS_HEAD = "The user's own words, oldest first; where two disagree the later holds:"
 LINES_HEAD = "Paths, ids, numbers, commands and errors, oldest first; where two disagree the later holds:"
@@ -151,3 +164,56 @@ def test_one_giant_result_does_not_hide_older_ones() -> None:
     covered = parsed([result("1", "OLDER_0 marker"), result("2", giant)])
     text = ledger(covered, budget_tokens=400, words_tokens=0, count=count)
     assert all(marker in text for marker in ("OLDER_0", "FIRST_1", "LAST_2"))
+
+
+def test_what_the_user_said_in_between_is_read_like_other_lines() -> None:
+    """Of many messages that do not all fit the one that names something stays, before small talk."""
+    raw = [user(f"That was {'so ' * 12}to my liking, as was answer {chr(97 + number)}.") for number in range(26)]
+    told = f"By the way, and that is {'so ' * 12}important: the staging port is 48123."
+    raw.insert(12, user(told))
+    text = written(raw, budget=260, words=120)
+    assert told in text.partition(LINES_HEAD)[2]
+
+
+def test_how_a_step_came_out_comes_before_a_listing() -> None:
+    """A short result, and the first words behind a result, say more than the names in a page of source code."""
+    page = "\n".join(f"    def method_{n}(self, argument_{n}): return self.helper_{n}()" for n in range(120))
+    raw = [
+        calls("1", arguments='{"cmd": "cat app.py"}'),
+        result("1", page),
+        calls("2", arguments='{"cmd": "run it"}'),
+        result("2", "the column came out as float, a category was wanted"),
+        assistant("So nothing is kept of the order in which they were given. Next I look at the caller."),
+    ]
+    text = written(raw, budget=200, words=0)
+    assert "a category was wanted" in text
+    assert "So nothing is kept of the order in which they were given." in text
+
+
+def test_rows_of_one_pattern_give_way_to_other_lines() -> None:
+    """Of many rows that differ only in their digits some stay, and not at the cost of everything else."""
+    rows = "\n".join(f"laddr=('172.17.0.{n}', {55000 + n}), raddr=('3.95.50.61', 80)" for n in range(10, 99))
+    reads = [result(f"r{n}", f"opened docs/{chr(97 + n)}/notes.txt for reading") for n in range(20)]
+    text = written([*reads, result("rows", rows)], budget=340, words=0)
+    assert text.count("docs/") == len(reads)
+    assert text.count("laddr=") >= 2
+
+
+def test_an_error_says_more_than_the_code_that_raises_it() -> None:
+    """`raise ValueError(` is source code; `ValueError: bad id` is what happened."""
+    code = "\n".join(f"        raise ValueError(message_{n})" for n in range(60))
+    raw = [result("1", f"{code}\nValueError: the id 77 is taken\n{code.replace('message', 'text')}")]
+    assert "- ValueError: the id 77 is taken" in written(raw, budget=80, words=0)
+
+
+def test_the_ledger_takes_milliseconds() -> None:
+    """Under 50 ms of one processor for 120,000 tokens."""
+    messages = parsed(agent_run(600, words=200))
+    assert sum(count(message.text) for message in messages) > 120_000
+
+    def write() -> float:
+        started_s = time.thread_time()
+        ledger(messages, budget_tokens=2_000, words_tokens=600, count=count)
+        return time.thread_time() - started_s
+
+    assert is_prompt(write, 0.05, tries=20)

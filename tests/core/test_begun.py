@@ -5,8 +5,9 @@ from __future__ import annotations
 from hypothesis import assume, given
 
 from litellm_compaction.core.begun import begins, begun_by, behind
+from litellm_compaction.core.chain import normal_text
 from litellm_compaction.core.enclosures import open_think
-from litellm_compaction.core.messages import normal_text, parse_message
+from litellm_compaction.core.messages import parse_message
 from tests.core.conversations import texts
 
 

@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from litellm_compaction.core.chain import chain
 from litellm_compaction.core.compaction import Compaction, apply, is_applicable
 from litellm_compaction.core.edits import edited, stubs, superseded_reads
-from litellm_compaction.core.messages import chain, lead_length, newest_user_index
+from litellm_compaction.core.messages import lead_length, newest_user_index
 from litellm_compaction.core.plan import Edit, plan
 from litellm_compaction.core.weights import applied_tokens
 from tests.core.conversations import (
@@ -123,7 +124,7 @@ def test_an_edit_that_misses_the_target_is_none() -> None:
 
 
 def test_the_deterministic_rung_takes_milliseconds() -> None:
-    """Under 50 ms for 120,000 tokens (issue 5)."""
+    """Under 50 ms for 120,000 tokens."""
     messages = parsed(agent_run(600, words=200))
     assert sum(count(message.text) for message in messages) > 120_000
 

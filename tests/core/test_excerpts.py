@@ -94,3 +94,11 @@ def test_a_condensed_text_is_bounded(text: str, limit: int) -> None:
         assert shown == text
     else:
         assert count(shown) <= max(limit, 20)
+
+
+def test_a_heading_does_not_push_out_what_asks_something() -> None:
+    """Bare headings and tags are shorter than any request, and come behind all others."""
+    parts = [part for n in range(40) for part in (f"## Part {n}", "filler " * 60)]
+    asked = "The people who run this still have Python 3.7, and nobody will change that."
+    text = "\n\n".join(["Do the work.", *parts[:40], asked, *parts[40:], "That is all."])
+    assert asked in condensed(text, 120, count)

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from litellm_compaction.core.chain import chain
 from litellm_compaction.core.messages import (
     ABORT_NOTICE,
     ATTEMPTS_NOTICE,
@@ -17,7 +18,6 @@ from litellm_compaction.core.messages import (
     START_NOTICE,
     Message,
     ToolCall,
-    chain,
     cleaned,
     lead_length,
     newest_user_index,

@@ -115,16 +115,17 @@ def test_recent_messages_are_a_wish_not_a_promise() -> None:
     assert weighed.messages[lead_length(weighed.messages) + decision.covered_messages].text == "go on"
 
 
-def test_the_wish_may_stretch_the_target() -> None:
-    """Keeping five recent messages may cost more than the target, but never as much as triggers again."""
-    recent = [each for n in range(3) for each in (assistant(f"a{n} " * 600), user(f"u{n} " * 600))]
-    raw = [*chat(12, words=200), *recent]
+def test_the_wish_costs_lines_of_the_ledger_and_not_depth() -> None:
+    """Recent messages that nearly fit beside the whole ledger are kept, with fewer lines in it, inside the target."""
+    recent = [each for n in range(3) for each in (assistant(f"a{n} " * 260), user(f"u{n} " * 260))]
+    raw = [*chat(24, words=200), *recent]
     shallow, weighed, limits = decide(raw, 8192, depth=replace(DEPTH, keep_recent_messages=1))
     wished, _, _ = decide(raw, 8192)
     assert isinstance(shallow, Summarize)
     assert isinstance(wished, Summarize)
     assert wished.covered_messages < shallow.covered_messages
-    assert not limits.triggers(wished.predicted_tokens)
+    assert wished.ledger_tokens < shallow.ledger_tokens
+    assert wished.predicted_tokens <= limits.target_tokens(weighed.tokens)
     assert len(weighed.messages) - lead_length(weighed.messages) - wished.covered_messages >= 5
 
 

@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from litellm_compaction.core.boundaries import legal_cuts, pinned_position
+from litellm_compaction.core.chain import chain, normal_text
 from litellm_compaction.core.compaction import Compaction, apply
-from litellm_compaction.core.messages import Message, chain, lead_length, normal_text
+from litellm_compaction.core.messages import Message, lead_length
 from litellm_compaction.core.prompts import FRAME_END
 from litellm_compaction.core.pruned import GAP, REMOVED, kept_text, spans_of
 from litellm_compaction.core.pruning import Pruning, Wishes, offered, verified

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 
 from litellm_compaction.core.boundaries import pinned_position
+from litellm_compaction.core.chain import chain
 from litellm_compaction.core.compaction import Compaction, Segment, apply
-from litellm_compaction.core.messages import chain
 from litellm_compaction.core.plan import Summarize, plan
 from litellm_compaction.core.strategies import (
     NO_RESPONSE,

@@ -38,7 +38,7 @@ def test_the_ledger_marks_what_was_superseded() -> None:
     covered = parsed(
         [
             user("Please use port = 8080 for the server."),
-            assistant("I start it, the workers_max is 4 and the port is 8080."),
+            assistant("I start srv/run.py, the workers_max is 4 and the port is 8080."),
             calls("c1"),
             result("c1", rows),
             user("Change of plan, port = 9090."),
@@ -59,3 +59,13 @@ def test_hostile_text_takes_linear_time(hostile: str) -> None:
     started = time.perf_counter()
     latest_values([hostile])
     assert time.perf_counter() - started < 2.0
+
+
+def test_what_a_summary_says_supersedes_nothing() -> None:
+    """It may be wrong; what people say behind the covered part is newer."""
+    covered = parsed([user("Please use port = 8080 for the server.")])
+    lied = ledger(covered, budget_tokens=300, words_tokens=200, count=count, known="port = 7171")
+    assert "(later:" not in lied
+    newer = parsed([user("No, port = 9090.")])
+    told = ledger(covered, budget_tokens=300, words_tokens=200, count=count, known="port = 7171", newer=newer)
+    assert "(later: port 9090)" in told

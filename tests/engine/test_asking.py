@@ -81,6 +81,18 @@ async def test_another_model_gets_the_text() -> None:
     assert set(other.tools) == {()}
 
 
+async def test_a_model_that_thinks_is_given_room_for_that() -> None:
+    """As much as for the summary, on top of it; another model gets the summary's bound alone."""
+    bench = Bench()
+    thinking, plain = FakeAsk(""), FakeAsk()
+    models = [
+        bench.pruning_model(thinking, label="qwq-32b", window=8192),
+        bench.pruning_model(plain, label="llama-3.1-8b-instruct", window=8192),
+    ]
+    await bench.guard(talk(60), pruning_models=models)
+    assert thinking.max_tokens[0] == 2 * plain.max_tokens[0]
+
+
 async def test_a_tool_call_is_no_summary() -> None:
     """It is discarded, and the same model is asked once more, without tools."""
     bench = Bench()

@@ -179,7 +179,7 @@ async def test_old_results_give_way_without_a_model() -> None:
 
 @pytest.mark.parametrize("answer", [FULL, SummaryFailed("error")])
 async def test_fifty_rounds_keep_the_task_and_the_constraints(answer: str | Exception) -> None:
-    """Round after round the user's own words stand verbatim in the record, and it never grows."""
+    """Round after round the user's own words stand verbatim in the record, and nothing grows past the target."""
     bench = Bench(ask=FakeAsk(answer))
     constraint = "My colleague reads this afterwards and she is blind."
     raw: list[JsonDict] = [system(), user(TASK), assistant("I begin."), user(constraint)]
@@ -195,8 +195,67 @@ async def test_fifty_rounds_keep_the_task_and_the_constraints(answer: str | Exce
         assert TASK in text
         assert constraint in text
         if guarded.action == "compacted":
-            # The recent messages may stretch the target half-way to what fits.
-            target = guarded.budget.target_tokens(guarded.tokens_before)
-            assert guarded.count.tokens <= (target + guarded.budget.prompt_limit_tokens) // 2
+            # The planner counts a record's text, the counter its JSON, where each line break is one character more.
+            exact_tokens = guarded.count.tokens - text.count("\n") // 4
+            assert exact_tokens <= guarded.budget.target_tokens(guarded.tokens_before)
     rounds = [compaction.round for _, compaction in bench.store.kept]
     assert rounds == list(range(1, 51))
+
+
+async def test_an_edit_of_the_history_invalidates_only_what_came_later() -> None:
+    """Of three rounds the first two still hold when a message that only the third covers is changed."""
+    bench = Bench()
+    raw: list[JsonDict] = [system(), user(TASK)]
+    turn = 0
+    while len(bench.store.kept) < 3:
+        bench.ask.answer = f"### Current state\nSummary of round {len(bench.store.kept) + 1}."
+        await bench.guard(raw)
+        raw = [*raw, assistant(f"answer {turn} " + "word " * 150), user(f"question {turn} " + "w " * 30)]
+        turn += 1
+    first, second, third = (compaction for _, compaction in bench.store.kept)
+    asked = len(bench.ask.prompts)
+    edited = [dict(message) for message in raw]
+    edited[1 + third.covered_messages - 1]["content"] += " EDITED"
+    assert second.covered_messages < third.covered_messages - 1
+    bench.ask.answer = "### Current state\nSummary of the other round 3."
+    guarded = await bench.guard(edited)
+    sent(edited, guarded)
+    _, anew = bench.store.kept[-1]
+    assert (guarded.action, anew.round, len(bench.ask.prompts)) == ("compacted", 3, asked + 1)
+    assert anew.segments[:2] == second.segments
+    assert anew.segments[0] == first.segments[0]
+    assert "Summary of round 3." not in anew.summary
+    # What was there before the edit is still found for who did not edit it.
+    assert (await bench.guard(raw)).action == "reused"
+
+
+@pytest.mark.parametrize("answer", [FULL, SummaryFailed("error")])
+@pytest.mark.parametrize("fixed_words", [0, 1800, 3400, 4400])
+async def test_small_turns_are_never_compacted_one_by_one(answer: str | Exception, fixed_words: int) -> None:
+    """However much of the window the system prompt takes: after a compaction the next turns reuse it."""
+    bench = Bench(ask=FakeAsk(answer))
+    raw: list[JsonDict] = [system("rule " * fixed_words), user(TASK)]
+    compacted: list[int] = []
+    for number in range(90):
+        raw = [*raw, calls(f"c{number}"), result(f"c{number}", f"result {number} " + "data " * 30)]
+        guarded = await bench.guard(raw)
+        sent(raw, guarded)
+        if guarded.action == "compacted":
+            compacted.append(number)
+    assert compacted
+    gaps = [later - earlier for earlier, later in itertools.pairwise(compacted)]
+    assert min(gaps, default=99) >= 3, gaps
+
+
+async def test_a_summary_over_its_bound_costs_lines_and_not_the_target() -> None:
+    """A server may count otherwise and write a fifth more: the ledger beside it gives way."""
+    bench = Bench(ask=FakeAsk("### Current state\n" + "- all is well with it so far\n" * 130))
+    raw: list[JsonDict] = [system(), user(TASK)]
+    for number in range(60):
+        names = " ".join(f"src/part_{number}/file_{each}.py" for each in range(12))
+        raw += [calls(f"c{number}"), result(f"c{number}", f"{names}\n" * 2)]
+    guarded = await bench.guard(raw, clear_tool_results=False)
+    text = "\n".join(message.text for message in sent(raw, guarded))
+    assert bench.last.outcome == "compacted"
+    assert bench.ask.max_tokens[-1] < (len(bench.store.kept[-1][1].summary) + 3) // 4
+    assert guarded.count.tokens - text.count("\n") // 4 <= guarded.budget.target_tokens(guarded.tokens_before)
