@@ -19,12 +19,17 @@ class GeneratedTokens:
 
     Args:
         count: tokens of a text.
+
+    Attributes:
+        tokens: so far; read several times for each delta, so worked out once for each.
     """
 
     def __init__(self, count: Callable[[str], int]) -> None:
         self._count = count
         self._counted_tokens = 0
         self._counted_chars = 0
+        self._chars_per_token = _CHARS_PER_TOKEN
+        self.tokens = 0
         self._pending: list[str] = []
         self._pending_chars = 0
 
@@ -36,18 +41,12 @@ class GeneratedTokens:
         self._pending_chars += len(text)
         if self._pending_chars >= _PIECE_CHARS:
             self._settle(keep_word=True)
-
-    @property
-    def tokens(self) -> int:
-        """The tokens so far."""
-        rate = _CHARS_PER_TOKEN
-        if self._counted_tokens:
-            rate = min(rate, self._counted_chars / self._counted_tokens)
-        return self._counted_tokens + round(self._pending_chars / rate)
+        self.tokens = self._counted_tokens + round(self._pending_chars / self._chars_per_token)
 
     def exact(self) -> int:
         """The tokens so far, with the last piece counted too."""
         self._settle()
+        self.tokens = self._counted_tokens
         return self._counted_tokens
 
     def _settle(self, *, keep_word: bool = False) -> None:
@@ -58,5 +57,7 @@ class GeneratedTokens:
         if piece:
             self._counted_tokens += self._count(piece)
             self._counted_chars += len(piece)
+            if self._counted_tokens:
+                self._chars_per_token = min(_CHARS_PER_TOKEN, self._counted_chars / self._counted_tokens)
         self._pending = [rest] if rest else []
         self._pending_chars = len(rest)

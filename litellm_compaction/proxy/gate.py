@@ -19,10 +19,10 @@ from litellm_compaction.engine import Attempts, Case, Compactor, Guarded
 from litellm_compaction.errors import CompactionError, DoesNotFit, ModelNotLoaded, WindowUnknown
 from litellm_compaction.models.window import Target
 from litellm_compaction.proxy import wire
-from litellm_compaction.proxy.access import ssl_verification
 from litellm_compaction.proxy.boot import warn_of_workers
 from litellm_compaction.proxy.calls import Call, Calls
 from litellm_compaction.proxy.carriers import carrier_of
+from litellm_compaction.proxy.connections import connect
 from litellm_compaction.proxy.exchange import Asked
 from litellm_compaction.proxy.guards import Guard, Guards, metadata_of
 from litellm_compaction.proxy.held_room import compacted, guarded_in_room
@@ -41,9 +41,6 @@ from litellm_compaction.proxy.routing import (
 from litellm_compaction.proxy.upstream import GuardedTransport, client_over
 
 logger = logging.getLogger("litellm_compaction")
-# One machine's LM Studio serves a handful of requests at a time; the rest wait for a connection like for a slot.
-# Idle connections end before the server closes them (Node.js: after 5 s): a request must not meet a closing one.
-_POOL_LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=32, keepalive_expiry=2.0)
 
 
 class Gate:
@@ -54,7 +51,7 @@ class Gate:
         self._compactor = compactor
         self._calls = calls
         self._publisher = Publisher()
-        self._inner: httpx.AsyncHTTPTransport | None = None
+        self._inner: httpx.AsyncBaseTransport | None = None
         self.guards = Guards(source, compactor.windows, self._publisher)
 
     async def before_routing(self, router: Any, data: dict[str, Any]) -> None:
@@ -220,10 +217,10 @@ class Gate:
             stops=wire.stops(body),
         )
 
-    def _inner_transport(self) -> httpx.AsyncHTTPTransport:
+    def _inner_transport(self) -> httpx.AsyncBaseTransport:
         """The connection pool that all guarded deployments share, made in the running loop."""
         if self._inner is None:
-            self._inner = httpx.AsyncHTTPTransport(verify=ssl_verification(), limits=_POOL_LIMITS)
+            self._inner = connect()
         return self._inner
 
     async def probe(self, router: Any) -> None:

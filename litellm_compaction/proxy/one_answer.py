@@ -41,7 +41,7 @@ class OneAnswer:
         choices = chunk["choices"]
         if len(choices) != 1 or choices[0].get("finish_reason") is not None or chunk.get("usage"):
             return False
-        own = {key: value for key, value in choices[0]["delta"].items() if value not in (None, "", [])}
+        own = {key: value for key, value in choices[0]["delta"].items() if value}
         has_role = own.pop("role", None) is not None
         if own != deltas[0] or has_role == self._role_sent:
             return False

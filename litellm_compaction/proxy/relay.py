@@ -62,10 +62,10 @@ class Relay:
         self._flowing: set[int] = set()
         self._call_open = False
         self._received = 0
-        # Others can end the stream at any moment: it must never leave half a word.
-        self.is_shared = False
-        self.limit_tokens = 0
-        self.asked_tokens: int | None = None
+        self._is_shared = False
+        self._limit_tokens = 0
+        self._asked_tokens: int | None = None
+        self._danger_tokens = 0.0
         self.usage: Usage | None = None
         self.finish_reason: str | None = None
         self.end: End | None = None
@@ -74,18 +74,32 @@ class Relay:
         # The end looked like an overflow only because the window was nearly full; that is no knowledge of the window.
         self.is_crash = False
 
+    def opened(self, limit_tokens: int, asked_tokens: int | None, *, is_shared: bool) -> None:
+        """Notes how the stream was asked for, before its first chunk.
+
+        Args:
+            limit_tokens: its `max_tokens`.
+            asked_tokens: what the client's own limit leaves; None without one.
+            is_shared: whether others can end it at any moment: it must never leave half a word.
+        """
+        self._limit_tokens, self._asked_tokens, self._is_shared = limit_tokens, asked_tokens, is_shared
+        window_left = _DANGER_RATIO * self._window_tokens - self._prompt_tokens
+        self._danger_tokens = min(window_left, _DANGER_OUTPUT_RATIO * limit_tokens)
+
     def take(self, chunk: Chunk) -> list[Chunk]:
         """The deltas to send for `chunk`; sets `end` when the stream has to be stopped."""
         if chunk.get("error") is not None:
             self._fail(chunk)
             return []
-        self.usage = usage_of(chunk) or self.usage
+        if chunk.get("usage") is not None:
+            self.usage = usage_of(chunk) or self.usage
+        # `dict` and not `Mapping` in all that is done for every chunk: an abstract class is ten times slower to ask.
         choice = next(iter(chunk.get("choices") or ()), None)
-        if not isinstance(choice, Mapping):
+        if not isinstance(choice, dict):
             return []
         self.finish_reason = choice.get("finish_reason") or self.finish_reason
         delta = choice.get("delta")
-        if not isinstance(delta, Mapping):
+        if not isinstance(delta, dict):
             return []
         deltas = [*self._reasoning(delta), *self._text(delta), *self._tool_calls(delta)]
         if self.used_tokens() >= self._stop_tokens and not self._call_open and self.finish_reason is None:
@@ -171,9 +185,8 @@ class Relay:
         if self.finish_reason == "length":
             generated = self.completion_tokens()
             # LM Studio 0.4.22 reports one token less than the limit (lmstudio-bug-tracker 2335).
-            return (
-                self.asked_tokens is None or self.limit_tokens < self.asked_tokens or generated + 1 < self.asked_tokens
-            )
+            asked = self._asked_tokens
+            return asked is None or self._limit_tokens < asked or generated + 1 < asked
         return self.finish_reason is None and self._looks_full(_NEAR_FULL_RATIO)
 
     def _looks_full(self, ratio: float) -> bool:
@@ -203,7 +216,7 @@ class Relay:
             text = self._joiner.feed(text)
         text = self._tail + text
         settled = unstopped_length(text, self._stops) if self._stops else len(text)
-        if self.is_shared or self.is_near_the_end():
+        if self._is_shared or self.is_near_the_end():
             settled = settled_length(text[:settled])
         self._tail = text[settled:]
         return self._sent({"content": text[:settled]}) if settled else []
@@ -234,15 +247,11 @@ class Relay:
     def _has_room_for_a_call(self) -> bool:
         if self.is_near_the_end():
             return False
-        return self.limit_tokens - self._generated.tokens >= _CALL_ROOM_TOKENS
+        return self._limit_tokens - self._generated.tokens >= _CALL_ROOM_TOKENS
 
     def is_near_the_end(self) -> bool:
         """Whether the window may end soon; our count of what the server has generated may be off by a quarter."""
-        return (
-            self.finish_reason == "length"
-            or self.used_tokens() >= _DANGER_RATIO * self._window_tokens
-            or self._generated.tokens >= _DANGER_OUTPUT_RATIO * self.limit_tokens
-        )
+        return self.finish_reason == "length" or self._generated.tokens >= self._danger_tokens
 
     def _sent(self, delta: Chunk) -> list[Chunk]:
         self._progress.text.append(delta["content"])

@@ -155,8 +155,7 @@ class Answer:
         if self._room is not None:
             limit = self._room.output_limit(guarded, limit, can_grow=self._is_watched)
             await self._room.take(guarded, limit, can_grow=self._is_watched)
-            relay.is_shared = self._room.is_shared(guarded.window)
-        relay.limit_tokens, relay.asked_tokens = limit, left
+        relay.opened(limit, left, is_shared=self._is_shared(guarded))
         opened = self._upstream.open(guarded.messages, limit, is_continuation=self._progress.restarts > 0)
         async with opened as stream:
             async for chunk in stream:

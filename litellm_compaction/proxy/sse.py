@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from typing import Any
 
 import httpx
@@ -20,15 +20,15 @@ async def read_events(response: httpx.Response) -> AsyncIterator[Chunk]:
     Raises:
         UpstreamDropped: the connection broke.
     """
+    lines = _Lines()
     try:
-        async for line in _lines(response):
-            if not line.startswith(_FIELD):
-                continue
-            data = line[len(_FIELD) :].strip()
-            if data == b"[DONE]":
-                return
-            if chunk := json_object(data):
-                yield Received(chunk, line)
+        async for data in response.aiter_bytes():
+            for chunk in _chunks(lines.feed(data)):
+                if chunk is None:
+                    return
+                yield chunk
+        for chunk in filter(None, _chunks(lines.feed(b"\n"))):
+            yield chunk
     except httpx.TransportError as error:
         raise UpstreamDropped("", None) from error
 
@@ -44,25 +44,43 @@ def event_of(chunk: Chunk) -> bytes:
 def json_object(content: bytes) -> dict[str, Any]:
     """The JSON object in `content`; empty when it is something else."""
     try:
-        body = json.loads(content)
+        # Decoded here: `json` guesses the encoding of bytes first, which takes as long as reading a chunk.
+        body = json.loads(content.decode("utf-8", "surrogatepass"))
     except (ValueError, RecursionError):
         return {}
     return body if isinstance(body, dict) else {}
 
 
-async def _lines(response: httpx.Response) -> AsyncIterator[bytes]:
-    """The lines of a response, without their ends.
+def _chunks(lines: Iterable[bytes]) -> Iterator[Received | None]:
+    """The chunks in `lines`; None for the end of the stream."""
+    for line in lines:
+        if not line.startswith(_FIELD):
+            continue
+        data = line[len(_FIELD) :].strip()
+        if data == b"[DONE]":
+            yield None
+        elif chunk := json_object(data):
+            yield Received(chunk, line)
 
-    Split as bytes: `Response.aiter_lines` also splits at U+2028, U+0085 and the like, which JSON strings may hold as
-    they are, and the two halves of such a chunk would be lost.
+
+class _Lines:
+    """Splits what comes from the network into lines, without their ends.
+
+    As bytes: `Response.aiter_lines` also splits at U+2028, U+0085 and the like, which JSON strings may hold as they
+    are, and the two halves of such a chunk would be lost. All lines of one read at once: a step of an asynchronous
+    generator for each costs more than the split.
     """
-    begun: list[bytes] = []
-    async for data in response.aiter_bytes():
-        *ended, rest = data.split(b"\n")
-        for line in ended:
-            yield b"".join((*begun, line)).rstrip(b"\r")
-            begun.clear()
+
+    def __init__(self) -> None:
+        self._begun: list[bytes] = []
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """The lines that end in `data`."""
+        ended = data.split(b"\n")
+        rest = ended.pop()
+        if ended and self._begun:
+            ended[0] = b"".join((*self._begun, ended[0]))
+            self._begun.clear()
         if rest:
-            begun.append(rest)
-    if begun:
-        yield b"".join(begun)
+            self._begun.append(rest)
+        return [line.rstrip(b"\r") for line in ended]

@@ -1,0 +1,94 @@
+"""The pool under the transport: LiteLLM's kind, and what it must not take over from it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import httpx
+import litellm
+import pytest
+from litellm.llms.custom_httpx.aiohttp_transport import LiteLLMAiohttpTransport
+
+from litellm_compaction.proxy.connections import connect
+
+_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+_PIECE = b"4\r\na: b\r\n"
+
+
+class Server:
+    """Sends one piece for each request and then waits; keeps how often it was connected to, and left."""
+
+    def __init__(self) -> None:
+        self.url = ""
+        self.connected = 0
+        self.left = asyncio.Event()
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connected += 1
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(_HEAD + _PIECE)
+        await reader.read()
+        self.left.set()
+        writer.close()
+
+
+@asynccontextmanager
+async def serving() -> AsyncIterator[Server]:
+    server = Server()
+    listener = await asyncio.start_server(server.serve, "127.0.0.1", 0)
+    server.url = f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}/"
+    async with listener:
+        yield server
+
+
+@pytest.fixture
+async def transport() -> AsyncIterator[httpx.AsyncBaseTransport]:
+    opened = connect()
+    yield opened
+    await opened.aclose()
+
+
+async def test_closing_a_stream_leaves_the_server(transport: httpx.AsyncBaseTransport) -> None:
+    """What stops a generation: the server sees the connection end as soon as an open stream is closed."""
+    async with serving() as server:
+        response = await transport.handle_async_request(httpx.Request("GET", server.url))
+        pieces = response.aiter_bytes()
+        assert await anext(pieces) == b"a: b"
+        assert not server.left.is_set()
+        await response.aclose()
+        await asyncio.wait_for(server.left.wait(), 5)
+
+
+async def test_proxies_of_the_environment_are_passed_by(
+    transport: httpx.AsyncBaseTransport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A conversation with a local server never meets a proxy, although LiteLLM's transport would send it there."""
+    async with serving() as proxy, serving() as server:
+        for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+            monkeypatch.setenv(name, proxy.url)
+        for name in ("NO_PROXY", "no_proxy"):
+            monkeypatch.delenv(name, raising=False)
+        response = await transport.handle_async_request(httpx.Request("GET", server.url))
+        assert response.status_code == 200
+        await response.aclose()
+        assert (proxy.connected, server.connected) == (0, 1)
+
+
+async def test_unreachable_server_is_an_error_of_httpx(transport: httpx.AsyncBaseTransport) -> None:
+    """The carrier tells a broken connection by httpx's errors, whatever lies below."""
+    async with serving() as server:
+        url = server.url
+    with pytest.raises(httpx.ConnectError):
+        await transport.handle_async_request(httpx.Request("GET", url))
+
+
+async def test_operator_chooses_httpx(transport: httpx.AsyncBaseTransport, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where LiteLLM is told not to use aiohttp, neither do we."""
+    assert isinstance(transport, LiteLLMAiohttpTransport)
+    with monkeypatch.context() as patched:
+        patched.setenv("DISABLE_AIOHTTP_TRANSPORT", "True")
+        assert isinstance(connect(), httpx.AsyncHTTPTransport)
+    monkeypatch.setattr(litellm, "disable_aiohttp_transport", True)
+    assert isinstance(connect(), httpx.AsyncHTTPTransport)
