@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from litellm_compaction.core.messages import JsonValue, Message, user_message
+from litellm_compaction.core.messages import JsonValue, Message, user_message, with_text
 from litellm_compaction.core.prompts import (
     is_echo,
     is_refusal,
@@ -58,6 +58,24 @@ class Ask(Protocol):
         tools: Sequence[JsonValue] = (),
         tool_choice: JsonValue = None,
     ) -> Awaitable[SummaryAnswer]: ...
+
+
+def ending_in(switch: str, ask: Ask) -> Ask:
+    """`ask`, with a word for the model itself behind each prompt; "" for none."""
+    if not switch:
+        return ask
+
+    def asking(
+        messages: Sequence[Message],
+        *,
+        max_tokens: int,
+        tools: Sequence[JsonValue] = (),
+        tool_choice: JsonValue = None,
+    ) -> Awaitable[SummaryAnswer]:
+        last = with_text(messages[-1], f"{messages[-1].text} {switch}")
+        return ask((*messages[:-1], last), max_tokens=max_tokens, tools=tools, tool_choice=tool_choice)
+
+    return asking
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,14 @@ import pytest
 from litellm_compaction.core.messages import Message
 from litellm_compaction.core.prompts import FRAME_END, appended
 from litellm_compaction.errors import SummaryFailed
-from litellm_compaction.summarizer import SummaryAnswer, SummaryJob, Upstream, summarize, summarize_appended
+from litellm_compaction.summarizer import (
+    SummaryAnswer,
+    SummaryJob,
+    Upstream,
+    ending_in,
+    summarize,
+    summarize_appended,
+)
 from tests.core.conversations import JsonDict, agent_run, assistant, broken_promises, calls, count, parsed, result, user
 
 GOOD = "### Original task\nPort the parser.\n### Current state\nHalf done."
@@ -307,3 +314,12 @@ def test_the_instruction_names_every_section_and_the_round() -> None:
     assert "| File or component | Action | Description |" in text
     assert "round 7" in text
     assert "at most 120 words" in text
+
+
+async def test_a_models_own_switch_ends_every_prompt() -> None:
+    """And nothing else changes: the conversation before it stays what the server's cache holds."""
+    plain, switched = FakeAsk(GOOD), FakeAsk(GOOD)
+    await summarize(job(), plain, count, timeout_s=1)
+    await summarize(job(), ending_in("/no_think", switched), count, timeout_s=1)
+    assert switched.prompts == [f"{prompt} /no_think" for prompt in plain.prompts]
+    assert ending_in("", plain) is plain

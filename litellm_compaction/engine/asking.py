@@ -100,9 +100,9 @@ class Asker:
                 timeout_s = work.case.settings.summary_timeout_s
                 try:
                     if upstream is None:
-                        text = await summarize(job, model.ask, count, timeout_s=timeout_s)
+                        text = await summarize(job, model.quiet_ask, count, timeout_s=timeout_s)
                     else:
-                        text = await summarize_appended(job, upstream, model.ask, count, timeout_s=timeout_s)
+                        text = await summarize_appended(job, upstream, model.quiet_ask, count, timeout_s=timeout_s)
                 except SummaryFailed as error:
                     failure = error.reason
                     if failure not in _WORTH_REFORMATTING:

@@ -18,8 +18,9 @@ from litellm_compaction.core.weights import Conversation
 from litellm_compaction.events import Phase
 from litellm_compaction.models.counter import Count
 from litellm_compaction.models.families import Family
+from litellm_compaction.models.thinking import no_thinking_switch
 from litellm_compaction.models.window import Target, Window
-from litellm_compaction.summarizer import Ask
+from litellm_compaction.summarizer import Ask, ending_in
 
 
 class Measure(Protocol):
@@ -62,6 +63,11 @@ class PruningModel:
     target: Target
     ask: Ask
     is_same: bool
+
+    @property
+    def quiet_ask(self) -> Ask:
+        """`ask`, told not to think first where the model has a word for that."""
+        return ending_in(no_thinking_switch(self.target.model), self.ask)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

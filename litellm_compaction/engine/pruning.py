@@ -108,7 +108,7 @@ async def _answered(work: Work, decision: Prune, model: PruningModel, question: 
         SummaryFailed: it gave none, or none that can be used.
     """
     timeout_s = work.case.settings.summary_timeout_s
-    answer = await answer_to(question.prompt, model.ask, max_tokens=question.answer_tokens, timeout_s=timeout_s)
+    answer = await answer_to(question.prompt, model.quiet_ask, max_tokens=question.answer_tokens, timeout_s=timeout_s)
     compaction = await off_loop(work.conversation.messages, lambda: _compaction(work, decision, question, answer))
     if compaction is None:
         raise SummaryFailed("refusal" if is_refusal(answer) else "invalid")

@@ -15,7 +15,8 @@ from litellm_compaction.errors import SummaryFailed
 from litellm_compaction.library.config import CompactionConfig
 from litellm_compaction.library.tokens import parsed, text_counter
 from litellm_compaction.models.families import family_of
-from litellm_compaction.summarizer import Ask, SummaryAnswer, SummaryJob, summarize
+from litellm_compaction.models.thinking import no_thinking_switch
+from litellm_compaction.summarizer import Ask, SummaryAnswer, SummaryJob, ending_in, summarize
 
 # Called with `model=, messages=, max_tokens=, temperature=`; answers as OpenAI's chat completions, object or dict:
 # `litellm.acompletion`, `AsyncOpenAI().chat.completions.create`, or a function of the caller's.
@@ -130,7 +131,7 @@ def asker(config: CompactionConfig, model: str, acompletion: Completion) -> Ask:
             raise SummaryFailed("error", f"the summariser raised {type(error).__name__}") from error
         return _answer(response)
 
-    return ask
+    return ending_in(no_thinking_switch(model), ask)
 
 
 def _answer(response: object) -> SummaryAnswer:
