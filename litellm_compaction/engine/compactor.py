@@ -23,7 +23,8 @@ from litellm_compaction.engine.lessons import Lessons
 from litellm_compaction.engine.making import Made, Maker
 from litellm_compaction.engine.outgoing import Outgoing, is_enough
 from litellm_compaction.engine.probing import Prober
-from litellm_compaction.engine.reporting import Reporter, truncation
+from litellm_compaction.engine.replies import Replies
+from litellm_compaction.engine.reporting import Reporter
 from litellm_compaction.engine.room import Room
 from litellm_compaction.engine.sending import SentPrompts
 from litellm_compaction.engine.threads import off_loop
@@ -38,8 +39,6 @@ from litellm_compaction.stores import Store
 
 # Below this share of what it may fill no conversation has ever been compacted, however wrong the count was then.
 _COMPACTED_BEFORE_RATIO = 0.25
-# A prompt that fills more of the window than this may have been cut to it.
-_INSIDE_RATIO = 0.9
 # Of what a compaction leaves, this much may be the verbatim end of the answer that is being carried over.
 _PARTIAL_TAIL_RATIO = 0.35
 
@@ -80,6 +79,7 @@ class Compactor:
         self._lessons = Lessons(counter=counter, store=store, clock=clock)
         self._scales = Scales(windows=windows, counter=counter, sources=self.sources, clock=clock)
         self._outgoing = Outgoing(scales=self._scales, sent=sent)
+        self._replies = Replies(windows=windows, counter=counter, lessons=self._lessons, reporter=self._reporter)
         self._prober = Prober(counter, self._lessons)
         self._admission = Admission()
 
@@ -197,41 +197,12 @@ class Compactor:
         return Room(self._admission, case)
 
     def learn(self, case: Case, guarded: Guarded, *, prompt_tokens: int, completion_tokens: int) -> None:
-        """Compares a reply's usage with our count: trains the counter, or raises the truncation alarm.
-
-        Args:
-            case: of the request.
-            guarded: what was sent.
-            prompt_tokens: as the server reported them for exactly that.
-            completion_tokens: likewise; 0 for an empty answer.
-        """
-        reason = truncation(guarded, prompt_tokens, completion_tokens, self._counter)
-        if not reason:
-            # A reply that was itself truncated never gets here: it would teach the counter a wrong ratio.
-            self._lessons.learn(case.target.key, case.label, guarded.count, prompt_tokens)
-            return
-        is_inside = prompt_tokens < _INSIDE_RATIO * guarded.window.tokens
-        is_low = reason == "prompt_far_below_count"
-        if is_low and is_inside and self._lessons.explains(case.target.key, guarded.count, prompt_tokens):
-            return
-        self.windows.invalidate(case.target)
-        self._reporter.alarmed(case, guarded, prompt_tokens, reason)
+        """Takes note of a reply's usage; arguments as `Replies.learn`."""
+        self._replies.learn(case, guarded, prompt_tokens=prompt_tokens, completion_tokens=completion_tokens)
 
     def learn_overflow(self, case: Case, guarded: Guarded | None, overflow: Overflow) -> None:
-        """Takes note of an overflow error: what we knew of the window is out of date, and what the error names is true.
-
-        Args:
-            case: of the request.
-            guarded: what was sent; None when that is not certain.
-            overflow: what the error says.
-        """
-        self.windows.invalidate(case.target)
-        if overflow.window_tokens is not None:
-            self.windows.learn(case.target, overflow.window_tokens)
-        if overflow.prompt_tokens is not None and guarded is not None:
-            # In the middle of an answer the number has what was generated in it, which makes no anchor.
-            count = replace(guarded.count, fingerprint=0, anchor=None)
-            self._lessons.learn(case.target.key, case.label, count, overflow.prompt_tokens)
+        """Takes note of an overflow error; arguments as `Replies.learn_overflow`."""
+        self._replies.learn_overflow(case, guarded, overflow)
 
     async def aclose(self) -> None:
         """Ends the clients and the store."""
