@@ -8,11 +8,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Literal
 
 from litellm_compaction.core.carry_over import Partial, carried_over
 from litellm_compaction.core.chain import chain
-from litellm_compaction.core.compaction import Compaction, apply
+from litellm_compaction.core.compaction import Compaction
 from litellm_compaction.core.decisions import Edit, Keep, Making, Plan, Prune, Reuse, Summarize
 from litellm_compaction.core.messages import Request
 from litellm_compaction.core.oversize import refusal, shortened
@@ -22,8 +21,10 @@ from litellm_compaction.engine.asking import Asker
 from litellm_compaction.engine.case import Case, Guarded, Pending, Work
 from litellm_compaction.engine.lessons import Lessons
 from litellm_compaction.engine.making import Made, Maker
+from litellm_compaction.engine.outgoing import Outgoing, is_enough
 from litellm_compaction.engine.probing import Prober
-from litellm_compaction.engine.reporting import Reporter, truncation
+from litellm_compaction.engine.replies import Replies
+from litellm_compaction.engine.reporting import Reporter
 from litellm_compaction.engine.room import Room
 from litellm_compaction.engine.sending import SentPrompts
 from litellm_compaction.engine.threads import off_loop
@@ -38,8 +39,6 @@ from litellm_compaction.stores import Store
 
 # Below this share of what it may fill no conversation has ever been compacted, however wrong the count was then.
 _COMPACTED_BEFORE_RATIO = 0.25
-# A prompt that fills more of the window than this may have been cut to it.
-_INSIDE_RATIO = 0.9
 # Of what a compaction leaves, this much may be the verbatim end of the answer that is being carried over.
 _PARTIAL_TAIL_RATIO = 0.35
 
@@ -73,12 +72,14 @@ class Compactor:
         self._counter = counter
         self._store = store
         self._reporter = Reporter(observers, clock=clock, wall_clock=wall_clock)
-        self._sent = SentPrompts()
-        asker = Asker(windows=windows, counter=counter, sources=self.sources, sent=self._sent)
+        sent = SentPrompts()
+        asker = Asker(windows=windows, counter=counter, sources=self.sources, sent=sent)
         self._maker = Maker(asker=asker, store=store, clock=clock)
         self._compactions: Flights[Made] = Flights()
         self._lessons = Lessons(counter=counter, store=store, clock=clock)
         self._scales = Scales(windows=windows, counter=counter, sources=self.sources, clock=clock)
+        self._outgoing = Outgoing(scales=self._scales, sent=sent)
+        self._replies = Replies(windows=windows, counter=counter, lessons=self._lessons, reporter=self._reporter)
         self._prober = Prober(counter, self._lessons)
         self._admission = Admission()
 
@@ -117,7 +118,7 @@ class Compactor:
         self._lessons.recall(case.target.key)
         work = await self._scales.weigh(request, case)
         if _is_small(work):
-            return self._unchanged(work)
+            return self._outgoing.unchanged(work)
         work = await _hashed(work)
         return await self._decide(work, await self._find(case.scope, work.conversation.hashes))
 
@@ -136,10 +137,10 @@ class Compactor:
         if guarded is not None:
             return guarded
         if work.budget.own.fits(work.count.tokens):
-            return self._unchanged(work)
+            return self._outgoing.unchanged(work)
         bare = self._maker.bare(work)
         if bare is not None:
-            guarded = await self._applied(work, bare, "compacted")
+            guarded = await self._outgoing.applied(work, bare, "compacted")
             if guarded.budget.fits(guarded.count.tokens):
                 self._reporter.applied(work, "fallback", guarded, bare, reason="bare")
                 return guarded
@@ -151,15 +152,10 @@ class Compactor:
             (work.case.scope, work.case.target.key, work.conversation.hashes[-1], decision),
             lambda: self._maker.make(work, decision),
         )
-        guarded = await self._applied(work, made.compaction, "compacted")
+        guarded = await self._outgoing.applied(work, made.compaction, "compacted")
         if await self._prober.has_recounted(work, guarded):
-            guarded = await self._applied(work, made.compaction, "compacted")
-        tokens = guarded.count.tokens
-        if not guarded.budget.fits(tokens) or tokens >= work.count.tokens:
-            return None
-        if isinstance(decision, Edit) and tokens > decision.predicted_tokens and guarded.budget.triggers(tokens):
-            return None
-        if made.compaction.rung == "prune" and guarded.budget.triggers(tokens):
+            guarded = await self._outgoing.applied(work, made.compaction, "compacted")
+        if not is_enough(work, decision, made.compaction, guarded):
             return None
         await self._maker.keep(work, made)
         outcome: Outcome = "fallback" if made.compaction.rung == "truncate" else "compacted"
@@ -201,41 +197,12 @@ class Compactor:
         return Room(self._admission, case)
 
     def learn(self, case: Case, guarded: Guarded, *, prompt_tokens: int, completion_tokens: int) -> None:
-        """Compares a reply's usage with our count: trains the counter, or raises the truncation alarm.
-
-        Args:
-            case: of the request.
-            guarded: what was sent.
-            prompt_tokens: as the server reported them for exactly that.
-            completion_tokens: likewise; 0 for an empty answer.
-        """
-        reason = truncation(guarded, prompt_tokens, completion_tokens, self._counter)
-        if not reason:
-            # A reply that was itself truncated never gets here: it would teach the counter a wrong ratio.
-            self._lessons.learn(case.target.key, case.label, guarded.count, prompt_tokens)
-            return
-        is_inside = prompt_tokens < _INSIDE_RATIO * guarded.window.tokens
-        is_low = reason == "prompt_far_below_count"
-        if is_low and is_inside and self._lessons.explains(case.target.key, guarded.count, prompt_tokens):
-            return
-        self.windows.invalidate(case.target)
-        self._reporter.alarmed(case, guarded, prompt_tokens, reason)
+        """Takes note of a reply's usage; arguments as `Replies.learn`."""
+        self._replies.learn(case, guarded, prompt_tokens=prompt_tokens, completion_tokens=completion_tokens)
 
     def learn_overflow(self, case: Case, guarded: Guarded | None, overflow: Overflow) -> None:
-        """Takes note of an overflow error: what we knew of the window is out of date, and what the error names is true.
-
-        Args:
-            case: of the request.
-            guarded: what was sent; None when that is not certain.
-            overflow: what the error says.
-        """
-        self.windows.invalidate(case.target)
-        if overflow.window_tokens is not None:
-            self.windows.learn(case.target, overflow.window_tokens)
-        if overflow.prompt_tokens is not None and guarded is not None:
-            # In the middle of an answer the number has what was generated in it, which makes no anchor.
-            count = replace(guarded.count, fingerprint=0, anchor=None)
-            self._lessons.learn(case.target.key, case.label, count, overflow.prompt_tokens)
+        """Takes note of an overflow error; arguments as `Replies.learn_overflow`."""
+        self._replies.learn_overflow(case, guarded, overflow)
 
     async def aclose(self) -> None:
         """Ends the clients and the store."""
@@ -250,9 +217,9 @@ class Compactor:
     async def _decide(self, work: Work, stored: Sequence[Compaction], *, shorten: bool = True) -> Guarded | Pending:
         decision = self._plan(work, stored)
         if isinstance(decision, Keep):
-            return self._unchanged(work)
+            return self._outgoing.unchanged(work)
         if isinstance(decision, Reuse):
-            guarded = await self._applied(work, decision.compaction, "reused")
+            guarded = await self._outgoing.applied(work, decision.compaction, "reused")
             if guarded.budget.fits(guarded.count.tokens):
                 self._reporter.applied(work, "reused", guarded, decision.compaction)
                 return guarded
@@ -260,7 +227,7 @@ class Compactor:
         if isinstance(decision, Edit | Prune | Summarize):
             return Pending(work=work, decision=decision, stored=tuple(stored))
         if work.budget.own.fits(work.count.tokens):
-            return self._unchanged(work)
+            return self._outgoing.unchanged(work)
         if await self._prober.has_learned(work):
             return await self._decide(await self._scales.again(work), stored, shorten=shorten)
         return await self._shortened_or_refused(work, stored, shorten=shorten)
@@ -288,40 +255,6 @@ class Compactor:
     def _refusal(self, work: Work) -> DoesNotFit:
         self._reporter.decided(work, "refused", after=work.budget.floor_tokens, reason="does_not_fit")
         return refusal(work.case.label, work.conversation, work.budget, work.count.tools_tokens)
-
-    async def _applied(self, work: Work, compaction: Compaction, action: Literal["reused", "compacted"]) -> Guarded:
-        messages = apply(work.conversation.messages, compaction)
-        self._note(work, compaction)
-        count = await self._scales.count(work, messages)
-        # What was planned by holds, unless the server has counted the beginning of what is sent.
-        error_ratio = min(work.budget.error_ratio, count.error_ratio)
-        return Guarded(
-            action=action,
-            messages=messages,
-            tokens_before=work.tokens_before,
-            count=count,
-            count_text=work.count_text,
-            budget=replace(work.budget, error_ratio=error_ratio, own_error_ratio=None),
-            window=work.window,
-            round=compaction.round,
-        )
-
-    def _unchanged(self, work: Work) -> Guarded:
-        self._note(work, None)
-        return Guarded(
-            action="compacted" if work.is_shortened else "none",
-            messages=work.request.messages if work.is_shortened else None,
-            tokens_before=work.tokens_before,
-            count=work.count,
-            count_text=work.count_text,
-            budget=work.budget.own,
-            window=work.window,
-        )
-
-    def _note(self, work: Work, compaction: Compaction | None) -> None:
-        """Remembers what the server's cache will hold; small prompts have no hashes, excerpts are not the client's."""
-        if work.conversation.hashes and not work.is_shortened:
-            self._sent.note(work.case.scope, work.case.target.key, work.conversation.hashes, compaction)
 
     async def _find(self, scope: str, hashes: Sequence[str]) -> list[Compaction]:
         try:

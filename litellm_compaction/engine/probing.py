@@ -14,7 +14,7 @@ from litellm_compaction.core.boundaries import sacred_indices
 from litellm_compaction.core.messages import Request, lead_length, parse_message, user_message
 from litellm_compaction.engine.case import Guarded, Work
 from litellm_compaction.engine.lessons import Lessons
-from litellm_compaction.engine.reporting import truncation
+from litellm_compaction.engine.replies import truncation
 from litellm_compaction.models.counter import TokenCounter
 
 # A sample takes at most this share of the window, even if it counts as high as it can: it must never be cut.

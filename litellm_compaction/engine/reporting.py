@@ -11,9 +11,6 @@ from litellm_compaction.core.compaction import Compaction, compaction_id
 from litellm_compaction.engine.case import Case, Guarded, Work
 from litellm_compaction.engine.making import Made
 from litellm_compaction.events import CompactionEvent, Event, Observer, Outcome, TruncationAlarm
-from litellm_compaction.models.counter import TokenCounter
-
-_FULL_WINDOW_RATIO = 0.98
 
 
 class Reporter:
@@ -116,19 +113,3 @@ class Reporter:
     def _tell(self, event: Event) -> None:
         for observer in self._observers:
             observer(event)
-
-
-def truncation(guarded: Guarded, prompt_tokens: int, completion_tokens: int, counter: TokenCounter) -> str:
-    """One word for what a reply's usage says about a prompt that the server did not see whole; "" for nothing.
-
-    Args:
-        guarded: what was sent.
-        prompt_tokens: as the server reported them for exactly that.
-        completion_tokens: likewise; 0 for an empty answer.
-        counter: knows which deviation a tokenizer cannot explain.
-    """
-    if prompt_tokens > guarded.window.tokens:
-        return "prompt_above_window"
-    if completion_tokens == 0 and prompt_tokens >= _FULL_WINDOW_RATIO * guarded.window.tokens:
-        return "empty_at_full_window"
-    return "prompt_far_below_count" if counter.is_suspicious(guarded.count, prompt_tokens) else ""

@@ -1,7 +1,7 @@
 """What was last sent upstream for a conversation, so that a server's prefix cache can be reckoned with.
 
 LM Studio keeps the KV cache of a slot's last prompt (facts of LM Studio 0.3 and 0.4: prefix reuse in both engines) and
-reports no cached tokens, so the engine remembers what it sent. Noted by the compactor, asked when a summary is made.
+reports no cached tokens, so the engine remembers what it sent. Noted by `outgoing.py`, asked when a summary is made.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """How far our count of a deployment's prompts was from the server's, and what that says about the next one.
 
-Called by `counter.py` with the `prompt_tokens` of answers. A ratio is trusted only for requests like the ones that it
-was seen on: of the same mix of scripts, and as far as they are not much longer.
+Called by `counter.py` and `anchored.py`, with the `prompt_tokens` of answers. A ratio is trusted only for requests like
+the ones that it was seen on: of the same mix of scripts, and as far as they are not much longer.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from typing import NamedTuple
 
 from litellm_compaction.models.growth import Growths
 
+# An exact count may still meet a server that renders a little differently.
+EXACT_ERROR = 0.02
 # Below this the template's constants decide the ratio, not the vocabulary.
 TINY_TOKENS = 200
 # Nobody loads a model with a context length below this, so nothing was cut from a shorter prompt.
@@ -85,6 +87,7 @@ class Calibration:
     _samples: deque[_Sample] = field(default_factory=lambda: deque(maxlen=_KEPT))
     _doubts: deque[_Sample] = field(default_factory=lambda: deque(maxlen=_DOUBTS))
     _extra_tokens: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT))
+    _was_low: bool = False
     growths: Growths = field(default_factory=Growths)
 
     def predict(self, raw_tokens: float, mix: Mix, family_error: float) -> Prediction:
@@ -95,6 +98,13 @@ class Calibration:
             mix: what it consists of.
             family_error: the family's own error_ratio; holds for whatever no sample covers.
         """
+        found = self._by_samples(raw_tokens, mix, family_error)
+        if family_error <= EXACT_ERROR and abs(found.factor - 1) <= EXACT_ERROR:
+            # The server agrees, so few samples are no reason for doubt.
+            return found._replace(error_ratio=min(found.error_ratio, EXACT_ERROR))
+        return found
+
+    def _by_samples(self, raw_tokens: float, mix: Mix, family_error: float) -> Prediction:
         usable = [sample for sample in self._samples if not sample.mix.says_nothing_of(mix)]
         near = [sample for sample in usable if sample.mix.is_near(mix)]
         usable = near or usable
@@ -167,6 +177,16 @@ class Calibration:
         self._samples = deque((*others, doubt), maxlen=_KEPT)
         self._doubts.clear()
         return True
+
+    def believes(self, prompt_tokens: int, least_tokens: float) -> bool:
+        """Whether a number is the whole prompt's, and not without what the server had in its cache.
+
+        Of numbers below `least_tokens`, the second in a row is believed: templates that render less of what is old
+        look the same, once in a while.
+        """
+        believed = prompt_tokens >= least_tokens or self._was_low
+        self._was_low = not believed
+        return believed
 
     def as_json(self) -> list[list[float]]:
         """All that it has learned, in short: samples, tokens that tiny prompts had more, growths; told by length."""

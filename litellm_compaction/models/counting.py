@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple, TypeAlias
 
 from litellm_compaction.core.messages import Request
-from litellm_compaction.models.calibration import PLAIN, Mix
+from litellm_compaction.models.calibration import EXACT_ERROR, PLAIN, Mix
 from litellm_compaction.models.families import HEURISTIC, Family
 from litellm_compaction.models.growth import Profile
 from litellm_compaction.models.measures import Item, Measure, Measures
@@ -35,8 +35,6 @@ _MAX_TOOLS = 1024
 _TOOLS_ALLOWANCE_RATIO = 0.5
 # Characters beyond ASCII take about three times as many tokens of cl100k as others (12 languages, 2026-11).
 _OTHER_WEIGHT = 3
-# An exact count may still meet a server that renders a little differently.
-EXACT_ERROR = 0.02
 # Images and arguments that are no JSON: the vocabulary and the rest of the prompt are exact all the same.
 _PART_ERROR = 0.05
 # The formula with the right vocabulary erred by up to 15 % on agent requests (facts, 2026-11).

@@ -1,6 +1,6 @@
 """What a count says of one request, and how far below it a server's own number can be without any trouble.
 
-Made and compared by `counter.py`.
+Made by `counter.py`, compared there and in `anchored.py`.
 """
 
 from __future__ import annotations
@@ -83,3 +83,8 @@ def least_ratio(mix: Mix, error_ratio: float, *, is_sure: bool) -> float:
         return 1 - max(0.15, 3 * error_ratio)
     # Beyond ASCII a stand-in counts up to 4 times too much, without anything being cut.
     return 0.55 - 0.35 * mix.other_share - 0.25 * mix.digit_share
+
+
+def least_ratio_of(count: Count) -> float:
+    """`least_ratio` of a request's count."""
+    return least_ratio(count.mix, count.error_ratio, is_sure=count.calibrated or count.exact)

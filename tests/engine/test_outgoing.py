@@ -1,0 +1,72 @@
+"""Whether a new compaction does is decided by what is really sent, not by what was planned."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from litellm_compaction.core.compaction import Compaction, Rung
+from litellm_compaction.core.decisions import Edit, Summarize
+from litellm_compaction.core.messages import Request
+from litellm_compaction.engine.outgoing import Outgoing, is_enough
+from litellm_compaction.engine.sending import SentPrompts
+from litellm_compaction.engine.weighing import Scales
+from litellm_compaction.models.sources import Sources
+from tests.core.conversations import chat, parsed
+from tests.engine.bench import Bench
+
+# With the default settings, 9552 tokens fit this window and more than 7000 have to be compacted.
+WINDOW_TOKENS = 10_000
+SUMMARIZE = Summarize(
+    covered_messages=2,
+    base=None,
+    integrates=False,
+    provisional=False,
+    summary_tokens=100,
+    ledger_tokens=100,
+    words_tokens=50,
+    predicted_tokens=1000,
+)
+
+
+@pytest.mark.parametrize(
+    ("rung", "predicted_tokens", "before_tokens", "after_tokens", "enough"),
+    [
+        ("summary", None, 9000, 7001, True),
+        ("summary", None, 20_000, 9552, True),
+        ("summary", None, 20_000, 9553, False),
+        ("summary", None, 6000, 5999, True),
+        ("summary", None, 6000, 6000, False),
+        ("edit", 7001, 9000, 7001, True),
+        ("edit", 7000, 9000, 7001, False),
+        ("edit", 6000, 9000, 7000, True),
+        ("prune", None, 9000, 7000, True),
+        ("prune", None, 9000, 7001, False),
+    ],
+)
+async def test_a_compaction_does_if_it_fits_shrinks_and_its_rung_reaches_what_it_was_made_for(
+    rung: Rung, predicted_tokens: int | None, before_tokens: int, after_tokens: int, enough: bool
+) -> None:
+    """A summary only has to fit and shrink; an edit or a pruning that would be compacted again at once does not do."""
+    bench = Bench()
+    scales = Scales(windows=bench.windows, counter=bench.counter, sources=Sources())
+    work = await scales.weigh(Request(messages=parsed(chat(4))), bench.case(WINDOW_TOKENS))
+    guarded = Outgoing(scales=scales, sent=SentPrompts()).unchanged(work)
+    compaction = Compaction(
+        covered_messages=2, covered_hash="h", pinned=None, round=1, segments=(), ledger="", rung=rung
+    )
+    decision = (
+        SUMMARIZE
+        if predicted_tokens is None
+        else Edit(
+            compaction=compaction,
+            ledger_tokens=100,
+            words_tokens=50,
+            predicted_tokens=predicted_tokens,
+            otherwise=SUMMARIZE,
+        )
+    )
+    work = replace(work, count=replace(work.count, tokens=before_tokens))
+    guarded = replace(guarded, count=replace(guarded.count, tokens=after_tokens))
+    assert is_enough(work, decision, compaction, guarded) is enough
