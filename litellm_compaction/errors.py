@@ -164,6 +164,15 @@ def is_crash(text: str) -> bool:
     return _CRASH.search(text) is not None
 
 
+# LiteLLM 1.109.1 (streaming_handler.py, `_stream_eof_error`); 1.106.2 ends such a stream with a `stop` of its own.
+_ENDED_EARLY = "Stream ended before a finish_reason was received"
+
+
+def ended_early(text: str) -> bool:
+    """Whether `text` reports a stream that ended without saying why; an overflow can look like that, too."""
+    return _ENDED_EARLY in text
+
+
 def overflow_from_text(text: str) -> Overflow | None:
     """What `text` reveals if it is one of the known overflow messages, else None."""
     for pattern, prompt, window in _OVERFLOWS:

@@ -17,6 +17,7 @@ from litellm_compaction.errors import (
     Share,
     SummaryFailed,
     WindowUnknown,
+    ended_early,
     overflow_from_text,
 )
 
@@ -126,3 +127,14 @@ def test_messages_say_what_to_change() -> None:
     )
     fits_not = DoesNotFit("too large", shares=(Share("tools", 9),), window_tokens=8, needed_tokens=256)
     assert (fits_not.shares[0].name, fits_not.window_tokens, fits_not.needed_tokens) == ("tools", 8, 256)
+
+
+def test_stream_without_an_end_is_recognized_and_is_no_overflow() -> None:
+    """In LiteLLM's own wrapping; whether the window was full, the message does not say."""
+    text = (
+        "litellm.APIConnectionError: APIConnectionError: OpenAIException - "
+        "Stream ended before a finish_reason was received"
+    )
+    assert ended_early(text)
+    assert overflow_from_text(text) is None
+    assert not ended_early("peer closed connection without sending complete message body (incomplete chunked read)")

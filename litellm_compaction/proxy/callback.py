@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
 import litellm
@@ -16,7 +16,7 @@ from litellm.integrations.custom_logger import CustomLogger
 
 from litellm_compaction.config import Settings
 from litellm_compaction.engine import Compactor
-from litellm_compaction.errors import CompactionError, DoesNotFit, Overloaded, overflow_from_text
+from litellm_compaction.errors import CompactionError, DoesNotFit, Overloaded
 from litellm_compaction.events import log_observer
 from litellm_compaction.history import History
 from litellm_compaction.models.counter import TokenCounter
@@ -30,6 +30,7 @@ from litellm_compaction.proxy.heartbeat import with_heartbeat
 from litellm_compaction.proxy.held_context import hold_contexts
 from litellm_compaction.proxy.live_settings import FixedSettings, LiveSettings, SettingsSource
 from litellm_compaction.proxy.metrics import Metrics
+from litellm_compaction.proxy.overflowed import unread_overflow
 from litellm_compaction.proxy.proxy_secret import proxy_secret
 from litellm_compaction.proxy.turns import Turns
 from litellm_compaction.proxy.wire import can_be_carried_over, with_details
@@ -189,13 +190,14 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
         """Learns from an overflow error that came in spite of us, and forgets the request."""
         call = self._calls.close(_call_id(request_data))
         if call is not None:
-            self._learn_overflow(call, str(original_exception))
+            log = request_data.get("litellm_logging_obj")
+            self._learn_overflow(call, str(original_exception), getattr(log, "model_call_details", {}))
 
     async def async_log_failure_event(self, kwargs: Any, response_obj: Any, start_time: Any, end_time: Any) -> None:
         """Learns from an attempt that failed, before the router retries it."""
         call = self._calls.get(_call_id(kwargs))
         if call is not None:
-            self._learn_overflow(call, str(kwargs.get("exception") or ""))
+            self._learn_overflow(call, str(kwargs.get("exception") or ""), kwargs)
 
     async def async_post_call_response_headers_hook(
         self,
@@ -223,9 +225,9 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
                 return
             await asyncio.sleep(_ROUTER_WAIT_S)
 
-    def _learn_overflow(self, call: Call, message: str) -> None:
+    def _learn_overflow(self, call: Call, message: str, details: Mapping[str, object]) -> None:
         try:
-            overflow = overflow_from_text(message)
+            overflow = unread_overflow(call, message, details)
             if overflow is not None and call.case is not None:
                 self._compactor.learn_overflow(call.case, call.guarded, overflow)
         except Exception as error:  # noqa: BLE001 - fails open (P8)

@@ -47,6 +47,7 @@ class Call:
         asks_for_usage: whether a usage chunk belongs in the stream.
         is_structured: whether the answer is a document, where no notice may stand.
         is_carried: whether the transport does all that happens while its answer is open.
+        is_read: whether its answer has reached the loop that carries it.
         may_pause: whether its answer nears the limit, so that a compaction may silence it for a while.
         room: what it holds of a shared context where the hooks carry it, until it ends.
         case, guarded: of the newest deployment that it was sent to.
@@ -68,6 +69,7 @@ class Call:
     asks_for_usage: bool = True
     is_structured: bool = False
     is_carried: bool = False
+    is_read: bool = False
     may_pause: bool = False
     room: Room | None = None
     case: Case | None = None

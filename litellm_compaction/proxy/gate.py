@@ -199,6 +199,7 @@ class Gate:
         """
         case, guarded = call.case, call.guarded
         assert case is not None and guarded is not None  # noqa: S101, PT018 - the caller asked `call.was_sent`
+        call.is_read = True
         upstream = HookedUpstream(first, router, call.pin, data)
         asked = self._asked(call, case, data, wants_usage=call.asks_for_usage)
         if not stream:

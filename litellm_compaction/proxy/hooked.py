@@ -6,9 +6,9 @@ the same deployment. Used where the transport of `upstream.py` cannot be install
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import anyio
@@ -17,7 +17,7 @@ from litellm.types.utils import Message as AnswerMessage
 
 from litellm_compaction.core.messages import Message
 from litellm_compaction.engine import Guarded
-from litellm_compaction.errors import is_crash, overflow_from_text
+from litellm_compaction.errors import ended_early, is_crash, overflow_from_text
 from litellm_compaction.proxy import wire
 from litellm_compaction.proxy.exchange import Chunk, Received, UpstreamError
 from litellm_compaction.proxy.internal import call_router
@@ -49,7 +49,7 @@ class HookedUpstream:
         self._pin = pin
         self._data = data
         self._logging: Any = data.get("litellm_logging_obj")
-        self._streams: list[tuple[Any, str]] = []
+        self._parts: list[_Part] = []
         self.responses: list[Any] = []
 
     @asynccontextmanager
@@ -57,19 +57,20 @@ class HookedUpstream:
         self, messages: Sequence[Message] | None, max_tokens: int, *, is_continuation: bool
     ) -> AsyncIterator[AsyncIterator[Chunk]]:
         """The chunks of a streamed answer; leaving the context closes it."""
-        stream, log = self._first, self._logging
+        stream, part = self._first, _Part(self._logging)
         if stream is None:
-            stream = await self._again(messages, max_tokens, stream=True, stream_options={"include_usage": True})
-            log = getattr(stream, "logging_obj", None)
+            # LiteLLM 1.109.1 reads the first chunk before it returns: what goes wrong there comes from here.
+            with _understood(part):
+                stream = await self._again(messages, max_tokens, stream=True, stream_options={"include_usage": True})
+            part.log = getattr(stream, "logging_obj", None)
         self._first = None
-        text: list[str] = []
         try:
-            yield _chunks(stream, text.append)
+            yield _chunks(stream, part)
         finally:
             with anyio.CancelScope(shield=True):
                 if (aclose := getattr(stream, "aclose", None)) is not None:
                     await aclose()
-            self._streams.append((log, "".join(text)))
+            self._parts.append(part)
 
     async def whole(self, messages: Sequence[Message] | None, max_tokens: int) -> Any:
         """A whole answer: LiteLLM's own the first time, then one more."""
@@ -84,13 +85,14 @@ class HookedUpstream:
         Late, when the whole answer has ended: the first stream's slot in the key's parallel limit then spans all of it.
         """
         with anyio.CancelScope(shield=True):
-            for log, text in self._streams:
-                details = getattr(log, "model_call_details", None)
-                dispatch = getattr(log, "dispatch_success_handlers", None)
-                if dispatch is None or not isinstance(details, dict):
+            for part in self._parts:
+                details = getattr(part.log, "model_call_details", None)
+                dispatch = getattr(part.log, "dispatch_success_handlers", None)
+                if part.has_failed or dispatch is None or not isinstance(details, dict):
                     continue
                 if details.get("has_dispatched_final_stream_success"):
                     continue  # it has ended by itself
+                text = "".join(part.text)
                 await dispatch(
                     _whole_response(text, "length", {"prompt_tokens": prompt_tokens, "completion_tokens": count(text)}),
                     cache_hit=None,
@@ -172,17 +174,50 @@ class Hooked:
         return joined
 
 
-async def _chunks(stream: Any, text_seen: Callable[[str], None]) -> AsyncIterator[Chunk]:
-    try:
+@dataclass(slots=True)
+class _Part:
+    """One stream of the answer, as LiteLLM's books have to know it.
+
+    Attributes:
+        log: LiteLLM's logging object.
+        text: what has come of it.
+        has_failed: LiteLLM has logged it as a failure.
+    """
+
+    log: Any
+    text: list[str] = field(default_factory=list)
+    has_failed: bool = False
+
+
+async def _chunks(stream: Any, part: _Part) -> AsyncIterator[Chunk]:
+    if stream is None:
+        return
+    with _understood(part):
         async for chunk in stream:
             plain: Chunk = chunk.model_dump(exclude_none=True)
             for choice in plain.get("choices") or ():
-                text_seen(str((choice.get("delta") or {}).get("content") or ""))
+                part.text.append(str((choice.get("delta") or {}).get("content") or ""))
             yield Received(plain, chunk)
+
+
+@contextmanager
+def _understood(part: _Part) -> Iterator[None]:
+    """Turns LiteLLM's errors of a stream into what the loop judges; others stay what they are.
+
+    Raises:
+        UpstreamError: the window may be full.
+    """
+    try:
+        yield
     except Exception as error:
-        if overflow_from_text(str(error)) is None and not is_crash(str(error)):
+        part.has_failed = True
+        text = str(error)
+        if ended_early(text):
+            # Where LiteLLM does not look for the end of a stream it simply ends, and so it does below the transport.
+            return
+        if overflow_from_text(text) is None and not is_crash(text):
             raise
-        raise UpstreamError(str(error), error) from error
+        raise UpstreamError(text, error) from error
 
 
 async def _one(response: Any) -> AsyncIterator[Chunk]:

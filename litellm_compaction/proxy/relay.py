@@ -15,6 +15,7 @@ from litellm_compaction.engine import Guarded
 from litellm_compaction.errors import Overflow, is_crash, overflow_from_text
 from litellm_compaction.models.generated import GeneratedTokens
 from litellm_compaction.proxy.exchange import Chunk, UpstreamError
+from litellm_compaction.proxy.overflowed import FULL_RATIO, NEAR_FULL_RATIO
 from litellm_compaction.proxy.wire import Usage, usage_of
 
 End: TypeAlias = Literal["done", "limit", "overflow", "failed"]
@@ -23,9 +24,6 @@ End: TypeAlias = Literal["done", "limit", "overflow", "failed"]
 _DANGER_RATIO = 0.80
 _DANGER_OUTPUT_RATIO = 0.60
 _CALL_ROOM_TOKENS = 4096
-# A prompt this close to the window explains an answer that breaks off without a word.
-_NEAR_FULL_RATIO = 0.80
-_FULL_RATIO = 0.98
 _REASONING_FIELDS = ("reasoning_content", "reasoning")
 _KEPT_REASONING_CHARS = 40_000
 
@@ -130,7 +128,7 @@ class Relay:
         """Judges a stream that ended by itself."""
         if self.end is not None:
             return
-        if self._received == 0 and self._looks_full(_FULL_RATIO if self.usage else _NEAR_FULL_RATIO):
+        if self._received == 0 and self._looks_full(FULL_RATIO if self.usage else NEAR_FULL_RATIO):
             self.end = "overflow"
         elif self._breaks_off():
             self.end = "limit"
@@ -140,7 +138,7 @@ class Relay:
     def has_overflowed(self, error: UpstreamError) -> bool:
         """Whether the server's error means that the window is full; takes note of it."""
         self.overflow = overflow_from_text(error.text)
-        if self.overflow is None and is_crash(error.text) and self._looks_full(_NEAR_FULL_RATIO):
+        if self.overflow is None and is_crash(error.text) and self._looks_full(NEAR_FULL_RATIO):
             self.overflow, self.is_crash = Overflow(None, None), True
         if self.overflow is None:
             return False
@@ -187,7 +185,7 @@ class Relay:
             # LM Studio 0.4.22 reports one token less than the limit (lmstudio-bug-tracker 2335).
             asked = self._asked_tokens
             return asked is None or self._limit_tokens < asked or generated + 1 < asked
-        return self.finish_reason is None and self._looks_full(_NEAR_FULL_RATIO)
+        return self.finish_reason is None and self._looks_full(NEAR_FULL_RATIO)
 
     def _looks_full(self, ratio: float) -> bool:
         prompt = self.usage.prompt_tokens if self.usage is not None else self._prompt_tokens

@@ -18,10 +18,9 @@ from litellm_compaction.errors import CompactionError, Overflow
 from litellm_compaction.proxy.exchange import Asked, Chunk, Listener, Upstream, UpstreamDropped, UpstreamError
 from litellm_compaction.proxy.failing_open import log_failed_open
 from litellm_compaction.proxy.one_answer import OneAnswer
+from litellm_compaction.proxy.overflowed import taught
 from litellm_compaction.proxy.relay import Progress, Relay
 
-# What is believed of a window after an overflow that named no number.
-_SHRINK_RATIO = 0.80
 # Every prompt takes more of a window: the next request is compacted, whatever the estimate says.
 _ANY_SHARE = 1e-6
 _STILL_TOO_LARGE = "The compacted prompt still exceeds the available context size."
@@ -199,8 +198,8 @@ class Answer:
     def _learn_from(self, guarded: Guarded, relay: Relay) -> None:
         if relay.end == "overflow":
             overflow = relay.overflow or Overflow(None, None)
-            if overflow.window_tokens is None and not relay.is_crash and not self._is_shared(guarded):
-                overflow = overflow._replace(window_tokens=int(_SHRINK_RATIO * guarded.window.tokens))
+            if not relay.is_crash:
+                overflow = taught(overflow, guarded, is_shared=self._is_shared(guarded))
             self._compactor.learn_overflow(self._case, guarded, overflow)
         if relay.usage is not None:
             self._compactor.learn(

@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from litellm_compaction.simulator import Reply
+from litellm_compaction.simulator import Fault, Reply
 from tests.integration.restart_bench import CARRIERS, LONG, Restarting, Teller, asked, shared, without_restarts
 
 pytestmark = pytest.mark.proxy
@@ -32,6 +32,7 @@ def test_rows_of_a_restarted_answer(restarting: Restarting, stream: bool) -> Non
     row for each upstream request.
     """
     name, key = _new_key()
+    restarting.watch("local", Teller(Reply("Hello.")))
     watch = restarting.watch("middle", Teller(Reply(LONG)))
     body = {"model": "middle", "messages": asked(f"rows {stream}"), "stream": stream}
     if stream:
@@ -60,6 +61,26 @@ def test_rows_of_a_restarted_answer(restarting: Restarting, stream: bool) -> Non
     assert sum(row["completion_tokens"] for row in own) == pytest.approx(generated, rel=0.35)
     if restarting.carrier == "auto":
         assert own[0]["prompt_tokens"] == pytest.approx(watch.chats[0].prompt_tokens, rel=0.35)
+
+
+def test_stream_that_overflowed_is_one_row(restarting: Restarting) -> None:
+    """Where the server breaks off with an error, and another stream goes on, none is billed twice."""
+    name, key = _new_key()
+    text = "\n".join(LONG.splitlines()[:80])
+    overflow = Fault("error_event", "mid_text", after_tokens=600, message="Context size has been exceeded.")
+    watch = restarting.watch("breaking", Teller(Reply(text, fault=overflow)))
+    restarting.watch("local", Teller(Reply("Hello.")))
+    answer = restarting.proxy.stream_body({"model": "breaking", "messages": asked("broken"), "stream": True}, **key)
+    assert without_restarts(answer.text) == text
+    assert len(watch.chats) == 2
+    events = ["failure", "success"] if restarting.carrier == "hooks" else ["success"]
+    expected = len(events) + len(watch.summaries)
+    restarting.books.rows(expected, name)
+    restarting.proxy.post({"model": "local", "messages": [{"role": "user", "content": "Hi."}]}, headers=key)
+    rows = restarting.books.rows(expected + 1, name)
+    own = [row for row in rows if row["opening"].startswith("You write what")]
+    assert sorted(row["event"] for row in own) == events
+    assert len({row["call_id"] for row in rows}) == len(rows) == expected + 1
 
 
 def test_unrestarted_answer_is_one_row(restarting: Restarting) -> None:
