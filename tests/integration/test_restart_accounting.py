@@ -75,9 +75,9 @@ def test_stream_that_overflowed_is_one_row(restarting: Restarting) -> None:
     assert len(watch.chats) == 2
     events = ["failure", "success"] if restarting.carrier == "hooks" else ["success"]
     expected = len(events) + len(watch.summaries)
-    restarting.books.rows(expected, name)
+    restarting.rows.of(name, expected)
     restarting.proxy.post({"model": "local", "messages": [{"role": "user", "content": "Hi."}]}, headers=key)
-    rows = restarting.books.rows(expected + 1, name)
+    rows = restarting.rows.of(name, expected + 1)
     own = [row for row in rows if row["opening"].startswith("You write what")]
     assert sorted(row["event"] for row in own) == events
     assert len({row["call_id"] for row in rows}) == len(rows) == expected + 1
