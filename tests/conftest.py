@@ -6,9 +6,12 @@ The profile `ci` always tries the same examples, `deep` (HYPOTHESIS_PROFILE=deep
 from __future__ import annotations
 
 import os
+from pathlib import PurePath
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from xdist.scheduler import LoadFileScheduling
 
 # Conversations are large values; building them is not what is being tested.
 _SLOW = (HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example)
@@ -21,15 +24,17 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 _PROMISES = ("test_alarm", "test_bad_input", "test_promises", "test_routing", "test_stream", "test_untouched")
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Gives each file to one process (`--dist loadgroup`), and those that share proxies to the same one."""
-    for item in items:
-        name = item.path.stem
-        if item.path.parent.name != "integration":
-            group = str(item.path)
-        elif name.startswith("test_restart_"):
-            group = "restart"
-        else:
-            group = "promises" if name in _PROMISES else name
-        item.add_marker(pytest.mark.xdist_group(group))
+class _TogetherScheduling(LoadFileScheduling):  # type: ignore[misc] # pytest-xdist's types are not exported
+    """Like `--dist loadfile`; files that share proxies go to the same process."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file: str = super()._split_scope(nodeid)
+        name = PurePath(file).stem
+        if name in _PROMISES:
+            return "promises"
+        return "restart" if "integration/test_restart_" in file else file
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Schedules `--dist loadfile` so that few proxies have to be started twice."""
+    return _TogetherScheduling(config, log) if config.getoption("dist") == "loadfile" else None

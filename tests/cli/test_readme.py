@@ -63,7 +63,7 @@ def test_the_two_commands_are_one_line_each() -> None:
     assert test == [
         ".venv/bin/pip install '.[test]'",
         ".venv/bin/pip install '.[clients]'",
-        ".venv/bin/python -m pytest -n 2 --dist loadgroup",
+        ".venv/bin/python -m pytest -n 2 --dist loadfile",
     ]
 
 
@@ -72,7 +72,7 @@ def test_ci_runs_the_tests_of_the_readme() -> None:
     script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
     assert "'.[test]'" in script
     assert "'.[clients]'" in script
-    assert '/bin/python" -m pytest -n 2 --dist loadgroup' in script
+    assert '/bin/python" -m pytest -n 2 --dist loadfile' in script
 
 
 def test_every_command_and_option_is_documented() -> None:
