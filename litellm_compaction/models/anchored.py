@@ -58,9 +58,13 @@ class Anchored:
         if raw.profile is not None and anchor.profile is not None:
             growth = self._growth(raw.profile.since(anchor.profile))
             tokens = anchor.prompt_tokens + growth.tokens
-            # New text of another kind may take as much as the stand-in's own count, which errs high.
+            # New text of another kind may take as much as the stand-in's own count, which errs high; what is not known
+            # of it yet, no more than was feared before anything was.
+            most_tokens = new_tokens * max(1.0, prediction.factor) * (1 + raw.error_ratio)
             wrong_tokens = max(
-                _SURE_DEVIATIONS * growth.doubt_tokens, _LEAST_GROWTH_ERROR * growth.tokens, new_tokens - growth.tokens
+                min(_SURE_DEVIATIONS * growth.doubt_tokens, most_tokens - growth.tokens),
+                _LEAST_GROWTH_ERROR * growth.tokens,
+                new_tokens - growth.tokens,
             )
         elif new_tokens < 0:
             # The template leaves out what it rendered before; only a rendered prompt shows how much.

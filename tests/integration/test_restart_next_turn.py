@@ -14,14 +14,18 @@ from tests.integration.restart_bench import CARRIERS, LONG, Restarting, Teller, 
 pytestmark = pytest.mark.proxy
 
 # Past one window of 4,096 tokens, and behind the cut short enough to fit beside the record.
-_TEXT = LONG[: LONG.index("\n225.")]
+_TEXT = LONG[: LONG.index("\n212.")]
 _WANTED = calls("tool_0", words=40)
 
 
 @pytest.fixture(scope="module", params=CARRIERS)
 def restarting(request: pytest.FixtureRequest) -> Restarting:
-    """Both carriers, one after the other."""
-    return shared(request, request.param)
+    """Both carriers, one after the other; the server has counted such texts before."""
+    opened = shared(request, request.param)
+    opened.watch("middle", Teller(Reply("So it does.")))
+    for tokens in (300, 600):
+        assert opened.proxy.chat("middle", asked("what words cost", tokens)).status_code == 200
+    return opened
 
 
 @pytest.mark.parametrize("made", [[], _WANTED], ids=["text", "call"])
