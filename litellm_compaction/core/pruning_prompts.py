@@ -1,6 +1,6 @@
 """What a pruning model is asked: which messages may go, shown as numbered JSON with their sizes.
 
-Small models are slow and poor at writing a conversation anew, so an edit plan by number is asked for (issue 6).
+Small models are slow and poor at writing a conversation anew, so an edit plan by number is asked for.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ def cleaned_history(messages: Sequence[Message]) -> tuple[Message, ...]:
     """The messages without open ends: every call has a result, and the last word is not a tool's.
 
     A model that sees a call without a result tends to make the call, and strict templates refuse it; the fillers are
-    the original hand-off's (issue 6).
+    the original hand-off's.
     """
     shown: list[Message] = []
     index = 0
