@@ -15,25 +15,12 @@ from typing import NamedTuple
 from litellm_compaction.models.families import Family, family_of
 from litellm_compaction.models.pack_files import has_pack, read_pack
 from litellm_compaction.models.templates import template
-from litellm_compaction.models.tokenizers import _published
+from litellm_compaction.models.tokenizers import HARMONY_TOKENS, _published
 from litellm_compaction.models.vocabulary_data import VocabularyData
 from tests.models.gguf_writer import Array, Tensor, Value, gguf
 from tools.build_packs import in_byte_alphabet
 
 _NORMAL, _CONTROL = 1, 3
-# o200k_harmony as OpenAI's openai-harmony names it (2026-11); the gaps, and what follows to 201,087, are reserved.
-_HARMONY = {
-    199998: "<|startoftext|>",
-    199999: "<|endoftext|>",
-    200002: "<|return|>",
-    200003: "<|constrain|>",
-    200005: "<|channel|>",
-    200006: "<|start|>",
-    200007: "<|end|>",
-    200008: "<|message|>",
-    200012: "<|call|>",
-    200018: "<|endofprompt|>",
-}
 # The smallest that llama.cpp's quantizations allow.
 _WIDTH = 32
 
@@ -162,7 +149,7 @@ def _vocabulary(name: str) -> VocabularyData:
     assert name == "gpt-oss"
     ranks = _published("o200k_base")._mergeable_ranks
     tokens = [in_byte_alphabet(token) for token in sorted(ranks, key=ranks.__getitem__)]
-    special = [_HARMONY.get(index, f"<|reserved_{index}|>") for index in range(len(tokens), 201_088)]
+    special = [HARMONY_TOKENS.get(index, f"<|reserved_{index}|>") for index in range(len(tokens), 201_088)]
     return VocabularyData(
         kind="bpe",
         pre="gpt-4o",

@@ -28,8 +28,8 @@ _FILES = {
     "o200k_base": "fb374d419588a4632f3f557e76b4b70aebbca790",
 }
 _CACHE_VARIABLE = "TIKTOKEN_CACHE_DIR"
-# o200k_harmony (openai-harmony's and llama.cpp's vocabulary of gpt-oss, 2026-11); the gaps are <|reserved_…|>.
-_HARMONY = {
+# Of o200k_harmony (openai-harmony's and llama.cpp's vocabulary of gpt-oss, 2026-11); the gaps are <|reserved_…|>.
+HARMONY_TOKENS = {
     199998: "<|startoftext|>",
     199999: "<|endoftext|>",
     200002: "<|return|>",
@@ -130,8 +130,8 @@ def _gpt_oss() -> Vocabulary:
     encoding = tiktoken.Encoding(
         "gpt-oss", pat_str=str(tiktoken_pattern("gpt-4o")), mergeable_ranks=ranks, special_tokens={}
     )
-    first = min(_HARMONY)
-    special = [_HARMONY.get(index, f"<|reserved_{index}|>") for index in range(first, _HARMONY_SIZE)]
+    first = min(HARMONY_TOKENS)
+    special = [HARMONY_TOKENS.get(index, f"<|reserved_{index}|>") for index in range(first, _HARMONY_SIZE)]
     return Vocabulary(_bare("gpt-oss", special), TiktokenEncoder(encoding))
 
 

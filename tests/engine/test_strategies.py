@@ -14,8 +14,12 @@ import pytest
 from hypothesis import given, settings
 
 from litellm_compaction.core.carry_over import Partial
+from litellm_compaction.core.compaction import Compaction
+from litellm_compaction.core.decisions import Making
 from litellm_compaction.core.messages import Message, Request
 from litellm_compaction.core.strategies import NO_RESPONSE, UNDERSTOOD
+from litellm_compaction.engine import compactor
+from litellm_compaction.engine.case import Guarded, Work
 from litellm_compaction.engine.room import SUMMARY_EXTRA_TOKENS
 from litellm_compaction.errors import DoesNotFit, SummaryFailed
 from litellm_compaction.summarizer import SummaryAnswer
@@ -316,3 +320,31 @@ async def test_whatever_a_pruning_model_answers_it_is_used_well_or_not_at_all(an
     assert bench.last.summary_calls <= 2
     assert [message.raw for message in messages[-3:]] == raw[-3:]
     assert as_bytes(sent(raw, await bench.guard(raw, strategy="prune", clear_tool_results=False))) == as_bytes(messages)
+
+
+async def test_a_pruning_that_does_not_do_is_not_found_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was not sent is not stored: the same request gets the bytes of the summary that came after it again."""
+
+    def is_enough(_work: Work, _decision: Making, compaction: Compaction, _guarded: Guarded) -> bool:
+        return compaction.rung != "prune"
+
+    monkeypatch.setattr(compactor, "is_enough", is_enough)
+    bench = Bench(ask=Model("prune", "good"))
+    raw = talk(8192)
+    first = await bench.guard(raw, strategy="prune", clear_tool_results=False)
+    assert [is_plan_asked(prompt) for prompt in bench.ask.prompts] == [True, False]
+    assert [kept.rung for _, kept in bench.store.kept] == ["summary"]
+    again = await bench.guard(raw, strategy="prune", clear_tool_results=False)
+    assert as_bytes(sent(raw, again)) == as_bytes(sent(raw, first))
+    assert len(bench.ask.prompts) == 2
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize(("model", "has_switch"), [("qwen/qwen3-8b", True), ("qwen/qwen3.5-9b", False)])
+async def test_a_model_with_a_word_for_it_is_told_not_to_think(strategy: str, model: str, has_switch: bool) -> None:
+    """Behind every prompt for a record, whatever the strategy."""
+    bench = Bench(ask=Model(strategy, "good"))
+    models = [bench.pruning_model(bench.ask, label=model)]
+    await bench.guard(talk(8192), strategy=strategy, clear_tool_results=False, pruning_models=models)
+    assert bench.ask.prompts
+    assert all(prompt.endswith(" /no_think") is has_switch for prompt in bench.ask.prompts)

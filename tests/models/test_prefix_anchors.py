@@ -263,3 +263,16 @@ async def test_a_prompt_that_lacks_its_system_message_is_not_gone_on_with() -> N
     made, truth = await turn(lacks_system=False)
     assert made.tokens == pytest.approx(truth, rel=0.05)
     assert truth <= made.tokens + made.margin_tokens
+
+
+async def test_words_beside_a_call_are_doubted_no_more_than_before_anything_was_known() -> None:
+    """Some templates leave them out, which makes a prompt smaller: no reason to keep a second one's room free."""
+    counter = TokenCounter()
+    begun = await counted(counter, UNKNOWN, request(*chat(5)))
+    counter.learn("t", begun, round(begun.raw_tokens))
+    call: JsonValue = {"id": "c", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    said = {"role": "assistant", "content": PROSE * 200, "tool_calls": [call]}
+    after = await counted(counter, UNKNOWN, request(*chat(5), said))
+    new_tokens = after.raw_tokens - begun.raw_tokens
+    most_tokens = begun.raw_tokens + new_tokens * (1 + UNKNOWN.error_ratio)
+    assert after.raw_tokens <= after.tokens * (1 + after.error_ratio) <= 1.02 * most_tokens
