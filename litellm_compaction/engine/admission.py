@@ -76,6 +76,7 @@ class Admission:
         try:
             await place.wait(seat, tokens, place.entries, timeout_s)
         except BaseException:
+            # Also on cancellation: whoever has not got the seat cannot leave it.
             seat.leave()
             raise
         return seat
@@ -236,6 +237,7 @@ class _Pool:
         try:
             await turn
         except BaseException:
+            # Also on cancellation: what was granted in the same moment would be lost.
             self.give_back(seat)
             raise
         finally:

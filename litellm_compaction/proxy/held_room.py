@@ -51,6 +51,7 @@ async def guarded_in_room(
         limit = room.output_limit(guarded, guarded.max_output_tokens(asked_tokens), can_grow=can_grow)
         await room.take(guarded, limit, can_grow=can_grow)
     except BaseException:
+        # A client that leaves during the summary, too: nothing else would end what it holds.
         room.leave()
         raise
     task = asyncio.current_task()

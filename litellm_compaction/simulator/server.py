@@ -70,6 +70,7 @@ def _listen(host: str, port: int) -> socket.socket:
         listener.bind(address)
         listener.listen(128)
     except BaseException:
+        # Nobody else knows the socket yet; Ctrl-C included.
         listener.close()
         raise
     return listener

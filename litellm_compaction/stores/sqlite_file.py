@@ -166,6 +166,7 @@ class SqliteFile:
             connection.execute("PRAGMA secure_delete=ON").close()
             connection.execute("PRAGMA journal_size_limit=4194304").close()
         except BaseException:
+            # Nobody else knows the connection yet; Ctrl-C included.
             connection.close()
             raise
         return connection
@@ -255,7 +256,7 @@ def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
         yield
         connection.execute("COMMIT")
     except BaseException:
-        # A full disk has rolled back already (sqlite.org/lang_transaction.html, "Response To Errors").
+        # Ctrl-C included: an open transaction would lock the file for everybody. A full disk has rolled back already (sqlite.org/lang_transaction.html, "Response To Errors").
         if connection.in_transaction:
             with contextlib.suppress(sqlite3.Error):
                 connection.execute("ROLLBACK")

@@ -128,3 +128,22 @@ async def test_a_summary_is_made_in_room_of_its_own() -> None:
         await _response(other, "whole")
     assert asked == []
     del stream
+
+
+async def test_a_client_that_leaves_while_its_summary_is_made_gives_its_room_back() -> None:
+    """Nothing has gone out for it yet, so that no task or stream ends that could."""
+    asked = asyncio.Event()
+
+    async def ask(messages: Any, **options: Any) -> Any:
+        asked.set()
+        await asyncio.Event().wait()
+
+    scene = _scene()
+    leaving = Scene(talk("left", 1800), [], settings=SHARED, ask=ask)
+    leaving.compactor = scene.compactor
+    task = asyncio.ensure_future(_response(leaving, "whole"))
+    await asyncio.wait_for(asked.wait(), 5)
+    assert not await _is_free(scene)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert await _is_free(scene)
