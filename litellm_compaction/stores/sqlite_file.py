@@ -256,7 +256,8 @@ def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
         yield
         connection.execute("COMMIT")
     except BaseException:
-        # Ctrl-C included: an open transaction would lock the file for everybody. A full disk has rolled back already (sqlite.org/lang_transaction.html, "Response To Errors").
+        # Ctrl-C included: an open transaction would lock the file for everybody. A full disk has rolled back already
+        # (sqlite.org/lang_transaction.html, "Response To Errors").
         if connection.in_transaction:
             with contextlib.suppress(sqlite3.Error):
                 connection.execute("ROLLBACK")
