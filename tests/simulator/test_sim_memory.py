@@ -77,10 +77,12 @@ def test_requests_beyond_the_slots_wait_in_order(bench: BenchFactory) -> None:
 
 
 def _two_at_once(served: Bench, words: int, **fields: Any) -> list[Any]:
-    """Two long answers that begin together; the results in order."""
+    """Two answers of two tokens a word, three quarters of both made before either goes on; the results in order."""
     barrier = threading.Barrier(2, timeout=5)
     gates = [Gate(), Gate()]
-    served.simulator.script = lambda call: Reply(numbered_words(words), gate=gates[call.index])
+    served.simulator.script = lambda call: Reply(
+        numbered_words(words), gate=gates[call.index], gate_after_tokens=words * 3 // 2
+    )
 
     def ask(number: int) -> Any:
         barrier.wait()
