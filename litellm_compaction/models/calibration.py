@@ -6,7 +6,6 @@ the ones that it was seen on: of the same mix of scripts, and as far as they are
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass, field
 from math import log, log2
 from typing import NamedTuple
@@ -80,13 +79,15 @@ class _Sample(NamedTuple):
 class Calibration:
     """The last ratios of one deployment, longer prompts and tiny ones apart, and those that looked like a cut.
 
+    The event loop teaches it while threads that count texts ask it: what they read is replaced, and never changed.
+
     Attributes:
         growths: what new messages took, where a stand-in counts.
     """
 
-    _samples: deque[_Sample] = field(default_factory=lambda: deque(maxlen=_KEPT))
-    _doubts: deque[_Sample] = field(default_factory=lambda: deque(maxlen=_DOUBTS))
-    _extra_tokens: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT))
+    _samples: tuple[_Sample, ...] = ()
+    _doubts: tuple[_Sample, ...] = ()
+    _extra_tokens: tuple[float, ...] = ()
     _was_low: bool = False
     growths: Growths = field(default_factory=Growths)
 
@@ -146,9 +147,9 @@ class Calibration:
         if not is_plausible(ratio):
             return ratio
         if min(prompt_tokens, raw_tokens) < TINY_TOKENS:
-            self._extra_tokens.append(prompt_tokens - raw_tokens)
+            self._extra_tokens = (*self._extra_tokens, prompt_tokens - raw_tokens)[-_KEPT:]
         else:
-            self._samples.append(_Sample(ratio, raw_tokens, mix))
+            self._samples = (*self._samples, _Sample(ratio, raw_tokens, mix))[-_KEPT:]
         return ratio
 
     def explains(self, raw_tokens: float, allowance_tokens: float, mix: Mix, prompt_tokens: int) -> bool:
@@ -171,11 +172,11 @@ class Calibration:
             and not mix.says_nothing_of(other.mix)
         ]
         if not others:
-            self._doubts.append(doubt)
+            self._doubts = (*self._doubts, doubt)[-_DOUBTS:]
             return False
         # The higher ratios are those of another template or server under this name.
-        self._samples = deque((*others, doubt), maxlen=_KEPT)
-        self._doubts.clear()
+        self._samples = (*others, doubt)[-_KEPT:]
+        self._doubts = ()
         return True
 
     def believes(self, prompt_tokens: int, least_tokens: float) -> bool:
@@ -207,8 +208,8 @@ class Calibration:
                 extras.append(row[0])
             elif len(row) == 4 and is_plausible(row[0]) and row[1] > 0 and max(row[2:]) <= 1 and min(row[2:]) >= 0:
                 samples.append(_Sample(row[0], row[1], Mix(*row[2:])))
-        self._samples = deque((*samples, *self._samples), maxlen=_KEPT)
-        self._extra_tokens = deque((*extras, *self._extra_tokens), maxlen=_KEPT)
+        self._samples = (*samples, *self._samples)[-_KEPT:]
+        self._extra_tokens = (*extras, *self._extra_tokens)[-_KEPT:]
         self.growths.take_over(rows)
 
     @property

@@ -57,4 +57,6 @@ class Calibrations:
             self.of(basis).take_over(rows)
 
     def _learned(self) -> list[tuple[str, Calibration]]:
-        return [(basis, found) for basis, found in self._by_basis.items() if not found.is_empty][-_MAX_BASES:]
+        # A copy at once: a thread that counts a text may add a basis meanwhile.
+        known = list(self._by_basis.items())
+        return [(basis, found) for basis, found in known if not found.is_empty][-_MAX_BASES:]
