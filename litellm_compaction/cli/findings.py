@@ -126,7 +126,8 @@ def _settings(file: ConfigFile) -> Iterator[Finding]:
         settings = settings_from(file.settings)
         check_sources(settings, SETTINGS_PLACE)
     except ConfigError as error:
-        yield problem(SETTINGS_PLACE, f"{error}. Correct it: the proxy refuses to start with it.")
+        what = str(error).removeprefix(f"{SETTINGS_PLACE}: ").rstrip(".")
+        yield problem(SETTINGS_PLACE, f"{what}. Correct it: the proxy refuses to start with it.")
         return
     if settings.mode != "guard":
         meaning = "nothing is changed, only logged" if settings.mode == "observe" else "nothing is done"
@@ -162,7 +163,8 @@ def _deployments(file: ConfigFile) -> Iterator[Finding]:
             if own.tokenizer is not None:
                 check_tokenizer(own.tokenizer, f"{place}.tokenizer")
         except ConfigError as error:
-            yield problem(place, f"{error}. Correct it: the deployment cannot be guarded with it.")
+            what = str(error).removeprefix(f"{place}: ").rstrip(".")
+            yield problem(place, f"{what}. Correct it: the proxy refuses to start with it.")
 
 
 def _misplaced_in_entry(entry: Section, name: str) -> Iterator[Finding]:

@@ -27,6 +27,7 @@ from litellm_compaction.cli.lm_studio import listing_of
 from litellm_compaction.config import settings_from
 from litellm_compaction.errors import ConfigError, ServerUnavailable
 from litellm_compaction.master_key import KEY_VARIABLE, ensure_master_key
+from litellm_compaction.models.fetch import KeyRefused
 from litellm_compaction.models.lmstudio import DEFAULT_ADDRESS, Listing, server_root
 
 SIMULATED_MODEL = "qwen/qwen3-8b"
@@ -116,7 +117,12 @@ def _upstream(
         return
     url = lm_studio or environ.get("LM_STUDIO_API_BASE") or DEFAULT_ADDRESS
     url = url if "://" in url else f"http://{url}"
-    listing = None if simulator else listing_of(url, environ.get("LM_STUDIO_API_KEY"))
+    try:
+        listing = None if simulator else listing_of(url, environ.get("LM_STUDIO_API_KEY"))
+    except KeyRefused as error:
+        raise ServerUnavailable(
+            f"{error}. Set LM_STUDIO_API_KEY to a token of that server, or use --simulator."
+        ) from error
     if listing is not None:
         root = server_root(url)
         model, text = _loaded(listing)
@@ -125,8 +131,7 @@ def _upstream(
         return
     if lm_studio is not None:
         raise ServerUnavailable(
-            f"No LM Studio answers at {url} (2 s limit). Start its server (`lms server start`), "
-            "set LM_STUDIO_API_KEY if it wants a token, or use --simulator."
+            f"No LM Studio answers at {url} (2 s limit). Start its server (`lms server start`), or use --simulator."
         )
     reason = "as asked" if simulator else f"because no LM Studio answers at {url}"
     with running_simulator(SIMULATED_MODEL, SIMULATED_WINDOW_TOKENS) as simulated:
