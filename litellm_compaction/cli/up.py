@@ -23,6 +23,7 @@ from litellm_compaction.cli.children import (
     wait_until_alive,
 )
 from litellm_compaction.cli.config_file import ENVIRONMENT_PREFIX, ConfigFile, read_config, shipped_config
+from litellm_compaction.cli.findings import config_findings
 from litellm_compaction.cli.lm_studio import listing_of
 from litellm_compaction.config import settings_from
 from litellm_compaction.errors import ConfigError, ServerUnavailable
@@ -68,6 +69,8 @@ def up(
 ) -> int:
     """Runs until the proxy ends or is told to end; the proxy's exit code.
 
+    What `doctor` finds wrong in the file is said first: a proxy without the handler, say, starts and guards nothing.
+
     Args:
         port: 0 takes a free one.
         config: None is the shipped one.
@@ -80,6 +83,9 @@ def up(
     path = config or shipped_config()
     file = read_config(path)
     settings_from(file.settings)
+    for finding in config_findings(file, environ):
+        if finding.level == "problem":
+            _say(f"litellm-compaction: {finding.place}: {finding.message}", to_errors=True)
     port = usable_port(host, port)
     command = proxy_command(path, host, port)
     with _stop_on_signal() as stopping, _upstream(file, simulator, lm_studio, environ) as upstream:

@@ -202,6 +202,14 @@ def test_a_bad_config_is_a_clear_error(
     assert "Traceback" not in text
 
 
+def test_what_is_wrong_in_a_config_is_said(environ: dict[str, str], write: Callable[[Any], Path]) -> None:
+    """Before LiteLLM starts, which would say `Empty module name` here, and nothing at all without any callback."""
+    document = config(litellm_settings={"callbacks": ["litellm_compaction"]})
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        text = failed(environ, "--port", str(taken.getsockname()[1]), "--config", str(write(document)))
+    assert "litellm_settings.callbacks: 'litellm_compaction' is not the handler" in text
+
+
 def test_the_simulator_needs_a_config_that_follows_the_environment(
     environ: dict[str, str], write: Callable[[Any], Path]
 ) -> None:
