@@ -35,7 +35,7 @@ _STORE = re.compile(r"memory://|sqlite://(/(?!:memory:)[^?#\n]+)?")
 class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
-    @field_validator("mode", "notices", "page", mode="before", check_fields=False)
+    @field_validator("admission", "mode", "notices", "page", mode="before", check_fields=False)
     @classmethod
     def _yaml_off(cls, value: object) -> object:
         # YAML 1.1 reads a bare `off` as false.

@@ -43,7 +43,7 @@ KEYS: dict[str, tuple[list[Any], list[Any]]] = {
     "summary_timeout_s": ([0.5, 3600], [0, 3601]),
     "warm_up_timeout_s": ([1, 7200], [0, 7201]),
     "notices": (["content", "reasoning", "off", False], ["loud", True]),
-    "admission": (["auto", "pool"], ["on", 1]),
+    "admission": (["auto", "pool", "off", False], ["on", True, 1]),
     "admission_timeout_s": ([0.1, 7200], [0, 7201]),
     "carrier": (["auto", "hooks"], ["transport", True]),
     "heartbeat_s": ([0.1, 600], [0, 601]),
@@ -106,7 +106,7 @@ def test_the_defaults_are_the_designs() -> None:
 def test_good_values_are_taken(key: str, value: Any) -> None:
     """At the bounds too; YAML's bare `off` and `on`, read as false and true, are the words."""
     taken = getattr(settings_from({key: value}), key)
-    words = {True: "on", False: "off"} if key in ("mode", "notices", "page") else {}
+    words = {True: "on", False: "off"} if key in ("admission", "mode", "notices", "page") else {}
     assert taken == (words.get(value, value) if isinstance(value, bool) else value)
 
 

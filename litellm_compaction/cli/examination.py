@@ -36,7 +36,7 @@ from litellm_compaction.cli.probing import probe
 from litellm_compaction.config import Settings
 from litellm_compaction.engine import shares_context
 from litellm_compaction.errors import ConfigError, ModelNotLoaded, ServerUnavailable, WindowUnknown
-from litellm_compaction.models.fetch import NotThisApi
+from litellm_compaction.models.fetch import KeyRefused, NotThisApi
 from litellm_compaction.models.lmstudio import DEFAULT_API_BASE, Listing, list_models, match, server_root
 from litellm_compaction.models.model_files import WantedModel
 from litellm_compaction.models.served import PATHS, Served, list_served
@@ -71,7 +71,7 @@ async def examine(
     findings = [finding for _, some in found for finding in some]
     sharing = [row.name for row in rows if row.guarded and shares_context(settings.admission, row.parallel or 1)]
     findings += sharing_findings(sharing, environ)
-    if rows and not any(row.guarded for row in rows) and not any(row.reachable is False for row in rows):
+    if rows and all(row.guarded is False for row in rows):
         findings.append(
             problem("model_list", "no deployment is guarded: add an lm_studio/… one, or opt one in (see each reason).")
         )
@@ -105,7 +105,7 @@ class _Examiner:
                 environ=self._environ,
             )
         except ConfigError:
-            return [Examined(name=name, model="", guarded=False, why="its settings are not valid")], []
+            return [Examined(name=name, model="", guarded=None, why="its settings are not valid")], []
         target = deployment.target
         row = Examined(name=name, model=target.model, guarded=False, why=why_not(deployment, entry))
         rows, findings = await self._examined(row, deployment)
@@ -184,7 +184,7 @@ class _Examiner:
     ) -> tuple[list[Examined], list[Finding]]:
         if deployment.other_target is not None:
             return await self._opted_in(row, deployment.other_target)
-        if "API key was refused" in str(error):
+        if isinstance(error, KeyRefused):
             todo = "set LM_STUDIO_API_KEY (or api_key of this deployment) to a token of that server"
         elif deployment.kind == "lm_studio":
             todo = "point api_base to LM Studio 0.3.6 or newer"
@@ -200,7 +200,10 @@ class _Examiner:
         target = deployment.target
         if "*" not in target.model:
             return await self._model(row, target, listing)
-        loaded = [model.key for model in listing.models if model.kind == "llm" and model.loaded]
+        chat = [model for model in listing.models if model.kind == "llm"]
+        if not chat:
+            return [row], [problem(row.name, "LM Studio has no chat model: download one (`lms get`).")]
+        loaded = [model.key for model in chat if model.loaded]
         if not loaded:
             return [replace(row, loaded=False)], [self._not_loaded(row.name, "no chat model is loaded yet")]
         rows: list[Examined] = []

@@ -20,25 +20,11 @@ from litellm_compaction.master_key import KEY_VARIABLE
 from litellm_compaction.models.lmstudio import DEFAULT_API_BASE
 from litellm_compaction.models.tokenizer_settings import check_sources, check_tokenizer
 from litellm_compaction.proxy.carriers import BYPASS_VARIABLE, is_bypassed
+from litellm_compaction.proxy.misplaced import SETTINGS_PLACE, misplaced
 
 HANDLER = "litellm_compaction.handler"
-SETTINGS_PLACE = "callback_settings.litellm_compaction"
 
 _CALLBACK_LINE = f'write `callbacks: ["{HANDLER}"]` under `litellm_settings`'
-# Places where LiteLLM reads nothing for us, or reads it too late (order of settings in LiteLLM 1.106.2).
-_WRONG_PLACES = (
-    ("litellm_compaction",),
-    ("compaction",),
-    ("general_settings", "litellm_compaction"),
-    ("general_settings", "compaction"),
-    ("general_settings", "callback_settings"),
-    ("litellm_settings", "litellm_compaction"),
-    ("litellm_settings", "compaction_settings"),
-    ("litellm_settings", "callback_settings"),
-    ("callback_settings", "compaction"),
-    ("callback_settings", "litellm-compaction"),
-    ("callback_settings", HANDLER),
-)
 # `--num_workers` and its default (litellm/proxy/proxy_cli.py, 1.106.2).
 _WORKERS_VARIABLES = ("NUM_WORKERS", "DEFAULT_NUM_WORKERS_LITELLM_PROXY")
 _OTHER_CALLBACK_LISTS = ("success_callback", "failure_callback", "service_callback", "input_callback")
@@ -140,7 +126,8 @@ def _settings(file: ConfigFile) -> Iterator[Finding]:
         settings = settings_from(file.settings)
         check_sources(settings, SETTINGS_PLACE)
     except ConfigError as error:
-        yield problem(SETTINGS_PLACE, f"{error}. Correct it: the proxy refuses to start with it.")
+        what = str(error).removeprefix(f"{SETTINGS_PLACE}: ").rstrip(".")
+        yield problem(SETTINGS_PLACE, f"{what}. Correct it: the proxy refuses to start with it.")
         return
     if settings.mode != "guard":
         meaning = "nothing is changed, only logged" if settings.mode == "observe" else "nothing is done"
@@ -155,9 +142,8 @@ def _settings(file: ConfigFile) -> Iterator[Finding]:
 
 
 def _misplaced(file: ConfigFile) -> Iterator[Finding]:
-    for names in _WRONG_PLACES:
-        if names[-1] in file.section(*names[:-1]):
-            yield problem(".".join(names), f"settings are not read here: move them to `{SETTINGS_PLACE}` (top level).")
+    for found in misplaced(file.data):
+        yield problem(found.place, found.advice)
 
 
 def _deployments(file: ConfigFile) -> Iterator[Finding]:
@@ -177,7 +163,8 @@ def _deployments(file: ConfigFile) -> Iterator[Finding]:
             if own.tokenizer is not None:
                 check_tokenizer(own.tokenizer, f"{place}.tokenizer")
         except ConfigError as error:
-            yield problem(place, f"{error}. Correct it: the deployment cannot be guarded with it.")
+            what = str(error).removeprefix(f"{place}: ").rstrip(".")
+            yield problem(place, f"{what}. Correct it: the proxy refuses to start with it.")
 
 
 def _misplaced_in_entry(entry: Section, name: str) -> Iterator[Finding]:

@@ -23,10 +23,12 @@ from litellm_compaction.cli.children import (
     wait_until_alive,
 )
 from litellm_compaction.cli.config_file import ENVIRONMENT_PREFIX, ConfigFile, read_config, shipped_config
+from litellm_compaction.cli.findings import config_findings
 from litellm_compaction.cli.lm_studio import listing_of
 from litellm_compaction.config import settings_from
 from litellm_compaction.errors import ConfigError, ServerUnavailable
 from litellm_compaction.master_key import KEY_VARIABLE, ensure_master_key
+from litellm_compaction.models.fetch import KeyRefused
 from litellm_compaction.models.lmstudio import DEFAULT_ADDRESS, Listing, server_root
 
 SIMULATED_MODEL = "qwen/qwen3-8b"
@@ -67,6 +69,8 @@ def up(
 ) -> int:
     """Runs until the proxy ends or is told to end; the proxy's exit code.
 
+    What `doctor` finds wrong in the file is said first: a proxy without the handler, say, starts and guards nothing.
+
     Args:
         port: 0 takes a free one.
         config: None is the shipped one.
@@ -79,6 +83,9 @@ def up(
     path = config or shipped_config()
     file = read_config(path)
     settings_from(file.settings)
+    for finding in config_findings(file, environ):
+        if finding.level == "problem":
+            _say(f"litellm-compaction: {finding.place}: {finding.message}", to_errors=True)
     port = usable_port(host, port)
     command = proxy_command(path, host, port)
     with _stop_on_signal() as stopping, _upstream(file, simulator, lm_studio, environ) as upstream:
@@ -116,7 +123,12 @@ def _upstream(
         return
     url = lm_studio or environ.get("LM_STUDIO_API_BASE") or DEFAULT_ADDRESS
     url = url if "://" in url else f"http://{url}"
-    listing = None if simulator else listing_of(url, environ.get("LM_STUDIO_API_KEY"))
+    try:
+        listing = None if simulator else listing_of(url, environ.get("LM_STUDIO_API_KEY"))
+    except KeyRefused as error:
+        raise ServerUnavailable(
+            f"{error}. Set LM_STUDIO_API_KEY to a token of that server, or use --simulator."
+        ) from error
     if listing is not None:
         root = server_root(url)
         model, text = _loaded(listing)
@@ -125,8 +137,7 @@ def _upstream(
         return
     if lm_studio is not None:
         raise ServerUnavailable(
-            f"No LM Studio answers at {url} (2 s limit). Start its server (`lms server start`), "
-            "set LM_STUDIO_API_KEY if it wants a token, or use --simulator."
+            f"No LM Studio answers at {url} (2 s limit). Start its server (`lms server start`), or use --simulator."
         )
     reason = "as asked" if simulator else f"because no LM Studio answers at {url}"
     with running_simulator(SIMULATED_MODEL, SIMULATED_WINDOW_TOKENS) as simulated:

@@ -21,6 +21,10 @@ class NotThisApi(ServerUnavailable):
     """A server answered, but refused the key or does not speak the API that was asked for."""
 
 
+class KeyRefused(NotThisApi):
+    """A server answered, and wants another key, or one at all."""
+
+
 async def get_json(
     http: httpx.AsyncClient, url: str, api_key: str | None, timeout_s: float, *, api: str = "LM Studio's API"
 ) -> object:
@@ -32,7 +36,8 @@ async def get_json(
         api: what is expected there, for errors.
 
     Raises:
-        NotThisApi: the key was refused (401, 403), or the answer is not JSON or larger than 4 MiB.
+        KeyRefused: HTTP 401 or 403.
+        NotThisApi: the answer is not JSON or larger than 4 MiB.
         ServerUnavailable: no connection, timeout, or a server that says that it cannot answer now (429, 5xx).
     """
     headers = [(b"Accept", b"application/json")]
@@ -48,7 +53,7 @@ async def get_json(
     except (httpx.HTTPError, httpx.InvalidURL) as exc:
         raise ServerUnavailable(f"{where}: no usable answer ({type(exc).__name__}: {exc})") from exc
     if status in (401, 403):
-        raise NotThisApi(f"{where}: HTTP {status}, the API key was refused")
+        raise KeyRefused(f"{where}: HTTP {status}, the API key was refused")
     if status == 429 or status >= 500:
         raise ServerUnavailable(f"{where}: HTTP {status}")
     if body is None:

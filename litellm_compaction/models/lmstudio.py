@@ -12,7 +12,7 @@ from typing import Literal
 
 import httpx
 
-from litellm_compaction.models.fetch import NotThisApi, get_json
+from litellm_compaction.models.fetch import KeyRefused, NotThisApi, get_json
 from litellm_compaction.models.listing_shapes import read_v0, read_v1
 from litellm_compaction.models.model_files import WantedModel
 
@@ -99,7 +99,8 @@ async def list_models(
         timeout_s: limit for each of the two requests, body included.
 
     Raises:
-        NotThisApi: something answered, but both paths were refused or have another shape.
+        KeyRefused: something answered, and refused the key.
+        NotThisApi: something answered, but both paths have another shape.
         ServerUnavailable: nothing answered (no connection, timeout, a gateway's 5xx).
     """
     root = server_root(api_base)
@@ -109,7 +110,8 @@ async def list_models(
         try:
             return _parse_v0(await get_json(http, f"{root}/api/v0/models", api_key, timeout_s))
         except NotThisApi as second:
-            raise NotThisApi(f"{first}; {second}") from second
+            is_refused = isinstance(first, KeyRefused) or isinstance(second, KeyRefused)
+            raise (KeyRefused if is_refused else NotThisApi)(f"{first}; {second}") from second
 
 
 async def answers_as_lmstudio(

@@ -20,20 +20,25 @@ from litellm_compaction.master_key import ensure_master_key
 from litellm_compaction.models.lmstudio import DEFAULT_API_BASE
 from litellm_compaction.models.tokenizer_settings import check_sources, check_tokenizer
 from litellm_compaction.proxy.carriers import BYPASS_VARIABLE, is_bypassed
+from litellm_compaction.proxy.misplaced import SECTION, SETTINGS_PLACE, misplaced
 
 logger = logging.getLogger("litellm_compaction")
-SECTION = "litellm_compaction"
 
 
 def load_settings() -> Settings:
     """The operator's settings, checked together with every deployment's own.
 
     Raises:
-        ConfigError: an unknown key or a bad value, here or in a deployment; a tokenizer that cannot be used.
+        ConfigError: an unknown key or a bad value, here or in a deployment; settings of ours in a place where nobody
+            reads them; a tokenizer that cannot be used.
     """
+    config = _config()
+    for found in misplaced(config):
+        if found.is_ours:
+            raise ConfigError(f"{found.place}: {found.advice}")
     settings = settings_from((litellm.callback_settings or {}).get(SECTION))
-    check_sources(settings, f"callback_settings.{SECTION}")
-    for entry in _config().get("model_list") or ():
+    check_sources(settings, SETTINGS_PLACE)
+    for entry in config.get("model_list") or ():
         info = entry.get("model_info") if isinstance(entry, Mapping) else None
         if not isinstance(info, Mapping) or "compaction" not in info:
             continue

@@ -245,7 +245,8 @@ class Gate:
             except ModelNotLoaded:
                 logger.info("window model=%s not loaded yet, known after its first request", deployment.group)
             except WindowUnknown as error:
-                logger.error("%s", error)  # noqa: TRY400 - the message is the finding, a traceback is noise
+                # The message is the finding, a traceback is noise.
+                logger.error("%s `litellm-compaction doctor` says what to change.", error)  # noqa: TRY400
             else:
                 self._publish(router, deployment, window.tokens)
                 logger.info(

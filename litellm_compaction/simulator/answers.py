@@ -77,7 +77,7 @@ class Answer:
             if self.envelope.dialect == "v0":
                 chunk |= self._v0_extras()
             tail += event(chunk)
-        if self.include_usage:
+        if self.include_usage and self.simulator.reports_usage:
             tail += event(self.envelope.usage_chunk(self._usage()))
         await self.connection.send_bytes(tail + event(b"[DONE]"))
         await self.connection.end_stream()

@@ -33,6 +33,7 @@ class Simulator:
     `overflow` answers a prompt that exceeds the window, `mid_overflow` a window that fills while generating.
     `api` is the newest generation of endpoints it offers. `tokens_per_second` and `prompt_tokens_per_second`
     None are as fast as possible. `truncated_usage` says which count a truncated prompt is reported with.
+    `reports_usage` False leaves it out of streams, as servers do that do not know `stream_options`.
     `jit_race` lets concurrent JIT requests load several copies (bt#1751). `unified_kv` makes parallel
     requests share the window.
     """
@@ -55,6 +56,7 @@ class Simulator:
     error_shape: ErrorShape = "string"
     n_keep_wording: NKeepWording = "number_of_tokens"
     truncated_usage: Literal["sent", "kept"] = "sent"
+    reports_usage: bool = True
     unified_kv: bool = True
     seed: int = 0
     script: Script | None = None

@@ -105,6 +105,14 @@ def test_a_wildcard_shows_every_loaded_model(report: Report, simulator: Simulato
     assert rows == [(QWEN, 8192, True), (GPT_OSS, 16_384, True)]
 
 
+def test_an_lm_studio_without_models_is_a_problem(report: Report) -> None:
+    """No request can load one."""
+    with serve(Simulator([])) as empty:
+        code, found = report(config(deployment("lm_studio/*", params=at(empty))))
+    assert code == 1
+    assert messages(found) == ["LM Studio has no chat model: download one (`lms get`)."]
+
+
 def test_a_model_that_is_not_loaded_is_a_note(report: Report, address: Address) -> None:
     """The first request loads it, so nothing has to be changed."""
     code, found = report(config(deployment(f"lm_studio/{GPT_OSS}", params=at(address))))
@@ -152,7 +160,8 @@ def test_a_refused_token_is_a_problem(report: Report, simulator: Simulator, addr
     document = config(deployment(params=at(address)))
     code, found = report(document)
     assert code == 1
-    assert "LM_STUDIO_API_KEY" in messages(found)[0]
+    [message] = messages(found)
+    assert "LM_STUDIO_API_KEY" in message
     code, found = report(document, LM_STUDIO_API_KEY="sk-lm-token")
     assert code == 0
     assert "sk-lm-token" not in json.dumps(found)

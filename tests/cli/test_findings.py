@@ -86,6 +86,7 @@ def test_wrong_settings_are_found(write: Write, settings: Any, message: str) -> 
     [
         {"litellm_compaction": {"mode": "guard"}},
         {"general_settings": {"compaction": {}}},
+        {"callback_settings": {"mode": "observe"}},
         {"litellm_settings": {"callbacks": ["litellm_compaction.handler"], "compaction_settings": {}}},
     ],
 )

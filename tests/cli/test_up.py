@@ -156,6 +156,16 @@ def test_an_lm_studio_that_was_asked_for_must_answer(environ: dict[str, str]) ->
     assert not (Path(environ["LITELLM_COMPACTION_HOME"]) / "master_key").exists()
 
 
+def test_a_server_that_wants_a_key_is_not_replaced_by_the_simulator(
+    environ: dict[str, str], address: Address, simulator: Simulator
+) -> None:
+    """It is there, so canned answers are not what its user expects."""
+    simulator.api_token = "sk-lm-token"
+    text = failed({**environ, "LM_STUDIO_API_BASE": f"{address.base_url}/v1"})
+    assert "the API key was refused" in text
+    assert "Set LM_STUDIO_API_KEY" in text
+
+
 @pytest.mark.proxy
 def test_a_key_in_the_config_counts(environ: dict[str, str], write: Callable[[Any], Path]) -> None:
     """Then none is made, and the file's is not shown."""
@@ -190,6 +200,14 @@ def test_a_bad_config_is_a_clear_error(
     text = failed(environ, "--config", str(write(document)))
     assert message in text
     assert "Traceback" not in text
+
+
+def test_what_is_wrong_in_a_config_is_said(environ: dict[str, str], write: Callable[[Any], Path]) -> None:
+    """Before LiteLLM starts, which would say `Empty module name` here, and nothing at all without any callback."""
+    document = config(litellm_settings={"callbacks": ["litellm_compaction"]})
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        text = failed(environ, "--port", str(taken.getsockname()[1]), "--config", str(write(document)))
+    assert "litellm_settings.callbacks: 'litellm_compaction' is not the handler" in text
 
 
 def test_the_simulator_needs_a_config_that_follows_the_environment(

@@ -73,6 +73,8 @@ _GROUPS = [
     ),
     # What it learns from an overflow in the middle of an answer is nobody else's.
     group("breaking", 4096),
+    # Nobody else teaches how it counts.
+    group("unreported", 4096),
     # Dozens of conversations at once through one calibration.
     group("crowded", simulator={"unified_kv": False}, params={"timeout": 2}),
     # Slow enough that the proxy reads what is generated while it is generated, as it does with a real model.

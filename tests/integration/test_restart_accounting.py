@@ -8,7 +8,17 @@ import json
 import pytest
 
 from litellm_compaction.simulator import Fault, Reply
-from tests.integration.restart_bench import CARRIERS, LONG, Restarting, Teller, asked, shared, without_restarts
+from tests.integration.conversations import prose
+from tests.integration.restart_bench import (
+    CARRIERS,
+    LONG,
+    Restarting,
+    Teller,
+    asked,
+    changed,
+    shared,
+    without_restarts,
+)
 
 pytestmark = pytest.mark.proxy
 _numbers = itertools.count()
@@ -91,3 +101,19 @@ def test_unrestarted_answer_is_one_row(restarting: Restarting) -> None:
     (row,) = restarting.rows.of(name, 1)
     record = watch.chats[0]
     assert (row["prompt_tokens"], row["completion_tokens"]) == (record.prompt_tokens, record.completion_tokens)
+
+
+def test_usage_that_the_server_did_not_report_teaches_nothing(restarting: Restarting) -> None:
+    """LiteLLM puts a usage of its own where a stream has none, counted with another vocabulary."""
+    messages = [{"role": "user", "content": prose("usage that nobody reported", 900)}]
+    restarting.watch("unreported", Teller(Reply("Hello.")))
+    counts = []
+    with changed(restarting.simulators["unreported"], reports_usage=False):
+        for _ in range(3):
+            answer = restarting.proxy.stream("unreported", messages)
+            assert without_restarts(answer.text) == "Hello."
+            counts.append(answer.headers["x-litellm-compaction-tokens-before"])
+    assert counts[1:] == counts[:1] * 2
+    # What the server itself says is taken over.
+    restarting.proxy.stream("unreported", messages)
+    assert restarting.proxy.stream("unreported", messages).headers["x-litellm-compaction-tokens-before"] != counts[0]

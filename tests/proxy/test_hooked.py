@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 from litellm.exceptions import APIConnectionError
-from litellm.types.utils import Delta, ModelResponseStream, StreamingChoices
+from litellm.types.utils import Delta, ModelResponseStream, StreamingChoices, Usage
 
-from litellm_compaction.proxy.exchange import UpstreamError
+from litellm_compaction.proxy.exchange import Received, UpstreamError
 from litellm_compaction.proxy.hooked import HookedUpstream
 
 # LiteLLM's own types, which it builds when they are first used.
@@ -33,17 +33,22 @@ class _Log:
 class _Stream:
     """LiteLLM's stream: `words`, then `error` or a regular end."""
 
-    def __init__(self, words: list[str], error: Exception | None = None) -> None:
+    def __init__(self, words: list[str], error: Exception | None = None, *, usage: Usage | None = None) -> None:
         self.words = words
         self.error = error
+        self.usage = usage
+        self.chunks: list[ModelResponseStream] = []
         self.logging_obj = _Log()
         self.is_closed = False
 
     async def __aiter__(self) -> AsyncIterator[ModelResponseStream]:
         for word in self.words:
-            yield ModelResponseStream(choices=[StreamingChoices(delta=Delta(content=word))])
+            self.chunks.append(ModelResponseStream(choices=[StreamingChoices(delta=Delta(content=word))]))
+            yield self.chunks[-1]
         if self.error is not None:
             raise self.error
+        if self.usage is not None:
+            yield ModelResponseStream(choices=[], usage=self.usage)
 
     async def aclose(self) -> None:
         self.is_closed = True
@@ -87,6 +92,23 @@ async def test_stream_without_an_end_just_ends() -> None:
     assert stream.is_closed
     await upstream.log_partials(len, 10)
     assert _logged(stream.logging_obj) == []
+
+
+@pytest.mark.parametrize("is_reported", [True, False])
+@pytest.mark.parametrize("is_wrapped", [True, False])
+async def test_usage_that_litellm_made_up_is_no_usage(is_reported: bool, is_wrapped: bool) -> None:
+    """It ends every stream with one; the server's is among the chunks that it keeps, where those can be seen."""
+    usage = Usage(prompt_tokens=10, completion_tokens=2, total_tokens=12)
+    stream = _Stream(["so", " far"], usage=usage)
+    if is_reported:
+        stream.chunks.append(ModelResponseStream(choices=[], usage=usage))
+    first = (chunk async for chunk in stream) if is_wrapped else stream
+    upstream = HookedUpstream(first, None, "pin", {"messages": [], "litellm_logging_obj": stream.logging_obj})
+    async with upstream.open(None, 100, is_continuation=False) as chunks:
+        last = [chunk async for chunk in chunks][-1]
+    assert isinstance(last, Received)
+    assert ("usage" in last) is (is_reported and not is_wrapped)
+    assert last.origin.usage == usage
 
 
 async def test_continuation_without_any_chunk_is_an_empty_stream() -> None:

@@ -1,0 +1,64 @@
+"""Settings of ours where nobody reads them: found, and the proxy does not start with them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from litellm_compaction.errors import ConfigError
+from litellm_compaction.proxy import boot
+from litellm_compaction.proxy.misplaced import misplaced
+
+
+@pytest.mark.parametrize(
+    ("config", "place"),
+    [
+        ({"litellm_compaction": {}}, "litellm_compaction"),
+        ({"callback_settings": {"mode": "observe"}}, "callback_settings.mode"),
+        ({"callback_settings": {"litellm-compaction": {}}}, "callback_settings.litellm-compaction"),
+        ({"callback_settings": {"litellm_compacton": {}}}, "callback_settings.litellm_compacton"),
+        ({"callback_settings": {"litellm_compaction.handler": {}}}, "callback_settings.litellm_compaction.handler"),
+        (
+            {"litellm_settings": {"callback_settings": {"litellm_compaction": {}}}},
+            "litellm_settings.callback_settings.litellm_compaction",
+        ),
+    ],
+)
+def test_misplaced_settings_stop_the_start(config: dict[str, Any], place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once, with the place where they stand and the one where they belong."""
+    assert [found.place for found in misplaced(config)] == [place]
+    monkeypatch.setattr(boot, "_config", lambda: config)
+    with pytest.raises(ConfigError) as raised:
+        boot.load_settings()
+    assert str(raised.value).startswith(f"{place}: ")
+    assert "`callback_settings.litellm_compaction` (top level)" in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"callback_settings": {"compaction": {}}},
+        {"general_settings": {"compaction": {}, "callback_settings": {"otel": {}}}},
+        {"litellm_settings": {"compaction_settings": {}}},
+    ],
+)
+def test_words_that_another_may_use_are_left_to_doctor(config: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The proxy starts; who asks `doctor` is told."""
+    assert [found.is_ours for found in misplaced(config)] == [False] * sum(map(len, config.values()))
+    monkeypatch.setattr(boot, "_config", lambda: config)
+    boot.load_settings()
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {},
+        {"callback_settings": None},
+        {"callback_settings": "otel", "general_settings": ["x"]},
+        {"callback_settings": {"litellm_compaction": {"mode": "observe"}, "otel": {"mode": 1}, 7: {}}},
+    ],
+)
+def test_what_is_in_its_place_or_another_callbacks_is_no_finding(config: dict[str, Any]) -> None:
+    """Whatever shape the sections have."""
+    assert list(misplaced(config)) == []
