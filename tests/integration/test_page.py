@@ -76,7 +76,7 @@ def _as_configured(workers: Workers) -> Iterator[None]:
 
 def _soon(is_so: Callable[[], bool]) -> bool:
     """Whether the other worker, which looks at the store once a second, comes to know; every look is a request."""
-    until_s = time.monotonic() + 10
+    until_s = time.monotonic() + 60
     while not is_so():
         if time.monotonic() > until_s:
             return False
@@ -130,7 +130,7 @@ def guarded(running: Proxy, key: str = ADMIN) -> bool:
 @contextmanager
 def signed_in(running: Proxy, key: str = ADMIN) -> Iterator[httpx.Client]:
     """A browser with a cookie."""
-    with httpx.Client(base_url=running.base_url, trust_env=False, timeout=60) as client:
+    with httpx.Client(base_url=running.base_url, trust_env=False, timeout=300) as client:
         answer = client.post(PAGE, data={"do": "sign_in", "key": f" {key} "})
         assert answer.status_code == 303
         yield client

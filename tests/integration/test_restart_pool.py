@@ -72,10 +72,10 @@ async def test_client_that_leaves_gives_its_room_back(
     body = {"model": "pool", "messages": [{"role": "user", "content": content}], "stream": stream}
     watch = restarting.watch("pool", lambda call: waiting if content in call.sent_text else Reply("Served."))
     async with httpx.AsyncClient(
-        base_url=restarting.proxy.base_url, headers=restarting.proxy.headers, trust_env=False, timeout=30
+        base_url=restarting.proxy.base_url, headers=restarting.proxy.headers, trust_env=False, timeout=300
     ) as client:
         first = asyncio.ensure_future(_read(client, body))
-        assert await asyncio.to_thread(gate.reached.wait, 10)
+        assert await asyncio.to_thread(gate.reached.wait, 60)
         first.cancel()
         with pytest.raises(asyncio.CancelledError):
             await first

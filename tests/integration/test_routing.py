@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -130,8 +131,10 @@ def test_plain_openai_server_is_untouched_and_asked_once(routes: Bench, plain: P
     sent = plain.posts(since)
     assert [request.json["messages"] for request in sent] == [messages] * 5
     assert all("max_tokens" not in request.json for request in sent)
-    assert plain.probes(since) == []
-    assert [request.path for request in plain.probes()].count("/lmstudio-greeting") == 1
+    asked_s = [request.came_s for request in plain.probes() if request.path == "/lmstudio-greeting"]
+    assert asked_s
+    # By the proxy's clock a minute lies between two rounds; one may have been on its way for a while.
+    assert all(later - earlier > 50 for earlier, later in itertools.pairwise(asked_s))
 
 
 @pytest.mark.parametrize("group", ["opted", "opted-openai"])
