@@ -153,12 +153,14 @@ def test_stopping_cuts_open_streams() -> None:
     simulator.load(KEY, 4096)
     gate = Gate()
     simulator.script = lambda call: Reply(TEXT, gate=gate, gate_after_tokens=2) if call.index == 0 else None
-    with serve(simulator) as address, httpx.Client(base_url=address.base_url, timeout=60) as client:
-        response = client.send(client.build_request("POST", "/v1/chat/completions", json=body), stream=True)
-        assert gate.reached.wait(60)
-    response.close()
-    # Cut with its connection, not cancelled when the server had waited long enough for it.
-    assert simulator.requests[0].outcome == "disconnected"
+    with httpx.Client(timeout=60) as client:
+        with serve(simulator) as address:
+            request = client.build_request("POST", f"{address.base_url}/v1/chat/completions", json=body)
+            response = client.send(request, stream=True)
+            assert gate.reached.wait(60)
+        # Cut with its connection, not cancelled when the server had waited long enough for it.
+        assert simulator.requests[0].outcome == "disconnected"
+        response.close()
     with serve(simulator) as address:
         again = httpx.post(f"{address.base_url}/v1/chat/completions", json=body, timeout=60)
         assert again.text.endswith("data: [DONE]\n\n")
