@@ -1,4 +1,4 @@
-"""Hypothesis profiles, and which files are run by the same process.
+"""Hypothesis profiles, and which files are run by the same process, in which order.
 
 The profile `ci` always tries the same examples, `deep` (HYPOTHESIS_PROFILE=deep) many random ones.
 """
@@ -21,11 +21,48 @@ settings.register_profile("deep", deadline=None, max_examples=2000, suppress_hea
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 # Files that ask the same proxies: starting one takes 5 to 10 s of processor time.
-_PROMISES = ("test_alarm", "test_bad_input", "test_promises", "test_routing", "test_stream", "test_untouched")
+_PROMISES = (
+    "test_accounting",
+    "test_alarm",
+    "test_bad_input",
+    "test_other_providers",
+    "test_page_left_out",
+    "test_promises",
+    "test_routing",
+    "test_stream",
+    "test_untouched",
+)
+
+
+# What takes longest, first: a file that takes half a minute must not be the last to begin.
+_LONGEST = (
+    "restart",
+    "promises",
+    "test_page",
+    "test_acceptance",
+    "test_replay",
+    "test_restart_seeded",
+    "test_up",
+    "test_demo",
+    "test_page_browser",
+    "test_strategies",
+    "test_sources",
+    "test_config_start",
+    "test_plan",
+    "test_compact",
+    "test_counter",
+)
 
 
 class _TogetherScheduling(LoadFileScheduling):  # type: ignore[misc] # pytest-xdist's types are not exported
-    """Like `--dist loadfile`; files that share proxies go to the same process."""
+    """Like `--dist loadfile`; files that share proxies go to the same process, and long ones begin first."""
+
+    def _assign_work_unit(self, node: Any) -> None:
+        waiting = {PurePath(scope).stem: scope for scope in reversed(self.workqueue)}
+        first = next((waiting[name] for name in _LONGEST if name in waiting), None)
+        if first is not None:
+            self.workqueue.move_to_end(first, last=False)
+        super()._assign_work_unit(node)
 
     def _split_scope(self, nodeid: str) -> str:
         file: str = super()._split_scope(nodeid)

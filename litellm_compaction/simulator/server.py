@@ -16,8 +16,8 @@ from .app import Application
 from .simulator import Simulator
 from .vocabulary import load_vocabulary
 
-_START_LIMIT_S = 10.0
-_STOP_LIMIT_S = 10.0
+_START_LIMIT_S = 60.0
+_STOP_LIMIT_S = 30.0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -108,7 +108,7 @@ class Simulator:
         """The records of chat and text completions, oldest first, without the probes."""
         return [record for record in self.requests if record.path.endswith("/completions")]
 
-    def wait_until(self, predicate: Callable[[], bool], timeout_s: float = 5.0) -> None:
+    def wait_until(self, predicate: Callable[[], bool], timeout_s: float = 60.0) -> None:
         """Wait until `predicate` holds; it is looked at whenever a record changes.
 
         Raises:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
-import subprocess
 import sys
 from pathlib import Path
 
@@ -49,7 +49,7 @@ def test_a_running_child_has_no_exit_code() -> None:
         assert child.exit_code() is None
         assert child.wait(0.0) is None
         child.send_signal(signal.SIGTERM)
-        assert child.wait(10) == 128 + signal.SIGTERM
+        assert child.wait(60) == 128 + signal.SIGTERM
     child.send_signal(signal.SIGTERM)
 
 
@@ -112,17 +112,17 @@ def test_the_proxy_environment_keeps_keys_off_the_command_line(tmp_path: Path) -
     assert "sk-x" not in " ".join(proxy_command(tmp_path / "config.yaml", "127.0.0.1", 4000))
 
 
-def test_the_command_starts_a_stock_litellm(tmp_path: Path) -> None:
-    """Whatever way was found, it is LiteLLM's own command line."""
-    *start, _config, _path, _host, _address, _port, _number = proxy_command(tmp_path / "c.yaml", "127.0.0.1", 4000)
-    done = subprocess.run([*start, "--help"], capture_output=True, text=True, timeout=120, check=True)
-    assert "--config" in done.stdout
+@pytest.mark.skipif(os.name != "posix", reason="elsewhere it has another name")
+def test_the_command_is_a_stock_litellm(tmp_path: Path) -> None:
+    """LiteLLM's own, from beside this interpreter; `test_up.py` runs it."""
+    command = proxy_command(tmp_path / "c.yaml", "127.0.0.1", 4000)
+    assert command[:2] == [str(Path(sys.executable).with_name("litellm")), "--config"]
 
 
 def test_the_simulator_child_serves_and_ends(monkeypatch: pytest.MonkeyPatch, environ: dict[str, str]) -> None:
     """It says where it listens, has its model loaded, and is gone after the block."""
     monkeypatch.setenv("PYTHONPATH", environ["PYTHONPATH"])
-    with httpx.Client(trust_env=False) as http:
+    with httpx.Client(trust_env=False, timeout=60) as http:
         with running_simulator("qwen/qwen3-8b", 4096) as url:
             [model] = http.get(f"{url}/api/v1/models").json()["models"]
             assert model["loaded_instances"][0]["config"]["context_length"] == 4096

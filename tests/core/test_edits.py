@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-import time
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from litellm_compaction.core.chain import chain
 from litellm_compaction.core.compaction import Compaction, apply, is_applicable
 from litellm_compaction.core.edits import edited, stubs, superseded_reads
-from litellm_compaction.core.messages import lead_length, newest_user_index
+from litellm_compaction.core.messages import Message, lead_length, newest_user_index
 from litellm_compaction.core.plan import Edit, plan
 from litellm_compaction.core.weights import applied_tokens
 from tests.core.conversations import (
@@ -34,7 +34,7 @@ from tests.core.conversations import (
     system,
     user,
 )
-from tests.promptness import is_prompt
+from tests.work import grows_linearly
 
 LONG = "a line of the file\n" * 40
 
@@ -123,17 +123,14 @@ def test_an_edit_that_misses_the_target_is_none() -> None:
     assert not isinstance(plan(weighed, budget(8192, weighed), DEPTH, [], count), Edit)
 
 
-def test_the_deterministic_rung_takes_milliseconds() -> None:
-    """Under 50 ms for 120,000 tokens."""
-    messages = parsed(agent_run(600, words=200))
-    assert sum(count(message.text) for message in messages) > 120_000
+def test_the_edit_of_a_longer_conversation_is_no_harder() -> None:
+    """Twice the messages are twice the work at most. What it takes in milliseconds: `benchmarks/rungs.py`."""
 
-    def edit() -> float:
-        started_s = time.perf_counter()
-        edited(messages, frozenset(stubs(messages)))
-        return time.perf_counter() - started_s
+    def edit(rounds: int) -> Callable[[], list[Message]]:
+        messages = parsed(agent_run(rounds, words=200))
+        return lambda: edited(messages, frozenset(stubs(messages)))
 
-    assert is_prompt(edit, 0.05, tries=20)
+    assert grows_linearly(edit, 100)
 
 
 # ------------------------------------------------------------------ properties

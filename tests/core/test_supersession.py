@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
-import time
+import re
+import sys
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
+from litellm_compaction.core import supersession
 from litellm_compaction.core.anchors import ledger
 from litellm_compaction.core.supersession import latest_values, marked
 from tests.core.conversations import assistant, calls, count, parsed, result, user
+from tests.work import grows_linearly
+
+if sys.version_info >= (3, 11):
+    from re._constants import MAX_REPEAT, MAXREPEAT, MIN_REPEAT
+    from re._parser import SubPattern, parse
+else:
+    from sre_constants import MAX_REPEAT, MAXREPEAT, MIN_REPEAT
+    from sre_parse import SubPattern, parse
 
 
 @pytest.mark.parametrize(
@@ -53,12 +65,32 @@ def test_the_ledger_marks_what_was_superseded() -> None:
     assert "where two disagree the later holds" in text
 
 
-@pytest.mark.parametrize("hostile", ["a" * 100_000, "a=" * 50_000, "key : " * 20_000, "是" * 50_000, "_ is " * 20_000])
-def test_hostile_text_takes_linear_time(hostile: str) -> None:
-    """No pattern backs off again and again."""
-    started = time.perf_counter()
-    latest_values([hostile])
-    assert time.perf_counter() - started < 2.0
+@pytest.mark.parametrize("pattern", [supersession._VALUE, supersession._STATEMENT_CJK, supersession._NAME])
+def test_no_pattern_backs_off_again_and_again(pattern: re.Pattern[str]) -> None:
+    """Inside a pattern only blanks repeat without bound, and nothing repeats what repeats."""
+    found = list(_repeats(parse(pattern.pattern)))
+    assert found
+    assert {str(what) for times, what in found if times == MAXREPEAT} <= {str(parse(r"[ \t]*")[0][1][2])}
+    assert [what for times, what in found if times != 1 and list(_repeats(what))] == []
+
+
+def _repeats(part: Any) -> Iterator[tuple[int, Any]]:
+    """The repeats in a parsed pattern: how many times at most, and what."""
+    if isinstance(part, SubPattern):
+        for operation, value in part:
+            if operation in (MAX_REPEAT, MIN_REPEAT):
+                yield value[1], value[2]
+            yield from _repeats(value)
+    elif isinstance(part, (tuple, list)):
+        for each in part:
+            yield from _repeats(each)
+
+
+@pytest.mark.parametrize("hostile", ["a", "a=", "key : ", "是", "_ is ", "= ", "\t"])
+def test_hostile_text_is_linear_work(hostile: str) -> None:
+    """Twice as much of it is twice the work; 100,000 characters of it state nothing."""
+    assert grows_linearly(lambda times: lambda: latest_values([hostile * times]), 2000)
+    assert latest_values([hostile * (100_000 // len(hostile))]) == {}
 
 
 def test_what_a_summary_says_supersedes_nothing() -> None:

@@ -22,7 +22,7 @@ import httpx
 from websockets.sync.client import ClientConnection, connect
 
 _NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
-_LIMIT_S = 30.0
+_LIMIT_S = 120.0
 _OPTIONS = (
     "--headless",
     "--no-sandbox",
@@ -165,10 +165,10 @@ def browse(executable: str, profile: Path) -> Iterator[Browser]:
     finally:
         process.terminate()
         try:
-            process.wait(10)
+            process.wait(60)
         except subprocess.TimeoutExpired:
             process.kill()
-            process.wait(10)
+            process.wait(60)
 
 
 def _port(process: subprocess.Popen[bytes], path: Path) -> int:

@@ -9,6 +9,8 @@ import pytest
 
 from tests.integration.bench import OPEN, THINKING_KEY, Bench, Group, open_bench
 from tests.integration.plain_server import PlainServer, plain_entries, serve_plain
+from tests.integration.routes import Servers, open_routes, serve_others
+from tests.integration.rows import Rows
 
 # Several tests change what a group's simulator says or has loaded; these groups are theirs alone.
 _GROUPS = [
@@ -51,11 +53,11 @@ def plain() -> Iterator[PlainServer]:
 
 @pytest.fixture(scope="session")
 def guarded(tmp_path_factory: pytest.TempPathFactory, plain: PlainServer) -> Iterator[Bench]:
-    """The defaults, but for shorter time limits."""
+    """The defaults, but that a window is looked up anew after a fifth of a second."""
     with open_bench(
         _folder(tmp_path_factory),
         _GROUPS,
-        {"window_cache_s": 0.2, "summary_timeout_s": 2},
+        {"window_cache_s": 0.2},
         entries=plain_entries(plain.base_url),
         router_settings={"num_retries": 0, "disable_cooldowns": True},
     ) as bench:
@@ -77,17 +79,22 @@ def stock(tmp_path_factory: pytest.TempPathFactory, plain: PlainServer) -> Itera
 
 @pytest.fixture(scope="session")
 def permissive(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
-    """What the defaults leave closed is open here: excerpts, opting out; and no notices, no warm-up."""
+    """What the defaults leave closed is open here: excerpts, opting out; and no notices, no warm-up, no page.
+
+    No test may rely on a summary here: its time limit is shorter than a busy machine can be.
+    """
     with open_bench(
         _folder(tmp_path_factory),
-        [Group("local"), Group("opted", guarded=False), Group("cold", None), *_SABOTAGED],
+        [Group("local"), Group("late"), Group("opted", guarded=False), Group("cold", None), *_SABOTAGED],
         {
             "oversized_tool_result": "excerpt",
             "oversized_user_message": "excerpt",
             "allow_opt_out": True,
             "notices": "off",
             "when_not_loaded": "error",
+            "page": False,
             "window_cache_s": 0.2,
+            "summary_timeout_s": 2,
         },
         litellm_settings={"callbacks": ["sabotage.handler"]},
     ) as bench:
@@ -96,7 +103,7 @@ def permissive(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
 
 @pytest.fixture(scope="session")
 def patient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
-    """A window once read is trusted for minutes; notices are sent as reasoning."""
+    """A window once read is trusted for minutes; notices are sent as reasoning; the store is a file in a file."""
     kinds = {
         "cut": {"truncated_usage": "kept"},
         "string": {"overflow": "error_400_string"},
@@ -104,8 +111,10 @@ def patient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
         "event": {"overflow": "error_event"},
         "empty": {},
     }
+    folder = _folder(tmp_path_factory)
+    (folder / "file").write_text("not a folder")
     with open_bench(
-        _folder(tmp_path_factory),
+        folder,
         [
             Group("local"),
             Group("grown"),
@@ -115,9 +124,29 @@ def patient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
                 for how in ("plain", "stream")
             ),
         ],
-        {"window_cache_s": 3600, "notices": "reasoning"},
+        {"window_cache_s": 3600, "notices": "reasoning", "store": f"sqlite:///{folder}/file/store"},
         router_settings={"num_retries": 0, "disable_cooldowns": True},
     ) as bench:
+        yield bench
+
+
+@pytest.fixture(scope="session")
+def servers() -> Iterator[Servers]:
+    """Servers that are not LM Studio; none of them is known to another proxy than `routes`."""
+    with serve_others() as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> Rows:
+    """What is billed in `routes`."""
+    return Rows(tmp_path_factory.mktemp("rows") / "rows.jsonl")
+
+
+@pytest.fixture(scope="session")
+def routes(tmp_path_factory: pytest.TempPathFactory, servers: Servers, rows: Rows) -> Iterator[Bench]:
+    """Many kinds of deployments, fallbacks and an alias, for keys of several users."""
+    with open_routes(_folder(tmp_path_factory), servers, rows) as bench:
         yield bench
 
 

@@ -20,7 +20,9 @@ import yaml
 
 MASTER_KEY = "sk-test-0f9d8c7b6a5e4d3c2b1a0f9e8d7c6b5a"
 CHAT = "/v1/chat/completions"
-_START_LIMIT_S = 120
+# Each only bounds a hang: on a busy machine a start has taken two minutes.
+_START_LIMIT_S = 300
+_LIMIT_S = 60
 
 
 @dataclass(frozen=True)
@@ -100,14 +102,14 @@ class Proxy:
         """The log lines so far that contain `pattern`."""
         return [line for line in list(self.lines) if re.search(pattern, line)]
 
-    def expect_logged(self, pattern: str, timeout_s: float = 10.0) -> list[str]:
-        """The same, as soon as there is one: a line may come after the answer.
+    def expect_logged(self, pattern: str, least: int = 1) -> list[str]:
+        """The same, as soon as there are so many: a line may come after the answer.
 
         Raises:
-            AssertionError: none came in time.
+            AssertionError: they did not come.
         """
         with self.said:
-            assert self.said.wait_for(lambda: self.logged(pattern), timeout_s), f"nobody logged {pattern}"
+            assert self.said.wait_for(lambda: len(self.logged(pattern)) >= least, _LIMIT_S), f"nobody logged {pattern}"
         return self.logged(pattern)
 
 
@@ -181,7 +183,7 @@ def proxy(config: Path, **environ: str) -> Iterator[Proxy]:
     )
     base_url = f"http://127.0.0.1:{port}"
     client = httpx.Client(
-        base_url=base_url, timeout=120, trust_env=False, limits=httpx.Limits(max_keepalive_connections=0)
+        base_url=base_url, timeout=300, trust_env=False, limits=httpx.Limits(max_keepalive_connections=0)
     )
     running = Proxy(base_url=base_url, process=process, client=client)
     ready = threading.Event()
@@ -207,11 +209,11 @@ def proxy(config: Path, **environ: str) -> Iterator[Proxy]:
         client.close()
         process.terminate()
         try:
-            process.wait(20)
+            process.wait(_LIMIT_S)
         except subprocess.TimeoutExpired:
             process.kill()
-            process.wait(20)
-        reader.join(10)
+            process.wait(_LIMIT_S)
+        reader.join(_LIMIT_S)
         if process.stdout is not None:
             process.stdout.close()
     # A request that went on in spite of an error of ours looks well from outside; tests that bring one about say so.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -22,6 +23,9 @@ _CALL = {"id": "call_1", "type": "function", "function": {"name": "tool_0", "arg
 
 @dataclass(frozen=True)
 class RawRequest:
+    """One request; `came_s` is `time.monotonic()` seconds."""
+
+    came_s: float
     method: str
     path: str
     headers: dict[str, str]
@@ -65,7 +69,7 @@ def serve_plain() -> Iterator[PlainServer]:
         yield server
     finally:
         listener.shutdown()
-        thread.join(10)
+        thread.join(60)
         listener.server_close()
 
 
@@ -122,7 +126,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _record(self, body: bytes) -> None:
         headers = {name.lower(): value for name, value in self.headers.items()}
-        self.plain.requests.append(RawRequest(self.command, self.path, headers, body))
+        self.plain.requests.append(RawRequest(time.monotonic(), self.command, self.path, headers, body))
 
     def _send_json(self, status: int, answer: JsonDict) -> None:
         body = json.dumps(answer).encode()

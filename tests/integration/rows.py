@@ -24,7 +24,7 @@ class Rows:
         """The key's rows, as soon as there are as many as expected: LiteLLM writes them after the answer."""
         # LiteLLM's own form of a key (litellm/proxy/_types.py, hash_token).
         digest = hashlib.sha256(key.encode()).hexdigest()
-        deadline_s = time.monotonic() + 10
+        deadline_s = time.monotonic() + 60
         while len(found := self._of(digest)) < expected and time.monotonic() < deadline_s:
             time.sleep(0.02)
         return found

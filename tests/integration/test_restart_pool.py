@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
 import pytest
 
-from litellm_compaction.simulator import ChatCall, Reply
+from litellm_compaction.simulator import ChatCall, Gate, Reply
 from tests.integration.bench import SUMMARY, is_summary_call
 from tests.integration.conversations import prose
 from tests.integration.restart_bench import CARRIERS, Restarting, shared, shut, without_restarts
@@ -26,13 +27,13 @@ def _words(tag: str) -> list[str]:
     return [f"{tag}{number}" for number in range(1, _WORDS + 1)]
 
 
-def _counting(call: ChatCall) -> Reply:
-    """Counts in the client's own words, and goes on after the last word that it sees."""
+def _counting(call: ChatCall, gates: Mapping[str, Gate]) -> Reply:
+    """Counts in the client's own words, and goes on after the last word that it sees; each waits at its gate first."""
     if is_summary_call(call.body):
         return Reply(SUMMARY)
     tag = re.findall(r"count (\w+)", json.dumps(call.messages))[0]
     done = re.findall(rf"{tag}(\d+)", str(call.messages[-2]["content"])) if len(call.messages) > 1 else []
-    return Reply(" ".join(_words(tag)[int(done[-1]) if done else 0 :]))
+    return Reply(" ".join(_words(tag)[int(done[-1]) if done else 0 :]), gate=gates[tag], gate_after_tokens=100)
 
 
 @pytest.fixture(scope="module", params=CARRIERS)
@@ -44,7 +45,8 @@ def restarting(request: pytest.FixtureRequest) -> Restarting:
 @pytest.mark.parametrize("stream", [True, False])
 def test_parallel_answers_share_one_context(restarting: Restarting, stream: bool) -> None:
     """Four long answers, each past its share of one context of 4096 tokens: all complete, none ends another."""
-    watch = restarting.watch("pool", _counting)
+    gates = {tag: Gate() for tag in _TAGS}
+    watch = restarting.watch("pool", lambda call: _counting(call, gates))
 
     def answer(tag: str) -> str:
         messages = [{"role": "user", "content": f"count {tag}"}]
@@ -54,7 +56,13 @@ def test_parallel_answers_share_one_context(restarting: Restarting, stream: bool
         return content
 
     with ThreadPoolExecutor(len(_TAGS)) as clients:
-        answers = list(clients.map(answer, _TAGS))
+        running = [clients.submit(answer, tag) for tag in _TAGS]
+        # However late a client comes to ask: all of them are under way before any goes on.
+        for gate in gates.values():
+            assert gate.reached.wait(60)
+        for gate in gates.values():
+            gate.open()
+        answers = [each.result() for each in running]
     assert [text.split() for text in answers] == [_words(tag) for tag in _TAGS]
     assert "pool_overflow" not in {record.outcome for record in watch.records}
     assert len(watch.chats) > len(_TAGS)
@@ -72,10 +80,10 @@ async def test_client_that_leaves_gives_its_room_back(
     body = {"model": "pool", "messages": [{"role": "user", "content": content}], "stream": stream}
     watch = restarting.watch("pool", lambda call: waiting if content in call.sent_text else Reply("Served."))
     async with httpx.AsyncClient(
-        base_url=restarting.proxy.base_url, headers=restarting.proxy.headers, trust_env=False, timeout=30
+        base_url=restarting.proxy.base_url, headers=restarting.proxy.headers, trust_env=False, timeout=300
     ) as client:
         first = asyncio.ensure_future(_read(client, body))
-        assert await asyncio.to_thread(gate.reached.wait, 10)
+        assert await asyncio.to_thread(gate.reached.wait, 60)
         first.cancel()
         with pytest.raises(asyncio.CancelledError):
             await first

@@ -26,14 +26,12 @@ from tests.integration.restart_bench import (
     asked,
     calls,
     changed,
-    ended_late,
     joined_calls,
     shared,
     shut,
     stream_problems,
     without_restarts,
 )
-from tests.promptness import is_prompt
 
 pytestmark = pytest.mark.proxy
 
@@ -62,28 +60,18 @@ def test_text_is_whole_however_the_model_continues(restarting: Restarting, kind:
     assert 1 <= restarts == len(watch.chats) - 1 <= 3
     assert answer.usages == []
     assert [watch.problems(messages, index) for index in range(restarts + 1)] == [[]] * (restarts + 1)
-    assert ended_late(watch.records) == []
 
 
-def test_upstream_is_closed_at_once(restarting: Restarting) -> None:
-    """The first stream is closed within 100 ms of its last chunk, before the summary is asked for."""
-    # Slow enough that the server is still at it when it is stopped, and not a buffer ahead.
-    numbers = itertools.count()
-
-    def restart() -> float:
-        watch = restarting.watch("middle", Teller(Reply(LONG, tokens_per_second=4000)))
-        answer = restarting.proxy.stream("middle", asked(f"closing {next(numbers)}"))
-        assert without_restarts(answer.text) == LONG
-        stopped, summary = watch.chats[0], watch.summaries[0]
-        if stopped.outcome == "ok":
-            return float("inf")  # under load the server was a buffer ahead, and done
-        assert stopped.outcome == "disconnected"
-        assert stopped.disconnected_s is not None
-        assert stopped.prompt_tokens + stopped.completion_tokens <= 4096
-        assert ended_late(watch.records) == []
-        return stopped.disconnected_s - summary.started_s
-
-    assert is_prompt(restart, 0.1)
+def test_upstream_is_closed_before_the_summary(restarting: Restarting) -> None:
+    """The first stream is closed where it is stopped: a server with one slot has it free for the summary."""
+    # Behind the limit it waits until it is closed; were it left open, the summary would wait behind it.
+    watch = restarting.watch("middle", Teller(Reply(LONG, gate=shut(), gate_after_tokens=3800)))
+    answer = restarting.proxy.stream("middle", asked("closing"))
+    assert without_restarts(answer.text) == LONG
+    stopped = watch.chats[0]
+    assert stopped.outcome == "disconnected"
+    assert stopped.prompt_tokens + stopped.completion_tokens <= 4096
+    assert [record.outcome for record in watch.summaries] == ["ok"]
 
 
 def test_slow_continuation_arrives(restarting: Restarting) -> None:
@@ -122,7 +110,7 @@ def test_notice_comes_before_the_summary(restarting: Restarting) -> None:
     with restarting.proxy.client.stream("POST", "/v1/chat/completions", json=body, headers=headers) as answer:
         for line in answer.iter_lines():
             if START_NOTICE in line and not gate.is_set():
-                assert gate.reached.wait(5)
+                assert gate.reached.wait(60)
                 assert DONE_NOTICE not in seen
                 gate.open()
             seen += line

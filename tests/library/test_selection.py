@@ -31,7 +31,7 @@ def test_importing_the_package_is_cheap() -> None:
         "assert not {'pydantic', 'httpx'} & set(sys.modules); "
         "from litellm_compaction import compact, safe_compact; sys.exit('litellm' in sys.modules)"
     )
-    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], timeout=300, check=False).returncode == 0
 
 
 def test_every_public_name_is_there() -> None:

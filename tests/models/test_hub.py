@@ -48,7 +48,7 @@ class Fetch:
 
     def __call__(self, repository: str) -> Path:
         self.asked.append(repository)
-        assert self.gate.wait(30)
+        assert self.gate.wait(60)
         if isinstance(self.result, Exception):
             raise self.result
         return self.result
@@ -262,7 +262,7 @@ def fetched(endpoint: str, home: Path) -> subprocess.CompletedProcess[str]:
     )
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "HUGGING"))}
     environ |= {"HF_ENDPOINT": endpoint, "HF_HOME": str(home), "NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1"}
-    return subprocess.run([sys.executable, "-c", script], env=environ, capture_output=True, text=True, timeout=60)
+    return subprocess.run([sys.executable, "-c", script], env=environ, capture_output=True, text=True, timeout=300)
 
 
 def test_the_files_come_over_the_wire_once(tmp_path: Path, folder: Path) -> None:

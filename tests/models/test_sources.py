@@ -7,7 +7,6 @@ import itertools
 import json
 import logging
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from litellm_compaction.models.model_files import ModelFiles, WantedModel
 from litellm_compaction.models.sources import Sources, TokenizerSource
 from litellm_compaction.models.tokenizer_settings import check_sources, check_tokenizer, is_this_machine, tokenizer_path
 from litellm_compaction.models.window import Target
+from tests import virtual_time
 
 CASES: dict[str, Any] = json.loads((Path(__file__).parent / "golden" / "prompts.json").read_text("utf-8"))["cases"]
 LOCAL = "http://127.0.0.1:1234/v1"
@@ -244,29 +244,37 @@ async def test_files_are_read_once_for_all_who_ask(downloaded: Path, monkeypatch
     ).tokens
 
 
-async def test_no_request_waits_long_for_a_file(downloaded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A slow disk: the first request goes on with the next source, a later one gets the file."""
+def test_no_request_waits_long_for_a_file(downloaded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that hangs: all requests together wait for the limit once, and one after it answers gets the file."""
     release = threading.Event()
     original = sources.load_tokenizer_file
-    monkeypatch.setattr(sources, "load_tokenizer_file", lambda path: (release.wait(10), original(path))[1])
-    found = lm_studio(downloaded, wait_s=0.05)
-    begun = time.monotonic()
-    for _ in range(5):
-        made = await found.source(target(), "", WANTED)
-        assert made.kind == "stand_in"
-    assert time.monotonic() - begun < 1.0
-    release.set()
-    assert (await source_of(found, target())).kind == "lm_studio_file"
-    assert (await found.source(target(), "", WANTED)).kind == "lm_studio_file"
+    monkeypatch.setattr(sources, "load_tokenizer_file", lambda path: (release.wait(60), original(path))[1])
+
+    async def ask() -> None:
+        loop = asyncio.get_running_loop()
+        found = lm_studio(downloaded, wait_s=0.5, clock=loop.time)
+        for _ in range(5):
+            made = await found.source(target(), "", WANTED)
+            assert made.kind == "stand_in"
+            assert loop.time() == pytest.approx(0.5)
+        release.set()
+        assert (await source_of(found, target())).kind == "lm_studio_file"
+        assert (await found.source(target(), "", WANTED)).kind == "lm_studio_file"
+
+    virtual_time.run(ask())
 
 
 async def test_a_pack_that_is_not_loaded_is_not_loaded_instead(
     downloaded: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both would take longer than the file alone, and twice the memory."""
+    release = threading.Event()
     original = sources.load_tokenizer_file
-    monkeypatch.setattr(sources, "load_tokenizer_file", lambda path: (time.sleep(0.3), original(path))[1])
+    monkeypatch.setattr(sources, "load_tokenizer_file", lambda path: (release.wait(60), original(path))[1])
     monkeypatch.setattr(sources, "is_loaded", lambda name: False)
+    monkeypatch.setattr(sources, "_COLD_WAIT_S", 60.0)
+    # The disk answers long after the usual limit.
+    asyncio.get_running_loop().call_later(0.2, release.set)
     made = await lm_studio(downloaded, wait_s=0.01).source(target(), "qwen3", WANTED)
     assert made.kind == "lm_studio_file"
 

@@ -58,7 +58,7 @@ async def test_closing_a_stream_leaves_the_server(transport: httpx.AsyncBaseTran
         assert await anext(pieces) == b"a: b"
         assert not server.left.is_set()
         await response.aclose()
-        await asyncio.wait_for(server.left.wait(), 5)
+        await asyncio.wait_for(server.left.wait(), 60)
 
 
 async def test_proxies_of_the_environment_are_passed_by(

@@ -90,7 +90,7 @@ async def test_a_cancelled_task_gives_its_room_back() -> None:
     """A client that leaves while the deployment is asked, of which no hook is told."""
     scene = _scene()
     asking = asyncio.ensure_future(_response(scene, "hang"))
-    await asyncio.wait_for(scene.server.hanging.wait(), 5)
+    await asyncio.wait_for(scene.server.hanging.wait(), 60)
     assert not await _is_free(scene)
     asking.cancel()
     await asyncio.gather(asking, return_exceptions=True)
@@ -142,7 +142,7 @@ async def test_a_client_that_leaves_while_its_summary_is_made_gives_its_room_bac
     leaving = Scene(talk("left", 1800), [], settings=SHARED, ask=ask)
     leaving.compactor = scene.compactor
     task = asyncio.ensure_future(_response(leaving, "whole"))
-    await asyncio.wait_for(asked.wait(), 5)
+    await asyncio.wait_for(asked.wait(), 60)
     assert not await _is_free(scene)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)

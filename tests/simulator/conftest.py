@@ -29,7 +29,7 @@ def bench() -> Iterator[BenchFactory]:
             if context_length is not None:
                 simulator.load(simulator.models[0].key, context_length)
             address = stack.enter_context(serve(simulator))
-            client = stack.enter_context(httpx.Client(base_url=address.base_url, headers=headers, timeout=10))
+            client = stack.enter_context(httpx.Client(base_url=address.base_url, headers=headers, timeout=60))
             return Bench(simulator, client, address.base_url)
 
         yield make

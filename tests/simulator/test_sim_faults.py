@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import subprocess
 import sys
 import threading
-import time
 
 import httpx
 import pytest
 from sim_bench import KEY, BenchFactory, deltas, finish_reasons, user
 
 from litellm_compaction.simulator import Fault, Gate, Model, Reply, Simulator, numbered_words, serve
-from tests.promptness import is_prompt
 
 TEXT = numbered_words(20)
 
@@ -70,37 +69,38 @@ def test_slow(bench: BenchFactory) -> None:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_hang_ends_with_the_client(bench: BenchFactory, stream: bool) -> None:
-    """A hanging answer sends nothing until the client gives up, which is recorded."""
-    served = bench(script=lambda call: Reply(TEXT, fault=Fault("hang")))
-    with pytest.raises(httpx.ReadTimeout):
-        served.client.post(
-            "/v1/chat/completions",
-            json={"messages": [user("hi")], "stream": stream},
-            timeout=httpx.Timeout(5, read=0.1),
-        )
+async def test_hang_ends_with_the_client(bench: BenchFactory, stream: bool) -> None:
+    """A hanging answer is still to come when a later one has ended, until the client gives up, which is recorded."""
+    served = bench(models=[Model(KEY, parallel=2)])
+    simulator = served.simulator
+    simulator.script = lambda call: Reply(TEXT, fault=Fault("hang") if call.index == 0 else None)
+    body = {"messages": [user("hi")], "stream": stream}
+    async with httpx.AsyncClient(base_url=served.base_url, trust_env=False, timeout=60) as client:
+        waiting = asyncio.ensure_future(client.post("/v1/chat/completions", json=body))
+        await asyncio.to_thread(simulator.wait_until, lambda: bool(simulator.requests))
+        assert (await client.post("/v1/chat/completions", json=body)).status_code == 200
+        first, second = simulator.requests
+        assert (first.outcome, second.outcome) == ("running", "ok")
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+    await asyncio.to_thread(simulator.wait_until, lambda: first.outcome == "disconnected")
+    assert first.completion_tokens == 0
+
+
+def test_disconnect_ends_the_generation(bench: BenchFactory) -> None:
+    """A client that leaves stops an answer that would never end, and the partial answer is on record."""
+    reply = Reply(numbered_words(1000), gate=Gate(), gate_after_tokens=40)
+    served = bench(script=lambda call: reply)
+    with served.client.stream("POST", "/v1/chat/completions", json={"messages": [user("hi")], "stream": True}) as open_:
+        lines = open_.iter_lines()
+        for _ in range(6):
+            next(lines)
     served.simulator.wait_until(lambda: served.last.outcome == "disconnected")
-    assert served.last.completion_tokens == 0
-
-
-def test_disconnect_is_noticed_at_once(bench: BenchFactory) -> None:
-    """A client that leaves stops the generation within milliseconds, and the partial answer is on record."""
-    served = bench(tokens_per_second=100, script=lambda call: Reply(numbered_words(1000)))
-    body = {"messages": [user("hi")], "stream": True}
-
-    def leave() -> float:
-        with served.client.stream("POST", "/v1/chat/completions", json=body) as open_:
-            lines = open_.iter_lines()
-            for _ in range(6):
-                next(lines)
-            left_s = time.monotonic()
-        served.simulator.wait_until(lambda: served.last.outcome == "disconnected")
-        record = served.last
-        assert 0 < record.completion_tokens < 500
-        assert numbered_words(1000).startswith(record.content)
-        return record.disconnected_s - left_s
-
-    assert is_prompt(leave, 0.1)
+    record = served.last
+    assert 0 < record.completion_tokens <= 40
+    assert numbered_words(1000).startswith(record.content)
+    assert record.content
 
 
 def test_disconnect_frees_the_slot(bench: BenchFactory) -> None:
@@ -109,13 +109,16 @@ def test_disconnect_frees_the_slot(bench: BenchFactory) -> None:
     gate = Gate()
     served.simulator.script = lambda call: Reply("x", gate=gate) if call.index == 0 else None
     with served.client.stream("POST", "/v1/chat/completions", json={"messages": [user("hi")], "stream": True}):
-        assert gate.reached.wait(5)
+        assert gate.reached.wait(60)
     assert served.chat(user("next")).status_code == 200
 
 
 def test_prompt_processing_finishes_after_a_disconnect(bench: BenchFactory) -> None:
     """A client that leaves during prompt processing keeps its slot until that is done, as in LM Studio."""
     served = bench(prompt_tokens_per_second=100)
+    # It would not end by itself, however late the client comes to leave.
+    endless = Reply(TEXT, gate=Gate())
+    served.simulator.script = lambda call: endless if call.index == 0 else None
     body = {"messages": [user(numbered_words(8))], "stream": True}
     with served.client.stream("POST", "/v1/chat/completions", json=body):
         pass
@@ -132,7 +135,7 @@ def test_unload_fails_what_is_being_generated(bench: BenchFactory) -> None:
     served.simulator.script = lambda call: Reply(TEXT, gate=gate, gate_after_tokens=2)
 
     def unload() -> None:
-        assert gate.reached.wait(5)
+        assert gate.reached.wait(60)
         served.simulator.unload(KEY)
 
     unloader = threading.Thread(target=unload)
@@ -146,25 +149,21 @@ def test_unload_fails_what_is_being_generated(bench: BenchFactory) -> None:
 def test_stopping_cuts_open_streams() -> None:
     """Leaving `serve` with a stream open does not hang, and the same simulator can be served again."""
     body = {"messages": [user("hi")], "stream": True}
-
-    def stop() -> float:
-        simulator = Simulator([Model(KEY)])
-        simulator.load(KEY, 4096)
-        gate = Gate()
-        simulator.script = lambda call: Reply(TEXT, gate=gate, gate_after_tokens=2) if call.index == 0 else None
-        with serve(simulator) as address, httpx.Client(base_url=address.base_url) as client:
-            response = client.send(client.build_request("POST", "/v1/chat/completions", json=body), stream=True)
-            assert gate.reached.wait(5)
-            started_s = time.monotonic()
-        response.close()
+    simulator = Simulator([Model(KEY)])
+    simulator.load(KEY, 4096)
+    gate = Gate()
+    simulator.script = lambda call: Reply(TEXT, gate=gate, gate_after_tokens=2) if call.index == 0 else None
+    with httpx.Client(timeout=60) as client:
         with serve(simulator) as address:
-            took_s = time.monotonic() - started_s
-            again = httpx.post(f"{address.base_url}/v1/chat/completions", json=body)
-            assert again.text.endswith("data: [DONE]\n\n")
+            request = client.build_request("POST", f"{address.base_url}/v1/chat/completions", json=body)
+            response = client.send(request, stream=True)
+            assert gate.reached.wait(60)
+        # Cut with its connection, not cancelled when the server had waited long enough for it.
         assert simulator.requests[0].outcome == "disconnected"
-        return took_s
-
-    assert is_prompt(stop, 1)
+        response.close()
+    with serve(simulator) as address:
+        again = httpx.post(f"{address.base_url}/v1/chat/completions", json=body, timeout=60)
+        assert again.text.endswith("data: [DONE]\n\n")
 
 
 def test_command_line() -> None:
@@ -175,9 +174,9 @@ def test_command_line() -> None:
         assert process.stdout is not None
         line = process.stdout.readline().strip()
         base_url = line.removeprefix("listening on ")
-        loaded, other = httpx.get(f"{base_url}/api/v0/models").json()["data"]
-        answer = httpx.post(f"{base_url}/v1/chat/completions", json={"messages": [user("hi")]}).json()
+        loaded, other = httpx.get(f"{base_url}/api/v0/models", timeout=60).json()["data"]
+        answer = httpx.post(f"{base_url}/v1/chat/completions", json={"messages": [user("hi")]}, timeout=60).json()
         process.send_signal(signal.SIGTERM)
-        assert process.wait(10) == 0
+        assert process.wait(60) == 0
     assert (loaded["loaded_context_length"], other["state"]) == (6000, "not-loaded")
     assert answer["choices"][0]["message"]["content"] == "word1 word2 word3"

@@ -196,7 +196,7 @@ def test_gate_holds_the_stream(served: Bench) -> None:
     with served.client.stream("POST", "/v1/chat/completions", json={"messages": [user("hi")], "stream": True}) as open_:
         lines = open_.iter_lines()
         assert "word" in next(lines)
-        assert gate.reached.wait(5)
+        assert gate.reached.wait(60)
         assert served.last.outcome == "running"
         gate.open()
         assert list(lines)[-2] == "data: [DONE]"

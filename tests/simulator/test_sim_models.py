@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
+import asyncio
 
 import pytest
 from sim_bench import KEY, BenchFactory, user
 
 from litellm_compaction.simulator import Model, Simulator
+from litellm_compaction.simulator.catalog import Instance
+from tests import virtual_time
 
 OTHER = Model("google/gemma-4-12b", publisher="google", architecture="gemma4", type="vlm")
 
@@ -151,13 +153,16 @@ def test_jit_evicts_the_other_jit_model_only(bench: BenchFactory) -> None:
 
 
 @pytest.mark.parametrize(("race", "instances"), [(False, 1), (True, 4)])
-def test_concurrent_jit_requests(bench: BenchFactory, race: bool, instances: int) -> None:
+def test_concurrent_jit_requests(race: bool, instances: int) -> None:
     """Concurrent JIT requests share one load, or load copies (bt#1751) where asked for."""
-    # Long enough for all four to arrive before the first is loaded.
-    served = bench(None, load_ms=1500, jit_race=race)
-    with ThreadPoolExecutor(4) as pool:
-        list(pool.map(lambda _: served.chat(user("hi")), range(4)))
-    assert len(served.simulator.instances) == instances
+    simulator = Simulator([Model(KEY)], load_ms=1500, jit_race=race)
+
+    async def ask_at_once() -> list[Instance]:
+        return await asyncio.gather(*(simulator.resolve(KEY, None) for _ in range(4)))
+
+    # In virtual time all four wait before the first is loaded.
+    got = virtual_time.run(ask_at_once())
+    assert len(simulator.instances) == len({instance.id for instance in got}) == instances
 
 
 def test_nothing_loaded_and_no_jit_is_a_404(bench: BenchFactory) -> None:

@@ -281,7 +281,7 @@ async def test_a_disk_that_hangs_holds_nobody_up(opened: Open) -> None:
     released = threading.Event()
 
     def connect(*arguments: Any, **options: Any) -> sqlite3.Connection:
-        assert released.wait(30)
+        assert released.wait(60)
         return sqlite3.connect(*arguments, **options)
 
     store = opened(connect=connect, limit_s=0.05)
@@ -300,12 +300,12 @@ async def test_a_cancelled_put_is_finished(opened: Open) -> None:
 
     def connect(*arguments: Any, **options: Any) -> sqlite3.Connection:
         begun.set()
-        assert released.wait(30)
+        assert released.wait(60)
         return sqlite3.connect(*arguments, **options)
 
     store = opened(connect=connect)
     task = asyncio.create_task(store.put("team", compaction("h")))
-    assert await asyncio.to_thread(begun.wait, 30)
+    assert await asyncio.to_thread(begun.wait, 60)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -318,7 +318,7 @@ async def test_the_event_loop_does_not_wait_for_the_disk(opened: Open) -> None:
     released = threading.Event()
 
     def connect(*arguments: Any, **options: Any) -> sqlite3.Connection:
-        assert released.wait(30)
+        assert released.wait(60)
         return sqlite3.connect(*arguments, **options)
 
     store = opened(connect=connect)
@@ -410,7 +410,7 @@ async def test_two_processes_share_a_file(opened: Open, path: Path) -> None:
             assert child.stdin is not None
             child.stdin.write("\n")
             child.stdin.flush()
-        assert [child.communicate(timeout=60)[1] for child in children] == ["", ""]
+        assert [child.communicate(timeout=300)[1] for child in children] == ["", ""]
     finally:
         for child in children:
             child.kill()

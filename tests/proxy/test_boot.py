@@ -1,4 +1,7 @@
-"""`tokenizer` and `models_folder` from config.yaml: checked at start, and followed for each deployment."""
+"""Settings from config.yaml: checked at start; `tokenizer` is followed for each deployment.
+
+That a real proxy then does not start: `tests/integration/test_config_start.py`.
+"""
 
 from __future__ import annotations
 
@@ -43,12 +46,24 @@ def test_a_good_tokenizer_starts(monkeypatch: pytest.MonkeyPatch, model_file: Pa
         ({"tokenizer": "/nonexistent/x.gguf"}, None, r"litellm_compaction\.tokenizer = '/nonexistent/x\.gguf': it can"),
         ({"models_folder": "/nonexistent"}, None, r"litellm_compaction\.models_folder = '/nonexistent': allowed"),
         ({}, {"tokenizer": "who-is-this"}, r"model_info\.compaction of 'local'\.tokenizer = 'who-is-this': allowed"),
+        (
+            {"pre_request_ration": 0.8},
+            None,
+            r"callback_settings\.litellm_compaction: unknown key 'pre_request_ration'; known keys: .*notices",
+        ),
+        ({"pre_request_ratio": 1.5}, None, r"pre_request_ratio = 1\.5: .*less than 1"),
+        ({"notices": "loud"}, None, r"notices = 'loud': .*'content', 'reasoning' or 'off'"),
+        (
+            {"target_ratio": 0.5},
+            {"pre_request_ratio": 0.45},
+            r"model_info\.compaction of 'local'.*now 0\.5, 0\.45, 0\.9",
+        ),
     ],
 )
 def test_a_wrong_one_stops_the_start(
     monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], own: dict[str, Any] | None, said: str
 ) -> None:
-    """The error names key and value."""
+    """The error names key, value and what is allowed."""
     with pytest.raises(ConfigError, match=said):
         loaded(monkeypatch, settings, own)
 

@@ -1,0 +1,125 @@
+"""A proxy with many kinds of deployments, fallbacks and an alias, and the servers that are not LM Studio behind it.
+
+Several files ask it: which deployments are guarded, by whose window, and who pays for what.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from tests.integration.bench import KEY, Bench, Group, open_bench
+from tests.integration.harness import free_port
+from tests.integration.plain_server import PlainServer, serve_plain
+from tests.integration.rows import Rows
+
+TOKEN = "sk-lm-AbCdEfGh:0123456789abcdefghij"
+_GROUPS = [
+    Group("lms"),
+    Group("openai-lms", provider="openai"),
+    Group("disabled", compaction={"enabled": False}, guarded=False),
+    Group("pair-4k", 4096),
+    Group("pair-16k", 16384),
+    Group("mixed-lms", 4096),
+    Group("tight", 4096),
+    Group("failing-lms"),
+    Group("retried"),
+    Group("cold", None),
+    Group("token", params={"api_key": TOKEN}, simulator={"api_token": TOKEN}),
+    Group("v0", simulator={"api": "v0"}),
+    Group("instances", None),
+    Group("pruner", 16384),
+    Group("pruner-cold", None),
+    Group("pruned", compaction={"pruning_model": "pruner"}),
+    Group("pruned-cold", compaction={"pruning_model": "pruner-cold"}),
+    Group("pruned-unknown", compaction={"pruning_model": "nobody"}),
+    Group("deep", compaction={"target_ratio": 0.2}),
+    Group("wild", 8192),
+    # Of those who look at who pays.
+    Group("local"),
+    Group("shared"),
+    Group("warmed", None),
+]
+HAS_PROMETHEUS = find_spec("prometheus_client") is not None
+_PROPS = {"default_generation_settings": {"id": 0, "n_ctx": 6144}, "total_slots": 1, "chat_template": "…"}
+_OLLAMA = {"models": [{"name": "qwen3:latest", "model": "qwen3:latest", "context_length": 5120}]}
+
+
+@dataclass(frozen=True)
+class Servers:
+    """Those that are not LM Studio: one of no kind, llama.cpp's, another of it that nobody opted in, Ollama's."""
+
+    plain: PlainServer
+    llama: PlainServer
+    bystander: PlainServer
+    ollama: PlainServer
+
+
+@contextmanager
+def serve_others() -> Iterator[Servers]:
+    """The servers while the block lasts."""
+    with serve_plain() as plain, serve_plain() as llama, serve_plain() as bystander, serve_plain() as ollama:
+        llama.gets["/props"] = bystander.gets["/props"] = _PROPS
+        ollama.gets["/api/ps"] = _OLLAMA
+        yield Servers(plain, llama, bystander, ollama)
+
+
+@contextmanager
+def open_routes(folder: Path, servers: Servers, rows: Rows) -> Iterator[Bench]:
+    """The proxy, with keys of several users and teams, a callback that writes rows, and LiteLLM's metrics."""
+    own = f"{servers.plain.base_url}/v1"
+
+    def entry(group: str, model: str, base: str, **info: Any) -> dict[str, Any]:
+        params = {"model": model, "api_base": base, "api_key": "k"}
+        return {"model_name": group, "litellm_params": params, **({"model_info": info} if info else {})}
+
+    on = {"enabled": True}
+    llama, ollama, bystander = (f"{each.base_url}/v1" for each in (servers.llama, servers.ollama, servers.bystander))
+    opted_in = [
+        entry("llama", "openai/qwen", llama, compaction=on),
+        entry("llamafile", "llamafile/qwen", llama, compaction=on),
+        entry("metered", "openai/qwen", llama, compaction=on),
+        entry("early", "openai/qwen", llama, compaction={**on, "threshold_tokens": 1500}),
+        entry("ollama", "openai/qwen3", ollama, compaction=on),
+        entry("bystander", "openai/qwen", bystander),
+        entry("bystander-vllm", "hosted_vllm/qwen", bystander),
+    ]
+
+    def entries(urls: Mapping[str, str]) -> list[dict[str, Any]]:
+        return [
+            entry("plain", "openai/plain", own),
+            entry("opted", "hosted_vllm/opted", own, compaction={"enabled": True, "context_length": 4096}),
+            entry("opted-openai", "openai/opted", own, compaction={"enabled": True, "context_length": 4096}),
+            entry("opted-default", "hosted_vllm/opted", own, compaction={"enabled": True}),
+            entry("deaf", "lm_studio/deaf", own),
+            entry("dead", "lm_studio/dead", f"http://127.0.0.1:{free_port()}/v1"),
+            entry("pair", f"lm_studio/{KEY}", f"{urls['pair-4k']}/v1", id="pair-small"),
+            entry("pair", f"lm_studio/{KEY}", f"{urls['pair-16k']}/v1", id="pair-large"),
+            entry("mixed", f"lm_studio/{KEY}", f"{urls['mixed-lms']}/v1", id="mixed-guarded"),
+            entry("mixed", "openai/mixed", own, id="mixed-plain"),
+            entry("to-guarded", "openai/to-guarded", own),
+            entry("lm_studio/*", "lm_studio/*", f"{urls['wild']}/v1"),
+            *opted_in,
+        ]
+
+    with open_bench(
+        folder,
+        _GROUPS,
+        {"window_cache_s": 0.2},
+        make_entries=entries,
+        environ=rows.environ,
+        litellm_settings={"callbacks": ["recorder.handler", *(["prometheus"] if HAS_PROMETHEUS else [])]},
+        general_settings={"custom_auth": "tenants.user_api_key_auth"},
+        router_settings={
+            "num_retries": 0,
+            "disable_cooldowns": True,
+            "model_group_alias": {"nickname": "lms"},
+            "fallbacks": [{"to-guarded": ["pair-4k"]}, {"failing-lms": ["plain"]}],
+            "context_window_fallbacks": [{"tight": ["plain"]}],
+        },
+    ) as bench:
+        yield bench
