@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from litellm_compaction.core.messages import JsonValue, Message, Request, parse_message, user_message
 from litellm_compaction.models.families import Family
+from litellm_compaction.models.template_filters import TemplateRefusal
 from litellm_compaction.models.template_messages import has_odd_ids, shape
-from litellm_compaction.models.template_sandbox import TemplateRefusal
 from litellm_compaction.models.templates import Template, template
 from litellm_compaction.models.tokenizers import vocabulary
 from litellm_compaction.models.vocabularies import Segment, Vocabulary

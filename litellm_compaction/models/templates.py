@@ -16,7 +16,8 @@ from typing import Any
 import jinja2
 
 from litellm_compaction.core.messages import JsonObject, JsonValue
-from litellm_compaction.models.template_sandbox import JOIN, TICK, TemplateRefusal, Ticks, environment
+from litellm_compaction.models.template_filters import TemplateRefusal
+from litellm_compaction.models.template_sandbox import TICK, Ticks, environment
 
 _FOLDER = Path(__file__).parent / "chat_templates"
 _MAX_SOURCE_CHARS = 256 * 1024
@@ -64,7 +65,7 @@ class Template:
         self._last = (0.0, 1)
         self._fault = ""
         self._begins_turns = _GEMMA_CALL in source
-        if len(source) > _MAX_SOURCE_CHARS or TICK in source or JOIN in source:
+        if len(source) > _MAX_SOURCE_CHARS or TICK in source:
             self._fault = f"longer than {_MAX_SOURCE_CHARS} characters, or hostile"
             return
         try:
