@@ -76,7 +76,13 @@ class Template:
     def render(
         self, messages: Sequence[JsonObject], tools: Sequence[JsonValue], *, bos: str = "", eos: str = ""
     ) -> str:
-        """The prompt, up to the beginning of an answer.
+        """The prompt, up to the beginning of an answer; see `parts`."""
+        return "".join(self.parts(messages, tools, bos=bos, eos=eos))
+
+    def parts(
+        self, messages: Sequence[JsonObject], tools: Sequence[JsonValue], *, bos: str = "", eos: str = ""
+    ) -> list[str]:
+        """The prompt in the parts in which the template writes it: mostly the very texts of the messages.
 
         Args:
             messages: in the shape that the template wants, never changed.
@@ -119,7 +125,7 @@ class Template:
         if self._begins_turns and "".join(parts[-2:]).endswith(_GEMMA_END):
             parts.append(_GEMMA_BEGIN)
         self._last = (1e3 * (time.thread_time() - begun_s), max(1, len(messages)))
-        return "".join(parts)
+        return parts
 
     def expected_ms(self, messages: int) -> float:
         """How long so many messages take, by the last rendering; some templates look at all messages for each one."""

@@ -25,7 +25,7 @@ from litellm_compaction.models.vocabulary_data import VocabularyData
 
 TEMPLATES = sorted(path.stem for path in (Path(templates.__file__).parent / "chat_templates").glob("*.jinja"))
 SPECIAL = re.compile(r"<[^<>\s]{1,40}>|\[/?[A-Z_]{3,}\]")
-LONG = "One more sentence, so that the text is long enough to have marks. " * 40
+LONG = "One more sentence, so that the text is long enough to be remembered. " * 40
 TOOL = {
     "type": "function",
     "function": {"name": "look", "description": "Looks.", "parameters": {"type": "object", "properties": {}}},
@@ -157,25 +157,14 @@ def test_the_next_turn_looks_at_the_end_only(name: str, monkeypatch: pytest.Monk
 
 def test_what_is_remembered_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """Prompts of many conversations are forgotten, the oldest first, and a very long one does not stay alone."""
-    monkeypatch.setattr(scale, "_MAX_SEGMENTS", 300)
+    monkeypatch.setattr(scale, "_MAX_SIZE", 600)
     counting = Counting()
     requests = [as_request([{"role": "user", "content": f"{index}"}, *conversation(9)[1:]]) for index in range(30)]
     for request in requests:
         asyncio.run(counting.count(FAMILIES["llama3.1"], request, fingerprints(request)))
     kept = counting._beginnings._entries
     assert 2 < len(kept) < 15
-    assert sum(len(each.scale.segments) for each in kept.values()) == counting._beginnings._segments <= 300
+    assert (
+        sum(len(each.scale.segments) + len(each.hashes) for each in kept.values()) == counting._beginnings._size <= 600
+    )
     assert [key[2] for key in kept] == [fingerprints(request)[-1] for request in requests[-len(kept) :]]
-
-
-def test_marks_do_not_pile_up() -> None:
-    """A conversation of many small turns keeps a bounded number of marks, and finds its beginning all the same."""
-    counting = Counting()
-    said = conversation(1)
-    for _ in range(150):
-        request = as_request(said)
-        asyncio.run(counting.count(FAMILIES["qwen3"], request, fingerprints(request)))
-        said += [{"role": "assistant", "content": "done"}, {"role": "user", "content": "go on, please, with the next"}]
-    newest = next(reversed(counting._beginnings._entries.values()))
-    assert 2 < len(newest.marks) <= scale._MAX_MARKS + 8
-    assert newest.marks[-1].end > 0.95 * newest.scale.end
