@@ -305,5 +305,7 @@ def _beside(index: int, request: Request, family: Family) -> tuple[int, Beside]:
 def _chars(request: Request) -> int:
     chars = chars_of(request.tools) if request.tools else 0
     for message in request.messages:
-        chars += len(message.text) + len(message.reasoning) + sum(len(call.arguments) for call in message.calls)
+        chars += len(message.text) + len(message.reasoning)
+        for call in message.calls:
+            chars += len(call.arguments)
     return chars

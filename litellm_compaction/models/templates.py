@@ -112,7 +112,8 @@ class Template:
         parts: list[str] = []
         size = 0
         try:
-            for part in self._compiled.generate(values):
+            # What `generate` does, but for the traceback that it would mend.
+            for part in self._compiled.root_render_func(self._compiled.new_context(values)):
                 parts.append(part)
                 size += len(part)
                 if size > limit:
