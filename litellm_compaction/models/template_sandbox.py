@@ -80,6 +80,12 @@ _HARMLESS: dict[type, frozenset[str]] = {
 }
 
 
+class _Namespace(Namespace):
+    """What templates change in loops, and read so often there that jinja2's own way of reading it counts."""
+
+    __getattribute__ = object.__getattribute__
+
+
 class _Environment(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset({"+", "*", "**", "%"})
     # For what macros and blocks write.
@@ -94,9 +100,9 @@ class _Environment(ImmutableSandboxedEnvironment):
             if attribute != "replace":
                 raise TemplateRefusal(f"the method {attribute} is not allowed")
             return partial(filters.replace, obj)
-        if kind is Namespace:
+        if kind is _Namespace:
             # Nothing but what the template has put there.
-            values = object.__getattribute__(obj, "_Namespace__attrs")
+            values = obj._Namespace__attrs
             return values[attribute] if attribute in values else self.undefined(obj=obj, name=attribute)
         if attribute in _HARMLESS.get(kind, ()):
             return getattr(obj, attribute)
@@ -109,7 +115,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         # What templates call most, likewise: macros, namespaces and the harmless methods.
         if (
             kind is Macro
-            or __obj is Namespace
+            or __obj is _Namespace
             or (kind is BuiltinMethodType and __obj.__name__ in _HARMLESS.get(type(__obj.__self__), ()))
         ):
             kwargs.pop("_loop_vars", None)
@@ -205,6 +211,7 @@ def environment() -> jinja2.Environment:
     # These make any number of characters of one.
     for name in ("center", "format", "wordwrap"):
         made.filters.pop(name)
+    made.globals["namespace"] = _Namespace
     made.globals["raise_exception"] = _raise_exception
     made.globals["strftime_now"] = _NOW.strftime
     return made
