@@ -97,3 +97,16 @@ def test_a_vocabulary_full_of_phrases_is_not_counted_by_words(monkeypatch: pytes
     assert isinstance(made, TokenizersEncoder)
     assert made.words is None
     assert made.lengths(["of the"]) < encoder("llama2").lengths(["of the"])
+
+
+def test_lines_are_told_apart_where_the_vocabulary_does() -> None:
+    """A token over a line end is never made where text is divided at line ends, word by word or not."""
+    tokens = ("a", "b", "\n", "a\n", "▁", "▁a")
+    data = replace(
+        read_pack("llama2"), kind="bpe", pre="gemma4", tokens=tokens, scores=(), token_types=(), merges=("a \n", "▁ a")
+    )
+    made = encoder_for(data)
+    assert isinstance(made, TokenizersEncoder)
+    texts = ["a\nb", "a a\n\na", "\na \n"]
+    assert made.words is not None
+    assert made.words.lengths(texts) == TokenizersEncoder(made._tokenizer).lengths(texts) == [3, 5, 4]
