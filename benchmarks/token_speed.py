@@ -7,7 +7,7 @@ Requests of 30,000 and 120,000 tokens, of 1,000 tokens per message. "First" has 
 others in each round, so that every round has the same size. Beside it the part of it that is the encoder's: the time
 for two other such texts alone, taken in turn with it. LiteLLM's
 `token_counter(model="gpt-4o", …)`, which counts content with o200k and four tokens per message, is run on the same
-conversations; "of LiteLLM's" is our median divided by its own.
+conversations right after us; "of LiteLLM's" is our median divided by its own.
 The stall is the longest time for which another task of the same event loop had to wait, the median of five; beside it
 the same of a loop without any work, since that is what the machine's other programs cost. "Longest call" is the
 processor time of the longest single call of C code, which is how long a thread can hold the interpreter lock against
@@ -24,7 +24,7 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from litellm_compaction.core.messages import Request, parse_message
@@ -63,13 +63,13 @@ def main() -> None:
     arguments.add_argument("--family", choices=MODELS, action="append")
     arguments.add_argument("--rounds", type=int, default=15)
     chosen = arguments.parse_args()
-    theirs_ms = litellm_rows(chosen.rounds)
     for name in chosen.family or list(MODELS):
-        asyncio.run(measure(name, family_of(*MODELS[name]), chosen.rounds, theirs_ms))
+        asyncio.run(measure(name, family_of(*MODELS[name]), chosen.rounds))
+    litellm_rows(chosen.rounds)
 
 
-async def measure(name: str, family: Family, rounds: int, theirs_ms: Mapping[int, float]) -> None:
-    """One paragraph of the table; `theirs_ms` by messages: what LiteLLM takes for as many."""
+async def measure(name: str, family: Family, rounds: int) -> None:
+    """One paragraph of the table."""
     small = parse(conversation(8))
     load_ms = await longest_wait_ms(TokenCounter().count("t", family, small))
     cost = load_cost(family.vocabulary)
@@ -81,10 +81,12 @@ async def measure(name: str, family: Family, rounds: int, theirs_ms: Mapping[int
         for seed in range(rounds):
             request = parse(conversation(messages, seed))
             first.append(await timed(TokenCounter(), family, request))
+        ratio = share(first, litellm_counts(messages, rounds))
         following, encoding, tokens = await next_turns(family, messages, rounds)
+        next_ratio = share(following, litellm_counts(messages, rounds, next_turn=True))
         print(
-            f"  {tokens} tokens: first {middle(first)} ms, {share(first, theirs_ms[messages])} of LiteLLM's; "
-            f"next turn {middle(following)} ms, {share(following, theirs_ms[messages + 2])} of LiteLLM's, "
+            f"  {tokens} tokens: first {middle(first)} ms, {ratio} of LiteLLM's; "
+            f"next turn {middle(following)} ms, {next_ratio} of LiteLLM's, "
             f"encoding its new text alone {middle(encoding)} ms"
         )
     print(f"  1 MB message, stall in ms (an idle loop's: {await stall(None, ''):.1f}):", end="")
@@ -112,22 +114,28 @@ async def next_turns(family: Family, messages: int, rounds: int) -> tuple[list[f
     return following, encoding, tokens
 
 
-def litellm_rows(rounds: int) -> dict[int, float]:
-    """The same requests by LiteLLM; gives the medians in milliseconds by messages."""
+def litellm_counts(messages: int, rounds: int, *, next_turn: bool = False) -> list[float]:
+    """Seconds that LiteLLM takes for the same conversations, by rounds."""
     from litellm import token_counter
 
-    token_counter(model="gpt-4o", messages=conversation(3))
-    medians: dict[int, float] = {}
+    seconds = []
+    for seed in range(rounds):
+        said = conversation(messages) + turn(seed) if next_turn else conversation(messages, seed)
+        begun = time.perf_counter()
+        token_counter(model="gpt-4o", messages=said)
+        seconds.append(time.perf_counter() - begun)
+    return seconds
+
+
+def litellm_rows(rounds: int) -> None:
+    """What LiteLLM takes."""
+    from litellm import token_counter
+
     for messages in SIZES:
-        for more in (0, 2):
-            times, tokens = [], 0
-            for seed in range(rounds):
-                said = conversation(messages, seed) + (turn(seed) if more else [])
-                begun = time.perf_counter()
-                tokens = token_counter(model="gpt-4o", messages=said)
-                times.append(time.perf_counter() - begun)
-            medians[messages + more] = 1e3 * statistics.median(times)
-            print(f"litellm.token_counter, {tokens} tokens, {'next turn' if more else 'first'}: {middle(times)} ms")
+        print(
+            f"litellm.token_counter, {token_counter(model='gpt-4o', messages=conversation(messages))} tokens: "
+            f"first and next turn {middle(litellm_counts(messages, rounds))} ms"
+        )
     said = [{"role": "user", "content": text(1_000_000, random.Random(1))}]
     begun = time.perf_counter()
     token_counter(model="gpt-4o", messages=said)
@@ -137,7 +145,6 @@ def litellm_rows(rounds: int) -> dict[int, float]:
     for delta in deltas:
         token_counter(model="gpt-4o", text=delta)
     print(f"  per delta {1e6 * (time.perf_counter() - begun) / len(deltas):.2f} µs")
-    return medians
 
 
 async def timed(counter: TokenCounter, family: Family, request: Request) -> float:
@@ -241,9 +248,9 @@ def parse(messages: list[dict[str, str]]) -> Request:
     return Request(messages=tuple(map(parse_message, json.loads(json.dumps(messages)))))
 
 
-def share(seconds: list[float], theirs_ms: float) -> str:
+def share(seconds: list[float], theirs: list[float]) -> str:
     """A median as a part of another one."""
-    return f"{1e3 * statistics.median(seconds) / theirs_ms:.3f}"
+    return f"{statistics.median(seconds) / statistics.median(theirs):.2f}"
 
 
 def middle(seconds: list[float]) -> str:
