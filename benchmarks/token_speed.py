@@ -3,9 +3,11 @@
     python benchmarks/token_speed.py [--family llama3.1] [--rounds 15]
 
 Requests of 30,000 and 120,000 tokens, of 1,000 tokens per message. "First" has a fresh cache and vocabularies loaded;
-"next" is the same conversation, parsed anew from JSON, with one more answer and question of 500 tokens each, and so
-on from turn to turn. LiteLLM's
-`token_counter(model="gpt-4o", …)`, which counts content with o200k and four tokens per message, is run side by side.
+"next" is the same conversation, parsed anew from JSON, with an answer and a question of 500 tokens each behind it,
+others in each round, so that every round has the same size. Beside it the part of it that is the encoder's: the time
+for two other such texts alone, taken in turn with it. LiteLLM's
+`token_counter(model="gpt-4o", …)`, which counts content with o200k and four tokens per message, is run on the same
+conversations right after us; "of LiteLLM's" is our median divided by its own.
 The stall is the longest time for which another task of the same event loop had to wait, the median of five; beside it
 the same of a loop without any work, since that is what the machine's other programs cost. "Longest call" is the
 processor time of the longest single call of C code, which is how long a thread can hold the interpreter lock against
@@ -32,6 +34,7 @@ from litellm_compaction.models.families import Family, family_of
 from litellm_compaction.models.generated import GeneratedTokens
 from litellm_compaction.models.load_costs import load_cost
 from litellm_compaction.models.prefix_anchors import fingerprints
+from litellm_compaction.models.tokenizers import vocabulary
 
 MODELS = {
     "llama3.1": ("llama", "llama-3.1-8b"),
@@ -43,6 +46,8 @@ MODELS = {
     "deepseek-v3.1": ("deepseek2", "deepseek-v3.1"),
     "gemma4": ("gemma4", "gemma-4"),
 }
+# Messages: an odd number, so that the user has spoken last.
+SIZES = (31, 121)
 WORDS = Path(__file__).read_text(encoding="utf-8").split(" ")
 KINDS: dict[str, Callable[[random.Random], str]] = {
     "prose": lambda source: text(1_000_000, source),
@@ -60,32 +65,30 @@ def main() -> None:
     chosen = arguments.parse_args()
     for name in chosen.family or list(MODELS):
         asyncio.run(measure(name, family_of(*MODELS[name]), chosen.rounds))
-    litellm_row(chosen.rounds)
+    litellm_rows(chosen.rounds)
 
 
 async def measure(name: str, family: Family, rounds: int) -> None:
-    """One line of the table."""
+    """One paragraph of the table."""
     small = parse(conversation(8))
     load_ms = await longest_wait_ms(TokenCounter().count("t", family, small))
     cost = load_cost(family.vocabulary)
     assert cost is not None
     memory = f", {cost.memory_bytes / 2**20:.0f} MB" if cost.memory_bytes is not None else ""
     print(f"{name}: loaded in {cost.load_ms / 1e3:.2f} s{memory}, stall meanwhile {load_ms:.0f} ms")
-    for messages in (31, 121):
+    for messages in SIZES:
         first = []
         for seed in range(rounds):
             request = parse(conversation(messages, seed))
             first.append(await timed(TokenCounter(), family, request))
-        counter, said = TokenCounter(), conversation(messages)
-        tokens = (await counter.count("t", family, parse(said))).tokens
-        following = []
-        for seed in range(rounds):
-            said += [
-                {"role": "assistant", "content": text(1_600, random.Random(-seed))},
-                {"role": "user", "content": text(1_600, random.Random(seed + 1000))},
-            ]
-            following.append(await timed(counter, family, parse(said)))
-        print(f"  {tokens} tokens: first {middle(first)} ms, next turn {middle(following)} ms")
+        ratio = share(first, litellm_counts(messages, rounds))
+        following, encoding, tokens = await next_turns(family, messages, rounds)
+        next_ratio = share(following, litellm_counts(messages, rounds, next_turn=True))
+        print(
+            f"  {tokens} tokens: first {middle(first)} ms, {ratio} of LiteLLM's; "
+            f"next turn {middle(following)} ms, {next_ratio} of LiteLLM's, "
+            f"encoding its new text alone {middle(encoding)} ms"
+        )
     print(f"  1 MB message, stall in ms (an idle loop's: {await stall(None, ''):.1f}):", end="")
     for kind in KINDS:
         longest_ms = min(longest_call_ms(family, kind, seed) for seed in range(3))
@@ -93,19 +96,46 @@ async def measure(name: str, family: Family, rounds: int) -> None:
     print(f"\n  per delta {per_delta_us(family):.2f} µs")
 
 
-def litellm_row(rounds: int) -> None:
-    """The same requests by LiteLLM."""
+async def next_turns(family: Family, messages: int, rounds: int) -> tuple[list[float], list[float], int]:
+    """Seconds of a next turn, and of encoding two texts like its new ones, by rounds; tokens of the whole prompt."""
+    counter, words = TokenCounter(), vocabulary(family.vocabulary)
+    said = conversation(messages)
+    await counter.count("t", family, parse(said))
+    following, encoding, tokens = [], [], 0
+    for seed in range(rounds):
+        request = parse(said + turn(seed))
+        following.append(await timed(counter, family, request))
+        tokens = (await counter.count("t", family, request)).tokens
+        # Parsed as well, so that the processor's caches hold as little of the vocabulary as before.
+        alone = [message.text for message in parse(said + turn(rounds + seed)).messages[-2:]]
+        begun = time.perf_counter()
+        words.lengths_in_prompt(alone)
+        encoding.append(time.perf_counter() - begun)
+    return following, encoding, tokens
+
+
+def litellm_counts(messages: int, rounds: int, *, next_turn: bool = False) -> list[float]:
+    """Seconds that LiteLLM takes for the same conversations, by rounds."""
     from litellm import token_counter
 
-    token_counter(model="gpt-4o", messages=conversation(3))
-    for messages in (31, 121):
-        times, tokens = [], 0
-        for seed in range(rounds):
-            said = conversation(messages, seed)
-            begun = time.perf_counter()
-            tokens = token_counter(model="gpt-4o", messages=said)
-            times.append(time.perf_counter() - begun)
-        print(f"litellm.token_counter, {tokens} tokens: first and next turn {middle(times)} ms")
+    seconds = []
+    for seed in range(rounds):
+        said = conversation(messages) + turn(seed) if next_turn else conversation(messages, seed)
+        begun = time.perf_counter()
+        token_counter(model="gpt-4o", messages=said)
+        seconds.append(time.perf_counter() - begun)
+    return seconds
+
+
+def litellm_rows(rounds: int) -> None:
+    """What LiteLLM takes."""
+    from litellm import token_counter
+
+    for messages in SIZES:
+        print(
+            f"litellm.token_counter, {token_counter(model='gpt-4o', messages=conversation(messages))} tokens: "
+            f"first and next turn {middle(litellm_counts(messages, rounds))} ms"
+        )
     said = [{"role": "user", "content": text(1_000_000, random.Random(1))}]
     begun = time.perf_counter()
     token_counter(model="gpt-4o", messages=said)
@@ -197,6 +227,12 @@ def conversation(messages: int, seed: int = 0) -> list[dict[str, str]]:
     return [{"role": "system", "content": "You help."}, *turns]
 
 
+def turn(seed: int) -> list[dict[str, str]]:
+    """An answer and the next question, of about 500 tokens each."""
+    source = random.Random(10_000 + seed)
+    return [{"role": role, "content": text(1_600, source)} for role in ("assistant", "user")]
+
+
 def text(chars: int, source: random.Random) -> str:
     """Words of this file in any order."""
     parts: list[str] = []
@@ -210,6 +246,11 @@ def text(chars: int, source: random.Random) -> str:
 def parse(messages: list[dict[str, str]]) -> Request:
     """The request, as if it had just come from a client."""
     return Request(messages=tuple(map(parse_message, json.loads(json.dumps(messages)))))
+
+
+def share(seconds: list[float], theirs: list[float]) -> str:
+    """A median as a part of another one."""
+    return f"{statistics.median(seconds) / statistics.median(theirs):.2f}"
 
 
 def middle(seconds: list[float]) -> str:

@@ -114,8 +114,9 @@ class Counting:
         if prompt is None:
             return None
         names = (family.vocabulary, family.template_for(tools=bool(request.tools)))
-        known = self._beginnings.find(names, prints, prompt.text)
-        segments = vocabulary(family.vocabulary).split(prompt.text, known.scale.end)
+        words = vocabulary(family.vocabulary)
+        known = self._beginnings.find(names, prints, prompt.parts, words.longest_special)
+        segments = words.split(prompt.text, known.scale.end)
         lookup = self._segments.look_up(family.vocabulary, texts_of(prompt.text, segments))
         besides = [_beside(index, request, family) for index in _with_more(request)]
         return _Begun(prompt, names, prints, known, segments, lookup, besides)
@@ -126,8 +127,7 @@ class Counting:
         text = begun.prompt.text
         tools_tokens = self._tools_tokens(family, request, begun.prints)
         shares, places = share(request, text, scale, tools_tokens, begun.known.places)
-        longest_special = vocabulary(family.vocabulary).longest_special
-        self._beginnings.note(begun.names, begun.prints, text, scale, begun.known, places, longest_special)
+        self._beginnings.note(begun.names, begun.prints, begun.prompt.parts, scale, places)
         return self._with_besides(family, shares, begun)
 
     def _with_besides(self, family: Family, shares: Shares, begun: _Begun) -> RawCount:
@@ -305,5 +305,7 @@ def _beside(index: int, request: Request, family: Family) -> tuple[int, Beside]:
 def _chars(request: Request) -> int:
     chars = chars_of(request.tools) if request.tools else 0
     for message in request.messages:
-        chars += len(message.text) + len(message.reasoning) + sum(len(call.arguments) for call in message.calls)
+        chars += len(message.text) + len(message.reasoning)
+        for call in message.calls:
+            chars += len(call.arguments)
     return chars

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from litellm_compaction.core.messages import JsonValue, Message, Request, parse_message, user_message
 from litellm_compaction.models.families import Family
+from litellm_compaction.models.template_filters import TemplateRefusal
 from litellm_compaction.models.template_messages import has_odd_ids, shape
-from litellm_compaction.models.template_sandbox import TemplateRefusal
 from litellm_compaction.models.templates import Template, template
 from litellm_compaction.models.tokenizers import vocabulary
 from litellm_compaction.models.vocabularies import Segment, Vocabulary
@@ -24,10 +24,12 @@ class Prompt(NamedTuple):
 
     Attributes:
         text: all of it.
+        parts: the same, as the template has written it.
         is_faithful: no engine would refuse what it was rendered from.
     """
 
     text: str
+    parts: list[str]
     is_faithful: bool
 
 
@@ -68,13 +70,15 @@ def _render(
 ) -> Prompt | None:
     shaped = shape(messages, chosen, short_ids=chosen.wants_short_ids and has_odd_ids(messages))
     try:
-        text = chosen.render(shaped.messages, tools, bos=words.bos, eos=words.eos)
+        parts = chosen.parts(shaped.messages, tools, bos=words.bos, eos=words.eos)
     except TemplateRefusal:
         return None
-    if words.adds_bos:
+    text = "".join(parts)
+    if words.adds_bos and not text.startswith(words.bos):
         # The engine adds it to every prompt, and has taken it off the rendered one before (common/chat.cpp).
-        text = words.bos + text.removeprefix(words.bos)
-    return Prompt(text, shaped.is_faithful)
+        parts.insert(0, words.bos)
+        text = words.bos + text
+    return Prompt(text, parts, shaped.is_faithful)
 
 
 def has_system(request: Request) -> bool:

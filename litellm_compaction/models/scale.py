@@ -1,7 +1,7 @@
 """Tokens up to any character of a prompt, and the beginnings of prompts that later ones have in common with them.
 
 Made by `counting.py` for each prompt, read by `shares.py`. Conversations are not kept here: what is remembered of a
-prompt is where its special tokens are, how many tokens stand before each, and hashes of its text.
+prompt is where its special tokens are, how many tokens stand before each, and hashes of its parts.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ import threading
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Sequence
+from itertools import takewhile
+from operator import attrgetter, eq
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from litellm_compaction.models.vocabularies import Segment
@@ -19,11 +21,8 @@ if TYPE_CHECKING:
 
 # Between special tokens of a turn's header stands at most a role.
 _HEADER_GAP_CHARS = 24
-# Of all prompts together; about 150 bytes each.
-_MAX_SEGMENTS = 100_000
-# Besides the last ones, a prompt has a mark about every so many of its parts.
-_MARKS, _LAST_MARKS, _MAX_MARKS = 48, 4, 192
-_LEAST_MARK_CHARS = 512
+# Segments and parts of all prompts together; about 100 bytes each.
+_MAX_SIZE = 200_000
 
 Key: TypeAlias = tuple[str, str, int]
 
@@ -50,6 +49,13 @@ class Scale:
         made.segments, made.ends, made._tokens = self.segments[:count], self.ends[:count], self._tokens[: count + 1]
         made.total = made._tokens[-1]
         return made
+
+    def specials_before(self, position: int) -> int:
+        """How many segments there are up to the last special token that ends before a character, it included."""
+        count = bisect_right(self.ends, position)
+        while count and not self.segments[count - 1].is_special:
+            count -= 1
+        return count
 
     @property
     def end(self) -> int:
@@ -88,131 +94,90 @@ class Scale:
         return start
 
 
-class Mark(NamedTuple):
-    """A place up to which a prompt is known.
-
-    Attributes:
-        segments: how many of them end here; the last one is a special token.
-        end: the characters that decide about them: a few more, which could make that token a longer one.
-        digest: of these characters, and of the marks before.
-    """
-
-    segments: int
-    end: int
-    digest: int
-
-
 class Beginning(NamedTuple):
     """The part of a prompt that an earlier one began with.
 
     Attributes:
-        scale: of that part.
-        marks: in it, the last one at its end.
+        scale: of that part; its last segment is a special token.
         places: of messages that certainly are where they were.
     """
 
     scale: Scale
-    marks: list[Mark]
+    places: Sequence[Place]
+
+
+class _Entry(NamedTuple):
+    hashes: list[int]
+    scale: Scale
     places: list[Place]
+
+    @property
+    def size(self) -> int:
+        return len(self.hashes) + len(self.scale.segments)
 
 
 class Beginnings:
     """Prompts by their requests' fingerprints, least recently used ones forgotten; safe to use from several threads."""
 
     def __init__(self) -> None:
-        self._entries: OrderedDict[Key, Beginning] = OrderedDict()
-        self._segments = 0
+        self._entries: OrderedDict[Key, _Entry] = OrderedDict()
+        self._size = 0
         self._lock = threading.Lock()
 
-    def find(self, names: tuple[str, str], prints: Sequence[int], text: str) -> Beginning:
+    def find(
+        self, names: tuple[str, str], prints: Sequence[int], parts: Sequence[str], longest_special: int
+    ) -> Beginning:
         """What is known of the beginning of a prompt; empty where nothing is.
 
         Args:
             names: of the vocabulary and the template.
             prints: of the request, one per number of its messages (`prefix_anchors.py`).
-            text: its prompt. Templates may write old messages in another way, so that only equal text counts.
+            parts: its prompt, as the template has written it. Templates may write old messages in another way, so
+                that only equal text counts. Most parts are texts of messages, whose hashes the interpreter knows from
+                the fingerprints, so that no old text is read again.
+            longest_special: characters of the vocabulary's longest special token.
         """
-        with self._lock:
-            known = None
-            for entry in reversed(prints):
-                known = self._entries.get((*names, entry))
-                if known is not None:
-                    self._entries.move_to_end((*names, entry))
-                    break
+        known = self._known(names, prints)
         if known is None:
-            return Beginning(Scale([], ()), [], [])
-        digest = start = equal = 0
-        for mark in known.marks:
-            if mark.end > len(text):
-                break
-            digest = hash((digest, text[start : mark.end]))
-            if digest != mark.digest:
-                break
-            start = mark.end
-            equal += 1
-        if not equal:
-            return Beginning(Scale([], ()), [], [])
-        scale = known.scale.head(known.marks[equal - 1].segments)
-        sure = bisect_right([place.reach for place in known.places], scale.end)
-        return Beginning(scale, known.marks[:equal], known.places[:sure])
+            return Beginning(Scale([], ()), ())
+        equal = sum(takewhile(bool, map(eq, known.hashes, map(hash, parts))))
+        equal_chars = sum(map(len, parts[:equal]))
+        # What follows a special token may make it another one, or a part of another one.
+        scale = known.scale.head(known.scale.specials_before(equal_chars - longest_special))
+        return Beginning(scale, known.places[: bisect_right(known.places, scale.end, key=attrgetter("reach"))])
 
     def note(
-        self,
-        names: tuple[str, str],
-        prints: Sequence[int],
-        text: str,
-        scale: Scale,
-        known: Beginning,
-        places: list[Place],
-        longest_special: int,
+        self, names: tuple[str, str], prints: Sequence[int], parts: Sequence[str], scale: Scale, places: list[Place]
     ) -> None:
         """Remembers a prompt.
 
         Args:
-            names: as for `find`, as `prints` and `text`.
+            names: as for `find`, as `prints` and `parts`.
             scale: of the whole prompt.
-            known: what `find` gave for it.
             places: of the request's messages.
-            longest_special: characters of the vocabulary's longest special token.
         """
         if not prints:
             return
-        marks = _marks(text, scale, known.marks if len(known.marks) < _MAX_MARKS else [], longest_special)
-        if not marks:
-            return
         key = (*names, prints[-1])
+        entry = _Entry(list(map(hash, parts)), scale, places)
         with self._lock:
             self._drop(key)
-            self._entries[key] = Beginning(scale, marks, places)
-            self._segments += len(scale.segments)
-            while self._segments > _MAX_SEGMENTS and len(self._entries) > 1:
+            self._entries[key] = entry
+            self._size += entry.size
+            while self._size > _MAX_SIZE and len(self._entries) > 1:
                 self._drop(next(iter(self._entries)))
+
+    def _known(self, names: tuple[str, str], prints: Sequence[int]) -> _Entry | None:
+        """The longest known prompt of a request that this one begins with."""
+        with self._lock:
+            for entry in reversed(prints):
+                known = self._entries.get((*names, entry))
+                if known is not None:
+                    self._entries.move_to_end((*names, entry))
+                    return known
+        return None
 
     def _drop(self, key: Key) -> None:
         dropped = self._entries.pop(key, None)
         if dropped is not None:
-            self._segments -= len(dropped.scale.segments)
-
-
-def _marks(text: str, scale: Scale, known: list[Mark], longest_special: int) -> list[Mark]:
-    """Marks behind special tokens: the known ones, some at even distances, and the last few."""
-    marks = known[:]
-    first = marks[-1].segments if marks else 0
-    least = max(_LEAST_MARK_CHARS, len(text) // _MARKS)
-    chosen: list[int] = []
-    last: list[int] = []
-    end = marks[-1].end if marks else 0
-    for index in range(first, len(scale.segments)):
-        if not scale.segments[index].is_special or scale.ends[index] + longest_special > len(text):
-            continue
-        last.append(index)
-        if scale.ends[index] >= end + least:
-            chosen.append(index)
-            end = scale.ends[index]
-    digest, start = (marks[-1].digest, marks[-1].end) if marks else (0, 0)
-    for index in sorted({*chosen, *last[-_LAST_MARKS:]}):
-        end = scale.ends[index] + longest_special
-        digest = hash((digest, text[start:end]))
-        marks.append(Mark(index + 1, end, digest))
-        start = end
-    return marks
+            self._size -= dropped.size

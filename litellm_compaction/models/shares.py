@@ -85,7 +85,8 @@ def share(
     if places is None:
         return _by_length(request, scale.total, tools_tokens), []
     end = places[-1].end if places else _first(scale)
-    before = [*(place.before for place in places), scale.before(end)]
+    before = [place.before for place in places]
+    before.append(scale.before(end))
     sizes = [after - first for first, after in pairwise(before)]
     tools_tokens = min(tools_tokens, scale.total)
     # The schemas stand inside a message, or before all of them.
@@ -172,13 +173,12 @@ def _find(text: str, wanted: str, position: int, scale: Scale) -> tuple[int, flo
     width = _WINDOW_CHARS
     while True:
         end = position + width
-        plain, other = text.find(probe, position, end), text.find(escaped, position, end)
+        plain = text.find(probe, position, end)
+        # One that begins before the other may end behind it.
+        other = text.find(escaped, position, end if plain < 0 else plain + len(escaped))
+        if plain < 0 <= other:
+            plain = text.find(probe, position, other + len(probe))
         if plain >= 0 or other >= 0:
-            # One that begins before the other may end behind it.
-            if plain < 0:
-                plain = text.find(probe, position, other + len(probe))
-            elif other < 0:
-                other = text.find(escaped, position, plain + len(escaped))
             found = min(place for place in (plain, other) if place >= 0)
             return found, found + max(len(probe), len(escaped))
         if end >= len(text):

@@ -68,7 +68,8 @@ def shape(messages: Sequence[Message], template: Template, *, short_ids: bool = 
                         is_faithful = False
                 calls.append(_call(call.name, arguments, _short(call.id) if short_ids else call.id))
             raw["tool_calls"] = calls
-        _adapt(raw, thinks_in_blocks=thinks_in_blocks, is_harmony=template.takes_developer)
+        if message.reasoning:
+            _adapt(raw, thinks_in_blocks=thinks_in_blocks, is_harmony=template.takes_developer)
         shaped.append(raw)
     if shaped and shaped[0]["role"] == "system" and not template.takes_system:
         shaped = _without_system(shaped)
@@ -101,13 +102,13 @@ def _call(name: str, arguments: JsonValue, call_id: str) -> JsonObject:
 
 
 def _adapt(raw: dict[str, JsonValue], *, thinks_in_blocks: bool, is_harmony: bool) -> None:
-    """What llama.cpp does for single families: gpt-oss, Ministral 3."""
-    reasoning = raw.get("reasoning_content")
-    if is_harmony and reasoning is not None:
+    """What llama.cpp does with reasoning for single families: gpt-oss, Ministral 3."""
+    reasoning = raw["reasoning_content"]
+    if is_harmony:
         raw["thinking"] = reasoning
         if "tool_calls" in raw:
             del raw["content"]
-    if thinks_in_blocks and raw["role"] in ("system", "assistant") and reasoning is not None:
+    if thinks_in_blocks and raw["role"] in ("system", "assistant"):
         raw["content"] = [{"type": "thinking", "thinking": reasoning}, {"type": "text", "text": raw["content"]}]
         del raw["reasoning_content"]
 

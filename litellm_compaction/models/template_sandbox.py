@@ -5,21 +5,22 @@ Used by `templates.py`. The sandbox alone keeps a template from reaching out, no
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from datetime import datetime, timezone
-from functools import lru_cache, partial
+from functools import partial
+from types import BuiltinMethodType
 from typing import Any
 
 import jinja2
 from jinja2 import nodes
 from jinja2.ext import Extension
-from jinja2.filters import do_indent
-from jinja2.runtime import LoopContext
+from jinja2.runtime import LoopContext, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
-from markupsafe import soft_str
+
+from litellm_compaction.models import template_filters as filters
+from litellm_compaction.models.template_filters import TemplateRefusal, check_chars
 
 # Every date has as many characters, and tokens, as this one.
 _NOW = datetime(2026, 11, 21, 12, 34, 56, tzinfo=timezone.utc)
@@ -27,17 +28,12 @@ _NOW = datetime(2026, 11, 21, 12, 34, 56, tzinfo=timezone.utc)
 # longer is estimated by the family's formula.
 _MAX_TURNS, _MAX_RENDER_S = 2_000_000, 4.0
 _TURNS_PER_LOOK = 1024
-_MAX_FACTOR_CHARS, _MAX_VALUE_CHARS = 100_000, 64_000_000
-_MAX_INDENT, _MAX_INDENTED_CHARS = 16, 16_384
-# JavaScript writes larger numbers with an exponent, llama.cpp from 1,000,000.
-_MAX_WHOLE = 1e21
+_MAX_FACTOR_CHARS = 100_000
 
-# Called for what loops go through, and for `~`; a template that names them itself is refused.
-TICK, JOIN = "turn_of_a_loop", "joined_text"
-
-
-class TemplateRefusal(Exception):
-    """The template did not take these messages, or took too long; its words are the message."""
+# Called for what loops go through; a template that names it itself is refused.
+TICK = "turn_of_a_loop"
+# Filters for `~` and for sums that are written; a template may use them as well.
+_JOINED, _SUMMAND = "joined", "summand"
 
 
 class Ticks:
@@ -47,25 +43,33 @@ class Ticks:
         self._left = _MAX_TURNS
         self._end_s = time.monotonic() + _MAX_RENDER_S
 
-    def one(self) -> str:
-        """Counts a turn; writes nothing."""
-        self._left -= 1
+    def take(self, turns: int) -> str:
+        """Counts some turns, at most as many as there are between two looks at the clock; writes nothing."""
+        before = self._left
+        self._left -= turns
         if self._left < 0:
             raise TemplateRefusal(f"more than {_MAX_TURNS} turns of loops")
-        if self._left % _TURNS_PER_LOOK == 0 and time.monotonic() > self._end_s:
+        if before // _TURNS_PER_LOOK != self._left // _TURNS_PER_LOOK and time.monotonic() > self._end_s:
             raise TemplateRefusal(f"more than {_MAX_RENDER_S} s")
         return ""
 
-    def each(self, values: Iterable[Any]) -> Iterator[Any]:
-        """The values of a loop, counted as they are taken: a statement in its body takes ten times as long."""
+    def each(self, values: Any) -> Iterable[Any]:
+        """The values of a loop: of a short one all counted now, of others as they are taken."""
+        if type(values) in _SIZED and len(values) <= _TURNS_PER_LOOK:
+            self.take(len(values))
+            return values  # type: ignore[no-any-return]
+        return self._each(values)
+
+    def _each(self, values: Iterable[Any]) -> Iterator[Any]:
         for value in values:
             self._left -= 1
             if self._left < 0 or self._left % _TURNS_PER_LOOK == 0:
                 self._left += 1
-                self.one()
+                self.take(1)
             yield value
 
 
+_SIZED = frozenset({list, tuple, dict, str, range})
 _DICT_ATTRIBUTES = frozenset(dir(dict))
 # Methods of text that make any number of characters of one.
 _GROWING = frozenset({"replace", "ljust", "rjust", "center", "zfill", "expandtabs", "format", "format_map", "join"})
@@ -76,34 +80,53 @@ _HARMLESS: dict[type, frozenset[str]] = {
 }
 
 
+class _Namespace(Namespace):
+    """What templates change in loops, and read so often there that jinja2's own way of reading it counts."""
+
+    __getattribute__ = object.__getattribute__
+
+
 class _Environment(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset({"+", "*", "**", "%"})
+    # For what macros and blocks write.
+    concat = staticmethod(filters.concat)
 
     def getattr(self, obj: Any, attribute: str) -> Any:
         # What templates ask for most, without the sandbox's questions, which would take half of the time.
         kind = type(obj)
+        if kind is dict and attribute not in _DICT_ATTRIBUTES:
+            return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
         if kind is str and attribute in _GROWING:
             if attribute != "replace":
                 raise TemplateRefusal(f"the method {attribute} is not allowed")
-            return partial(_replace, obj)
-        if kind is dict and attribute not in _DICT_ATTRIBUTES:
-            return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
-        if kind is Namespace and not attribute.startswith("_"):
-            values = object.__getattribute__(obj, "_Namespace__attrs")
+            return partial(filters.replace, obj)
+        if kind is _Namespace:
+            # Nothing but what the template has put there.
+            values = obj._Namespace__attrs
             return values[attribute] if attribute in values else self.undefined(obj=obj, name=attribute)
         if attribute in _HARMLESS.get(kind, ()):
             return getattr(obj, attribute)
         return super().getattr(obj, attribute)
 
     def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805 - as in jinja2
-        if type(__obj) is Ticks:
-            return __obj.each(args[0]) if args else __obj.one()
+        kind = type(__obj)
+        if kind is Ticks:
+            return __obj.each(args[0]) if args else __obj.take(1)
+        # What templates call most, likewise: macros, namespaces and the harmless methods.
+        if (
+            kind is Macro
+            or __obj is _Namespace
+            or (kind is BuiltinMethodType and __obj.__name__ in _HARMLESS.get(type(__obj.__self__), ()))
+        ):
+            kwargs.pop("_loop_vars", None)
+            kwargs.pop("_block_vars", None)
+            return __obj(*args, **kwargs)
         return super().call(__context, __obj, *args, **kwargs)
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         if operator == "+":
             if isinstance(left, str) and isinstance(right, str):
-                _check_chars(len(left) + len(right))
+                check_chars(len(left) + len(right))
             return left + right
         if operator == "**" or (operator == "%" and isinstance(left, str)):
             raise TemplateRefusal(f"the operator {operator} is not allowed")
@@ -121,21 +144,45 @@ class _Environment(ImmutableSandboxedEnvironment):
         tree = super()._parse(source, name, filename)
         for loop in list(tree.find_all(nodes.For)):
             if not loop.recursive:
-                loop.iter = nodes.Call(nodes.Name(TICK, "load"), [loop.iter], [], None, None)
-                loop.iter.set_lineno(loop.lineno)
-                loop.iter.set_environment(self)
+                loop.iter = _tick([loop.iter])
                 continue
             # It is called with other values from its own body.
-            statement = nodes.ExprStmt(nodes.Call(nodes.Name(TICK, "load"), [], [], None, None))
-            statement.set_lineno(loop.lineno)
-            statement.set_environment(self)
-            loop.body.insert(0, statement)
+            loop.body.insert(0, nodes.ExprStmt(_tick([])))
+        for output in list(tree.find_all(nodes.Output)):
+            output.nodes = [part for node in output.nodes for part in _parts(node)]
         for concat in tree.find_all(nodes.Concat):
-            joined = nodes.Call(nodes.Name(JOIN, "load"), concat.nodes, [], None, None)
-            joined.set_lineno(concat.lineno)
-            joined.set_environment(self)
-            concat.nodes = [joined]
+            first, *others = concat.nodes
+            concat.nodes = [_filter(_JOINED, first, others)]
+        tree.set_lineno(1)
+        tree.set_environment(self)
         return tree
+
+
+def _tick(values: list[Any]) -> nodes.Call:
+    return nodes.Call(nodes.Name(TICK, "load"), values, [], None, None)
+
+
+def _parts(written: nodes.Expr) -> list[nodes.Expr]:
+    """What can be written one after the other in place of `~` and of sums, without a copy of what is long in them."""
+    if isinstance(written, nodes.Concat):
+        return [part for node in written.nodes for part in _parts(node)]
+    summands = _summands(written)
+    if not any(map(_is_text, summands)):
+        return [written]
+    # All of it is text, since one constant is, or cannot be added up.
+    return [node if _is_text(node) else _filter(_SUMMAND, node, []) for node in summands]
+
+
+def _summands(node: nodes.Expr) -> list[nodes.Expr]:
+    return _summands(node.left) + _summands(node.right) if isinstance(node, nodes.Add) else [node]
+
+
+def _is_text(node: nodes.Expr) -> bool:
+    return isinstance(node, nodes.Const) and isinstance(node.value, str)
+
+
+def _filter(name: str, node: nodes.Expr, others: list[nodes.Expr]) -> nodes.Filter:
+    return nodes.Filter(node, name, others, [], None, None)
 
 
 class _Generation(Extension):
@@ -151,94 +198,23 @@ class _Generation(Extension):
 def environment() -> jinja2.Environment:
     """What compiles a template as transformers does it, and runs it within limits."""
     made = _Environment(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation])
-    made.filters["tojson"] = _to_json
-    made.filters["string"] = _string
+    made.filters |= {
+        "tojson": filters.to_json,
+        "string": filters.string,
+        "trim": filters.trim,
+        "indent": filters.indent,
+        "join": filters.join_values,
+        "replace": filters.replace,
+        _JOINED: filters.joined,
+        _SUMMAND: filters.summand,
+    }
     # These make any number of characters of one.
     for name in ("center", "format", "wordwrap"):
         made.filters.pop(name)
-    made.filters["indent"] = _indent
-    made.filters["join"] = _join_values
-    made.filters["replace"] = _replace
-    made.globals[JOIN] = _joined
+    made.globals["namespace"] = _Namespace
     made.globals["raise_exception"] = _raise_exception
     made.globals["strftime_now"] = _NOW.strftime
     return made
-
-
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """As transformers does it: no HTML escapes, characters beyond ASCII as they are."""
-    if indent is not None and not 0 <= indent <= _MAX_INDENT:
-        raise TemplateRefusal(f"an indentation of {indent}")
-    plain = json.dumps(value, ensure_ascii=False)
-    if ".0" in plain:
-        value = _with_whole_numbers(value)
-        plain = json.dumps(value, ensure_ascii=False)
-    # Tools are the same in every request of a conversation, and Python's own encoder, which indents, takes 0.1 ms for
-    # each; what it would write depends on nothing but what the quick one does.
-    if indent is not None and len(plain) <= _MAX_INDENTED_CHARS:
-        return _indented(plain, ensure_ascii, indent, separators, sort_keys)
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-@lru_cache(maxsize=512)
-def _indented(plain: str, ensure_ascii: bool, indent: int, separators: tuple[str, str] | None, sort_keys: bool) -> str:
-    value = json.loads(plain)
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-def _with_whole_numbers(value: Any) -> Any:
-    """A JSON value with 1 for 1.0, as llama.cpp's and JavaScript's engines write it."""
-    if isinstance(value, float):
-        return _whole_number(value)
-    if isinstance(value, Mapping):
-        return {key: _with_whole_numbers(element) for key, element in value.items()}
-    return list(map(_with_whole_numbers, value)) if isinstance(value, (list, tuple)) else value
-
-
-def _string(value: Any) -> str:
-    """The filter `string`, which in llama.cpp's engine writes numbers as `tojson` does."""
-    return str(_whole_number(value)) if isinstance(value, float) else soft_str(value)
-
-
-def _whole_number(value: float) -> float:
-    return int(value) if value.is_integer() and abs(value) < _MAX_WHOLE else value
-
-
-def _check_chars(chars: int) -> None:
-    if chars > _MAX_VALUE_CHARS:
-        raise TemplateRefusal(f"a value of {chars} characters")
-
-
-def _indent(text: str, width: int | str = 4, first: bool = False, blank: bool = False) -> str:
-    if len(width) > _MAX_INDENT if isinstance(width, str) else not 0 <= width <= _MAX_INDENT:
-        raise TemplateRefusal(f"an indentation of {width}")
-    return do_indent(text, width, first, blank)
-
-
-def _replace(text: Any, old: str, new: str, count: int = -1) -> str:
-    text = str(text)
-    places = text.count(old) if count < 0 else min(count, text.count(old))
-    _check_chars(len(text) + places * len(new))
-    replaced: str = text.replace(old, new, count)
-    return replaced
-
-
-def _joined(*parts: Any) -> str:
-    texts = list(map(str, parts))
-    _check_chars(sum(map(len, texts)))
-    return "".join(texts)
-
-
-def _join_values(values: Any, separator: str = "", attribute: str | None = None) -> str:
-    texts = [str(value[attribute] if attribute is not None else value) for value in values]
-    _check_chars(sum(map(len, texts)) + len(texts) * len(separator))
-    return separator.join(texts)
 
 
 def _raise_exception(message: str) -> None:

@@ -16,7 +16,8 @@ from typing import Any
 import jinja2
 
 from litellm_compaction.core.messages import JsonObject, JsonValue
-from litellm_compaction.models.template_sandbox import JOIN, TICK, TemplateRefusal, Ticks, environment
+from litellm_compaction.models.template_filters import TemplateRefusal
+from litellm_compaction.models.template_sandbox import TICK, Ticks, environment
 
 _FOLDER = Path(__file__).parent / "chat_templates"
 _MAX_SOURCE_CHARS = 256 * 1024
@@ -64,7 +65,7 @@ class Template:
         self._last = (0.0, 1)
         self._fault = ""
         self._begins_turns = _GEMMA_CALL in source
-        if len(source) > _MAX_SOURCE_CHARS or TICK in source or JOIN in source:
+        if len(source) > _MAX_SOURCE_CHARS or TICK in source:
             self._fault = f"longer than {_MAX_SOURCE_CHARS} characters, or hostile"
             return
         try:
@@ -75,7 +76,13 @@ class Template:
     def render(
         self, messages: Sequence[JsonObject], tools: Sequence[JsonValue], *, bos: str = "", eos: str = ""
     ) -> str:
-        """The prompt, up to the beginning of an answer.
+        """The prompt, up to the beginning of an answer; see `parts`."""
+        return "".join(self.parts(messages, tools, bos=bos, eos=eos))
+
+    def parts(
+        self, messages: Sequence[JsonObject], tools: Sequence[JsonValue], *, bos: str = "", eos: str = ""
+    ) -> list[str]:
+        """The prompt in the parts in which the template writes it: mostly the very texts of the messages.
 
         Args:
             messages: in the shape that the template wants, never changed.
@@ -105,7 +112,8 @@ class Template:
         parts: list[str] = []
         size = 0
         try:
-            for part in self._compiled.generate(values):
+            # What `generate` does, but for the traceback that it would mend.
+            for part in self._compiled.root_render_func(self._compiled.new_context(values)):
                 parts.append(part)
                 size += len(part)
                 if size > limit:
@@ -118,7 +126,7 @@ class Template:
         if self._begins_turns and "".join(parts[-2:]).endswith(_GEMMA_END):
             parts.append(_GEMMA_BEGIN)
         self._last = (1e3 * (time.thread_time() - begun_s), max(1, len(messages)))
-        return "".join(parts)
+        return parts
 
     def expected_ms(self, messages: int) -> float:
         """How long so many messages take, by the last rendering; some templates look at all messages for each one."""

@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +20,14 @@ from litellm_compaction.models.counting import Counting
 from litellm_compaction.models.encoders import CharactersEncoder
 from litellm_compaction.models.families import Family, family_of
 from litellm_compaction.models.prefix_anchors import fingerprints
+from litellm_compaction.models.scale import Beginnings, Scale
 from litellm_compaction.models.tokenizers import install_vocabulary
-from litellm_compaction.models.vocabularies import Vocabulary
+from litellm_compaction.models.vocabularies import Segment, Vocabulary
 from litellm_compaction.models.vocabulary_data import VocabularyData
 
 TEMPLATES = sorted(path.stem for path in (Path(templates.__file__).parent / "chat_templates").glob("*.jinja"))
 SPECIAL = re.compile(r"<[^<>\s]{1,40}>|\[/?[A-Z_]{3,}\]")
-LONG = "One more sentence, so that the text is long enough to have marks. " * 40
+LONG = "One more sentence, so that the text is long enough to be remembered. " * 40
 TOOL = {
     "type": "function",
     "function": {"name": "look", "description": "Looks.", "parameters": {"type": "object", "properties": {}}},
@@ -157,25 +159,37 @@ def test_the_next_turn_looks_at_the_end_only(name: str, monkeypatch: pytest.Monk
 
 def test_what_is_remembered_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """Prompts of many conversations are forgotten, the oldest first, and a very long one does not stay alone."""
-    monkeypatch.setattr(scale, "_MAX_SEGMENTS", 300)
+    monkeypatch.setattr(scale, "_MAX_SIZE", 600)
     counting = Counting()
     requests = [as_request([{"role": "user", "content": f"{index}"}, *conversation(9)[1:]]) for index in range(30)]
     for request in requests:
         asyncio.run(counting.count(FAMILIES["llama3.1"], request, fingerprints(request)))
     kept = counting._beginnings._entries
     assert 2 < len(kept) < 15
-    assert sum(len(each.scale.segments) for each in kept.values()) == counting._beginnings._segments <= 300
+    assert (
+        sum(len(each.scale.segments) + len(each.hashes) for each in kept.values()) == counting._beginnings._size <= 600
+    )
     assert [key[2] for key in kept] == [fingerprints(request)[-1] for request in requests[-len(kept) :]]
 
 
-def test_marks_do_not_pile_up() -> None:
-    """A conversation of many small turns keeps a bounded number of marks, and finds its beginning all the same."""
-    counting = Counting()
-    said = conversation(1)
-    for _ in range(150):
-        request = as_request(said)
-        asyncio.run(counting.count(FAMILIES["qwen3"], request, fingerprints(request)))
-        said += [{"role": "assistant", "content": "done"}, {"role": "user", "content": "go on, please, with the next"}]
-    newest = next(reversed(counting._beginnings._entries.values()))
-    assert 2 < len(newest.marks) <= scale._MAX_MARKS + 8
-    assert newest.marks[-1].end > 0.95 * newest.scale.end
+def test_only_what_stands_before_a_change_is_known() -> None:
+    """Parts that a template has written in another way end what is known, whatever is the same behind them."""
+    parts = ["<s>", "system text", "<s>", "old text of a turn", "<s>", "a later text", "<s>", "end"]
+    text = "".join(parts)
+    ends = list(accumulate(map(len, parts)))
+    segments = [Segment(end - len(part), end, part == "<s>") for part, end in zip(parts, ends, strict=True)]
+    known = Beginnings()
+    known.note(("v", "t"), (1, 2), parts, Scale(segments, [2, 5, 3, 1]), [])
+    longer = [*parts, "<s>", "more"]
+    assert known.find(("v", "t"), (1, 2, 3), longer, 3).scale.end == len(text) - len("end")
+    changed = [*longer[:3], "another text here", *longer[4:]]
+    assert known.find(("v", "t"), (1, 2, 3), changed, 3).scale.end == len("<s>")
+    assert known.find(("v", "t"), (1, 5), longer, 3).scale.end == 0
+    assert known.find(("v", "u"), (1, 2, 3), longer, 3).scale.end == 0
+
+
+def test_text_without_special_tokens_is_never_cut() -> None:
+    """Where a prompt is one text, a longer one is another text, whose first tokens may differ."""
+    known = Beginnings()
+    known.note(("v", "t"), (1, 2), ["one", " text"], Scale([Segment(0, 8, False)], [2]), [])
+    assert known.find(("v", "t"), (1, 2, 3), ["one", " text", "ual"], 0).scale.end == 0

@@ -7,10 +7,11 @@ import json
 from pathlib import Path
 from types import SimpleNamespace
 
+import jinja2
 import pytest
 
 from litellm_compaction.models import template_sandbox, templates
-from litellm_compaction.models.template_sandbox import TemplateRefusal
+from litellm_compaction.models.template_filters import TemplateRefusal
 from litellm_compaction.models.templates import Template, add_template, template
 
 NAMES = sorted(path.stem for path in (Path(templates.__file__).parent / "chat_templates").glob("*.jinja"))
@@ -85,6 +86,18 @@ def test_a_template_that_takes_too_long_is_refused(monkeypatch: pytest.MonkeyPat
     assert next(looks) == 6
 
 
+@pytest.mark.parametrize("doubled", ["x ~ x", "x + x", "x + '' + x", "f(x)", "g(x)", "b"])
+def test_no_value_doubles_without_end(doubled: str) -> None:
+    """Whatever a template makes a longer text with, macros and blocks included, a bound ends it, not the memory."""
+    hostile = Template(
+        "{% macro f(x) %}{{ x }}{{ x }}{% endmacro %}{% macro g(x) %}{{ x + '' + x }}{% endmacro %}"
+        "{% set n = namespace(x='x') %}{% for i in range(60) %}{% set x = n.x %}{% set b %}{{ x ~ x }}{% endset %}"
+        "{% set n.x = " + doubled + " %}{% endfor %}"
+    )
+    with pytest.raises(TemplateRefusal, match="a value of 67108864 characters"):
+        hostile.render(MESSAGES, ())
+
+
 def test_the_clients_schemas_may_use_names_of_methods() -> None:
     """A property that is called `items` is still a property, and `items()` a method."""
     shown = Template("{% for k, v in messages[0].items() %}{{ k }}={{ v }};{% endfor %}{{ messages[0]['items'] }}")
@@ -118,6 +131,43 @@ def test_joining_and_replacing_work_as_in_jinja() -> None:
     source = "{{ 1 ~ 'a' ~ none_there }}|{{ 'aXbX'.replace('X', '-') }}|{{ 'aXbX' | replace('X', '-', 1) }}|"
     source += "{{ [1, 'b'] | join(', ') }}|{{ messages | join('', attribute='role') }}|{{ 1 + 2 }}|{{ [1] + [2] }}"
     assert Template(source).render(MESSAGES, ()) == "1a|a-b-|a-bX|1, b|user|3|[1, 2]"
+
+
+SUMS = (
+    *("'a' + x + ('b' + y)", "x + y + '!'", "x + (y + 'c')", "'a' + (x if x else y) + 'b'", "'a' + x|upper + 'b'"),
+    *("x + y", "1 + 2", "([1] + [2])[1]", "'a' ~ 1 ~ none ~ x ~ nothing", "x ~ (1 + 2)", "('a' + x) ~ 'b' ~ y + 'c'"),
+    *(
+        "'a' + m(x + 'b') + 'c'",
+        "m('a' ~ x ~ 2)",
+        "('a' + x)|length",
+        "'a' + ns.v + 'b'",
+        "'a' + message.get('v') + 'b'",
+    ),
+    *("'a' + 1", "1 + 'a'", "1 + 2 + 'a'", "'a' + none", "'a' + nothing", "[1] + 'a'", "'a' + [1]", "ns.v + 1 + 'a'"),
+)
+
+
+@pytest.mark.parametrize("source", SUMS)
+def test_what_is_written_in_parts_is_what_jinja_writes(source: str) -> None:
+    """Sums and joined values, also in macros and blocks: the same text as without us, or refused as well."""
+    whole = (
+        "{% macro m(v) %}<{{ v + '' }}>{{ "
+        + source.replace("m(", "(")
+        + " }}{% endmacro %}{% set ns = namespace(v='n') %}"
+        "{% set message = messages[0] %}{% set x = message.x %}{% set y = message.y %}"
+        "{% set b %}{{ " + source + " }}{% endset %}{{ " + source + " }}|{{ b }}"
+    )
+    message = {"role": "user", "content": "x", "x": "X \u00fc", "y": "Y", "v": "V"}
+    try:
+        plain = jinja2.Environment()  # noqa: S701 - prompts are no HTML
+        expected: str | None = plain.from_string(whole).render(messages=[message])
+    except (jinja2.UndefinedError, TypeError):
+        expected = None
+    try:
+        made: str | None = Template(whole).render([message], ())
+    except TemplateRefusal:
+        made = None
+    assert made == expected
 
 
 def test_templates_can_be_added() -> None:
