@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from litellm_compaction.cli.config_file import API_BASE_VARIABLE
 from litellm_compaction.cli.lm_studio import listing_of
 from litellm_compaction.cli.requests import Asked, BadRequest, lines, opened, parse_request, read_request
-from litellm_compaction.cli.source_words import source_words, template_words, tokenizer_name
+from litellm_compaction.cli.source_words import cost_words, source_words, template_words, tokenizer_name
 from litellm_compaction.core.messages import Request
 from litellm_compaction.errors import CompactionError, ConfigError
 from litellm_compaction.models.counter import Count, TokenCounter
@@ -170,7 +170,7 @@ def _lines(counted: _Counted, asked: Asked, address: str) -> Iterator[str]:
     yield f"tokens     {count.tokens:,}, {certainty}"
     yield f"window     {_window_words(counted, address)}"
     yield f"family     {source.family.name}"
-    yield f"tokenizer  {source_words(source)}{_cost_words(source)}"
+    yield f"tokenizer  {source_words(source)}{cost_words(load_cost(source.family.vocabulary))}"
     refused = source.template != "formula" and not count.rendered
     yield f"template   {'it refuses this request: estimated by a formula' if refused else template_words(source)}"
     yield ""
@@ -179,14 +179,6 @@ def _lines(counted: _Counted, asked: Asked, address: str) -> Iterator[str]:
         yield f"{count.tools_tokens:>9,}  {len(asked.request.tools)} tools"
     for index, (message, tokens) in enumerate(zip(asked.request.messages, count.sizes, strict=True)):
         yield f"{tokens:>9,}  messages[{index}] {_printable(message.role)}"
-
-
-def _cost_words(source: TokenizerSource) -> str:
-    cost = load_cost(source.family.vocabulary)
-    if cost is None:
-        return ""
-    memory = f", {cost.memory_bytes / 2**20:.0f} MB" if cost.memory_bytes is not None else ""
-    return f" (loaded in {cost.load_ms / 1e3:.1f} s{memory})"
 
 
 def _window_words(counted: _Counted, address: str) -> str:
