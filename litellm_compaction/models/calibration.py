@@ -12,6 +12,7 @@ from math import log, log2
 from typing import NamedTuple
 
 from litellm_compaction.models.growth import Growths
+from litellm_compaction.models.media_prices import MediaPrices
 
 # An exact count may still meet a server that renders a little differently.
 EXACT_ERROR = 0.02
@@ -82,6 +83,7 @@ class Calibration:
 
     Attributes:
         growths: what new messages took, where a stand-in counts.
+        media: what images and sound took, where it does not.
     """
 
     _samples: deque[_Sample] = field(default_factory=lambda: deque(maxlen=_KEPT))
@@ -89,6 +91,7 @@ class Calibration:
     _extra_tokens: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT))
     _was_low: bool = False
     growths: Growths = field(default_factory=Growths)
+    media: MediaPrices = field(default_factory=MediaPrices)
 
     def predict(self, raw_tokens: float, mix: Mix, family_error: float) -> Prediction:
         """The factor for a request.
@@ -189,12 +192,16 @@ class Calibration:
         return believed
 
     def as_json(self) -> list[list[float]]:
-        """All that it has learned, in short: samples, tokens that tiny prompts had more, growths; told by length."""
+        """All that it has learned, in short: samples, tokens that tiny prompts had more, prices, growths.
+
+        Told by length: 4, 1, 2, and all others.
+        """
         samples = [
             [round(sample.ratio, 5), round(sample.raw_tokens), *(round(share, 4) for share in sample.mix)]
             for sample in self._samples
         ]
-        return [*samples, *([extra_tokens] for extra_tokens in self._extra_tokens), *self.growths.as_json()]
+        extras = [[extra_tokens] for extra_tokens in self._extra_tokens]
+        return [*samples, *extras, *self.media.as_json(), *self.growths.as_json()]
 
     def take_over(self, rows: object) -> None:
         """Puts what `as_json` once gave behind what was learned since; skips rows that it cannot have written."""
@@ -209,12 +216,13 @@ class Calibration:
                 samples.append(_Sample(row[0], row[1], Mix(*row[2:])))
         self._samples = deque((*samples, *self._samples), maxlen=_KEPT)
         self._extra_tokens = deque((*extras, *self._extra_tokens), maxlen=_KEPT)
+        self.media.take_over(rows)
         self.growths.take_over(rows)
 
     @property
     def is_empty(self) -> bool:
         """Whether nothing has been learned yet."""
-        return not self._samples and not self._extra_tokens and self.growths.is_empty
+        return not self._samples and not self._extra_tokens and self.media.is_empty and self.growths.is_empty
 
     def gist(self) -> tuple[int, ...]:
         """Changes only where the next prediction changes noticeably: ratios by 1 %, lengths by a factor of 2."""
@@ -228,12 +236,18 @@ class Calibration:
             round(100 * log(min(ratios))),
             round(log2(longest)),
             round(shares / _NEAR_SHARE),
+            *self.media.gist(),
             *self.growths.gist(),
         )
 
 
 def _is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < _MAX_NUMBER
+
+
+def is_between_plausible(prompt_tokens: float, least_raw: float, most_raw: float) -> bool:
+    """Whether a vocabulary can explain a number by any count between two."""
+    return _MIN_RATIO * least_raw <= prompt_tokens <= _MAX_RATIO * most_raw
 
 
 def is_plausible(ratio: float) -> bool:
