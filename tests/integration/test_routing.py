@@ -263,6 +263,25 @@ def test_what_counts_a_loaded_model_is_there_before_its_first_request(routes: Be
     assert not routes.proxy.logged("tokenizer model=cold ")
 
 
+def test_what_counts_a_model_is_prepared_when_lm_studio_has_loaded_it(routes: Bench) -> None:
+    """While others are asked, the list says that another one is there; one that nobody configured is left alone."""
+    models = {"wild": Model("ministral-3-8b", architecture="mistral3"), "lms": Model("phi-4", architecture="phi3")}
+    for group, model in models.items():
+        simulator = routes.simulators[group]
+        simulator.models = [*simulator.models, model]
+        simulator.load(model.key, 4096)
+    asked = len(routes.simulators["wild"].requests)
+    for _ in range(2000):
+        routes.window_of("lms")
+        routes.window_of(f"lm_studio/{KEY}")
+        if routes.proxy.logged("tokenizer model=ministral-3-8b "):
+            break
+    assert routes.proxy.logged("tokenizer model=ministral-3-8b source=pack vocabulary=tekken ")
+    assert not routes.proxy.logged("tokenizer model=phi-4 ")
+    chats = [record for record in routes.simulators["wild"].requests[asked:] if record.path == CHAT]
+    assert {(record.body or {})["model"] for record in chats} == {KEY}
+
+
 def test_wildcard_deployment_is_guarded_by_the_model_that_is_asked(routes: Bench) -> None:
     """Behind `lm_studio/*` each model has its own window, and its summaries are its own."""
     simulator = routes.simulators["wild"]
