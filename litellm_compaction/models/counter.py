@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from itertools import accumulate, pairwise
 from math import ceil
 
-from litellm_compaction.core.messages import Request
+from litellm_compaction.core.messages import Request, lead_length
 from litellm_compaction.models.anchored import Anchored
 from litellm_compaction.models.calibration import (
     MIN_TRUNCATED_TOKENS,
@@ -105,6 +105,7 @@ class TokenCounter:
             basis=basis,
             profile=raw.profile,
             role=role,
+            lead_tokens=sum(sizes[: lead_length(request.messages)]) if raw.profile is not None else 0,
             fingerprint=prints[-1] if prints else 0,
             anchor=anchor,
         )
@@ -163,13 +164,13 @@ class TokenCounter:
         else:
             calibration, anchored = calibrations.of(count.basis), Anchored(calibrations, count.basis)
             if not calibration.believes(prompt_tokens, anchored.least_tokens(count)):
+                if anchored.lacks_lead(count, prompt_tokens):
+                    self._note_anchor(target_key, count, prompt_tokens)
                 return None
             if not _has_added(calibration, count, prompt_tokens):
                 return deviation
             anchored.learn(count, prompt_tokens)
-        if count.fingerprint:
-            anchor = Anchor(prompt_tokens, count.raw_tokens, count.mix, count.profile, count.role, count.media_tokens)
-            self._anchors.note(target_key, count.basis, count.fingerprint, anchor)
+        self._note_anchor(target_key, count, prompt_tokens)
         off = count.exact and prompt_tokens >= TINY_TOKENS and abs(deviation.ratio - 1) > 0.05
         if not off or calibrations.has_warned:
             return None
@@ -185,8 +186,17 @@ class TokenCounter:
 
     def explains(self, target_key: str, count: Count, prompt_tokens: int) -> bool:
         """Whether a suspicious number is how this server counts, after others like it; then it is learned."""
-        calibration = self._of(target_key).of(count.basis)
+        calibrations = self._of(target_key)
+        calibration = calibrations.of(count.basis)
+        if Anchored(calibrations, count.basis).lacks_lead(count, prompt_tokens):
+            self._note_anchor(target_key, count, prompt_tokens)
+            return True
         return calibration.explains(count.raw_tokens, count.allowance_tokens, count.mix, prompt_tokens)
+
+    def _note_anchor(self, target_key: str, count: Count, prompt_tokens: int) -> None:
+        if count.fingerprint:
+            anchor = Anchor(prompt_tokens, count.raw_tokens, count.mix, count.profile, count.role, count.media_tokens)
+            self._anchors.note(target_key, count.basis, count.fingerprint, anchor)
 
     def gist(self, target_key: str) -> tuple[object, ...]:
         """Changes only when what was learned of a deployment has changed noticeably."""

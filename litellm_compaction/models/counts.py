@@ -36,6 +36,7 @@ class Count:
         basis: how raw_tokens were counted: what is learned holds only for what is counted in the same way.
         profile: what the messages consist of, where a stand-in counted them.
         role: of the last message.
+        lead_tokens: of the system messages that it begins with.
         fingerprint: of all that was counted, 0 where it has none.
         anchor: the prompt that it begins with and that the server has counted, if any.
     """
@@ -58,6 +59,7 @@ class Count:
     basis: str = ""
     profile: Profile | None = None
     role: str = ""
+    lead_tokens: int = 0
     fingerprint: int = 0
     anchor: Anchor | None = None
 

@@ -263,6 +263,21 @@ def test_what_counts_a_loaded_model_is_there_before_its_first_request(routes: Be
     assert not routes.proxy.logged("tokenizer model=cold ")
 
 
+def test_wildcard_deployment_is_guarded_by_the_model_that_is_asked(routes: Bench) -> None:
+    """Behind `lm_studio/*` each model has its own window, and its summaries are its own."""
+    simulator = routes.simulators["wild"]
+    simulator.models = [*simulator.models, other := Model("llama-3.1-8b", architecture="llama")]
+    simulator.load(other.key, 4096)
+    for key, window in ((KEY, 8192), (other.key, 4096)):
+        watch = routes.watch("wild")
+        messages = talk(f"wild {key}", 6200)
+        answer = _chat(routes, f"lm_studio/{key}", messages)
+        assert answer.headers["x-litellm-compaction-window"] == str(window)
+        assert answer.headers["x-litellm-compaction"] == "compacted"
+        assert watch.problems(messages) == []
+        assert {record.instance_id for record in [*watch.summaries, *watch.chats]} == {key}
+
+
 def test_what_counts_a_model_is_prepared_when_lm_studio_has_loaded_it(routes: Bench) -> None:
     """While others are asked, the list says that another one is there; one that nobody configured is left alone."""
     models = {"wild": Model("ministral-3-8b", architecture="mistral3"), "lms": Model("phi-4", architecture="phi3")}
@@ -280,21 +295,6 @@ def test_what_counts_a_model_is_prepared_when_lm_studio_has_loaded_it(routes: Be
     assert not routes.proxy.logged("tokenizer model=phi-4 ")
     chats = [record for record in routes.simulators["wild"].requests[asked:] if record.path == CHAT]
     assert {(record.body or {})["model"] for record in chats} == {KEY}
-
-
-def test_wildcard_deployment_is_guarded_by_the_model_that_is_asked(routes: Bench) -> None:
-    """Behind `lm_studio/*` each model has its own window, and its summaries are its own."""
-    simulator = routes.simulators["wild"]
-    simulator.models = [*simulator.models, other := Model("llama-3.1-8b", architecture="llama")]
-    simulator.load(other.key, 4096)
-    for key, window in ((KEY, 8192), (other.key, 4096)):
-        watch = routes.watch("wild")
-        messages = talk(f"wild {key}", 6200)
-        answer = _chat(routes, f"lm_studio/{key}", messages)
-        assert answer.headers["x-litellm-compaction-window"] == str(window)
-        assert answer.headers["x-litellm-compaction"] == "compacted"
-        assert watch.problems(messages) == []
-        assert {record.instance_id for record in [*watch.summaries, *watch.chats]} == {key}
 
 
 def test_no_model_behind_a_wildcard_is_not_let_through(routes: Bench) -> None:
