@@ -96,6 +96,7 @@ class _Counted:
     Attributes:
         window_tokens: None where it is not loaded, or nobody knows.
         window_source: which of LM Studio's APIs said so.
+        is_reachable: whether an LM Studio answered at all.
     """
 
     model: str
@@ -103,6 +104,7 @@ class _Counted:
     source: TokenizerSource
     window_tokens: int | None
     window_source: str
+    is_reachable: bool
 
 
 class _Teller:
@@ -134,6 +136,7 @@ class _Teller:
             source=source,
             window_tokens=window_tokens,
             window_source=f"api/{self._listing.api}" if self._listing is not None and window_tokens else "",
+            is_reachable=self._listing is not None,
         )
 
 
@@ -184,7 +187,10 @@ def _lines(counted: _Counted, asked: Asked, address: str) -> Iterator[str]:
 def _window_words(counted: _Counted, address: str) -> str:
     window = counted.window_tokens
     if not window:
-        return f"not known: {counted.model} is not loaded in an LM Studio at {_without_credentials(address)}"
+        where = _without_credentials(address)
+        if not counted.is_reachable:
+            return f"not known: no LM Studio answers at {where}"
+        return f"not known: {counted.model} is not loaded in the LM Studio at {where}"
     return f"{window:,} tokens, from {counted.window_source}: {counted.count.tokens / window:.1%} used"
 
 
