@@ -16,7 +16,7 @@ from litellm_compaction.models.counter import TokenCounter
 from litellm_compaction.models.families import Family, family_of
 from litellm_compaction.models.media_prices import UNKNOWN, MediaPrices
 
-KNOWN = family_of("qwen2vl", "qwen2.5-vl-7b")
+KNOWN = family_of("qwen2", "qwen2.5-7b-instruct")
 OTHER = family_of("", "nobody-knows")
 TEXT = "What is in this picture of the harbor? " * 20
 PNG = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + struct.pack(">II", 640, 480) + b"\x08\x06\0\0\0"
