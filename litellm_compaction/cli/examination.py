@@ -251,10 +251,10 @@ class _Examiner:
         source = await self._sources.source(target, architecture, wanted, patient=True)
         # Loaded as the proxy would: only then is known whether it can be, and what it costs.
         source, failures = await in_use(source)
-        findings = [problem(row.name, failure) for failure in (*source.failures, *failures)]
+        findings = [problem(row.place, failure) for failure in (*source.failures, *failures)]
         row = with_source(row, architecture, source)
         if self._probes and is_loaded:
-            probes, more = await probe(self._http, row.name, target, source)
+            probes, more = await probe(self._http, row.place, target, source)
             row, findings = replace(row, probes=probes), [*findings, *more]
         return row, findings
 

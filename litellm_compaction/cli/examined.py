@@ -64,6 +64,11 @@ class Examined:
     probes: tuple[Probe, ...] = ()
     carrier: str = ""
 
+    @property
+    def place(self) -> str:
+        """Its name in findings, with the model where a wildcard has several."""
+        return f"{self.name} → {self.model}" if "*" in self.name and "*" not in self.model else self.name
+
 
 def names(target: Target, served: Served | None) -> list[str]:
     """The models to describe: the deployment's own, or what is loaded behind a wildcard."""

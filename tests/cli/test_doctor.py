@@ -379,6 +379,14 @@ def test_a_probe_compares_our_count_with_the_servers(report: Report, address: Ad
     assert all("though it should be exact" in message and "tokenizer:" in message for message in messages(found))
 
 
+def test_findings_behind_a_wildcard_name_the_model(report: Report, simulator: Simulator, address: Address) -> None:
+    """Of two that are off in different ways, each has its own."""
+    simulator.load(GPT_OSS, 16_384)
+    _, found = report(config(deployment("lm_studio/*", "lm_studio/*", params=at(address))), probes=True)
+    places = {finding["place"] for finding in found["findings"] if "our count" in finding["message"]}
+    assert places == {f"lm_studio/* → {QWEN}", f"lm_studio/* → {GPT_OSS}"}
+
+
 def test_a_stand_in_may_be_off(report: Report) -> None:
     """Usage corrects it, so it is a note, and exact counting is offered."""
     simulator = Simulator([Model("someone/unknown", architecture="unheard")])
