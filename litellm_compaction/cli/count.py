@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from litellm_compaction.cli.config_file import API_BASE_VARIABLE
 from litellm_compaction.cli.lm_studio import listing_of
 from litellm_compaction.cli.requests import Asked, BadRequest, lines, opened, parse_request, read_request
-from litellm_compaction.cli.source_words import source_words, template_words, tokenizer_name
+from litellm_compaction.cli.source_words import cost_words, source_words, template_words, tokenizer_name
 from litellm_compaction.core.messages import Request
 from litellm_compaction.errors import CompactionError, ConfigError
 from litellm_compaction.models.counter import Count, TokenCounter
@@ -96,6 +96,7 @@ class _Counted:
     Attributes:
         window_tokens: None where it is not loaded, or nobody knows.
         window_source: which of LM Studio's APIs said so.
+        is_reachable: whether an LM Studio answered at all.
     """
 
     model: str
@@ -103,6 +104,7 @@ class _Counted:
     source: TokenizerSource
     window_tokens: int | None
     window_source: str
+    is_reachable: bool
 
 
 class _Teller:
@@ -134,6 +136,7 @@ class _Teller:
             source=source,
             window_tokens=window_tokens,
             window_source=f"api/{self._listing.api}" if self._listing is not None and window_tokens else "",
+            is_reachable=self._listing is not None,
         )
 
 
@@ -170,7 +173,7 @@ def _lines(counted: _Counted, asked: Asked, address: str) -> Iterator[str]:
     yield f"tokens     {count.tokens:,}, {certainty}"
     yield f"window     {_window_words(counted, address)}"
     yield f"family     {source.family.name}"
-    yield f"tokenizer  {source_words(source)}{_cost_words(source)}"
+    yield f"tokenizer  {source_words(source)}{cost_words(load_cost(source.family.vocabulary))}"
     refused = source.template != "formula" and not count.rendered
     yield f"template   {'it refuses this request: estimated by a formula' if refused else template_words(source)}"
     yield ""
@@ -181,18 +184,13 @@ def _lines(counted: _Counted, asked: Asked, address: str) -> Iterator[str]:
         yield f"{tokens:>9,}  messages[{index}] {_printable(message.role)}"
 
 
-def _cost_words(source: TokenizerSource) -> str:
-    cost = load_cost(source.family.vocabulary)
-    if cost is None:
-        return ""
-    memory = f", {cost.memory_bytes / 2**20:.0f} MB" if cost.memory_bytes is not None else ""
-    return f" (loaded in {cost.load_ms / 1e3:.1f} s{memory})"
-
-
 def _window_words(counted: _Counted, address: str) -> str:
     window = counted.window_tokens
     if not window:
-        return f"not known: {counted.model} is not loaded in an LM Studio at {_without_credentials(address)}"
+        where = _without_credentials(address)
+        if not counted.is_reachable:
+            return f"not known: no LM Studio answers at {where}"
+        return f"not known: {counted.model} is not loaded in the LM Studio at {where}"
     return f"{window:,} tokens, from {counted.window_source}: {counted.count.tokens / window:.1%} used"
 
 

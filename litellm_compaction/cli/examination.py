@@ -18,6 +18,7 @@ from litellm_compaction.cli.examined import (
     Examined,
     about_window,
     closest,
+    in_use,
     names,
     why_not,
     with_source,
@@ -251,10 +252,12 @@ class _Examiner:
     ) -> tuple[Examined, list[Finding]]:
         """The row with what counts the deployment's prompts, and how well, where that is to be tried."""
         source = await self._sources.source(target, architecture, wanted, patient=True)
-        findings = [problem(row.name, failure) for failure in source.failures]
+        # Loaded as the proxy would: only then is known whether it can be, and what it costs.
+        source, failures = await in_use(source)
+        findings = [problem(row.place, failure) for failure in (*source.failures, *failures)]
         row = with_source(row, architecture, source)
         if self._probes and is_loaded:
-            probes, more = await probe(self._http, row.name, target, source)
+            probes, more = await probe(self._http, row.place, target, source)
             row, findings = replace(row, probes=probes), [*findings, *more]
         return row, findings
 

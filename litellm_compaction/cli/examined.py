@@ -11,10 +11,13 @@ from difflib import get_close_matches
 from litellm_compaction.cli.config_file import Section
 from litellm_compaction.cli.findings import Finding, entry_section, note
 from litellm_compaction.cli.probing import Probe
-from litellm_compaction.cli.source_words import source_words, template_words, tokenizer_name
+from litellm_compaction.cli.source_words import cost_words, source_words, template_words, tokenizer_name
 from litellm_compaction.models.lmstudio import Listing
+from litellm_compaction.models.load_costs import load_cost
 from litellm_compaction.models.served import PATHS, Served
 from litellm_compaction.models.sources import TokenizerSource
+from litellm_compaction.models.tokenizers import why_broken
+from litellm_compaction.models.usable import usable_soon
 from litellm_compaction.models.window import Target, Window
 from litellm_compaction.proxy.routing import Deployment
 
@@ -32,6 +35,8 @@ class Examined:
         api: version of LM Studio's API; "" where it was not asked.
         tokenizer: the vocabulary or file that counts; exact says whether it is the model's own.
         tokenizer_source: its kind, as in `models/sources.py`; tokenizer_words and template_words are for people.
+        tokenizer_load_ms, tokenizer_memory_bytes: what loading it has cost, once for all deployments that share it;
+            None where it was not loaded, or the system does not say.
         probes: our count against the server's, where that was wanted.
         carrier: what carries a running answer over the limit; "" where nothing does.
     """
@@ -52,10 +57,17 @@ class Examined:
     tokenizer: str = ""
     tokenizer_exact: bool | None = None
     tokenizer_source: str = ""
+    tokenizer_load_ms: int | None = None
+    tokenizer_memory_bytes: int | None = None
     tokenizer_words: str = ""
     template_words: str = ""
     probes: tuple[Probe, ...] = ()
     carrier: str = ""
+
+    @property
+    def place(self) -> str:
+        """Its name in findings, with the model where a wildcard has several."""
+        return f"{self.name} → {self.model}" if "*" in self.name and "*" not in self.model else self.name
 
 
 def names(target: Target, served: Served | None) -> list[str]:
@@ -86,8 +98,24 @@ def about_window(row: Examined, target: Target, window: Window, served: Served |
     return findings
 
 
+async def in_use(source: TokenizerSource) -> tuple[TokenizerSource, list[str]]:
+    """The source with its vocabulary loaded, or what stands in for it, and what is wrong then; 0.1–2 s in a thread."""
+    planned = source.family
+    family = await usable_soon(planned)
+    if family.vocabulary != planned.vocabulary:
+        failure = why_broken(planned.vocabulary) or f"The vocabulary {planned.vocabulary} cannot be loaded."
+        return replace(source, kind="stand_in", family=family, path=None), [
+            f"{failure} {family.vocabulary} counts meanwhile."
+        ]
+    if family.template != planned.template:
+        failure = f"The chat template {planned.template} cannot be read: reinstall litellm-compaction."
+        return replace(source, family=family), [f"{failure} A formula counts meanwhile."]
+    return source, []
+
+
 def with_source(row: Examined, architecture: str, source: TokenizerSource) -> Examined:
-    """The row with what counts its prompts."""
+    """The row with what counts its prompts, once that is loaded."""
+    cost = load_cost(source.family.vocabulary)
     return replace(
         row,
         architecture=architecture,
@@ -95,7 +123,9 @@ def with_source(row: Examined, architecture: str, source: TokenizerSource) -> Ex
         tokenizer=tokenizer_name(source),
         tokenizer_exact=source.family.exact,
         tokenizer_source=source.kind,
-        tokenizer_words=source_words(source),
+        tokenizer_load_ms=round(cost.load_ms) if cost is not None else None,
+        tokenizer_memory_bytes=cost.memory_bytes if cost is not None else None,
+        tokenizer_words=f"{source_words(source)}{cost_words(cost)}",
         template_words=template_words(source),
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from litellm_compaction.models.load_costs import LoadCost
 from litellm_compaction.models.sources import Kind, TokenizerSource
 
 _WORDS: Mapping[Kind, str] = {
@@ -31,3 +32,11 @@ def template_words(source: TokenizerSource) -> str:
     if source.template == "formula":
         return "estimated by a formula"
     return "the file's own" if source.template == "file" else f"{source.family.template}, from this package"
+
+
+def cost_words(cost: LoadCost | None) -> str:
+    """What loading the vocabulary has cost, to be put behind its name; "" where it was not loaded."""
+    if cost is None:
+        return ""
+    memory = f", {cost.memory_bytes / 2**20:.0f} MB" if cost.memory_bytes is not None else ""
+    return f" (loaded in {cost.load_ms / 1e3:.1f} s{memory})"

@@ -11,6 +11,7 @@ from math import log, log2
 from typing import NamedTuple
 
 from litellm_compaction.models.growth import Growths
+from litellm_compaction.models.media_prices import MediaPrices
 
 # An exact count may still meet a server that renders a little differently.
 EXACT_ERROR = 0.02
@@ -25,6 +26,8 @@ _DOUBTS = 6
 # prompts that differ by a quarter are 5 % apart if the cut takes the same text from both.
 _OTHER_SIZE, _SAME_RATIO, _MIN_CUT_RATIO = 1.25, 0.02, 0.5
 _MIN_RATIO, _MAX_RATIO = 0.3, 4.0
+# What is missing is a system message if it is about as much: ours is an estimate (0.97 to 1.34 of it, 2026-11).
+_LEAST_LEAD, _LEAD_TOLERANCE, _OTHER_PROMPT = 64, 0.35, 1.05
 # Scripts differ by a factor of 4 in how well a stand-in fits (families.py), so a sample with more of a foreign script
 # than the request says nothing about it; one with less errs high.
 _SAME_SHARE, _NEAR_SHARE = 0.05, 0.25
@@ -83,13 +86,17 @@ class Calibration:
 
     Attributes:
         growths: what new messages took, where a stand-in counts.
+        media: what images and sound took, where it does not.
     """
 
     _samples: tuple[_Sample, ...] = ()
     _doubts: tuple[_Sample, ...] = ()
     _extra_tokens: tuple[float, ...] = ()
     _was_low: bool = False
+    _drops_lead: bool = False
+    _lacking_tokens: int = 0
     growths: Growths = field(default_factory=Growths)
+    media: MediaPrices = field(default_factory=MediaPrices)
 
     def predict(self, raw_tokens: float, mix: Mix, family_error: float) -> Prediction:
         """The factor for a request.
@@ -189,13 +196,36 @@ class Calibration:
         self._was_low = not believed
         return believed
 
+    def lacks(self, prompt_tokens: int, lead_tokens: float, missing_tokens: float) -> bool:
+        """Whether a prompt that ends in another role than those before it is without its system messages.
+
+        Mistral Nemo's and v3's templates render them only where the last message is the user's. A server that cuts
+        leaves about as much of every prompt, so the first number of that kind is a doubt, and the next one is believed
+        where its prompt is of another size.
+
+        Args:
+            prompt_tokens: the server's number.
+            lead_tokens: what the system messages take.
+            missing_tokens: by how much the number is below ours.
+        """
+        if lead_tokens < _LEAST_LEAD or abs(missing_tokens - lead_tokens) > _LEAD_TOLERANCE * lead_tokens:
+            return False
+        other = self._lacking_tokens or prompt_tokens
+        self._lacking_tokens = other
+        self._drops_lead |= max(other, prompt_tokens) >= _OTHER_PROMPT * min(other, prompt_tokens)
+        return self._drops_lead
+
     def as_json(self) -> list[list[float]]:
-        """All that it has learned, in short: samples, tokens that tiny prompts had more, growths; told by length."""
+        """All that it has learned, in short: samples, tokens that tiny prompts had more, prices, growths.
+
+        Told by length: 4, 1, 2, and all others.
+        """
         samples = [
             [round(sample.ratio, 5), round(sample.raw_tokens), *(round(share, 4) for share in sample.mix)]
             for sample in self._samples
         ]
-        return [*samples, *([extra_tokens] for extra_tokens in self._extra_tokens), *self.growths.as_json()]
+        extras = [[extra_tokens] for extra_tokens in self._extra_tokens]
+        return [*samples, *extras, *self.media.as_json(), *self.growths.as_json()]
 
     def take_over(self, rows: object) -> None:
         """Puts what `as_json` once gave behind what was learned since; skips rows that it cannot have written."""
@@ -210,12 +240,13 @@ class Calibration:
                 samples.append(_Sample(row[0], row[1], Mix(*row[2:])))
         self._samples = (*samples, *self._samples)[-_KEPT:]
         self._extra_tokens = (*extras, *self._extra_tokens)[-_KEPT:]
+        self.media.take_over(rows)
         self.growths.take_over(rows)
 
     @property
     def is_empty(self) -> bool:
         """Whether nothing has been learned yet."""
-        return not self._samples and not self._extra_tokens and self.growths.is_empty
+        return not self._samples and not self._extra_tokens and self.media.is_empty and self.growths.is_empty
 
     def gist(self) -> tuple[int, ...]:
         """Changes only where the next prediction changes noticeably: ratios by 1 %, lengths by a factor of 2."""
@@ -229,12 +260,18 @@ class Calibration:
             round(100 * log(min(ratios))),
             round(log2(longest)),
             round(shares / _NEAR_SHARE),
+            *self.media.gist(),
             *self.growths.gist(),
         )
 
 
 def _is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < _MAX_NUMBER
+
+
+def is_between_plausible(prompt_tokens: float, least_raw: float, most_raw: float) -> bool:
+    """Whether a vocabulary can explain a number by any count between two."""
+    return _MIN_RATIO * least_raw <= prompt_tokens <= _MAX_RATIO * most_raw
 
 
 def is_plausible(ratio: float) -> bool:

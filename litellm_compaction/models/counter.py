@@ -11,12 +11,18 @@ from collections.abc import Callable, Iterable
 from itertools import accumulate, pairwise
 from math import ceil
 
-from litellm_compaction.core.messages import Request
+from litellm_compaction.core.messages import Request, lead_length
 from litellm_compaction.models.anchored import Anchored
-from litellm_compaction.models.calibration import MIN_TRUNCATED_TOKENS, TINY_TOKENS, is_plausible
+from litellm_compaction.models.calibration import (
+    MIN_TRUNCATED_TOKENS,
+    TINY_TOKENS,
+    Calibration,
+    is_between_plausible,
+    is_plausible,
+)
 from litellm_compaction.models.calibrations import Calibrations
 from litellm_compaction.models.counting import Counting, RawCount, mix_of, raw_tokens
-from litellm_compaction.models.counts import Count, Deviation, least_ratio_of, solid_ratio
+from litellm_compaction.models.counts import Count, Deviation, least_ratio_of, solid_tokens
 from litellm_compaction.models.families import Family
 from litellm_compaction.models.measures import Item, Measure
 from litellm_compaction.models.prefix_anchors import Anchor, Anchors, Fingerprints, fingerprints
@@ -32,6 +38,8 @@ _THREAD_CHARS = 1_000_000
 _MAX_RECENT = 256
 # What a compaction may leave of a prompt.
 _COMPACTED_RATIO = 0.25
+# With more images than this a number says little of the text beside them.
+_MOST_MEDIA_RATIO = 1 / 3
 
 
 class TokenCounter:
@@ -56,9 +64,9 @@ class TokenCounter:
         raw = await self._raw(family, request, prints)
         basis = _basis(family, rendered=raw.rendered)
         calibrations = self._of(target_key)
-        prediction = calibrations.of(basis).predict(raw.tokens, raw.mix, raw.error_ratio)
+        prediction = calibrations.of(basis).predict(raw.text_tokens, raw.mix, raw.error_ratio)
         # Of a shorter prompt more samples hold, and the one that says most counts.
-        shorter = calibrations.of(basis).predict(raw.tokens * _COMPACTED_RATIO, raw.mix, raw.error_ratio)
+        shorter = calibrations.of(basis).predict(raw.text_tokens * _COMPACTED_RATIO, raw.mix, raw.error_ratio)
         text_factor = max(prediction.factor, shorter.factor)
         role = request.messages[-1].role if request.messages else ""
         anchor = self._anchors.find(target_key, basis, prints)
@@ -68,32 +76,36 @@ class TokenCounter:
             like = self._anchors.find(target_key, basis, prints, role=role)
             anchor, reading = anchored.read_like_end(raw, (anchor, reading), like)
         if reading is None:
-            factor, error_ratio = prediction.factor, prediction.error_ratio
-            sizes = tuple(ceil(size * factor) for size in raw.sizes)
+            reading = anchored.read_alone(raw, prediction)
+            factor = reading.factor
+            sizes = tuple(map(ceil, raw.sizes_by(factor, reading.media_factor)))
             tools_tokens = ceil(raw.tools_tokens * factor)
             overhead_tokens = ceil(raw.overhead_tokens * factor)
         else:
-            error_ratio = reading.error_ratio
-            tools_tokens, *parts = _rounded((raw.tools_tokens, *raw.sizes), reading.factor)
-            sizes = tuple(parts)
+            parts = raw.sizes_by(reading.factor, reading.media_factor)
+            tools_tokens, *rounded = _rounded((raw.tools_tokens * reading.factor, *parts))
+            sizes = tuple(rounded)
             overhead_tokens = max(0, ceil(reading.tokens) - tools_tokens - sum(sizes))
         return Count(
             tokens=overhead_tokens + tools_tokens + sum(sizes),
             sizes=sizes,
             tools_tokens=tools_tokens,
             overhead_tokens=overhead_tokens,
-            error_ratio=error_ratio,
-            text_error_ratio=max(error_ratio, prediction.error_ratio),
-            text_ratio=max(1.0, text_factor / max(prediction.factor if reading is None else reading.factor, 0.01)),
+            error_ratio=reading.error_ratio,
+            text_error_ratio=max(reading.error_ratio, prediction.error_ratio),
+            text_ratio=max(1.0, text_factor / max(reading.factor, 0.01)),
             exact=raw.exact and raw.allowance_tokens == 0,
             raw_tokens=raw.tokens,
             rendered=raw.rendered,
+            media_tokens=raw.media_tokens,
+            media_factor=reading.media_factor,
             allowance_tokens=raw.allowance_tokens,
             mix=raw.mix,
             calibrated=prediction.calibrated,
             basis=basis,
             profile=raw.profile,
             role=role,
+            lead_tokens=sum(sizes[: lead_length(request.messages)]) if raw.profile is not None else 0,
             fingerprint=prints[-1] if prints else 0,
             anchor=anchor,
         )
@@ -152,14 +164,13 @@ class TokenCounter:
         else:
             calibration, anchored = calibrations.of(count.basis), Anchored(calibrations, count.basis)
             if not calibration.believes(prompt_tokens, anchored.least_tokens(count)):
+                if anchored.lacks_lead(count, prompt_tokens):
+                    self._note_anchor(target_key, count, prompt_tokens)
                 return None
-            ratio = calibration.add(count.raw_tokens, count.allowance_tokens, count.mix, prompt_tokens)
-            if not is_plausible(ratio):
+            if not _has_added(calibration, count, prompt_tokens):
                 return deviation
             anchored.learn(count, prompt_tokens)
-        if count.fingerprint:
-            anchor = Anchor(prompt_tokens, count.raw_tokens, count.mix, count.profile, count.role)
-            self._anchors.note(target_key, count.basis, count.fingerprint, anchor)
+        self._note_anchor(target_key, count, prompt_tokens)
         off = count.exact and prompt_tokens >= TINY_TOKENS and abs(deviation.ratio - 1) > 0.05
         if not off or calibrations.has_warned:
             return None
@@ -168,15 +179,24 @@ class TokenCounter:
 
     def is_suspicious(self, count: Count, prompt_tokens: int) -> bool:
         """Whether the server's number is so far below ours that it has probably cut the prompt."""
-        solid_tokens = count.tokens * solid_ratio(count)
-        if prompt_tokens <= 0 or solid_tokens < MIN_TRUNCATED_TOKENS:
+        sure_tokens = solid_tokens(count)
+        if prompt_tokens <= 0 or sure_tokens < MIN_TRUNCATED_TOKENS:
             return False
-        return prompt_tokens < least_ratio_of(count) * solid_tokens
+        return prompt_tokens < least_ratio_of(count) * sure_tokens
 
     def explains(self, target_key: str, count: Count, prompt_tokens: int) -> bool:
         """Whether a suspicious number is how this server counts, after others like it; then it is learned."""
-        calibration = self._of(target_key).of(count.basis)
+        calibrations = self._of(target_key)
+        calibration = calibrations.of(count.basis)
+        if Anchored(calibrations, count.basis).lacks_lead(count, prompt_tokens):
+            self._note_anchor(target_key, count, prompt_tokens)
+            return True
         return calibration.explains(count.raw_tokens, count.allowance_tokens, count.mix, prompt_tokens)
+
+    def _note_anchor(self, target_key: str, count: Count, prompt_tokens: int) -> None:
+        if count.fingerprint:
+            anchor = Anchor(prompt_tokens, count.raw_tokens, count.mix, count.profile, count.role, count.media_tokens)
+            self._anchors.note(target_key, count.basis, count.fingerprint, anchor)
 
     def gist(self, target_key: str) -> tuple[object, ...]:
         """Changes only when what was learned of a deployment has changed noticeably."""
@@ -214,12 +234,27 @@ async def _fingerprints(request: Request) -> Fingerprints:
     return fingerprints(request)
 
 
+def _has_added(calibration: Calibration, count: Count, prompt_tokens: int) -> bool:
+    """Whether a vocabulary explains the number; if it says enough of text, that is a sample of what text takes."""
+    media_tokens, text_tokens = count.media_tokens, count.raw_tokens - count.media_tokens
+    if not media_tokens:
+        ratio = calibration.add(count.raw_tokens, count.allowance_tokens, count.mix, prompt_tokens)
+        return is_plausible(ratio)
+    text_prompt_tokens = round(prompt_tokens - media_tokens * count.media_factor)
+    is_mostly_text = media_tokens * count.media_factor <= _MOST_MEDIA_RATIO * text_tokens
+    # Of an exact count the difference is what media cost (`anchored.py`).
+    if count.profile is not None and is_mostly_text and text_prompt_tokens > 0:
+        calibration.add(text_tokens, count.allowance_tokens - media_tokens, count.mix, text_prompt_tokens)
+    return is_between_plausible(prompt_tokens, text_tokens, count.raw_tokens)
+
+
 def _basis(family: Family, *, rendered: bool) -> str:
     """What was learned of rendered prompts says nothing about the formula, nor of one vocabulary about another."""
     return "|".join((family.name, family.vocabulary, family.template if rendered else ""))
 
 
-def _rounded(sizes: Iterable[float], factor: float) -> list[int]:
-    """Sizes by a factor, in whole tokens that add up to no more than one above the exact sum."""
-    edges = [0, *(ceil(edge * factor) for edge in accumulate(sizes))]
+def _rounded(sizes: Iterable[float]) -> list[int]:
+    """Sizes in whole tokens that add up to no more than one above the exact sum."""
+    # Less than what a sum of such numbers may be off.
+    edges = [0, *(ceil(edge - 1e-6) for edge in accumulate(sizes))]
     return [after - before for before, after in pairwise(edges)]

@@ -54,6 +54,7 @@ class RawCount(NamedTuple):
         exact: nothing in them is an estimate.
         mix: of the text, as far as a stand-in vocabulary counted it.
         profile: of the messages, likewise.
+        media: of images, sound and pages, by estimate; media[i] is a part of sizes[i]; empty where there are none.
     """
 
     sizes: tuple[float, ...]
@@ -65,11 +66,30 @@ class RawCount(NamedTuple):
     exact: bool
     mix: Mix
     profile: Profile | None = None
+    media: tuple[float, ...] = ()
 
     @property
     def tokens(self) -> float:
         """All of them."""
         return self.overhead_tokens + self.tools_tokens + sum(self.sizes)
+
+    @property
+    def media_tokens(self) -> float:
+        """Those of images, sound and pages."""
+        return sum(self.media)
+
+    @property
+    def text_tokens(self) -> float:
+        """All others."""
+        return self.tokens - self.media_tokens
+
+    def sizes_by(self, factor: float, media_factor: float) -> list[float]:
+        """Sizes with text and media each by its own factor."""
+        if not self.media:
+            return [size * factor for size in self.sizes]
+        return [
+            (size - media) * factor + media * media_factor for size, media in zip(self.sizes, self.media, strict=True)
+        ]
 
 
 class Counting:
@@ -133,9 +153,11 @@ class Counting:
     def _with_besides(self, family: Family, shares: Shares, begun: _Begun) -> RawCount:
         sizes: list[float] = list(shares.sizes)
         allowance = float(shares.reasoning_tokens)
+        media = [0.0] * len(sizes)
         for index, more in begun.besides:
             (measure,) = self.measures.get_now(family.vocabulary, [Item(more.texts)])
             sizes[index] += more.image_tokens + measure.tokens
+            media[index] = more.image_tokens
             allowance += more.image_tokens
         is_whole = begun.prompt.is_faithful and not begun.besides
         return RawCount(
@@ -147,6 +169,7 @@ class Counting:
             rendered=True,
             exact=family.exact and is_whole,
             mix=PLAIN,
+            media=tuple(media) if any(media) else (),
         )
 
     def _tools_tokens(self, family: Family, request: Request, prints: Fingerprints) -> int:
@@ -209,6 +232,7 @@ class Counting:
             exact=family.exact and not family.template and allowance == 0,
             mix=mix_of(measures, family),
             profile=_profile(request, rendered, measures) if is_stand_in else None,
+            media=tuple(part.allowance_tokens for part in rendered) if any(map(_has_media, rendered)) else (),
         )
 
 
@@ -263,6 +287,10 @@ def _profile(request: Request, rendered: Sequence[Rendered], measures: Sequence[
         )
         profile = profile.plus(one)
     return profile
+
+
+def _has_media(part: Rendered) -> bool:
+    return part.allowance_tokens > 0
 
 
 def _allowance(part: Rendered, measure: Measure, tokens: float) -> float:

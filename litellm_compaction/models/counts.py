@@ -28,12 +28,15 @@ class Count:
         exact: the vocabulary is the model's own and the template is known for everything in this request.
         rendered: the template was rendered; otherwise a formula stands for it.
         raw_tokens: the count before calibration.
+        media_tokens: the part of raw_tokens that images, sound and pages take by estimate; media_factor: of that, what
+            is in `tokens`.
         allowance_tokens: the part of raw_tokens that may be rendered as far less: images, reasoning of older turns.
         mix: what the text consists of: beyond ASCII, stand-ins count up to 4 times too much, of digits up to 3 times.
         calibrated: the server has confirmed like requests.
         basis: how raw_tokens were counted: what is learned holds only for what is counted in the same way.
         profile: what the messages consist of, where a stand-in counted them.
         role: of the last message.
+        lead_tokens: of the system messages that it begins with.
         fingerprint: of all that was counted, 0 where it has none.
         anchor: the prompt that it begins with and that the server has counted, if any.
     """
@@ -47,6 +50,8 @@ class Count:
     exact: bool
     raw_tokens: float
     rendered: bool = False
+    media_tokens: float = 0.0
+    media_factor: float = 1.0
     allowance_tokens: float = 0.0
     text_ratio: float = 1.0
     mix: Mix = PLAIN
@@ -54,6 +59,7 @@ class Count:
     basis: str = ""
     profile: Profile | None = None
     role: str = ""
+    lead_tokens: int = 0
     fingerprint: int = 0
     anchor: Anchor | None = None
 
@@ -72,9 +78,13 @@ class Deviation:
     ratio: float
 
 
-def solid_ratio(count: Count) -> float:
+def solid_tokens(count: Count) -> float:
     """The part of a count that no server may leave out."""
-    return 1 - count.allowance_tokens / count.raw_tokens if count.raw_tokens > 0 else 1.0
+    text_tokens = count.raw_tokens - count.media_tokens
+    if text_tokens <= 0:
+        return 0.0
+    solid_ratio = 1 - (count.allowance_tokens - count.media_tokens) / text_tokens
+    return (count.tokens - count.media_tokens * count.media_factor) * solid_ratio
 
 
 def least_ratio(mix: Mix, error_ratio: float, *, is_sure: bool) -> float:

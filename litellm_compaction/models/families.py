@@ -245,6 +245,8 @@ _NAMES: tuple[tuple[str, Family], ...] = (
     (r"llama-?3\.[13]", _LLAMA31),
     (r"llama-?3", _LLAMA30),
     (r"qwq", _QWQ),
+    # Qwen 2's and the VL models' templates have another default system message and no tools.
+    (r"qwen-?2.*vl|qwen-?2(?!\.5|-5(?!\d)|5)", _NEAR_QWEN2),
     (r"qwen-?2", _QWEN2),
     (r"qwen-?1", _NEAR_QWEN2),
     (r"qwen-?3-?coder(?!-next)", _QWEN3_CODER),

@@ -130,6 +130,11 @@ class Growths:
         tokens = max(0.0, self._fit.mean(profile)) + _TOOLS_RATIO * tools_tokens
         return Growth(tokens, sqrt(self._fit.variance(profile) + _whole_noise(profile, tools_tokens)))
 
+    def media_ratio(self) -> float:
+        """What images and sound take of their upper limit, at the upper end of what is likely."""
+        one = Profile(media_tokens=1.0)
+        return max(0.0, self._fit.mean(one)) + sqrt(self._fit.variance(one))
+
     def note(self, new: Profile, tokens: float, *, like_ends: bool = True) -> None:
         """Takes over what the server counted for messages that were added to a prompt.
 

@@ -79,12 +79,14 @@ class Listings:
         cache_s: how long a listing is served without reading it again.
         http: the client to use; None makes one in the running loop, closed by `aclose`.
         timeout_s: limit for one request.
+        on_loaded: is called where a listing of LM Studio's has a loaded model that the one before had not.
     """
 
     cache_s: float
     http: httpx.AsyncClient | None = None
     clock: Callable[[], float] = time.monotonic
     timeout_s: float = 3.0
+    on_loaded: Callable[[], None] | None = None
     _own: httpx.AsyncClient | None = None
     _servers: dict[_Place, _Server] = field(default_factory=dict)
     _verdicts: dict[_Place, _Verdict] = field(default_factory=dict)
@@ -178,7 +180,10 @@ class Listings:
         except ServerUnavailable as exc:
             server.reading = server.reading._replace(failure=str(exc))
         else:
+            is_new = bool(_loaded(listing) - _loaded(server.reading.listing))
             server.reading = Reading(listing, self.clock(), "")
+            if is_new and self.on_loaded is not None:
+                self.on_loaded()
         finally:
             server.attempted_s = self.clock()
             server.done = number
@@ -205,3 +210,10 @@ class Listings:
             # trust_env=False: a corporate proxy must never see these probes.
             self._own = httpx.AsyncClient(trust_env=False, timeout=self.timeout_s)
         return self._own
+
+
+def _loaded(listing: Listing | Served | None) -> set[str]:
+    """The chat models that LM Studio has loaded."""
+    if not isinstance(listing, Listing):
+        return set()
+    return {model.key for model in listing.models if model.kind == "llm" and model.loaded}

@@ -1,6 +1,6 @@
 """What loading a vocabulary has cost: time, and memory of the process, for logs and reports.
 
-Noted by whatever loads one, read by `count` and at the proxy's start.
+Noted by whatever loads one, read by `count`, by `doctor` and for the settings page.
 """
 
 from __future__ import annotations

@@ -34,6 +34,7 @@ class Anchor(NamedTuple):
         profile: likewise, where a stand-in counted it.
         role: of its last message: some templates leave out a part of the prompt that depends on it (Mistral Nemo's
             and v3's the system message, where the last one is a tool's).
+        media_tokens: the part of `raw_tokens` that images, sound and pages take.
     """
 
     prompt_tokens: int
@@ -41,6 +42,12 @@ class Anchor(NamedTuple):
     mix: Mix
     profile: Profile | None = None
     role: str = ""
+    media_tokens: float = 0.0
+
+    @property
+    def text_tokens(self) -> float:
+        """The other part of `raw_tokens`."""
+        return self.raw_tokens - self.media_tokens
 
     def new_mix(self, raw_tokens: float, mix: Mix) -> Mix:
         """What the rest of a longer prompt consists of, from its own size and mix."""

@@ -99,14 +99,15 @@ def _mtime_ns(path: Path) -> int:
 def _load(path: Path) -> TokenizerFile:
     if path.suffix.lower() == ".json":
         return _from_json(path)
-    return _from_gguf(path, read_gguf(path))
+    begun = Loading()
+    return _from_gguf(path, read_gguf(path), begun)
 
 
-def _from_gguf(path: Path, header: GgufHeader) -> TokenizerFile:
+def _from_gguf(path: Path, header: GgufHeader, begun: Loading) -> TokenizerFile:
     data = header.vocabulary
     name = _digest(data)
     if not is_loaded(name):
-        add_vocabulary(replace(data, fingerprint=name))
+        add_vocabulary(replace(data, fingerprint=name), begun)
         try:
             vocabulary(name)
         except BaseException as exc:

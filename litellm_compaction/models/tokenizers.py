@@ -46,6 +46,7 @@ _CONTROL = 3
 
 _loaded: dict[str, Vocabulary] = {}
 _added: dict[str, VocabularyData] = {}
+_begun: dict[str, Loading] = {}
 # Why a vocabulary could not be loaded: trying again would cost every request as much as the first time.
 _broken: dict[str, str] = {}
 _lock = threading.Lock()
@@ -67,9 +68,16 @@ def vocabulary(name: str) -> Vocabulary:
     return found
 
 
-def add_vocabulary(data: VocabularyData) -> str:
-    """Makes a vocabulary that was read elsewhere known; gives the name to ask for it."""
+def add_vocabulary(data: VocabularyData, loading: Loading | None = None) -> str:
+    """Makes a vocabulary that was read elsewhere known; gives the name to ask for it.
+
+    Args:
+        data: of it.
+        loading: began before it was read, so that its cost is all of it.
+    """
     _added[data.fingerprint] = data
+    if loading is not None:
+        _begun[data.fingerprint] = loading
     return data.fingerprint
 
 
@@ -88,6 +96,11 @@ def is_broken(name: str) -> bool:
     return name in _broken
 
 
+def why_broken(name: str) -> str:
+    """Why `vocabulary(name)` has failed, and what to do; "" where it has not."""
+    return _broken.get(name, "")
+
+
 def token_length(name: str, text: str) -> int:
     """Tokens of `text` by itself; see `Vocabulary.lengths`."""
     return vocabulary(name).length(text)
@@ -97,7 +110,7 @@ def _load_once(name: str) -> Vocabulary:
     if name in _broken:
         raise CompactionError(_broken[name])
     try:
-        loading = Loading()
+        loading = _begun.pop(name, None) or Loading()
         made = _load(name)
     except CompactionError as error:
         _broken[name] = str(error)

@@ -56,6 +56,15 @@ class Windows:
         self._last: OrderedDict[str, Window] = OrderedDict()
         self._learned: OrderedDict[str, _Learned] = OrderedDict()
 
+    @property
+    def on_loaded(self) -> Callable[[], None] | None:
+        """Is called where a new listing has a loaded model that the one before had not, in the event loop."""
+        return self._listings.on_loaded
+
+    @on_loaded.setter
+    def on_loaded(self, told: Callable[[], None] | None) -> None:
+        self._listings.on_loaded = told
+
     async def resolve(self, target: Target, *, fresh: bool = False) -> Window:
         """The window of a target: its server's own number, else the operator's, else a learned limit.
 

@@ -220,6 +220,7 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
             if (router := _router()) is not None:
                 try:
                     await self._gate.probe(router)
+                    self._gate.preparing.watch(_router)
                 except Exception as error:  # noqa: BLE001 - fails open (P8)
                     log_failed_open("probe", error)
                 return

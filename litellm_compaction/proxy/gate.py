@@ -17,7 +17,6 @@ import httpx
 from litellm_compaction.core.messages import Request, cleaned
 from litellm_compaction.engine import Attempts, Case, Compactor, Guarded
 from litellm_compaction.errors import CompactionError, DoesNotFit, ModelNotLoaded, WindowUnknown
-from litellm_compaction.models.window import Target
 from litellm_compaction.proxy import wire
 from litellm_compaction.proxy.boot import warn_of_workers
 from litellm_compaction.proxy.calls import Call, Calls
@@ -29,6 +28,7 @@ from litellm_compaction.proxy.held_room import compacted, guarded_in_room
 from litellm_compaction.proxy.hooked import Hooked, HookedUpstream, Whole
 from litellm_compaction.proxy.internal import is_internal_call
 from litellm_compaction.proxy.live_settings import SettingsSource
+from litellm_compaction.proxy.preparing import Preparing
 from litellm_compaction.proxy.publishing import Publisher
 from litellm_compaction.proxy.restart import Answer
 from litellm_compaction.proxy.routing import (
@@ -53,6 +53,7 @@ class Gate:
         self._publisher = Publisher()
         self._inner: httpx.AsyncBaseTransport | None = None
         self.guards = Guards(source, compactor.windows, self._publisher)
+        self.preparing = Preparing(compactor, self.guards)
 
     async def before_routing(self, router: Any, data: dict[str, Any]) -> None:
         """Guards a chat completion whose every possible deployment has the same window and settings.
@@ -229,7 +230,6 @@ class Gate:
 
         Then loads what counts the prompts of the models that are loaded, also behind wildcards.
         """
-        models: list[tuple[str, Target]] = []
         for entry in router_entries(router):
             deployment = self.guards.deployment(entry)
             guard = await self.guards.guard(deployment)
@@ -237,8 +237,6 @@ class Gate:
                 continue
             target = guard.deployment.target
             if deployment.is_wildcard:
-                loaded = await self._compactor.windows.loaded(target)
-                models += [(name, replace(target, key=f"{target.key}|{name}", model=name)) for name in loaded]
                 continue
             try:
                 window = await self._compactor.windows.resolve(target)
@@ -257,24 +255,8 @@ class Gate:
                     window.parallel,
                 )
                 warn_of_workers(deployment.group, guard.settings.admission, window.parallel)
-                models.append((deployment.group, target))
         # After all windows: a download may take minutes.
-        for name, target in models:
-            await self._prepare_counting(name, target)
-
-    async def _prepare_counting(self, name: str, target: Target) -> None:
-        """Loads what counts a model that is about to be used; what is not loaded in LM Studio either can wait."""
-        try:
-            source = await self._compactor.prepare_counting(target)
-        except (ModelNotLoaded, WindowUnknown):
-            return
-        logger.info(
-            "tokenizer model=%s source=%s vocabulary=%s template=%s",
-            name,
-            source.kind,
-            source.path or source.family.vocabulary,
-            source.template,
-        )
+        await self.preparing.prepare(router)
 
     def _new_call(self, received: Request, group: str, body: Mapping[str, Any]) -> Call:
         messages = tuple(cleaned(message) for message in received.messages)

@@ -101,11 +101,13 @@ def test_people_read_lines(run: Run, address: Address) -> None:
     assert f"messages[{len(AGENT['messages']) - 1}] " in output
 
 
-def test_the_window_may_be_unknown(run: Run) -> None:
-    """The line says where was looked, without credentials."""
+def test_the_window_may_be_unknown(run: Run, address: Address) -> None:
+    """The line says where was looked, without credentials, and whether anybody was there."""
     _, output, _ = run("--model", "x", "-", stdin='{"messages": []}', api_base="http://me:secret@127.0.0.1:9/v1")
-    assert "window     not known: x is not loaded in an LM Studio at http://127.0.0.1:9/v1" in output
+    assert "window     not known: no LM Studio answers at http://127.0.0.1:9/v1" in output
     assert "an estimate, at most" in output
+    _, output, _ = run("--model", "x", "-", stdin='{"messages": []}', api_base=f"{address.base_url}/v1")
+    assert f"window     not known: x is not loaded in the LM Studio at {address.base_url}/v1" in output
 
 
 def test_a_tokenizer_can_be_named(run: Run, tmp_path: Path) -> None:

@@ -10,6 +10,10 @@ from typing import Any
 import pytest
 
 from litellm_compaction.cli.doctor import doctor
+from litellm_compaction.cli.source_words import cost_words
+from litellm_compaction.errors import CompactionError
+from litellm_compaction.models import tokenizers
+from litellm_compaction.models.load_costs import load_cost
 from litellm_compaction.simulator import Address, Model, Simulator, serve
 from tests.cli.conftest import GPT_OSS, QWEN, config, deployment
 from tests.integration.plain_server import PlainServer, serve_plain
@@ -52,6 +56,11 @@ def test_a_loaded_model_is_described(report: Report, address: Address) -> None:
     assert code == 0
     assert found["ok"]
     [row] = found["deployments"]
+    cost = load_cost("qwen2")
+    assert cost is not None
+    load_ms, memory_bytes, words = (row.pop(f"tokenizer_{each}") for each in ("load_ms", "memory_bytes", "words"))
+    assert (load_ms, memory_bytes) == (round(cost.load_ms), cost.memory_bytes)
+    assert words == f"qwen2, the model's own from this package{cost_words(cost)}"
     assert row == {
         "name": "local",
         "model": QWEN,
@@ -69,7 +78,6 @@ def test_a_loaded_model_is_described(report: Report, address: Address) -> None:
         "tokenizer": "qwen2",
         "tokenizer_exact": True,
         "tokenizer_source": "pack",
-        "tokenizer_words": "qwen2, the model's own from this package",
         "template_words": "qwen3, from this package",
         "probes": [],
         "carrier": "transport",
@@ -85,6 +93,7 @@ def test_the_text_report_says_the_same(
     text = capsys.readouterr().out
     assert "window   8,192 tokens, from api/v1" in text
     assert "carrier  transport" in text
+    assert "with qwen2, the model's own from this package (loaded in " in text
     assert text.rstrip().endswith("No problems found.")
 
 
@@ -324,7 +333,7 @@ def test_the_models_own_file_is_named(report: Report, address: Address, tmp_path
     assert code == 0
     [row] = found["deployments"]
     assert row["tokenizer_source"] == "lm_studio_file"
-    assert row["tokenizer_words"] == f"LM Studio's file {path}"
+    assert row["tokenizer_words"].startswith(f"LM Studio's file {path} (loaded in ")
     assert row["template_words"] == "the file's own"
 
 
@@ -337,6 +346,23 @@ def test_a_damaged_file_is_a_problem(report: Report, address: Address, tmp_path:
     [message] = messages(found)
     assert str(path) in message
     assert found["deployments"][0]["tokenizer_source"] == "pack"
+
+
+def test_a_damaged_pack_is_a_problem(report: Report, address: Address, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What this package brings is looked at too: by what is counted instead, and what to do."""
+    monkeypatch.setattr(tokenizers, "_loaded", {})
+    monkeypatch.setattr(tokenizers, "_broken", {})
+    monkeypatch.setattr(tokenizers, "read_pack", damaged)
+    code, found = report(config(deployment(params=at(address))))
+    assert code == 1
+    assert messages(found) == ["The pack is damaged: reinstall. cl100k_base counts meanwhile."]
+    [row] = found["deployments"]
+    assert (row["tokenizer"], row["tokenizer_source"], row["tokenizer_exact"]) == ("cl100k_base", "stand_in", False)
+
+
+def damaged(name: str) -> Any:
+    """A pack that cannot be read."""
+    raise CompactionError("The pack is damaged: reinstall.")
 
 
 @pytest.mark.parametrize("place", ["settings", "deployment"])
@@ -360,6 +386,14 @@ def test_a_probe_compares_our_count_with_the_servers(report: Report, address: Ad
     assert len(messages(found)) == len(off) > 0
     assert code == 1
     assert all("though it should be exact" in message and "tokenizer:" in message for message in messages(found))
+
+
+def test_findings_behind_a_wildcard_name_the_model(report: Report, simulator: Simulator, address: Address) -> None:
+    """Of two that are off in different ways, each has its own."""
+    simulator.load(GPT_OSS, 16_384)
+    _, found = report(config(deployment("lm_studio/*", "lm_studio/*", params=at(address))), probes=True)
+    places = {finding["place"] for finding in found["findings"] if "our count" in finding["message"]}
+    assert places == {f"lm_studio/* → {QWEN}", f"lm_studio/* → {GPT_OSS}"}
 
 
 def test_a_stand_in_may_be_off(report: Report) -> None:

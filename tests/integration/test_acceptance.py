@@ -6,10 +6,12 @@ Their first lines read as the specification. The last three run in a second prox
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import re
 import stat
+import struct
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -50,6 +52,7 @@ _FAMILIES = {
     "mixtral-8x7b-instruct-v0.1": ("llama", "mixtral"),
     "gpt-oss-20b": ("gpt-oss", "gpt"),
     "qwen3-8b": ("qwen3", "qwen"),
+    "qwen2.5-vl-7b": ("qwen2vl", "qwen"),
     "my-own-finetune": ("gemma3", "gemma"),
 }
 _SETTINGS = {"window_cache_s": 600, "summary_timeout_s": 60}
@@ -65,6 +68,11 @@ _GROUPS = [
     Group("off", 4096, compaction={"mode": "off"}, guarded=False),
     Group("opted out", 4096, guarded=False),
 ]
+
+# The beginning of a picture, 1,200 × 1,000: 1,592 tokens by its area, the simulated server's 1,000 in truth.
+_PICTURE = base64.b64encode(
+    b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + struct.pack(">II", 1200, 1000) + b"\x08\x06\0\0\0"
+).decode()
 
 Told = Callable[[str, str], None]
 
@@ -131,7 +139,17 @@ def kept(bench: Bench) -> dict[str, Any]:
     messages = talk("kept over night", ONE_ROUND)
     answer = bench.proxy.chat("shared", messages)
     assert answer.headers["x-litellm-compaction"] == "compacted"
-    return {"messages": messages, "sent": watch.sent()}
+    return {"messages": messages, "sent": watch.sent(), "picture_error": _picture_error(bench, "first")}
+
+
+def _picture_error(bench: Bench, marker: str) -> float:
+    """How far the count of a question about a picture is off, as the proxy says it; at a server that both have."""
+    picture = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{_PICTURE}"}}
+    parts = [{"type": "text", "text": f"{marker}: what is this?"}, picture]
+    answer = bench.proxy.chat("lm_studio/qwen2.5-vl-7b", [{"role": "user", "content": parts}])
+    counted_tokens = int(answer.headers["x-litellm-compaction-tokens-before"])
+    prompt_tokens: int = answer.json()["usage"]["prompt_tokens"]
+    return counted_tokens / prompt_tokens - 1
 
 
 @pytest.fixture(scope="module")
@@ -476,6 +494,15 @@ def test_18_compactions_outlive_the_proxy(later: Bench, kept: dict[str, Any], to
     assert files
     assert os.name != "posix" or {stat.S_IMODE(each.stat().st_mode) for each in files} == {0o600}
     told("the same bytes, no summary", f"reused; {len(events)} events in the history")
+
+
+def test_what_pictures_cost_outlives_the_proxy(later: Bench, kept: dict[str, Any]) -> None:
+    """The server's price, learned from one answer, is known in the next process before its first picture."""
+    assert kept["picture_error"] > 0.4
+    # The first request of a process begins to read what is known, and does not wait for it.
+    text = [{"role": "user", "content": "Hi."}]
+    assert later.proxy.chat("lm_studio/qwen2.5-vl-7b", text).status_code == 200
+    assert abs(_picture_error(later, "second")) < 0.05
 
 
 def test_19_oversized_result_as_an_excerpt(later: Bench, told: Told) -> None:

@@ -63,6 +63,7 @@ def test_architecture_first_then_name(architecture: str, model: str, name: str) 
         ("llama", "devstral-small-2507", "tekken", "devstral"),
         ("gpt-oss", "x", "gpt-oss", "gpt-oss"),
         ("qwen2", "qwen2.5-coder-7b-instruct", "qwen2", "qwen2.5"),
+        ("", "qwen2_5-14b", "qwen2", "qwen2.5"),
         ("qwen3", "qwen3-8b", "qwen2", "qwen3"),
         ("qwen3moe", "qwen3-coder-30b", "qwen2", "qwen3-coder"),
         ("gemma4", "x", "gemma4", "gemma4"),
@@ -81,6 +82,10 @@ def test_known_models_are_counted_exactly(architecture: str, model: str, vocabul
     [
         ("qwen35moe", "x", 0.15),
         ("qwen3moe", "qwen3-30b-a3b-instruct-2507", 0.05),
+        ("qwen2", "qwen2-7b-instruct", 0.05),
+        ("qwen2", "qwen2-57b-a14b", 0.05),
+        ("qwen2vl", "qwen2.5-vl-7b-instruct", 0.05),
+        ("", "qwen2_5-vl-3b", 0.05),
         ("gemma3", "gemma-3-4b", 0.15),
         ("mistral3", "something-new", 0.1),
         ("llama", "deepseek-r1-distill-llama-8b", 0.05),

@@ -67,6 +67,20 @@ async def test_what_is_loaded_behind_a_wildcard(server: FakeLMStudio, windows: W
     assert await windows.loaded(target("*", api_base=None)) == ()
 
 
+async def test_a_newly_loaded_model_is_told(server: FakeLMStudio, windows: Windows, clock: Clock) -> None:
+    """Once for each listing that has a chat model which the one before had not; not for those that go."""
+    told: list[float] = []
+    windows.on_loaded = lambda: told.append(clock())
+    embedding = v1_model("text-embedding-x", _=2048) | {"type": "embedding"}
+    lists = [("a",), ("a",), ("a", "b"), ("b",), ("a", "b")]
+    for number, keys in enumerate(lists):
+        server.list_v1(*(v1_model(key, _=4096) for key in keys), v1_model("idle"), *([embedding] if number else []))
+        windows.invalidate(target("b"))
+        await windows.loaded(target("*"))
+        clock.now_s += 1
+    assert [at - told[0] for at in told] == [0, 2, 4]
+
+
 async def test_v0_serves_older_servers(server: FakeLMStudio, windows: Windows) -> None:
     """Where there is no v1, the window comes from v0."""
     server.list_v0(v0_model("qwen3-8b", tokens=4096))

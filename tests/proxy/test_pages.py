@@ -88,6 +88,7 @@ def content(word: str = "local", **changes: Any) -> Content:
         parallel=2,
         family=word,
         tokenizer=word,
+        memory_bytes=54 << 20,
         carrier="transport",
         accuracy=Accuracy(1000, 900, 1e9),
         own=(word,),
@@ -218,11 +219,24 @@ def test_what_a_row_says() -> None:
         "1 call of local, 1.5 s",
         "2001-09-09 01:46:40",
         "+11.1 % (1,000 counted, 900 reported)",
-        "local · local (stand-in)",
+        "local · local (stand-in, 54 MB)",
         "9,000 expected, 4,000 seen",
         "3 more are not drawn: older ones, or of one turn.",
     ):
         assert expected in text
+
+
+@pytest.mark.parametrize(
+    ("known", "cell"),
+    [
+        ({"owns_vocabulary": True, "memory_bytes": 54 << 20}, "qwen3 · qwen2 (own vocabulary, 54 MB)"),
+        ({"owns_vocabulary": False}, "qwen3 · qwen2 (stand-in)"),
+    ],
+)
+def test_a_row_says_what_counts(known: dict[str, Any], cell: str) -> None:
+    """By which vocabulary, whose it is, and what it takes of memory where that is known."""
+    row = Row(group="local", model="m", mode="guard", family="qwen3", tokenizer="qwen2", **known)
+    assert f"<td>{cell}</td>" in page(content(rows=[row]))
 
 
 def test_reuses_in_a_row_are_one() -> None:

@@ -30,8 +30,9 @@ class Row:
         window_tokens: None where it is not known.
         source: who said the number.
         parallel: requests that share the window; None where nobody said.
-        tokenizer: the vocabulary that counts.
-        is_exact: whether that is the model's own.
+        tokenizer: the vocabulary that counts, or the name of the file that it is from.
+        owns_vocabulary: whether that is the model's own.
+        memory_bytes: what loading it has cost this process, once for all that share it; None where that is not known.
         accuracy: of the last answer; None before the first.
         own: settings of its own, which the page does not change, as `key: value`.
         conflict: why changes made here do not reach it; "" where they do.
@@ -46,7 +47,8 @@ class Row:
     parallel: int | None = None
     family: str = ""
     tokenizer: str = ""
-    is_exact: bool = False
+    owns_vocabulary: bool = False
+    memory_bytes: int | None = None
     carrier: str = ""
     accuracy: Accuracy | None = None
     own: tuple[str, ...] = ()

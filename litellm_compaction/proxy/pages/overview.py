@@ -17,6 +17,7 @@ from litellm_compaction.config import SAME_MODEL, Settings
 from litellm_compaction.errors import CompactionError, ModelNotLoaded
 from litellm_compaction.events import Event, event_from_json
 from litellm_compaction.models.lmstudio import list_models
+from litellm_compaction.models.load_costs import load_cost
 from litellm_compaction.models.sources import Sources
 from litellm_compaction.models.window import Target, Windows
 from litellm_compaction.proxy.carriers import carrier_of
@@ -199,13 +200,16 @@ async def _row(around: Surroundings, guard: Guard, target: Target, visitor: Visi
     except CompactionError as error:
         # The message names the server, which is not everybody's business.
         return replace(row, state=str(error) if visitor.sees_all else "not known")
-    family = await around.sources.family(target, window)
+    counting = await around.sources.source(target, window.architecture, window.wanted)
+    cost = load_cost(counting.family.vocabulary)
     return replace(
         row,
         window_tokens=window.tokens,
         source=window.source,
         parallel=window.parallel,
-        family=family.name,
-        tokenizer=family.vocabulary,
-        is_exact=family.exact,
+        family=counting.family.name,
+        # A path is not everybody's business.
+        tokenizer=counting.path.name if counting.path is not None else counting.family.vocabulary,
+        owns_vocabulary=counting.family.owns_vocabulary,
+        memory_bytes=cost.memory_bytes if cost is not None else None,
     )

@@ -76,18 +76,23 @@ def _table(label: str, names: Sequence[str], rows: Sequence[Html]) -> Html:
 
 def _deployment(row: Row) -> Html:
     known = row.window_tokens is not None
-    exactness = "own vocabulary" if row.is_exact else "stand-in"
     return tag(
         "tr",
         tag("th", name_of(row.group), tag("br"), tag("span", name_of(row.model), class_="quiet"), scope="row"),
         tag("td", f"{row.window_tokens:,}" if known else row.state, class_="number" if known else None),
         tag("td", row.source or "–"),
         tag("td", "–" if row.parallel is None else str(row.parallel), class_="number"),
-        tag("td", f"{row.family} · {row.tokenizer} ({exactness})" if row.tokenizer else "–"),
+        tag("td", _counting(row) if row.tokenizer else "–"),
         tag("td", _accuracy(row)),
         tag("td", row.carrier or "–"),
         tag("td", f"mode: {row.mode}", [[tag("br"), text] for text in row.own], _conflict(row)),
     )
+
+
+def _counting(row: Row) -> str:
+    whose = "own vocabulary" if row.owns_vocabulary else "stand-in"
+    memory = f", {row.memory_bytes / 2**20:.0f} MB" if row.memory_bytes is not None else ""
+    return f"{row.family} · {row.tokenizer} ({whose}{memory})"
 
 
 def _accuracy(row: Row) -> Child:

@@ -1,0 +1,100 @@
+"""What counts prompts is loaded before requests need it: at start, and when LM Studio has loaded another model.
+
+Asked by the gate at start, and told by `models/window.py` of newly loaded models. Making a vocabulary holds the
+interpreter lock for 50 to 500 ms, which every running stream would feel in the middle of a request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from litellm_compaction.engine import Compactor
+from litellm_compaction.errors import ModelNotLoaded, WindowUnknown
+from litellm_compaction.models.window import Target
+from litellm_compaction.proxy.failing_open import log_failed_open
+from litellm_compaction.proxy.guards import Guards
+from litellm_compaction.proxy.routing import router_entries
+
+logger = logging.getLogger("litellm_compaction")
+# Names come from LM Studio's list, which is bounded for each server.
+_MAX_PREPARED = 4096
+
+
+class Preparing:
+    """Loads what counts the prompts of guarded deployments, each once.
+
+    Args:
+        compactor: loads it.
+        guards: say which deployments are guarded.
+    """
+
+    def __init__(self, compactor: Compactor, guards: Guards) -> None:
+        self._compactor = compactor
+        self._guards = guards
+        self._prepared: set[tuple[str, str]] = set()
+        self._task: asyncio.Task[None] | None = None
+        self._is_wanted = False
+
+    async def prepare(self, router: Any) -> None:
+        """Loads what counts the models that are loaded, of guarded deployments only, also behind wildcards."""
+        for entry in router_entries(router):
+            deployment = self._guards.deployment(entry)
+            guard = await self._guards.guard(deployment)
+            if guard is None:
+                continue
+            target = guard.deployment.target
+            if not deployment.is_wildcard:
+                await self._prepare(deployment.group, target)
+                continue
+            for name in await self._compactor.windows.loaded(target):
+                if _reaches(target.model, name):
+                    await self._prepare(name, replace(target, key=f"{target.key}|{name}", model=name))
+
+    def watch(self, router: Callable[[], Any]) -> None:
+        """From now on does the same whenever a server has loaded another model; `router` gives LiteLLM's."""
+        self._compactor.windows.on_loaded = lambda: self._notice(router)
+
+    def _notice(self, router: Callable[[], Any]) -> None:
+        if self._task is None or self._task.done():
+            self._task = asyncio.get_running_loop().create_task(self._prepare_again(router))
+        else:
+            self._is_wanted = True
+
+    async def _prepare_again(self, router: Callable[[], Any]) -> None:
+        while True:
+            self._is_wanted = False
+            try:
+                await self.prepare(router())
+            except Exception as error:  # noqa: BLE001 - fails open (P8)
+                log_failed_open("prepare", error)
+            if not self._is_wanted:
+                return
+
+    async def _prepare(self, name: str, target: Target) -> None:
+        """What is not loaded in LM Studio can wait."""
+        if (name, target.key) in self._prepared:
+            return
+        try:
+            source = await self._compactor.prepare_counting(target)
+        except (ModelNotLoaded, WindowUnknown):
+            return
+        if len(self._prepared) >= _MAX_PREPARED:
+            self._prepared.clear()
+        self._prepared.add((name, target.key))
+        logger.info(
+            "tokenizer model=%s source=%s vocabulary=%s template=%s",
+            name,
+            source.kind,
+            source.path or source.family.vocabulary,
+            source.template,
+        )
+
+
+def _reaches(pattern: str, name: str) -> bool:
+    """Whether a wildcard deployment can be asked for a model: `*`, or `qwen/*` for qwen/qwen3-8b."""
+    return re.fullmatch(".*".join(map(re.escape, pattern.split("*"))), name) is not None

@@ -1,0 +1,85 @@
+"""Templates that leave out the system message before some ends are told from servers that cut prompts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from litellm_compaction.core.messages import Request, parse_message
+from litellm_compaction.models.calibration import Calibration
+from litellm_compaction.models.counter import Count, TokenCounter
+from litellm_compaction.models.families import family_of
+
+UNKNOWN = family_of("", "nobody-knows")
+# Their templates render the system message with the last user message, and only if that is the very last one.
+LEAVING_OUT = [family_of("llama", "mistral-nemo"), family_of("llama", "mistral-7b-instruct-v0.3")]
+RULES = "Be kind to travelers, look flights up before you promise any, and never refund what was not paid. " * 60
+
+
+def session(*kinds: str) -> list[Request]:
+    """One request for each kind, as a stateless client sends them: what a `user` says, or a `tool` has found."""
+    raw: list[dict[str, Any]] = [{"role": "system", "content": RULES}]
+    requests: list[Request] = []
+    for index, kind in enumerate(kinds):
+        if kind == "tool":
+            call = {"id": f"call{index:05d}", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+            raw += [
+                {"role": "assistant", "content": "", "tool_calls": [call]},
+                {"role": "tool", "tool_call_id": call["id"], "content": f"Flight {index} leaves at noon. " * 40},
+            ]
+        else:
+            answer = [{"role": "assistant", "content": "Of course. " * 9}] if index else []
+            raw += [*answer, {"role": "user", "content": f"And number {index}, please? " * 12}]
+        requests.append(Request(messages=tuple(map(parse_message, raw))))
+    return requests
+
+
+async def told(counter: TokenCounter, request: Request, prompt_tokens: int) -> Count:
+    made = await counter.count("t", UNKNOWN, request)
+    counter.learn("t", made, prompt_tokens)
+    return made
+
+
+@pytest.mark.parametrize("family", LEAVING_OUT, ids=lambda family: family.template)
+async def test_it_is_followed_from_the_second_time_on(family: Any) -> None:
+    """Requests that end in a tool's result go by others like them, and those of the user by theirs."""
+    counter, exact = TokenCounter(), TokenCounter()
+    errors: list[float] = []
+    for request in session("user", "user", "tool", "user", "tool", "tool", "tool", "user", "tool"):
+        truth = (await exact.count("t", family, request)).tokens
+        made = await told(counter, request, truth)
+        errors.append(made.tokens / truth - 1)
+        assert truth <= made.tokens + made.margin_tokens
+    # The first of its kind looks like a cut, and so does the second until it is seen.
+    assert errors[2] > 0.5
+    assert errors[4] > 0.5
+    assert max(map(abs, errors[5:])) < 0.03
+
+
+async def test_a_prompt_that_is_cut_is_not_taken_for_it() -> None:
+    """A server with a smaller window leaves as much of each prompt, whatever that lacks first."""
+    counter = TokenCounter()
+    requests = session("user", "user", "tool", "tool", "tool", "tool", "tool")
+    for request in requests[:2]:
+        await told(counter, request, round((await counter.count("t", UNKNOWN, request)).raw_tokens))
+    first = await counter.count("t", UNKNOWN, requests[2])
+    cut_tokens = first.tokens - first.lead_tokens
+    for request in requests[2:]:
+        made = await told(counter, request, cut_tokens)
+        assert made.tokens > first.tokens - 10
+        assert counter.is_suspicious(made, cut_tokens)
+        assert not counter.explains("t", made, cut_tokens)
+
+
+@pytest.mark.parametrize("missing_ratio", [0.0, 0.5, 1.5, 3.0])
+async def test_something_else_that_is_missing_explains_nothing(missing_ratio: float) -> None:
+    """Only about as much as the system message takes."""
+    calibration = Calibration()
+    for prompt_tokens in (2000, 3000, 4000):
+        assert not calibration.lacks(prompt_tokens, 1000.0, missing_ratio * 1000)
+    assert not calibration.lacks(2000, 10.0, 10.0)
+    assert not calibration.lacks(2000, 1000.0, 900.0)
+    assert not calibration.lacks(2040, 1000.0, 900.0)
+    assert calibration.lacks(2200, 1000.0, 1100.0)
+    assert calibration.lacks(2000, 1000.0, 900.0)
