@@ -44,7 +44,7 @@ class _Sample(NamedTuple):
 
 @dataclass(slots=True)
 class MediaPrices:
-    """The last ratios of one deployment, true tokens per estimated one; replaced and not changed, as in `Calibration`."""
+    """The last ratios of one deployment, true tokens per estimated one; replaced, never changed."""
 
     _samples: tuple[_Sample, ...] = ()
 

@@ -47,10 +47,8 @@ class Ticks:
         """Counts some turns, at most as many as there are between two looks at the clock; writes nothing."""
         before = self._left
         self._left -= turns
-        if self._left < 0:
-            raise TemplateRefusal(f"more than {_MAX_TURNS} turns of loops")
-        if before // _TURNS_PER_LOOK != self._left // _TURNS_PER_LOOK and time.monotonic() > self._end_s:
-            raise TemplateRefusal(f"more than {_MAX_RENDER_S} s")
+        if before // _TURNS_PER_LOOK != self._left // _TURNS_PER_LOOK:
+            self._look()
         return ""
 
     def each(self, values: Any) -> Iterable[Any]:
@@ -64,9 +62,14 @@ class Ticks:
         for value in values:
             self._left -= 1
             if self._left < 0 or self._left % _TURNS_PER_LOOK == 0:
-                self._left += 1
-                self.take(1)
+                self._look()
             yield value
+
+    def _look(self) -> None:
+        if self._left < 0:
+            raise TemplateRefusal(f"more than {_MAX_TURNS} turns of loops")
+        if time.monotonic() > self._end_s:
+            raise TemplateRefusal(f"more than {_MAX_RENDER_S} s")
 
 
 _SIZED = frozenset({list, tuple, dict, str, range})
