@@ -17,9 +17,9 @@ LEAVING_OUT = [family_of("llama", "mistral-nemo"), family_of("llama", "mistral-7
 RULES = "Be kind to travelers, look flights up before you promise any, and never refund what was not paid. " * 60
 
 
-def session(*kinds: str) -> list[Request]:
+def session(*kinds: str, rules: str = RULES) -> list[Request]:
     """One request for each kind, as a stateless client sends them: what a `user` says, or a `tool` has found."""
-    raw: list[dict[str, Any]] = [{"role": "system", "content": RULES}]
+    raw: list[dict[str, Any]] = [{"role": "system", "content": rules}]
     requests: list[Request] = []
     for index, kind in enumerate(kinds):
         if kind == "tool":
@@ -36,8 +36,12 @@ def session(*kinds: str) -> list[Request]:
 
 
 async def told(counter: TokenCounter, request: Request, prompt_tokens: int) -> Count:
+    """As the engine does it with a reply's usage."""
     made = await counter.count("t", UNKNOWN, request)
-    counter.learn("t", made, prompt_tokens)
+    if counter.is_suspicious(made, prompt_tokens):
+        counter.explains("t", made, prompt_tokens)
+    else:
+        counter.learn("t", made, prompt_tokens)
     return made
 
 
@@ -55,6 +59,35 @@ async def test_it_is_followed_from_the_second_time_on(family: Any) -> None:
     assert errors[2] > 0.5
     assert errors[4] > 0.5
     assert max(map(abs, errors[5:])) < 0.03
+
+
+@pytest.mark.parametrize("family", LEAVING_OUT, ids=lambda family: family.template)
+async def test_a_short_one_is_followed_too(family: Any) -> None:
+    """Where so little is missing that nobody would think of a cut, only of a number without a cached part."""
+    counter, exact = TokenCounter(), TokenCounter()
+    kinds = ("user",) * 5 + ("tool", "user") * 4
+    errors: list[float] = []
+    doubted: list[bool] = []
+    for request in session(*kinds, rules=RULES[:1000]):
+        truth = (await exact.count("t", family, request)).tokens
+        made = await told(counter, request, truth)
+        errors.append(abs(made.tokens / truth - 1))
+        doubted.append(counter.is_suspicious(made, truth))
+    assert not any(doubted)
+    tools = errors[5::2]
+    assert min(tools[:2]) > 0.08
+    assert max(tools[2:]) < 0.04
+
+
+async def test_a_number_after_others_of_its_role_is_another_matter() -> None:
+    """A template that rendered the system message before such an end has not left it out now."""
+    counter = TokenCounter()
+    requests = session("user", "tool", "tool", "tool", "tool")
+    for request in requests[:2]:
+        await told(counter, request, round((await counter.count("t", UNKNOWN, request)).raw_tokens))
+    for request in requests[2:]:
+        made = await counter.count("t", UNKNOWN, request)
+        assert not counter.explains("t", made, made.tokens - made.lead_tokens)
 
 
 async def test_a_prompt_that_is_cut_is_not_taken_for_it() -> None:

@@ -79,6 +79,45 @@ async def test_images_say_nothing_of_text(price: int) -> None:
     assert plain.error_ratio <= 0.02
 
 
+async def test_a_picture_beside_a_long_text_says_nothing_of_it() -> None:
+    """Too little of a price can be seen there, and no more of the text."""
+    counter = TokenCounter()
+    await told(counter, asked(1, text=TEXT * 12), 1200)
+    plain = await counter.count("t", KNOWN, asked(0, text=TEXT * 12))
+    assert plain.tokens == await truth(asked(0, text=TEXT * 12), 0)
+
+
+async def test_a_new_picture_in_a_known_conversation_is_doubted_too() -> None:
+    """By what is not known of its price, though all before it has been counted by the server."""
+    counter = TokenCounter()
+    await told(counter, asked(1, text="Another one. " * 30), 85)
+    await told(counter, asked(0), 85)
+    made = await counter.count("t", KNOWN, asked(0, 1))
+    assert made.anchor is not None
+    assert made.tokens + made.margin_tokens >= await truth(asked(0, 1), 85) + 0.3 * ESTIMATE
+
+
+async def test_a_stand_in_keeps_room_for_a_new_picture() -> None:
+    """Behind an anchor, before any has been seen: for all of its upper limit."""
+    counter = TokenCounter()
+    await told(counter, asked(0, text=TEXT * 8), 0, OTHER)
+    made = await counter.count("t", OTHER, asked(0, 1, text=TEXT * 8))
+    assert made.anchor is not None
+    assert made.media_tokens > 1000
+    text = await truth(asked(0, 1, text=TEXT * 8), 0)
+    assert made.tokens + made.margin_tokens >= text + made.media_tokens
+
+
+async def test_a_price_is_news() -> None:
+    """Learned beside a text that is known already, it is written too."""
+    counter = TokenCounter()
+    for number in range(4):
+        await told(counter, asked(0, text=f"{number} {TEXT * 2}"), 0)
+    before = counter.gist("t")
+    await told(counter, asked(1), 1200)
+    assert counter.gist("t") != before
+
+
 async def test_the_first_price_is_doubted() -> None:
     """One cheap picture is no reason to leave no room for one at its estimate; three are."""
     counter = TokenCounter()
