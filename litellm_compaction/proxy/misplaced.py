@@ -16,7 +16,7 @@ SECTION = "litellm_compaction"
 SETTINGS_PLACE = f"callback_settings.{SECTION}"
 
 _HANDLER = f"{SECTION}.handler"
-_LIKENESS_RATIO = 0.85
+_LIKENESS_RATIO = 0.92
 # Where LiteLLM reads nothing for us, or reads it too late (order of settings in LiteLLM 1.106.2).
 _OURS = (
     (SECTION,),

@@ -56,7 +56,14 @@ def test_words_that_another_may_use_are_left_to_doctor(config: dict[str, Any], m
         {},
         {"callback_settings": None},
         {"callback_settings": "otel", "general_settings": ["x"]},
-        {"callback_settings": {"litellm_compaction": {"mode": "observe"}, "otel": {"mode": 1}, 7: {}}},
+        {
+            "callback_settings": {
+                "litellm_compaction": {"mode": "observe"},
+                "otel": {"mode": 1},
+                "litellm_completion": {},
+                7: {},
+            }
+        },
     ],
 )
 def test_what_is_in_its_place_or_another_callbacks_is_no_finding(config: dict[str, Any]) -> None:
