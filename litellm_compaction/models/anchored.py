@@ -11,11 +11,11 @@ from typing import NamedTuple
 
 from litellm_compaction.models.calibration import EXACT_ERROR, TINY_TOKENS, Prediction
 from litellm_compaction.models.calibrations import Calibrations
-from litellm_compaction.models.counting import RawCount
 from litellm_compaction.models.counts import Count, least_ratio, least_ratio_of, solid_tokens
 from litellm_compaction.models.growth import Growth, Profile
 from litellm_compaction.models.media_prices import UNKNOWN, Price
 from litellm_compaction.models.prefix_anchors import Anchor
+from litellm_compaction.models.raw_count import RawCount
 
 # Of a prompt that the server has counted, so much may be rendered as more when its turns are old.
 _OLD_TURNS_ERROR = 0.005

@@ -21,11 +21,13 @@ from litellm_compaction.models.calibration import (
     is_plausible,
 )
 from litellm_compaction.models.calibrations import Calibrations
-from litellm_compaction.models.counting import Counting, RawCount, mix_of, raw_tokens
+from litellm_compaction.models.counting import Counting
 from litellm_compaction.models.counts import Count, Deviation, least_ratio_of, solid_tokens
 from litellm_compaction.models.families import Family
+from litellm_compaction.models.formula import mix_of, raw_tokens
 from litellm_compaction.models.measures import Item, Measure
 from litellm_compaction.models.prefix_anchors import Anchor, Anchors, Fingerprints, fingerprints
+from litellm_compaction.models.raw_count import RawCount
 from litellm_compaction.models.usable import usable, usable_soon
 
 __all__ = ["Count", "Deviation", "TokenCounter"]

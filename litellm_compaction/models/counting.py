@@ -1,4 +1,4 @@
-"""Tokens of a request before any calibration: by its rendered prompt, or by the family's formula.
+"""Tokens of a request before any calibration: by its rendered prompt, or else by the family's formula.
 
 Called by `counter.py`. Decides what is counted at once and what in a thread, so that the event loop never waits long.
 """
@@ -8,17 +8,17 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
 from typing import NamedTuple, TypeAlias
 
 from litellm_compaction.core.messages import Request
-from litellm_compaction.models.calibration import EXACT_ERROR, PLAIN, Mix
-from litellm_compaction.models.families import HEURISTIC, Family
-from litellm_compaction.models.growth import Profile
-from litellm_compaction.models.measures import Item, Measure, Measures
+from litellm_compaction.models.calibration import EXACT_ERROR, PLAIN
+from litellm_compaction.models.families import Family
+from litellm_compaction.models.formula import by_formula
+from litellm_compaction.models.measures import Item, Measures
 from litellm_compaction.models.prefix_anchors import Fingerprints
 from litellm_compaction.models.prompts import Prompt, has_system, render, texts_of, tool_prompts, tools_key
-from litellm_compaction.models.rendering import Beside, Rendered, beside, render_message, strings, tools_text
+from litellm_compaction.models.raw_count import RawCount
+from litellm_compaction.models.rendering import Beside, beside, strings
 from litellm_compaction.models.scale import Beginning, Beginnings, Scale
 from litellm_compaction.models.segments import Lookup, SegmentLengths
 from litellm_compaction.models.shares import Shares, share
@@ -31,65 +31,11 @@ _THREAD_CHARS, _THREAD_MESSAGES, _THREAD_MS = 200_000, 200, 2.0
 # 30,000 new characters take 2 to 4 ms.
 _THREAD_NEW_CHARS = 30_000
 _MAX_TOOLS = 1024
-# The part of a family's instructions for tools that a template may do without.
-_TOOLS_ALLOWANCE_RATIO = 0.5
-# Characters beyond ASCII take about three times as many tokens of cl100k as others (12 languages, 2026-11).
-_OTHER_WEIGHT = 3
 # Images and arguments that are no JSON: the vocabulary and the rest of the prompt are exact all the same.
 _PART_ERROR = 0.05
-# The formula with the right vocabulary erred by up to 15 % on agent requests (facts, 2026-11).
-_FORMULA_ERROR = 0.15
 
 
 _ToolsKey: TypeAlias = tuple[str, str, bool, "str | int"]
-
-
-class RawCount(NamedTuple):
-    """Tokens before calibration; `sizes`, `tools_tokens`, `overhead_tokens` as in `Count`.
-
-    Attributes:
-        allowance_tokens: the part of them that may be rendered as far less: images, reasoning of older turns.
-        error_ratio: true count ≤ tokens × (1 + error_ratio).
-        rendered: they were counted in the rendered prompt.
-        exact: nothing in them is an estimate.
-        mix: of the text, as far as a stand-in vocabulary counted it.
-        profile: of the messages, likewise.
-        media: of images, sound and pages, by estimate; media[i] is a part of sizes[i]; empty where there are none.
-    """
-
-    sizes: tuple[float, ...]
-    tools_tokens: float
-    overhead_tokens: float
-    allowance_tokens: float
-    error_ratio: float
-    rendered: bool
-    exact: bool
-    mix: Mix
-    profile: Profile | None = None
-    media: tuple[float, ...] = ()
-
-    @property
-    def tokens(self) -> float:
-        """All of them."""
-        return self.overhead_tokens + self.tools_tokens + sum(self.sizes)
-
-    @property
-    def media_tokens(self) -> float:
-        """Those of images, sound and pages."""
-        return sum(self.media)
-
-    @property
-    def text_tokens(self) -> float:
-        """All others."""
-        return self.tokens - self.media_tokens
-
-    def sizes_by(self, factor: float, media_factor: float) -> list[float]:
-        """Sizes with text and media each by its own factor."""
-        if not self.media:
-            return [size * factor for size in self.sizes]
-        return [
-            (size - media) * factor + media * media_factor for size, media in zip(self.sizes, self.media, strict=True)
-        ]
 
 
 class Counting:
@@ -111,7 +57,7 @@ class Counting:
             prints: of the request; without them all of its prompt is looked at, which gives the same count.
         """
         found = await self._by_prompt(family, request, prints)
-        return found if found is not None else await self._by_formula(family, request)
+        return found if found is not None else await by_formula(family, request, self.measures)
 
     async def _by_prompt(self, family: Family, request: Request, prints: Fingerprints) -> RawCount | None:
         if not family.template:
@@ -201,40 +147,6 @@ class Counting:
         lengths = self._segments.complete(family.vocabulary, self._segments.look_up(family.vocabulary, texts))
         return sum(lengths) + len(segments) - len(texts)
 
-    async def _by_formula(self, family: Family, request: Request) -> RawCount:
-        rendered = [render_message(message, family) for message in request.messages]
-        items = [Item(part.texts, part.form) for part in rendered]
-        if request.tools:
-            items.append(
-                Item((tools_text(request.tools),), "plain" if family.name in ("gpt", "heuristic") else "indented")
-            )
-        measures = await self.measures.get(family.vocabulary, items)
-        raw_texts = [raw_tokens(measure, family) for measure in measures]
-        sizes = [part.fixed_tokens + raw for part, raw in zip(rendered, raw_texts, strict=False)]
-        allowance = sum(map(_allowance, rendered, measures, raw_texts))
-        tools_tokens = 0.0
-        if request.tools:
-            around = family.tools_tokens + family.tool_tokens * len(request.tools)
-            tools_tokens = raw_texts[-1] + around
-            allowance += around * _TOOLS_ALLOWANCE_RATIO
-        overhead = family.request_tokens
-        is_stand_in = not family.owns_vocabulary and family.vocabulary != HEURISTIC.vocabulary
-        if not has_system(request):
-            overhead += family.default_system_tokens
-            allowance += family.default_system_tokens
-        return RawCount(
-            sizes=tuple(sizes),
-            tools_tokens=tools_tokens,
-            overhead_tokens=overhead,
-            allowance_tokens=allowance,
-            error_ratio=max(_FORMULA_ERROR, family.error_ratio) if family.template else family.error_ratio,
-            rendered=False,
-            exact=family.exact and not family.template and allowance == 0,
-            mix=mix_of(measures, family),
-            profile=_profile(request, rendered, measures) if is_stand_in else None,
-            media=tuple(part.allowance_tokens for part in rendered) if any(map(_has_media, rendered)) else (),
-        )
-
 
 class _Begun(NamedTuple):
     """A rendered request, of which `known` need not be counted again, and `segments` come behind that."""
@@ -246,56 +158,6 @@ class _Begun(NamedTuple):
     segments: list[Segment]
     lookup: Lookup
     besides: list[tuple[int, Beside]]
-
-
-def raw_tokens(measure: Measure, family: Family) -> float:
-    """Tokens of a text in the family's vocabulary, or about as many by its stand-in."""
-    return measure.tokens * family.text_ratio + (measure.digit_tokens if family.single_digits else 0)
-
-
-def mix_of(measures: Iterable[Measure], family: Family) -> Mix:
-    """What texts consist of; plain where the vocabulary is the model's own, which fits all of them."""
-    if family.owns_vocabulary:
-        return PLAIN
-    chars = other_chars = digit_tokens = 0
-    tokens = 0.0
-    for measure in measures:
-        chars += measure.chars
-        other_chars += measure.other_chars
-        digit_tokens += measure.digit_tokens
-        tokens += raw_tokens(measure, family)
-    weighted = _OTHER_WEIGHT * other_chars
-    return Mix(
-        other_share=weighted / (weighted + chars - other_chars) if other_chars else 0.0,
-        digit_share=digit_tokens / tokens if family.single_digits and digit_tokens else 0.0,
-    )
-
-
-def _profile(request: Request, rendered: Sequence[Rendered], measures: Sequence[Measure]) -> Profile:
-    """What messages consist of; measures[i] belongs to messages[i]."""
-    profile = Profile(messages=len(rendered))
-    for message, part, measure in zip(request.messages, rendered, measures, strict=False):
-        per_char = measure.tokens / max(1, measure.chars)
-        one = Profile(
-            tokens=measure.tokens,
-            digit_tokens=measure.digit_tokens,
-            other_chars=measure.other_chars,
-            calls=len(message.calls),
-            said_tokens=len(message.text) * per_char if message.calls else 0.0,
-            reasoning_tokens=len(part.reasoning) * per_char,
-            media_tokens=part.allowance_tokens,
-        )
-        profile = profile.plus(one)
-    return profile
-
-
-def _has_media(part: Rendered) -> bool:
-    return part.allowance_tokens > 0
-
-
-def _allowance(part: Rendered, measure: Measure, tokens: float) -> float:
-    """Upper limits in a message: images, and reasoning, which most templates leave out of older turns."""
-    return part.allowance_tokens + tokens * len(part.reasoning) / max(1, measure.chars)
 
 
 def _is_quick(family: Family, request: Request) -> bool:

@@ -9,13 +9,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from litellm_compaction.models.families import Family
+from litellm_compaction.models.families import FORMULA_ERROR, Family
 from litellm_compaction.models.tokenizer_files import TokenizerFile
 
 Kind: TypeAlias = Literal["operator", "lm_studio_file", "pack", "download", "stand_in", "heuristic"]
 
-# As `counting.py` promises of a formula, and `families.py` of a near family's template.
-_FORMULA_ERROR, _NEAR_ERROR = 0.15, 0.05
+# As `families.py` promises of a near family's template.
+_NEAR_ERROR = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +61,7 @@ def with_file(base: Family, file: TokenizerFile) -> Family:
     )
     if file.template:
         return own
-    error_ratio = max(base.error_ratio, _NEAR_ERROR) if base.template else _FORMULA_ERROR
+    error_ratio = max(base.error_ratio, _NEAR_ERROR) if base.template else FORMULA_ERROR
     return replace(own, template=base.template, exact=False, error_ratio=error_ratio)
 
 

@@ -10,13 +10,11 @@ import logging
 from dataclasses import replace
 
 from litellm_compaction.errors import CompactionError
-from litellm_compaction.models.families import Family, stand_in
+from litellm_compaction.models.families import FORMULA_ERROR, Family, stand_in
 from litellm_compaction.models.templates import is_compiled, template
 from litellm_compaction.models.tokenizers import is_broken, is_loaded, vocabulary
 
 logger = logging.getLogger("litellm_compaction")
-# A formula with the right vocabulary erred by up to 15 % on agent requests (`counting.py`).
-_FORMULA_ERROR = 0.15
 
 _broken_templates: set[str] = set()
 
@@ -48,7 +46,7 @@ def _without_broken(family: Family) -> Family:
     while is_broken(family.vocabulary):
         family = stand_in(family)
     if _broken_templates and any(name in _broken_templates for name in _templates(family)):
-        error_ratio = max(_FORMULA_ERROR, family.error_ratio)
+        error_ratio = max(FORMULA_ERROR, family.error_ratio)
         return replace(family, template="", tool_template="", exact=False, error_ratio=error_ratio)
     return family
 
