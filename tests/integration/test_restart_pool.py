@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
 import pytest
 
-from litellm_compaction.simulator import ChatCall, Gate, Reply
+from litellm_compaction.simulator import ChatCall, Reply
 from tests.integration.bench import SUMMARY, is_summary_call
 from tests.integration.conversations import prose
 from tests.integration.restart_bench import CARRIERS, Restarting, shared, shut, without_restarts
@@ -27,13 +26,13 @@ def _words(tag: str) -> list[str]:
     return [f"{tag}{number}" for number in range(1, _WORDS + 1)]
 
 
-def _counting(call: ChatCall, gates: Mapping[str, Gate]) -> Reply:
-    """Counts in the client's own words, and goes on after the last word that it sees; each waits at its gate first."""
+def _counting(call: ChatCall) -> Reply:
+    """Counts in the client's own words, and goes on after the last word that it sees."""
     if is_summary_call(call.body):
         return Reply(SUMMARY)
     tag = re.findall(r"count (\w+)", json.dumps(call.messages))[0]
     done = re.findall(rf"{tag}(\d+)", str(call.messages[-2]["content"])) if len(call.messages) > 1 else []
-    return Reply(" ".join(_words(tag)[int(done[-1]) if done else 0 :]), gate=gates[tag], gate_after_tokens=100)
+    return Reply(" ".join(_words(tag)[int(done[-1]) if done else 0 :]))
 
 
 @pytest.fixture(scope="module", params=CARRIERS)
@@ -45,8 +44,7 @@ def restarting(request: pytest.FixtureRequest) -> Restarting:
 @pytest.mark.parametrize("stream", [True, False])
 def test_parallel_answers_share_one_context(restarting: Restarting, stream: bool) -> None:
     """Four long answers, each past its share of one context of 4096 tokens: all complete, none ends another."""
-    gates = {tag: Gate() for tag in _TAGS}
-    watch = restarting.watch("pool", lambda call: _counting(call, gates))
+    watch = restarting.watch("pool", _counting)
 
     def answer(tag: str) -> str:
         messages = [{"role": "user", "content": f"count {tag}"}]
@@ -56,13 +54,7 @@ def test_parallel_answers_share_one_context(restarting: Restarting, stream: bool
         return content
 
     with ThreadPoolExecutor(len(_TAGS)) as clients:
-        running = [clients.submit(answer, tag) for tag in _TAGS]
-        # However late a client comes to ask: all of them are under way before any goes on.
-        for gate in gates.values():
-            assert gate.reached.wait(60)
-        for gate in gates.values():
-            gate.open()
-        answers = [each.result() for each in running]
+        answers = list(clients.map(answer, _TAGS))
     assert [text.split() for text in answers] == [_words(tag) for tag in _TAGS]
     assert "pool_overflow" not in {record.outcome for record in watch.records}
     assert len(watch.chats) > len(_TAGS)
