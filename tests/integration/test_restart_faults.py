@@ -21,6 +21,7 @@ from tests.integration.conversations import prose, tools
 from tests.integration.harness import Streamed
 from tests.integration.restart_bench import (
     CARRIERS,
+    CROWDED,
     READS_FIRST_CHUNK,
     Restarting,
     Teller,
@@ -92,7 +93,8 @@ class _Faulty:
 
 def _outcome(restarting: Restarting, kind: str, place: str, stream: bool) -> str:
     content = f"This is cell-{kind}-{place}. {prose(f'{kind} {place}', 40)}"
-    body: dict[str, Any] = {"model": "crowded", "messages": [{"role": "user", "content": content}], "stream": stream}
+    model = CROWDED[PLACES.index(place)]
+    body: dict[str, Any] = {"model": model, "messages": [{"role": "user", "content": content}], "stream": stream}
     if place == "call":
         body["tools"] = tools(1)
     with httpx.Client(
@@ -174,8 +176,10 @@ def test_every_failure_has_its_outcome(
     restarting: Restarting, stream: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A failure shows as what it is, at the point where it comes; one of ours, the summary's, does not show at all."""
-    simulator = restarting.simulators["crowded"]
-    simulator.script = _Faulty()
+    simulators = [restarting.simulators[name] for name in CROWDED]
+    script = _Faulty()
+    for simulator in simulators:
+        simulator.script = script
     cells = [(kind, place) for place in PLACES for kind in KINDS]
     with ThreadPoolExecutor(12) as pool:
         found = list(pool.map(lambda cell: _outcome(restarting, *cell, stream), cells))
@@ -186,4 +190,4 @@ def test_every_failure_has_its_outcome(
             print(f"{row:10}", *(f"{table.get((kind, row), kind):18}" for kind in KINDS))
     expected = _expectations(restarting.carrier, stream)
     assert {cell: outcome for cell, outcome in table.items() if outcome not in expected[cell]} == {}
-    assert not [record for record in simulator.requests if record.outcome == "running"]
+    assert not [record for each in simulators for record in each.requests if record.outcome == "running"]
