@@ -1,7 +1,18 @@
 """The one orchestrator: counts, decides, asks, applies, stores, reports."""
 
-from litellm_compaction.engine.case import Attempts, Case, Guarded, Measure, Pending, PruningModel
+from litellm_compaction.engine.case import Action, Attempts, Case, Guarded, Measure, Pending, PruningModel
 from litellm_compaction.engine.compactor import Compactor
 from litellm_compaction.engine.room import Room, shares_context
 
-__all__ = ["Attempts", "Case", "Compactor", "Guarded", "Measure", "Pending", "PruningModel", "Room", "shares_context"]
+__all__ = [
+    "Action",
+    "Attempts",
+    "Case",
+    "Compactor",
+    "Guarded",
+    "Measure",
+    "Pending",
+    "PruningModel",
+    "Room",
+    "shares_context",
+]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, TypeAlias
 
 from litellm_compaction.config import Settings
 from litellm_compaction.core.budget import Budget, Rules
@@ -21,6 +21,9 @@ from litellm_compaction.models.families import Family
 from litellm_compaction.models.thinking import no_thinking_switch
 from litellm_compaction.models.window import Target, Window
 from litellm_compaction.summarizer import Ask, ending_in
+
+# What was done to a request, as clients may be told.
+Action: TypeAlias = Literal["none", "reused", "compacted"]
 
 
 class Measure(Protocol):
@@ -182,7 +185,7 @@ class Guarded:
         round: of the compaction that was applied, 0 for none.
     """
 
-    action: Literal["none", "reused", "compacted"]
+    action: Action
     messages: tuple[Message, ...] | None
     tokens_before: int
     count: Count

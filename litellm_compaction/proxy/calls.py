@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from litellm_compaction.core.messages import Request
-from litellm_compaction.engine import Attempts, Case, Guarded, Pending, Room
+from litellm_compaction.engine import Action, Attempts, Case, Guarded, Pending, Room
 from litellm_compaction.proxy.failing_open import log_failed_open
 from litellm_compaction.proxy.talks import Turn
 from litellm_compaction.proxy.turns import Turns
@@ -75,7 +75,7 @@ class Call:
     case: Case | None = None
     guarded: Guarded | None = None
     outlook: Outlook | None = None
-    action: str = "none"
+    action: Action = "none"
     details: Mapping[str, Any] | None = None
     on_restarts: Callable[[str, int], None] | None = None
     turns: Turns | None = None
@@ -129,7 +129,7 @@ class Call:
             self.on_restarts(self.group, details["restarts"])
 
 
-def headers(outlook: Outlook, action: str) -> dict[str, str]:
+def headers(outlook: Outlook, action: Action) -> dict[str, str]:
     """What clients of guarded deployments are told about their request."""
     return {
         "x-litellm-compaction": action,

@@ -206,7 +206,9 @@ class Gate:
         if not stream:
             asked = replace(asked, notices="off")
         carried = upstream if stream else Whole(upstream)
-        answer = Answer(self._compactor, case, carried, asked, guarded, call, room=call.room, is_watched=stream)
+        # A compaction that an earlier hook made is reused by this one, and still news for the client.
+        told = replace(guarded, action=call.action)
+        answer = Answer(self._compactor, case, carried, asked, told, call, room=call.room, is_watched=stream)
         return Hooked(answer, upstream, guarded)
 
     def _asked(self, call: Call, case: Case, body: Mapping[str, Any], *, wants_usage: bool) -> Asked:

@@ -9,11 +9,12 @@ import json
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, NamedTuple, get_args
+
+from litellm_compaction.engine import Action
 
 MAX_TURNS = 120
 
-Action = Literal["none", "reused", "compacted"]
 _ACTIONS: tuple[Action, ...] = get_args(Action)
 
 

@@ -118,6 +118,17 @@ def test_notice_comes_before_the_summary(restarting: Restarting) -> None:
     assert gate.is_set()
 
 
+def test_stream_of_a_compacted_request_begins_with_the_notices(restarting: Restarting) -> None:
+    """Whichever hook has compacted it; the next turn, which reuses that, says nothing."""
+    restarting.watch("middle", Teller(Reply("Fine.")))
+    messages = talk(f"told {restarting.carrier}", 3600)
+    answer = restarting.proxy.stream("middle", messages)
+    assert answer.text == f"{START_NOTICE}\n{DONE_NOTICE}\n\nFine."
+    assert stream_problems(answer) == []
+    again = restarting.proxy.stream("middle", answered(messages, answer.text, "Go on."))
+    assert (again.text, again.headers["x-litellm-compaction"]) == ("Fine.", "reused")
+
+
 @pytest.mark.parametrize("asks", [False, True])
 def test_usage_comes_if_asked_for_and_adds_up(restarting: Restarting, asks: bool) -> None:
     """One usage, last, with the first prompt and all generated tokens; none for who did not ask."""
