@@ -219,7 +219,7 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
         for _ in range(_ROUTER_TRIES):
             if (router := _router()) is not None:
                 try:
-                    await self._gate.probe(router)
+                    await self._gate.preparing.start(router)
                     self._gate.preparing.watch(_router)
                 except Exception as error:  # noqa: BLE001 - fails open (P8)
                     log_failed_open("probe", error)

@@ -16,9 +16,8 @@ import httpx
 
 from litellm_compaction.core.messages import Request, cleaned
 from litellm_compaction.engine import Attempts, Case, Compactor, Guarded
-from litellm_compaction.errors import CompactionError, DoesNotFit, ModelNotLoaded, WindowUnknown
+from litellm_compaction.errors import CompactionError, DoesNotFit
 from litellm_compaction.proxy import wire
-from litellm_compaction.proxy.boot import warn_of_workers
 from litellm_compaction.proxy.calls import Call, Calls
 from litellm_compaction.proxy.carriers import carrier_of
 from litellm_compaction.proxy.connections import connect
@@ -32,11 +31,9 @@ from litellm_compaction.proxy.preparing import Preparing
 from litellm_compaction.proxy.publishing import Publisher
 from litellm_compaction.proxy.restart import Answer
 from litellm_compaction.proxy.routing import (
-    Deployment,
     deployment_of,
     has_window_fallback,
     reachable_entries,
-    router_entries,
 )
 from litellm_compaction.proxy.upstream import GuardedTransport, client_over
 
@@ -53,7 +50,7 @@ class Gate:
         self._publisher = Publisher()
         self._inner: httpx.AsyncBaseTransport | None = None
         self.guards = Guards(source, compactor.windows, self._publisher)
-        self.preparing = Preparing(compactor, self.guards)
+        self.preparing = Preparing(compactor, self.guards, self._publisher)
 
     async def before_routing(self, router: Any, data: dict[str, Any]) -> None:
         """Guards a chat completion whose every possible deployment has the same window and settings.
@@ -152,7 +149,7 @@ class Gate:
             self._compactor, request, case, asked_tokens, can_grow=can_grow
         )
         call.sent(case, guarded)
-        self._publish(router, deployment, guarded.window.tokens)
+        self._publisher.publish(router, deployment, guarded.window.tokens)
         changed = wire.with_output_limit(kwargs, limit)
         if kwargs.get("stream") and call.is_chat:
             changed |= wire.with_usage(kwargs)
@@ -175,7 +172,7 @@ class Gate:
         call.is_carried = True
         if isinstance(prepared, Guarded):
             call.sent(case, prepared)
-            self._publish(router, guard.deployment, prepared.window.tokens)
+            self._publisher.publish(router, guard.deployment, prepared.window.tokens)
         elif prepared is not None:
             call.will_be_compacted(prepared)
         # LiteLLM logs and bills by the usage chunk, and keeps it from a client that did not ask for it.
@@ -227,39 +224,6 @@ class Gate:
             self._inner = connect()
         return self._inner
 
-    async def probe(self, router: Any) -> None:
-        """Looks at every guarded deployment's window once, so that trouble shows at start and not at night.
-
-        Then loads what counts the prompts of the models that are loaded, also behind wildcards.
-        """
-        for entry in router_entries(router):
-            deployment = self.guards.deployment(entry)
-            guard = await self.guards.guard(deployment)
-            if guard is None:
-                continue
-            target = guard.deployment.target
-            if deployment.is_wildcard:
-                continue
-            try:
-                window = await self._compactor.windows.resolve(target)
-            except ModelNotLoaded:
-                logger.info("window model=%s not loaded yet, known after its first request", deployment.group)
-            except WindowUnknown as error:
-                # The message is the finding, a traceback is noise.
-                logger.error("%s `litellm-compaction doctor` says what to change.", error)  # noqa: TRY400
-            else:
-                self._publish(router, deployment, window.tokens)
-                logger.info(
-                    "window model=%s tokens=%d source=%s parallel=%d",
-                    deployment.group,
-                    window.tokens,
-                    window.source,
-                    window.parallel,
-                )
-                warn_of_workers(deployment.group, guard.settings.admission, window.parallel)
-        # After all windows: a download may take minutes.
-        await self.preparing.prepare(router)
-
     def _new_call(self, received: Request, group: str, body: Mapping[str, Any]) -> Call:
         messages = tuple(cleaned(message) for message in received.messages)
         unchanged = all(new is old for new, old in zip(messages, received.messages, strict=True))
@@ -279,10 +243,6 @@ class Gate:
             return (await self._compactor.windows.resolve(case.target)).tokens
         except CompactionError:
             return 0
-
-    def _publish(self, router: Any, deployment: Deployment, window_tokens: int) -> None:
-        if not deployment.is_wildcard:
-            self._publisher.publish(router, deployment.id, window_tokens)
 
 
 def _call_id(body: Mapping[str, Any]) -> str:

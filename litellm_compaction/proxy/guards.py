@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,7 +21,7 @@ from litellm_compaction.proxy.internal import prompt_measure, summary_asker, war
 from litellm_compaction.proxy.live_settings import SettingsSource, for_deployment
 from litellm_compaction.proxy.opted_in import without_guesses
 from litellm_compaction.proxy.publishing import Publisher
-from litellm_compaction.proxy.routing import Deployment, deployment_of, reachable_entries
+from litellm_compaction.proxy.routing import Deployment, deployment_of, reachable_entries, router_entries
 
 logger = logging.getLogger("litellm_compaction")
 
@@ -79,6 +79,13 @@ class Guards:
                     other = without_guesses(other, deployment.settings.context_length)
                 deployment = replace(deployment, target=other)
         return Guard(deployment, settings)
+
+    async def guarded(self, router: Any) -> AsyncIterator[Guard]:
+        """Every guarded deployment of a router, in its order."""
+        for entry in router_entries(router):
+            guard = await self.guard(self.deployment(entry))
+            if guard is not None:
+                yield guard
 
     async def _answers_as_lmstudio(self, target: Target) -> bool | None:
         if target.api_base is None:

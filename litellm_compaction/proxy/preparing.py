@@ -1,6 +1,6 @@
-"""What counts prompts is loaded before requests need it: at start, and when LM Studio has loaded another model.
+"""What is done before the first request: windows are looked at, and what counts prompts is loaded.
 
-Asked by the gate at start, and told by `models/window.py` of newly loaded models. Making a vocabulary holds the
+Asked at start, and told by `models/window.py` when LM Studio has loaded another model. Making a vocabulary holds the
 interpreter lock for 50 to 500 ms, which every running stream would feel in the middle of a request.
 """
 
@@ -16,9 +16,10 @@ from typing import Any
 from litellm_compaction.engine import Compactor
 from litellm_compaction.errors import ModelNotLoaded, WindowUnknown
 from litellm_compaction.models.window import Target
+from litellm_compaction.proxy.boot import warn_of_workers
 from litellm_compaction.proxy.failing_open import log_failed_open
-from litellm_compaction.proxy.guards import Guards
-from litellm_compaction.proxy.routing import router_entries
+from litellm_compaction.proxy.guards import Guard, Guards
+from litellm_compaction.proxy.publishing import Publisher
 
 logger = logging.getLogger("litellm_compaction")
 # Names come from LM Studio's list, which is bounded for each server.
@@ -26,28 +27,37 @@ _MAX_PREPARED = 4096
 
 
 class Preparing:
-    """Loads what counts the prompts of guarded deployments, each once.
+    """Knows the windows of guarded deployments, and loads what counts their prompts, each once.
 
     Args:
-        compactor: loads it.
+        compactor: asks and loads.
         guards: say which deployments are guarded.
+        publisher: shows their windows.
     """
 
-    def __init__(self, compactor: Compactor, guards: Guards) -> None:
+    def __init__(self, compactor: Compactor, guards: Guards, publisher: Publisher) -> None:
         self._compactor = compactor
         self._guards = guards
+        self._publisher = publisher
         self._prepared: set[tuple[str, str]] = set()
         self._task: asyncio.Task[None] | None = None
         self._is_wanted = False
 
+    async def start(self, router: Any) -> None:
+        """Looks at every guarded deployment's window once, so that trouble shows at start and not at night.
+
+        Then prepares the models that are loaded; last, since a download may take minutes.
+        """
+        async for guard in self._guards.guarded(router):
+            if not guard.deployment.is_wildcard:
+                await self._look_at_window(router, guard)
+        await self.prepare(router)
+
     async def prepare(self, router: Any) -> None:
         """Loads what counts the models that are loaded, of guarded deployments only, also behind wildcards."""
-        for entry in router_entries(router):
-            deployment = self._guards.deployment(entry)
-            guard = await self._guards.guard(deployment)
-            if guard is None:
-                continue
-            target = guard.deployment.target
+        async for guard in self._guards.guarded(router):
+            deployment = guard.deployment
+            target = deployment.target
             if not deployment.is_wildcard:
                 await self._prepare(deployment.group, target)
                 continue
@@ -74,6 +84,26 @@ class Preparing:
                 log_failed_open("prepare", error)
             if not self._is_wanted:
                 return
+
+    async def _look_at_window(self, router: Any, guard: Guard) -> None:
+        deployment = guard.deployment
+        try:
+            window = await self._compactor.windows.resolve(deployment.target)
+        except ModelNotLoaded:
+            logger.info("window model=%s not loaded yet, known after its first request", deployment.group)
+        except WindowUnknown as error:
+            # The message is the finding, a traceback is noise.
+            logger.error("%s `litellm-compaction doctor` says what to change.", error)  # noqa: TRY400
+        else:
+            self._publisher.publish(router, deployment, window.tokens)
+            logger.info(
+                "window model=%s tokens=%d source=%s parallel=%d",
+                deployment.group,
+                window.tokens,
+                window.source,
+                window.parallel,
+            )
+            warn_of_workers(deployment.group, guard.settings.admission, window.parallel)
 
     async def _prepare(self, name: str, target: Target) -> None:
         """What is not loaded in LM Studio can wait."""

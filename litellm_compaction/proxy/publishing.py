@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, MutableMapping
 from typing import Any
 
+from litellm_compaction.proxy.routing import Deployment
+
 _KEY = "max_input_tokens"
 
 
@@ -18,21 +20,22 @@ class Publisher:
     def __init__(self) -> None:
         self._written: dict[str, int] = {}
 
-    def publish(self, router: Any, deployment_id: str, window_tokens: int) -> None:
-        """Shows a deployment's window; never in place of a number that the operator wrote.
+    def publish(self, router: Any, deployment: Deployment, window_tokens: int) -> None:
+        """Shows a deployment's window, unless it has many; never in place of a number that the operator wrote.
 
         With `enable_pre_call_checks` LiteLLM would refuse by that number what we are about to compact, so
         nothing is shown then.
         """
-        if self._written.get(deployment_id) == window_tokens or getattr(router, "enable_pre_call_checks", True):
+        known = self._written.get(deployment.id)
+        if deployment.is_wildcard or known == window_tokens or getattr(router, "enable_pre_call_checks", True):
             return
         for entry in getattr(router, "model_list", None) or ():
             info = entry.get("model_info") if isinstance(entry, MutableMapping) else None
-            if not isinstance(info, MutableMapping) or info.get("id") != deployment_id:
+            if not isinstance(info, MutableMapping) or info.get("id") != deployment.id:
                 continue
-            if info.get(_KEY) in (None, self._written.get(deployment_id)):
+            if info.get(_KEY) in (None, known):
                 info[_KEY] = window_tokens
-                self._written[deployment_id] = window_tokens
+                self._written[deployment.id] = window_tokens
             return
 
     def as_written(self, info: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -133,7 +133,7 @@ def test_a_published_number_does_not_come_back_as_the_operators() -> None:
 
     publisher = Publisher()
     for each in ("a", "b"):
-        publisher.publish(Router(), each, 4096)
+        publisher.publish(Router(), deployment("lm_studio/qwen", {"id": each}), 4096)
     first, second = (entry["model_info"] for entry in Router.model_list)
     assert first == {"id": "a", "max_input_tokens": 4096}
     assert publisher.as_written(first) == {"id": "a"}

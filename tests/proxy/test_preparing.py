@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +15,8 @@ from litellm_compaction.models.families import family_of
 from litellm_compaction.models.sources import TokenizerSource, bundled
 from litellm_compaction.models.window import Target
 from litellm_compaction.proxy.preparing import Preparing, _reaches
-from litellm_compaction.proxy.routing import deployment_of
+from litellm_compaction.proxy.publishing import Publisher
+from litellm_compaction.proxy.routing import deployment_of, router_entries
 
 
 @dataclass
@@ -43,11 +45,11 @@ class Machine:
         self.prepared.append(target.model)
         return bundled(family_of("", target.model))
 
-    def deployment(self, entry: Any) -> Any:
-        return deployment_of(entry["litellm_params"], {}, group=entry["model_name"], environ={})
-
-    async def guard(self, deployment: Any) -> Any:
-        return None if "unguarded" in deployment.group else SimpleNamespace(deployment=deployment)
+    async def guarded(self, router: Any) -> AsyncIterator[Any]:
+        for entry in router_entries(router):
+            if "unguarded" not in entry["model_name"]:
+                deployment = deployment_of(entry["litellm_params"], {}, group=entry["model_name"], environ={})
+                yield SimpleNamespace(deployment=deployment)
 
 
 def router(*models: str) -> Any:
@@ -57,7 +59,7 @@ def router(*models: str) -> Any:
 
 
 def preparing(machine: Any) -> Preparing:
-    return Preparing(machine, machine)
+    return Preparing(machine, machine, Publisher())
 
 
 async def settled(made: Preparing) -> None:
