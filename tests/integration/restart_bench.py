@@ -78,7 +78,7 @@ _GROUPS = [
     # Several conversations at once through each calibration; one that hangs holds up those of its own group only.
     *(group(name, simulator={"unified_kv": False}, params={"timeout": 6}) for name in CROWDED),
     # Slow enough that the proxy reads what is generated while it is generated, as it does with a real model.
-    group("pool", 4096, simulator={"tokens_per_second": 400.0, "chunk_tokens": 4}),
+    group("pool", 4096, simulator={"tokens_per_second": 250.0, "chunk_tokens": 4}),
 ]
 
 
