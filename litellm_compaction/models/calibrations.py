@@ -29,7 +29,8 @@ class Calibrations:
         """What whole prompts take."""
         found = self._by_basis.get(basis)
         if found is None:
-            found = self._by_basis[basis] = Calibration()
+            # A thread that counts a text may ask for the same one in between.
+            found = self._by_basis.setdefault(basis, Calibration())
         return found
 
     def of_new(self, basis: str) -> Calibration:

@@ -224,7 +224,8 @@ class TokenCounter:
     def _of(self, target_key: str) -> Calibrations:
         found = self._calibrations.get(target_key)
         if found is None:
-            found = self._calibrations[target_key] = Calibrations()
+            # Threads that count texts ask, too.
+            found = self._calibrations.setdefault(target_key, Calibrations())
             if len(self._calibrations) > _MAX_TARGETS:
                 self._calibrations.popitem(last=False)
         return found

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import pytest
+
+from litellm_compaction.models import calibrations
 from litellm_compaction.models.calibration import PLAIN, Calibration, Mix
 from litellm_compaction.models.calibrations import Calibrations
 
@@ -43,3 +46,19 @@ def test_a_basis_that_is_new_does_not_disturb_who_reads_the_others() -> None:
     _Asked.known._by_basis["one"] = _Asked()
     assert len(_Asked.known.gist()) == 1
     assert len(_Asked.known._by_basis) == 2
+
+
+def test_two_that_ask_at_the_same_time_get_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the event loop teaches the one must not be lost because a thread has made another."""
+    known, made = Calibrations(), list[Calibration]()
+
+    def make() -> Calibration:
+        if not made:
+            made.append(Calibration())
+            made.append(known.of("one"))
+        return Calibration()
+
+    monkeypatch.setattr(calibrations, "Calibration", make)
+    found = known.of("one")
+    assert found is made[1]
+    assert known.of("one") is found
