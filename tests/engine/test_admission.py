@@ -15,18 +15,13 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from litellm_compaction.engine.admission import Admission, Seat
 from litellm_compaction.errors import CompactionError, Overloaded
+from tests.engine.bench import settled
 
 POOL = "qwen3-8b"
 WINDOW_TOKENS = 100
 LONG_S = 600.0
 # What a test waits for things that must happen: reached only by a defect.
 HANG_S = 60.0
-
-
-async def turns(count: int = 5) -> None:
-    """Lets every task run that can: a woken task that wakes another needs one turn of the loop for each."""
-    for _ in range(count):
-        await asyncio.sleep(0)
 
 
 class ManualLoop(asyncio.SelectorEventLoop):
@@ -59,7 +54,7 @@ class Desk:
         """`work` as a task that has run to its first wait."""
         task = asyncio.ensure_future(work)
         self.tasks.append(task)
-        await turns()
+        await settled()
         return task
 
     async def entry(self, tokens: int, *, window_tokens: int = WINDOW_TOKENS) -> asyncio.Task[Seat]:
@@ -123,7 +118,7 @@ async def test_admitted_together(desk: Desk) -> None:
     first = await desk.seat(100)
     entries = [await desk.entry(tokens) for tokens in (30, 40, 50, 1)]
     first.leave()
-    await turns()
+    await settled()
     assert [entry.done() for entry in entries] == [True, True, False, False]
     assert desk.usage == (70, 100, 2)
 
@@ -142,7 +137,7 @@ async def test_larger_than_window_waits(desk: Desk) -> None:
     first, second = await desk.seat(1), await desk.seat(1)
     giant = await desk.entry(500)
     first.leave()
-    await turns()
+    await settled()
     assert not giant.done()
     second.leave()
     assert (await giant).tokens == 500
@@ -239,7 +234,7 @@ async def test_grow_before_queue(desk: Desk) -> None:
     restart = await desk.exchange(second, 70)
     entry = await desk.entry(60)
     assert first.grow(100)
-    await turns()
+    await settled()
     assert not restart.done()
     assert not entry.done()
 
@@ -258,7 +253,7 @@ async def test_grow_holding_nothing(desk: Desk) -> None:
     waiting = await desk.exchange(second, 60)
     assert not second.grow(10)
     waiting.cancel()
-    await turns()
+    await settled()
     assert not second.grow(10)
     first.leave()
     assert not first.grow(10)
@@ -377,13 +372,13 @@ async def test_everybody_exchanges_at_once(held: list[int], more: list[int], new
     async def enter(number: int, tokens: int) -> None:
         async with await desk.admission.enter(POOL, window_tokens=WINDOW_TOKENS, tokens=tokens, timeout_s=LONG_S):
             order.append(number)
-            await turns(1)
+            await settled(1)
 
     async def restart(number: int, seat: Seat, tokens: int) -> None:
         async with seat:
             await seat.exchange(tokens, timeout_s=LONG_S)
             order.append(number)
-            await turns(1)
+            await settled(1)
 
     entries = [await desk.started(enter(10 + index, tokens)) for index, tokens in enumerate(newcomers)]
     # Not `desk.started`: all of them exchange in one turn of the loop, before anybody who is admitted runs.
@@ -391,7 +386,7 @@ async def test_everybody_exchanges_at_once(held: list[int], more: list[int], new
         asyncio.ensure_future(restart(index, seat, seat.tokens + extra))
         for index, (seat, extra) in enumerate(zip(seats, more, strict=False))
     ]
-    await turns(1)
+    await settled(1)
     if filler is not None:
         filler.leave()
     await asyncio.wait_for(asyncio.gather(*entries, *restarts), HANG_S)
@@ -521,10 +516,10 @@ def test_cancelled_when_out_of_time(cancel_s: float) -> None:
     async def scene() -> None:
         seat = await admission.enter(POOL, window_tokens=100, tokens=60, timeout_s=1)
         entry = asyncio.ensure_future(admission.enter(POOL, window_tokens=100, tokens=50, timeout_s=1))
-        await turns()
+        await settled()
         loop.call_later(cancel_s, entry.cancel)
         loop.now_s = 2.0
-        await turns()
+        await settled()
         assert entry.cancelled()
         assert admission.usage(POOL) == (60, 100, 0)
         assert loop.errors == []
@@ -547,7 +542,7 @@ async def test_pools_are_forgotten(desk: Desk) -> None:
         await desk.seat(50, timeout_s=0)
     waiting = await desk.entry(50)
     waiting.cancel()
-    await turns()
+    await settled()
     assert list(pools) == [POOL]
     seat.leave()
     assert not pools
@@ -558,7 +553,7 @@ async def test_pool_of_a_waiting_exchange_stays(desk: Desk) -> None:
     first, second = await desk.seat(60), await desk.seat(40)
     restart = await desk.exchange(second, 80)
     restart.cancel()
-    await turns()
+    await settled()
     first.leave()
     await second.exchange(80, timeout_s=0)
     newcomer = await desk.entry(30)
@@ -624,7 +619,7 @@ class AdmissionMachine(RuleBasedStateMachine):
 
     def settle(self) -> None:
         """Runs every task that can run."""
-        self.loop.run_until_complete(turns())
+        self.loop.run_until_complete(settled())
 
     def account(self) -> None:
         """The rules once more: heads that fit go in, restarts first; then compares."""

@@ -27,7 +27,7 @@ from tests.core.conversations import (
     system,
     user,
 )
-from tests.engine.bench import SUMMARY, Bench, FakeAsk, sent
+from tests.engine.bench import SUMMARY, Bench, FakeAsk, sent, settled
 
 LONG = chat(16, words=300)
 BIG = "word " * 20_000
@@ -38,12 +38,6 @@ async def _both_wait(bench: Bench) -> None:
     for _ in range(1_000_000):
         if [flight.waiters for flight in bench.compactor._compactions._flights.values()] == [2]:
             return
-        await asyncio.sleep(0)
-
-
-async def _turns(count: int = 10) -> None:
-    """Lets tasks that are ready run."""
-    for _ in range(count):
         await asyncio.sleep(0)
 
 
@@ -220,7 +214,7 @@ async def test_the_same_request_at_the_same_time_shares_one_summary() -> None:
     bench = Bench(ask=FakeAsk(gate=asyncio.Event()))
     tasks = [asyncio.create_task(bench.guard(LONG)) for _ in range(3)]
     await bench.ask.asked.wait()
-    await _turns()
+    await settled()
     assert bench.ask.gate is not None
     bench.ask.gate.set()
     all_guarded = await asyncio.gather(*tasks)
@@ -235,7 +229,7 @@ async def test_tenants_share_no_flight() -> None:
     bench = Bench(ask=FakeAsk(gate=asyncio.Event()))
     tasks = [asyncio.create_task(bench.guard(LONG, scope=scope)) for scope in ("a", "b")]
     await bench.ask.asked.wait()
-    await _turns()
+    await settled()
     assert bench.ask.gate is not None
     bench.ask.gate.set()
     await asyncio.gather(*tasks)
@@ -266,7 +260,7 @@ async def test_a_summary_that_nobody_waits_for_is_ended() -> None:
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    await _turns()
+    await settled()
     assert bench.ask.cancelled == 1
     assert bench.store.kept == []
 

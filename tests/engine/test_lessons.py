@@ -15,7 +15,7 @@ from litellm_compaction.models.counter import Count, TokenCounter
 from litellm_compaction.models.families import family_of
 from litellm_compaction.stores import MemoryStore
 from tests.core.conversations import chat, parsed
-from tests.engine.bench import Bench, RecordingStore
+from tests.engine.bench import Bench, RecordingStore, settled
 
 LLAMA31 = family_of("", "llama-3.1-8b")
 UNKNOWN = family_of("", "nobody-knows")
@@ -48,11 +48,6 @@ class Store(MemoryStore):
 
 async def counted(counter: TokenCounter, turns: int) -> Count:
     return await counter.count("t", UNKNOWN, Request(messages=parsed(chat(turns, words=150))))
-
-
-async def settled() -> None:
-    for _ in range(20):
-        await asyncio.sleep(0)
 
 
 async def test_what_was_learned_survives_a_restart() -> None:

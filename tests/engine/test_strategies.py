@@ -86,6 +86,7 @@ class Model(FakeAsk):
         prompt = messages[-1].text
         self.answer = SummaryFailed("error") if self.kind == "500" else self._text(prompt)
         if self.kind == "slow":
+            # A model that the time limit of the summary ends long before.
             await asyncio.sleep(30)
         return await super().__call__(messages, **options)
 

@@ -17,7 +17,7 @@ from litellm_compaction.events import TruncationAlarm
 from litellm_compaction.models.counter import TokenCounter
 from litellm_compaction.models.window import Windows
 from tests.core.conversations import as_bytes, chat, parsed
-from tests.engine.bench import NOW_S, SUMMARY, Bench, FakeCounter, sent
+from tests.engine.bench import NOW_S, SUMMARY, Bench, FakeCounter, sent, settled
 
 LONG = chat(16, words=300)
 BASE = "http://lmstudio.test:1234/v1"
@@ -154,8 +154,7 @@ async def test_requests_share_one_warm_up(bench: Bench, server: LMStudio) -> Non
     request = Request(messages=parsed(chat(3)))
     tasks = [asyncio.create_task(bench.compactor.guard(request, case(bench, warm_up=warm_up))) for _ in range(3)]
     await warm_up.running.wait()
-    for _ in range(20):
-        await asyncio.sleep(0)
+    await settled()
     warm_up.gate.set()
     assert {guarded.window.tokens for guarded in await asyncio.gather(*tasks)} == {8192}
     assert warm_up.runs == 1

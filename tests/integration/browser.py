@@ -177,5 +177,6 @@ def _port(process: subprocess.Popen[bytes], path: Path) -> int:
         if path.exists() and (lines := path.read_text().splitlines()):
             return int(lines[0])
         assert process.poll() is None, "the browser ended instead of starting"
+        # Another process writes the file: there is nothing to wait for but the next look.
         time.sleep(0.05)
     raise AssertionError("the browser did not start in time")

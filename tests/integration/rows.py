@@ -26,6 +26,7 @@ class Rows:
         digest = hashlib.sha256(key.encode()).hexdigest()
         deadline_s = time.monotonic() + 60
         while len(found := self._of(digest)) < expected and time.monotonic() < deadline_s:
+            # The proxy's process writes them: there is nothing to wait for but the next look.
             time.sleep(0.02)
         return found
 

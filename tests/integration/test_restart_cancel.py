@@ -60,6 +60,7 @@ def _served_in_time(restarting: Restarting, key: dict[str, str]) -> bool:
     """Whether the key's next request is served; LiteLLM frees the slot just after the connection has ended."""
     deadline_s = time.monotonic() + 60
     while (answer := _small(restarting, key)).status_code == 429 and time.monotonic() < deadline_s:
+        # Another process frees it: there is nothing to wait for but the next try.
         time.sleep(0.05)
     assert answer.status_code in (200, 429), answer.text
     return answer.status_code == 200
@@ -87,6 +88,7 @@ async def test_client_that_leaves_ends_everything(
         async with httpx.AsyncClient(base_url=restarting.proxy.base_url, trust_env=False, timeout=300) as client:
             waiting = asyncio.ensure_future(_read(client, body, key))
             assert await asyncio.to_thread(gate.reached.wait, 60)
+            # The client's own pause is what is tested: it leaves at once, or when all has come to rest.
             await asyncio.sleep(pause_s)
             waiting.cancel()
             with pytest.raises(asyncio.CancelledError):
