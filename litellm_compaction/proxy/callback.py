@@ -220,9 +220,9 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
             if (router := _router()) is not None:
                 try:
                     await self._gate.preparing.start(router)
-                    self._gate.preparing.watch(_router)
                 except Exception as error:  # noqa: BLE001 - fails open (P8)
                     log_failed_open("probe", error)
+                self._gate.preparing.watch(_router)
                 return
             await asyncio.sleep(_ROUTER_WAIT_S)
 
