@@ -1,4 +1,4 @@
-"""Which models' counting is prepared, and how often: what somebody has configured, each once."""
+"""What is known before the first request: windows, and what counts the models that somebody has configured."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from litellm_compaction.errors import ModelNotLoaded
+from litellm_compaction.config import Settings
+from litellm_compaction.errors import ModelNotLoaded, WindowUnknown
 from litellm_compaction.models.families import family_of
 from litellm_compaction.models.sources import TokenizerSource, bundled
 from litellm_compaction.models.window import Target
@@ -36,6 +37,13 @@ class Machine:
     async def loaded(self, target: Target) -> tuple[str, ...]:
         return self.loaded_now
 
+    async def resolve(self, target: Target) -> Any:
+        if target.model == "nobody-knows":
+            raise WindowUnknown(target.model)
+        if target.model not in self.loaded_now:
+            raise ModelNotLoaded(target.model)
+        return SimpleNamespace(tokens=4096, source="api/v1", parallel=1)
+
     async def prepare_counting(self, target: Target) -> TokenizerSource:
         await self.gate.wait()
         if self.error is not None:
@@ -48,14 +56,18 @@ class Machine:
     async def guarded(self, router: Any) -> AsyncIterator[Any]:
         for entry in router_entries(router):
             if "unguarded" not in entry["model_name"]:
-                deployment = deployment_of(entry["litellm_params"], {}, group=entry["model_name"], environ={})
-                yield SimpleNamespace(deployment=deployment)
+                params, info, group = entry["litellm_params"], entry["model_info"], entry["model_name"]
+                deployment = deployment_of(params, info, group=group, environ={})
+                yield SimpleNamespace(deployment=deployment, settings=Settings())
 
 
 def router(*models: str) -> Any:
     """With one deployment per model, of the same name."""
-    entries = [{"model_name": name, "litellm_params": {"model": name, "api_base": "http://x/v1"}} for name in models]
-    return SimpleNamespace(get_model_list=lambda *_, **__: entries, model_list=entries)
+    entries = [
+        {"model_name": name, "litellm_params": {"model": name, "api_base": "http://x/v1"}, "model_info": {"id": name}}
+        for name in models
+    ]
+    return SimpleNamespace(get_model_list=lambda *_, **__: entries, model_list=entries, enable_pre_call_checks=False)
 
 
 def preparing(machine: Any) -> Preparing:
@@ -65,6 +77,16 @@ def preparing(machine: Any) -> Preparing:
 async def settled(made: Preparing) -> None:
     if made._task is not None:
         await made._task
+
+
+async def test_every_window_that_is_known_at_start_is_shown() -> None:
+    """One that nobody knows, or is not loaded yet, stops neither the others nor what comes after."""
+    machine = Machine(("named", "qwen/one"))
+    configured = router("lm_studio/nobody-knows", "lm_studio/cold", "lm_studio/qwen/*", "lm_studio/named")
+    await preparing(machine).start(configured)
+    shown = {entry["model_name"]: entry["model_info"].get("max_input_tokens") for entry in configured.model_list}
+    assert {name: tokens for name, tokens in shown.items() if tokens} == {"lm_studio/named": 4096}
+    assert machine.prepared == ["qwen/one", "named"]
 
 
 async def test_what_is_configured_and_loaded_is_prepared_once() -> None:
