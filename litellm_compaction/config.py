@@ -204,7 +204,10 @@ class Settings(_Section):
         description="A model that is not loaded has no window: load it by a one-token request, or refuse.",
     )
     window_cache_s: float = Field(
-        5.0, gt=0, le=3600, description="Seconds for which a context length read from LM Studio is trusted."
+        5.0,
+        gt=0,
+        le=3600,
+        description="Seconds for which a context length read from a server is used; an older one is read again first.",
     )
     answer_min_tokens: int = Field(
         256, ge=16, le=100_000, description="Least room for an answer; a request that leaves less is refused."

@@ -27,6 +27,17 @@ class WindowUnknown(CompactionError):
         self.model = model
 
 
+class WindowOutdated(WindowUnknown):
+    """A server has said with which context length a model is loaded, but does not say it now."""
+
+    def __init__(self, model: str, *, tokens: int, age_s: float, failure: str) -> None:
+        super().__init__(
+            model,
+            tried=f"{failure}; its last answer, {tokens} tokens, is {age_s:.0f} s old and may hold no more, so nothing "
+            "was sent. The next request asks again; `model_info.compaction.context_length` is used meanwhile where set",
+        )
+
+
 class ModelNotLoaded(CompactionError):
     """LM Studio knows the model but has not loaded it, so it has no window yet."""
 

@@ -126,8 +126,12 @@ class Compactor:
         """Makes the compaction that `prepare` found necessary.
 
         Raises:
-            DoesNotFit: it came out larger than it could have been foreseen.
+            DoesNotFit: it came out larger than it could have been foreseen, or the window has shrunk meanwhile.
+            WindowUnknown, ModelNotLoaded: as `guard`; making it may take longer than a window may be old.
         """
+        return await self._within_todays_window(pending.work, await self._finished(pending))
+
+    async def _finished(self, pending: Pending) -> Guarded:
         work, decision = pending.work, pending.decision
         guarded = await self._made(work, decision)
         while guarded is None and not isinstance(decision, Summarize):
@@ -145,6 +149,16 @@ class Compactor:
                 self._reporter.applied(work, "fallback", guarded, bare, reason="bare")
                 return guarded
         raise self._refusal(work)
+
+    async def _within_todays_window(self, work: Work, guarded: Guarded) -> Guarded:
+        """`guarded`, made anew where the model has been loaded with a smaller window while it was made."""
+        window = await self._scales.window(work.case)
+        if window.tokens >= guarded.window.tokens:
+            return guarded
+        again = await self.guard(work.request, work.case)
+        if work.is_shortened and again.messages is None:
+            return replace(again, messages=work.request.messages)
+        return again
 
     async def _made(self, work: Work, decision: Making) -> Guarded | None:
         """What to send after a new compaction; None where it does not fit, or an edit or a pruning leaves too much."""
@@ -203,6 +217,10 @@ class Compactor:
     def learn_overflow(self, case: Case, guarded: Guarded | None, overflow: Overflow) -> None:
         """Takes note of an overflow error; arguments as `Replies.learn_overflow`."""
         self._replies.learn_overflow(case, guarded, overflow)
+
+    def doubt_window(self, case: Case) -> None:
+        """Has the window read again before it is used, after an error that may come of a model that was reloaded."""
+        self.windows.invalidate(case.target)
 
     async def aclose(self) -> None:
         """Ends the clients and the store."""

@@ -18,8 +18,10 @@ from litellm_compaction.errors import ServerUnavailable
 from litellm_compaction.models.lmstudio import Listing, answers_as_lmstudio, list_models, server_root
 from litellm_compaction.models.served import SILENT, Api, Served, list_served
 
-# A listing this many times older than `cache_s` is too old to be served while it is being read again.
-STALE_FACTOR = 12
+# A server whose listing could not be read is asked again this soon, so that nobody queues behind time limits.
+_RETRY_S = 1.0
+# One that has answered before may be busy, as while it loads another model; without its answer requests are refused.
+_PATIENT_TIMEOUT_S = 10.0
 # An LM Studio that is started later has to be found; one that does not answer is asked again soon.
 _NOT_LMSTUDIO_S = 60.0
 _NO_ANSWER_S = 5.0
@@ -32,8 +34,8 @@ class Reading(NamedTuple):
 
     Attributes:
         listing: the last good one; None when there has never been one.
-        read_s: clock value when it was read.
-        failure: why the newest attempt failed; "" when it succeeded.
+        read_s: clock value when its reading began: it says nothing of what came later.
+        failure: why the newest attempt failed; "" when it succeeded. With one, `listing` may no longer hold.
     """
 
     listing: Listing | Served | None
@@ -102,8 +104,8 @@ class Listings:
             apis: what a server that is not LM Studio may speak; empty for LM Studio.
             fresh: waits for a read that begins after this call.
 
-        Between `cache_s` and 12 times that, the old one is served and a read starts in the background. Never raises
-        for a server that does not answer: the last good listing stays, with the reason why it is old.
+        An older one is read again before it is given, by one read for all who ask. Never raises for a server that does
+        not answer: the last good listing stays, with the reason why it is not known to hold.
         """
         place = _Place(server_root(api_base), api_key, apis)
         server = self._servers.setdefault(place, _Server())
@@ -113,23 +115,17 @@ class Listings:
         wanted = server.wanted
         if server.done >= wanted:
             now_s = self.clock()
-            age_s = now_s - server.reading.read_s
-            if age_s < cache_s:
+            has_failed = bool(server.reading.failure)
+            since_s, limit_s = (
+                (server.attempted_s, min(cache_s, _RETRY_S)) if has_failed else (server.reading.read_s, cache_s)
+            )
+            if now_s - since_s < limit_s:
                 return server.reading
-            if server.reading.failure and now_s - server.attempted_s < min(self.cache_s, _NO_ANSWER_S):
-                return server.reading
-            flight = self._flight(place, server)
-            if server.reading.listing is not None and age_s < STALE_FACTOR * cache_s:
-                return server.reading
-            await asyncio.shield(flight)
+            await asyncio.shield(self._flight(place, server))
         while server.done < wanted:
             # Shielded: a waiter that is cancelled must not take the read away from the others.
             await asyncio.shield(self._flight(place, server))
         return server.reading
-
-    def is_old(self, reading: Reading) -> bool:
-        """Whether a reading is past the time for which it is served."""
-        return self.clock() - reading.read_s >= self._kept_s(reading)
 
     def last(self, api_base: str, api_key: str | None, apis: tuple[Api, ...] = ()) -> Reading | None:
         """What is known of a server without asking it."""
@@ -174,24 +170,29 @@ class Listings:
 
     async def _read(self, place: _Place, server: _Server) -> None:
         server.begun += 1
-        number = server.begun
+        number, began_s = server.begun, self.clock()
+        timeout_s = self.timeout_s if server.reading.failure or server.reading.listing is None else self._patient_s
         try:
-            listing = await self._listing(place)
+            listing = await self._listing(place, timeout_s)
         except ServerUnavailable as exc:
             server.reading = server.reading._replace(failure=str(exc))
         else:
             is_new = bool(_loaded(listing) - _loaded(server.reading.listing))
-            server.reading = Reading(listing, self.clock(), "")
+            server.reading = Reading(listing, began_s, "")
             if is_new and self.on_loaded is not None:
                 self.on_loaded()
         finally:
             server.attempted_s = self.clock()
             server.done = number
 
-    async def _listing(self, place: _Place) -> Listing | Served:
+    async def _listing(self, place: _Place, timeout_s: float) -> Listing | Served:
         if place.apis:
-            return await list_served(self._client(), place.root, place.api_key, place.apis, timeout_s=self.timeout_s)
-        return await list_models(self._client(), place.root, place.api_key, timeout_s=self.timeout_s)
+            return await list_served(self._client(), place.root, place.api_key, place.apis, timeout_s=timeout_s)
+        return await list_models(self._client(), place.root, place.api_key, timeout_s=timeout_s)
+
+    @property
+    def _patient_s(self) -> float:
+        return max(self.timeout_s, _PATIENT_TIMEOUT_S)
 
     async def _judge(self, place: _Place, verdict: _Verdict) -> None:
         try:

@@ -1,10 +1,12 @@
 """Which context length a model really has, where that number comes from, and how old it is.
 
-Called by the engine for every request: from memory in microseconds, over the network only when the value is old.
+Called by the engine for every request: from memory in microseconds, over the network only when the value is old. An
+old value is never used: a model may have been loaded anew with a smaller window, and LM Studio would cut silently.
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -13,12 +15,14 @@ from typing import NamedTuple, TypeVar
 
 import httpx
 
-from litellm_compaction.errors import ModelNotLoaded, WindowUnknown
+from litellm_compaction.errors import ModelNotLoaded, WindowOutdated, WindowUnknown
 from litellm_compaction.models.listings import Listings, Reading
 from litellm_compaction.models.lmstudio import Listing
 from litellm_compaction.models.targets import GUESSES, Known, Source, Target, Window, apis_of, as_asked, look_up
 
 __all__ = ["Source", "Target", "Window", "Windows"]
+
+logger = logging.getLogger("litellm_compaction")
 
 _LEARNED_S = 600.0
 # Wildcard deployments get their model names from clients, so the number of targets needs an end.
@@ -31,6 +35,18 @@ class _Learned(NamedTuple):
     tokens: int
     against: int | None
     until_s: float
+
+
+class _Seen(NamedTuple):
+    """What a server said of one target.
+
+    Attributes:
+        tokens: last.
+        before_tokens: the last other number; None where it has always said the same.
+    """
+
+    tokens: int
+    before_tokens: int | None
 
 
 class Windows:
@@ -54,6 +70,8 @@ class Windows:
         self._listings = Listings(cache_s=cache_s, http=http, clock=clock, timeout_s=timeout_s)
         self._known: OrderedDict[str, Known] = OrderedDict()
         self._last: OrderedDict[str, Window] = OrderedDict()
+        self._seen: OrderedDict[str, _Seen] = OrderedDict()
+        self._unproven: set[str] = set()
         self._learned: OrderedDict[str, _Learned] = OrderedDict()
 
     @property
@@ -74,21 +92,23 @@ class Windows:
             ModelNotLoaded: LM Studio lists the model without a loaded instance. An operator's number does not help:
                 loading on request may use another context length (lmstudio-bug-tracker 1463).
             WindowUnknown: nobody gave a number; the message says who was asked and what the answer was.
+            WindowOutdated: the server gave one, but does not answer any more, and nothing says what holds now.
         """
         if target.api_base is None or not target.is_listed:
             return self._without_listing(target, "no server was asked")
         place = (target.api_base, target.api_key, apis_of(target))
         reading = await self._listings.get(*place, fresh=fresh)
         known = self._find(target, reading)
-        if known.window is None and not reading.failure and self._listings.is_old(reading):
-            # An old "not loaded" would refuse a model that has been loaded since.
-            reading = await self._listings.get(*place, fresh=True)
-            known = self._find(target, reading)
         if known.not_loaded:
             raise ModelNotLoaded(target.model)
         if known.window is None:
             return self._without_listing(target, known.absence)
-        return self._remember(target, self._capped(target, as_asked(target, known.window)))
+        window = self._capped(target, as_asked(target, known.window))
+        if reading.failure:
+            return self._remember(target, self._least_known(target, window, reading))
+        self._unproven.discard(target.key)
+        self._see(target, window.tokens)
+        return self._remember(target, window)
 
     def peek(self, target: Target) -> Window | None:
         """The last window that `resolve` gave for the target, without asking anybody."""
@@ -160,6 +180,40 @@ class Windows:
         if learned.tokens >= window.tokens:
             return window
         return replace(window, tokens=learned.tokens, source="learned")
+
+    def _see(self, target: Target, tokens: int) -> None:
+        seen = self._seen.get(target.key)
+        if seen is None or seen.tokens != tokens:
+            self._seen[target.key] = _Seen(tokens, seen.tokens if seen is not None else None)
+            _bound(self._seen)
+
+    def _least_known(self, target: Target, window: Window, reading: Reading) -> Window:
+        """What is sure enough to be used while the server does not answer: the smallest of several numbers.
+
+        The last one alone is not: a model that was loaded anew with a smaller window looks the same.
+
+        Raises:
+            WindowOutdated: there is only that one.
+        """
+        seen = self._seen.get(target.key)
+        written = target.context_length if target.context_source not in GUESSES else None
+        others = [tokens for tokens in (seen and seen.before_tokens, written) if tokens]
+        if not others:
+            raise WindowOutdated(
+                target.model, tokens=window.tokens, age_s=self._clock() - reading.read_s, failure=reading.failure
+            )
+        tokens = min(window.tokens, *others)
+        if target.key not in self._unproven:
+            if len(self._unproven) >= _MAX_TARGETS:
+                self._unproven.clear()
+            self._unproven.add(target.key)
+            logger.warning(
+                "window_not_read model=%s tokens=%d: the smallest known number counts until its server answers: %s",
+                target.model,
+                tokens,
+                reading.failure,
+            )
+        return replace(window, tokens=tokens)
 
     def _without_listing(self, target: Target, reason: str) -> Window:
         learned = self._learned.get(target.key)

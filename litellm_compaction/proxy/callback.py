@@ -229,7 +229,11 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
     def _learn_overflow(self, call: Call, message: str, details: Mapping[str, object]) -> None:
         try:
             overflow = unread_overflow(call, message, details)
-            if overflow is not None and call.case is not None:
+            if call.case is None:
+                return
+            if overflow is None:
+                self._compactor.doubt_window(call.case)
+            else:
                 self._compactor.learn_overflow(call.case, call.guarded, overflow)
         except Exception as error:  # noqa: BLE001 - fails open (P8)
             # The client gets the server's own error, not one of ours.

@@ -114,6 +114,31 @@ async def test_an_error_without_a_number_makes_the_listing_old(bench: Bench, ser
     assert (guarded.window.tokens, guarded.window.source) == (4096, "api/v1")
 
 
+async def test_a_window_that_shrinks_while_a_summary_is_written_is_noticed(server: LMStudio) -> None:
+    """A summary takes longer than a window may be old: what goes out fits the window of then."""
+    now_s = 0.0
+    async with httpx.AsyncClient(transport=httpx.MockTransport(server.handle)) as http:
+        bench = Bench(windows=Windows(cache_s=5.0, http=http, clock=lambda: now_s))
+        bench.ask.gate = asyncio.Event()
+        asked = asyncio.create_task(bench.compactor.guard(Request(messages=parsed(LONG)), case(bench)))
+        await bench.ask.asked.wait()
+        server.context_length, now_s = 3072, 60.0
+        bench.ask.gate.set()
+        guarded = await asked
+        assert guarded.window.tokens == 3072
+        sent(LONG, guarded)
+        await bench.compactor.aclose()
+
+
+async def test_any_error_makes_the_listing_old(bench: Bench, server: LMStudio) -> None:
+    """An error may come of a model that was loaded anew: the next request asks, however young the value is."""
+    await bench.compactor.guard(Request(messages=parsed(chat(3))), case(bench))
+    server.context_length = 4096
+    bench.compactor.doubt_window(case(bench))
+    guarded = await bench.compactor.guard(Request(messages=parsed(chat(3))), case(bench))
+    assert guarded.window.tokens == 4096
+
+
 # ------------------------------------------------------------------ not loaded
 
 

@@ -9,7 +9,7 @@ import httpx
 import pytest
 from fake_lmstudio import BASE, Clock, FakeLMStudio, v0_model, v1_model
 
-from litellm_compaction.errors import ModelNotLoaded, WindowUnknown
+from litellm_compaction.errors import ModelNotLoaded, WindowOutdated, WindowUnknown
 from litellm_compaction.models.window import Target, Windows
 
 CACHE_S = 5.0
@@ -160,23 +160,31 @@ async def test_young_values_come_from_memory(server: FakeLMStudio, windows: Wind
     assert len(server.requests) == 1
 
 
-async def test_an_old_value_is_served_while_it_is_read_again(
-    server: FakeLMStudio, windows: Windows, clock: Clock
+@pytest.mark.parametrize("age_s", [CACHE_S, 7.0, 30.0, 60.0, 10_000.0])
+async def test_an_old_value_is_read_again_before_it_is_used(
+    server: FakeLMStudio, windows: Windows, clock: Clock, age_s: float
 ) -> None:
-    """Past cache_s the old value comes at once, one read runs behind, and a shrunk window shows up."""
-    server.list_v1(v1_model(_=8192))
+    """Past cache_s a hundred callers wait for one read, and none of them gets the larger window of before."""
+    server.list_v1(v1_model(_=32768))
     await windows.resolve(target())
     server.list_v1(v1_model(_=4096))
+    clock.now_s += age_s
+    found = await asyncio.gather(*(windows.resolve(target()) for _ in range(100)))
+    assert {window.tokens for window in found} == {4096}
+    assert len(server.requests) == 2
+
+
+async def test_a_value_is_as_old_as_its_reading_began(server: FakeLMStudio, windows: Windows, clock: Clock) -> None:
+    """What a slow server says is of the moment in which it was asked, not of that in which its answer came."""
+    server.list_v1(v1_model(_=32768))
     server.gate = asyncio.Event()
-    clock.now_s += CACHE_S + 1
-    served = [await windows.resolve(target()) for _ in range(10)]
-    assert {window.tokens for window in served} == {8192}
+    asked = asyncio.create_task(windows.resolve(target()))
     await _settle()
-    assert len(server.requests) == 2
+    server.list_v1(v1_model(_=4096))
+    clock.now_s += CACHE_S
     server.gate.set()
-    await _settle()
+    await asked
     assert (await windows.resolve(target())).tokens == 4096
-    assert len(server.requests) == 2
 
 
 async def test_an_old_absence_is_not_served(server: FakeLMStudio, windows: Windows, clock: Clock) -> None:
@@ -189,24 +197,98 @@ async def test_an_old_absence_is_not_served(server: FakeLMStudio, windows: Windo
     assert (await windows.resolve(target())).tokens == 4096
 
 
-async def test_a_very_old_value_is_not_served(server: FakeLMStudio, windows: Windows, clock: Clock) -> None:
-    """Past 12 times cache_s the caller waits for a fresh read."""
-    server.list_v1(v1_model(_=8192))
+FAILURES: list[Exception | dict[str, object]] = [
+    httpx.ConnectError("refused"),
+    httpx.ReadTimeout("slow"),
+    {"/api/v1/models": httpx.Response(503)},
+    {"/api/v1/models": httpx.Response(401), "/api/v0/models": httpx.Response(401)},
+    {"/api/v1/models": {"error": "Unexpected endpoint."}},
+]
+
+
+def fail(server: FakeLMStudio, failure: Exception | dict[str, object]) -> None:
+    if isinstance(failure, Exception):
+        server.down = failure
+    else:
+        server.answers = failure
+
+
+@pytest.mark.parametrize("failure", FAILURES)
+async def test_one_number_that_cannot_be_read_again_is_refused(
+    server: FakeLMStudio, windows: Windows, clock: Clock, failure: Exception | dict[str, object]
+) -> None:
+    """It may be that of a larger window than the model has now; the error says how old it is and what failed."""
+    answers = server.answers
+    server.list_v1(v1_model(_=32768))
     await windows.resolve(target())
+    clock.now_s += 7
+    fail(server, failure)
+    for _ in range(3):
+        with pytest.raises(WindowOutdated, match="32768 tokens, is 7 s old"):
+            await windows.resolve(target())
+    clock.now_s += 1
+    server.down, server.answers = None, answers
     server.list_v1(v1_model(_=4096))
-    clock.now_s += CACHE_S * 12
     assert (await windows.resolve(target())).tokens == 4096
 
 
-async def test_the_last_good_value_survives_failures(server: FakeLMStudio, windows: Windows, clock: Clock) -> None:
-    """Probes may be refused while chat works: the old number stays, and its age shows."""
+@pytest.mark.parametrize("failure", FAILURES)
+@pytest.mark.parametrize(("first", "second"), [(4096, 32768), (32768, 4096)])
+async def test_of_two_numbers_the_smaller_counts_while_a_server_does_not_answer(
+    server: FakeLMStudio,
+    windows: Windows,
+    clock: Clock,
+    failure: Exception | dict[str, object],
+    first: int,
+    second: int,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Of the last two that it has said; its operator is told once."""
+    for tokens in (first, second):
+        server.list_v1(v1_model(_=tokens))
+        await windows.resolve(target(), fresh=True)
+    fail(server, failure)
+    for _ in range(5):
+        clock.now_s += CACHE_S + 1
+        assert (await windows.resolve(target())).tokens == 4096
+    assert len([record for record in caplog.records if "window_not_read" in record.message]) == 1
+
+
+async def test_an_operators_number_counts_where_it_is_smaller(
+    server: FakeLMStudio, windows: Windows, clock: Clock
+) -> None:
+    """Whoever writes one down wants it used where the server says nothing; a larger one lifts nothing."""
+    for written, expected in ((6000, 6000), (50_000, 8192)):
+        server.down = None
+        server.list_v1(v1_model(_=8192))
+        assert (await windows.resolve(target(context_length=written), fresh=True)).tokens == 8192
+        server.down = httpx.ConnectError("refused")
+        clock.now_s += CACHE_S
+        assert (await windows.resolve(target(context_length=written))).tokens == expected
+
+
+async def test_a_young_value_that_an_error_made_doubtful_is_refused(server: FakeLMStudio, windows: Windows) -> None:
+    """After an error the value is read again at once; where that fails, nobody knows what holds."""
     server.list_v1(v1_model(_=8192))
-    read_s = (await windows.resolve(target())).read_s
-    server.answers = {"/api/v1/models": httpx.Response(401), "/api/v0/models": httpx.Response(401)}
-    clock.now_s += CACHE_S * 100
-    window = await windows.resolve(target(), fresh=True)
-    assert (window.tokens, window.read_s) == (8192, read_s)
-    assert len(server.requests) == 3
+    await windows.resolve(target())
+    windows.invalidate(target())
+    server.down = httpx.ConnectError("refused")
+    with pytest.raises(WindowOutdated):
+        await windows.resolve(target())
+
+
+async def test_a_known_server_that_is_busy_is_waited_for(server: FakeLMStudio, clock: Clock) -> None:
+    """One that has answered before may take longer than the limit for strangers: refusing costs more than waiting."""
+    async with httpx.AsyncClient(transport=httpx.MockTransport(server.handle)) as http:
+        windows = Windows(cache_s=CACHE_S, http=http, clock=clock, timeout_s=0.01)
+        server.list_v1(v1_model(_=8192))
+        await windows.resolve(target())
+        clock.now_s += CACHE_S
+        server.gate = asyncio.Event()
+        # A second of real time is a hundred of those limits, and a tenth of the patience.
+        asyncio.get_running_loop().call_later(0.1, server.gate.set)
+        assert (await windows.resolve(target())).tokens == 8192
+        await windows.aclose()
 
 
 async def test_fresh_reads_are_shared(server: FakeLMStudio, windows: Windows) -> None:
