@@ -1,0 +1,44 @@
+"""A real proxy in front of real engines behind LM Studio's listings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.integration.harness import Proxy, lm_studio, proxy, write_config
+from tests.real_engine.engine import Engine, running
+from tests.real_engine.shim import Shim, serve
+
+# Window and slots of each engine, by the name of its model. llama.cpp rounds windows up to 256.
+ENGINES = {"talk": (2048, 1), "small": (768, 1), "pool": (1024, 4), "reloaded": (1024, 1)}
+
+
+@dataclass
+class Bench:
+    """A proxy, the shim that it takes for LM Studio, and the engines behind it."""
+
+    proxy: Proxy
+    shim: Shim
+    engines: dict[str, Engine]
+    weights: Path
+
+
+@contextmanager
+def open_bench(folder: Path, weights: Path) -> Iterator[Bench]:
+    """A bench with all engines.
+
+    The model writes its summaries worse than none (facts of 2026-11: 29 of 29 degenerate), and each would take minutes
+    here, so that compactions are made without a model.
+    """
+    settings = {"tokenizer": str(weights), "max_summary_calls": 0, "window_cache_s": 0.2}
+    with ExitStack() as stack:
+        engines = {
+            name: stack.enter_context(running(weights, window, slots)) for name, (window, slots) in ENGINES.items()
+        }
+        shim = stack.enter_context(serve(engines))
+        models = [lm_studio(name, name, shim.base_url) for name in engines]
+        router = {"num_retries": 0, "disable_cooldowns": True}
+        config = write_config(folder, models, settings, router_settings=router)
+        yield Bench(stack.enter_context(proxy(config)), shim, engines, weights)
