@@ -164,7 +164,20 @@ class _Examiner:
         rows: list[Examined] = []
         for model in names(target, served):
             one = replace(target, key=f"{target.key}|{model}", model=model)
-            window = await self._windows.resolve(one)
+            try:
+                window = await self._windows.resolve(one)
+            except ModelNotLoaded:
+                load = "the first request loads it (when_not_loaded). To be sure, set num_ctx in litellm_params"
+                what = f"Ollama has not loaded {model}, so its window is not known"
+                rows.append(replace(row, model=model, loaded=False))
+                findings.append(self._not_loaded_yet(row.name, what, load))
+                continue
+            except WindowUnknown as error:
+                rows.append(replace(row, model=model))
+                if row.reachable is not False:
+                    todo = "write model_info.compaction.context_length, as large as the server was started with"
+                    findings.append(problem(row.name, f"{error} What to do: {todo}."))
+                continue
             counted = replace(
                 row,
                 model=model,
@@ -260,6 +273,11 @@ class _Examiner:
             probes, more = await probe(self._http, row.place, target, source)
             row, findings = replace(row, probes=probes), [*findings, *more]
         return row, findings
+
+    def _not_loaded_yet(self, name: str, what: str, load: str) -> Finding:
+        if self._settings.when_not_loaded == "warm_up":
+            return note(name, f"{what}; {load}.")
+        return problem(name, f"{what}, and when_not_loaded is `error`: load it, or set num_ctx in litellm_params.")
 
     def _not_loaded(self, name: str, what: str) -> Finding:
         if self._settings.when_not_loaded == "warm_up":

@@ -141,14 +141,18 @@ def look_up(target: Target, reading: Reading) -> Known:
 
 
 def _look_up_served(target: Target, reading: Reading, served: Served) -> Known:
-    """The window as another server tells it; what is not loaded has none, and the next source counts."""
+    """The window as another server tells it.
+
+    What is not loaded has none; Ollama loads it with the first request.
+    """
     if served.api is None:
         absence = f"its server tells no context length ({', '.join(PATHS[api] for api in target.apis)})"
         return Known(reading, target.model, None, absence, not_loaded=False)
     found = find_served(served, target.model)
     if found is None or found.context_length is None:
         absence = f"{PATHS[served.api]} names no context length of {target.model}"
-        return Known(reading, target.model, None, absence, not_loaded=False)
+        is_loadable = found is None and served.api == "ollama"
+        return Known(reading, target.model, None, absence, not_loaded=is_loadable)
     window = Window(
         tokens=found.context_length,
         source=served.api,

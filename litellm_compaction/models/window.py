@@ -90,7 +90,8 @@ class Windows:
 
         Raises:
             ModelNotLoaded: LM Studio lists the model without a loaded instance. An operator's number does not help:
-                loading on request may use another context length (lmstudio-bug-tracker 1463).
+                loading on request may use another context length (lmstudio-bug-tracker 1463). Ollama has not loaded
+                it, and its operator wrote no number.
             WindowUnknown: nobody gave a number; the message says who was asked and what the answer was.
             WindowOutdated: the server gave one, but does not answer any more, and nothing says what holds now.
         """
@@ -99,8 +100,10 @@ class Windows:
         place = (target.api_base, target.api_key, apis_of(target))
         reading = await self._listings.get(*place, fresh=fresh)
         known = self._find(target, reading)
-        if known.not_loaded:
+        if known.not_loaded and target.is_lmstudio:
             raise ModelNotLoaded(target.model)
+        if known.not_loaded and (target.context_length is None or target.context_source in GUESSES):
+            raise ModelNotLoaded(target.model, server="Ollama")
         if known.window is None:
             return self._without_listing(target, known.absence)
         window = self._capped(target, as_asked(target, known.window))

@@ -1,6 +1,8 @@
 """The window of a deployment that an operator opted in although it is not LM Studio: who is asked, what else counts.
 
-The order: the server's own number, `context_length`, `max_input_tokens` of `model_info`, LiteLLM's model map, 128,000.
+The order: the server's own number, `context_length`, `max_input_tokens` of `model_info`, LiteLLM's model map; 128,000
+for hosted models only. A server of one's own that says nothing may have been started with any context length, and may
+cut silently: without a number its requests are refused, as LM Studio's are.
 
 A server is asked only for an opted-in deployment, and only where it is nobody's cloud: providers that name software to
 run oneself (Ollama, vLLM, llamafile) at the address that the operator gave; OpenAI-compatible ones at an address in a
@@ -23,7 +25,7 @@ from urllib.parse import urlsplit
 from litellm_compaction.models.served import Api
 from litellm_compaction.models.window import Source, Target
 
-# What the issue asks for where nothing else is known; only here, never for LM Studio.
+# What the issue asks for where nothing else is known of a hosted model; never for LM Studio or another own server.
 DEFAULT_WINDOW_TOKENS = 128_000
 OPENAI_PROVIDERS = ("openai", "custom_openai")
 
@@ -63,10 +65,13 @@ def opted_in_target(
     api_base = target.api_base or environ.get(variable) or address
     if provider in OPENAI_PROVIDERS and api_base and is_local_address(api_base):
         apis = _OPENAI_COMPATIBLE
+    is_own = provider in _SELF_HOSTED or bool(api_base and is_local_address(api_base))
     if api_base is None or _host(api_base).endswith(_CLOUD_HOSTS):
-        apis = ()
+        apis, is_own = (), is_own and api_base is None
     asked = _positive(litellm_params.get("num_ctx")) if provider in _OLLAMA else None
-    tokens, source = _told(target, asked, provider, model_info)
+    tokens, source = _told(target, asked, provider, model_info) or (
+        (None, "operator") if is_own else (DEFAULT_WINDOW_TOKENS, "default")
+    )
     return replace(
         target,
         api_base=api_base,
@@ -116,15 +121,15 @@ def max_input_tokens(provider: str, model: str) -> int | None:
     return None
 
 
-def _told(target: Target, asked: int | None, provider: str, model_info: Mapping[str, Any]) -> tuple[int, Source]:
+def _told(target: Target, asked: int | None, provider: str, model_info: Mapping[str, Any]) -> tuple[int, Source] | None:
+    """The first number that anybody but the server gives, and who it was."""
     candidates: tuple[tuple[int | None, Source], ...] = (
         (target.context_length, "operator"),
         (asked, "operator"),
         (_positive(model_info.get("max_input_tokens")), "max_input_tokens"),
         (max_input_tokens(provider, target.model), "model_map"),
     )
-    found = next(((tokens, source) for tokens, source in candidates if tokens), None)
-    return found or (DEFAULT_WINDOW_TOKENS, "default")
+    return next(((tokens, source) for tokens, source in candidates if tokens), None)
 
 
 def _model_map() -> Mapping[str, Any]:

@@ -243,15 +243,26 @@ def test_an_opted_in_server_says_its_window(
     assert "window   6,144 tokens, from llama.cpp's /props" in capsys.readouterr().out
 
 
-def test_an_opted_in_server_without_a_number_is_a_note(report: Report, plain: PlainServer) -> None:
-    """Who was asked, what is assumed, and what to write."""
+def test_an_opted_in_server_without_a_number_is_a_problem(report: Report, plain: PlainServer) -> None:
+    """Who was asked, and what to write: its requests are refused."""
     info = {"compaction": {"enabled": True}}
     code, found = report(config(deployment("openai/x", params={"api_base": f"{plain.base_url}/v1"}, info=info)))
+    assert code == 1
+    [row] = found["deployments"]
+    assert (row["guarded"], row["reachable"], row["window_tokens"]) == (True, True, None)
+    (said,) = messages(found)
+    assert "Context limit not available for x. Please ensure model metadata is correct." in said
+    assert "tells no context length (/props, /v1/models, /api/ps)" in said
+    assert "write model_info.compaction.context_length" in said
+
+
+def test_a_hosted_model_that_nobody_knows_is_a_note(report: Report) -> None:
+    """What is assumed, and what to write."""
+    code, found = report(config(deployment("openrouter/x", info={"compaction": {"enabled": True}})))
     assert code == 0
     [row] = found["deployments"]
     assert (row["window_tokens"], row["window_source"]) == (128_000, "default")
     said = " ".join(messages(found, "note"))
-    assert "tells no window (/props, /v1/models, /api/ps)" in said
     assert "assumed to be 128,000 tokens: write model_info.compaction.context_length" in said
 
 
@@ -263,6 +274,9 @@ def test_a_model_that_ollama_has_not_loaded_is_a_note(report: Report, plain: Pla
     _, found = report(config(deployment("ollama_chat/qwen3", params=params, info=info)))
     assert found["deployments"][0]["window_source"] == "operator"
     assert any("Ollama has not loaded qwen3, so 4,096 tokens" in message for message in messages(found, "note"))
+    code, found = report(config(deployment("ollama_chat/x", params=params, info={"compaction": {"enabled": True}})))
+    assert (code, found["deployments"][0]["loaded"]) == (0, False)
+    assert any("Ollama has not loaded x, so its window is not known; the first" in m for m in messages(found, "note"))
     plain.gets["/api/ps"] = {"models": [{"name": "qwen3:latest", "context_length": 16384}]}
     _, found = report(config(deployment("ollama_chat/*", params=params, info=info)))
     [row] = found["deployments"]

@@ -94,7 +94,7 @@ def open_routes(folder: Path, servers: Servers, rows: Rows) -> Iterator[Bench]:
             entry("plain", "openai/plain", own),
             entry("opted", "hosted_vllm/opted", own, compaction={"enabled": True, "context_length": 4096}),
             entry("opted-openai", "openai/opted", own, compaction={"enabled": True, "context_length": 4096}),
-            entry("opted-default", "hosted_vllm/opted", own, compaction={"enabled": True}),
+            entry("opted-silent", "hosted_vllm/opted", own, compaction={"enabled": True}),
             entry("deaf", "lm_studio/deaf", own),
             entry("dead", "lm_studio/dead", f"http://127.0.0.1:{free_port()}/v1"),
             entry("pair", f"lm_studio/{KEY}", f"{urls['pair-4k']}/v1", id="pair-small"),

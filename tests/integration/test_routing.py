@@ -85,12 +85,13 @@ def test_other_provider_is_guarded_when_opted_in(routes: Bench, plain: PlainServ
     assert 256 <= body["max_tokens"] < 4096
 
 
-def test_opted_in_provider_without_a_number_gets_the_documented_default(routes: Bench, plain: PlainServer) -> None:
-    """128,000 tokens are assumed for an opted-in provider, and only there."""
+def test_an_own_server_that_tells_no_window_is_refused_as_lm_studio_is(routes: Bench, plain: PlainServer) -> None:
+    """128,000 tokens are assumed for hosted models only: this one may cut at any length."""
     since = len(plain.requests)
-    answer = _chat(routes, "opted-default", messages := talk("default", 20_000))
-    assert answer.headers["x-litellm-compaction-window"] == "128000"
-    assert plain.posts(since)[-1].json["messages"] == messages
+    answer = routes.proxy.chat("opted-silent", talk("silent", 500))
+    assert answer.status_code == 400, answer.text
+    assert "Context limit not available for opted. Please ensure model metadata is correct." in answer.text
+    assert plain.posts(since) == []
 
 
 def test_disabled_deployment_is_left_alone(routes: Bench) -> None:

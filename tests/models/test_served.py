@@ -10,7 +10,7 @@ import httpx
 import pytest
 from fake_lmstudio import BASE, Clock, FakeLMStudio, v1_model
 
-from litellm_compaction.errors import ServerUnavailable
+from litellm_compaction.errors import ModelNotLoaded, ServerUnavailable
 from litellm_compaction.models.served import SILENT, Api, list_served
 from litellm_compaction.models.window import Target, Windows
 
@@ -101,13 +101,11 @@ async def test_the_first_that_answers_is_enough(server: FakeLMStudio, windows: W
         ("/v1/models", {"object": "list", "data": [{"id": "qwen", "meta": {"n_ctx_train": 40960}}]}),
         ("/v1/models", {"data": "qwen"}),
         ("/api/ps", {"models": [{"name": "qwen", "context_length": -1}]}),
-        ("/api/ps", {"models": [{"name": "other", "context_length": 4096}]}),
-        ("/api/ps", {"models": None}),
         ("/api/ps", {"error": "Unexpected endpoint."}),
     ],
 )
 async def test_no_number_is_no_window(server: FakeLMStudio, windows: Windows, path: str, answer: object) -> None:
-    """Another shape, a router's 0, a trained length, a model that is not loaded: the next source counts."""
+    """Another shape, a router's 0, a trained length: the next source counts."""
     server.answers[path] = answer
     window = await windows.resolve(target())
     assert (window.tokens, window.source) == (128_000, "default")
@@ -152,9 +150,13 @@ async def test_young_numbers_come_from_memory(server: FakeLMStudio, windows: Win
 
 
 async def test_a_model_that_is_loaded_meanwhile_is_found(server: FakeLMStudio, windows: Windows, clock: Clock) -> None:
-    """Ollama loads on the first request; from then on its allocated window counts."""
-    server.answers["/api/ps"] = {"models": []}
-    assert (await windows.resolve(target("gemma3", ("ollama",)))).source == "default"
+    """Ollama loads on the first request; from then on its allocated window counts. A guess counts never."""
+    for listed in ([], None, [{"name": "other", "context_length": 4096}]):
+        server.answers["/api/ps"] = {"models": listed}
+        with pytest.raises(ModelNotLoaded):
+            await windows.resolve(target("gemma3", ("ollama",)), fresh=True)
+        written = target("gemma3", ("ollama",), context_source="operator")
+        assert (await windows.resolve(written)).source == "operator"
     server.answers["/api/ps"] = OLLAMA
     clock.now_s += CACHE_S
     assert (await windows.resolve(target("gemma3", ("ollama",)))).tokens == 4096

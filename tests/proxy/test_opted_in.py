@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 from litellm_compaction.config import Settings
+from litellm_compaction.errors import ModelNotLoaded, WindowUnknown
 from litellm_compaction.models.window import Target, Windows
 from litellm_compaction.proxy.guards import Guards
 from litellm_compaction.proxy.live_settings import FixedSettings
@@ -84,9 +85,11 @@ async def test_without_opting_in_no_request_is_made(model: str, info: dict[str, 
         ("openai/gpt-4o", {}, {"max_input_tokens": 7000}, {}, 7000, "max_input_tokens"),
         ("openai/gpt-4o", {}, {"max_input_tokens": 7000.0}, {}, 7000, "max_input_tokens"),
         ("openai/gpt-4o", {}, {"max_input_tokens": True}, {}, 128_000, "model_map"),
-        ("hosted_vllm/never-heard-of", {}, {}, {}, 128_000, "default"),
+        ("openrouter/never-heard-of", {}, {}, {}, 128_000, "default"),
+        ("openai/never-heard-of", {}, {}, {"api_base": "https://api.example.com/v1"}, 128_000, "default"),
+        ("ollama_chat/never-heard-of", {}, {}, {"api_base": "https://ollama.com"}, 128_000, "default"),
         ("ollama/never-heard-of", {}, {}, {"num_ctx": 16384}, 16384, "operator"),
-        ("hosted_vllm/never-heard-of", {}, {}, {"num_ctx": 16384}, 128_000, "default"),
+        ("openrouter/never-heard-of", {}, {}, {"num_ctx": 16384}, 128_000, "default"),
     ],
 )
 def test_the_sources_have_an_order(
@@ -95,6 +98,53 @@ def test_the_sources_have_an_order(
     """context_length, what requests ask for, max_input_tokens, the model map, 128,000."""
     target = opted(model, compaction=compaction, info=info, **params)
     assert (target.context_length, target.context_source) == (tokens, source)
+
+
+@pytest.mark.parametrize(
+    ("model", "params"),
+    [
+        ("openai/never-heard-of", {"api_base": LOCAL}),
+        ("openai/never-heard-of", {"api_base": "http://192.168.1.20:5001/v1"}),
+        ("openai/never-heard-of", {"api_base": "http://gpu.lan:8000/v1"}),
+        ("anthropic/never-heard-of", {"api_base": LOCAL}),
+        ("hosted_vllm/never-heard-of", {}),
+        ("hosted_vllm/never-heard-of", {"api_base": "https://vllm.example.com/v1"}),
+        ("llamafile/never-heard-of", {}),
+        ("ollama/never-heard-of", {"api_base": "http://10.0.0.7:11434"}),
+    ],
+)
+def test_nothing_is_assumed_of_ones_own_server(model: str, params: dict[str, str]) -> None:
+    """128,000 tokens are for hosted models: a server of one's own has any context length, and may cut silently."""
+    assert opted(model, **params).context_length is None
+
+
+async def test_ones_own_server_that_tells_no_window_is_refused_like_lm_studio() -> None:
+    """With the same sentence, and who was asked."""
+    async with httpx.AsyncClient(transport=httpx.MockTransport(lambda _: httpx.Response(404, json={}))) as http:
+        windows = Windows(cache_s=5.0, http=http)
+        sentence = "^Context limit not available for x. Please ensure model metadata is correct."
+        with pytest.raises(WindowUnknown, match=sentence):
+            await windows.resolve(opted("openai/x", api_base=LOCAL))
+        await windows.aclose()
+
+
+@pytest.mark.parametrize(("models", "is_known"), [([], False), ([{"name": "x:latest", "context_length": 8192}], True)])
+async def test_what_ollama_has_not_loaded_is_loaded_first(models: list[dict[str, Any]], is_known: bool) -> None:
+    """It has no window before, and a guess may be above what it will allocate; its operator's number is none."""
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(200, json={"models": models}) if request.url.path == "/api/ps" else httpx.Response(404)
+
+    async with httpx.AsyncClient(transport=httpx.MockTransport(answer)) as http:
+        windows = Windows(cache_s=5.0, http=http)
+        target = opted("ollama/x")
+        if is_known:
+            assert (await windows.resolve(target)).tokens == 8192
+        else:
+            with pytest.raises(ModelNotLoaded, match="x is not loaded in Ollama"):
+                await windows.resolve(target)
+            assert (await windows.resolve(opted("ollama/x", num_ctx=4096))).tokens == 4096
+        await windows.aclose()
 
 
 def test_the_model_map_is_the_providers_own() -> None:
@@ -110,13 +160,13 @@ def test_lm_studio_has_no_default() -> None:
     assert found.other_target is None
 
 
-@pytest.mark.parametrize(("status", "source", "tokens"), [(404, "default", 128_000), (503, "operator", None)])
+@pytest.mark.parametrize(("status", "source", "tokens"), [(404, "model_map", 128_000), (503, "operator", None)])
 async def test_nothing_is_assumed_while_a_server_is_unknown(status: int, source: str, tokens: int | None) -> None:
-    """Until a local server has said that it is not LM Studio there is no default for it."""
+    """Until a local server has said that it is not LM Studio nothing is known of it but what its operator wrote."""
     async with httpx.AsyncClient(transport=httpx.MockTransport(lambda _: httpx.Response(status, json={}))) as http:
         windows = Windows(cache_s=5.0, http=http)
         guard = await Guards(FixedSettings(Settings()), windows, Publisher()).guard(
-            deployment("openai/x", ON, api_base=LOCAL)
+            deployment("openai/gpt-4o", ON, api_base=LOCAL)
         )
         await windows.aclose()
     assert guard is not None
