@@ -73,6 +73,7 @@ class DeploymentSettings(_Section):
     tokenizer: str | None = Field(None, min_length=1)
     count: Literal["auto", "probe"] | None = None
     pruning_model: str | None = Field(None, min_length=1)
+    notices: Literal["auto", "content", "reasoning", "off"] | None = None
     strategy: StrategyName | None = None
     pre_request_ratio: Ratio | None = None
     streaming_ratio: Ratio | None = None
@@ -163,8 +164,10 @@ class Settings(_Section):
         description="auto carries answers over the limit below LiteLLM's OpenAI client where it can; "
         "hooks uses LiteLLM's hooks only.",
     )
-    notices: Literal["content", "reasoning", "off"] = Field(
-        "content", description="Where a streaming client is told about a compaction."
+    notices: Literal["auto", "content", "reasoning", "off"] = Field(
+        "auto",
+        description="Where a streaming client is told about a compaction. auto: in the text for people (browsers, Open "
+        "WebUI), for programs as a thought before the answer begins and never inside it.",
     )
     heartbeat_s: float = Field(
         10.0, gt=0, le=600, description="Longest silence in seconds of a stream that waits for a compaction."

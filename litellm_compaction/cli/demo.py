@@ -53,7 +53,7 @@ from litellm_compaction.cli.demo_picture import (
 from litellm_compaction.cli.findings import HANDLER
 from litellm_compaction.config import settings_from
 from litellm_compaction.core.carry_over import GO_ON_START
-from litellm_compaction.core.messages import START_NOTICE, without_notices
+from litellm_compaction.core.messages import START_NOTICE
 from litellm_compaction.data_folder import FOLDER_VARIABLE
 from litellm_compaction.errors import CompactionError, ServerUnavailable
 from litellm_compaction.simulator import ChatCall, Model, Reply, RequestRecord, Simulator, serve
@@ -156,13 +156,13 @@ def _play(
     tally: _Tally,
 ) -> None:
     seen = len(simulator.inference_requests())
-    content, calls = ask(http, key, f"lm_studio/{MODEL}", conversation.messages)
+    content, calls, thoughts = ask(http, key, f"lm_studio/{MODEL}", conversation.messages)
     records = simulator.inference_requests()[seen:]
     if not records:
         raise ServerUnavailable("The proxy answered without asking the simulator.")
     simulator.wait_until(lambda: all(record.outcome != "running" for record in records))
     sent = records[-1]
-    compacted = _compacted(tally, conversation, records, announced=START_NOTICE in content)
+    compacted = _compacted(tally, conversation, records, announced=START_NOTICE in thoughts)
     if compacted is not None:
         tally.compactions = compacted.round
         _say(compaction_line(look, compacted))
@@ -182,7 +182,7 @@ def _finale(http: httpx.Client, key: str, simulator: Simulator, stage: _Stage, l
     """One answer that is longer than the window."""
     stage.conversation.ask(REPORT_REQUEST)
     seen = len(simulator.inference_requests())
-    content, _ = ask(http, key, f"lm_studio/{MODEL}", stage.conversation.messages)
+    content = ask(http, key, f"lm_studio/{MODEL}", stage.conversation.messages).text
     records = simulator.inference_requests()[seen:]
     simulator.wait_until(lambda: all(record.outcome != "running" for record in records))
     parts = [record for record in records if len(_messages(record)) > 1]
@@ -196,7 +196,7 @@ def _finale(http: httpx.Client, key: str, simulator: Simulator, stage: _Stage, l
     tally.turns += 1
     tally.truncated += sum(record.truncated for record in records)
     lines = stage.report.splitlines()
-    tally.report_is_whole = without_notices(content) == stage.report
+    tally.report_is_whole = content == stage.report
     whole = "each once" if tally.report_is_whole else "NOT whole"
     _say(f"          the report has {len(lines)} lines; the client has them in one answer: {whole}")
 

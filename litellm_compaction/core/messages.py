@@ -31,8 +31,14 @@ _NOTICES = re.compile(
             re.escape(ATTEMPTS_NOTICE),
         )
     )
-    + r")(?:\n\n|\n?\Z)"
+    + r")(?:\n\n|\n?\Z|\n(?=</think))"
 )
+# A client that writes thoughts into its text leaves this where they were a notice only.
+_EMPTY_THOUGHTS = re.compile(r"\A\s*<think(?:ing)?>\s*</think(?:ing)?>\s*")
+_REASONING_KEYS = ("reasoning_content", "reasoning")
+# What stands for an answer of which nothing but a notice came: some templates refuse an empty message, and without
+# it two user messages would meet (promise P3).
+NO_ANSWER = "(interrupted)"
 _SYSTEM_ROLES = frozenset({"system", "developer"})
 
 
@@ -171,17 +177,37 @@ def newest_user_index(messages: Sequence[Message]) -> int | None:
 
 def without_notices(text: str) -> str:
     """`text` without the lines that we put into answers: clients send them back as the assistant's words."""
-    return _NOTICES.sub("", text) if "⚙️" in text or "✅" in text or "⚠️" in text else text
+    if "⚙️" not in text and "✅" not in text and "⚠️" not in text:
+        return text
+    stripped = _NOTICES.sub("", text)
+    return text if stripped == text else _EMPTY_THOUGHTS.sub("", stripped)
 
 
 def cleaned(message: Message) -> Message:
-    """`message` without our notices in it; the same object when there are none."""
-    if message.role != "assistant" or without_notices(message.text) == message.text:
+    """`message` without our notices in its text and its reasoning; the same object when there are none."""
+    if message.role != "assistant":
         return message
-    content = message.raw.get("content")
-    if not isinstance(content, list):
-        return with_text(message, without_notices(message.text))
-    return parse_message({**message.raw, "content": [_without_notices(part) for part in content]})
+    raw: dict[str, JsonValue] = {**message.raw}
+    for key in _REASONING_KEYS:
+        if isinstance(text := raw.get(key), str) and (stripped := without_notices(text)) != text:
+            raw[key] = stripped
+            if not stripped:
+                del raw[key]
+    if isinstance(blocks := raw.get("thinking_blocks"), list):
+        kept = _without_notice_parts(blocks, "thinking")
+        raw["thinking_blocks"] = kept
+        if not kept:
+            del raw["thinking_blocks"]
+    if without_notices(message.text) != message.text:
+        content = raw.get("content")
+        raw["content"] = (
+            _without_notice_parts(content, "text")
+            if isinstance(content, list)
+            else without_notices(message.text) or ("" if message.calls else NO_ANSWER)
+        )
+        if raw["content"] == []:
+            raw["content"] = "" if message.calls else [{"type": "text", "text": NO_ANSWER}]
+    return message if raw == message.raw else parse_message(raw)
 
 
 def render_arguments(arguments: str) -> str:
@@ -248,12 +274,16 @@ def _calls(calls: JsonValue) -> tuple[ToolCall, ...]:
     return tuple(found)
 
 
-def _without_notices(part: JsonValue) -> JsonValue:
-    if isinstance(part, str):
-        return without_notices(part)
-    if isinstance(part, Mapping) and isinstance(part.get("text"), str):
-        return {**part, "text": without_notices(_string(part["text"]))}
-    return part
+def _without_notice_parts(parts: Sequence[JsonValue], key: str) -> list[JsonValue]:
+    """`parts` with their text, under `key`, freed of notices; those that were nothing else are left out."""
+    kept: list[JsonValue] = []
+    for part in parts:
+        text = part if isinstance(part, str) else part.get(key) if isinstance(part, Mapping) else None
+        if not isinstance(text, str) or (stripped := without_notices(text)) == text:
+            kept.append(part)
+        elif stripped:
+            kept.append({**part, key: stripped} if isinstance(part, Mapping) else stripped)
+    return kept
 
 
 def _string(value: JsonValue) -> str:

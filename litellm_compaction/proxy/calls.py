@@ -46,6 +46,7 @@ class Call:
         opted_out: whether the client asked not to be guarded, and may.
         asks_for_usage: whether a usage chunk belongs in the stream.
         is_structured: whether the answer is a document, where no notice may stand.
+        is_told: whether the request before it told of a compaction, so that this one does not again.
         is_carried: whether the transport does all that happens while its answer is open.
         is_read: whether its answer has reached the loop that carries it.
         may_pause: whether its answer nears the limit, so that a compaction may silence it for a while.
@@ -68,6 +69,7 @@ class Call:
     opted_out: bool = False
     asks_for_usage: bool = True
     is_structured: bool = False
+    is_told: bool = False
     is_carried: bool = False
     is_read: bool = False
     may_pause: bool = False

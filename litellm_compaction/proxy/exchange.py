@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from litellm_compaction.core.messages import Message, Request
 from litellm_compaction.engine import Case, Guarded
+from litellm_compaction.proxy.notices import Notices
 
 # OpenAI's `chat.completion.chunk` as JSON.
 Chunk: TypeAlias = dict[str, Any]
@@ -90,7 +91,7 @@ class Asked:
         request: the conversation, as the client sent it.
         output_tokens: its limit for the answer, None for none.
         is_json: structured output: no notices, one document.
-        has_notices: where notices go.
+        notices: where a client is told of compactions.
         wants_usage: whether the stream must end with a usage chunk.
         stops: strings at which the answer ends.
     """
@@ -98,6 +99,6 @@ class Asked:
     request: Request
     output_tokens: int | None
     is_json: bool
-    notices: Literal["content", "reasoning", "off"]
+    notices: Notices
     wants_usage: bool
     stops: tuple[str, ...] = ()

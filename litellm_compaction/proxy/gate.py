@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 
 from litellm_compaction.core.messages import Request, cleaned
-from litellm_compaction.engine import Attempts, Case, Compactor, Guarded
+from litellm_compaction.engine import Attempts, Case, Compactor, Guarded, Pending
 from litellm_compaction.errors import CompactionError, DoesNotFit
 from litellm_compaction.proxy import wire
 from litellm_compaction.proxy.calls import Call, Calls
@@ -27,6 +27,7 @@ from litellm_compaction.proxy.held_room import compacted, guarded_in_room
 from litellm_compaction.proxy.hooked import Hooked, HookedUpstream, Whole
 from litellm_compaction.proxy.internal import is_internal_call
 from litellm_compaction.proxy.live_settings import SettingsSource
+from litellm_compaction.proxy.notices import SILENT, Announced, notices_for
 from litellm_compaction.proxy.preparing import Preparing
 from litellm_compaction.proxy.publishing import Publisher
 from litellm_compaction.proxy.restart import Answer
@@ -48,6 +49,7 @@ class Gate:
         self._compactor = compactor
         self._calls = calls
         self._publisher = Publisher()
+        self._announced = Announced()
         self._inner: httpx.AsyncBaseTransport | None = None
         self.guards = Guards(source, compactor.windows, self._publisher)
         self.preparing = Preparing(compactor, self.guards, self._publisher)
@@ -92,6 +94,8 @@ class Gate:
             if any(carrier_of(guard.deployment, guard.settings) == "transport" for guard in known):
                 # It does the slow part itself, in the open response.
                 return
+            if isinstance(prepared, Pending):
+                call.is_told = self._announced.is_next_in_a_row(prepared)
             room = self._compactor.room(cases[0])
             try:
                 guarded = await compacted(self._compactor, prepared, room)
@@ -175,6 +179,7 @@ class Gate:
             self._publisher.publish(router, guard.deployment, prepared.window.tokens)
         elif prepared is not None:
             call.will_be_compacted(prepared)
+            call.is_told = self._announced.is_next_in_a_row(prepared)
         # LiteLLM logs and bills by the usage chunk, and keeps it from a client that did not ask for it.
         asked = self._asked(call, case, kwargs, wants_usage=True)
         transport = GuardedTransport(self._inner_transport(), self._compactor, case, asked, prepared, call)
@@ -201,7 +206,7 @@ class Gate:
         upstream = HookedUpstream(first, router, call.pin, data)
         asked = self._asked(call, case, data, wants_usage=call.asks_for_usage)
         if not stream:
-            asked = replace(asked, notices="off")
+            asked = replace(asked, notices=SILENT)
         carried = upstream if stream else Whole(upstream)
         # A compaction that an earlier hook made is reused by this one, and still news for the client.
         told = replace(guarded, action=call.action)
@@ -209,11 +214,14 @@ class Gate:
         return Hooked(answer, upstream, guarded)
 
     def _asked(self, call: Call, case: Case, body: Mapping[str, Any], *, wants_usage: bool) -> Asked:
+        notices = notices_for(case.settings.notices, body)
+        if call.is_told:
+            notices = notices._replace(before="off")
         return Asked(
             request=call.original,
             output_tokens=wire.asked_output_tokens(body),
             is_json=call.is_structured,
-            notices=case.settings.notices,
+            notices=notices,
             wants_usage=wants_usage,
             stops=wire.stops(body),
         )

@@ -28,18 +28,20 @@ async def with_heartbeat(response: AsyncIterable[Any], call: Call, *, every_s: f
     """
     source = response.__aiter__()
     last: Any = None
+    begun: Any = None
     while True:
         if not call.may_pause:
             try:
                 last = await source.__anext__()
             except StopAsyncIteration:
                 return
+            begun = last if _is_in_progress(last) else begun
             yield last
             continue
         waiting = asyncio.ensure_future(_next(source))
         try:
             while not (await asyncio.wait({waiting}, timeout=every_s))[0]:
-                if (beat := _beat(last)) is not None:
+                if (beat := _beat(last, begun)) is not None:
                     yield beat
             last = await waiting
         except StopAsyncIteration:
@@ -55,6 +57,7 @@ async def with_heartbeat(response: AsyncIterable[Any], call: Call, *, every_s: f
                     waiting.exception()  # marks it as retrieved
         if last is _END:
             return
+        begun = last if _is_in_progress(last) else begun
         yield last
 
 
@@ -68,18 +71,31 @@ async def _next(source: AsyncIterator[Any]) -> Any:
     return _END
 
 
-def _beat(last: Any) -> Any:
-    """A chunk that says nothing, in the language of the one before; None where there is no such thing."""
+def _is_in_progress(event: Any) -> bool:
+    return getattr(getattr(event, "type", None), "value", getattr(event, "type", None)) == "response.in_progress"
+
+
+def _beat(last: Any, begun: Any) -> Any:
+    """A chunk that says nothing, in the language of the one before; None where there is no such thing.
+
+    Args:
+        last: the chunk before, None before the first.
+        begun: of the Responses API, the event that says that an answer is being made; it may be said again.
+    """
     if isinstance(last, (bytes, bytearray)):
-        return b'event: ping\ndata: {"type": "ping"}\n\n'
+        # Other streams of bytes than Anthropic's name no events; a comment is legal in all of them.
+        return b'event: ping\ndata: {"type": "ping"}\n\n' if last.lstrip().startswith(b"event:") else b": ping\n\n"
     if not hasattr(last, "choices") or not hasattr(last, "model_copy"):
-        return None
+        return begun
     beat = last.model_copy(deep=True)
     for choice in beat.choices:
+        choice.finish_reason = None
         delta = getattr(choice, "delta", None)
         if delta is None:
-            return None
-        choice.finish_reason = None
+            if not isinstance(getattr(choice, "text", None), str):
+                return None
+            choice.text = ""
+            continue
         for name in ("role", "tool_calls", "function_call", "reasoning_content", "thinking_blocks"):
             if getattr(delta, name, None) is not None:
                 setattr(delta, name, None)

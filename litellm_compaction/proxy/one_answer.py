@@ -6,9 +6,10 @@ Used by the restart loop for everything that it sends (promise P6).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 from litellm_compaction.proxy.exchange import Chunk, Received
+from litellm_compaction.proxy.notices import Notices
 from litellm_compaction.proxy.relay import Progress
 
 
@@ -20,7 +21,7 @@ class OneAnswer:
         notices: where they go.
     """
 
-    def __init__(self, progress: Progress, notices: Literal["content", "reasoning", "off"]) -> None:
+    def __init__(self, progress: Progress, notices: Notices) -> None:
         self._progress = progress
         self._notices = notices
         self._base: Chunk = {}
@@ -59,13 +60,23 @@ class OneAnswer:
         return {**self._base, "choices": [{"index": 0, "delta": delta, "finish_reason": None}]}
 
     def notice(self, text: str) -> Chunk | None:
-        """`text` as a chunk, which delivers nothing of the answer; None where no notices are wanted."""
-        if self._notices == "off":
-            return None
+        """`text` as a chunk, which delivers nothing of the answer; None where the client is not told here."""
+        place = self._notices.within if self._progress.delivered else self._notices.before
+        return (
+            None
+            if place == "off"
+            else self._undelivered("content" if place == "content" else "reasoning_content", text)
+        )
+
+    def opening(self) -> Chunk:
+        """The first chunk of an answer that has to wait: it says nothing, and the client knows that one comes."""
+        return self._undelivered("content", "")
+
+    def _undelivered(self, key: str, text: str) -> Chunk:
         if not self._base:
             self._base = {"id": f"chatcmpl-{id(self):x}", "object": "chat.completion.chunk", "created": 0, "model": ""}
         delivered = self._progress.delivered
-        chunk = self.dressed({"content" if self._notices == "content" else "reasoning_content": text})
+        chunk = self.dressed({key: text})
         self._progress.delivered = delivered
         return chunk
 

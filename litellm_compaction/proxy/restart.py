@@ -17,6 +17,7 @@ from litellm_compaction.engine import Case, Compactor, Guarded, Pending, Room
 from litellm_compaction.errors import CompactionError, Overflow
 from litellm_compaction.proxy.exchange import Asked, Chunk, Listener, Upstream, UpstreamDropped, UpstreamError
 from litellm_compaction.proxy.failing_open import log_failed_open
+from litellm_compaction.proxy.notices import SILENT
 from litellm_compaction.proxy.one_answer import OneAnswer
 from litellm_compaction.proxy.overflowed import taught
 from litellm_compaction.proxy.relay import Progress, Relay
@@ -61,7 +62,7 @@ class Answer:
         self._room = room
         self._is_watched = is_watched
         self._progress = Progress()
-        self._one = OneAnswer(self._progress, "off" if asked.is_json else asked.notices)
+        self._one = OneAnswer(self._progress, SILENT if asked.is_json else asked.notices)
 
     async def chunks(self) -> AsyncGenerator[Chunk, None]:
         """The answer's chunks: one id, one role, one finish_reason, the usage last if it was asked for.
@@ -81,8 +82,7 @@ class Answer:
     async def _chunks(self) -> AsyncGenerator[Chunk, None]:
         prepared = self._prepared
         if isinstance(prepared, Pending):
-            if notice := self._one.notice(START_NOTICE + "\n"):
-                yield notice
+            yield self._one.notice(START_NOTICE + "\n") or self._one.opening()
             if self._room is not None:
                 await self._room.take_for_summary(prepared.work.window, prepared.work.count.tokens)
             guarded = await self._compactor.finish(prepared)

@@ -20,6 +20,7 @@ from litellm_compaction.errors import CompactionError, DoesNotFit, Overloaded, o
 from litellm_compaction.proxy import wire
 from litellm_compaction.proxy.exchange import Asked, Chunk, Listener, Upstream, UpstreamError
 from litellm_compaction.proxy.http_upstream import HttpUpstream, WholeUpstream
+from litellm_compaction.proxy.notices import SILENT
 from litellm_compaction.proxy.restart import Answer
 from litellm_compaction.proxy.sse import DONE, event_of, json_object
 
@@ -70,7 +71,7 @@ class GuardedTransport(httpx.AsyncBaseTransport):
                 return await self._streamed(self._answer(upstream, asked, prepared, is_watched=True))
             whole = WholeUpstream(upstream)
             return await self._whole(
-                self._answer(whole, replace(asked, notices="off"), prepared, is_watched=False), whole
+                self._answer(whole, replace(asked, notices=SILENT), prepared, is_watched=False), whole
             )
         except Overloaded as error:
             # Try again later, or elsewhere: what a client and LiteLLM's router make of a 503.

@@ -15,6 +15,7 @@ from litellm_compaction.core.messages import (
     ABORT_NOTICE,
     ATTEMPTS_NOTICE,
     DONE_NOTICE,
+    NO_ANSWER,
     START_NOTICE,
     Message,
     ToolCall,
@@ -254,6 +255,44 @@ def test_cleaning_reaches_bare_strings_in_lists() -> None:
     message = parse_message({"role": "assistant", "content": [f"{START_NOTICE}\n\nHello", image()]})
     assert cleaned(message).text == "Hello"
     assert cleaned(message).other_parts == ("image_url",)
+
+
+@pytest.mark.parametrize("key", ["reasoning_content", "reasoning"])
+def test_cleaning_reaches_the_reasoning(key: str) -> None:
+    """A notice that was shown as a thought is taken out of what a client sends back of it."""
+    told = f"{START_NOTICE}\n{DONE_NOTICE}\n\n"
+    assert cleaned(parse_message({**assistant("Hello"), key: told})).raw == assistant("Hello")
+    assert cleaned(parse_message({**assistant("Hello"), key: told.strip()})).raw == assistant("Hello")
+    assert cleaned(parse_message({**assistant("Hello"), key: f"{told}So."})).raw == {**assistant("Hello"), key: "So."}
+    blocks = [{"type": "thinking", "thinking": told, "signature": ""}]
+    bridged = {**assistant("Hello"), "reasoning_content": told, "thinking_blocks": blocks}
+    assert cleaned(parse_message(bridged)).raw == assistant("Hello")
+    own = {"type": "thinking", "thinking": "So.", "signature": "s"}
+    kept = {**assistant("Hello"), "thinking_blocks": [*blocks, own]}
+    assert cleaned(parse_message(kept)).raw["thinking_blocks"] == [own]
+    thought = parse_message({**assistant("Hello"), key: "So."})
+    assert cleaned(thought) is thought
+
+
+@pytest.mark.parametrize("tag", ["think", "thinking"])
+def test_cleaning_reaches_thoughts_in_the_text(tag: str) -> None:
+    """Some clients send thoughts back between tags."""
+    told = f"<{tag}>\n{START_NOTICE}\n{DONE_NOTICE}\n</{tag}>\n\nHello"
+    assert cleaned(parse_message(assistant(told))).raw == assistant("Hello")
+    both = f"<{tag}>\n{START_NOTICE}\n{DONE_NOTICE}\n\nSo.\n</{tag}>\n\nHello"
+    assert cleaned(parse_message(assistant(both))).raw == assistant(f"<{tag}>\nSo.\n</{tag}>\n\nHello")
+
+
+def test_an_answer_that_was_nothing_but_a_notice_is_not_left_empty() -> None:
+    """Some chat templates refuse an empty message, and without it two user messages would meet."""
+    told = f"{START_NOTICE}\n{DONE_NOTICE}\n\n"
+    assert cleaned(parse_message(assistant(told))).raw == assistant(NO_ANSWER)
+    listed = parse_message({"role": "assistant", "content": [_text_part(told)]})
+    assert cleaned(listed).raw["content"] == [_text_part(NO_ANSWER)]
+    called = {**calls("1"), "content": told}
+    assert cleaned(parse_message(called)).raw == {**calls("1"), "content": ""}
+    parts = {**calls("1"), "content": [_text_part(told)]}
+    assert cleaned(parse_message(parts)).raw == {**calls("1"), "content": ""}
 
 
 # ------------------------------------------------------------------ the hash chain

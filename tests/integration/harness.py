@@ -20,6 +20,9 @@ import yaml
 
 MASTER_KEY = "sk-test-0f9d8c7b6a5e4d3c2b1a0f9e8d7c6b5a"
 CHAT = "/v1/chat/completions"
+# The tests' own client speaks as a person's does, so that it is told of compactions in the text; programs are tested
+# with their own clients.
+BROWSER = "Mozilla/5.0 (X11; Linux x86_64) AppleWebKit/537.36 (KHTML, like Gecko) Chrome/140.0.0.0 Safari/537.36"
 # Each only bounds a hang: on a busy machine a start has taken two minutes.
 _START_LIMIT_S = 300
 _LIMIT_S = 60
@@ -183,7 +186,11 @@ def proxy(config: Path, **environ: str) -> Iterator[Proxy]:
     )
     base_url = f"http://127.0.0.1:{port}"
     client = httpx.Client(
-        base_url=base_url, timeout=300, trust_env=False, limits=httpx.Limits(max_keepalive_connections=0)
+        base_url=base_url,
+        headers={"user-agent": BROWSER},
+        timeout=300,
+        trust_env=False,
+        limits=httpx.Limits(max_keepalive_connections=0),
     )
     running = Proxy(base_url=base_url, process=process, client=client)
     ready = threading.Event()

@@ -16,6 +16,7 @@ from litellm_compaction.core.messages import START_NOTICE
 from litellm_compaction.simulator import Gate, Reply
 from tests.integration.bench import SUMMARY
 from tests.integration.conversations import prose
+from tests.integration.harness import BROWSER
 from tests.integration.restart_bench import CARRIERS, LONG, Restarting, Teller, asked, shared, without_restarts
 
 pytestmark = pytest.mark.proxy
@@ -123,7 +124,7 @@ async def test_slot_is_held_during_the_whole_answer(restarting: Restarting, plac
         body = {"model": "middle", "messages": asked(f"holding {place}"), "stream": True}
         async with (
             httpx.AsyncClient(base_url=restarting.proxy.base_url, trust_env=False, timeout=300) as client,
-            client.stream("POST", "/v1/chat/completions", json=body, headers=key) as answer,
+            client.stream("POST", "/v1/chat/completions", json=body, headers={**key, "user-agent": BROWSER}) as answer,
         ):
             waiting = asyncio.ensure_future(_text(answer))
             assert await asyncio.to_thread(gate.reached.wait, 60)

@@ -19,6 +19,7 @@ from litellm_compaction.engine import Attempts, Case, Compactor, Guarded, Prunin
 from litellm_compaction.models.counter import TokenCounter
 from litellm_compaction.models.window import Target, Windows
 from litellm_compaction.proxy.exchange import Asked, Chunk, Received, UpstreamDropped, UpstreamError
+from litellm_compaction.proxy.notices import Notices
 from litellm_compaction.proxy.restart import Answer
 from litellm_compaction.simulator import Reply
 from litellm_compaction.simulator.emissions import pieces, reply_tokens, visible_reply
@@ -28,6 +29,7 @@ from litellm_compaction.stores import open_store
 from litellm_compaction.summarizer import SummaryAnswer
 
 RESTARTED = f"\n\n{START_NOTICE}\n{DONE_NOTICE}\n\n"
+IN_TEXT = Notices("content", "content")
 SUMMARY = "### Current state\nEverything that was decided so far is kept."
 _SILENCE = Reply()
 End = Literal["regular", "error", "drop", "empty", "hang"]
@@ -231,7 +233,7 @@ class Scene:
     output_tokens: int | None = None
     is_json: bool = False
     stops: tuple[str, ...] = ()
-    notices: Literal["content", "reasoning", "off"] = "content"
+    notices: Notices = IN_TEXT
     wants_usage: bool = True
     settings: dict[str, Any] = field(default_factory=dict)
     ask: Callable[..., Awaitable[SummaryAnswer]] = summarized

@@ -8,6 +8,8 @@ from typing import Any
 
 import anyio
 import pytest
+from litellm.types.llms.openai import OutputItemAddedEvent, ResponseInProgressEvent
+from litellm.types.utils import ModelResponseStream, TextCompletionResponse
 
 from litellm_compaction.core.messages import Request
 from litellm_compaction.engine import Attempts
@@ -35,21 +37,78 @@ async def test_chunks_pass_in_order(may_pause: bool) -> None:
 
 
 async def test_silence_is_broken_in_the_stream_s_own_language() -> None:
-    """A stream of bytes gets pings while it is silent, and none before its first chunk."""
+    """Anthropic's stream gets pings while it is silent, and none before its first chunk."""
     speak = asyncio.Event()
 
     async def source() -> AsyncGenerator[bytes, None]:
-        yield b"first"
+        yield b"event: first\n\n"
         await speak.wait()
-        yield b"last"
+        yield b"event: last\n\n"
 
     seen: list[Any] = []
     async for chunk in with_heartbeat(source(), _call(may_pause=True), every_s=0.01):
         seen.append(chunk)
         if len(seen) == 3:
             speak.set()
-    assert (seen[0], seen[-1]) == (b"first", b"last")
+    assert (seen[0], seen[-1]) == (b"event: first\n\n", b"event: last\n\n")
     assert set(seen[1:-1]) == {b'event: ping\ndata: {"type": "ping"}\n\n'}
+
+
+_PROGRESS = ResponseInProgressEvent.model_construct(type="response.in_progress")
+_ADDED = OutputItemAddedEvent.model_construct(type="response.output_item.added")
+_WORD = TextCompletionResponse(choices=[{"index": 0, "text": "word", "finish_reason": "stop"}])
+_DELTA = ModelResponseStream(choices=[{"index": 0, "delta": {"role": "assistant", "content": "word"}}])
+
+
+@pytest.mark.parametrize(
+    ("before", "beats"),
+    [
+        ([], None),
+        ([b"event: message_start\ndata: {}\n\n"], b'event: ping\ndata: {"type": "ping"}\n\n'),
+        ([b'data: {"candidates": []}\n\n'], b": ping\n\n"),
+        ([_PROGRESS], _PROGRESS),
+        ([_PROGRESS, _ADDED], _PROGRESS),
+        ([_ADDED], None),
+        ([_WORD], ("", None)),
+        ([_DELTA], ("", None)),
+    ],
+    ids=["nothing yet", "messages", "other bytes", "responses", "responses later", "no event", "completions", "chat"],
+)
+async def test_each_route_has_a_beat(before: list[Any], beats: Any) -> None:
+    """A beat is an event of the route's own that says nothing, or there is none."""
+    silence = _SilentBehind(before)
+    stream = with_heartbeat(silence, _call(may_pause=True), every_s=0.001)
+    seen = [await anext(stream) for _ in before]
+    assert seen == before
+    try:
+        if beats is None:
+            with pytest.raises(asyncio.TimeoutError):
+                await asyncio.wait_for(anext(stream), 0.05)
+            return
+        beat = await anext(stream)
+        if isinstance(beats, tuple):
+            (choice,) = beat.choices
+            said = choice.text if hasattr(choice, "text") else choice.delta.content
+            assert (said, choice.finish_reason) == beats
+        else:
+            assert beat == beats
+    finally:
+        await stream.aclose()
+
+
+class _SilentBehind:
+    """A stream that gives some chunks and then nothing."""
+
+    def __init__(self, chunks: list[Any]) -> None:
+        self._chunks = list(chunks)
+
+    def __aiter__(self) -> _SilentBehind:
+        return self
+
+    async def __anext__(self) -> Any:
+        if not self._chunks:
+            await asyncio.Event().wait()
+        return self._chunks.pop(0)
 
 
 @pytest.mark.parametrize("may_pause", [False, True])

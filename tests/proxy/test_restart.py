@@ -13,11 +13,12 @@ from litellm_compaction.core.messages import ABORT_NOTICE, ATTEMPTS_NOTICE, DONE
 from litellm_compaction.errors import overflow_from_text
 from litellm_compaction.models.families import family_of
 from litellm_compaction.proxy.exchange import UpstreamDropped, UpstreamError
+from litellm_compaction.proxy.notices import Notices
 from litellm_compaction.simulator import Reply, numbered_words
 from litellm_compaction.simulator.vocabulary import count, decode, encode
 from litellm_compaction.summarizer import SummaryAnswer
 from tests.integration.conversations import prose, talk
-from tests.proxy.scripted import RESTARTED, Scene, Turn, goes_on, summarized
+from tests.proxy.scripted import RESTARTED, Read, Scene, Turn, goes_on, summarized
 
 SHORT = [{"role": "user", "content": "Count."}]
 WORDS = numbered_words(1300)  # 2,600 tokens: two streams' worth in a window of 2,048
@@ -93,35 +94,41 @@ async def test_short_answer_passes_as_it_is() -> None:
 
 
 @pytest.mark.parametrize(
-    ("notices", "text", "reasoning"),
+    ("within", "text", "reasoning"),
     [("content", RESTARTED, ""), ("reasoning", "", RESTARTED), ("off", "", "")],
 )
-async def test_notices_go_where_they_are_wanted(notices: Any, text: str, reasoning: str) -> None:
-    """A restart is announced in the content, in the reasoning, or nowhere."""
-    read = await Scene(SHORT, [Turn(reply=goes_on(WORDS))], notices=notices).read()
-    assert (read.raw_text.replace(WORDS, ""), read.reasoning) == ("", reasoning) or text in read.raw_text
+@pytest.mark.parametrize("before", ["content", "reasoning", "off"])
+async def test_notices_go_where_they_are_wanted(before: Any, within: Any, text: str, reasoning: str) -> None:
+    """A restart is announced in the content, in the reasoning, or nowhere, wherever the answer's opening was."""
+    read = await Scene(SHORT, [Turn(reply=goes_on(WORDS))], notices=Notices(before, within)).read()
+    assert read.raw_text.count(RESTARTED) == (text != "")
     assert read.text == WORDS
     assert read.reasoning == reasoning
 
 
-@pytest.mark.parametrize("notices", ["content", "reasoning", "off"])
-async def test_pending_compaction_is_announced_before_it_is_made(notices: Any) -> None:
-    """The first chunk comes before the summary; reuse is announced by nothing."""
+@pytest.mark.parametrize("is_json", [False, True])
+@pytest.mark.parametrize("within", ["content", "off"])
+@pytest.mark.parametrize("before", ["content", "reasoning", "off"])
+async def test_pending_compaction_is_announced_before_it_is_made(before: Any, within: Any, is_json: bool) -> None:
+    """The first chunk comes before the summary, if only to open the stream; a document is announced by nothing."""
     asked = asyncio.Event()
 
     async def ask(messages: Sequence[Message], *, max_tokens: int, **with_tools: Any) -> SummaryAnswer:
         asked.set()
         return await summarized(messages, max_tokens=max_tokens)
 
-    scene = Scene(talk("before", 2500), [Turn(reply=Reply("Fine."))], notices=notices, ask=ask)
+    reply = "{}" if is_json else "Fine."
+    notices = Notices(before, within)
+    scene = Scene(talk("before", 2500), [Turn(reply=Reply(reply))], notices=notices, ask=ask, is_json=is_json)
     chunks = (await scene.answer()).chunks()
     first = await anext(chunks)
-    assert asked.is_set() == (notices == "off")
-    rest = [chunk async for chunk in chunks]
-    deltas = [choice["delta"] for chunk in [first, *rest] for choice in chunk["choices"]]
-    said = f"{START_NOTICE}\n{DONE_NOTICE}\n\n" if notices != "off" else ""
-    place = "reasoning_content" if notices == "reasoning" else "content"
-    assert "".join(delta.get(place) or "" for delta in deltas).removesuffix("Fine.") == said
+    assert not asked.is_set()
+    assert first["choices"][0]["delta"]["role"] == "assistant"
+    read = Read([first, *[chunk async for chunk in chunks]])
+    said = f"{START_NOTICE}\n{DONE_NOTICE}\n\n"
+    assert read.raw_text.removesuffix(reply) == (said if before == "content" and not is_json else "")
+    assert read.reasoning == (said if before == "reasoning" and not is_json else "")
+    assert read.shape_problems() == []
     assert scene.listener.actions == ["compacted"]
 
 

@@ -31,7 +31,7 @@ from tests.virtual_time import run
 _RESTARTS = 1_000
 _WINDOW = 1024
 _HEARTBEAT_S = 10.0
-_PING = b"event: ping"
+_PING = b": ping"
 _TOOL_SHARE = 0.25
 _THINK_SHARE = 0.25
 

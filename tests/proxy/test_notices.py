@@ -1,0 +1,112 @@
+"""Who is told of a compaction, and where."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from litellm_compaction.proxy.notices import Announced, Notices, notices_for, shows_text_to_people
+from tests.integration.conversations import talk
+from tests.proxy.scripted import Reply, Scene, Turn
+
+CHROME = "Mozilla/5.0 (X11; Linux x86_64) AppleWebKit/537.36 (KHTML, like Gecko) Chrome/140.0.0.0 Safari/537.36"
+IN_TEXT = Notices("content", "content")
+THOUGHT = Notices("reasoning", "off")
+NOWHERE = Notices("off", "off")
+
+
+def _body(
+    route: str = "/v1/chat/completions",
+    headers: dict[str, str] | None = None,
+    *,
+    key: Any = None,
+    team: Any = None,
+    **extra: Any,
+) -> dict[str, Any]:
+    metadata = {
+        "user_api_key": "hash",
+        "user_api_key_request_route": route,
+        "user_api_key_metadata": {} if key is None else {"compaction": key},
+        "user_api_key_team_metadata": {} if team is None else {"compaction": team},
+    }
+    return {"metadata": metadata, "proxy_server_request": {"headers": headers or {}}, **extra}
+
+
+@pytest.mark.parametrize(
+    ("headers", "expected"),
+    [
+        ({"user-agent": CHROME}, True),
+        ({"User-Agent": CHROME}, True),
+        ({"user-agent": "Python/3.11 aiohttp/3.14.5", "x-openwebui-user-name": "Ada"}, True),
+        ({"X-OpenWebUI-Chat-Id": "c1"}, True),
+        ({"user-agent": f"{CHROME} Code/1.107.0 Electron/39.2.0"}, False),
+        ({"user-agent": "Python/3.11 aiohttp/3.14.5"}, False),
+        ({"user-agent": "OpenAI/Python 3.3.0", "x-stainless-lang": "python"}, False),
+        ({"user-agent": "claude-cli/2.1.197 (external, cli)"}, False),
+        ({"user-agent": "curl/8.5.0", "x-title": "Mozilla/5.0"}, False),
+        ({}, False),
+    ],
+)
+def test_people_are_known_by_what_their_client_says(headers: dict[str, str], expected: bool) -> None:
+    """A browser or Open WebUI's own headers; whoever says nothing is a program."""
+    assert shows_text_to_people(headers) == expected
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        (_body(), THOUGHT),
+        (_body("/chat/completions"), THOUGHT),
+        (_body("/openai/deployments/local/chat/completions"), THOUGHT),
+        (_body("/v1/messages"), THOUGHT),
+        (_body("/v1/responses"), NOWHERE),
+        (_body("/v1/completions"), NOWHERE),
+        (_body("/v1beta/models/local:streamGenerateContent"), NOWHERE),
+        (_body(merge_reasoning_content_in_choices=True), NOWHERE),
+        (_body(headers={"user-agent": CHROME}), IN_TEXT),
+        (_body("/v1/responses", headers={"x-openwebui-user-id": "1"}), IN_TEXT),
+        (_body(key={"notices": "content"}), IN_TEXT),
+        (_body(team={"notices": "content"}), IN_TEXT),
+        (_body(key={"notices": "off"}, team={"notices": "content"}), NOWHERE),
+        (_body(key={"notices": False}), NOWHERE),
+        (_body(key={"notices": "off"}, headers={"user-agent": CHROME}), NOWHERE),
+        (_body(key={"notices": "loud"}, team={"notices": "content"}), IN_TEXT),
+        (_body(key={"now": True}), THOUGHT),
+        (_body(key="off", team=[1]), THOUGHT),
+        ({"litellm_metadata": _body("/v1/messages")["metadata"]}, THOUGHT),
+        ({}, NOWHERE),
+        ({"proxy_server_request": {"headers": None}, "metadata": None}, NOWHERE),
+    ],
+)
+def test_auto_goes_by_client_owner_and_route(body: dict[str, Any], expected: Notices) -> None:
+    """People read of it in the text; programs in a thought before the answer, where the route has thoughts."""
+    assert notices_for("auto", body) == expected
+
+
+@pytest.mark.parametrize("choice", ["content", "reasoning", "off"])
+def test_what_the_operator_chose_holds_for_everybody(choice: Any) -> None:
+    """An explicit setting is for all clients and routes; only a key's or a team's own word goes before it."""
+    for body in (_body(), _body("/v1/responses"), _body(headers={"user-agent": CHROME})):
+        assert notices_for(choice, body) == Notices(choice, choice)
+    assert notices_for(choice, _body(key={"notices": "auto"})) == THOUGHT
+
+
+async def _is_next(announced: Announced, messages: list[dict[str, Any]]) -> bool:
+    scene = Scene(messages, [Turn(reply=Reply("Fine."))])
+    prepared = await scene.compactor.prepare(scene.request, scene.case)
+    return announced.is_next_in_a_row(prepared)  # type: ignore[arg-type] # these talks all need a compaction
+
+
+async def test_compactions_in_a_row_are_told_once() -> None:
+    """The turn after a compacted one tells nothing; a turn later, after one that was not compacted, tells again."""
+    announced = Announced()
+    first = talk("row", 2500)
+    second = [*first, {"role": "assistant", "content": "Fine."}, {"role": "user", "content": "And now?"}]
+    third = [*second, {"role": "assistant", "content": "Well."}, {"role": "user", "content": "And then?"}]
+    fourth = [*third, {"role": "assistant", "content": "So."}, {"role": "user", "content": "And so?"}]
+    assert not await _is_next(announced, first)
+    assert not await _is_next(announced, first)  # the router tries again
+    assert await _is_next(announced, second)
+    assert not await _is_next(announced, fourth)
+    assert not await _is_next(announced, talk("other", 2500))
