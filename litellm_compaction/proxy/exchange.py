@@ -94,6 +94,7 @@ class Asked:
         notices: where a client is told of compactions.
         wants_usage: whether the stream must end with a usage chunk.
         stops: strings at which the answer ends.
+        is_whole: whether the client gets the answer in one piece, so that nothing of it can be out before its end.
     """
 
     request: Request
@@ -102,3 +103,4 @@ class Asked:
     notices: Notices
     wants_usage: bool
     stops: tuple[str, ...] = ()
+    is_whole: bool = False

@@ -25,6 +25,7 @@ from litellm_compaction.proxy.exchange import Asked
 from litellm_compaction.proxy.guards import Guard, Guards, metadata_of
 from litellm_compaction.proxy.held_room import compacted, guarded_in_room
 from litellm_compaction.proxy.hooked import Hooked, HookedUpstream, Whole
+from litellm_compaction.proxy.http_upstream import Abilities
 from litellm_compaction.proxy.internal import is_internal_call
 from litellm_compaction.proxy.live_settings import SettingsSource
 from litellm_compaction.proxy.notices import SILENT, Announced, notices_for
@@ -51,6 +52,7 @@ class Gate:
         self._publisher = Publisher()
         self._announced = Announced()
         self._inner: httpx.AsyncBaseTransport | None = None
+        self._abilities = Abilities()
         self.guards = Guards(source, compactor.windows, self._publisher)
         self.preparing = Preparing(compactor, self.guards, self._publisher)
 
@@ -182,7 +184,8 @@ class Gate:
             call.is_told = self._announced.is_next_in_a_row(prepared)
         # LiteLLM logs and bills by the usage chunk, and keeps it from a client that did not ask for it.
         asked = self._asked(call, case, kwargs, wants_usage=True)
-        transport = GuardedTransport(self._inner_transport(), self._compactor, case, asked, prepared, call)
+        inner = self._inner_transport()
+        transport = GuardedTransport(inner, self._compactor, case, asked, prepared, call, self._abilities)
         target = guard.deployment.target
         return {
             **kwargs,
@@ -206,7 +209,7 @@ class Gate:
         upstream = HookedUpstream(first, router, call.pin, data)
         asked = self._asked(call, case, data, wants_usage=call.asks_for_usage)
         if not stream:
-            asked = replace(asked, notices=SILENT)
+            asked = replace(asked, notices=SILENT, is_whole=True)
         carried = upstream if stream else Whole(upstream)
         # A compaction that an earlier hook made is reused by this one, and still news for the client.
         told = replace(guarded, action=call.action)

@@ -21,6 +21,7 @@ from litellm_compaction.errors import ended_early, is_crash, overflow_from_text
 from litellm_compaction.proxy import wire
 from litellm_compaction.proxy.exchange import Chunk, Received, UpstreamError
 from litellm_compaction.proxy.internal import call_router
+from litellm_compaction.proxy.one_answer import joined
 from litellm_compaction.proxy.restart import Answer
 
 # What a client may ask of a chat completion, and a continuation needs too (OpenAI's API reference, LiteLLM's extras).
@@ -162,16 +163,16 @@ class Hooked:
             # The first may have been an overflow in disguise, and asked again.
             last = self.upstream.responses[-1]
             return None if last is first else last
-        choices = [choice for chunk in chunks for choice in chunk["choices"]]
-        calls = [call for choice in choices for call in choice["delta"].get("tool_calls", ())]
-        joined = first.model_copy(deep=True)
-        joined.choices[0].message.content = "".join(choice["delta"].get("content", "") for choice in choices)
-        joined.choices[0].message.tool_calls = calls or None
-        if reasoning := "".join(choice["delta"].get("reasoning_content", "") for choice in choices):
-            joined.choices[0].message.reasoning_content = reasoning
-        joined.choices[0].finish_reason = choices[-1]["finish_reason"] or "stop"
-        joined.usage = Usage(**self.answer.usage())
-        return joined
+        choice = joined(chunks)["choices"][0]
+        message = choice["message"]
+        copy = first.model_copy(deep=True)
+        copy.choices[0].message.content = message["content"]
+        copy.choices[0].message.tool_calls = message.get("tool_calls")
+        if reasoning := message.get("reasoning_content"):
+            copy.choices[0].message.reasoning_content = reasoning
+        copy.choices[0].finish_reason = choice["finish_reason"]
+        copy.usage = Usage(**self.answer.usage())
+        return copy
 
 
 @dataclass(slots=True)

@@ -1,13 +1,18 @@
-"""A deployment's server, asked over HTTP for one client request: streams, and whole answers as streams of one chunk.
+"""A deployment's server, asked over HTTP for one client request: always for a stream, whatever the client wants.
 
-Below LiteLLM's OpenAI client: `upstream.py` carries answers over it.
+A stream can be watched, bounded while it runs, and ended with its client; a whole answer cannot: a llama.cpp whose
+client has left a plain request generates to its end, one that streams stops in half a second (measured 2026-11-22).
+Below LiteLLM's OpenAI client: `upstream.py` carries answers over it, and joins the pieces where a client wants them
+whole.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
@@ -15,31 +20,83 @@ import httpx
 from litellm_compaction.core.messages import Message
 from litellm_compaction.proxy import wire
 from litellm_compaction.proxy.exchange import Chunk, UpstreamDropped, UpstreamError
-from litellm_compaction.proxy.sse import read_events
+from litellm_compaction.proxy.sse import json_object, read_events
 
 # What shapes a whole document would make the model start a new one instead of going on with the old.
 _WHOLE_DOCUMENT_KEYS = ("response_format",)
+# With which servers refuse a key that they do not know (OpenAI and llama.cpp 400, FastAPI servers 422, others 501).
+_UNKNOWN_KEY_STATUSES = frozenset({400, 404, 405, 415, 422, 501})
+# Not "upstream", which gateways write into errors of all kinds.
+_STREAM = re.compile(r"\bstream(ing)?\b", re.IGNORECASE)
+_MAX_SERVERS = 1024
+
+
+@dataclass(slots=True)
+class Abilities:
+    """What servers have refused of the shape of a request, so that each is asked in vain once.
+
+    Attributes:
+        no_usage: addresses that refuse `stream_options`.
+        no_stream: addresses that refuse `stream`.
+    """
+
+    no_usage: set[str] = field(default_factory=set)
+    no_stream: set[str] = field(default_factory=set)
+
+    def refused(self, address: str, response: httpx.Response, *, needs_stream: bool) -> bool:
+        """Whether `response`, which has been read, refuses what we have added to the request; takes note of it."""
+        if response.status_code not in _UNKNOWN_KEY_STATUSES:
+            return False
+        text = response.text
+        if "stream_options" in text or "include_usage" in text:
+            return _noted(self.no_usage, address)
+        return not needs_stream and _STREAM.search(text) is not None and _noted(self.no_stream, address)
 
 
 class HttpUpstream:
-    """A deployment's server behind the inner transport, for one client request."""
+    """A deployment's server behind the inner transport, for one client request.
 
-    def __init__(self, inner: httpx.AsyncBaseTransport, request: httpx.Request, body: dict[str, Any]) -> None:
+    Args:
+        inner: carries the requests.
+        request: of LiteLLM's client.
+        body: its JSON.
+        abilities: what servers refuse.
+
+    Attributes:
+        headers: of the first answer; None before it.
+        whole: the only answer, where the server has given it as one JSON; None otherwise.
+    """
+
+    def __init__(
+        self, inner: httpx.AsyncBaseTransport, request: httpx.Request, body: dict[str, Any], abilities: Abilities
+    ) -> None:
         self._inner = inner
         self._request = request
         self._body = body
+        self._abilities = abilities
+        self._answers = 0
+        self.headers: httpx.Headers | None = None
+        self.whole: httpx.Response | None = None
+
+    @property
+    def wants_stream(self) -> bool:
+        """Whether the client reads a stream."""
+        return bool(self._body.get("stream"))
 
     @asynccontextmanager
     async def open(
         self, messages: Sequence[Message] | None, max_tokens: int, *, is_continuation: bool
     ) -> AsyncIterator[AsyncIterator[Chunk]]:
-        """The chunks of a streamed answer; leaving the context closes the connection, which stops the server."""
-        response = await self.send(messages, max_tokens, is_continuation=is_continuation, stream=True)
+        """The chunks of an answer; leaving the context closes the connection, which stops the server."""
+        response = await self._streaming(messages, max_tokens, is_continuation=is_continuation)
         try:
-            if response.status_code != 200 or "event-stream" not in response.headers.get("content-type", ""):
-                await response.aread()
-                raise UpstreamError(response.text, response)
-            yield read_events(response)
+            self._answers += 1
+            self.headers = self.headers or response.headers
+            self.whole = None
+            if response.status_code == 200 and "event-stream" in response.headers.get("content-type", ""):
+                yield read_events(response)
+            else:
+                yield await self._as_stream(response)
         finally:
             await response.aclose()
 
@@ -49,7 +106,9 @@ class HttpUpstream:
         """One request to the server; the caller closes the response."""
         body = {**self._body, **wire.with_output_limit(self._body, max_tokens)}
         if stream:
-            body.update(wire.with_usage(body))
+            body["stream"] = True
+            if self._address not in self._abilities.no_usage:
+                body.update(wire.with_usage(body))
         if messages is not None:
             body["messages"] = wire.encode(messages)
         if is_continuation:
@@ -67,33 +126,61 @@ class HttpUpstream:
             )
         )
 
-
-class WholeUpstream:
-    """The same server, asked for whole answers: each is one chunk.
-
-    Attributes:
-        responses: what the server sent, in order.
-    """
-
-    def __init__(self, upstream: HttpUpstream) -> None:
-        self._upstream = upstream
-        self.responses: list[httpx.Response] = []
-
-    @asynccontextmanager
-    async def open(
+    async def _streaming(
         self, messages: Sequence[Message] | None, max_tokens: int, *, is_continuation: bool
-    ) -> AsyncIterator[AsyncIterator[Chunk]]:
-        """The whole answer as one chunk."""
-        try:
-            response = await self._upstream.send(messages, max_tokens, is_continuation=is_continuation, stream=False)
+    ) -> httpx.Response:
+        """A response that streams, from a server that knows how to; the caller closes it.
+
+        Raises:
+            UpstreamDropped: the connection broke.
+        """
+        while True:
+            stream = self.wants_stream or self._address not in self._abilities.no_stream
+            try:
+                response = await self.send(messages, max_tokens, is_continuation=is_continuation, stream=stream)
+            except (httpx.ReadError, httpx.RemoteProtocolError) as error:
+                # It took the request and broke down over it, which near a full window is what an overflow looks like.
+                raise UpstreamDropped("", None) from error
+            if response.status_code not in _UNKNOWN_KEY_STATUSES:
+                return response
             try:
                 await response.aread()
-            finally:
+            except BaseException:
                 await response.aclose()
+                raise
+            if not self._abilities.refused(self._address, response, needs_stream=self.wants_stream):
+                return response
+            await response.aclose()
+
+    async def _as_stream(self, response: httpx.Response) -> AsyncIterator[Chunk]:
+        """What is no event stream, as one: a whole answer is one chunk.
+
+        Raises:
+            UpstreamDropped: the connection broke.
+            UpstreamError: it is no answer.
+        """
+        try:
+            await response.aread()
         except httpx.TransportError as error:
             raise UpstreamDropped("", None) from error
-        self.responses.append(response)
-        yield _one(_as_chunk(response))
+        chunk = _as_chunk(response)
+        if self._answers == 1:
+            self.whole = response
+        return _one(chunk)
+
+    @property
+    def _address(self) -> str:
+        return str(self._request.url)
+
+
+def _noted(addresses: set[str], address: str) -> bool:
+    """Takes note of an address; False where it is known, so that nothing is asked in vain twice."""
+    if address in addresses:
+        return False
+    if len(addresses) >= _MAX_SERVERS:
+        addresses.clear()
+    addresses.add(address)
+    return True
 
 
 async def _one(chunk: Chunk) -> AsyncIterator[Chunk]:
@@ -106,13 +193,13 @@ def _as_chunk(response: httpx.Response) -> Chunk:
     Raises:
         UpstreamError: it is not an answer.
     """
-    try:
-        answer = response.json()
-    except ValueError:
-        answer = None
-    choices = answer.get("choices") if isinstance(answer, dict) else None
-    if response.status_code != 200 or not isinstance(answer, dict) or not choices:
+    answer = json_object(response.content) if response.status_code == 200 else {}
+    choice = next(iter(answer.get("choices") or ()), None)
+    if not isinstance(choice, dict):
         raise UpstreamError(response.text, response)
-    choice = choices[0]
-    delta = dict(choice.get("message") or {})
-    return {**answer, "choices": [{"index": 0, "delta": delta, "finish_reason": choice.get("finish_reason")}]}
+    message = choice.get("message")
+    delta = dict(message) if isinstance(message, dict) else {}
+    if isinstance(calls := delta.get("tool_calls"), list):
+        delta["tool_calls"] = [{"index": index, **call} for index, call in enumerate(calls) if isinstance(call, dict)]
+    shown = {key: value for key, value in choice.items() if key != "message"}
+    return {**answer, "choices": [{**shown, "index": 0, "delta": delta}]}

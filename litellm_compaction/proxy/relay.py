@@ -6,6 +6,7 @@ Called by the restart loop for every chunk.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
@@ -25,6 +26,10 @@ _DANGER_RATIO = 0.80
 _DANGER_OUTPUT_RATIO = 0.60
 _CALL_ROOM_TOKENS = 4096
 _REASONING_FIELDS = ("reasoning_content", "reasoning")
+_KNOWN_FIELDS = frozenset({"role", "content", "tool_calls", *_REASONING_FIELDS})
+_CHOICE_FIELDS = frozenset({"index", "delta", "finish_reason", "logprobs"})
+# The one call of OpenAI's older `function_call`, among the indices of `tool_calls`.
+_OLD_CALL = -1
 _KEPT_REASONING_CHARS = 40_000
 
 
@@ -36,6 +41,7 @@ class Progress:
     reasoning: str = ""
     completion_tokens: int = 0
     prompt_tokens: list[int] = field(default_factory=list)
+    usages: list[Mapping[str, Any]] = field(default_factory=list)
     restarts: int = 0
     delivered: bool = False
 
@@ -47,12 +53,23 @@ class Progress:
 class Relay:
     """One upstream stream on its way to the client: what may be sent now, what is held, when to stop."""
 
-    def __init__(self, progress: Progress, guarded: Guarded, streaming_ratio: float, stops: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        progress: Progress,
+        guarded: Guarded,
+        streaming_ratio: float,
+        stops: Sequence[str] = (),
+        *,
+        is_whole: bool = False,
+    ) -> None:
         self._progress = progress
         self._stops = stops
+        # A call that no client has begun to receive can be cut, and asked for again.
+        self._holds_calls = is_whole
         self._window_tokens = guarded.window.tokens
         self._prompt_tokens = guarded.count.tokens
-        self._stop_tokens = int(streaming_ratio * guarded.window.tokens)
+        # Nobody waits for the next word of a whole answer: it may fill the window, and has the server's own numbers.
+        self._stop_tokens = math.inf if is_whole else int(streaming_ratio * guarded.window.tokens)
         self._generated = GeneratedTokens(guarded.count_text)
         self._joiner = Joiner(progress.sent_text) if progress.restarts and progress.text else None
         self._tail = ""
@@ -65,6 +82,9 @@ class Relay:
         self._asked_tokens: int | None = None
         self._danger_tokens = 0.0
         self.usage: Usage | None = None
+        # The usage and the last choice with all their fields, as the server wrote them.
+        self.usage_fields: Mapping[str, Any] = {}
+        self.ending_fields: Mapping[str, Any] = {}
         self.finish_reason: str | None = None
         self.end: End | None = None
         self.overflow: Overflow | None = None
@@ -90,16 +110,20 @@ class Relay:
             self._fail(chunk)
             return []
         if chunk.get("usage") is not None:
-            self.usage = usage_of(chunk) or self.usage
+            self._take_usage(chunk)
         # `dict` and not `Mapping` in all that is done for every chunk: an abstract class is ten times slower to ask.
         choice = next(iter(chunk.get("choices") or ()), None)
         if not isinstance(choice, dict):
             return []
-        self.finish_reason = choice.get("finish_reason") or self.finish_reason
+        if choice.get("finish_reason"):
+            self.finish_reason = choice["finish_reason"]
+            self.ending_fields = {key: value for key, value in choice.items() if key not in _CHOICE_FIELDS and value}
         delta = choice.get("delta")
         if not isinstance(delta, dict):
             return []
         deltas = [*self._reasoning(delta), *self._text(delta), *self._tool_calls(delta)]
+        if others := self._others(delta):
+            deltas = [{**deltas[0], **others}, *deltas[1:]] if deltas else [others]
         if self.used_tokens() >= self._stop_tokens and not self._call_open and self.finish_reason is None:
             self.end = "limit"
         return deltas
@@ -232,8 +256,24 @@ class Relay:
         self._tail = ""
         deltas = self._sent({"content": held}) if held else []
         flowing = [call for call in calls if self._flows(call)]
-        _append_calls(self._calls, [call for call in calls if call not in flowing])
+        append_calls(self._calls, [call for call in calls if call not in flowing])
         return [*deltas, {"tool_calls": flowing}] if flowing else deltas
+
+    def _others(self, delta: Mapping[str, Any]) -> Chunk:
+        """What only some servers send goes on as it came: a refusal, annotations, OpenAI's older `function_call`."""
+        others = {key: value for key, value in delta.items() if value and key not in _KNOWN_FIELDS}
+        if isinstance(call := others.get("function_call"), dict):
+            self._count(f"{call.get('name') or ''}{call.get('arguments') or ''}")
+            self._call_open = True
+            self._flowing.add(_OLD_CALL)
+        elif isinstance(refusal := others.get("refusal"), str):
+            self._count(refusal)
+        return others
+
+    def _take_usage(self, chunk: Chunk) -> None:
+        usage = usage_of(chunk)
+        if usage is not None:
+            self.usage, self.usage_fields = usage, dict(chunk["usage"])
 
     def _flows(self, call: Any) -> bool:
         """Whether a call's fragment is sent as it comes; decided once a call, and never before an earlier one."""
@@ -243,7 +283,7 @@ class Relay:
         return index in self._flowing
 
     def _has_room_for_a_call(self) -> bool:
-        if self.is_near_the_end():
+        if self._holds_calls or self.is_near_the_end():
             return False
         return self._limit_tokens - self._generated.tokens >= _CALL_ROOM_TOKENS
 
@@ -260,7 +300,7 @@ class Relay:
         self._generated.add(text)
 
 
-def _append_calls(held: list[dict[str, Any]], calls: Sequence[Any]) -> None:
+def append_calls(held: list[dict[str, Any]], calls: Sequence[Any]) -> None:
     """Joins the fragments of tool calls by index: one complete delta a call."""
     for call in calls:
         if not isinstance(call, Mapping):

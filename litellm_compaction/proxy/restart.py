@@ -6,7 +6,8 @@ Written once, over an abstract upstream (`exchange.py`); `upstream.py` and `hook
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator
+from collections import Counter
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
@@ -82,7 +83,8 @@ class Answer:
     async def _chunks(self) -> AsyncGenerator[Chunk, None]:
         prepared = self._prepared
         if isinstance(prepared, Pending):
-            yield self._one.notice(START_NOTICE + "\n") or self._one.opening()
+            if not self._asked.is_whole:
+                yield self._one.notice(START_NOTICE + "\n") or self._one.opening()
             if self._room is not None:
                 await self._room.take_for_summary(prepared.work.window, prepared.work.count.tokens)
             guarded = await self._compactor.finish(prepared)
@@ -95,7 +97,13 @@ class Answer:
         retried = False
         while True:
             self._listener.sent(self._case, guarded)
-            relay = Relay(self._progress, guarded, self._case.settings.streaming_ratio, self._asked.stops)
+            relay = Relay(
+                self._progress,
+                guarded,
+                self._case.settings.streaming_ratio,
+                self._asked.stops,
+                is_whole=self._asked.is_whole,
+            )
             try:
                 # Closed here and not by the garbage collector: the server generates for as long as it is open.
                 async with aclosing(self._stream(guarded, relay)) as chunks:
@@ -194,6 +202,7 @@ class Answer:
             # The client has its answer; a lesson that is lost must not take it away again.
             log_failed_open("learn", error)
         self._progress.prompt_tokens.append(relay.usage.prompt_tokens if relay.usage else guarded.count.tokens)
+        self._progress.usages.append(relay.usage_fields)
 
     def _learn_from(self, guarded: Guarded, relay: Relay) -> None:
         if relay.end == "overflow":
@@ -235,14 +244,21 @@ class Answer:
             reason = "length"
         if self._progress.restarts:
             self._listener.restarted(self._details())
-        return self._one.ending(reason, self.usage() if self._asked.wants_usage else None)
+        fields = relay.ending_fields if reason == relay.finish_reason else {}
+        return self._one.ending(reason, self.usage() if self._asked.wants_usage else None, fields)
 
     def usage(self) -> dict[str, Any]:
         """The whole answer's usage: the first prompt, all generated tokens; what a restart cost beside that."""
-        prompts = self._progress.prompt_tokens
+        prompts, reported = self._progress.prompt_tokens, self._progress.usages
         prompt = prompts[0] if prompts else 0
         completion = self._progress.completion_tokens
-        usage = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+        usage: dict[str, Any] = {
+            "prompt_tokens": prompt,
+            "completion_tokens": completion,
+            "total_tokens": prompt + completion,
+        }
+        if reported:
+            usage = {**reported[0], **usage, **_added_up(reported, "completion_tokens_details")}
         return {**usage, "compaction": self._details()} if self._progress.restarts else usage
 
     def _details(self) -> dict[str, Any]:
@@ -252,6 +268,16 @@ class Answer:
     def restarts(self) -> int:
         """How often the answer was carried over so far."""
         return self._progress.restarts
+
+
+def _added_up(usages: Sequence[Mapping[str, Any]], name: str) -> dict[str, dict[str, int]]:
+    """The details of all parts' usage, as far as they are numbers; empty where the server gave none."""
+    total: Counter[str] = Counter()
+    for usage in usages:
+        details = usage.get(name)
+        if isinstance(details, Mapping):
+            total.update({key: value for key, value in details.items() if isinstance(value, int)})
+    return {name: dict(total)} if total else {}
 
 
 def _is_json(text: str) -> bool:

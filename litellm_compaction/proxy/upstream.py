@@ -7,9 +7,8 @@ bridges to chat completions.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import replace
-from typing import Any
 
 import httpx
 import litellm
@@ -18,9 +17,10 @@ from openai import APIStatusError, AsyncOpenAI
 from litellm_compaction.engine import Case, Compactor, Guarded, Pending
 from litellm_compaction.errors import CompactionError, DoesNotFit, Overloaded, overflow_from_text
 from litellm_compaction.proxy import wire
-from litellm_compaction.proxy.exchange import Asked, Chunk, Listener, Upstream, UpstreamError
-from litellm_compaction.proxy.http_upstream import HttpUpstream, WholeUpstream
+from litellm_compaction.proxy.exchange import Asked, Chunk, Listener, UpstreamError
+from litellm_compaction.proxy.http_upstream import Abilities, HttpUpstream
 from litellm_compaction.proxy.notices import SILENT
+from litellm_compaction.proxy.one_answer import joined
 from litellm_compaction.proxy.restart import Answer
 from litellm_compaction.proxy.sse import DONE, event_of, json_object
 
@@ -37,6 +37,7 @@ class GuardedTransport(httpx.AsyncBaseTransport):
         asked: by the client; without `request` and `prepared` on routes whose messages only the body shows.
         prepared: what the engine found before routing ended.
         listener: is told what goes out.
+        abilities: what servers refuse of a request's shape.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class GuardedTransport(httpx.AsyncBaseTransport):
         asked: Asked,
         prepared: Guarded | Pending | None,
         listener: Listener,
+        abilities: Abilities,
     ) -> None:
         self._inner = inner
         self._compactor = compactor
@@ -54,6 +56,7 @@ class GuardedTransport(httpx.AsyncBaseTransport):
         self._asked = asked
         self._prepared = prepared
         self._listener = listener
+        self._abilities = abilities
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """The answer to LiteLLM's one call."""
@@ -62,17 +65,15 @@ class GuardedTransport(httpx.AsyncBaseTransport):
         if found is None:
             return await self._inner.handle_async_request(request)
         asked = replace(self._asked, request=found, stops=wire.stops(body))
-        upstream = HttpUpstream(self._inner, request, body)
+        upstream = HttpUpstream(self._inner, request, body, self._abilities)
         try:
             prepared = self._prepared or await self._compactor.prepare(asked.request, self._case)
             if not wire.can_be_carried_over(body):
                 return await self._passed(upstream, prepared, asked, stream=bool(body.get("stream")))
-            if body.get("stream"):
-                return await self._streamed(self._answer(upstream, asked, prepared, is_watched=True))
-            whole = WholeUpstream(upstream)
-            return await self._whole(
-                self._answer(whole, replace(asked, notices=SILENT), prepared, is_watched=False), whole
-            )
+            if upstream.wants_stream:
+                return await self._streamed(self._answer(upstream, asked, prepared), upstream)
+            asked = replace(asked, notices=SILENT, is_whole=True)
+            return await self._whole(self._answer(upstream, asked, prepared), upstream)
         except Overloaded as error:
             # Try again later, or elsewhere: what a client and LiteLLM's router make of a 503.
             return httpx.Response(503, json={"error": {"message": str(error), "type": "overloaded_error"}})
@@ -82,7 +83,7 @@ class GuardedTransport(httpx.AsyncBaseTransport):
     async def aclose(self) -> None:
         """Nothing: the inner transport belongs to everybody."""
 
-    def _answer(self, upstream: Upstream, asked: Asked, prepared: Guarded | Pending, *, is_watched: bool) -> Answer:
+    def _answer(self, upstream: HttpUpstream, asked: Asked, prepared: Guarded | Pending) -> Answer:
         return Answer(
             self._compactor,
             self._case,
@@ -91,7 +92,6 @@ class GuardedTransport(httpx.AsyncBaseTransport):
             prepared,
             self._listener,
             room=self._compactor.room(self._case),
-            is_watched=is_watched,
         )
 
     async def _passed(
@@ -103,25 +103,24 @@ class GuardedTransport(httpx.AsyncBaseTransport):
         limit = guarded.max_output_tokens(asked.output_tokens)
         return await upstream.send(guarded.messages, limit, is_continuation=False, stream=stream)
 
-    async def _streamed(self, answer: Answer) -> httpx.Response:
+    async def _streamed(self, answer: Answer, upstream: HttpUpstream) -> httpx.Response:
         """A response whose first chunk is already there, so that a refusal keeps its real status."""
         chunks = answer.chunks()
         try:
             first = await anext(chunks, None)
         except UpstreamError as error:
             return _refusal(error)
-        return httpx.Response(200, headers={"content-type": "text/event-stream"}, stream=_EventStream(first, chunks))
+        return httpx.Response(200, headers=_headers(upstream, "text/event-stream"), stream=_EventStream(first, chunks))
 
-    async def _whole(self, answer: Answer, upstream: WholeUpstream) -> httpx.Response:
-        """One JSON answer: the server's own when one request was enough, else joined."""
+    async def _whole(self, answer: Answer, upstream: HttpUpstream) -> httpx.Response:
+        """One JSON answer: the server's own where it gave one, else its pieces joined."""
         try:
-            deltas = [chunk async for chunk in answer.chunks()]
+            chunks = [chunk async for chunk in answer.chunks()]
         except UpstreamError as error:
             return _refusal(error)
-        last = upstream.responses[-1]
-        if answer.restarts == 0:
-            return _copied(last)
-        return httpx.Response(200, json=_joined(upstream.responses[0].json(), deltas, answer.usage()))
+        if upstream.whole is not None:
+            return _copied(upstream.whole)
+        return httpx.Response(200, headers=_headers(upstream, "application/json"), json=joined(chunks))
 
 
 class _EventStream(httpx.AsyncByteStream):
@@ -168,22 +167,6 @@ def client_over(transport: httpx.AsyncBaseTransport, *, api_base: str, api_key: 
     )
 
 
-def _joined(first: dict[str, Any], chunks: Sequence[Chunk], usage: dict[str, Any]) -> dict[str, Any]:
-    """The first answer's envelope around everything that came."""
-    message: dict[str, Any] = {"role": "assistant", "content": ""}
-    finish_reason = None
-    for chunk in chunks:
-        for choice in chunk["choices"]:
-            for key, value in choice["delta"].items():
-                if key == "tool_calls":
-                    message["tool_calls"] = [*message.get("tool_calls", ()), *value]
-                elif key != "role":
-                    message[key] = message.get(key, "") + value
-            finish_reason = choice["finish_reason"] or finish_reason
-    choice = {**first["choices"][0], "message": message, "finish_reason": finish_reason}
-    return {**first, "choices": [choice], "usage": usage}
-
-
 def _refusal(error: UpstreamError) -> httpx.Response:
     """The server's refusal as LiteLLM would have got it.
 
@@ -205,6 +188,13 @@ def _refusal(error: UpstreamError) -> httpx.Response:
 
 def _bad_request(message: str, status: int = 400) -> httpx.Response:
     return httpx.Response(status, json={"error": {"message": message, "type": "invalid_request_error"}})
+
+
+def _headers(upstream: HttpUpstream, content_type: str) -> list[tuple[str, str]]:
+    """The headers of the server's first answer, as far as it has come, for the body that the client gets."""
+    own = upstream.headers.multi_items() if upstream.headers is not None else []
+    kept = [(key, value) for key, value in own if key.lower() not in _HOP_HEADERS and key.lower() != "content-type"]
+    return [*kept, ("content-type", content_type)]
 
 
 def _copied(response: httpx.Response) -> httpx.Response:

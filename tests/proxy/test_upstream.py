@@ -1,0 +1,246 @@
+"""The transport below LiteLLM's client: every server is asked for a stream, every client gets what it asked for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+import pytest
+
+from litellm_compaction.proxy.exchange import Asked
+from litellm_compaction.proxy.http_upstream import Abilities
+from litellm_compaction.proxy.upstream import GuardedTransport
+from tests.integration.conversations import talk
+from tests.proxy.scripted import IN_TEXT, Scene, Turn
+
+SHORT = [{"role": "user", "content": "Count."}]
+USAGE = {
+    "prompt_tokens": 11,
+    "completion_tokens": 3,
+    "total_tokens": 14,
+    "completion_tokens_details": {"reasoning_tokens": 1},
+}
+Body = dict[str, Any]
+
+
+def sse(*chunks: Body, done: bool = True) -> httpx.Response:
+    """An answer in pieces."""
+
+    async def pieces() -> AsyncIterator[bytes]:
+        for chunk in chunks:
+            yield b"data: " + json.dumps(chunk).encode() + b"\n\n"
+        if done:
+            yield b"data: [DONE]\n\n"
+
+    headers = {"content-type": "text/event-stream", "x-request-id": "r1", "transfer-encoding": "chunked"}
+    return httpx.Response(200, headers=headers, content=pieces())
+
+
+def chunk(delta: Body, reason: str | None = None, **fields: Any) -> Body:
+    choice = {"index": 0, "delta": delta, "finish_reason": reason, "logprobs": None}
+    return {
+        "id": "chatcmpl-1",
+        "object": "chat.completion.chunk",
+        "created": 7,
+        "model": "served",
+        "system_fingerprint": "fp",
+        "choices": [choice],
+        **fields,
+    }
+
+
+USAGE_CHUNK = {**chunk({}), "choices": [], "usage": USAGE}
+
+
+def whole(message: Body, reason: str = "stop") -> httpx.Response:
+    """An answer in one piece."""
+    choice = {"index": 0, "message": {"role": "assistant", **message}, "finish_reason": reason}
+    body = {"id": "c", "object": "chat.completion", "created": 7, "model": "served", "choices": [choice]}
+    return httpx.Response(200, json={**body, "usage": USAGE, "stats": {"tokens_per_second": 9.5}})
+
+
+@dataclass
+class Wire:
+    """A server behind the transport, and what it was sent."""
+
+    answers: Sequence[Callable[[], httpx.Response]]
+    abilities: Abilities = field(default_factory=Abilities)
+    window_tokens: int = 2048
+    sent: list[Body] = field(default_factory=list)
+
+    async def ask(self, **body: Any) -> httpx.Response:
+        """One client request."""
+        scene = Scene(body.get("messages", SHORT), [Turn()], window_tokens=self.window_tokens)
+        asked = Asked(request=scene.request, output_tokens=None, is_json=False, notices=IN_TEXT, wants_usage=True)
+        transport = GuardedTransport(
+            httpx.MockTransport(self._serve),
+            scene.compactor,
+            scene.case,
+            asked,
+            await scene.compactor.prepare(scene.request, scene.case),
+            scene.listener,
+            self.abilities,
+        )
+        async with httpx.AsyncClient(transport=transport) as client:
+            return await client.post("http://served/v1/chat/completions", json={"messages": SHORT, **body})
+
+    async def _serve(self, request: httpx.Request) -> httpx.Response:
+        self.sent.append(json.loads(request.content))
+        return self.answers[min(len(self.sent), len(self.answers)) - 1]()
+
+
+def choice_of(answer: httpx.Response) -> Body:
+    assert answer.status_code == 200, answer.text
+    (choice,) = answer.json()["choices"]
+    assert isinstance(choice, dict)
+    return choice
+
+
+async def test_whole_answer_is_asked_for_as_a_stream_and_joined() -> None:
+    """One upstream request that streams; the client gets one completion with the stream's own envelope."""
+    pieces = [
+        chunk({"role": "assistant", "content": "One"}),
+        chunk({"content": " two"}),
+        chunk({}, "stop", stats={"s": 1}),
+    ]
+    wire = Wire([lambda: sse(*pieces, USAGE_CHUNK)])
+    answer = await wire.ask()
+    (sent,) = wire.sent
+    assert (sent["stream"], sent["stream_options"]) == (True, {"include_usage": True})
+    assert answer.headers["content-type"] == "application/json"
+    assert (answer.headers["x-request-id"], "transfer-encoding" in answer.headers) == ("r1", False)
+    body = answer.json()
+    (choice,) = body.pop("choices")
+    assert body == {
+        "id": "chatcmpl-1",
+        "object": "chat.completion",
+        "created": 7,
+        "model": "served",
+        "system_fingerprint": "fp",
+        "stats": {"s": 1},
+        "usage": USAGE,
+    }
+    assert choice["message"] == {"role": "assistant", "content": "One two"}
+    assert (choice["index"], choice["finish_reason"]) == (0, "stop")
+
+
+async def test_everything_that_a_stream_can_hold_is_joined() -> None:
+    """Thoughts, calls by index, what only some servers send; what ends the choice keeps its own fields."""
+    call = {"index": 0, "id": "a", "type": "function", "function": {"name": "read", "arguments": ""}}
+    more = {"index": 0, "id": None, "type": None, "function": {"name": None, "arguments": '{"a":1}'}}
+    other = {"index": 1, "id": "b", "function": {"name": "list", "arguments": "{}"}}
+    last = chunk({}, "tool_calls")
+    last["choices"][0]["stop_reason"] = 17
+    deltas = [{"reasoning_content": "Let me"}, {"reasoning_content": " see."}, {"tool_calls": [call]}]
+    deltas += [{"tool_calls": [more]}, {"tool_calls": [other]}, {"annotations": [{"at": 1}]}]
+    choice = choice_of(await Wire([lambda: sse(*map(chunk, deltas), last, USAGE_CHUNK)]).ask())
+    assert choice["message"] == {
+        "role": "assistant",
+        "content": None,
+        "reasoning_content": "Let me see.",
+        "annotations": [{"at": 1}],
+        "tool_calls": [
+            {"id": "a", "type": "function", "function": {"name": "read", "arguments": '{"a":1}'}},
+            {"id": "b", "type": "function", "function": {"name": "list", "arguments": "{}"}},
+        ],
+    }
+    assert (choice["finish_reason"], choice["stop_reason"]) == ("tool_calls", 17)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_refusals_and_older_calls_arrive(stream: bool) -> None:
+    """A delta that is neither text nor a tool call goes on, to either kind of client."""
+    deltas = [{"refusal": "I can"}, {"refusal": "not."}]
+    wire = Wire([lambda: sse(*map(chunk, deltas), chunk({}, "stop"), USAGE_CHUNK)])
+    answer = await wire.ask(stream=stream)
+    if stream:
+        assert ('"I can"' in answer.text, '"not."' in answer.text) == (True, True)
+    else:
+        assert choice_of(answer)["message"] == {"role": "assistant", "content": None, "refusal": "I cannot."}
+    deltas = [{"function_call": {"name": "read", "arguments": ""}}, {"function_call": {"arguments": '{"a":1}'}}]
+    wire = Wire([lambda: sse(*map(chunk, deltas), chunk({}, "function_call"), USAGE_CHUNK)])
+    answer = await wire.ask(stream=stream)
+    if not stream:
+        message = choice_of(answer)["message"]
+        assert message["function_call"] == {"name": "read", "arguments": '{"a":1}'}
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_server_that_ignores_stream_is_understood(stream: bool) -> None:
+    """One JSON in spite of `stream: true`: a whole answer is given on as it came, a stream is made of it."""
+    call = {"id": "a", "type": "function", "function": {"name": "read", "arguments": "{}"}}
+    message = {"content": "I look.", "tool_calls": [call]}
+    wire = Wire([lambda: whole(message, "tool_calls")])
+    answer = await wire.ask(stream=stream)
+    if not stream:
+        assert answer.json() == whole(message, "tool_calls").json()
+        return
+    events = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
+    deltas = [choice["delta"] for event in events for choice in event["choices"]]
+    assert "".join(delta.get("content") or "" for delta in deltas) == "I look."
+    assert [delta["tool_calls"][0]["id"] for delta in deltas if delta.get("tool_calls")] == ["a"]
+
+
+async def test_server_that_refuses_stream_options_is_asked_without() -> None:
+    """Asked again once, and from then on without; the usage is then counted here."""
+    refusal = httpx.Response(400, json={"error": {"message": "Unknown parameter: stream_options"}})
+    answered = [chunk({"content": "Fine."}), chunk({}, "stop")]
+    wire = Wire([lambda: refusal, lambda: sse(*answered)])
+    answer = await wire.ask()
+    assert (choice_of(answer)["message"]["content"], answer.json()["usage"]["prompt_tokens"] > 0) == ("Fine.", True)
+    await wire.ask()
+    assert ["stream_options" in sent for sent in wire.sent] == [True, False, False]
+
+
+async def test_server_that_refuses_streams_is_asked_for_whole_answers() -> None:
+    """The server's own JSON reaches the client; one that wants a stream gets the refusal."""
+    refusal = httpx.Response(400, json={"error": {"message": "stream is not supported by this server"}})
+    wire = Wire([lambda: refusal, lambda: whole({"content": "Fine."})])
+    assert choice_of(await wire.ask())["message"]["content"] == "Fine."
+    assert [sent.get("stream") for sent in wire.sent] == [True, None]
+    streamed = Wire([lambda: refusal])
+    assert (await streamed.ask(stream=True)).status_code == 400
+    assert len(streamed.sent) == 1
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_other_refusals_keep_their_status_and_body(stream: bool) -> None:
+    """What the server says of a request that we did not cause goes on unchanged, asked once."""
+    body = {"error": {"message": "the upstream model has no chat template"}}
+    wire = Wire([lambda: httpx.Response(422, json=body)])
+    answer = await wire.ask(stream=stream)
+    assert (answer.status_code, answer.json(), len(wire.sent)) == (422, body, 1)
+
+
+async def test_error_inside_the_stream_of_a_whole_answer_is_an_error() -> None:
+    """Nothing has been sent yet, so the client gets no half answer."""
+    answer = await Wire([lambda: sse(chunk({"content": "On"}), {"error": {"message": "out of memory"}})]).ask()
+    assert (answer.status_code, answer.json()) == (500, {"error": {"message": "out of memory"}})
+
+
+@pytest.mark.parametrize("body", [b"", b"<html>", b"[]", b'{"choices": []}', b'{"choices": [null]}'])
+async def test_answer_that_is_none_is_given_on(body: bytes) -> None:
+    """A 200 that holds no answer reaches the client as it came."""
+    answer = await Wire([lambda: httpx.Response(200, content=body)]).ask()
+    assert (answer.status_code, answer.content) == (200, body)
+
+
+async def test_compaction_before_a_whole_answer_leaves_no_trace_in_it() -> None:
+    """The envelope is the server's, not that of a notice which nobody reads."""
+    wire = Wire([lambda: sse(chunk({"role": "assistant", "content": "Fine."}), chunk({}, "stop"), USAGE_CHUNK)])
+    answer = await wire.ask(messages=talk("whole", 2500))
+    assert (choice_of(answer)["message"]["content"], answer.json()["id"]) == ("Fine.", "chatcmpl-1")
+    assert (answer.json()["created"], answer.json()["model"]) == (7, "served")
+    assert len(wire.sent[0]["messages"]) < len(talk("whole", 2500))
+
+
+@pytest.mark.parametrize("options", [{"n": 2}, {"logprobs": True}])
+async def test_what_cannot_be_joined_is_asked_for_as_the_client_did(options: Body) -> None:
+    """Several choices and log probabilities: the server's own answer, whole."""
+    wire = Wire([lambda: whole({"content": "Fine."})])
+    answer = await wire.ask(**options)
+    assert answer.json() == whole({"content": "Fine."}).json()
+    assert "stream" not in wire.sent[0]
