@@ -15,7 +15,7 @@ import httpx
 from litellm_compaction.cli.chat_server import chat_server
 from litellm_compaction.cli.compact_report import Report, as_json, as_lines
 from litellm_compaction.config import Settings, settings_from
-from litellm_compaction.core.boundaries import pinned_position
+from litellm_compaction.core.boundaries import pinned_positions
 from litellm_compaction.core.compaction import Compaction, Rung
 from litellm_compaction.core.decisions import Edit, Prune, Summarize
 from litellm_compaction.core.messages import JsonObject, JsonValue, Message, Request, parse_message
@@ -202,7 +202,7 @@ def _covering(pending: Pending, covered: int, decision: Summarize | None) -> Com
     return Compaction(
         covered_messages=covered,
         covered_hash=conversation.hashes[covered],
-        pinned=pinned_position(conversation.messages, covered),
+        pinned=pinned_positions(conversation.messages, covered),
         round=1,
         segments=(),
         ledger="",

@@ -83,7 +83,7 @@ def fates(messages: Sequence[Message], compaction: Compaction | None, *, dry_run
     repeated = superseded_reads(rest[:covered])
 
     def fate(position: int) -> Fate:
-        if position >= covered or position == compaction.pinned:
+        if position >= covered or position in compaction.pinned:
             return "kept"
         if position >= replaced and dry_run and compaction.rung == "prune" and not rest[position].is_system:
             return "offered"

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from litellm_compaction.core.anchor_lines import SCANNED_CHARS, SCANNED_PER_MESSAGE_CHARS, Line, candidates
 from litellm_compaction.core.excerpts import common_level, condensed
+from litellm_compaction.core.injections import is_injected
 from litellm_compaction.core.messages import Message
 from litellm_compaction.core.supersession import latest_values, marked
 
@@ -55,7 +56,11 @@ def ledger(
         newer: the messages behind the covered part; what a summary says changes no value, since it may be wrong.
     """
     latest = latest_values(_stated((*messages, *newer)))
-    users = [position for position, message in enumerate(messages) if message.role == "user" and message.text.strip()]
+    users = [
+        position
+        for position, message in enumerate(messages)
+        if message.role == "user" and message.text.strip() and not is_injected(message)
+    ]
     texts = [messages[position].text.strip() for position in users]
     quoted = _users_words(texts, min(words_tokens, budget_tokens), count, latest)
     words = "\n".join((WORDS_HEAD, *(quoted[index] for index in sorted(quoted)))) if quoted else ""

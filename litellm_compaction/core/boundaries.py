@@ -6,24 +6,72 @@ the intersection of small rules, each with the reason of the provider that needs
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from litellm_compaction.core.messages import Message, lead_length, newest_user_index, open_round_start
+from litellm_compaction.core.injections import is_injected
+from litellm_compaction.core.messages import (
+    Message,
+    lead_length,
+    newest_user_index,
+    open_round_start,
+    unanswered_start,
+)
+
+# A longer message is kept only where it is certain that the person wrote nothing since.
+_DOUBTED_CHARS = 4000
+
+
+def request_indices(messages: Sequence[Message]) -> tuple[int, ...]:
+    """The indices of the user messages that say what is being worked on, ascending; empty where there is no user's.
+
+    They stay verbatim (promise P2): the newest user message, whoever wrote it, and the newest that does not look like
+    an addition of the client's program (`injections`). Both are found by what stands before them, so more messages
+    never make an older one a request.
+    """
+    newest = newest_user_index(messages)
+    if newest is None:
+        return ()
+    own = next((index for index in range(newest, -1, -1) if _may_be_own(messages[index])), newest)
+    return tuple(sorted({own, newest}))
+
+
+def doubted_index(messages: Sequence[Message]) -> int | None:
+    """The index of the user message that is the person's last request if a later one is not; None without a doubt.
+
+    A user message behind tool results, or behind another user message, may be an addition of the client's program
+    whatever it looks like. Then the newest before it that stands where a person speaks, at the beginning or behind an
+    answer, is worth keeping too, where there is room for it.
+    """
+    own = next(iter(request_indices(messages)), -1)
+    certain = next((index for index in range(own, -1, -1) if _is_certainly_own(messages, index)), own)
+    return None if certain == own or len(messages[certain].text) > _DOUBTED_CHARS else certain
+
+
+def request_text(messages: Sequence[Message]) -> str:
+    """What is being worked on, in the person's words; "" where nobody asks for anything."""
+    requests = request_indices(messages)
+    own = [messages[index].text for index in requests if _may_be_own(messages[index])]
+    doubted = doubted_index(messages)
+    before = [] if doubted is None else [messages[doubted].text]
+    return "\n\n".join([*before, *(own or (messages[index].text for index in requests))])
 
 
 def latest_cut(messages: Sequence[Message]) -> int:
     """The largest index at which the sacred tail is still whole.
 
-    The tail is sacred (promise P2) from the tool round whose results nobody has answered yet, else from the
-    last message: the newest user message, or an assistant message that the client wants continued. When we carry
-    an answer over the limit, it is the end of that answer and our request to go on.
+    The tail is sacred (promise P2) from the tool round on whose results no assistant message follows, with all that
+    stands behind them; else from the first request that nobody has answered; else from the last message, which the
+    client wants continued. When we carry an answer over the limit, it is the end of that answer and our request to go
+    on.
     """
     if messages and messages[-1].is_ours:
         return max(len(messages) - 2, 0)
     start = open_round_start(messages)
     if start is not None:
         return start
-    return max(len(messages) - 1, 0)
+    unanswered = unanswered_start(messages)
+    last = max(len(messages) - 1, 0)
+    return next((index for index in request_indices(messages) if index >= unanswered), last)
 
 
 def legal_cuts(messages: Sequence[Message]) -> tuple[int, ...]:
@@ -48,26 +96,31 @@ def legal_cuts(messages: Sequence[Message]) -> tuple[int, ...]:
 def sacred_indices(messages: Sequence[Message]) -> frozenset[int]:
     """Indices of the messages that reach the model verbatim whatever happens (promise P2).
 
-    The leading system messages, the newest user message wherever it stands, and the tail from `latest_cut` on.
+    The leading system messages, the requests wherever they stand, and the tail from `latest_cut` on.
     """
-    sacred = {*range(lead_length(messages)), *range(latest_cut(messages), len(messages))}
-    newest = newest_user_index(messages)
-    if newest is not None:
-        sacred.add(newest)
-    return frozenset(sacred)
+    tail = range(latest_cut(messages), len(messages))
+    return frozenset({*range(lead_length(messages)), *tail, *request_indices(messages)})
 
 
-def pinned_position(messages: Sequence[Message], covered_messages: int) -> int | None:
-    """The position after the lead of the user message that stays verbatim although it is covered, or None.
+def pinned_positions(messages: Sequence[Message], covered_messages: int) -> tuple[int, ...]:
+    """The positions after the lead of the requests that stay verbatim although they are covered, ascending."""
+    return pinned_among(request_indices(messages), lead_length(messages), covered_messages)
 
-    The newest user message of the covered part, when the tail opens with an assistant message: then the tail
-    is still about that request.
-    """
-    lead = lead_length(messages)
-    cut = lead + covered_messages
-    if cut < len(messages) and messages[cut].role == "user":
-        return None
-    newest = newest_user_index(messages[:cut])
-    if newest is None or newest != newest_user_index(messages):
-        return None
-    return newest - lead
+
+def pinned_among(indices: Iterable[int], lead: int, covered_messages: int) -> tuple[int, ...]:
+    """The positions after the first `lead` messages of those among `indices` that are covered, ascending."""
+    return tuple(index - lead for index in sorted(indices) if lead <= index < lead + covered_messages)
+
+
+def _may_be_own(message: Message) -> bool:
+    return message.role == "user" and not message.is_ours and not is_injected(message)
+
+
+def _is_certainly_own(messages: Sequence[Message], index: int) -> bool:
+    """Whether a message that may be the person's stands where a person speaks: first, or behind an answer."""
+    if not _may_be_own(messages[index]):
+        return False
+    before = index - 1
+    while before >= 0 and (messages[before].is_system or is_injected(messages[before])):
+        before -= 1
+    return before < 0 or (messages[before].role == "assistant" and not messages[before].calls)

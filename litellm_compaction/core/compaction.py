@@ -12,14 +12,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 from litellm_compaction.core.begun import Begun, begins, shown_behind
-from litellm_compaction.core.boundaries import legal_cuts
+from litellm_compaction.core.boundaries import legal_cuts, pinned_positions
 from litellm_compaction.core.edits import edited
 from litellm_compaction.core.messages import (
     Message,
+    joined_with,
     lead_length,
-    newest_user_index,
     user_message,
-    with_leading_text,
     with_text,
 )
 from litellm_compaction.core.prompts import LAST_REQUEST, frame
@@ -50,8 +49,8 @@ class Compaction:
     Attributes:
         covered_messages: how many messages after the leading system ones it replaces or edits.
         covered_hash: the chain entry of exactly those messages.
-        pinned: position after the lead of a covered user message that stays verbatim, behind the record or in its
-            place, or None.
+        pinned: positions after the lead of the covered user messages that stay verbatim, behind the record or in their
+            place.
         round: 1 for a conversation's first compaction.
         segments: frozen summaries, oldest first; they may reach less far than the compaction when a summary failed.
         ledger: verbatim anchors of everything covered.
@@ -72,7 +71,7 @@ class Compaction:
 
     covered_messages: int
     covered_hash: str
-    pinned: int | None
+    pinned: tuple[int, ...]
     round: int
     segments: tuple[Segment, ...]
     ledger: str
@@ -136,13 +135,11 @@ def apply(messages: Sequence[Message], compaction: Compaction, *, record: str | 
     record = compaction.record if record is None else record
     if not record:
         return (*messages[:lead], *map(_without_null, tail))
+    behind = [rest[position] for position in compaction.pinned if position < start]
     if tail and tail[0].role == "user":
-        carrier = with_leading_text(tail[0], record)
+        behind.append(tail[0])
         tail = tail[1:]
-    elif compaction.pinned is not None and compaction.pinned < start:
-        carrier = with_leading_text(rest[compaction.pinned], record)
-    else:
-        carrier = user_message(record.removesuffix(LAST_REQUEST).rstrip("\n"))
+    carrier = joined_with(behind, record) if behind else user_message(record.removesuffix(LAST_REQUEST).rstrip("\n"))
     return (*messages[:lead], carrier, *map(_without_null, tail))
 
 
@@ -158,7 +155,7 @@ def edited_part(rest: Sequence[Message], compaction: Compaction) -> list[Message
     shown = edited(
         originals,
         {position - start for position in compaction.stubbed},
-        untouched=None if compaction.pinned is None else compaction.pinned - start,
+        untouched={position - start for position in compaction.pinned},
     )
     return pruned(originals, shown, frozenset(compaction.dropped), compaction.shortened, start=start)
 
@@ -166,8 +163,8 @@ def edited_part(rest: Sequence[Message], compaction: Compaction) -> list[Message
 def is_applicable(messages: Sequence[Message], compaction: Compaction, hashes: Sequence[str]) -> bool:
     """Whether `compaction` may stand in for the beginning of this conversation.
 
-    Its messages must be this conversation's first ones, the cut legal here too, and the newest user message
-    must stay verbatim.
+    Its messages must be this conversation's first ones, the cut legal here too, and what is being worked on must stay
+    verbatim.
     """
     covered = compaction.covered_messages
     if covered >= len(hashes) or hashes[covered] != compaction.covered_hash:
@@ -178,10 +175,7 @@ def is_applicable(messages: Sequence[Message], compaction: Compaction, hashes: S
     first = lead + compaction.replaced_messages
     if compaction.begun is not None and not begins(messages[first], compaction.begun):
         return False
-    newest = newest_user_index(messages)
-    if newest is None or newest >= lead + covered:
-        return True
-    return compaction.pinned is not None and newest == lead + compaction.pinned
+    return set(pinned_positions(messages, covered)) <= set(compaction.pinned)
 
 
 def _shown(rest: Sequence[Message], compaction: Compaction) -> Sequence[Message]:

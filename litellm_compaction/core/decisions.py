@@ -26,6 +26,7 @@ class Summarize:
 
     Attributes:
         covered_messages: how many messages after the lead it will replace.
+        pinned: positions of those among them that stay verbatim.
         base: the compaction whose summaries it continues, or None.
         integrates: whether the base's segments are rewritten into one, because they outgrew their share.
         provisional: whether there is no room for a new summary; the base's is carried on, shortened.
@@ -36,6 +37,7 @@ class Summarize:
     """
 
     covered_messages: int
+    pinned: tuple[int, ...] = ()
     base: Compaction | None
     integrates: bool
     provisional: bool

@@ -23,7 +23,7 @@ _NOTHING_LEFT = "[Old reasoning was removed.]"
 _REASONING_KEYS = frozenset({"reasoning_content", "reasoning", "thinking_blocks", "reasoning_details"})
 
 
-def edited(messages: Sequence[Message], stubbed: Collection[int], *, untouched: int | None = None) -> list[Message]:
+def edited(messages: Sequence[Message], stubbed: Collection[int], *, untouched: Collection[int] = ()) -> list[Message]:
     """The messages without old reasoning and images, and with a stub for each result in `stubbed`.
 
     Roles, ids, calls and the number of messages stay; a message without anything to drop stays the same object.
@@ -31,12 +31,12 @@ def edited(messages: Sequence[Message], stubbed: Collection[int], *, untouched: 
     Args:
         messages: n, oldest first; each result behind its call.
         stubbed: positions of the tool results that become stubs.
-        untouched: position of a message that stays as it is, images included, or None.
+        untouched: positions of messages that stay as they are, images included.
     """
     calls = _calls_by_position(messages)
     shown: list[Message] = []
     for position, message in enumerate(messages):
-        if position == untouched:
+        if position in untouched:
             shown.append(message)
         elif position in stubbed:
             shown.append(with_text(_without_images(message), stub(message, calls.get(position))))

@@ -131,6 +131,23 @@ def with_leading_text(message: Message, text: str) -> Message:
     return parse_message({**message.raw, "content": text + message.text})
 
 
+def joined_with(messages: Sequence[Message], text: str) -> Message:
+    """Several user messages as one, with `text` before them: each as it came, the last one unbroken at the end.
+
+    Two users in a row are refused by strict templates. Only where an earlier one holds more than text do all become
+    parts.
+
+    Args:
+        messages: n ≥ 1, oldest first.
+        text: what goes before them.
+    """
+    *earlier, last = messages
+    if any(message.other_parts for message in earlier):
+        parts = [part for message in messages for part in _parts(message)]
+        return parse_message({**last.raw, "content": [{"type": "text", "text": text}, *parts]})
+    return with_leading_text(last, text + "".join(f"{message.text}\n\n" for message in earlier))
+
+
 def with_text(message: Message, text: str) -> Message:
     """`message` with its text replaced; parts that are not text stay, behind the text."""
     content = message.raw.get("content")
@@ -158,17 +175,22 @@ def round_end(messages: Sequence[Message], start: int) -> int:
 
 
 def open_round_start(messages: Sequence[Message]) -> int | None:
-    """Where the tool round begins whose results end the list, or None when the list does not end in results."""
-    index = len(messages) - 1
-    while index >= 0 and messages[index].role == "tool":
-        index -= 1
-    if index == len(messages) - 1 or index < 0:
-        return None
-    return index if messages[index].calls else index + 1
+    """Where the tool round begins whose results no assistant message follows, or None where there is none.
+
+    Other messages may stand behind the results: agents put reminders there, as `user` or as `system`.
+    """
+    last = _last_assistant(messages)
+    result = next((index for index in range(last + 1, len(messages)) if messages[index].role == "tool"), None)
+    return last if result is not None and last >= 0 and messages[last].calls else result
+
+
+def unanswered_start(messages: Sequence[Message]) -> int:
+    """The index behind the last assistant message: from here on nobody has answered; n where the list ends in one."""
+    return _last_assistant(messages) + 1
 
 
 def newest_user_index(messages: Sequence[Message]) -> int | None:
-    """The index of the newest message that the user wrote, or None."""
+    """The index of the newest message with the role `user` that is not ours, whoever wrote it, or None."""
     for index in range(len(messages) - 1, -1, -1):
         if messages[index].role == "user" and not messages[index].is_ours:
             return index
@@ -235,6 +257,11 @@ def is_text_part(part: JsonValue) -> bool:
     return isinstance(part, str) or (isinstance(part, Mapping) and isinstance(part.get("text"), str))
 
 
+def _last_assistant(messages: Sequence[Message]) -> int:
+    """The index of the last assistant message, -1 for none."""
+    return next((index for index in range(len(messages) - 1, -1, -1) if messages[index].role == "assistant"), -1)
+
+
 def _content(content: JsonValue) -> tuple[str, tuple[str, ...]]:
     if isinstance(content, str):
         return content, ()
@@ -252,6 +279,11 @@ def _content(content: JsonValue) -> tuple[str, tuple[str, ...]]:
                 others.append(_string(part.get("type")) if isinstance(part, Mapping) else "unknown")
         return "\n".join(texts), tuple(others)
     return json.dumps(content, ensure_ascii=False, default=str), ()
+
+
+def _parts(message: Message) -> Sequence[JsonValue]:
+    content = message.raw.get("content")
+    return content if isinstance(content, list) else [{"type": "text", "text": message.text}]
 
 
 def _calls(calls: JsonValue) -> tuple[ToolCall, ...]:

@@ -7,18 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from litellm_compaction.core.boundaries import latest_cut, legal_cuts
+from litellm_compaction.core.boundaries import latest_cut, legal_cuts, request_indices
 from litellm_compaction.core.budget import ROOM_ABOVE_FLOOR_RATIO, Budget, itemized, margin_tokens
 from litellm_compaction.core.excerpts import excerpt
-from litellm_compaction.core.messages import Message, lead_length, newest_user_index, with_text
+from litellm_compaction.core.messages import Message, lead_length, with_text
 from litellm_compaction.core.weights import Conversation
 from litellm_compaction.errors import DoesNotFit, Share
 
 _LEAST_EXCERPT_TOKENS = 64
+_USERS = frozenset({"newest user message", "last request of the user"})
 
 
 def sacred_shares(conversation: Conversation, tools_tokens: int) -> tuple[Share, ...]:
-    """Who fills the floor: system, tools, newest user message, each newest tool result and its call."""
+    """Who fills the floor: system, tools, what is being worked on, each result that nobody has read and its call."""
     messages, sizes = conversation.messages, conversation.sizes
     lead = lead_length(messages)
     found = [
@@ -26,18 +27,16 @@ def sacred_shares(conversation: Conversation, tools_tokens: int) -> tuple[Share,
         Share("template", conversation.fixed_tokens - tools_tokens),
         Share("system messages", sum(sizes[:lead])),
     ]
-    newest = newest_user_index(messages)
-    if newest is not None:
-        found.append(Share("newest user message", sizes[newest]))
-    start = latest_cut(messages)
-    for index in range(start, len(messages)):
+    requests = request_indices(messages)
+    for index in sorted({*requests, *range(max(latest_cut(messages), lead), len(messages))}):
         message = messages[index]
-        if index == newest or index < lead:
-            continue
         if message.role == "tool":
-            found.append(Share(f"result of tool {_tool_name(messages, index)}", sizes[index]))
+            name = f"result of tool {_tool_name(messages, index)}"
+        elif index in requests[:-1]:
+            name = "last request of the user"
         else:
-            found.append(Share(f"newest {message.role} message", sizes[index]))
+            name = f"newest {message.role} message"
+        found.append(Share(name, sizes[index]))
     return tuple(found)
 
 
@@ -50,11 +49,11 @@ def refusal(model: str, conversation: Conversation, budget: Budget, tools_tokens
     floor = budget.floor_tokens
     needed = budget.needed_window_tokens(floor)
     results = [share for share in shares if share.name.startswith("result of tool")]
-    user = next((share for share in shares if share.name == "newest user message"), None)
+    asked = sum(share.tokens for share in shares if share.name in _USERS)
     remedy = f"Load {model} with a context length of at least {needed} tokens"
     if sum(share.tokens for share in results) > floor // 2:
         remedy += ", let the tool return less, or set `oversized_tool_result: excerpt`"
-    elif user is not None and user.tokens > floor // 2:
+    elif asked > floor // 2:
         remedy += ", shorten the message, or set `oversized_user_message: excerpt`"
     else:
         remedy += ", or shorten the system prompt or the list of tools"
@@ -85,15 +84,15 @@ def shortened(
         conversation: what does not fit.
         budget: of its window.
         tool_results: whether results in the open tool round may be cut.
-        user_message: whether the newest user message may be cut.
+        user_message: whether user messages that nobody has answered, and the requests, may be cut.
         count: tokens of a text.
     """
     messages, sizes = conversation.messages, conversation.sizes
-    newest = newest_user_index(messages)
     open_tail = range(latest_cut(messages), len(messages))
     candidates = [index for index in open_tail if tool_results and messages[index].role == "tool"]
-    if user_message and newest is not None:
-        candidates.append(newest)
+    if user_message:
+        behind = (index for index in open_tail if messages[index].role == "user" and not messages[index].is_ours)
+        candidates += sorted({*request_indices(messages), *behind})
     if not candidates:
         return None
     fixed = budget.floor_tokens - sum(sizes[index] for index in candidates)

@@ -9,12 +9,13 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from litellm_compaction.core.boundaries import legal_cuts, pinned_position
+from litellm_compaction.core.boundaries import doubted_index, legal_cuts, pinned_among, request_indices
 from litellm_compaction.core.budget import Budget
 from litellm_compaction.core.compaction import Compaction, Rung, is_applicable
 from litellm_compaction.core.decisions import Depth, Edit, Keep, Plan, Prune, Refuse, Reuse, Summarize
 from litellm_compaction.core.edits import stubs
-from litellm_compaction.core.messages import lead_length, newest_user_index
+from litellm_compaction.core.injections import is_injected
+from litellm_compaction.core.messages import lead_length
 from litellm_compaction.core.weights import RECORD_TOKENS, Conversation, applied_tokens, kept_tokens
 
 MIN_GAIN_RATIO = 0.10
@@ -128,9 +129,14 @@ def _summarize(
         RECORD_TOKENS + lead_in_tokens + summary_tokens + ledger_tokens + (0 if integrates else frozen_tokens)
     )
 
-    def total(cut: int) -> int:
-        return kept_tokens(conversation, cut - lead, pinned_position(messages, cut - lead)) + record_tokens
+    pinned = set(request_indices(messages))
 
+    def total(cut: int) -> int:
+        return kept_tokens(conversation, cut - lead, pinned_among(pinned, lead, cut - lead)) + record_tokens
+
+    doubted = doubted_index(messages)
+    if doubted is not None and total(cuts[-1]) + conversation.sizes[doubted] <= target:
+        pinned.add(doubted)
     cut = next((cut for cut in cuts if total(cut) <= target), cuts[-1])
     recent = max((each for each in cuts if each <= len(messages) - depth.keep_recent_messages), default=cut)
     # For the recent messages the ledger's lines may give way to half, never the target: depth is what makes it rare.
@@ -141,6 +147,7 @@ def _summarize(
     spare = min(max(target - total(cut), 0), ledger_tokens) if not provisional else 0
     return Summarize(
         covered_messages=cut - lead,
+        pinned=pinned_among(pinned, lead, cut - lead),
         base=base,
         integrates=integrates,
         provisional=provisional,
@@ -156,12 +163,16 @@ def _words_tokens(conversation: Conversation, covered_messages: int, target: int
 
     Never so much that no summary has room, which is given up only where there was none anyway.
     """
-    lead = lead_length(conversation.messages)
-    newest = newest_user_index(conversation.messages)
+    messages = conversation.messages
+    lead = lead_length(messages)
+    requests = request_indices(messages)
     needed = sum(
         conversation.sizes[index] + 2
         for index in range(lead, lead + covered_messages)
-        if conversation.messages[index].role == "user" and index != newest and not conversation.messages[index].is_ours
+        if messages[index].role == "user"
+        and index not in requests
+        and not messages[index].is_ours
+        and not is_injected(messages[index])
     )
     most = min(int(_WORDS_TARGET_RATIO * target), int(_WORDS_SHARE * room))
     summary_room = int(_LEAST_SUMMARY_TOKENS / _SUMMARY_SHARE) + 1
@@ -276,16 +287,21 @@ def _editing(
     conversation: Conversation, covered_messages: int, budget: Budget, base: Compaction | None, rung: Rung
 ) -> Compaction:
     """A compaction that sends edited what the base sent edited, and what is newly covered; still without a ledger."""
+    lead, start = lead_length(conversation.messages), base.replaced_messages if base else 0
+    pinned = set(request_indices(conversation.messages))
+    doubted = doubted_index(conversation.messages)
+    if doubted is not None and (doubted - lead >= start or (base and doubted - lead in base.pinned)):
+        pinned.add(doubted)
     return Compaction(
         covered_messages=covered_messages,
         covered_hash=conversation.hashes[covered_messages],
-        pinned=pinned_position(conversation.messages, covered_messages),
+        pinned=pinned_among(pinned, lead, covered_messages),
         round=(base.round if base else 0) + 1,
         segments=base.segments if base else (),
         ledger="",
         rung=rung,
         window_tokens=budget.window_tokens,
-        edited_from=base.replaced_messages if base else 0,
+        edited_from=start,
         stubbed=base.stubbed if base else (),
         dropped=base.dropped if base else (),
         shortened=base.shortened if base else (),

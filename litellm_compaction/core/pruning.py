@@ -47,16 +47,17 @@ class Pruning:
     shortened: tuple[Shortened, ...]
 
 
-def offered(rest: Sequence[Message], span: range, *, pinned: int | None, dropped: Collection[int]) -> list[int]:
+def offered(rest: Sequence[Message], span: range, *, pinned: Collection[int], dropped: Collection[int]) -> list[int]:
     """The positions that a pruning model may choose from.
 
     Args:
         rest: the messages after the leading system ones.
         span: the positions that are covered and not replaced.
-        pinned: the one among them that stays verbatim, or None.
+        pinned: those among them that stay verbatim.
         dropped: what an earlier pruning has left out.
     """
-    return [at for at in span if at != pinned and at not in dropped and not (rest[at].is_system or rest[at].is_ours)]
+    stays = {*pinned, *dropped}
+    return [at for at in span if at not in stays and not (rest[at].is_system or rest[at].is_ours)]
 
 
 def verified(

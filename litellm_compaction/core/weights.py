@@ -5,7 +5,7 @@ Asked by the planner for every candidate; tokens throughout.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from litellm_compaction.core.boundaries import sacred_indices
@@ -56,19 +56,19 @@ class Conversation:
 def applied_tokens(conversation: Conversation, compaction: Compaction, count: Callable[[str], int]) -> int:
     """The estimated prompt after `compaction` is applied."""
     start, covered = compaction.replaced_messages, compaction.covered_messages
-    behind_record = compaction.pinned if compaction.pinned is not None and compaction.pinned < start else None
+    behind_record = [position for position in compaction.pinned if position < start]
     lead = lead_length(conversation.messages)
     kept = kept_tokens(conversation, start, behind_record) - sum(conversation.sizes[lead + start : lead + covered])
     kept -= _begun_tokens(conversation, compaction, count)
     return kept + sum(_edited_sizes(conversation, compaction, count)) + count(compaction.record) + 8
 
 
-def kept_tokens(conversation: Conversation, covered_messages: int, pinned: int | None) -> int:
-    """What stays as it is when so many messages after the lead are replaced, all but the pinned one."""
+def kept_tokens(conversation: Conversation, covered_messages: int, pinned: Iterable[int]) -> int:
+    """What stays as it is when so many messages after the lead are replaced, all but the pinned ones."""
     lead = lead_length(conversation.messages)
     sizes = conversation.sizes
     kept = conversation.fixed_tokens + sum(sizes[:lead]) + sum(sizes[lead + covered_messages :])
-    return kept + (sizes[lead + pinned] if pinned is not None else 0)
+    return kept + sum(sizes[lead + position] for position in pinned)
 
 
 def _begun_tokens(conversation: Conversation, compaction: Compaction, count: Callable[[str], int]) -> int:

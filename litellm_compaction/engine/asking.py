@@ -12,12 +12,13 @@ from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from litellm_compaction.core.begun import shown_behind
+from litellm_compaction.core.boundaries import request_text
 from litellm_compaction.core.budget import Budget
 from litellm_compaction.core.compaction import Compaction, apply
 from litellm_compaction.core.decisions import Summarize
 from litellm_compaction.core.edits import edited, superseded_reads
 from litellm_compaction.core.excerpts import excerpt
-from litellm_compaction.core.messages import Message, Request, lead_length, newest_user_index
+from litellm_compaction.core.messages import Message, Request, lead_length
 from litellm_compaction.core.prompts import appended
 from litellm_compaction.core.strategies import StrategyName, strategy_of
 from litellm_compaction.engine.case import PruningModel, Work
@@ -72,7 +73,9 @@ class Asker:
         self._sources = sources
         self._sent = sent
 
-    async def summary(self, work: Work, decision: Summarize, covered: Sequence[Message], pinned: int | None) -> Summary:
+    async def summary(
+        self, work: Work, decision: Summarize, covered: Sequence[Message], pinned: tuple[int, ...]
+    ) -> Summary:
         """The first usable summary of `covered`, the messages after the lead that `decision` covers.
 
         Every call takes one from the request's budget (promise P5); a model that fails leaves the turn to the next.
@@ -207,11 +210,10 @@ def _may_answer_freely(request: Request) -> bool:
     return has_tools_only and request.tool_choice in (None, "auto", "none")
 
 
-def _job(work: Work, decision: Summarize, covered: Sequence[Message], pinned: int | None) -> SummaryJob:
+def _job(work: Work, decision: Summarize, covered: Sequence[Message], pinned: tuple[int, ...]) -> SummaryJob:
     base = decision.base
     start = base.summarized_messages if base else 0
-    newest = newest_user_index(work.conversation.messages)
-    request = work.conversation.messages[newest].text if newest is not None else ""
+    request = request_text(work.conversation.messages)
     settings = work.case.settings
     name: StrategyName = "handoff" if settings.strategy == "handoff" else "summary"
     strategy = strategy_of(name, settings.own_prompt(name))
@@ -219,7 +221,7 @@ def _job(work: Work, decision: Summarize, covered: Sequence[Message], pinned: in
     shown = edited(covered, superseded_reads(covered), untouched=pinned)
     shown = [*shown_behind(shown, start, base.begun if base else None)]
     return SummaryJob(
-        messages=strategy.history([each for at, each in enumerate(shown) if at >= start and at != pinned]),
+        messages=strategy.history([each for at, each in enumerate(shown) if at >= start and at not in pinned]),
         earlier=base.summary if base and decision.integrates else "",
         request=excerpt(request, _REQUEST_TOKENS, work.count_text),
         summary_tokens=decision.summary_tokens,

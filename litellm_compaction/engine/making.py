@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from litellm_compaction.core.anchors import ledger
-from litellm_compaction.core.boundaries import legal_cuts, pinned_position
+from litellm_compaction.core.boundaries import legal_cuts, pinned_positions
 from litellm_compaction.core.carry_over import keyed
 from litellm_compaction.core.compaction import Compaction, Rung, Segment, apply
 from litellm_compaction.core.decisions import Edit, Making, Prune, Summarize
@@ -101,7 +101,7 @@ class Maker:
         """`compaction` with a ledger of what it does not show any more."""
         messages = work.conversation.messages
         rest = messages[lead_length(messages) :]
-        replaced = (at for at in range(compaction.replaced_messages) if at != compaction.pinned)
+        replaced = (at for at in range(compaction.replaced_messages) if at not in compaction.pinned)
         shortened = (each.position for each in compaction.shortened)
         hidden_at = sorted({*replaced, *compaction.stubbed, *compaction.dropped, *shortened})
         hidden = [rest[position] for position in hidden_at]
@@ -184,7 +184,7 @@ class Maker:
         return Compaction(
             covered_messages=covered,
             covered_hash=work.conversation.hashes[covered],
-            pinned=pinned_position(messages, covered),
+            pinned=pinned_positions(messages, covered),
             round=1,
             segments=(),
             ledger="",
@@ -196,13 +196,13 @@ class Maker:
         work: Work,
         decision: Summarize,
         covered: Sequence[Message],
-        pinned: int | None,
+        pinned: tuple[int, ...],
         segments: Sequence[Segment],
         summary: Summary,
     ) -> str:
         """What the record holds verbatim beside its summaries and the messages that stay."""
         messages = work.conversation.messages
-        unpinned = [message for position, message in enumerate(covered) if position != pinned]
+        unpinned = [message for position, message in enumerate(covered) if position not in pinned]
         kept = messages[lead_length(messages) + decision.covered_messages :]
         spare_tokens = _spare(decision, summary, work.count_text)
 
@@ -226,11 +226,11 @@ class Maker:
             await self._store.put(work.case.scope, kept)
 
 
-def _covered(work: Work, decision: Summarize) -> tuple[Sequence[Message], int | None]:
-    """The messages that a decision covers, and the position of the one among them that stays verbatim."""
+def _covered(work: Work, decision: Summarize) -> tuple[Sequence[Message], tuple[int, ...]]:
+    """The messages that a decision covers, and the positions of those among them that stay verbatim."""
     messages = work.conversation.messages
     lead = lead_length(messages)
-    return messages[lead : lead + decision.covered_messages], pinned_position(messages, decision.covered_messages)
+    return messages[lead : lead + decision.covered_messages], decision.pinned
 
 
 def _carried(base: Compaction | None, limit_tokens: int, count: Callable[[str], int]) -> tuple[Segment, ...]:

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from litellm_compaction.core.boundaries import request_text
 from litellm_compaction.core.compaction import Compaction, edited_part
 from litellm_compaction.core.decisions import Prune
 from litellm_compaction.core.excerpts import excerpt
-from litellm_compaction.core.messages import lead_length, newest_user_index
+from litellm_compaction.core.messages import lead_length
 from litellm_compaction.core.prompts import is_refusal
 from litellm_compaction.core.pruning import Pruning, offered
 from litellm_compaction.core.pruning_answers import decide
@@ -130,8 +131,6 @@ def _prompt(work: Work, decision: Prune, choices: list[int], limit_tokens: int, 
     lead = lead_length(conversation.messages)
     shown = edited_part(conversation.messages[lead:], compaction)
     offered_now = [(at, shown[at - compaction.replaced_messages]) for at in choices]
-    newest = newest_user_index(conversation.messages)
-    request = "" if newest is None else conversation.messages[newest].text
     return pruning_prompt(
         prompt=work.case.settings.own_prompt("prune") or PRUNE_PROMPT,
         values={
@@ -141,7 +140,7 @@ def _prompt(work: Work, decision: Prune, choices: list[int], limit_tokens: int, 
             "target_tokens": decision.predicted_tokens,
             "limit_tokens": work.window.tokens,
         },
-        request=excerpt(request, _REQUEST_TOKENS, work.count_text),
+        request=excerpt(request_text(conversation.messages), _REQUEST_TOKENS, work.count_text),
         earlier=compaction.omissions,
         messages=[message for _, message in offered_now if message is not None],
         sizes=[

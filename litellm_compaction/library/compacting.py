@@ -142,8 +142,7 @@ async def safe_compact(
 
 async def _best_gain_tokens(selected: Selected, config: CompactionConfig) -> int:
     """What the shortest summary would save; an earlier record makes room for the new one."""
-    pinned = () if selected.pinned is None else (selected.covered[selected.pinned],)
-    left = (*selected.system, *pinned, *selected.tail)
+    left = (*selected.system, *selected.kept, *selected.tail)
     fresh_tokens = await prompt_tokens(selected.messages, config.model, ()) - await prompt_tokens(
         left, config.model, ()
     )

@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from litellm_compaction.core.anchors import ledger
+from litellm_compaction.core.boundaries import request_text
 from litellm_compaction.core.compaction import Compaction, apply
 from litellm_compaction.core.excerpts import excerpt
-from litellm_compaction.core.messages import Message, newest_user_index, visible_text
+from litellm_compaction.core.messages import Message, visible_text
 from litellm_compaction.core.pruning import Pruning, offered
 from litellm_compaction.core.pruning_answers import Decided, decide
 from litellm_compaction.core.pruning_prompts import PRUNE_PROMPT, plan_tokens, pruning_prompt
@@ -68,7 +69,7 @@ async def summarized(selected: Selected, config: CompactionConfig, acompletion: 
         config,
         acompletion,
         earlier=selected.earlier.summary if selected.earlier else "",
-        request=_request(selected),
+        request=request_text(selected.messages),
         round_number=_round(selected),
     )
     compaction = _compaction(selected, strategy)
@@ -113,7 +114,7 @@ async def pruned(
                 "target_tokens": int(_PRUNED_SHARE * tokens_before),
                 "limit_tokens": config.context_window_tokens,
             },
-            request=excerpt(_request(selected), REQUEST_TOKENS, count),
+            request=excerpt(request_text(selected.messages), REQUEST_TOKENS, count),
             earlier=earlier,
             messages=offer,
             sizes=[count(message.text) + _MESSAGE_TOKENS for message in offer],
@@ -144,11 +145,6 @@ async def pruned(
     hidden = [rest[at] for at in sorted(hidden_at)]
     messages = await asyncio.to_thread(_written, selected, compaction, summary, hidden, config)
     return Made(messages=messages, strategy="prune", summary=summary, gone=len(pruning.dropped))
-
-
-def _request(selected: Selected) -> str:
-    newest = newest_user_index(selected.messages)
-    return "" if newest is None else selected.messages[newest].text
 
 
 def _round(selected: Selected) -> int:
@@ -183,7 +179,7 @@ def _written(
         budget_tokens=config.ledger_tokens,
         words_tokens=int(_WORDS_SHARE * config.ledger_tokens),
         count=text_counter(config.model),
-        known="\n".join((summary, *map(visible_text, bare[len(selected.system) :]), *_pinned_text(selected))),
+        known="\n".join((summary, *map(visible_text, bare[len(selected.system) :]), *map(visible_text, selected.kept))),
         newer=selected.tail,
     )
     record = Record(summary=summary, ledger=verbatim, round=compaction.round)
@@ -192,7 +188,3 @@ def _written(
     # A user message that opens the tail may carry the record.
     as_they_came = selected.tail[1:] if selected.tail[0].role == "user" else selected.tail
     return (*shown[: len(shown) - len(as_they_came)], *as_they_came)
-
-
-def _pinned_text(selected: Selected) -> tuple[str, ...]:
-    return () if selected.pinned is None else (visible_text(selected.covered[selected.pinned]),)

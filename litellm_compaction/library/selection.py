@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from litellm_compaction.core.boundaries import legal_cuts, pinned_position
+from litellm_compaction.core.boundaries import doubted_index, legal_cuts, pinned_among, request_indices
 from litellm_compaction.core.messages import JsonObject, JsonValue, Message, lead_length
 from litellm_compaction.core.records import Record, joined, read_record
 from litellm_compaction.core.weights import RECORD_TOKENS
@@ -25,7 +25,7 @@ class CompactionSelection:
         earlier_summary: what an earlier compaction wrote, "" for none.
         round: of that compaction, 0 for none.
         to_summarize: what the summary will stand for, oldest first; with `prune`, what the model may choose from.
-        to_keep: the recent messages; an earlier user message that they are still about comes first.
+        to_keep: the recent messages; earlier user messages that they are still about come first.
         reason: why nothing is to be summarized, else "": `empty`, `all_recent`, `nothing_new` since the earlier
             summary, or `too_short` to be worth a record.
     """
@@ -46,21 +46,26 @@ class Selected:
         system: as in `CompactionSelection`.
         earlier: the record that the conversation carried, taken out of `covered`, or None.
         covered: the other messages before the cut.
-        pinned: position in `covered` of the user message that stays verbatim, or None.
+        pinned: positions in `covered` of the user messages that stay verbatim.
         tail: the messages from the cut on.
     """
 
     system: tuple[Message, ...]
     earlier: Record | None
     covered: tuple[Message, ...]
-    pinned: int | None
+    pinned: tuple[int, ...]
     tail: tuple[Message, ...]
     reason: Unselected
 
     @property
     def fresh(self) -> list[Message]:
         """What the summary will stand for."""
-        return [message for position, message in enumerate(self.covered) if position != self.pinned]
+        return [message for position, message in enumerate(self.covered) if position not in self.pinned]
+
+    @property
+    def kept(self) -> list[Message]:
+        """What of the covered messages stays verbatim."""
+        return [self.covered[position] for position in self.pinned]
 
     @property
     def messages(self) -> tuple[Message, ...]:
@@ -79,13 +84,12 @@ def select_messages(messages: Sequence[JsonObject], config: CompactionConfig) ->
         ValueError: an entry is not a message.
     """
     selected = select(parsed(messages), config)
-    pinned = () if selected.pinned is None else (selected.covered[selected.pinned],)
     return CompactionSelection(
         system=_raw(selected.system),
         earlier_summary=selected.earlier.summary if selected.earlier else "",
         round=selected.earlier.round if selected.earlier else 0,
         to_summarize=[] if selected.reason else _raw(selected.fresh),
-        to_keep=_raw((*pinned, *selected.tail)),
+        to_keep=_raw((*selected.kept, *selected.tail)),
         reason=selected.reason,
     )
 
@@ -118,7 +122,10 @@ def select(messages: Sequence[Message], config: CompactionConfig) -> Selected:
         if rest is not None:
             (system if rest.is_system else covered).append(rest)
     tail = tuple(messages[cut:])
-    pinned = pinned_position((*system, *covered, *tail), len(covered))
+    divided = (*system, *covered, *tail)
+    doubted = doubted_index(divided)
+    requests = {*request_indices(divided), *([] if doubted is None else [doubted])}
+    pinned = pinned_among(requests, lead_length(divided), len(covered))
     selected = Selected(
         system=tuple(system),
         earlier=joined(records),
@@ -135,7 +142,7 @@ def select(messages: Sequence[Message], config: CompactionConfig) -> Selected:
         system=shown.system,
         earlier=selected.earlier,
         covered=shown.covered,
-        pinned=None,
+        pinned=(),
         tail=shown.tail,
         reason=shown.reason,
     )
@@ -146,7 +153,7 @@ def _whole(messages: Sequence[Message], lead: int, reason: Unselected) -> Select
         system=tuple(messages[:lead]),
         earlier=None,
         covered=(),
-        pinned=None,
+        pinned=(),
         tail=tuple(messages[lead:]),
         reason=reason,
     )

@@ -33,7 +33,7 @@ def encode(compaction: Compaction) -> bytes:
 def decode(data: bytes) -> Compaction | None:
     """The compaction that `encode` wrote, in whatever version; None where it cannot be read."""
     try:
-        return _ADAPTER.validate_python(json.loads(decode_text(data))).compaction
+        return _ADAPTER.validate_python(_as_now(json.loads(decode_text(data)))).compaction
     except (ValidationError, ValueError, RecursionError):
         return None
 
@@ -50,3 +50,11 @@ def decode_text(data: bytes) -> str:
         ValueError: it did not write this.
     """
     return data.decode("utf-8", "surrogatepass")
+
+
+def _as_now(fields: object) -> object:
+    """What was written before several messages could be pinned: one position, or null."""
+    compaction = fields.get("compaction") if isinstance(fields, dict) else None
+    if isinstance(compaction, dict) and not isinstance(pinned := compaction.get("pinned"), list):
+        compaction["pinned"] = [] if pinned is None else [pinned]
+    return fields

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from litellm_compaction.core.budget import Budget, Rules
 from litellm_compaction.core.chain import chain
+from litellm_compaction.core.injections import is_injected
 from litellm_compaction.core.messages import Message, lead_length, newest_user_index, parse_message
 from litellm_compaction.core.plan import Depth
 from litellm_compaction.core.weights import Conversation
@@ -104,6 +105,16 @@ def agent_run(rounds: int, *, words: int = 100) -> list[JsonDict]:
     return messages
 
 
+# What agents put under the role `user` beside the person's words; the last two look like anybody's.
+ADDITIONS = (
+    "<system-reminder>\nThe todo list is empty. Do not mention this.\n</system-reminder>",
+    "Operator note (not from the user): the following was originally a mid-conversation reminder.\nBe brief.",
+    "<environment_details>\n# Visible files\nsrc/app.py\n</environment_details>",
+    "[read_file for 'src/app.py'] Result:\nline 1\nline 2",
+    "Remember to run the tests.",
+    "- skill one: does this\n- skill two: does that",
+)
+
 # Words and line breaks repeated make sizes that matter; a few hostile pieces make sure that text is only text.
 _PIECES = st.sampled_from(
     [
@@ -157,13 +168,35 @@ def raw_conversations(draw: st.DrawFn, *, max_turns: int = 6, repeats: int = 80)
     for turn in range(draw(st.integers(1, max_turns))):
         if turn:
             messages.append({"role": "assistant", "content": draw(contents(max_repeat=repeats))})
-        messages.append({"role": "user", "content": draw(contents(max_repeat=repeats))})
+        words = contents(max_repeat=repeats) | st.sampled_from(ADDITIONS) if turn else contents(max_repeat=repeats)
+        messages.append({"role": "user", "content": draw(words)})
         for _ in range(draw(st.integers(0, 2))):
             messages += draw(tool_rounds(number))
             number += 1
     if draw(st.integers(0, 9)) == 0:
         messages.append(assistant("The beginning of an answer"))
     return messages
+
+
+@st.composite
+def agent_conversations(draw: st.DrawFn, *, max_rounds: int = 5) -> list[JsonDict]:
+    """A list as agents send it: user and system messages anywhere behind requests and results, open at its end."""
+    messages: list[JsonDict] = [system()] if draw(st.booleans()) else []
+    number = 0
+    for turn in range(draw(st.integers(1, 3))):
+        messages += [assistant(draw(texts(max_repeat=20)))] if turn else []
+        messages += [user(f"Task {turn}: " + draw(texts(max_repeat=10))), *draw(_additions())]
+        for _ in range(draw(st.integers(0, max_rounds))):
+            messages += draw(tool_rounds(number))
+            messages += draw(_additions())
+            number += 1
+    return messages
+
+
+@st.composite
+def _additions(draw: st.DrawFn) -> list[JsonDict]:
+    added = draw(st.lists(st.sampled_from(ADDITIONS), max_size=2))
+    return [(system if draw(st.integers(0, 3)) == 0 else user)(text * draw(st.integers(1, 8))) for text in added]
 
 
 @st.composite
@@ -223,6 +256,9 @@ def _sacred(original: Sequence[Message], upstream: Sequence[Message]) -> list[st
         for message in upstream
     ):
         found.append("the newest user message is not an unbroken suffix")
+    own = [message for message in original if message.role == "user" and not (message.is_ours or is_injected(message))]
+    if own and not any(message.role == "user" and own[-1].text in message.text for message in upstream):
+        found.append("the person's last request is not verbatim")
     tail = _open_tail(original)
     if tail and [_plain(message) for message in upstream[-len(tail) :]] != [_plain(message) for message in tail]:
         found.append("the open tool round changed")
@@ -230,15 +266,17 @@ def _sacred(original: Sequence[Message], upstream: Sequence[Message]) -> list[st
 
 
 def _open_tail(original: Sequence[Message]) -> Sequence[Message]:
-    start = len(original)
-    while original[start - 1].role == "tool":
-        start -= 1
-    return original[start - 1 :] if start < len(original) else ()
+    """The calls whose results nobody has read, those results, and all that stands behind them."""
+    last = max((at for at, message in enumerate(original) if message.role == "assistant"), default=-1)
+    return original[last:] if any(message.role == "tool" for message in original[last + 1 :]) else ()
 
 
 def _ends_with(content: Any, own: Any) -> bool:
     if isinstance(own, list):
         return isinstance(content, list) and content[-len(own) :] == own
+    if isinstance(content, list):
+        # It shares its message with an earlier one that shows a picture.
+        return bool(content) and content[-1].get("text") == own
     return isinstance(content, str) and content.endswith(own)
 
 

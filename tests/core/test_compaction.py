@@ -9,13 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from litellm_compaction.core.boundaries import legal_cuts, pinned_position
+from litellm_compaction.core.boundaries import legal_cuts, pinned_positions
 from litellm_compaction.core.chain import chain
 from litellm_compaction.core.compaction import Compaction, Segment, apply, is_applicable
 from litellm_compaction.core.messages import Message, lead_length
 from litellm_compaction.core.prompts import FRAME_BEGIN, FRAME_END
 from tests.core.conversations import (
     JsonDict,
+    agent_conversations,
     agent_run,
     as_bytes,
     assistant,
@@ -41,7 +42,7 @@ def covering(messages: Sequence[Message], cut: int, *, summary: str = "What happ
     return Compaction(
         covered_messages=covered,
         covered_hash=covered_hash,
-        pinned=pinned_position(messages, covered),
+        pinned=pinned_positions(messages, covered),
         round=1,
         segments=(segment,) if summary else (),
         ledger=ledger,
@@ -70,6 +71,15 @@ def test_every_cut_keeps_the_promises(drawn: tuple[list[JsonDict], Compaction]) 
     raw, compaction = drawn
     messages = parsed(raw)
     assert broken_promises(messages, apply(messages, compaction)) == []
+
+
+@given(agent_conversations().filter(lambda raw: bool(legal_cuts(parsed(raw)))), st.data())
+def test_what_nobody_has_read_reaches_the_model(raw: list[JsonDict], data: st.DataObject) -> None:
+    """Wherever an agent's list is cut, results that no assistant follows come as they are, with all behind them."""
+    messages = parsed(raw)
+    cut = data.draw(st.sampled_from(legal_cuts(messages)))
+    broken = broken_promises(messages, apply(messages, covering(messages, cut)))
+    assert not [each for each in broken if "open tool round" in each or "verbatim" in each or "unbroken" in each]
 
 
 @given(cut_conversations())
@@ -149,7 +159,7 @@ def test_the_newest_request_is_not_covered_unless_pinned() -> None:
     """A record that swallowed a request which is the newest again would break P2."""
     raw = [user("a"), assistant("b"), assistant("c"), user("d")]
     compaction = covering(parsed(raw), 2)
-    assert compaction.pinned is None
+    assert compaction.pinned == ()
     assert applicable(raw, compaction)
     assert not applicable(raw[:3], compaction)
 
@@ -159,7 +169,7 @@ def test_a_pinned_request_follows_the_record() -> None:
     raw = agent_run(4)
     messages = parsed(raw)
     compaction = covering(messages, 6)
-    assert compaction.pinned == 0
+    assert compaction.pinned == (0,)
     applied = apply(messages, compaction)
     assert [message.role for message in applied] == ["system", "user", "assistant", "tool", "assistant", "tool"]
     assert applied[1].text == compaction.record + messages[1].text
@@ -232,13 +242,51 @@ def test_a_record_names_its_round_and_joins_its_segments() -> None:
         for number in (1, 2)
     )
     compaction = Compaction(
-        covered_messages=6, covered_hash="h", pinned=None, round=3, segments=segments, ledger="- a", rung="truncate"
+        covered_messages=6, covered_hash="h", pinned=(), round=3, segments=segments, ledger="- a", rung="truncate"
     )
     assert compaction.summarized_messages == 4
     assert compaction.summary == "Part 1.\n\nPart 2."
     assert "(round 3)" in compaction.record
     empty = Compaction(
-        covered_messages=6, covered_hash="h", pinned=None, round=1, segments=(), ledger="", rung="truncate"
+        covered_messages=6, covered_hash="h", pinned=(), round=1, segments=(), ledger="", rung="truncate"
     )
     assert (empty.summarized_messages, empty.summary) == (0, "")
     assert "##" not in empty.record
+
+
+def test_requests_that_are_covered_share_one_message() -> None:
+    """The person's task and the newest addition stay behind the record, and never as two users in a row."""
+    reminder = user("<system-reminder>Be brief.</system-reminder>")
+    raw = [user("Port it."), assistant("On it."), reminder, *agent_run(3)[2:]]
+    messages = parsed(raw)
+    compaction = covering(messages, 5)
+    assert compaction.pinned == (0, 2)
+    applied = apply(messages, compaction)
+    assert [message.role for message in applied] == ["user", "assistant", "tool", "assistant", "tool"]
+    assert applied[0].text == f"{compaction.record}Port it.\n\n{reminder['content']}"
+
+
+def test_a_tail_that_begins_with_an_addition_shares_its_message_with_the_request() -> None:
+    """The task is covered, the reminder behind the results opens the tail: one message holds both."""
+    reminder = user("<system-reminder>Be brief.</system-reminder>")
+    raw = [user("Port it."), calls("a"), result("a", "x"), reminder, calls("b"), result("b", "y")]
+    messages = parsed(raw)
+    compaction = covering(messages, 3)
+    applied = apply(messages, compaction)
+    assert [message.role for message in applied] == ["user", "assistant", "tool"]
+    assert applied[0].text == f"{compaction.record}Port it.\n\n{reminder['content']}"
+
+
+def test_a_picture_in_an_earlier_request_stays() -> None:
+    """Then all that shares the message becomes parts, in the order of the conversation."""
+    shown = {"role": "user", "content": [{"type": "text", "text": "Draw it like this."}, image()]}
+    reminder = user("<system-reminder>Be brief.</system-reminder>")
+    raw = [shown, calls("a"), result("a", "x"), reminder, calls("b"), result("b", "y")]
+    messages = parsed(raw)
+    compaction = covering(messages, 4)
+    content = apply(messages, compaction)[0].raw["content"]
+    assert content == [
+        {"type": "text", "text": compaction.record},
+        *shown["content"],
+        {"type": "text", "text": reminder["content"]},
+    ]

@@ -92,7 +92,7 @@ def test_reasoning_and_images_go() -> None:
     assert (shown[1].reasoning, shown[1].text, shown[1].calls) == ("", "I call.", messages[1].calls)
     assert shown[2] is messages[2]
     assert shown[3].text == "[Old reasoning was removed.]"
-    assert edited(messages, (), untouched=0)[0] is messages[0]
+    assert edited(messages, (), untouched=(0,))[0] is messages[0]
 
 
 def test_an_edit_is_planned_where_it_reaches_the_target() -> None:
@@ -147,7 +147,7 @@ def edits(draw: st.DrawFn) -> tuple[list[JsonDict], Compaction]:
     covered = draw(st.integers(0, len(messages) - lead - 1))
     rest = messages[lead : lead + covered]
     chosen = draw(st.sets(st.sampled_from(sorted(stubs(rest))))) if stubs(rest) else set()
-    pinned = newest - lead if newest - lead < covered else None
+    pinned = (newest - lead,) if newest - lead < covered else ()
     return raw, Compaction(
         covered_messages=covered,
         covered_hash=hashes[covered],

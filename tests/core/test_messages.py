@@ -200,11 +200,13 @@ def test_a_round_is_a_call_and_its_results() -> None:
         ([user("u"), calls("1"), result("1", "x")], 1),
         ([user("u"), calls("1", "2"), result("1", "x"), result("2", "y")], 1),
         ([user("u"), result("1", "x")], 1),
-        ([result("1", "x")], None),
+        ([result("1", "x")], 0),
+        ([user("u"), calls("1"), result("1", "x"), user("by the way"), {"role": "system", "content": "late"}], 1),
+        ([user("u"), calls("1"), result("1", "x"), user("by the way"), calls("2")], None),
     ],
 )
-def test_an_open_round_ends_the_list(raw: list[JsonDict], start: int | None) -> None:
-    """A list that ends in results is open from the call on, or from the first result where the call is missing."""
+def test_a_round_is_open_until_an_assistant_follows(raw: list[JsonDict], start: int | None) -> None:
+    """From the call on, or from the first result where the call is missing; whatever others say behind the results."""
     assert open_round_start(parsed(raw)) == start
 
 

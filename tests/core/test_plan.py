@@ -10,7 +10,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from litellm_compaction.core.boundaries import legal_cuts, pinned_position, sacred_indices
+from litellm_compaction.core.boundaries import legal_cuts, pinned_positions, sacred_indices
 from litellm_compaction.core.budget import Budget
 from litellm_compaction.core.compaction import Compaction, Segment, apply, is_applicable
 from litellm_compaction.core.messages import lead_length
@@ -65,7 +65,7 @@ def written(decision: Summarize, weighed: Conversation, *, word: str = "sum ") -
     return Compaction(
         covered_messages=decision.covered_messages,
         covered_hash=covered_hash,
-        pinned=pinned_position(weighed.messages, decision.covered_messages),
+        pinned=pinned_positions(weighed.messages, decision.covered_messages),
         round=number,
         segments=(*earlier, segment),
         ledger=("l" * 4 * decision.ledger_tokens),

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from litellm_compaction.core.boundaries import legal_cuts, pinned_position
+from litellm_compaction.core.boundaries import legal_cuts, pinned_positions
 from litellm_compaction.core.chain import chain, normal_text
 from litellm_compaction.core.compaction import Compaction, apply
 from litellm_compaction.core.messages import Message, lead_length
@@ -59,9 +59,9 @@ def made(raw: Sequence[JsonDict], wishes: Wishes, *, covered: int = 7, before: C
     """The compaction that comes of wishes for the first `covered` messages."""
     messages = parsed(raw)
     lead = lead_length(messages)
-    pinned = pinned_position(messages, covered)
+    pinned = pinned_positions(messages, covered)
     old = before or Compaction(
-        covered_messages=0, covered_hash="", pinned=None, round=0, segments=(), ledger="", rung="prune", edited_from=0
+        covered_messages=0, covered_hash="", pinned=(), round=0, segments=(), ledger="", rung="prune", edited_from=0
     )
     base = replace(old, covered_messages=covered, covered_hash=chain(messages)[covered], pinned=pinned)
     span = range(base.replaced_messages, covered)
@@ -158,7 +158,7 @@ def test_what_holds_more_than_text_is_not_shortened() -> None:
 def test_an_offer_leaves_out_what_is_sacred() -> None:
     """The pinned message, later system messages, ours, and what went before."""
     raw = [user("a"), assistant("b"), system("c"), user("d"), assistant("e")]
-    assert offered(parsed(raw), range(5), pinned=3, dropped={0}) == [1, 4]
+    assert offered(parsed(raw), range(5), pinned=(3,), dropped={0}) == [1, 4]
 
 
 def test_the_next_round_goes_on_from_the_last() -> None:
@@ -315,7 +315,7 @@ def test_whatever_is_answered_the_list_is_valid_and_holds_no_new_words(
     messages = parsed(raw)
     lead = lead_length(messages)
     covered = data.draw(st.sampled_from(legal_cuts(messages))) - lead
-    pinned = pinned_position(messages, covered)
+    pinned = pinned_positions(messages, covered)
     choices = offered(messages[lead:], range(covered), pinned=pinned, dropped=())
     try:
         wishes = read_answer(data.draw(answers(raw)), messages[lead:], choices)
@@ -365,7 +365,7 @@ def test_kept_pieces_stand_in_the_original_in_order(text: str, wanted: str) -> N
 
 def test_a_pruning_is_forgotten_with_an_older_version() -> None:
     """What an older version stored has none of the fields, and is what it was."""
-    plain = Compaction(covered_messages=2, covered_hash="h", pinned=None, round=1, segments=(), ledger="l", rung="edit")
+    plain = Compaction(covered_messages=2, covered_hash="h", pinned=(), round=1, segments=(), ledger="l", rung="edit")
     fields = json.loads(encode(plain))
     for name in ("dropped", "shortened", "omissions"):
         del fields["compaction"][name]

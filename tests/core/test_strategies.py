@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 
-from litellm_compaction.core.boundaries import pinned_position
+from litellm_compaction.core.boundaries import pinned_positions
 from litellm_compaction.core.chain import chain
 from litellm_compaction.core.compaction import Compaction, Segment, apply
 from litellm_compaction.core.plan import Summarize, plan
@@ -117,7 +117,7 @@ def test_a_handoff_leaves_the_record_the_last_request_and_the_open_round(raw: li
     made = Compaction(
         covered_messages=decision.covered_messages,
         covered_hash=covered_hash,
-        pinned=pinned_position(weighed.messages, decision.covered_messages),
+        pinned=pinned_positions(weighed.messages, decision.covered_messages),
         round=1,
         segments=(segment,),
         ledger="",
@@ -136,7 +136,7 @@ def test_a_handoff_without_a_user_promises_no_request() -> None:
     made = Compaction(
         covered_messages=1,
         covered_hash=chain(messages)[1],
-        pinned=None,
+        pinned=(),
         round=1,
         segments=(),
         ledger="l",

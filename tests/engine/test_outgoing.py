@@ -53,9 +53,7 @@ async def test_a_compaction_does_if_it_fits_shrinks_and_its_rung_reaches_what_it
     scales = Scales(windows=bench.windows, counter=bench.counter, sources=Sources())
     work = await scales.weigh(Request(messages=parsed(chat(4))), bench.case(WINDOW_TOKENS))
     guarded = Outgoing(scales=scales, sent=SentPrompts()).unchanged(work)
-    compaction = Compaction(
-        covered_messages=2, covered_hash="h", pinned=None, round=1, segments=(), ledger="", rung=rung
-    )
+    compaction = Compaction(covered_messages=2, covered_hash="h", pinned=(), round=1, segments=(), ledger="", rung=rung)
     decision = (
         SUMMARIZE
         if predicted_tokens is None

@@ -1,0 +1,110 @@
+"""Promise P2 as agents test it: results that no assistant message follows reach the model, whatever stands behind."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+
+from litellm_compaction.core.anchors import ANCHORS_HEAD, WORDS_HEAD
+from litellm_compaction.core.messages import Message
+from litellm_compaction.errors import DoesNotFit
+from tests.core.conversations import (
+    ADDITIONS,
+    JsonDict,
+    agent_conversations,
+    agent_run,
+    assistant,
+    calls,
+    parsed,
+    result,
+    system,
+    user,
+)
+from tests.engine.bench import SUMMARY, Bench, FakeAsk
+
+STRATEGIES = ["summary", "prune", "handoff"]
+WINDOW = 4096
+HISTORY = [*agent_run(12), assistant("The parser is ported. " * 10)]
+DROP_ALL = json.dumps({"drop": ["1-99"], "summary": "The parser was ported."})
+
+
+def unread(raw: Sequence[JsonDict]) -> Sequence[JsonDict]:
+    """The calls whose results nobody has read, the results, and all that stands behind them."""
+    last = max(at for at, message in enumerate(raw) if message["role"] == "assistant")
+    return raw[last:] if any(message["role"] == "tool" for message in raw[last + 1 :]) else ()
+
+
+def bytes_of(messages: Sequence[Message | JsonDict]) -> list[str]:
+    plain = [message.raw if isinstance(message, Message) else message for message in messages]
+    return [json.dumps({**each, "content": each["content"] or ""}) for each in plain]
+
+
+async def sent(raw: Sequence[JsonDict], strategy: str, *, clear: bool) -> Sequence[Message]:
+    """What reaches the model; the pruning model gives away all that it is offered."""
+    bench = Bench(ask=FakeAsk(DROP_ALL if strategy == "prune" else SUMMARY))
+    guarded = await bench.guard(raw, WINDOW, strategy=strategy, clear_tool_results=clear)
+    return parsed(raw) if guarded.messages is None else guarded.messages
+
+
+@pytest.mark.parametrize("clear", [True, False])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@settings(max_examples=25)
+@given(agent_conversations(max_rounds=2))
+def test_what_nobody_has_read_is_sent_byte_for_byte(strategy: str, clear: bool, raw: list[JsonDict]) -> None:
+    """By every strategy and rung, with user and system messages anywhere behind the results."""
+    raw = [*HISTORY, *raw[raw[0]["role"] == "system" :]]
+    try:
+        messages = asyncio.run(sent(raw, strategy, clear=clear))
+    except DoesNotFit:
+        return
+    tail = unread(raw)
+    assert not tail or bytes_of(messages)[-len(tail) :] == bytes_of(tail)
+    assert any(message.role == "user" and raw[-1]["content"] in message.text for message in messages) or tail
+
+
+@pytest.mark.parametrize("behind", [*map(user, ADDITIONS), system("The date has changed.")])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+async def test_a_line_behind_a_result_costs_it_nothing(strategy: str, behind: JsonDict) -> None:
+    """With system and tools above the target: the round that is asked about stays, the older ones give way."""
+    rules = system("rule " * 1900)
+    task = user("Port the parser, never touch /etc/passwd.")
+    rounds = [each for n in range(4) for each in (calls(f"c{n}"), result(f"c{n}", f"row {n} of the result\n" * 60))]
+    raw = [rules, task, *rounds, behind]
+    bench = Bench(ask=FakeAsk(DROP_ALL if strategy == "prune" else SUMMARY))
+    guarded = await bench.guard(raw, WINDOW, strategy=strategy)
+    assert guarded.action == "compacted"
+    assert guarded.messages is not None
+    assert bytes_of(guarded.messages)[-3:] == bytes_of(raw)[-3:]
+    assert bench.last.phase == "tool_response"
+    # And the turn after that, in which they are read, is a turn like any other.
+    later = [*raw, assistant("It is ported."), user("Thanks. " + "Tell me more. " * 100)]
+    assert (await bench.guard(later, WINDOW, strategy=strategy)).messages is not None
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+async def test_the_task_in_front_of_a_list_of_skills_stays(strategy: str) -> None:
+    """What the client adds behind the first prompt does not take the task's place, nor its own."""
+    task, skills = user("Port the parser, never touch /etc/passwd."), user("- a skill: it does this and that\n" * 20)
+    rounds = [each for n in range(9) for each in (calls(f"c{n}"), result(f"c{n}", f"row {n} of the result\n" * 60))]
+    messages = await sent([system(), task, skills, *rounds], strategy, clear=False)
+    words = "\n\n".join(message.text for message in messages if message.role == "user")
+    assert words.endswith(f"{task['content']}\n\n{skills['content']}")
+    assert words.count(task["content"]) == words.count(skills["content"]) == 1
+
+
+async def test_additions_are_not_told_as_the_persons_words() -> None:
+    """The record quotes what people asked; reminders of earlier turns do not crowd them out."""
+    reminder = user("<system-reminder>\n" + "Never mention this list of skills. " * 30 + "\n</system-reminder>")
+    turns = [
+        each
+        for n in range(12)
+        for each in (user(f"Please port module {n}."), reminder, calls(f"c{n}"), result(f"c{n}", "row\n" * 60))
+    ]
+    messages = await sent([system(), *turns, assistant("Done."), user("Go on.")], "summary", clear=False)
+    words = messages[1].text.partition(WORDS_HEAD)[2].partition(ANCHORS_HEAD)[0]
+    assert "- Please port module 2." in words
+    assert "list of skills" not in words
