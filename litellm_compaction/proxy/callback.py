@@ -127,12 +127,15 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
         self, user_api_key_dict: Any, cache: Any, data: dict[str, Any], call_type: str
     ) -> dict[str, Any] | None:
         """Phase 1 and 2: compacts a chat completion before it is routed, where its window is already certain."""
-        if call_type != "acompletion" or self._source.is_asleep:
+        if self._source.is_asleep:
+            return None
+        self._calls.serve(data)
+        if call_type != "acompletion":
             return None
         try:
             await self._gate.before_routing(_router(), data)
         except CompactionError as error:
-            self._calls.close(_call_id(data))
+            self._calls.close(data)
             raise _as_refusal(error) from error
         except Exception as error:  # noqa: BLE001 - fails open (P8)
             log_failed_open("pre_call", error)
@@ -154,8 +157,7 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
         self, user_api_key_dict: Any, response: Any, request_data: dict[str, Any]
     ) -> AsyncGenerator[Any, None]:
         """Phase 3 where the hooks carry it, and a heartbeat while a compaction keeps any stream silent."""
-        call_id = _call_id(request_data)
-        call = self._calls.get(call_id)
+        call = self._calls.get(request_data)
         if call is None:
             async for chunk in response:
                 yield chunk
@@ -170,11 +172,11 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
         finally:
             if hooked is not None:
                 await stream.aclose()
-            self._calls.close(call_id)
+            self._calls.close(request_data)
 
     async def async_post_call_success_hook(self, data: dict[str, Any], user_api_key_dict: Any, response: Any) -> Any:
         """Carries an answer that was not streamed over the limit, and learns from its usage."""
-        call = self._calls.get(_call_id(data))
+        call = self._calls.get(data)
         if call is None or not call.is_hooked or not can_be_carried_over(data):
             return None
         hooked = self._gate.hooked_answer(_router(), call, response, data, stream=False)
@@ -188,14 +190,14 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
         traceback_str: str | None = None,
     ) -> None:
         """Learns from an overflow error that came in spite of us, and forgets the request."""
-        call = self._calls.close(_call_id(request_data))
+        call = self._calls.close(request_data)
         if call is not None:
             log = request_data.get("litellm_logging_obj")
             self._learn_overflow(call, str(original_exception), getattr(log, "model_call_details", {}))
 
     async def async_log_failure_event(self, kwargs: Any, response_obj: Any, start_time: Any, end_time: Any) -> None:
         """Learns from an attempt that failed, before the router retries it."""
-        call = self._calls.get(_call_id(kwargs))
+        call = self._calls.logged(kwargs)
         if call is not None:
             self._learn_overflow(call, str(kwargs.get("exception") or ""), kwargs)
 
@@ -212,7 +214,7 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
         LiteLLM asks for headers after the success hook and before a stream's first chunk: the last word on an
         answer that is not streamed.
         """
-        call = self._calls.get(_call_id(data)) if data.get("stream") else self._calls.close(_call_id(data))
+        call = self._calls.get(data) if data.get("stream") else self._calls.close(data)
         return None if call is None or call.outlook is None else headers(call.outlook, call.action)
 
     async def _probe_when_ready(self) -> None:
@@ -245,13 +247,6 @@ def _router() -> Any:
     from litellm.proxy import proxy_server
 
     return proxy_server.llm_router
-
-
-def _call_id(data: dict[str, Any]) -> str:
-    known = data.get("litellm_call_id")
-    if known is None:
-        known = getattr(data.get("litellm_logging_obj"), "litellm_call_id", "")
-    return str(known)
 
 
 def _as_refusal(error: CompactionError) -> Exception:

@@ -1,13 +1,18 @@
-"""What is remembered of a client's request while it is under way, under LiteLLM's call id.
+"""What is remembered of a client's request while it is under way.
 
-In process memory only: request metadata would be read by other loggers (promise P9).
+In process memory only: request metadata would be read by other loggers (promise P9). And never under a name that a
+client can choose: LiteLLM takes its call id from the header `x-litellm-call-id`, so that two tenants' requests with one
+id were mixed up. LiteLLM makes one logging object for each request and hands it to every hook on every route, with
+retries and fallbacks (tried out on 1.106.2 and 1.109.1, 2026-11-22): what is remembered belongs to that object.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from litellm_compaction.core.messages import Request
@@ -18,6 +23,8 @@ from litellm_compaction.proxy.turns import Turns
 
 # Far more than a proxy in front of one machine has under way; a bound for calls whose end we never see.
 _MAX_CALLS = 1024
+# Of the request that a task serves: LiteLLM takes its logging object away before it tells of a failure.
+_served: ContextVar[weakref.ref[object] | None] = ContextVar("litellm_compaction_served", default=None)
 
 
 class Outlook(NamedTuple):
@@ -38,6 +45,8 @@ class Call:
     Attributes:
         received: as the client sent it, for deployments that are left alone.
         original: the same without the notices that it carried back; the same object when there were none.
+        tenant: fingerprint of who asks.
+        in_hand: the list that LiteLLM has in its hands since we let go of it; another one is another conversation.
         group: the model name that it is filed under in the store.
         pin: the name or id under which the router finds the deployment that serves it.
         attempts: what it may still spend.
@@ -63,6 +72,8 @@ class Call:
     original: Request
     group: str
     attempts: Attempts
+    tenant: str = ""
+    in_hand: list[Any] = field(default_factory=list)
     pin: str = ""
     is_chat: bool = False
     rewritten: bool = False
@@ -87,6 +98,22 @@ class Call:
     def is_hooked(self) -> bool:
         """Whether LiteLLM's hooks carry its answer."""
         return self.is_chat and not self.is_carried and self.guarded is not None and self.case is not None
+
+    def leaves(self, messages: object) -> None:
+        """Notes what LiteLLM has in its hands from now on; a copy, so that a change made in place is seen, too."""
+        self.in_hand = _copied(messages)
+
+    def is_of(self, tenant: str, messages: object) -> bool:
+        """Whether a call to a deployment is this request: the same tenant's, with the messages that we have let go.
+
+        LiteLLM also makes calls of its own on a request's behalf, with other messages, and other callbacks change them:
+        what is guarded is what leaves.
+        """
+        try:
+            return self.tenant == tenant and self.in_hand == (messages or [])
+        except RecursionError:
+            # Nested as deep as JSON goes, and copied since: looked at anew.
+            return False
 
     def leave_room(self) -> None:
         """Gives back what it holds; again is no change."""
@@ -143,7 +170,8 @@ def headers(outlook: Outlook, action: Action) -> dict[str, str]:
 
 
 class Calls:
-    """The requests under way; the oldest is forgotten when there are too many.
+    """The requests under way, each as long as LiteLLM's logging object of it lives; the oldest is forgotten when there
+    are too many.
 
     Args:
         on_restarts: is told the group and the number of restarts of each answer that had any.
@@ -153,24 +181,72 @@ class Calls:
     def __init__(self, on_restarts: Callable[[str, int], None] | None = None, turns: Turns | None = None) -> None:
         self._on_restarts = on_restarts
         self._turns = turns
-        self._calls: OrderedDict[str, Call] = OrderedDict()
+        self._calls: OrderedDict[int, tuple[weakref.ref[object], Call]] = OrderedDict()
 
-    def open(self, call_id: str, call: Call) -> Call:
-        """Remembers `call`."""
+    def serve(self, body: Mapping[str, Any]) -> None:
+        """Notes which request the running task serves, and all tasks that it begins."""
+        owner = _owner(body)
+        _served.set(None if owner is None else weakref.ref(owner))
+
+    def open(self, body: Mapping[str, Any], call: Call) -> Call:
+        """Remembers `call` as the request that a hook was called for."""
         call.on_restarts = self._on_restarts
         call.turns = self._turns
-        self._calls[call_id] = call
+        owner = _owner(body)
+        if owner is None:
+            return call
+        key = id(owner)
+
+        def forget(reference: weakref.ref[object]) -> None:
+            # The address may be another object's by now.
+            if key in self._calls and self._calls[key][0] is reference:
+                self._calls.pop(key)[1].leave_room()
+
+        if (old := self._calls.pop(key, None)) is not None:
+            old[1].leave_room()
+        self._calls[key] = (weakref.ref(owner, forget), call)
         while len(self._calls) > _MAX_CALLS:
             self._calls.popitem(last=False)
         return call
 
-    def get(self, call_id: str) -> Call | None:
-        """The request under `call_id`, if we guard it."""
-        return self._calls.get(call_id)
+    def get(self, body: Mapping[str, Any]) -> Call | None:
+        """The request that a hook was called for, if we guard it."""
+        owner = _owner(body) or _served_owner()
+        _, call = self._calls.get(id(owner), (None, None))
+        return call
 
-    def close(self, call_id: str) -> Call | None:
+    def logged(self, details: Mapping[str, Any]) -> Call | None:
+        """The request that LiteLLM logs, by the details that its logging object holds."""
+        for reference, call in self._calls.values():
+            if getattr(reference(), _DETAILS, None) is details:
+                return call
+        return None
+
+    def close(self, body: Mapping[str, Any]) -> Call | None:
         """Forgets a request that has ended, and what it held."""
-        call = self._calls.pop(call_id, None)
+        owner = _owner(body) or _served_owner()
+        _, call = self._calls.pop(id(owner), (None, None))
         if call is not None:
             call.leave_room()
         return call
+
+
+_DETAILS = "model_call_details"
+
+
+def _owner(body: Mapping[str, Any]) -> object | None:
+    """LiteLLM's logging object; never anything that JSON, and so a client, could have put in its place."""
+    found: object = body.get("litellm_logging_obj")
+    return found if hasattr(found, _DETAILS) else None
+
+
+def _served_owner() -> object | None:
+    reference = _served.get()
+    return reference() if reference is not None else None
+
+
+def _copied(messages: object) -> list[Any]:
+    """A list of messages that does not change with them; their texts are shared, and compared by identity first."""
+    if not isinstance(messages, Sequence) or isinstance(messages, str):
+        return []
+    return [dict(message) if isinstance(message, Mapping) else message for message in messages]

@@ -22,7 +22,7 @@ from litellm_compaction.proxy.calls import Call, Calls
 from litellm_compaction.proxy.carriers import carrier_of
 from litellm_compaction.proxy.connections import connect
 from litellm_compaction.proxy.exchange import Asked
-from litellm_compaction.proxy.guards import Guard, Guards, metadata_of
+from litellm_compaction.proxy.guards import Guard, Guards, metadata_of, tenant_of
 from litellm_compaction.proxy.held_room import compacted, guarded_in_room
 from litellm_compaction.proxy.hooked import Hooked, HookedUpstream, Whole
 from litellm_compaction.proxy.http_upstream import Abilities
@@ -79,7 +79,7 @@ class Gate:
         request = wire.decode(data)
         if request is None:
             return
-        call = self._calls.open(_call_id(data), self._new_call(request, model, data))
+        call = self._calls.open(data, self._new_call(request, model, data))
         call.is_chat = True
         request = call.original
         if call.opted_out or len(known) < len(guards):
@@ -110,6 +110,7 @@ class Gate:
         call.sent(cases[0], guarded)
         if guarded.messages is not None:
             data["messages"] = wire.encode(guarded.messages)
+            call.leaves(data["messages"])
             call.rewritten = True
 
     async def before_deployment(self, router: Any, kwargs: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -129,10 +130,7 @@ class Gate:
         info = kwargs.get("model_info")
         written = self._publisher.as_written(info) if isinstance(info, Mapping) else {}
         deployment = deployment_of(kwargs, written, group=group, environ=os.environ)
-        call = self._calls.get(_call_id(kwargs))
-        if call is not None:
-            # An attempt before this one has failed.
-            call.leave_room()
+        call = self._call_of(kwargs, metadata, group)
         guard = await self.guards.guard(deployment)
         carrier = carrier_of(deployment, guard.settings) if guard is not None else "hooks"
         request = call.original if call is not None else wire.decode(kwargs)
@@ -141,7 +139,7 @@ class Gate:
         if guard is None or request is None or (call is not None and call.opted_out):
             return {**kwargs, "messages": wire.encode(call.received.messages)} if call and call.rewritten else None
         if call is None:
-            call = self._calls.open(_call_id(kwargs), self._new_call(request, group, kwargs))
+            call = self._calls.open(kwargs, self._new_call(request, group, kwargs))
             request = call.original
         case = self.guards.case(router, guard, call, kwargs)
         if guard.settings.mode == "observe":
@@ -164,6 +162,27 @@ class Gate:
         elif call.rewritten or call.original is not call.received:
             changed["messages"] = wire.encode(call.original.messages)
         return {**kwargs, **changed}
+
+    def _call_of(self, kwargs: Mapping[str, Any], metadata: Mapping[str, Any], group: str) -> Call | None:
+        """What is remembered of the request that a deployment is asked for; None for nothing.
+
+        Where the messages are others by now, only what does not depend on them.
+        """
+        call = self._calls.get(kwargs)
+        if call is None:
+            return None
+        # An attempt before this one has failed.
+        call.leave_room()
+        tenant = tenant_of(metadata)
+        if call.is_of(tenant, kwargs.get("messages")):
+            return call
+        request = wire.decode(kwargs) if call.tenant == tenant else None
+        if request is None:
+            self._calls.close(kwargs)
+            return None
+        fresh = self._new_call(request, group, kwargs)
+        fresh.is_chat, fresh.attempts = call.is_chat, call.attempts
+        return self._calls.open(kwargs, fresh)
 
     async def _carried(
         self, router: Any, guard: Guard, call: Call, case: Case, kwargs: Mapping[str, Any]
@@ -238,15 +257,18 @@ class Gate:
     def _new_call(self, received: Request, group: str, body: Mapping[str, Any]) -> Call:
         messages = tuple(cleaned(message) for message in received.messages)
         unchanged = all(new is old for new, old in zip(messages, received.messages, strict=True))
-        return Call(
+        call = Call(
             received=received,
             original=received if unchanged else replace(received, messages=messages),
             group=group,
             attempts=Attempts(summary_calls_left=self._settings.max_summary_calls),
+            tenant=tenant_of(metadata_of(body)),
             opted_out=self._settings.allow_opt_out and _opts_out(body),
             asks_for_usage=wire.asks_for_usage(body),
             is_structured=wire.is_structured(body),
         )
+        call.leaves(body.get("messages"))
+        return call
 
     async def _window_tokens(self, case: Case) -> int:
         """The window as far as known without loading anything; 0 when unknown."""
@@ -254,10 +276,6 @@ class Gate:
             return (await self._compactor.windows.resolve(case.target)).tokens
         except CompactionError:
             return 0
-
-
-def _call_id(body: Mapping[str, Any]) -> str:
-    return str(body.get("litellm_call_id") or "")
 
 
 def _opts_out(body: Mapping[str, Any]) -> bool:

@@ -1,0 +1,62 @@
+"""Sixteen identities in place of LiteLLM's database: users, teams, roles, lists of models, budgets, and nobody at all.
+
+Copied beside a proxy's configuration as its `custom_auth`; tests without a proxy take `metadata_of` what the proxy
+would write. What follows a dot in a key makes it another key of the same identity.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import HTTPException, Request
+from litellm.proxy._types import LitellmUserRoles, UserAPIKeyAuth
+
+MODELS = ["local", "small", "guarded", "hooked"]
+IDENTITIES: dict[str, dict[str, Any]] = {
+    "sk-alice": {"user_id": "alice"},
+    "sk-bob": {"user_id": "bob"},
+    "sk-red-anna": {"user_id": "anna", "team_id": "red"},
+    "sk-red-arno": {"user_id": "arno", "team_id": "red"},
+    "sk-blue-bert": {"user_id": "bert", "team_id": "blue"},
+    "sk-team-only": {"team_id": "green"},
+    "sk-key-only": {},
+    "sk-other-key": {},
+    "sk-listed": {"user_id": "lisa", "models": MODELS},
+    "sk-team-listed": {"user_id": "tom", "team_id": "gray", "models": ["all-team-models"], "team_models": MODELS},
+    "sk-no-default": {"user_id": "nora", "models": ["no-default-models"]},
+    "sk-poor": {"user_id": "paul", "max_budget": 1.0, "spend": 2.0},
+    "sk-slow": {"user_id": "sam", "rpm_limit": 3},
+    "sk-admin": {"user_id": "root", "user_role": LitellmUserRoles.PROXY_ADMIN},
+    "sk-viewer": {"user_id": "eve", "user_role": LitellmUserRoles.PROXY_ADMIN_VIEW_ONLY},
+    # Custom authentication may name neither key nor user nor team.
+    "sk-nobody": {"api_key": None},
+}
+
+
+def auth_of(key: str) -> UserAPIKeyAuth:
+    """Who a key is.
+
+    Raises:
+        KeyError: nobody.
+    """
+    return UserAPIKeyAuth(**{"api_key": key, **IDENTITIES[key.partition(".")[0]]})
+
+
+def metadata_of(key: str) -> dict[str, Any]:
+    """What the proxy writes about a key into a request (litellm_pre_call_utils.py, `add_litellm_data_to_request`)."""
+    auth = auth_of(key)
+    return {
+        "user_api_key": auth.api_key,
+        "user_api_key_hash": auth.api_key,
+        "user_api_key_user_id": auth.user_id,
+        "user_api_key_team_id": auth.team_id,
+        "user_api_key_auth": auth,
+    }
+
+
+async def user_api_key_auth(request: Request, api_key: str) -> UserAPIKeyAuth:
+    """Whose key it is; others are refused as LiteLLM refuses them."""
+    try:
+        return auth_of(api_key)
+    except KeyError:
+        raise HTTPException(status_code=401, detail="unknown key") from None

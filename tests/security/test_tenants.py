@@ -1,0 +1,179 @@
+"""Threat: one tenant reads, changes or spends what is another's (issue 12, promise P9)."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import math
+import random
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from litellm_compaction.core.messages import Request
+from litellm_compaction.engine import Attempts
+from litellm_compaction.proxy.calls import Call
+from litellm_compaction.simulator import ChatCall, Gate, Reply
+from tests.integration.bench import Bench, is_summary_call
+from tests.integration.conversations import ONE_ROUND, talk
+from tests.integration.harness import CHAT
+from tests.security.hooks import ROUTES, Client, Logging, Scene, conversation, pauses, use_router, words_of
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*`ReadOnly` qualifier:UserWarning")
+
+# Of two tenants each: six at once are fifteen pairs.
+_INTERLEAVINGS = 10_000
+# What a client can write into `x-litellm-call-id`.
+SHARED_IDS = ("t1", "", "0", "None", "a" * 4000, "☃", "sess\n1")
+_PATHS = (
+    ("carried",),
+    ("hooked",),
+    ("carried", "carried"),
+    ("hooked", "carried"),
+    ("carried", "hooked"),
+    ("hooked", "foreign"),
+)
+_KEYS = ("sk-alice", "sk-bob", "sk-red-anna", "sk-blue-bert", "sk-key-only", "sk-other-key")
+
+
+@pytest.fixture
+def scene(monkeypatch: pytest.MonkeyPatch) -> Scene:
+    """The callback with both carriers, around it no LiteLLM."""
+    made = Scene()
+    use_router(monkeypatch, made.router)
+    return made
+
+
+async def test_two_tenants_under_one_call_id_never_meet(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
+    """10,000 random interleavings of every id, route, carrier, retry, fallback and order."""
+    chance = random.Random(12)
+    actions: Counter[str] = Counter()
+    for number in range(math.ceil(_INTERLEAVINGS / math.comb(len(_KEYS), 2))):
+        call_id = chance.choice(SHARED_IDS)
+        clients = [
+            Client(
+                scene,
+                key,
+                conversation(f"{key}-{number % 7}", chance.choice((0, 1, 4))),
+                call_id=call_id,
+                attempts=chance.choice(_PATHS),
+                route=chance.choice(ROUTES),
+                stream=chance.random() < 0.5,
+                is_cut=chance.random() < 0.2,
+                pause=pauses(chance),
+            )
+            for key in _KEYS
+        ]
+        await asyncio.gather(*(client.send() for client in clients))
+        for client in clients:
+            own = words_of(client.messages)
+            assert client.error is None
+            assert words_of(client.sent) == own
+            assert words_of(client.read) == own
+            actions[client.headers.get("x-litellm-compaction", "")] += 1
+    assert not scene.calls._calls
+    assert "failed_open" not in caplog.text
+    assert min(actions[action] for action in ("none", "reused", "compacted")) >= 40
+    assert any(asked.get("stream") for asked in scene.router.asked), "no answer was carried on"
+
+
+async def test_what_is_remembered_ends_with_litellms_own_object(scene: Scene) -> None:
+    """A client that leaves before any hook hears of it costs no memory; a name that it chose finds nothing."""
+    log = Logging("t1")
+    body = {"litellm_call_id": "t1", "litellm_logging_obj": log}
+    call = scene.calls.open(body, _call("alice"))
+    assert scene.calls.get(body) is call
+    assert scene.calls.logged(log.model_call_details) is call
+    forged = ("t1", {"model_call_details": {}}, ["t1"], None, 1)
+    for name in forged:
+        assert scene.calls.get({"litellm_call_id": "t1", "litellm_logging_obj": name}) is None
+    assert scene.calls.logged({"litellm_call_id": "t1"}) is None
+    del body, log
+    gc.collect()
+    assert not scene.calls._calls
+
+
+_KEPT = [{"role": "user", "content": "What is CANARY-alice doing?"}]
+_OTHERS: tuple[tuple[str, str, list[Any]], ...] = (
+    ("another tenant", "bob", _KEPT),
+    ("another text", "alice", [{"role": "user", "content": "What is CANARY-bob doing?"}]),
+    ("a message more", "alice", [*_KEPT, *_KEPT]),
+    ("none", "alice", []),
+    ("parts", "alice", [{"role": "user", "content": [{"type": "text", "text": "hi"}]}]),
+)
+
+
+@pytest.mark.parametrize(("tenant", "messages"), [row[1:] for row in _OTHERS], ids=[row[0] for row in _OTHERS])
+def test_remembered_messages_serve_only_the_same_tenant_and_messages(tenant: str, messages: list[Any]) -> None:
+    """LiteLLM asks deployments on a request's behalf with other messages, too, and other callbacks change them."""
+    call = _call("alice")
+    call.leaves(_KEPT)
+    assert call.is_of("alice", [dict(message) for message in _KEPT])
+    assert not call.is_of(tenant, messages)
+
+
+def test_messages_changed_in_place_are_other_messages() -> None:
+    """As callbacks that mask what must not leave do it."""
+    messages = [{"role": "user", "content": "My number is 4711."}]
+    call = _call("alice")
+    call.leaves(messages)
+    messages[0]["content"] = "My number is <masked>."
+    assert not call.is_of("alice", messages)
+
+
+def _seen(call: ChatCall) -> Reply:
+    """A model that says whose text it has seen."""
+    said = f"Seen: {' '.join(sorted(words_of(call.messages)))}"
+    return Reply(f"### Current state\n{said}" if is_summary_call(call.body) else said)
+
+
+def _short(path: str, stream: bool) -> dict[str, Any]:
+    text = "What is CANARY-bob doing?"
+    if path == "/v1/responses":
+        return {"input": text, "stream": stream}
+    if path == "/v1/completions":
+        return {"prompt": text, "stream": stream}
+    return {"messages": [{"role": "user", "content": text}], "stream": stream, "max_tokens": 999}
+
+
+@pytest.mark.proxy
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize("group", ["local", "hooked"])
+@pytest.mark.parametrize("path", [CHAT, "/v1/messages", "/v1/responses", "/v1/completions"])
+def test_request_under_anothers_call_id_while_that_is_under_way(
+    office: Bench, path: str, group: str, stream: bool
+) -> None:
+    """Alice's conversation is being summarised when Bob comes with her id: 6 of 6 were mixed up before."""
+    gate = Gate()
+
+    def script(call: ChatCall) -> Reply:
+        reply = _seen(call)
+        return replace(reply, gate=gate) if is_summary_call(call.body) else reply
+
+    watch = office.watch(group, script)
+    topic = f"CANARY-alice {path} {group} {stream}"
+    headers = {"x-litellm-call-id": "t1"}
+
+    def ask(key: str, path: str, body: dict[str, Any]) -> str:
+        said = {"Authorization": f"Bearer {key}", **headers}
+        if body["stream"]:
+            return office.proxy.stream_body({"model": group, **body}, path, **said).raw.decode()
+        return office.proxy.post({"model": group, **body}, path, headers=said).text
+
+    with ThreadPoolExecutor(1) as pool:
+        alice = pool.submit(ask, "sk-alice", CHAT, {"messages": talk(topic, ONE_ROUND), "stream": stream})
+        assert gate.reached.wait(60)
+        bob = ask("sk-bob", path, _short(path, stream))
+        gate.open()
+        heard = alice.result()
+    assert words_of(bob) == {"CANARY-bob"}
+    assert words_of(heard) == {"CANARY-alice"}
+    assert [words for body in watch.bodies if len(words := words_of(body["messages"])) != 1] == []
+
+
+def _call(tenant: str) -> Call:
+    request = Request(messages=())
+    return Call(received=request, original=request, group="g", attempts=Attempts(summary_calls_left=1), tenant=tenant)
