@@ -55,6 +55,8 @@ def ledger(
         known: what stays visible beside the ledger, and need not be repeated in it.
         newer: the messages behind the covered part; what a summary says changes no value, since it may be wrong.
     """
+    # Our requests to go on are nobody's words.
+    messages = [message for message in messages if not message.asks_to_go_on]
     latest = latest_values(_stated((*messages, *newer)))
     users = [
         position

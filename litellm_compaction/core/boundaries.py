@@ -61,10 +61,10 @@ def latest_cut(messages: Sequence[Message]) -> int:
 
     The tail is sacred (promise P2) from the tool round on whose results no assistant message follows, with all that
     stands behind them; else from the first request that nobody has answered; else from the last message, which the
-    client wants continued. When we carry an answer over the limit, it is the end of that answer and our request to go
-    on.
+    client wants continued. When we carry an answer over the limit, it is the end of that answer, with our request to
+    go on where there is one.
     """
-    if messages and messages[-1].is_ours:
+    if messages and messages[-1].asks_to_go_on:
         return max(len(messages) - 2, 0)
     start = open_round_start(messages)
     if start is not None:
@@ -84,12 +84,14 @@ def legal_cuts(messages: Sequence[Message]) -> tuple[int, ...]:
     * the tail opens with `user` or `assistant`: a system message after the summary is refused by Qwen 3.5 and
       dropped by gpt-oss;
     * the sacred tail is whole;
-    * a message of ours never opens the tail: the record travels with the user's own words.
+    * a request of ours never opens the tail: the record travels with the user's own words.
     """
     lead = lead_length(messages)
     last = latest_cut(messages)
     return tuple(
-        k for k in range(lead + 1, last + 1) if messages[k].role in ("user", "assistant") and not messages[k].is_ours
+        k
+        for k in range(lead + 1, last + 1)
+        if messages[k].role in ("user", "assistant") and not messages[k].asks_to_go_on
     )
 
 

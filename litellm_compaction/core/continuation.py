@@ -1,4 +1,4 @@
-"""What of a continuation is new: joins a partial answer and the answer to "continue where you stopped".
+"""What of a continuation is new: joins a partial answer and what the model was made to add to it.
 
 Called by the restart loop, which sends what `Joiner.feed` returns: no word lost, none twice, legitimate repetition
 stays.
@@ -6,13 +6,22 @@ stays.
 
 from __future__ import annotations
 
+from typing import Literal, TypeAlias
+
 from litellm_compaction.core.enclosures import THINK_END, THINK_START, open_fence, open_think
-from litellm_compaction.core.overlap import SEARCHED_CHARS, Ending, Overlap
+from litellm_compaction.core.overlap import SEARCHED_CHARS, Ending, Overlap, repeats_itself
 from litellm_compaction.core.preamble import read_preamble, scene_of
 from litellm_compaction.core.settled import is_no_space, settled_length, unstopped_length
 
 __all__ = ["SEARCHED_CHARS", "Joiner", "open_fence", "open_think", "settled_length", "unstopped_length"]
 
+# How a continuation begins: not known yet; with something new; with all that the server was told to go on with, which
+# some servers send back before the model's own words; with another part of the answer, or with words about it.
+Opening: TypeAlias = Literal["undecided", "new", "echo", "anew"]
+
+# A shorter echo could be the answer's own words; so could a shorter beginning like that of what was shown.
+_LEAST_ECHO_CHARS = 12
+_LEAST_START_CHARS = 24
 # As much of the last word as `settled_length` may have sent before it cut a word in two.
 _LONG_WORD_CHARS = 48
 
@@ -30,13 +39,15 @@ class Joiner:
     Then everything passes through untouched.
     """
 
-    def __init__(self, partial: str) -> None:
+    def __init__(self, partial: str, *, shown: str = "", is_trusted: bool = False) -> None:
         """Prepares to continue `partial`.
 
         Args:
             partial: the visible text sent so far, without our notices, cut by `settled_length`: the next character
                 of the answer is not white space. The model should be shown at most its last `SEARCHED_CHARS`
                 characters or all of it, so that a repeat from the beginning of what it was shown is found.
+            shown: the end of the partial with which a server was told to go on itself; "" where the model was asked to.
+            is_trusted: the server has shown that it does, so that nothing but an echo of `shown` is taken out.
         """
         self._partial = partial
         self._scene = scene_of(partial)
@@ -48,7 +59,26 @@ class Joiner:
         self._pieces: list[str] = []
         self._starts: list[tuple[int, Overlap]] = []
         self._ended = False
-        self._stage = self._read_tag if partial else self._pass
+        self._opening: Opening = "undecided" if partial else "new"
+        self._left_out = ""
+        # Of a text that repeats itself nobody can tell an echo from the next round.
+        dense = "".join(shown.split())
+        is_telling = len(dense) >= _LEAST_ECHO_CHARS and not repeats_itself(partial, dense)
+        self._echo = dense if is_telling else ""
+        self._echoed_chars = 0
+        self._is_trusted = is_trusted
+        first = self._read_echo if self._echo else self._behind_echo
+        self._stage = first if partial else self._pass
+
+    @property
+    def opening(self) -> Opening:
+        """How the continuation begins."""
+        return self._opening
+
+    @property
+    def removed_text(self) -> str:
+        """What was taken out of the continuation so far, but for white space and tags."""
+        return "".join(self._removed) + self._left_out
 
     @property
     def removed_thinking(self) -> str:
@@ -78,6 +108,34 @@ class Joiner:
             self._is_open_thought = THINK_END not in seen
             self._sent_end = seen[-len(THINK_END) + 1 :]
         return text
+
+    def _read_echo(self, delta: str) -> str:
+        for index, char in enumerate(delta):
+            if char.isspace():
+                continue
+            if char != self._echo[self._echoed_chars]:
+                break
+            self._echoed_chars += 1
+            if self._echoed_chars == len(self._echo):
+                self._opening, self._left_out = "echo", self._held + delta[: index + 1]
+                self._held = ""
+                self._stage = self._skip_space if self._partial[-1].isspace() else self._pass
+                return self._stage(delta[index + 1 :])
+        else:
+            if not self._ended:
+                self._held += delta
+                return ""
+        # What has matched so far is judged like any other repeat.
+        text, self._held = self._held + delta, ""
+        return self._behind_echo(text)
+
+    def _behind_echo(self, delta: str) -> str:
+        if not self._is_trusted:
+            self._stage = self._read_tag
+        else:
+            self._opening = "new"
+            self._stage = self._skip_space if self._partial[-1].isspace() else self._pass
+        return self._stage(delta)
 
     def _read_tag(self, delta: str) -> str:
         self._held += delta
@@ -130,6 +188,9 @@ class Joiner:
         text = "".join(self._pieces)
         self._pieces = []
         new = self._first_new(text)
+        self._left_out = text[:new]
+        begins_like_shown = self._echoed_chars >= _LEAST_START_CHARS
+        self._opening = "anew" if begins_like_shown or self._left_out.strip() else "new"
         self._stage = self._skip_space if self._drops_space(new) else self._pass
         return self._stage(text[new:])
 

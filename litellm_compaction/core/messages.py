@@ -62,7 +62,8 @@ class Message:
         reasoning: `reasoning_content` or `reasoning` of an assistant message, "" when absent.
         calls: tool calls of an assistant message.
         call_id: of a tool result, the call that it answers.
-        is_ours: written by us to carry an answer over the limit; never the user's newest message, never cut at.
+        is_ours: put there by us to carry an answer over the limit: a request to go on, never the user's newest message
+            and never cut at; or the end of the answer, where the model goes on with that itself.
         raw: the client's JSON object, never changed in place.
     """
 
@@ -79,6 +80,11 @@ class Message:
     def is_system(self) -> bool:
         """Whether the message instructs the model (`system`, `developer`)."""
         return self.role in _SYSTEM_ROLES
+
+    @property
+    def asks_to_go_on(self) -> bool:
+        """Whether it is a request of ours in the user's place."""
+        return self.is_ours and self.role == "user"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -38,6 +38,17 @@ _ROW = re.compile(r"[ \t>]*(?:\||[-*+] |\d+[.)] )")
 _INSIDE_WORD_CHARS = range(24, 257)
 
 
+def repeats_itself(partial: str, dense: str) -> bool:
+    """Whether `dense`, with which `partial` ends, could come again as it is: the text goes round by it already.
+
+    Args:
+        partial: the answer so far.
+        dense: its end, without white space.
+    """
+    text = "".join(partial[-2 * SEARCHED_CHARS :].split())
+    return _is_power(dense) or text.endswith(dense + dense)
+
+
 class Ending:
     """The end of a partial answer, prepared for `Overlap`.
 

@@ -11,6 +11,7 @@ from typing import Literal, Protocol, TypeAlias
 
 from litellm_compaction.config import Settings
 from litellm_compaction.core.budget import Budget, Rules
+from litellm_compaction.core.carry_over import Way
 from litellm_compaction.core.compaction import Compaction
 from litellm_compaction.core.decisions import Depth, Making
 from litellm_compaction.core.messages import Message, Request, open_round_start
@@ -18,6 +19,7 @@ from litellm_compaction.core.weights import Conversation
 from litellm_compaction.events import Phase
 from litellm_compaction.models.counter import Count
 from litellm_compaction.models.families import Family
+from litellm_compaction.models.prompts import BegunPrompt
 from litellm_compaction.models.thinking import no_thinking_switch
 from litellm_compaction.models.window import Target, Window
 from litellm_compaction.summarizer import Ask, ending_in
@@ -183,6 +185,8 @@ class Guarded:
         count: of what is sent.
         count_text: tokens of a text, for this model.
         round: of the compaction that was applied, 0 for none.
+        way: how the server is made to go on with an answer; None for a request that begins one.
+        prompt: all of it as it is to be sent, for the way `raw`.
     """
 
     action: Action
@@ -193,6 +197,13 @@ class Guarded:
     budget: Budget
     window: Window
     round: int = 0
+    way: Way | None = None
+    prompt: BegunPrompt | None = None
+
+    @property
+    def shown(self) -> str:
+        """The end of the answer that the server goes on with itself; "" where the model is asked to."""
+        return self.messages[-1].text if self.messages and self.way in ("raw", "prefill") else ""
 
     def max_output_tokens(self, asked_tokens: int | None) -> int:
         """The upstream `max_tokens` for what the client asked (None or negative: unlimited)."""

@@ -6,10 +6,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
+from datetime import datetime
 
-from litellm_compaction.core.carry_over import Partial, carried_over
+from litellm_compaction.core.carry_over import Partial, Way, can_end_in_answer, carried_over
 from litellm_compaction.core.chain import chain
 from litellm_compaction.core.compaction import Compaction
 from litellm_compaction.core.decisions import Edit, Keep, Making, Plan, Prune, Reuse, Summarize
@@ -19,6 +20,7 @@ from litellm_compaction.core.plan import plan
 from litellm_compaction.engine.admission import Admission
 from litellm_compaction.engine.asking import Asker
 from litellm_compaction.engine.case import Case, Guarded, Pending, Work
+from litellm_compaction.engine.going_on import GoingOn, Outcome
 from litellm_compaction.engine.lessons import Lessons
 from litellm_compaction.engine.making import Made, Maker
 from litellm_compaction.engine.outgoing import Outgoing, is_enough
@@ -30,13 +32,17 @@ from litellm_compaction.engine.sending import SentPrompts
 from litellm_compaction.engine.threads import off_loop
 from litellm_compaction.engine.weighing import Scales
 from litellm_compaction.errors import CompactionError, DoesNotFit, Overflow
-from litellm_compaction.events import Observer, Outcome
+from litellm_compaction.events import Observer
+from litellm_compaction.events import Outcome as EventOutcome
 from litellm_compaction.flight import Flights
 from litellm_compaction.models.counter import TokenCounter
+from litellm_compaction.models.prompts import begun_prompt
 from litellm_compaction.models.sources import Sources, TokenizerSource
 from litellm_compaction.models.window import Target, Windows
 from litellm_compaction.stores import Store
 
+# A request to go on in the user's place can be sent anywhere.
+_ASKING: frozenset[Way] = frozenset(("turn",))
 # Below this share of what it may fill no conversation has ever been compacted, however wrong the count was then.
 _COMPACTED_BEFORE_RATIO = 0.25
 # Of what a compaction leaves, this much may be the verbatim end of the answer that is being carried over.
@@ -74,6 +80,7 @@ class Compactor:
         self._reporter = Reporter(observers, clock=clock, wall_clock=wall_clock)
         sent = SentPrompts()
         asker = Asker(windows=windows, counter=counter, sources=self.sources, sent=sent)
+        self._wall_clock = wall_clock
         self._maker = Maker(asker=asker, store=store, clock=clock)
         self._compactions: Flights[Made] = Flights()
         self._lessons = Lessons(counter=counter, store=store, clock=clock)
@@ -81,6 +88,7 @@ class Compactor:
         self._outgoing = Outgoing(scales=self._scales, sent=sent)
         self._replies = Replies(windows=windows, counter=counter, lessons=self._lessons, reporter=self._reporter)
         self._prober = Prober(counter, self._lessons)
+        self._going_on = GoingOn(store, wall_clock)
         self._admission = Admission()
 
     async def prepare_counting(self, target: Target) -> TokenizerSource:
@@ -172,27 +180,51 @@ class Compactor:
         if not is_enough(work, decision, made.compaction, guarded):
             return None
         await self._maker.keep(work, made)
-        outcome: Outcome = "fallback" if made.compaction.rung == "truncate" else "compacted"
+        outcome: EventOutcome = "fallback" if made.compaction.rung == "truncate" else "compacted"
         base = None if isinstance(decision, Edit) else decision.base
         self._reporter.applied(work, outcome, guarded, made.kept, made=made, base=base)
         return guarded
 
-    async def carry_over(self, request: Request, partial: Partial, case: Case) -> Guarded:
+    async def carry_over(
+        self, request: Request, partial: Partial, case: Case, *, ways: Collection[Way] = _ASKING
+    ) -> Guarded:
         """What to send so that the model goes on with an answer that was stopped at the limit (phase 3).
 
         Args:
             request: the conversation that was being answered, as the client sent it.
             partial: the answer so far.
             case: of the request.
+            ways: those that the carrier can send; `turn` always is.
 
         Raises:
             DoesNotFit, WindowUnknown, ModelNotLoaded: as `guard`.
         """
         window, count_text = await self._scales.text_counter(case)
         tail_tokens = int(_PARTIAL_TAIL_RATIO * case.settings.target_ratio * window.tokens)
-        messages = carried_over(request.messages, partial, tail_tokens=tail_tokens, count=count_text)
+        good = [way for way in await self._going_on.ways(case.target, window.source) if way in ways]
+        if request.tools or partial.is_json:
+            good = [way for way in good if way != "raw"]
+        ends_in_answer = good[:1] not in ([], ["turn"]) and can_end_in_answer(request.messages, partial)
+        messages = carried_over(
+            request.messages, partial, tail_tokens=tail_tokens, count=count_text, ends_in_answer=ends_in_answer
+        )
         guarded = await self.guard(replace(request, messages=messages), case)
-        return guarded if guarded.messages is not None else replace(guarded, messages=messages)
+        sent = messages if guarded.messages is None else guarded.messages
+        if not ends_in_answer:
+            return replace(guarded, messages=sent, way="turn")
+        if "raw" in good:
+            family = await self.sources.family(case.target, window)
+            now = datetime.fromtimestamp(self._wall_clock())
+            prompt = await off_loop(sent, lambda: begun_prompt(family, sent, now))
+            if prompt is not None:
+                return replace(guarded, messages=sent, way="raw", prompt=prompt)
+        if "prefill" in good:
+            return replace(guarded, messages=sent, way="prefill")
+        return await self.carry_over(request, partial, case)
+
+    async def learn_way(self, case: Case, way: Way, outcome: Outcome) -> None:
+        """Takes note of how an answer that was carried over has begun; arguments as `GoingOn.learn`."""
+        await self._going_on.learn(case.target, case.label, way, outcome)
 
     async def observe(self, request: Request, case: Case) -> None:
         """Reports what `guard` would do; no model call, no warm-up, no error, no change."""
@@ -227,6 +259,7 @@ class Compactor:
         await self.sources.aclose()
         await self.windows.aclose()
         await self._lessons.aclose()
+        await self._going_on.aclose()
         await self._store.aclose()
 
     def _plan(self, work: Work, stored: Sequence[Compaction]) -> Plan:

@@ -9,6 +9,7 @@ import json
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -80,7 +81,13 @@ class Template:
         return "".join(self.parts(messages, tools, bos=bos, eos=eos))
 
     def parts(
-        self, messages: Sequence[JsonObject], tools: Sequence[JsonValue], *, bos: str = "", eos: str = ""
+        self,
+        messages: Sequence[JsonObject],
+        tools: Sequence[JsonValue],
+        *,
+        bos: str = "",
+        eos: str = "",
+        now: datetime | None = None,
     ) -> list[str]:
         """The prompt in the parts in which the template writes it: mostly the very texts of the messages.
 
@@ -89,6 +96,7 @@ class Template:
             tools: schemas; none are given to the template when empty.
             bos: text of the token that begins a prompt.
             eos: text of the token that ends an answer.
+            now: for templates that write the date; None where only its length matters.
 
         Raises:
             TemplateRefusal: for any reason.
@@ -104,6 +112,8 @@ class Template:
             "enable_thinking": True,
             TICK: Ticks(),
         }
+        if now is not None:
+            values["strftime_now"] = now.strftime
         if tools:
             values["tools"] = list(map(_tool, tools))
         # Of this thread: on a busy machine a rendering may be interrupted for longer than it takes.

@@ -65,6 +65,8 @@ class Vocabulary:
         specials = _special_tokens(data)
         self._specials = re.compile(_alternatives(specials)) if specials else None
         self.longest_special = max(map(len, specials), default=0)
+        controls = _special_tokens(data, (_CONTROL,))
+        self._controls = re.compile(_alternatives(controls)) if controls else None
         prefixes = data.adds_space_prefix
         if prefixes is None:
             # Gemma's SentencePiece vocabularies say add_space_prefix = false; Llama's and Mistral's leave the default.
@@ -92,6 +94,10 @@ class Vocabulary:
         if position < len(prompt):
             segments.append(Segment(position, len(prompt), False))
         return segments
+
+    def has_control(self, text: str) -> bool:
+        """Whether `text` names a control token: in a prompt that is sent as it is, that would be the token itself."""
+        return self._controls is not None and self._controls.search(text) is not None
 
     def _places(self, prompt: str, position: int) -> Iterator[tuple[int, int]]:
         """Where special tokens are."""
@@ -174,8 +180,9 @@ def _clean(text: str) -> str:
     return text
 
 
-def _special_tokens(data: VocabularyData) -> frozenset[str]:
-    kinds = (_UNKNOWN, _CONTROL, _USER_DEFINED)
+def _special_tokens(
+    data: VocabularyData, kinds: tuple[int, ...] = (_UNKNOWN, _CONTROL, _USER_DEFINED)
+) -> frozenset[str]:
     typed = frozenset(
         token for token, kind in zip(data.tokens, data.token_types, strict=False) if kind in kinds and token
     )

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import random
 import unicodedata
+from collections.abc import Callable
 
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from litellm_compaction.core.continuation import Joiner, open_fence, open_think, settled_length, unstopped_length
+from litellm_compaction.core.overlap import repeats_itself
 from tests.core.restarts import CHATTER, GENERATORS, STYLES, draw, is_ambiguous, join
 
 FOX = "The quick brown fox jumps over the lazy dog. Then the fox went "
@@ -365,3 +367,58 @@ def test_the_split_never_matters(partial: str, continuation: str, rng: random.Ra
         sent += pieces.feed(rest[:size])
         rest = rest[size:]
     assert sent + pieces.finish() == expected
+
+
+def opened(partial: str, shown: str, continuation: str) -> tuple[str, str, str]:
+    """What the client gets, how the continuation began, what was left out; the same for every way to split it."""
+    results = set()
+    for size in (1, 2, 7, 10_000):
+        joiner = Joiner(partial, shown=shown)
+        deltas = [continuation[place : place + size] for place in range(0, len(continuation), size)]
+        text = "".join((*map(joiner.feed, deltas), joiner.finish()))
+        results.add((text, joiner.opening, joiner.removed_text))
+    assert len(results) == 1, results
+    return results.pop()
+
+
+@pytest.mark.parametrize("shown", [FOX.rstrip(), FOX.rstrip()[-24:]])
+@pytest.mark.parametrize("space", ["", " "])
+def test_a_server_may_send_back_what_it_was_shown(shown: str, space: str) -> None:
+    """With its echo or without, the answer goes on at the next character."""
+    assert opened(FOX, shown, space + "home to sleep.") == ("home to sleep.", "new", "")
+    assert opened(FOX, shown, shown + space + "home to sleep.") == ("home to sleep.", "echo", shown)
+
+
+def test_an_answer_that_begins_anew_teaches() -> None:
+    """Announced, begun at another place, or begun at the same place with other words: it did not go on."""
+    for continuation in ("Sure, here is the continuation: home.", "Then the fox went home."):
+        assert opened(FOX, FOX.rstrip(), continuation)[:2] == ("home.", "anew")
+    assert opened(FOX, FOX.rstrip(), "The quick brown fox jumps over the river.")[1] == "anew"
+
+
+def test_a_text_that_goes_round_is_no_echo() -> None:
+    """Nobody can tell the next round from an echo, so that all of it stays."""
+    song = "Row, row, row your boat gently down the stream. " * 4
+    assert opened(song, song[:48].rstrip(), song[:48])[:2] == (song[:48].lstrip(), "new")
+
+
+@given(st.sampled_from(GENERATORS), st.integers(0, 10_000), st.booleans(), st.booleans())
+def test_a_server_that_goes_on_itself_loses_no_character(
+    generate: Callable[[random.Random], str], seed: int, echoes: bool, repeats_space: bool
+) -> None:
+    """Whatever text, wherever it is cut: the partial answer and what a trusted server gives make the whole answer."""
+    rng = random.Random(seed)
+    text = generate(rng)
+    partial = text[: settled_length(text[: rng.randrange(1, len(text))])]
+    rest = text[len(partial) :]
+    shown = partial.rstrip()
+    assume(shown and rest and not open_think(partial))
+    dense = "".join(shown.split())
+    # Where the text goes round, its next round looks like an echo and stays.
+    can_tell = len(dense) >= 12 and not repeats_itself(partial, dense) and not "".join(rest.split()).startswith(dense)
+    space = partial[len(shown) :] if repeats_space else ""
+    continuation = (shown if echoes and can_tell else "") + space + rest
+    joiner = Joiner(partial, shown=shown, is_trusted=True)
+    places = range(0, len(continuation), 5)
+    given_text = "".join((*(joiner.feed(continuation[place : place + 5]) for place in places), joiner.finish()))
+    assert given_text == rest or not can_tell

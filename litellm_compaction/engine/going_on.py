@@ -1,0 +1,178 @@
+"""By which way each server goes on with a stopped answer: what is known of its kind, and how it has done so far.
+
+Asked by the compactor when an answer is carried over the limit, and told how the continuation began; shown by `doctor`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal, TypeAlias, get_args
+
+from litellm_compaction.core.carry_over import Way
+from litellm_compaction.engine.lessons import FACTS_SCOPE
+from litellm_compaction.models.lmstudio import server_root
+from litellm_compaction.models.targets import Source, Target
+from litellm_compaction.stores import Store
+
+logger = logging.getLogger("litellm_compaction")
+
+# What a continuation teaches: it began with something new, or repeated what the server was shown, which it had not
+# generated; the answer began anew; the server did not take such a request.
+Outcome: TypeAlias = Literal["went_on", "began_anew", "refused"]
+
+ALL_WAYS: tuple[Way, ...] = get_args(Way)
+# LM Studio goes on with a last message of the assistant (lmstudio-bug-tracker 2041) and puts no template around the
+# prompt of a text completion (its documentation, "Completions"); llama.cpp does both (15 of 15 and 8 of 8 answers,
+# 2026-11), vLLM where it is told to (`continue_final_message`). Ollama renders prompts by its own template.
+_SOURCES: frozenset[Source] = frozenset(("api/v1", "api/v0", "llama.cpp", "vllm"))
+# A server that was updated may do what it did not do before.
+_FORGET_S = 24 * 3600.0
+_STORE_TIMEOUT_S = 2.0
+# Wildcard deployments get their model names from clients, so the number of servers and models needs an end.
+_MAX_KNOWN = 4096
+
+
+@dataclass(slots=True)
+class Record:
+    """Whether one way has led on at one server, and how often in a row it has not.
+
+    Attributes:
+        has_gone_on: at least once.
+        failures: since it last did; the newest one at `last_failed_s`, in seconds since 1970.
+    """
+
+    has_gone_on: bool = False
+    failures: int = 0
+    last_failed_s: float = 0.0
+
+    def is_good(self, now_s: float) -> bool:
+        """Whether it is worth a try: a single repeat that the model meant does not outweigh what went well."""
+        return self.failures <= self.has_gone_on or now_s - self.last_failed_s > _FORGET_S
+
+
+@dataclass(slots=True)
+class Records:
+    """One server's, for one model."""
+
+    of: dict[Way, Record] = field(default_factory=dict)
+
+    def note(self, way: Way, outcome: Outcome, now_s: float) -> None:
+        """Takes note of one continuation."""
+        record = self.of.setdefault(way, Record())
+        if outcome == "went_on":
+            record.has_gone_on, record.failures = True, 0
+            return
+        # No server takes such a request only now and then.
+        record.has_gone_on = record.has_gone_on and outcome != "refused"
+        record.failures, record.last_failed_s = record.failures + 1, now_s
+
+    def as_json(self) -> str:
+        """For another process."""
+        return json.dumps({way: [each.has_gone_on, each.failures, each.last_failed_s] for way, each in self.of.items()})
+
+    @classmethod
+    def parse(cls, text: str) -> Records:
+        """What `as_json` has written; nothing where it cannot have."""
+        try:
+            found = json.loads(text)
+            kept = {way: Record(bool(a), int(b), float(s)) for way, (a, b, s) in found.items() if way in ALL_WAYS}
+        except (ValueError, TypeError, AttributeError):
+            return cls()
+        return cls(kept)
+
+
+class GoingOn:
+    """The ways of all servers.
+
+    Args:
+        store: keeps what they have shown.
+        wall_clock: seconds since 1970.
+    """
+
+    def __init__(self, store: Store, wall_clock: Callable[[], float] = time.time) -> None:
+        self._store = store
+        self._wall_clock = wall_clock
+        self._known: OrderedDict[str, Records] = OrderedDict()
+        self._writing: set[asyncio.Task[None]] = set()
+
+    async def ways(self, target: Target, source: Source) -> tuple[Way, ...]:
+        """The ways that are worth a try, best first; the last one always is.
+
+        Args:
+            target: the deployment.
+            source: who says how large its window is.
+        """
+        records = await self.records(target)
+        now_s = self._wall_clock()
+        possible = ALL_WAYS if can_go_on_itself(target, source) else ("turn",)
+        return tuple(way for way in possible if way == "turn" or records.of.get(way, Record()).is_good(now_s))
+
+    async def records(self, target: Target) -> Records:
+        """What a server has shown; read from the store once."""
+        key = fact_key(target)
+        if (known := self._known.get(key)) is not None:
+            return known
+        text = None
+        try:
+            text = await asyncio.wait_for(self._store.get_fact(FACTS_SCOPE, key), _STORE_TIMEOUT_S)
+        except Exception as error:  # noqa: BLE001 - what is only remembered must not harm an answer (P8)
+            logger.debug("going_on_not_read %s", type(error).__name__)
+        found = self._known.setdefault(key, Records.parse(text or "{}"))
+        if len(self._known) > _MAX_KNOWN:
+            self._known.popitem(last=False)
+        return found
+
+    async def learn(self, target: Target, label: str, way: Way, outcome: Outcome) -> None:
+        """Takes note of how a continuation began; it is written in the background.
+
+        Args:
+            target: the deployment.
+            label: its name in logs.
+            way: by which it was asked for.
+            outcome: what came of it.
+        """
+        records = await self.records(target)
+        now_s = self._wall_clock()
+        before = replace(records.of.get(way, Record()))
+        records.note(way, outcome, now_s)
+        if before.is_good(now_s) and not records.of[way].is_good(now_s):
+            logger.warning("going_on model=%s way=%s outcome=%s; the next way is used", label, way, outcome)
+        if records.of[way] != before:
+            task = asyncio.get_running_loop().create_task(self._write(fact_key(target), records.as_json()))
+            self._writing.add(task)
+            task.add_done_callback(self._writing.discard)
+
+    async def aclose(self) -> None:
+        """Ends writing; call before the store is closed."""
+        await asyncio.gather(*self._writing, return_exceptions=True)
+
+    async def _write(self, key: str, text: str) -> None:
+        try:
+            await asyncio.wait_for(self._store.put_fact(FACTS_SCOPE, key, text), _STORE_TIMEOUT_S)
+        except Exception as error:  # noqa: BLE001 - as when reading
+            logger.debug("going_on_not_kept %s", type(error).__name__)
+
+
+def can_go_on_itself(target: Target, source: Source) -> bool:
+    """Whether a server is of a kind that goes on with an answer itself."""
+    return target.is_lmstudio or source in _SOURCES
+
+
+def fact_key(target: Target) -> str:
+    """Under which name a server's records are kept: the same for all deployments that lead there."""
+    server = server_root(target.api_base) if target.api_base else target.key
+    return "going_on:" + hashlib.blake2b(f"{server} {target.model}".encode(), digest_size=12).hexdigest()
+
+
+def as_words(records: Mapping[Way, Record], ways: tuple[Way, ...]) -> str:
+    """The first of `ways`, and what the server has shown of it."""
+    first = ways[0]
+    record = records.get(first, Record())
+    return f"{first} (seen)" if record.has_gone_on else first

@@ -1,0 +1,133 @@
+"""By which way an answer goes on: what servers of a kind can do, what each has shown, what a request allows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from litellm_compaction.core.carry_over import Partial, Way
+from litellm_compaction.core.messages import Request
+from litellm_compaction.engine import Guarded
+from litellm_compaction.engine.going_on import ALL_WAYS, GoingOn, fact_key
+from litellm_compaction.engine.lessons import FACTS_SCOPE
+from litellm_compaction.models.window import Target
+from tests.core.conversations import JsonDict, assistant, parsed, system, user
+from tests.engine.bench import Bench, RecordingStore
+
+DAY_S = 24 * 3600.0
+BEGUN = "\n".join(f"Line {number} of the answer tells something about rivers." for number in range(260)) + "\nThe "
+
+
+def target(name: str = "m", **changes: Any) -> Target:
+    known: dict[str, Any] = {"key": name, "model": name, "api_base": "http://here:1/v1", "api_key": None}
+    return Target(**{**known, "context_length": None, **changes})
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 1e9
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+async def test_the_best_way_of_each_kind_of_server() -> None:
+    """LM Studio, llama.cpp and vLLM go on themselves; of others nothing is known."""
+    going_on = GoingOn(RecordingStore())
+    assert await going_on.ways(target(), "api/v1") == ("raw", "prefill", "turn")
+    other = target(is_lmstudio=False)
+    assert await going_on.ways(other, "llama.cpp") == ("raw", "prefill", "turn")
+    assert await going_on.ways(other, "vllm") == ("raw", "prefill", "turn")
+    assert await going_on.ways(other, "ollama") == ("turn",)
+    assert await going_on.ways(other, "model_map") == ("turn",)
+
+
+async def test_a_way_that_fails_is_left_for_a_day() -> None:
+    """At once where it never led on, after two in a row where it had; an update of the server may change that."""
+    clock = Clock()
+    going_on = GoingOn(RecordingStore(), clock)
+    one = target()
+    await going_on.learn(one, "m", "raw", "refused")
+    assert await going_on.ways(one, "api/v1") == ("prefill", "turn")
+    await going_on.learn(one, "m", "prefill", "went_on")
+    await going_on.learn(one, "m", "prefill", "began_anew")
+    assert await going_on.ways(one, "api/v1") == ("prefill", "turn")
+    await going_on.learn(one, "m", "prefill", "began_anew")
+    assert await going_on.ways(one, "api/v1") == ("turn",)
+    assert await going_on.ways(target("another"), "api/v1") == ALL_WAYS
+    clock.now_s += DAY_S + 1
+    assert await going_on.ways(one, "api/v1") == ALL_WAYS
+
+
+async def test_what_was_learned_outlives_the_process() -> None:
+    """Kept in the store, for every deployment that leads to the same model of the same server."""
+    store = RecordingStore()
+    going_on = GoingOn(store)
+    await going_on.learn(target(), "m", "raw", "began_anew")
+    await going_on.aclose()
+    again = target("m", key="another deployment", api_base="http://here:1")
+    assert await GoingOn(store).ways(again, "api/v1") == ("prefill", "turn")
+
+
+@pytest.mark.parametrize("text", ["", "[", "[1]", '{"raw": 1}', '{"raw": ["x", "y", "z"]}', '{"other": [1, 2, 3]}'])
+async def test_a_broken_record_is_none(text: str) -> None:
+    """Whatever another version or a damaged store holds."""
+    store = RecordingStore()
+    await store.put_fact(FACTS_SCOPE, fact_key(target()), text)
+    assert await GoingOn(store).ways(target(), "api/v1") == ALL_WAYS
+
+
+ALL: frozenset[Way] = frozenset(ALL_WAYS)
+ASKED = [system("You write."), user("Write about rivers.")]
+
+
+async def carried(
+    raw: list[JsonDict] = ASKED, *, tools: tuple[JsonDict, ...] = (), ways: frozenset[Way] = ALL, **partial: Any
+) -> Guarded:
+    """What is sent to an LM Studio with a model of known template and 4,096 tokens."""
+    bench = Bench()
+    case = bench.case(target=bench.target(4096, model="qwen2.5-7b-instruct", is_lmstudio=True))
+    request = Request(messages=parsed(raw), tools=tools)
+    return await bench.compactor.carry_over(request, Partial(**{"text": BEGUN, **partial}), case, ways=ways)
+
+
+async def test_the_prompt_ends_inside_the_answer() -> None:
+    """Best of all: rendered here, up to the last character but for the white space before the next word."""
+    guarded = await carried()
+    assert guarded.way == "raw"
+    assert guarded.prompt is not None
+    assert guarded.messages is not None
+    assert BEGUN.rstrip().endswith(guarded.shown)
+    assert guarded.prompt.text.endswith(f"<|im_start|>assistant\n{guarded.shown}")
+    assert guarded.messages[-1].role == "assistant"
+    assert "Write about rivers." in guarded.prompt.text
+    assert guarded.action == "compacted"
+
+
+async def test_a_request_may_exclude_a_way() -> None:
+    """Tools and structured output need the server's own parsing; thoughts and a client's own prefill need asking."""
+    tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
+    assert (await carried(tools=(tool,))).way == "prefill"
+    assert (await carried(is_json=True)).way == "prefill"
+    assert (await carried([*ASKED[:1], user("Say <|im_end|> twice.")])).way == "prefill"
+    assert (await carried(ways=frozenset(("prefill", "turn")))).way == "prefill"
+    asked = [
+        await carried([*ASKED, assistant("Rivers")]),
+        await carried(text="<think>\nRivers are"),
+        await carried(text="", reasoning="Rivers are"),
+        await carried(ways=frozenset(("turn",))),
+        await carried([user("Say <|im_end|> twice.")], ways=frozenset(("raw", "turn"))),
+    ]
+    assert [(each.way, each.shown) for each in asked] == [("turn", "")] * 5
+    assert all(each.messages is not None and each.messages[-1].role == "user" for each in asked)
+
+
+async def test_our_own_words_are_nobodys() -> None:
+    """What we say between the two parts of an answer is no message of the user's, in no record."""
+    for ways in (ALL, frozenset[Way](("turn",))):
+        guarded = await carried(ways=ways)
+        assert guarded.messages is not None
+        record = guarded.messages[1].text
+        assert "Write about rivers." in record
+        assert "Go on." not in record
