@@ -157,7 +157,7 @@ _OVERFLOWS: tuple[tuple[re.Pattern[str], int, int], ...] = tuple(
         (r"request \((\d+) tokens\) exceeds the available context size \((\d+) tokens\)", 1, 2),
         (r"maximum context length is (\d+) tokens.{0,200}?resulted in (\d+) tokens", 2, 1),
         (r"maximum context length is (\d+) tokens", 0, 1),
-        (r'n_prompt_tokens\\*" ?: ?(\d+).{0,100}?n_ctx\\*" ?: ?(\d+)', 1, 2),
+        (r'n_prompt_tokens\\*" ?: ?(\d+)(?!\d).{0,100}?n_ctx\\*" ?: ?(\d+)', 1, 2),
         (r"does not fit in context length", 0, 0),
         (r"context size has been exceeded", 0, 0),
         (r"exceeds the available context size", 0, 0),

@@ -7,10 +7,10 @@ nothing but the messages: no token counter, no clock.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from litellm_compaction.core.chain import canonical_arguments
+from litellm_compaction.core.enclosures import outside_thoughts
 from litellm_compaction.core.messages import JsonValue, Message, ToolCall, parse_message, render_arguments, with_text
 
 _ARGUMENTS_CHARS = 120
@@ -18,7 +18,6 @@ _ADDRESS_CHARS = 120
 # A result that is hardly longer than its stub stays.
 _LEAST_SAVED_CHARS = 80
 _IMAGE_KINDS = frozenset({"image_url", "input_image", "image"})
-_THINK_BLOCK = re.compile(r"<think(?:ing)?>.*?</think(?:ing)?>\s*", re.DOTALL)
 _NOTHING_LEFT = "[Old reasoning was removed.]"
 _REASONING_KEYS = frozenset({"reasoning_content", "reasoning", "thinking_blocks", "reasoning_details"})
 
@@ -104,7 +103,9 @@ def _without_reasoning(message: Message) -> Message:
         content = message.raw.get("content")
         if isinstance(content, str):
             # Some templates refuse an assistant message that says nothing and calls nothing.
-            return with_text(message, _THINK_BLOCK.sub("", content) or ("" if message.calls else _NOTHING_LEFT))
+            first, *others = outside_thoughts(content)
+            said = "".join((first, *(part.lstrip() for part in others)))
+            return with_text(message, said or ("" if message.calls else _NOTHING_LEFT))
     return message
 
 

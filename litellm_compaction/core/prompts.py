@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Literal
 
+from litellm_compaction.core.enclosures import outside_thoughts
 from litellm_compaction.core.excerpts import common_level, excerpt
 from litellm_compaction.core.messages import Message, parse_message, render_arguments, user_message, without_notices
 
@@ -50,7 +51,6 @@ _PACKED_RATIO = 0.85
 # So much of the beginning is enough to know an instruction by.
 _ECHO_CHARS = 60
 
-_THINKING = re.compile(r"<think(?:ing)?>.*?</think(?:ing)?>", re.DOTALL | re.IGNORECASE)
 _OPEN_THINKING = re.compile(r"\A.*?</think(?:ing)?>", re.DOTALL | re.IGNORECASE)
 _UNFINISHED_THINKING = re.compile(r"<think(?:ing)?>.*\Z", re.DOTALL | re.IGNORECASE)
 _FENCE = re.compile(r"\A```[\w-]*\n(.*?)\n?```\s*\Z", re.DOTALL)
@@ -188,7 +188,7 @@ def _packed(blocks: Sequence[str], room_tokens: int, count: Callable[[str], int]
 
 def read_summary(answer: str) -> str:
     """The summary in a model's answer, without reasoning, fences and white space; "" when nothing is left."""
-    text = _THINKING.sub("", answer)
+    text = "".join(outside_thoughts(answer))
     text = _UNFINISHED_THINKING.sub("", _OPEN_THINKING.sub("", text)).strip()
     fenced = _FENCE.match(text)
     return fenced[1].strip() if fenced else text

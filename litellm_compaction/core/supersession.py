@@ -14,15 +14,17 @@ from collections.abc import Iterable, Iterator, Mapping
 _VALUE = re.compile(
     r"(?:[=:]|i(?<=[\s`'\"]i)s(?: now)?(?= )|i(?<=[\s`'\"]i)st(?: jetzt)?(?= )|e(?<=[\s`'\"]e)st?(?= )"
     r"|t(?<=[\s`'\"]t)o(?= ))[ \t]*"
-    r"[`'\"]?((?!//)(?=[^\s,;`'\"]{0,80}[\d/_])[^\s,;`'\"<>]{1,80})"
+    r"[`'\"]?((?!//)(?=[^\s,;`'\"\d/_]{0,80}[\d/_])[^\s,;`'\"<>]{1,80})"
 )
 _NAME = re.compile(r"[A-Za-z_][\w.-]{2,40}\Z")
 _NAME_CHARS = 48
 _QUOTES = "`'\""
-# "端口是8080"
-_STATEMENT_CJK = re.compile(
-    r"([\u4e00-\u9fff]{2,6}?)(?:改)?(?:是|为|成)[ \t]*((?=[^\s，。；]{0,40}\d)[^\s，。；]{1,40})"
-)
+# "端口是8080"; as above, the name is what stands before: a search that began with it tried 400 ways at each character.
+_STATEMENT_CJK = re.compile(r"(?:是|为|成)[ \t]*((?=[^\s\d，。；]{0,40}\d)[^\s，。；]{1,40})")
+_NAME_CJK = re.compile(r"[\u4e00-\u9fff]{2,6}\Z")
+_NAME_CHARS_CJK = 6
+# One search through more than this would hold up other threads.
+_SLICE_CHARS = 4096
 _MARK = " (later: {values})"
 
 
@@ -45,14 +47,34 @@ def marked(line: str, latest: Mapping[str, str]) -> str:
 
 
 def _statements(text: str) -> Iterator[tuple[str, str]]:
-    for found in _VALUE.finditer(text):
-        value = found[1].rstrip(".:)")
-        before = text[max(found.start() - _NAME_CHARS, 0) : found.start()].rstrip(" \t")
-        name = _NAME.search(before[:-1] if before[-1:] in _QUOTES else before)
-        # "I pass dtypes to `_wrap`" moves something; "timeout to 30" gives it a value.
-        is_moved = found[0].startswith("to") and not re.search(r"[\d/]", value)
-        if name is not None and not is_moved:
-            yield name[0].lower(), value
-    if not text.isascii():
-        for found in _STATEMENT_CJK.finditer(text):
-            yield found[1], found[2].rstrip(".:)")
+    for start, end in _slices(text):
+        for found in _VALUE.finditer(text, start, end):
+            value = found[1].rstrip(".:)")
+            before = text[max(found.start() - _NAME_CHARS, 0) : found.start()].rstrip(" \t")
+            name = _NAME.search(before[:-1] if before[-1:] in _QUOTES else before)
+            # "I pass dtypes to `_wrap`" moves something; "timeout to 30" gives it a value.
+            is_moved = found[0].startswith("to") and not re.search(r"[\d/]", value)
+            if name is not None and not is_moved:
+                yield name[0].lower(), value
+    if text.isascii():
+        return
+    named = 0
+    for start, end in _slices(text):
+        for found in _STATEMENT_CJK.finditer(text, start, end):
+            before = text[max(named, found.start() - _NAME_CHARS_CJK - 1) : found.start()]
+            name = _NAME_CJK.search(before.removesuffix("改")) or _NAME_CJK.search(before)
+            if name is not None:
+                named = found.end()
+                yield name[0], found[1].rstrip(".:)")
+
+
+def _slices(text: str) -> Iterator[tuple[int, int]]:
+    """Where a text is cut: at the end of a line, else behind a word."""
+    start = 0
+    while len(text) - start > _SLICE_CHARS:
+        least, most = start + _SLICE_CHARS // 2, start + _SLICE_CHARS
+        at = text.rfind("\n", least, most)
+        end = (at if at >= 0 else text.rfind(" ", least, most)) + 1 or most
+        yield start, end
+        start = end
+    yield start, len(text)
