@@ -44,7 +44,8 @@ class History:
             event = self._waiting.popleft()
             try:
                 await self._store.add_event(event.when_s, event_to_json(event))
-            except CompactionError as error:
+            except Exception as error:  # noqa: BLE001 - nothing that is only told may harm a request
                 if not self._has_warned:
                     self._has_warned = True
-                    logger.warning("history_failed %s; this is said once", error)
+                    said = str(error) if isinstance(error, CompactionError) else type(error).__name__
+                    logger.warning("history_failed %s; this is said once", said)

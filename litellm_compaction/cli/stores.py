@@ -75,6 +75,7 @@ async def _purge(store: Store, *, scope: str | None, older_than_s: float | None,
             if (scope is None or stored.scope == scope) and (before_s is None or stored.used_s < before_s)
         ]
         more = ", with the facts and events of that time" if scope is None else ""
+        more += ", and copies of damaged files"
         if ask and not _confirmed(f"Delete {len(doomed)} of {len(known)} compactions{more}?"):
             print("Nothing was deleted.")
             return 1

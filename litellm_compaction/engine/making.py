@@ -22,7 +22,6 @@ from litellm_compaction.engine.asking import Asker, Summary
 from litellm_compaction.engine.case import Work
 from litellm_compaction.engine.pruning import Pruner
 from litellm_compaction.engine.threads import off_loop
-from litellm_compaction.errors import CompactionError
 from litellm_compaction.stores import Store
 
 
@@ -222,7 +221,7 @@ class Maker:
 
     async def _put(self, work: Work, kept: Compaction) -> None:
         # The store tells its own troubles; this request has its compaction.
-        with contextlib.suppress(CompactionError):
+        with contextlib.suppress(Exception):
             await self._store.put(work.case.scope, kept)
 
 

@@ -128,12 +128,13 @@ class LiveSettings:
     async def _read(self) -> None:
         try:
             text = await self._store.get_setting(KEY)
-        except CompactionError as error:
+        except Exception as error:  # noqa: BLE001 - whatever a store raises, requests go on
             self._stale_s = self._clock() + _RETRY_S
-            self.known = self.known._replace(failure=str(error))
+            failure = str(error) if isinstance(error, CompactionError) else type(error).__name__
+            self.known = self.known._replace(failure=failure)
             if not self._is_warned_of_failure:
                 self._is_warned_of_failure = True
-                logger.warning("settings_not_read %s; those last known hold", error)
+                logger.warning("settings_not_read %s; those last known hold", failure)
             return
         self._is_warned_of_failure = False
         if text == self.known.text:

@@ -18,7 +18,6 @@ from typing import NamedTuple
 
 from litellm_compaction.core.messages import Message, lead_length
 from litellm_compaction.engine import Case, Guarded
-from litellm_compaction.errors import CompactionError
 from litellm_compaction.proxy.talks import Drop, Talk, Turn, joined, talk_from_json, talk_to_json
 from litellm_compaction.stores import Plot, Store
 
@@ -137,7 +136,7 @@ class Turns:
             try:
                 await self._write()
                 known = map(talk_from_json, await self._store.plots(containing=tenant))
-            except CompactionError:
+            except Exception:  # noqa: BLE001 - without a store the page shows what this process knows
                 known = self._talks.values()
         return joined(talk for talk in known if talk is not None and (not tenant or talk.tenant == tenant))
 
@@ -170,7 +169,7 @@ class Turns:
     async def _write_on(self) -> None:
         while self._unwritten:
             # Whether or not it can be kept: the next change is tried again.
-            with contextlib.suppress(CompactionError):
+            with contextlib.suppress(Exception):
                 await self._write()
             await asyncio.sleep(_WRITE_EVERY_S)
 

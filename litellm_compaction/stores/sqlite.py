@@ -24,6 +24,8 @@ _Result = TypeVar("_Result")
 
 # A disk that sleeps or a network that is gone holds a call for long; the request does not wait for it.
 LIMIT_S = 5.0
+# How often copies of damaged files are looked at, which live no longer than what was in them.
+_COPIES_EVERY_S = 3600.0
 
 
 class SqliteStore:
@@ -59,6 +61,8 @@ class SqliteStore:
         self._file = SqliteFile(path, tables.MIGRATIONS, create=create, connect=connect)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="litellm-compaction-store")
         self._hanging: Future[object] | None = None
+        self._owes_erasing = False
+        self._copies_seen_s = 0.0
         self._is_closed = False
         # For a process that ends without having closed its stores.
         self._end = weakref.finalize(self, _end, self._thread, self._file)
@@ -132,17 +136,23 @@ class SqliteStore:
         return await self._read(read)
 
     async def delete(self, *, scope: str | None = None, unused_since_s: float | None = None) -> int:
-        """Forgets what matches, and gives its room on the disk back; how many compactions there were among it."""
+        """Forgets what matches, and gives its room on the disk back; how many compactions there were among it.
+
+        Copies of damaged files go with it, whatever the scope, and what the journal still holds.
+        """
         count = await self._write(lambda connection: tables.delete(connection, scope, unused_since_s))
 
         def shrink(connection: sqlite3.Connection) -> None:
-            # Another process may be reading: then the room is used again, and the journal overwritten, in time.
+            # Another process may be reading: then the room is used again in time.
             with contextlib.suppress(sqlite3.OperationalError):
                 connection.execute("VACUUM")
-                connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").close()
 
         with contextlib.suppress(StoreError):
             await self._read(shrink)
+        self._owes_erasing = True
+        await self._run(self._erase_remains)
+        # Nobody knows whose text a damaged file holds.
+        await self._run(lambda: self._file.erase_copies(before_s=unused_since_s))
         return count
 
     async def aclose(self) -> None:
@@ -170,18 +180,36 @@ class SqliteStore:
         found, ids = await self._read(read)
         if ids:
             note = partial(tables.note_use, ids=ids, now_s=now_s, expired_before_s=alive_since_s)
-            with contextlib.suppress(RuntimeError):
-                self._thread.submit(_attempt, lambda: self._file.write(note))
+            self._behind(lambda: self._file.write(note))
         return found
 
     async def _put(self, kind: tables.Kind, scope: str, key: str, body: Callable[[], bytes]) -> None:
         now_s = self._clock()
+        expired_before_s = now_s - self._ttl_s
 
         def write(connection: sqlite3.Connection) -> None:
-            tables.put(connection, kind, scope, key, body(), now_s)
-            tables.evict(connection, expired_before_s=now_s - self._ttl_s, max_bytes=self._max_bytes)
+            is_replaced = tables.put(connection, kind, scope, key, body(), now_s)
+            is_evicted = tables.evict(connection, expired_before_s=expired_before_s, max_bytes=self._max_bytes)
+            self._owes_erasing |= is_evicted or (is_replaced and kind == "compaction")
 
         await self._write(write)
+        self._behind(self._erase_remains)
+        if now_s >= self._copies_seen_s + _COPIES_EVERY_S:
+            self._copies_seen_s = now_s
+            self._behind(lambda: self._file.erase_copies(before_s=expired_before_s))
+
+    def _erase_remains(self) -> None:
+        """Empties the journal where it holds text that is gone; beside a reader it is tried again with the next write.
+
+        Runs in the thread.
+        """
+        if self._owes_erasing:
+            self._owes_erasing = not self._file.erase_journal()
+
+    def _behind(self, call: Callable[[], object]) -> None:
+        """Has something done when nobody waits for it."""
+        with contextlib.suppress(RuntimeError):
+            self._thread.submit(_attempt, call)
 
     async def _read(self, work: Callable[[sqlite3.Connection], _Result]) -> _Result:
         return await self._run(lambda: self._file.read(work))

@@ -6,6 +6,7 @@ Called by `sqlite.py`, in its thread. What is in the file is not known here, but
 from __future__ import annotations
 
 import contextlib
+import glob
 import logging
 import os
 import sqlite3
@@ -23,6 +24,9 @@ logger = logging.getLogger("litellm_compaction")
 _BUSY_S = 1.0
 # A file that could not be opened or written is left alone for so long: a waiting request each time would be worse.
 _RETRY_S = 10.0
+_DAMAGED_SCHEMA = ("Could not decode", "no such table", "no such column", "has no column", "malformed database schema")
+_COPIES = ".corrupt-"
+_ERASED_AT_ONCE_BYTES = 1 << 20
 # "lmcs" in ASCII; file(1) shows it, and it tells another program's database from an empty one of ours.
 _APPLICATION_ID = 0x6C6D6373
 
@@ -34,7 +38,8 @@ _Result = TypeVar("_Result")
 class SqliteFile:
     """A database file that is opened on first use; all methods block, and may be called from any thread.
 
-    A damaged file is set aside and a fresh one made; where the file was deleted, likewise.
+    A damaged file is set aside and a fresh one made; where the file was deleted, likewise. Whatever else goes wrong in
+    a call is a `StoreError`: text of a damaged file can make the driver raise anything.
 
     Args:
         path: need not exist; it and its folder are made for this user alone.
@@ -89,6 +94,39 @@ class SqliteFile:
             self._refuse_again("write")
             return self._do(transaction, writes=True)
 
+    def erase_journal(self) -> bool:
+        """Empties the journal, in which text that was deleted or replaced still stands; whether nobody was reading.
+
+        Raises:
+            StoreError: the file cannot be used.
+        """
+
+        def checkpoint(connection: sqlite3.Connection) -> bool:
+            is_busy = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
+            return not is_busy
+
+        with self._lock:
+            return self._do(checkpoint, writes=False)
+
+    def erase_copies(self, *, before_s: float | None = None) -> int:
+        """Overwrites and deletes the copies that were set aside, of before a time or all; how many there were.
+
+        Args:
+            before_s: wall clock, seconds since 1970.
+
+        Raises:
+            StoreError: one is still there.
+        """
+        copies = list(self.path.parent.glob(f"{glob.escape(self.path.name)}{_COPIES}*"))
+        erased = 0
+        for copy in copies:
+            # Another process may be faster.
+            with contextlib.suppress(FileNotFoundError):
+                if before_s is None or copy.lstat().st_mtime < before_s:
+                    _erase(copy)
+                    erased += not copy.name.endswith(("-wal", "-shm"))
+        return erased
+
     def close(self) -> None:
         """Ends it: closes the file, and refuses every later call."""
         # A call that hangs keeps the lock; whoever ends the process must not hang with it.
@@ -109,13 +147,17 @@ class SqliteFile:
         try:
             try:
                 return work(self._opened())
-            except sqlite3.DatabaseError as error:
+            except (sqlite3.Error, UnicodeDecodeError) as error:
                 if not self._can_repair(error):
                     raise
             self._set_aside()
             return work(self._opened())
-        except (sqlite3.Error, OSError, UnicodeEncodeError) as exc:
-            refusal = StoreError(f"store {self.path} cannot be used: {exc}")
+        except StoreError:
+            raise
+        except Exception as exc:
+            # A store that raises must never decide what becomes of a request. A decoding error quotes what it read.
+            said = type(exc).__name__ if isinstance(exc, UnicodeError) else str(exc)
+            refusal = StoreError(f"store {self.path} cannot be used: {said}")
             if self._connection is None:
                 self._refusals["open"] = (self._clock() + _RETRY_S, refusal)
             elif writes and isinstance(exc, (sqlite3.OperationalError, OSError)):
@@ -140,7 +182,7 @@ class SqliteFile:
             self._refuse_again("open")
             try:
                 self._connection = self._open()
-            except sqlite3.DatabaseError as error:
+            except (sqlite3.Error, UnicodeDecodeError) as error:
                 if not self._can_repair(error):
                     raise
                 self._set_aside()
@@ -196,10 +238,11 @@ class SqliteFile:
         connection.execute(f"PRAGMA application_id={_APPLICATION_ID}")
         connection.execute(f"PRAGMA user_version={len(self._migrations)}")
 
-    def _can_repair(self, error: sqlite3.DatabaseError) -> bool:
-        # CORRUPT and NOTADB are raised as DatabaseError itself, all other trouble as a subclass
-        # (CPython, Modules/_sqlite/util.c).
-        return self._create and type(error) is sqlite3.DatabaseError
+    def _can_repair(self, error: sqlite3.Error | UnicodeDecodeError) -> bool:
+        # CORRUPT and NOTADB are raised as DatabaseError itself, all other trouble as a subclass (CPython,
+        # Modules/_sqlite/util.c), text that is no UTF-8 as either; of a schema of ours nothing is missing.
+        is_damage = type(error) is sqlite3.DatabaseError or isinstance(error, UnicodeDecodeError)
+        return self._create and (is_damage or any(map(str(error).__contains__, _DAMAGED_SCHEMA)))
 
     def _set_aside(self) -> None:
         """Renames the damaged file, unless another process has done so already."""
@@ -207,12 +250,39 @@ class SqliteFile:
         self._let_go()
         if not is_same:
             return
-        aside = f"{self.path}.corrupt-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+        aside = f"{self.path}{_COPIES}{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
         # The journal first: it must never meet the fresh file.
         for suffix in ("-wal", "-shm", ""):
             with contextlib.suppress(FileNotFoundError):
                 Path(f"{self.path}{suffix}").replace(f"{aside}{suffix}")
         logger.warning("store_corrupt path=%s; set aside as %s, a fresh one is made", self.path, aside)
+
+
+def _erase(path: Path) -> None:
+    """Overwrites a file and deletes it; of a link only the link.
+
+    Raises:
+        FileNotFoundError: it is gone.
+        StoreError: it is still there.
+    """
+    try:
+        _overwrite(path)
+        path.unlink()
+    except FileNotFoundError:
+        raise
+    except OSError as exc:
+        raise StoreError(f"{path}, set aside because it was damaged, cannot be erased: {exc}") from exc
+
+
+def _overwrite(path: Path) -> None:
+    if not path.is_symlink() and path.is_file():
+        with path.open("r+b") as file:
+            left = file.seek(0, os.SEEK_END)
+            file.seek(0)
+            while left > 0:
+                left -= file.write(bytes(min(left, _ERASED_AT_ONCE_BYTES)))
+            file.flush()
+            os.fsync(file.fileno())
 
 
 def _identity(path: Path) -> tuple[int, int] | None:

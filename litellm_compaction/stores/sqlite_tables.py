@@ -53,6 +53,12 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
 # One more than any before, in the order of use: clocks of several processes are not finer than requests.
 _NEXT_ORDER = "(SELECT coalesce(max(used_order), 0) + 1 FROM entry)"
 
+# A row that somebody else has written may hold any type in any column (sqlite.org/datatype3.html).
+_WHOLE = (
+    "typeof(body) = 'blob' AND typeof(used_s) = 'real'"
+    " AND typeof(created_s) = 'real' AND typeof(size_bytes) = 'integer'"
+)
+
 
 class Entry(NamedTuple):
     """A row of `entry`."""
@@ -70,7 +76,7 @@ def find(connection: sqlite3.Connection, kind: Kind, scope: str, keys: Sequence[
         some = keys[start : start + _VARIABLES]
         marks = ",".join("?" * len(some))
         rows = connection.execute(
-            f"SELECT id, key, body, used_s FROM entry WHERE kind = ? AND scope = ? AND key IN ({marks})",  # noqa: S608
+            f"SELECT id, key, body, used_s FROM entry WHERE kind = ? AND scope = ? AND key IN ({marks}) AND {_WHOLE}",  # noqa: S608
             (kind, scope, *some),
         )
         found += map(Entry._make, rows)
@@ -87,8 +93,10 @@ def note_use(connection: sqlite3.Connection, *, ids: Sequence[int], now_s: float
         )
 
 
-def put(connection: sqlite3.Connection, kind: Kind, scope: str, key: str, body: bytes, now_s: float) -> None:
-    """Adds an entry, or replaces the one under the same key."""
+def put(connection: sqlite3.Connection, kind: Kind, scope: str, key: str, body: bytes, now_s: float) -> bool:
+    """Adds an entry, or replaces the one under the same key, and says which."""
+    same = connection.execute("SELECT 1 FROM entry WHERE kind = ? AND scope = ? AND key = ?", (kind, scope, key))
+    is_replaced = same.fetchone() is not None
     connection.execute(
         "INSERT INTO entry (kind, scope, key, body, size_bytes, created_s, used_s, used_order)"  # noqa: S608
         f" VALUES (?, ?, ?, ?, ?, ?, ?, {_NEXT_ORDER})"
@@ -96,11 +104,19 @@ def put(connection: sqlite3.Connection, kind: Kind, scope: str, key: str, body: 
         " created_s = excluded.created_s, used_s = excluded.used_s, used_order = excluded.used_order",
         (kind, scope, key, body, len(body) + OVERHEAD_BYTES, now_s, now_s),
     )
+    return is_replaced
 
 
-def evict(connection: sqlite3.Connection, *, expired_before_s: float, max_bytes: int) -> None:
-    """Deletes what is expired, then the least recently used until the bound holds; never the last used one."""
-    excess_bytes = connection.execute("SELECT bytes FROM usage").fetchone()[0] - max_bytes
+def evict(connection: sqlite3.Connection, *, expired_before_s: float, max_bytes: int) -> bool:
+    """Deletes what is expired, then the least recently used until the bound holds; never the last used one.
+
+    Returns:
+        Whether anything was deleted.
+    """
+    used = connection.execute("SELECT bytes FROM usage").fetchone()
+    if used is None or not isinstance(used[0], int):
+        raise sqlite3.DatabaseError("the table `usage` is damaged")
+    excess_bytes = used[0] - max_bytes
     doomed: list[tuple[int]] = []
     rows = connection.execute(
         "SELECT id, used_s, size_bytes FROM entry"
@@ -112,13 +128,14 @@ def evict(connection: sqlite3.Connection, *, expired_before_s: float, max_bytes:
         doomed.append((entry_id,))
         excess_bytes -= size_bytes
     connection.executemany("DELETE FROM entry WHERE id = ?", doomed)
+    return bool(doomed)
 
 
 def compactions(connection: sqlite3.Connection, alive_since_s: float) -> list[tuple[str, bytes, float, float, int]]:
     """(scope, body, created_s, used_s, size_bytes) of every compaction, the most recently used first."""
     return connection.execute(
-        "SELECT scope, body, created_s, used_s, size_bytes FROM entry"
-        " WHERE kind = 'compaction' AND used_s >= ? ORDER BY used_order DESC",
+        "SELECT scope, body, created_s, used_s, size_bytes FROM entry"  # noqa: S608
+        f" WHERE kind = 'compaction' AND used_s >= ? AND {_WHOLE} ORDER BY used_order DESC",
         (alive_since_s,),
     ).fetchall()
 

@@ -38,7 +38,7 @@ class SteadyStore:
         spare = await self._spare.find(scope, hashes)
         try:
             durable = await self._durable.find(scope, hashes)
-        except StoreError as error:
+        except Exception as error:  # noqa: BLE001 - whatever a store raises, requests go on
             self._warn(error)
             return spare
         if not spare:
@@ -51,7 +51,7 @@ class SteadyStore:
         """Keeps it in one of the two."""
         try:
             await self._durable.put(scope, compaction)
-        except StoreError as error:
+        except Exception as error:  # noqa: BLE001 - whatever a store raises, requests go on
             self._warn(error)
             await self._spare.put(scope, compaction)
 
@@ -62,7 +62,7 @@ class SteadyStore:
             return spare
         try:
             return await self._durable.get_fact(scope, key)
-        except StoreError as error:
+        except Exception as error:  # noqa: BLE001 - whatever a store raises, requests go on
             self._warn(error)
             return None
 
@@ -70,7 +70,7 @@ class SteadyStore:
         """Keeps it in one of the two."""
         try:
             await self._durable.put_fact(scope, key, text)
-        except StoreError as error:
+        except Exception as error:  # noqa: BLE001 - whatever a store raises, requests go on
             self._warn(error)
             await self._spare.put_fact(scope, key, text)
 
@@ -94,7 +94,7 @@ class SteadyStore:
         """Adds it to one of the two histories."""
         try:
             await self._durable.add_event(when_s, text)
-        except StoreError as error:
+        except Exception as error:  # noqa: BLE001 - whatever a store raises, requests go on
             self._warn(error)
             await self._spare.add_event(when_s, text)
 
@@ -102,7 +102,7 @@ class SteadyStore:
         """The durable history, the spare's while that cannot be read: their numbers do not mix."""
         try:
             return await self._durable.events(after=after, limit=limit, containing=containing)
-        except StoreError as error:
+        except Exception as error:  # noqa: BLE001 - whatever a store raises, requests go on
             self._warn(error)
             return await self._spare.events(after=after, limit=limit, containing=containing)
 
@@ -110,7 +110,7 @@ class SteadyStore:
         """Keeps them in one of the two."""
         try:
             await self._durable.put_plots(plots)
-        except StoreError as error:
+        except Exception as error:  # noqa: BLE001 - whatever a store raises, requests go on
             self._warn(error)
             await self._spare.put_plots(plots)
 
@@ -118,7 +118,7 @@ class SteadyStore:
         """The durable ones, the spare's while those cannot be read."""
         try:
             return await self._durable.plots(containing=containing)
-        except StoreError as error:
+        except Exception as error:  # noqa: BLE001 - whatever a store raises, requests go on
             self._warn(error)
             return await self._spare.plots(containing=containing)
 
@@ -127,7 +127,7 @@ class SteadyStore:
         spare = await self._spare.compactions()
         try:
             return spare + await self._durable.compactions()
-        except StoreError as error:
+        except Exception as error:  # noqa: BLE001 - whatever a store raises, requests go on
             self._warn(error)
             return spare
 
@@ -145,9 +145,11 @@ class SteadyStore:
         await self._durable.aclose()
         await self._spare.aclose()
 
-    def _warn(self, error: StoreError) -> None:
+    def _warn(self, error: Exception) -> None:
         now_s = self._clock()
         if self._warned_s is not None and now_s < self._warned_s + _WARN_AGAIN_S:
             return
         self._warned_s = now_s
-        logger.warning("store_failed %s; requests go on with the memory of this process", error)
+        # Errors of others may quote what was stored.
+        said = str(error) if isinstance(error, StoreError) else type(error).__name__
+        logger.warning("store_failed %s; requests go on with the memory of this process", said)

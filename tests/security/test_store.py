@@ -1,0 +1,259 @@
+"""Threat: a store that is damaged, tampered with or fails; and text that was deleted but is still on the disk."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import sqlite3
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from litellm_compaction.errors import StoreError
+from litellm_compaction.stores import MemoryStore, SqliteStore, SteadyStore, Store, open_store
+from tests.engine.bench import Bench
+from tests.engine.test_guard import LONG
+from tests.stores.compactions import compaction
+
+SECRET = "Geheimwort-4711"
+
+
+def filled(path: Path) -> bytes:
+    """A closed store of twenty entries, as bytes."""
+
+    async def fill() -> None:
+        store = SqliteStore(path, ttl_s=1e6, max_bytes=10_000_000)
+        for number in range(20):
+            await store.put("scope", replace(compaction(f"{number:02}"), ledger=SECRET * 40))
+        await store.aclose()
+
+    asyncio.run(fill())
+    return path.read_bytes()
+
+
+def _flipped(seed: int) -> Callable[[bytes], bytes]:
+    def damage(data: bytes) -> bytes:
+        found = bytearray(data)
+        chance = random.Random(seed)
+        for _ in range(chance.choice((1, 3, 30, 300))):
+            found[chance.randrange(min(4096, len(found)))] = chance.randrange(256)
+        return bytes(found)
+
+    return damage
+
+
+_DAMAGES: dict[str, Callable[[bytes], bytes]] = {
+    "schema text that is no UTF-8 (failed open)": lambda data: data.replace(
+        b"CREATE TABLE entry", b"CREATE T\xffBLE entry"
+    ),
+    "a table's name that is no UTF-8": lambda data: data.replace(b"tableentryentry", b"tableentry\xff\xfe\xfd\xfc\xfb"),
+    "a schema that is no SQL": lambda data: data.replace(b"CREATE TABLE entry", b"CREATE TABLE 0ntry"),
+    "garbage": lambda data: bytes(random.Random(3).randrange(256) for _ in range(len(data))),
+    "cut short": lambda data: data[:5000],
+    "nothing behind the header": lambda data: data[:100] + bytes(len(data) - 100),
+    "empty": lambda _: b"",
+    "zeros": lambda data: bytes(len(data)),
+    "text": lambda _: b"SQLite format 3\0" + b"not a database" * 500,
+    **{f"flipped bytes {seed}": _flipped(seed) for seed in range(40)},
+}
+
+
+@pytest.mark.parametrize("name", _DAMAGES)
+async def test_a_damaged_store_is_a_miss_and_works_again(name: str, tmp_path: Path) -> None:
+    """Whatever is wrong with the file, finding and putting go on, and nothing but a `StoreError` is ever raised."""
+    path = tmp_path / "store.sqlite3"
+    data = await asyncio.to_thread(filled, path)
+    path.write_bytes(_DAMAGES[name](data))
+    bare = SqliteStore(path, ttl_s=1e6, max_bytes=10_000_000)
+    try:
+        await bare.find("scope", ["hash"])
+        await bare.put("scope", compaction("new"))
+        await bare.compactions()
+        await bare.events()
+    except StoreError:
+        pass
+    finally:
+        await bare.aclose()
+    steady = SteadyStore(
+        SqliteStore(path, ttl_s=1e6, max_bytes=10_000_000), MemoryStore(ttl_s=1e6, max_bytes=10_000_000)
+    )
+    kept = compaction("new")
+    await steady.put("scope", kept)
+    assert await steady.find("scope", [kept.covered_hash]) == [kept]
+    await steady.aclose()
+
+
+# Statements that write what no process of ours writes.
+_TAMPERED = {
+    "a text for a body": "UPDATE entry SET body = 'text'",
+    "no JSON": "UPDATE entry SET body = x'7b'",
+    "deep JSON": "UPDATE entry SET body = CAST(replace(hex(zeroblob(50000)), '0', '[') AS BLOB)",
+    "another version": "UPDATE entry SET body = CAST('{\"version\": 9}' AS BLOB)",
+    "a text for a time": "UPDATE entry SET used_s = 'soon', created_s = 'later'",
+    "an endless time": "UPDATE entry SET used_s = 9e999",
+    "a text for a size": "UPDATE entry SET size_bytes = 'big'",
+    "a blob for a key": "UPDATE entry SET key = CAST('k' || id AS BLOB)",
+    "a key that is no UTF-8": "UPDATE entry SET key = CAST(x'ff' || CAST(id AS BLOB) AS TEXT)",
+    "a scope that is no UTF-8": "UPDATE entry SET scope = CAST(x'ff' AS TEXT)",
+    "no usage": "DELETE FROM usage",
+    "a text for the usage": "UPDATE usage SET bytes = 'much'",
+    "no table": "DROP TABLE entry",
+    "no events": "DROP TABLE event",
+    "a column less": "ALTER TABLE entry RENAME COLUMN used_order TO something",
+    "a trigger that fails": "CREATE TRIGGER t BEFORE INSERT ON entry BEGIN SELECT raise(FAIL, 'no'); END",
+}
+
+
+@pytest.mark.parametrize("name", _TAMPERED)
+async def test_rows_that_somebody_else_wrote_harm_nobody(name: str, tmp_path: Path) -> None:
+    """A row of the wrong types is passed over, a missing table is damage; a proxy's store goes on either way."""
+    path = tmp_path / "store.sqlite3"
+    await asyncio.to_thread(filled, path)
+    connection = sqlite3.connect(path, isolation_level=None)
+    connection.execute(_TAMPERED[name])
+    connection.close()
+    store = open_store(f"sqlite:///{path}", ttl_s=1e6, max_bytes=10_000_000)
+    kept = compaction("new")
+    await store.put("scope", kept)
+    assert await store.find("scope", ["x", kept.covered_hash]) == [kept]
+    for stored in await store.compactions():
+        assert stored.size_bytes > 0
+        assert stored.used_s > 0
+    await store.events()
+    await store.aclose()
+
+
+class _Raising:
+    """A store whose every method raises the same."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def __getattr__(self, name: str) -> Any:
+        async def fail(*_: object, **__: object) -> None:
+            if name != "aclose":
+                raise self._error
+
+        return fail
+
+
+_ERRORS = (
+    StoreError("gone"),
+    UnicodeDecodeError("utf-8", SECRET.encode(), 0, 1, "invalid"),
+    MemoryError(),
+    RecursionError(),
+    OSError(5, "I/O"),
+    KeyError(SECRET),
+    TypeError("odd"),
+    sqlite3.DatabaseError("odd"),
+)
+
+
+@pytest.mark.parametrize("error", _ERRORS, ids=lambda error: type(error).__name__)
+async def test_whatever_a_store_raises_the_memory_takes_over(
+    error: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A store of any kind, also one that is yet to be written, is a miss where it fails; its error quotes no text."""
+    broken: Any = _Raising(error)
+    store: Store = SteadyStore(broken, MemoryStore(ttl_s=1e6, max_bytes=10_000_000))
+    kept = compaction("new")
+    with caplog.at_level(logging.WARNING):
+        await store.put("scope", kept)
+        assert await store.find("scope", [kept.covered_hash]) == [kept]
+        await store.put_fact("scope", "key", "text")
+        assert await store.get_fact("scope", "key") == "text"
+        await store.add_event(1e12, "{}")
+        await store.put_plots([])
+        assert await store.plots() == []
+        assert len(await store.compactions()) == 1
+    assert SECRET not in caplog.text
+
+
+@pytest.mark.parametrize("error", _ERRORS, ids=lambda error: type(error).__name__)
+async def test_whatever_a_store_raises_a_long_request_is_compacted(error: Exception) -> None:
+    """The engine trusts no store: a request that is too long is compacted, and not let through."""
+    broken: Any = _Raising(error)
+    guarded = await Bench(store=broken).guard(LONG)
+    assert (guarded.action, guarded.round) == ("compacted", 1)
+
+
+def _holds_secret(folder: Path) -> list[str]:
+    return [each.name for each in folder.iterdir() if each.is_file() and SECRET.encode() in each.read_bytes()]
+
+
+async def test_purge_erases_copies_of_damaged_files(tmp_path: Path) -> None:
+    """What was set aside holds conversation text, and goes with the rest; a link's target stays."""
+    path = tmp_path / "store.sqlite3"
+    data = await asyncio.to_thread(filled, path)
+    foreign = tmp_path / "foreign"
+    foreign.write_text("stays")
+    (tmp_path / "store.sqlite3.corrupt-20260101-000000-1").symlink_to(foreign)
+    path.write_bytes(data.replace(b"CREATE TABLE entry", b"CREATE T\xffBLE entry"))
+    store = SqliteStore(path, ttl_s=1e6, max_bytes=10_000_000)
+    assert await store.find("scope", ["hash"]) == []
+    assert _holds_secret(tmp_path), "it was set aside"
+    await store.delete()
+    await store.aclose()
+    assert _holds_secret(tmp_path) == []
+    assert [each.name for each in tmp_path.glob("*corrupt*")] == []
+    assert foreign.read_text() == "stays"
+
+
+async def test_copies_live_no_longer_than_entries(tmp_path: Path) -> None:
+    """A copy is erased when it is older than an unused entry may become; a younger one stays for who wants to look."""
+    path = tmp_path / "store.sqlite3"
+    data = await asyncio.to_thread(filled, path)
+    copy = tmp_path / "store.sqlite3.corrupt-20260101-000000-1"
+    copy.write_bytes(data)
+    for now_s, remains in ((time.time(), True), (time.time() + 2e6, False)):
+        store = SqliteStore(path, ttl_s=1e6, max_bytes=10_000_000, clock=lambda now_s=now_s: now_s)
+        await store.put("scope", compaction("new"))
+        await store.events()
+        assert copy.exists() == remains
+        await store.aclose()
+
+
+@pytest.mark.parametrize("way", ["replaced", "expired", "evicted", "purged"])
+async def test_text_that_is_gone_is_gone_from_the_journal_too(way: str, tmp_path: Path) -> None:
+    """In no file of the folder stands what was replaced, expired, evicted or purged, while the proxy runs on."""
+    now_s = [1e9]
+    path = tmp_path / "store.sqlite3"
+    store = SqliteStore(path, ttl_s=1000, max_bytes=60_000 if way == "evicted" else 10_000_000, clock=lambda: now_s[0])
+    old = replace(compaction("old"), ledger=SECRET * 400)
+    await store.put("scope", old)
+    assert _holds_secret(tmp_path)
+    if way == "replaced":
+        await store.put("scope", replace(old, ledger="nothing"))
+    elif way == "expired":
+        now_s[0] += 2000
+        await store.put("scope", compaction("new"))
+    elif way == "evicted":
+        for number in range(20):
+            await store.put("scope", replace(compaction(f"{number:02}"), ledger="x" * 5000))
+    else:
+        await store.delete()
+    await store.events()
+    assert _holds_secret(tmp_path) == []
+    await store.aclose()
+
+
+async def test_beside_a_reader_the_journal_is_erased_as_soon_as_it_has_gone(tmp_path: Path) -> None:
+    """A reader needs the old state; the next write after it has ended empties the journal."""
+    path = tmp_path / "store.sqlite3"
+    store = SqliteStore(path, ttl_s=1e6, max_bytes=10_000_000)
+    await store.put("scope", replace(compaction("old"), ledger=SECRET * 400))
+    reader = sqlite3.connect(path, isolation_level=None)
+    reader.execute("BEGIN")
+    reader.execute("SELECT count(*) FROM entry").fetchone()
+    await store.delete()
+    assert _holds_secret(tmp_path), "the reader still needs it"
+    reader.close()
+    await store.put("scope", compaction("new"))
+    await store.events()
+    assert _holds_secret(tmp_path) == []
+    await store.aclose()
