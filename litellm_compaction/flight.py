@@ -26,6 +26,10 @@ class Flights(Generic[_Result]):
     def __init__(self) -> None:
         self._flights: dict[Hashable, _Flight[_Result]] = {}
 
+    def is_under_way(self, key: Hashable) -> bool:
+        """Whether a run under `key` has begun and not ended, so that who joins now will wait for somebody else's."""
+        return key in self._flights
+
     async def join(self, key: Hashable, start: Callable[[], Coroutine[Any, Any, _Result]]) -> _Result:
         """The result of the one run under `key`, started by the first who asks.
 

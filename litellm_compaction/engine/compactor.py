@@ -6,13 +6,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from datetime import datetime
+from typing import NamedTuple
 
 from litellm_compaction.core.carry_over import Partial, Way, can_end_in_answer, carried_over
 from litellm_compaction.core.chain import chain
-from litellm_compaction.core.compaction import Compaction
+from litellm_compaction.core.compaction import Compaction, is_applicable
 from litellm_compaction.core.decisions import Edit, Keep, Making, Plan, Prune, Reuse, Summarize
 from litellm_compaction.core.messages import Request
 from litellm_compaction.core.oversize import refusal, shortened
@@ -22,7 +24,7 @@ from litellm_compaction.engine.asking import Asker
 from litellm_compaction.engine.case import Case, Guarded, Pending, Work
 from litellm_compaction.engine.going_on import GoingOn, Outcome
 from litellm_compaction.engine.lessons import Lessons
-from litellm_compaction.engine.making import Made, Maker
+from litellm_compaction.engine.making import Made, Maker, alike, same
 from litellm_compaction.engine.outgoing import Outgoing, is_enough
 from litellm_compaction.engine.probing import Prober
 from litellm_compaction.engine.replies import Replies
@@ -47,6 +49,14 @@ _ASKING: frozenset[Way] = frozenset(("turn",))
 _COMPACTED_BEFORE_RATIO = 0.25
 # Of what a compaction leaves, this much may be the verbatim end of the answer that is being carried over.
 _PARTIAL_TAIL_RATIO = 0.35
+
+
+class _Flown(NamedTuple):
+    """A compaction, for whose request it was made, and whether it was found in the store after all."""
+
+    work: Work
+    made: Made
+    is_found: bool = False
 
 
 class Compactor:
@@ -82,7 +92,7 @@ class Compactor:
         asker = Asker(windows=windows, counter=counter, sources=self.sources, sent=sent)
         self._wall_clock = wall_clock
         self._maker = Maker(asker=asker, store=store, clock=clock)
-        self._compactions: Flights[Made] = Flights()
+        self._compactions: Flights[_Flown] = Flights()
         self._lessons = Lessons(counter=counter, store=store, clock=clock)
         self._scales = Scales(windows=windows, counter=counter, sources=self.sources, clock=clock)
         self._outgoing = Outgoing(scales=self._scales, sent=sent)
@@ -104,16 +114,22 @@ class Compactor:
         await self._counter.prepare(source.family)
         return source
 
-    async def guard(self, request: Request, case: Case) -> Guarded:
+    async def guard(self, request: Request, case: Case, room: Room | None = None) -> Guarded:
         """What to send instead of `request`, so that the server never has to cut it.
+
+        Args:
+            request: the conversation.
+            case: of the request.
+            room: what its answer holds of a shared context; a summary waits for room in its place.
 
         Raises:
             WindowUnknown: nobody says how large the window is.
             ModelNotLoaded: `when_not_loaded` is `error`, or the warm-up did not load the model.
             DoesNotFit: the sacred messages alone are too large.
+            Overloaded: there was no room for a summary in time.
         """
         prepared = await self.prepare(request, case)
-        return prepared if isinstance(prepared, Guarded) else await self.finish(prepared)
+        return prepared if isinstance(prepared, Guarded) else await self.finish(prepared, room)
 
     async def prepare(self, request: Request, case: Case) -> Guarded | Pending:
         """As far as it goes without a summary: what to send, or what has to be made first.
@@ -130,22 +146,27 @@ class Compactor:
         work = await _hashed(work)
         return await self._decide(work, await self._find(case.scope, work.conversation.hashes))
 
-    async def finish(self, pending: Pending) -> Guarded:
-        """Makes the compaction that `prepare` found necessary.
+    async def finish(self, pending: Pending, room: Room | None = None) -> Guarded:
+        """Makes the compaction that `prepare` found necessary, or waits for who makes the same one already.
+
+        Args:
+            pending: from `prepare`.
+            room: as `guard`.
 
         Raises:
             DoesNotFit: it came out larger than it could have been foreseen, or the window has shrunk meanwhile.
             WindowUnknown, ModelNotLoaded: as `guard`; making it may take longer than a window may be old.
+            Overloaded: there was no room for a summary in time.
         """
-        return await self._within_todays_window(pending.work, await self._finished(pending))
+        return await self._within_todays_window(pending.work, await self._finished(pending, room), room)
 
-    async def _finished(self, pending: Pending) -> Guarded:
+    async def _finished(self, pending: Pending, room: Room | None) -> Guarded:
         work, decision = pending.work, pending.decision
-        guarded = await self._made(work, decision)
+        guarded = await self._made(pending, decision, room)
         while guarded is None and not isinstance(decision, Summarize):
             # Counted as it is sent it does not do: one rung further (promise P5).
             decision = decision.otherwise
-            guarded = await self._made(work, decision)
+            guarded = await self._made(pending, decision, room)
         if guarded is not None:
             return guarded
         if work.budget.own.fits(work.count.tokens):
@@ -158,22 +179,24 @@ class Compactor:
                 return guarded
         raise self._refusal(work)
 
-    async def _within_todays_window(self, work: Work, guarded: Guarded) -> Guarded:
+    async def _within_todays_window(self, work: Work, guarded: Guarded, room: Room | None) -> Guarded:
         """`guarded`, made anew where the model has been loaded with a smaller window while it was made."""
         window = await self._scales.window(work.case)
         if window.tokens >= guarded.window.tokens:
             return guarded
-        again = await self.guard(work.request, work.case)
+        again = await self.guard(work.request, work.case, room)
         if work.is_shortened and again.messages is None:
             return replace(again, messages=work.request.messages)
         return again
 
-    async def _made(self, work: Work, decision: Making) -> Guarded | None:
+    async def _made(self, pending: Pending, decision: Making, room: Room | None) -> Guarded | None:
         """What to send after a new compaction; None where it does not fit, or an edit or a pruning leaves too much."""
-        made = await self._compactions.join(
-            (work.case.scope, work.case.target.key, work.conversation.hashes[-1], decision),
-            lambda: self._maker.make(work, decision),
-        )
+        work = pending.work
+        flown = await self._flown(alike(work, decision), pending, decision, room)
+        if flown.work is not work and not await self._does(flown, work, decision):
+            # It begins alike and goes on differently: somebody else's compaction is not for it.
+            flown = await self._flown(same(work, decision), pending, decision, room)
+        made = flown.made
         guarded = await self._outgoing.applied(work, made.compaction, "compacted")
         if await self._prober.has_recounted(work, guarded):
             guarded = await self._outgoing.applied(work, made.compaction, "compacted")
@@ -181,12 +204,58 @@ class Compactor:
             return None
         await self._maker.keep(work, made)
         outcome: EventOutcome = "fallback" if made.compaction.rung == "truncate" else "compacted"
+        if flown.work is not work or flown.is_found:
+            self._reporter.applied(work, "reused", guarded, made.kept)
+            return guarded
         base = None if isinstance(decision, Edit) else decision.base
         self._reporter.applied(work, outcome, guarded, made.kept, made=made, base=base)
         return guarded
 
+    async def _flown(self, key: Hashable, pending: Pending, decision: Making, room: Room | None) -> _Flown:
+        """The one compaction that all who need it at this time wait for."""
+        if room is not None and self._compactions.is_under_way(key):
+            room.rest()
+        return await self._compactions.join(key, lambda: self._make(pending, decision, room))
+
+    async def _make(self, pending: Pending, decision: Making, room: Room | None) -> _Flown:
+        work = pending.work
+        if isinstance(decision, Edit) or (isinstance(decision, Summarize) and decision.provisional):
+            # No model is asked.
+            return _Flown(work, await self._maker.make(work, decision))
+        async with room.for_summary(work.window, work.count.tokens) if room is not None else nullcontext():
+            found = await self._made_meanwhile(pending)
+            if found is not None:
+                return _Flown(work, found, is_found=True)
+            return _Flown(work, await self._maker.make(work, decision))
+
+    async def _made_meanwhile(self, pending: Pending) -> Made | None:
+        """What somebody else has stored since the request was looked at: it may have waited, or come a moment late."""
+        work = pending.work
+        stored = await self._find(work.case.scope, work.conversation.hashes)
+        if all(each in pending.stored for each in stored):
+            return None
+        decision = self._plan(work, stored)
+        if not isinstance(decision, Reuse) or decision.compaction in pending.stored:
+            return None
+        guarded = await self._outgoing.applied(work, decision.compaction, "reused")
+        return Made.found(decision.compaction) if guarded.budget.fits(guarded.count.tokens) else None
+
+    async def _does(self, flown: _Flown, work: Work, decision: Making) -> bool:
+        """Whether a compaction that was made for another request's conversation does for this one's."""
+        compaction = flown.made.compaction
+        if not is_applicable(work.conversation.messages, compaction, work.conversation.hashes):
+            return False
+        guarded = await self._outgoing.applied(work, compaction, "compacted")
+        return is_enough(work, decision, compaction, guarded)
+
     async def carry_over(
-        self, request: Request, partial: Partial, case: Case, *, ways: Collection[Way] = _ASKING
+        self,
+        request: Request,
+        partial: Partial,
+        case: Case,
+        room: Room | None = None,
+        *,
+        ways: Collection[Way] = _ASKING,
     ) -> Guarded:
         """What to send so that the model goes on with an answer that was stopped at the limit (phase 3).
 
@@ -194,10 +263,11 @@ class Compactor:
             request: the conversation that was being answered, as the client sent it.
             partial: the answer so far.
             case: of the request.
+            room: as `guard`.
             ways: those that the carrier can send; `turn` always is.
 
         Raises:
-            DoesNotFit, WindowUnknown, ModelNotLoaded: as `guard`.
+            DoesNotFit, WindowUnknown, ModelNotLoaded, Overloaded: as `guard`.
         """
         window, count_text = await self._scales.text_counter(case)
         tail_tokens = int(_PARTIAL_TAIL_RATIO * case.settings.target_ratio * window.tokens)
@@ -208,7 +278,7 @@ class Compactor:
         messages = carried_over(
             request.messages, partial, tail_tokens=tail_tokens, count=count_text, ends_in_answer=ends_in_answer
         )
-        guarded = await self.guard(replace(request, messages=messages), case)
+        guarded = await self.guard(replace(request, messages=messages), case, room)
         sent = messages if guarded.messages is None else guarded.messages
         if not ends_in_answer:
             return replace(guarded, messages=sent, way="turn")
@@ -220,7 +290,7 @@ class Compactor:
                 return replace(guarded, messages=sent, way="raw", prompt=prompt)
         if "prefill" in good:
             return replace(guarded, messages=sent, way="prefill")
-        return await self.carry_over(request, partial, case)
+        return await self.carry_over(request, partial, case, room)
 
     async def learn_way(self, case: Case, way: Way, outcome: Outcome) -> None:
         """Takes note of how an answer that was carried over has begun; arguments as `GoingOn.learn`."""

@@ -6,7 +6,7 @@ Called by the compactor, once for all requests that need the same compaction at 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 
 from litellm_compaction.core.anchors import ledger
@@ -43,6 +43,27 @@ class Made:
     summary_ms: float
     pruning_model: str
     reason: str
+
+    @classmethod
+    def found(cls, compaction: Compaction) -> Made:
+        """One that the store had."""
+        return cls(compaction=compaction, kept=compaction, calls=0, summary_ms=0.0, pruning_model="", reason="")
+
+
+def alike(work: Work, decision: Making) -> Hashable:
+    """What makes two compactions worth making once: tenant, model, and the messages that a model is asked about.
+
+    Without a model there is nothing to share but between identical requests.
+    """
+    if isinstance(decision, Edit):
+        return same(work, decision)
+    covered = decision.compaction.covered_messages if isinstance(decision, Prune) else decision.covered_messages
+    return (work.case.scope, work.case.target.key, type(decision), work.conversation.hashes[covered])
+
+
+def same(work: Work, decision: Making) -> Hashable:
+    """What makes two compactions the very same."""
+    return (work.case.scope, work.case.target.key, decision, work.conversation.hashes[-1])
 
 
 class Maker:

@@ -6,6 +6,8 @@ by the loop that carries an answer; where nothing is shared, or the operator doe
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from typing import Literal
 
 from litellm_compaction.core.budget import margin_tokens
@@ -42,6 +44,8 @@ class Room:
         self._case = case
         self._seat: Seat | None = None
         self._taken_for: Guarded | None = None
+        self._is_lent = False
+        self._has_left = False
 
     def is_shared(self, window: Window) -> bool:
         """Whether requests to this instance have to be fitted beside each other."""
@@ -72,14 +76,36 @@ class Room:
             await self._hold(guarded.window, _prompt_tokens(guarded) + answer)
             self._taken_for = guarded
 
-    async def take_for_summary(self, window: Window, history_tokens: int) -> None:
-        """Waits for room for a summary of so much history, in place of what is held now.
+    @asynccontextmanager
+    async def for_summary(self, window: Window, history_tokens: int) -> AsyncGenerator[None, None]:
+        """Room for a summary of so much history, in place of what is held now; waits for it.
+
+        A summary may have more readers than the answer whose room this is: whoever leaves meanwhile leaves when it is
+        made.
 
         Raises:
             Overloaded: there was none in time.
         """
-        if self.is_shared(window):
+        if not self.is_shared(window):
+            yield
+            return
+        self._is_lent = True
+        try:
             await self._hold(window, min(history_tokens + SUMMARY_EXTRA_TOKENS, window.tokens))
+            yield
+        finally:
+            self._is_lent = False
+            if self._has_left:
+                self.leave()
+
+    def rest(self) -> None:
+        """Gives back what is held until the next answer, which then stands before those that have not begun.
+
+        For an answer that waits for somebody else's summary: that may need the very room.
+        """
+        if self._seat is not None:
+            self._seat.shrink(0)
+            self._taken_for = None
 
     def covers(self, guarded: Guarded, generated_tokens: int) -> bool:
         """Whether a running answer may go on: it holds enough, or gets more without waiting."""
@@ -92,7 +118,8 @@ class Room:
 
     def leave(self) -> None:
         """Gives everything back."""
-        if self._seat is not None:
+        self._has_left = True
+        if self._seat is not None and not self._is_lent:
             self._seat.leave()
             self._seat = None
 

@@ -25,8 +25,7 @@ async def compacted(compactor: Compactor, prepared: Guarded | Pending, room: Roo
     """
     if isinstance(prepared, Guarded):
         return prepared
-    await room.take_for_summary(prepared.work.window, prepared.work.count.tokens)
-    return await compactor.finish(prepared)
+    return await compactor.finish(prepared, room)
 
 
 async def guarded_in_room(

@@ -85,9 +85,7 @@ class Answer:
         if isinstance(prepared, Pending):
             if not self._asked.is_whole:
                 yield self._one.notice(START_NOTICE + "\n") or self._one.opening()
-            if self._room is not None:
-                await self._room.take_for_summary(prepared.work.window, prepared.work.count.tokens)
-            guarded = await self._compactor.finish(prepared)
+            guarded = await self._compactor.finish(prepared, self._room)
             if guarded.action == "compacted" and (notice := self._one.notice(DONE_NOTICE + "\n\n")):
                 yield notice
         else:
@@ -127,7 +125,7 @@ class Answer:
                 if retried:
                     raise relay.error or UpstreamError(_STILL_TOO_LARGE)
                 retried = True
-                guarded = await self._compactor.guard(self._asked.request, self._pressed())
+                guarded = await self._compactor.guard(self._asked.request, self._pressed(), self._room)
                 continue
             if relay.has_whole_calls:
                 for chunk in self._calling(relay):
@@ -141,10 +139,8 @@ class Answer:
             if notice := self._one.notice(f"\n\n{START_NOTICE}\n"):
                 yield notice
             try:
-                if self._room is not None:
-                    await self._room.take_for_summary(guarded.window, relay.used_tokens())
                 case = self._pressed() if relay.is_full else self._case
-                guarded = await self._compactor.carry_over(self._asked.request, self._partial(), case)
+                guarded = await self._compactor.carry_over(self._asked.request, self._partial(), case, self._room)
             except CompactionError:
                 used = relay.used_tokens()
                 text = ABORT_NOTICE.format(used=used, window=guarded.window.tokens)

@@ -1,0 +1,199 @@
+"""Requests that need the same summary at the same time: one is written, also where they have to wait for room."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from litellm_compaction.core.carry_over import Partial
+from litellm_compaction.core.messages import Request
+from litellm_compaction.engine import Case, Guarded, Pending, Room
+from litellm_compaction.errors import Overloaded
+from tests.core.conversations import JsonDict, as_bytes, assistant, chat, parsed, user
+from tests.engine.bench import Bench, FakeAsk, settled
+
+WINDOW = 8192
+LONG = chat(44, words=60)
+# The other half of a shared context, so that a summary of LONG has to wait.
+BUSY_TOKENS = 4000
+
+
+class Scene:
+    """Answers to one model whose requests share a context."""
+
+    def __init__(self, *, timeout_s: float = 60.0) -> None:
+        self.bench = Bench(ask=FakeAsk(gate=asyncio.Event()))
+        self.timeout_s = timeout_s
+        self.rooms: list[Room] = []
+
+    def case(self) -> Case:
+        return self.bench.case(WINDOW, admission="pool", admission_timeout_s=self.timeout_s)
+
+    def room(self) -> Room:
+        self.rooms.append(self.bench.compactor.room(self.case()))
+        return self.rooms[-1]
+
+    async def busy(self) -> Room:
+        """Another answer, which holds so much of the context that no summary fits beside it."""
+        room, short = self.room(), await self.bench.guard([user("hello")], WINDOW)
+        await room.take(short, BUSY_TOKENS, can_grow=False)
+        return room
+
+    async def asked(self, raw: Sequence[JsonDict]) -> Guarded:
+        """As the carriers do it: prepared, then finished and sent in room of its own."""
+        room, case = self.room(), self.case()
+        try:
+            prepared = await self.bench.compactor.prepare(Request(messages=parsed(raw)), case)
+            assert isinstance(prepared, Pending)
+            guarded = await self.bench.compactor.finish(prepared, room)
+            await room.take(guarded, 100, can_grow=True)
+        finally:
+            room.leave()
+        return guarded
+
+    def start(self, *conversations: Sequence[JsonDict]) -> list[asyncio.Task[Guarded]]:
+        return [asyncio.create_task(self.asked(raw)) for raw in conversations]
+
+    async def joined(self, waiters: int) -> None:
+        """Returns when so many wait for one compaction; hashing a long conversation takes a thread."""
+        flights = self.bench.compactor._compactions._flights
+        for _ in range(200_000):
+            if [flight.waiters for flight in flights.values()] == [waiters]:
+                return
+            await asyncio.sleep(0)
+
+    def open(self) -> None:
+        assert self.bench.ask.gate is not None
+        self.bench.ask.gate.set()
+
+    def is_empty(self) -> bool:
+        """Whether nobody holds or waits for any room."""
+        return not self.bench.compactor._admission._pools
+
+
+async def test_four_that_wait_for_room_share_one_summary() -> None:
+    """One call, the same bytes for all, one of them told as made and the others as reused."""
+    scene = Scene()
+    other = await scene.busy()
+    tasks = scene.start(*[LONG] * 4)
+    await asyncio.wait_for(scene.joined(4), 60)
+    assert scene.bench.ask.prompts == []
+    other.leave()
+    scene.open()
+    sent = [guarded.messages for guarded in await asyncio.gather(*tasks)]
+    assert sent[0] is not None
+    assert all(each is not None and as_bytes(each) == as_bytes(sent[0]) for each in sent)
+    assert len(scene.bench.ask.prompts) == 1
+    assert sorted(scene.bench.outcomes) == ["compacted", *["reused"] * 3]
+    assert scene.is_empty()
+
+
+async def test_what_begins_alike_shares_a_summary() -> None:
+    """The same history and other last questions: the record is of what they have in common."""
+    scene = Scene()
+    tasks = scene.start(*[[*LONG[:-1], user(f"Question of window {n}?")] for n in range(3)])
+    await asyncio.wait_for(scene.joined(3), 60)
+    scene.open()
+    sent = [guarded.messages for guarded in await asyncio.gather(*tasks)]
+    assert len(scene.bench.ask.prompts) == 1
+    assert [each[-1].text for each in sent if each] == [f"Question of window {n}?" for n in range(3)]
+
+
+async def test_who_has_waited_looks_into_the_store_first() -> None:
+    """A conversation that is one turn further waits for room, and finds what was made while it did."""
+    scene = Scene()
+    later = [*LONG, assistant("An answer. " * 30), user("Go on.")]
+    first, second = scene.start(LONG, later)
+    await asyncio.wait_for(scene.bench.ask.asked.wait(), 60)
+    for _ in range(200_000):
+        if len(scene.bench.compactor._compactions._flights) == 2:
+            break
+        await asyncio.sleep(0)
+    await settled()
+    scene.open()
+    await asyncio.gather(first, second)
+    assert len(scene.bench.ask.prompts) == 1
+    assert sorted(scene.bench.outcomes) == ["compacted", "reused"]
+
+
+async def test_who_came_a_moment_late_looks_into_the_store_too() -> None:
+    """Nobody writes it any more, and it was not there yet when the request was looked at."""
+    scene = Scene()
+    scene.open()
+    request = Request(messages=parsed(LONG))
+    pending = [await scene.bench.compactor.prepare(request, scene.case()) for _ in range(2)]
+    for each in pending:
+        assert isinstance(each, Pending)
+        await scene.bench.compactor.finish(each)
+    assert len(scene.bench.ask.prompts) == 1
+
+
+@pytest.mark.parametrize("is_waiting", [True, False])
+async def test_the_one_that_began_it_may_leave(is_waiting: bool) -> None:
+    """While it waits for room, or while the model writes: the others get their summary, and no room is lost."""
+    scene = Scene()
+    other = await scene.busy()
+    first, second = scene.start(LONG, LONG)
+    await asyncio.wait_for(scene.joined(2), 60)
+    if not is_waiting:
+        other.leave()
+        await asyncio.wait_for(scene.bench.ask.asked.wait(), 60)
+    first.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    other.leave()
+    scene.open()
+    assert (await second).action == "compacted"
+    assert len(scene.bench.ask.prompts) == 1
+    assert scene.is_empty()
+
+
+async def test_nobody_left_means_nothing_is_left() -> None:
+    """All clients gone: the call is ended, and what it held is free."""
+    scene = Scene()
+    tasks = scene.start(LONG, LONG)
+    await asyncio.wait_for(scene.bench.ask.asked.wait(), 60)
+    await asyncio.wait_for(scene.joined(2), 60)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    await settled()
+    assert scene.bench.ask.cancelled == 1
+    assert scene.is_empty()
+
+
+async def test_an_error_reaches_all() -> None:
+    """No room in time: every one of them is told so."""
+    scene = Scene(timeout_s=0.01)
+    other = await scene.busy()
+    answers = await asyncio.gather(*scene.start(LONG, LONG, LONG), return_exceptions=True)
+    assert [type(answer) for answer in answers] == [Overloaded] * 3
+    other.leave()
+    assert scene.is_empty()
+
+
+async def test_restarts_of_alike_answers_share_a_summary() -> None:
+    """Each holds the room of its stopped answer; who waits for another's summary gives it back meanwhile."""
+    scene = Scene()
+    request = Request(messages=parsed([user("Write about rivers.")]))
+    partial = Partial(text="\n".join(f"Line {n} of the answer tells of rivers." for n in range(700)))
+    short = await scene.bench.guard([user("hello")], WINDOW)
+
+    async def restarted() -> Guarded:
+        room = scene.room()
+        await room.take(short, 2500, can_grow=False)
+        try:
+            guarded = await scene.bench.compactor.carry_over(request, partial, scene.case(), room)
+            await room.take(guarded, 100, can_grow=True)
+        finally:
+            room.leave()
+        return guarded
+
+    tasks = [asyncio.create_task(restarted()) for _ in range(3)]
+    await asyncio.wait_for(scene.joined(3), 60)
+    scene.open()
+    assert {guarded.action for guarded in await asyncio.wait_for(asyncio.gather(*tasks), 60)} == {"compacted"}
+    assert len(scene.bench.ask.prompts) == 1
+    assert scene.is_empty()
