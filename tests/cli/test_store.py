@@ -179,7 +179,7 @@ def test_purge_asks(
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
     monkeypatch.setattr("builtins.input", lambda question: asked.append(question) or answer)
     run("store", "purge", "--all", code=code)
-    assert asked == ["Delete 2 of 2 compactions, with the facts and events of that time? [y/N] "]
+    assert asked == ["Delete 2 of 2 compactions, with the facts and events of that time, and copies of damaged files? [y/N] "]
     assert len(ids(run)) == left
 
 
