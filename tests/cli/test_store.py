@@ -179,7 +179,8 @@ def test_purge_asks(
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
     monkeypatch.setattr("builtins.input", lambda question: asked.append(question) or answer)
     run("store", "purge", "--all", code=code)
-    assert asked == ["Delete 2 of 2 compactions, with the facts and events of that time, and copies of damaged files? [y/N] "]
+    more = "with the facts and events of that time, and copies of damaged files"
+    assert asked == [f"Delete 2 of 2 compactions, {more}? [y/N] "]
     assert len(ids(run)) == left
 
 
