@@ -1,0 +1,191 @@
+"""What programs and people read of a compaction, on every route, and that a stream which waits is never silent."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import pytest
+
+from litellm_compaction.core.messages import DONE_NOTICE, START_NOTICE
+from litellm_compaction.simulator import Gate, Reply
+from tests.integration.bench import SUMMARY
+from tests.integration.conversations import talk
+from tests.integration.restart_bench import TEXTS, Restarting, Teller, asked, shared
+
+pytestmark = pytest.mark.proxy
+
+TOLD = f"{START_NOTICE}\n{DONE_NOTICE}\n\n"
+PROGRAM = {"user-agent": "OpenAI/Python 3.3.0"}
+OPEN_WEBUI = {"user-agent": "Python/3.11 aiohttp/3.14.5", "x-openwebui-chat-id": "c1"}
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
+_numbers = itertools.count()
+
+
+class Route(NamedTuple):
+    """A path, how a conversation is asked for there, and what asks for structured output."""
+
+    path: str
+    key: str
+    structured: dict[str, Any]
+
+
+ROUTES = {
+    "chat": Route("/v1/chat/completions", "messages", {"response_format": {"type": "json_object"}}),
+    "messages": Route(
+        "/v1/messages", "messages", {"output_config": {"format": {"type": "json_schema", "schema": SCHEMA}}}
+    ),
+    "responses": Route(
+        "/v1/responses", "input", {"text": {"format": {"type": "json_schema", "name": "a", "schema": SCHEMA}}}
+    ),
+    "completions": Route("/v1/completions", "prompt", {}),
+}
+
+
+@pytest.fixture(scope="module")
+def carried(request: pytest.FixtureRequest) -> Restarting:
+    """The transport, which speaks on every route."""
+    return shared(request, "auto")
+
+
+def _body(name: str, messages: list[dict[str, Any]], **extra: Any) -> dict[str, Any]:
+    route = ROUTES[name]
+    content: Any = "\n\n".join(message["content"] for message in messages) if route.key == "prompt" else messages
+    limit = {"max_tokens": 400} if name == "messages" else {}
+    return {"model": "middle", route.key: content, "stream": True, **limit, **extra}
+
+
+def _read(name: str, lines: list[str]) -> tuple[str, str]:
+    """Text and thoughts of a stream."""
+    text, thoughts = "", ""
+    for line in lines:
+        if not line.startswith("data: {"):
+            continue
+        event = json.loads(line.removeprefix("data: "))
+        if name == "chat":
+            for choice in event["choices"]:
+                text += choice["delta"].get("content") or ""
+                thoughts += choice["delta"].get("reasoning_content") or ""
+        elif name == "messages":
+            delta = event.get("delta") or {}
+            text += delta.get("text") or ""
+            thoughts += delta.get("thinking") or ""
+        elif name == "responses":
+            text += event["delta"] if event["type"] == "response.output_text.delta" else ""
+            thoughts += event["delta"] if event["type"].startswith("response.reasoning") and "delta" in event else ""
+        else:
+            text += "".join(choice.get("text") or "" for choice in event["choices"])
+    return text, thoughts
+
+
+def _long(name: str) -> list[dict[str, Any]]:
+    """A conversation that has to be compacted, anew each time."""
+    return talk(f"notices {name} {next(_numbers)}", 3600)
+
+
+@pytest.mark.parametrize("name", ["chat", "messages", "responses"])
+def test_programs_get_what_the_model_wrote(carried: Restarting, name: str) -> None:
+    """A compaction before the answer is a thought, on responses nothing; the text is the model's, byte for byte."""
+    carried.watch("middle", Teller(Reply('[{"a": 1}]')))
+    answer = carried.proxy.stream_body(_body(name, _long(name)), ROUTES[name].path, **PROGRAM)
+    expected = "" if name == "responses" else TOLD
+    assert _read(name, answer.lines) == ('[{"a": 1}]', expected)
+    if name == "messages":
+        kinds = [event["content_block"]["type"] for event in answer.chunks if event["type"] == "content_block_start"]
+        assert [kind for kind in kinds if kind != "text"] == ["thinking"]
+        assert kinds[-1] == "text"
+
+
+@pytest.mark.parametrize("name", ["chat", "messages", "responses"])
+def test_people_read_the_notices(carried: Restarting, name: str) -> None:
+    """Open WebUI says who it is by headers of its own: the notice is the first text of the answer."""
+    carried.watch("middle", Teller(Reply("Fine.")))
+    answer = carried.proxy.stream_body(_body(name, _long(name)), ROUTES[name].path, **OPEN_WEBUI)
+    assert _read(name, answer.lines) == (f"{TOLD}Fine.", "")
+
+
+@pytest.mark.parametrize("name", list(ROUTES))
+def test_restart_is_told_nowhere_inside_a_programs_answer(carried: Restarting, name: str) -> None:
+    """The seam may lie in a code block or in JSON."""
+    watch = carried.watch("local", Teller(Reply(TEXTS["prose"])))
+    body = {**_body(name, asked(f"inside {name}")), "model": "local"}
+    if name == "messages":
+        body["max_tokens"] = 8000
+        system, *rest = body["messages"]
+        body |= {"system": system["content"], "messages": rest}
+    if name == "completions":
+        body["prompt"] = asked(f"inside {name}")[1]["content"]
+    answer = carried.proxy.stream_body(body, ROUTES[name].path, **PROGRAM)
+    assert _read(name, answer.lines) == (TEXTS["prose"], "")
+    assert len(watch.chats) > 1
+
+
+@pytest.mark.parametrize("kind", ["program", "structured"])
+@pytest.mark.parametrize("name", ["chat", "messages", "responses"])
+def test_stream_that_waits_opens_at_once_and_beats(carried: Restarting, name: str, kind: str) -> None:
+    """While the summary is written a client hears of the answer, and then again and again, whatever it is told."""
+    gate = Gate()
+    carried.watch("middle", Teller(Reply('{"a": 1}'), summary=Reply(SUMMARY, gate=gate)))
+    extra = ROUTES[name].structured if kind == "structured" else {}
+    body = _body(name, _long(f"beat {kind} {name}"), **extra)
+    headers = {**carried.proxy.headers, **PROGRAM}
+    with carried.proxy.client.stream("POST", ROUTES[name].path, json=body, headers=headers) as answer:
+        lines = (line for line in answer.iter_lines() if line)
+        try:
+            early = [next(lines) for _ in range(_EARLY_LINES[name])]
+            assert gate.reached.wait(60)
+        finally:
+            gate.open()
+        seen = [*early, *lines]
+    assert _read(name, seen) == ('{"a": 1}', TOLD if kind == "program" and name != "responses" else "")
+
+
+# Enough that some of them are beats: what opens an answer is at most four events of two lines.
+_EARLY_LINES = {"chat": 5, "messages": 14, "responses": 8}
+
+
+def test_langchain_parses_streamed_json(carried: Restarting) -> None:
+    """JSON that was asked for in words stays JSON behind a compaction."""
+    langchain = pytest.importorskip("langchain_openai", reason="langchain-openai is not installed")
+    parsers = pytest.importorskip("langchain_core.output_parsers")
+    carried.watch("middle", Teller(Reply('{"town": "Kiel", "streets": [1, 2, 3]}')))
+    model = langchain.ChatOpenAI(
+        model="middle",
+        base_url=f"{carried.proxy.base_url}/v1",
+        api_key=carried.proxy.key,
+        streaming=True,
+        max_retries=0,
+    )
+    messages = [(message["role"], message["content"]) for message in _long("parser")]
+    parsed: Iterator[Any] = (model | parsers.JsonOutputParser()).stream(messages)
+    assert list(parsed)[-1] == {"town": "Kiel", "streets": [1, 2, 3]}
+
+
+def test_anthropic_client_finds_a_restarted_answer_in_its_first_block(carried: Restarting) -> None:
+    """Programs read `content[0].text`: a restart makes no second block."""
+    anthropic = pytest.importorskip("anthropic", reason="the anthropic client is not installed")
+    watch = carried.watch("local", Teller(Reply(TEXTS["prose"])))
+    system, user = asked("first block")
+    client = anthropic.Anthropic(base_url=carried.proxy.base_url, api_key=carried.proxy.key, max_retries=0)
+    with (
+        client,
+        client.messages.stream(model="local", max_tokens=8000, system=system["content"], messages=[user]) as stream,
+    ):
+        message = stream.get_final_message()
+    assert [block.type for block in message.content] == ["text"]
+    assert message.content[0].text == TEXTS["prose"]
+    assert len(watch.chats) > 1
+
+
+def test_returned_thoughts_do_not_reach_the_model(carried: Restarting) -> None:
+    """A client that sends thoughts back sends our notice with them; the model reads its own."""
+    watch = carried.watch("middle", Teller(Reply("Fine.")))
+    messages = [
+        {"role": "user", "content": "One."},
+        {"role": "assistant", "content": "Two.", "reasoning_content": f"{TOLD}Well, two."},
+        {"role": "user", "content": "Three?"},
+    ]
+    carried.proxy.chat("middle", messages)
+    assert watch.sent()[1] == {"role": "assistant", "content": "Two.", "reasoning_content": "Well, two."}
