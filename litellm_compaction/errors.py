@@ -9,9 +9,17 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+# How `models/fetch.py` says whom it asked.
+_ASKED = re.compile(r"GET \S+(?=:)")
+
 
 class CompactionError(Exception):
     """Anything that this package raises on purpose."""
+
+    @property
+    def for_clients(self) -> str:
+        """The message without what only the operator may know: addresses of servers."""
+        return str(self)
 
 
 class ConfigError(CompactionError, ValueError):
@@ -26,8 +34,22 @@ class WindowUnknown(CompactionError):
         super().__init__(f"Context limit not available for {model}. Please ensure model metadata is correct.{detail}")
         self.model = model
 
+    @property
+    def for_clients(self) -> str:
+        """The message without the address that was asked."""
+        return _ASKED.sub("its server", str(self))
 
-class WindowOutdated(WindowUnknown):
+
+class WindowUnread(WindowUnknown):
+    """Nobody can say it now, because the server does not answer; it may do so later."""
+
+    @property
+    def for_clients(self) -> str:
+        """The message without how the connection failed, which can name the server."""
+        return f"{WindowUnknown(self.model)} Its server does not answer."
+
+
+class WindowOutdated(WindowUnread):
     """A server has said with which context length a model is loaded, but does not say it now."""
 
     def __init__(self, model: str, *, tokens: int, age_s: float, failure: str) -> None:
@@ -106,6 +128,11 @@ class Overloaded(CompactionError):
 
 class ServerUnavailable(CompactionError):
     """A server did not answer, or answered something that is not the API that was asked for."""
+
+    @property
+    def for_clients(self) -> str:
+        """Whom we asked is the operator's to know."""
+        return "The model's server does not answer as expected."
 
 
 class UnusableModelFile(CompactionError):

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import httpx
 
 from litellm_compaction.errors import ServerUnavailable
+from litellm_compaction.models.fetch import NotThisApi
 from litellm_compaction.models.lmstudio import Listing, answers_as_lmstudio, list_models, server_root
 from litellm_compaction.models.served import SILENT, Api, Served, list_served
 
@@ -35,12 +36,14 @@ class Reading(NamedTuple):
     Attributes:
         listing: the last good one; None when there has never been one.
         read_s: clock value when its reading began: it says nothing of what came later.
+        is_silent: whether it failed because nobody answered.
         failure: why the newest attempt failed; "" when it succeeded. With one, `listing` may no longer hold.
     """
 
     listing: Listing | Served | None
     read_s: float
     failure: str
+    is_silent: bool = False
 
 
 _NOTHING = Reading(None, -inf, "")
@@ -175,7 +178,8 @@ class Listings:
         try:
             listing = await self._listing(place, timeout_s)
         except ServerUnavailable as exc:
-            server.reading = server.reading._replace(failure=str(exc))
+            is_silent = not isinstance(exc, NotThisApi)
+            server.reading = server.reading._replace(failure=str(exc), is_silent=is_silent)
         else:
             is_new = bool(_loaded(listing) - _loaded(server.reading.listing))
             server.reading = Reading(listing, began_s, "")

@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeVar
 
 import httpx
 
-from litellm_compaction.errors import ModelNotLoaded, WindowOutdated, WindowUnknown
+from litellm_compaction.errors import ModelNotLoaded, WindowOutdated, WindowUnknown, WindowUnread
 from litellm_compaction.models.listings import Listings, Reading
 from litellm_compaction.models.lmstudio import Listing
 from litellm_compaction.models.targets import GUESSES, Known, Source, Target, Window, apis_of, as_asked, look_up
@@ -105,7 +105,7 @@ class Windows:
         if known.not_loaded and (target.context_length is None or target.context_source in GUESSES):
             raise ModelNotLoaded(target.model, server="Ollama")
         if known.window is None:
-            return self._without_listing(target, known.absence)
+            return self._without_listing(target, known.absence, is_silent=reading.is_silent)
         window = self._capped(target, as_asked(target, known.window))
         if reading.failure:
             return self._remember(target, self._least_known(target, window, reading))
@@ -218,7 +218,7 @@ class Windows:
             )
         return replace(window, tokens=tokens)
 
-    def _without_listing(self, target: Target, reason: str) -> Window:
+    def _without_listing(self, target: Target, reason: str, *, is_silent: bool = False) -> Window:
         learned = self._learned.get(target.key)
         now_s = self._clock()
         operator = target.context_length if (target.context_length or 0) > 0 else None
@@ -229,9 +229,8 @@ class Windows:
         elif learned is not None:
             tokens = learned.tokens
         else:
-            raise WindowUnknown(
-                target.model, tried=f"{reason}; no context length is configured; no overflow error named one"
-            )
+            kind = WindowUnread if is_silent else WindowUnknown
+            raise kind(target.model, tried=f"{reason}; no context length is configured; no overflow error named one")
         return self._remember(
             target,
             Window(

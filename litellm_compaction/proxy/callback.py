@@ -11,12 +11,11 @@ import logging
 from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
-import litellm
 from litellm.integrations.custom_logger import CustomLogger
 
 from litellm_compaction.config import Settings
 from litellm_compaction.engine import Compactor
-from litellm_compaction.errors import CompactionError, DoesNotFit, Overloaded
+from litellm_compaction.errors import CompactionError
 from litellm_compaction.events import log_observer
 from litellm_compaction.history import History
 from litellm_compaction.models.counter import TokenCounter
@@ -32,6 +31,7 @@ from litellm_compaction.proxy.live_settings import FixedSettings, LiveSettings, 
 from litellm_compaction.proxy.metrics import Metrics
 from litellm_compaction.proxy.overflowed import unread_overflow
 from litellm_compaction.proxy.proxy_secret import proxy_secret
+from litellm_compaction.proxy.refusals import Refusal, litellm_error_of, refusal_of, reworded
 from litellm_compaction.proxy.turns import Turns
 from litellm_compaction.proxy.wire import can_be_carried_over, with_details
 from litellm_compaction.stores import open_store
@@ -126,17 +126,23 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
     async def async_pre_call_hook(
         self, user_api_key_dict: Any, cache: Any, data: dict[str, Any], call_type: str
     ) -> dict[str, Any] | None:
-        """Phase 1 and 2: compacts a chat completion before it is routed, where its window is already certain."""
+        """Phase 1 and 2: compacts a chat completion before it is routed, where its window is already certain.
+
+        Of a text completion only what cannot fit is refused here: behind routing LiteLLM drops the error's code.
+        """
         if self._source.is_asleep:
             return None
         self._calls.serve(data)
-        if call_type != "acompletion":
+        if call_type not in _GUARDED_CALLS:
             return None
         try:
-            await self._gate.before_routing(_router(), data)
+            if call_type == "acompletion":
+                await self._gate.before_routing(_router(), data)
+            else:
+                await self._gate.refuse_text(_router(), data)
         except CompactionError as error:
             self._calls.close(data)
-            raise _as_refusal(error) from error
+            raise refusal_of(error) from error
         except Exception as error:  # noqa: BLE001 - fails open (P8)
             log_failed_open("pre_call", error)
         return None
@@ -148,7 +154,9 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
         try:
             return await self._gate.before_deployment(_router(), kwargs)
         except CompactionError as error:
-            raise _as_litellm_error(error, kwargs) from error
+            if (call := self._calls.get(kwargs)) is not None:
+                call.refused(error)
+            raise litellm_error_of(error, kwargs) from error
         except Exception as error:  # noqa: BLE001 - fails open (P8)
             log_failed_open("deployment", error)
             return None
@@ -188,12 +196,20 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
         original_exception: Exception,
         user_api_key_dict: Any,
         traceback_str: str | None = None,
-    ) -> None:
-        """Learns from an overflow error that came in spite of us, and forgets the request."""
+    ) -> Refusal | None:
+        """Learns from an overflow error that came in spite of us, forgets the request, and says it as clients read it.
+
+        LiteLLM tells what this returns, but for /v1/messages and inside streams, where it tells the error's `message`.
+        """
         call = self._calls.close(request_data)
-        if call is not None:
-            log = request_data.get("litellm_logging_obj")
-            self._learn_overflow(call, str(original_exception), getattr(log, "model_call_details", {}))
+        if call is None:
+            return None
+        log = request_data.get("litellm_logging_obj")
+        self._learn_overflow(call, str(original_exception), getattr(log, "model_call_details", {}))
+        told = reworded(call.refusal, original_exception, is_guarded=call.guarded is not None)
+        if told is not None and hasattr(original_exception, "message"):
+            original_exception.message = told.message
+        return told
 
     async def async_log_failure_event(self, kwargs: Any, response_obj: Any, start_time: Any, end_time: Any) -> None:
         """Learns from an attempt that failed, before the router retries it."""
@@ -247,39 +263,3 @@ def _router() -> Any:
     from litellm.proxy import proxy_server
 
     return proxy_server.llm_router
-
-
-def _as_refusal(error: CompactionError) -> Exception:
-    """The refusal before routing, in the cleanest shape that the proxy knows (tried out on 1.106.2 and 1.109.1)."""
-    from litellm.proxy._types import ProxyException
-
-    if isinstance(error, Overloaded):
-        busy: Exception = ProxyException(message=str(error), type="overloaded_error", param=None, code=503)
-        return busy
-    refusal: Exception = ProxyException(
-        message=str(error),
-        type="invalid_request_error",
-        param="messages" if isinstance(error, DoesNotFit) else "model",
-        code=400,
-        openai_code="context_length_exceeded" if isinstance(error, DoesNotFit) else None,
-    )
-    return refusal
-
-
-def _as_litellm_error(error: CompactionError, kwargs: dict[str, Any]) -> Exception:
-    """The error behind routing, as LiteLLM's own class.
-
-    Too large: `context_window_fallbacks` fire. Window unknown: a 400, but where the group has other deployments
-    an error after which the router tries one of those.
-    """
-    others = int((kwargs.get("metadata") or {}).get("model_group_size") or 1) > 1
-    is_busy = isinstance(error, Overloaded)
-    kind = litellm.ServiceUnavailableError if others or is_busy else litellm.BadRequestError
-    if isinstance(error, DoesNotFit):
-        kind = litellm.ContextWindowExceededError
-    mapped: Exception = kind(
-        message=str(error),
-        model=str(kwargs.get("model") or ""),
-        llm_provider=str(kwargs.get("custom_llm_provider") or "lm_studio"),
-    )
-    return mapped

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from litellm_compaction.core.messages import Request
 from litellm_compaction.engine import Action, Attempts, Case, Guarded, Pending, Room
+from litellm_compaction.errors import CompactionError
 from litellm_compaction.proxy.failing_open import log_failed_open
 from litellm_compaction.proxy.talks import Turn
 from litellm_compaction.proxy.turns import Turns
@@ -59,6 +60,8 @@ class Call:
         is_carried: whether the transport does all that happens while its answer is open.
         is_read: whether its answer has reached the loop that carries it.
         may_pause: whether its answer nears the limit, so that a compaction may silence it for a while.
+        refusal: what we last refused it with; None where we did not.
+        was_tried: whether it has been sent to a deployment, so that the next one is another attempt.
         room: what it holds of a shared context where the hooks carry it, until it ends.
         case, guarded: of the newest deployment that it was sent to.
         outlook: for the response's headers, which are sent before the answer.
@@ -84,6 +87,8 @@ class Call:
     is_carried: bool = False
     is_read: bool = False
     may_pause: bool = False
+    refusal: CompactionError | None = None
+    was_tried: bool = False
     room: Room | None = None
     case: Case | None = None
     guarded: Guarded | None = None
@@ -114,6 +119,20 @@ class Call:
         except RecursionError:
             # Nested as deep as JSON goes, and copied since: looked at anew.
             return False
+
+    def begins_attempt(self) -> None:
+        """Forgets what an attempt before this one has come to: LiteLLM retries, or falls back to another deployment."""
+        self.leave_room()
+        self.refusal = None
+        if self.was_tried:
+            self.case = self.guarded = self.outlook = self.details = None
+            self.action = "none"
+            self.is_carried = self.may_pause = False
+        self.was_tried = True
+
+    def refused(self, error: CompactionError) -> None:
+        """Notes why it could not be sent."""
+        self.refusal = error
 
     def leave_room(self) -> None:
         """Gives back what it holds; again is no change."""

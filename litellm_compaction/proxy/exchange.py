@@ -12,6 +12,7 @@ from typing import Any, Protocol, TypeAlias
 
 from litellm_compaction.core.messages import Message, Request
 from litellm_compaction.engine import Case, Guarded
+from litellm_compaction.errors import CompactionError
 from litellm_compaction.proxy.notices import Notices
 
 # OpenAI's `chat.completion.chunk` as JSON.
@@ -78,6 +79,9 @@ class Listener(Protocol):
 
     def answered(self, case: Case, guarded: Guarded, prompt_tokens: int, completion_tokens: int) -> None:
         """The server has counted what was sent, and what it gave."""
+
+    def refused(self, error: CompactionError) -> None:
+        """It cannot be sent."""
 
     def restarted(self, details: Mapping[str, Any]) -> None:
         """The answer has ended after restarts, which cost `details`."""

@@ -6,9 +6,10 @@ messages to the same engine; the store makes the second look free.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +17,7 @@ import httpx
 
 from litellm_compaction.core.messages import Request, cleaned
 from litellm_compaction.engine import Attempts, Case, Compactor, Guarded, Pending
-from litellm_compaction.errors import CompactionError, DoesNotFit
+from litellm_compaction.errors import CompactionError, DoesNotFit, ModelNotLoaded, WindowUnknown
 from litellm_compaction.proxy import wire
 from litellm_compaction.proxy.calls import Call, Calls
 from litellm_compaction.proxy.carriers import carrier_of
@@ -68,28 +69,16 @@ class Gate:
         Raises:
             DoesNotFit, WindowUnknown, ModelNotLoaded: as the engine does.
         """
-        model = data.get("model")
-        if router is None or not isinstance(model, str):
-            return
-        deployments = [self.guards.deployment(entry) for entry in reachable_entries(router, model, data)]
-        guards = [await self.guards.guard(deployment) for deployment in deployments]
+        guards = await self._reachable(router, data)
         known = [guard for guard in guards if guard is not None]
-        if not known:
-            return
-        request = wire.decode(data)
+        request = wire.decode(data) if known else None
         if request is None:
             return
+        model = str(data.get("model"))
         call = self._calls.open(data, self._new_call(request, model, data))
         call.is_chat = True
-        request = call.original
-        if call.opted_out or len(known) < len(guards):
-            return
-        settings = known[0].settings
-        if any(guard.settings != settings for guard in known) or settings.mode != "guard":
-            return
-        cases = [self.guards.case(router, guard, call, data) for guard in known]
-        windows = {await self._window_tokens(case) for case in cases}
-        if len(windows) > 1:
+        cases = await self._certain(router, guards, call, data)
+        if not cases:
             return
         try:
             prepared = await self._compactor.prepare(call.original, cases[0])
@@ -113,6 +102,47 @@ class Gate:
             call.leaves(data["messages"])
             call.rewritten = True
 
+    async def refuse_text(self, router: Any, data: Mapping[str, Any]) -> None:
+        """Refuses a text completion that fits no deployment that it can reach; nothing else is done with it here.
+
+        Raises:
+            DoesNotFit: as the engine does.
+        """
+        guards = await self._reachable(router, data)
+        request = wire.decode_prompt(data)
+        are_bridged = (guard is not None and guard.deployment.provider == "lm_studio" for guard in guards)
+        if request is None or not all(are_bridged):
+            return
+        model = str(data.get("model"))
+        call = self._new_call(request, model, data)
+        cases = await self._certain(router, guards, call, data)
+        if not cases or has_window_fallback(router, model):
+            return
+        with contextlib.suppress(WindowUnknown, ModelNotLoaded):
+            await self._compactor.prepare(call.original, cases[0])
+
+    async def _reachable(self, router: Any, data: Mapping[str, Any]) -> list[Guard | None]:
+        """Every deployment that a request can reach, None for those that are left alone."""
+        model = data.get("model")
+        if router is None or not isinstance(model, str):
+            return []
+        deployments = [self.guards.deployment(entry) for entry in reachable_entries(router, model, data)]
+        return [await self.guards.guard(deployment) for deployment in deployments]
+
+    async def _certain(
+        self, router: Any, guards: Sequence[Guard | None], call: Call, data: Mapping[str, Any]
+    ) -> list[Case]:
+        """The request for each deployment where all have one window and the same settings; else nothing."""
+        known = [guard for guard in guards if guard is not None]
+        if not known or call.opted_out or len(known) < len(guards):
+            return []
+        settings = known[0].settings
+        if any(guard.settings != settings for guard in known) or settings.mode != "guard":
+            return []
+        cases = [self.guards.case(router, guard, call, data) for guard in known]
+        windows = {await self._window_tokens(case) for case in cases}
+        return cases if len(windows) == 1 else []
+
     async def before_deployment(self, router: Any, kwargs: Mapping[str, Any]) -> dict[str, Any] | None:
         """The call's arguments with what has to change for the chosen deployment; None when nothing has to.
 
@@ -135,11 +165,13 @@ class Gate:
         carrier = carrier_of(deployment, guard.settings) if guard is not None else "hooks"
         request = call.original if call is not None else wire.decode(kwargs)
         if request is None and carrier == "transport" and "prompt" in kwargs:
-            request = Request(messages=())
+            bridged = wire.decode_prompt(kwargs) if deployment.provider == "lm_studio" else None
+            request = bridged or Request(messages=())
         if guard is None or request is None or (call is not None and call.opted_out):
             return {**kwargs, "messages": wire.encode(call.received.messages)} if call and call.rewritten else None
         if call is None:
             call = self._calls.open(kwargs, self._new_call(request, group, kwargs))
+            call.begins_attempt()
             request = call.original
         case = self.guards.case(router, guard, call, kwargs)
         if guard.settings.mode == "observe":
@@ -171,8 +203,7 @@ class Gate:
         call = self._calls.get(kwargs)
         if call is None:
             return None
-        # An attempt before this one has failed.
-        call.leave_room()
+        call.begins_attempt()
         tenant = tenant_of(metadata)
         if call.is_of(tenant, kwargs.get("messages")):
             return call
@@ -182,6 +213,7 @@ class Gate:
             return None
         fresh = self._new_call(request, group, kwargs)
         fresh.is_chat, fresh.attempts = call.is_chat, call.attempts
+        fresh.begins_attempt()
         return self._calls.open(kwargs, fresh)
 
     async def _carried(

@@ -15,12 +15,13 @@ import litellm
 from openai import APIStatusError, AsyncOpenAI
 
 from litellm_compaction.engine import Case, Compactor, Guarded, Pending
-from litellm_compaction.errors import CompactionError, DoesNotFit, Overloaded, overflow_from_text
+from litellm_compaction.errors import CompactionError, overflow_from_text
 from litellm_compaction.proxy import wire
 from litellm_compaction.proxy.exchange import Asked, Chunk, Listener, UpstreamError
 from litellm_compaction.proxy.http_upstream import Abilities, HttpUpstream
 from litellm_compaction.proxy.notices import SILENT
 from litellm_compaction.proxy.one_answer import joined
+from litellm_compaction.proxy.refusals import RECOGNIZED, bad_request, litellm_error_of, response_of
 from litellm_compaction.proxy.restart import Answer
 from litellm_compaction.proxy.sse import DONE, event_of, json_object
 
@@ -74,11 +75,9 @@ class GuardedTransport(httpx.AsyncBaseTransport):
                 return await self._streamed(self._answer(upstream, asked, prepared), upstream)
             asked = replace(asked, notices=SILENT, is_whole=True)
             return await self._whole(self._answer(upstream, asked, prepared), upstream)
-        except Overloaded as error:
-            # Try again later, or elsewhere: what a client and LiteLLM's router make of a 503.
-            return httpx.Response(503, json={"error": {"message": str(error), "type": "overloaded_error"}})
         except CompactionError as error:
-            return _bad_request(str(error))
+            self._listener.refused(error)
+            return response_of(error)
 
     async def aclose(self) -> None:
         """Nothing: the inner transport belongs to everybody."""
@@ -110,7 +109,8 @@ class GuardedTransport(httpx.AsyncBaseTransport):
             first = await anext(chunks, None)
         except UpstreamError as error:
             return _refusal(error)
-        return httpx.Response(200, headers=_headers(upstream, "text/event-stream"), stream=_EventStream(first, chunks))
+        stream = _EventStream(first, chunks, self._listener)
+        return httpx.Response(200, headers=_headers(upstream, "text/event-stream"), stream=stream)
 
     async def _whole(self, answer: Answer, upstream: HttpUpstream) -> httpx.Response:
         """One JSON answer: the server's own where it gave one, else its pieces joined."""
@@ -126,9 +126,10 @@ class GuardedTransport(httpx.AsyncBaseTransport):
 class _EventStream(httpx.AsyncByteStream):
     """Chunks as server-sent events; closing it ends whatever is under way upstream."""
 
-    def __init__(self, first: Chunk | None, chunks: AsyncGenerator[Chunk, None]) -> None:
+    def __init__(self, first: Chunk | None, chunks: AsyncGenerator[Chunk, None], listener: Listener) -> None:
         self._first = first
         self._chunks = chunks
+        self._listener = listener
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         if self._first is not None:
@@ -138,12 +139,9 @@ class _EventStream(httpx.AsyncByteStream):
                 yield event_of(chunk)
         except UpstreamError as error:
             raise error.__cause__ or _as_litellm_error(error) from error
-        except DoesNotFit as error:
-            raise litellm.ContextWindowExceededError(message=str(error), model="", llm_provider="lm_studio") from error
-        except Overloaded as error:
-            raise litellm.ServiceUnavailableError(message=str(error), model="", llm_provider="lm_studio") from error
         except CompactionError as error:
-            raise litellm.BadRequestError(message=str(error), model="", llm_provider="lm_studio") from error
+            self._listener.refused(error)
+            raise litellm_error_of(error, {}) from error
         yield DONE
 
     async def aclose(self) -> None:
@@ -180,14 +178,10 @@ def _refusal(error: UpstreamError) -> httpx.Response:
         # LiteLLM recognizes this wording as ContextWindowExceededError, so that the fallbacks for it fire. LM Studio
         # reports an overflow inside HTTP 200, too (goose 11318): for the client it is a 400 all the same.
         status = upstream.status_code if upstream is not None and upstream.status_code >= 400 else 400
-        return _bad_request(f"{error.text} (exceeds the available context size)", status)
+        return bad_request(f"{error.text} {RECOGNIZED}", status)
     if upstream is None:
         return httpx.Response(500, json=error.response if isinstance(error.response, dict) else {"error": "upstream"})
     return _copied(upstream)
-
-
-def _bad_request(message: str, status: int = 400) -> httpx.Response:
-    return httpx.Response(status, json={"error": {"message": message, "type": "invalid_request_error"}})
 
 
 def _headers(upstream: HttpUpstream, content_type: str) -> list[tuple[str, str]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeGuard
 
-from litellm_compaction.core.messages import Message, Request, parse_message
+from litellm_compaction.core.messages import Message, Request, parse_message, user_message
 
 _OUTPUT_LIMITS = ("max_tokens", "max_completion_tokens")
 
@@ -40,6 +40,12 @@ def decode(body: Mapping[str, Any]) -> Request | None:
         tools=tuple(tools) if isinstance(tools, Sequence) else (),
         tool_choice=body.get("tool_choice"),
     )
+
+
+def decode_prompt(body: Mapping[str, Any]) -> Request | None:
+    """The chat request that LiteLLM makes of a text completion for LM Studio; None for anything but one text."""
+    prompt = body.get("prompt")
+    return Request(messages=(user_message(prompt),)) if isinstance(prompt, str) and prompt else None
 
 
 def encode(messages: Sequence[Message]) -> list[dict[str, Any]]:

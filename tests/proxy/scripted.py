@@ -16,6 +16,7 @@ from typing import Any, Literal
 from litellm_compaction.config import Settings
 from litellm_compaction.core.messages import DONE_NOTICE, START_NOTICE, Message, Request, parse_message
 from litellm_compaction.engine import Attempts, Case, Compactor, Guarded, PruningModel
+from litellm_compaction.errors import CompactionError
 from litellm_compaction.models.counter import TokenCounter
 from litellm_compaction.models.window import Target, Windows
 from litellm_compaction.proxy.exchange import Asked, Chunk, Received, UpstreamDropped, UpstreamError
@@ -212,6 +213,9 @@ class Listening:
 
     def answered(self, case: Case, guarded: Guarded, prompt_tokens: int, completion_tokens: int) -> None:
         """What the counter learns is looked at elsewhere."""
+
+    def refused(self, error: CompactionError) -> None:
+        """What the client is told is looked at elsewhere."""
 
     def restarted(self, details: Mapping[str, Any]) -> None:
         self.details = details

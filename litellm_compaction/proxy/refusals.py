@@ -1,0 +1,130 @@
+"""What a client is told when a request cannot be served: status, code and words, on every route alike.
+
+Asked by the callback, where LiteLLM takes errors from us, and by the transport for what LiteLLM then reads as the
+server's answer. Never a server's address: a client has no business with it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import httpx
+import litellm
+from fastapi import HTTPException
+from litellm.proxy._types import ProxyException
+
+from litellm_compaction.errors import CompactionError, DoesNotFit, Overloaded, ServerUnavailable, WindowUnread
+
+# What OpenAI's API says of a prompt that is too long; clients compact their side by it.
+TOO_LONG = "context_length_exceeded"
+# LiteLLM reads this wording as ContextWindowExceededError, so that the fallbacks for it fire.
+RECOGNIZED = "(exceeds the available context size)"
+# What LiteLLM 1.106.2 and 1.109.1 write around a server's words.
+_FRAME_BEFORE = re.compile(r"\A(?:litellm\.\w+: |\w+Exception - |Error code: \d+ - )+")
+_NOTES = "Set 'context_window_fallback'|LiteLLM: model group |Received Model Group="
+_FRAME_BEHIND = re.compile(rf"(?: ?{re.escape(RECOGNIZED)}|\s*(?:{_NOTES}).*)+\Z", re.DOTALL)
+
+
+class _Told(HTTPException):
+    """What makes LiteLLM take a `Refusal` from a failure hook, which may give it an HTTPException only."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(status_code=400, detail=message)
+
+
+class Refusal(ProxyException, _Told):  # type: ignore[misc] # LiteLLM is not typed strictly enough to check
+    """LiteLLM's own error for clients with a `code` that LiteLLM would replace by the status."""
+
+    def __init__(self, message: str, *, status: int, kind: str, param: str | None = None, code: str = "") -> None:
+        super().__init__(message=message, type=kind, param=param, code=status, openai_code=code or None)  # type: ignore[call-arg] # as above
+        self.status_code = status
+        self._code = code
+
+    def to_dict(self) -> dict[str, Any]:
+        """The `error` of the response's body."""
+        told: dict[str, Any] = super().to_dict()
+        return {**told, "code": self._code} if self._code else told
+
+
+class _Kind(NamedTuple):
+    status: int
+    kind: str
+    param: str | None
+    code: str
+
+
+def refusal_of(error: CompactionError) -> Refusal:
+    """The refusal for a client, in the cleanest shape that the proxy knows (tried out on 1.106.2 and 1.109.1)."""
+    kind = _kind(error)
+    return Refusal(error.for_clients, status=kind.status, kind=kind.kind, param=kind.param, code=kind.code)
+
+
+def litellm_error_of(error: CompactionError, kwargs: Mapping[str, Any]) -> Exception:
+    """The error behind routing, as LiteLLM's own class, by which its router decides what is tried next.
+
+    Too large: `context_window_fallbacks` fire. Window unknown: a 400, but where the group has other deployments an
+    error after which the router tries one of those. A server that does not answer: not asked again and again for one
+    request, only the others are.
+    """
+    others = int((kwargs.get("metadata") or {}).get("model_group_size") or 1) > 1
+    is_down = _kind(error).status == 503
+    kind = litellm.ServiceUnavailableError if others or is_down else litellm.BadRequestError
+    if isinstance(error, DoesNotFit):
+        kind = litellm.ContextWindowExceededError
+    mapped: Exception = kind(
+        message=error.for_clients,
+        model=str(kwargs.get("model") or ""),
+        llm_provider=str(kwargs.get("custom_llm_provider") or "lm_studio"),
+    )
+    if is_down and not others:
+        mapped.num_retries = 0  # type: ignore[attr-defined] # the router reads it
+    return mapped
+
+
+def response_of(error: CompactionError) -> httpx.Response:
+    """The refusal as the answer of a server, which LiteLLM maps: 400 to its BadRequestError, 503 to a fallback."""
+    kind = _kind(error)
+    return bad_request(error.for_clients, kind.status, kind.kind)
+
+
+def bad_request(message: str, status: int = 400, kind: str = "invalid_request_error") -> httpx.Response:
+    """A server's refusal in OpenAI's shape."""
+    return httpx.Response(status, json={"error": {"message": message, "type": kind}})
+
+
+def reworded(refused: CompactionError | None, original: Exception, *, is_guarded: bool) -> Refusal | None:
+    """What a client is told in place of LiteLLM's error; None where that is not ours to say.
+
+    LiteLLM frames what comes from below ("litellm.ContextWindowExceededError: litellm.BadRequestError: …"), and names
+    the status as the code.
+
+    Args:
+        refused: what we last refused the request with, if at all.
+        original: as LiteLLM is about to tell it.
+        is_guarded: whether the newest attempt went to a guarded deployment.
+    """
+    if isinstance(original, Refusal):
+        return None
+    if refused is not None and refused.for_clients in str(original):
+        return refusal_of(refused)
+    if is_guarded and isinstance(original, litellm.ContextWindowExceededError):
+        message = unframed(str(getattr(original, "message", original)))
+        return Refusal(message, status=400, kind="invalid_request_error", param="messages", code=TOO_LONG)
+    return None
+
+
+def unframed(message: str) -> str:
+    """`message` without what LiteLLM writes around a server's words."""
+    return _FRAME_BEHIND.sub("", _FRAME_BEFORE.sub("", message)) or message
+
+
+def _kind(error: CompactionError) -> _Kind:
+    if isinstance(error, DoesNotFit):
+        return _Kind(400, "invalid_request_error", "messages", TOO_LONG)
+    if isinstance(error, Overloaded):
+        return _Kind(503, "overloaded_error", None, "")
+    if isinstance(error, (WindowUnread, ServerUnavailable)):
+        return _Kind(503, "service_unavailable", None, "")
+    return _Kind(400, "invalid_request_error", "model", "")

@@ -1,0 +1,129 @@
+"""What clients read when nothing can be served, on every route, with LiteLLM's own retries and fallbacks."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+
+from litellm_compaction.simulator import Fault, Reply
+from tests.integration.bench import KEY, Bench, Group, answers, open_bench
+from tests.integration.conversations import prose, talk
+from tests.integration.harness import free_port
+from tests.integration.plain_server import PlainServer
+
+pytestmark = pytest.mark.proxy
+
+PATHS = {
+    "chat": ("/v1/chat/completions", "messages"),
+    "messages": ("/v1/messages", "messages"),
+    "responses": ("/v1/responses", "input"),
+    "completions": ("/v1/completions", "prompt"),
+}
+
+
+@pytest.fixture(scope="module")
+def strict(tmp_path_factory: pytest.TempPathFactory, plain: PlainServer) -> Iterator[Bench]:
+    """LiteLLM's router as it is: it retries, cools down, and falls back where it is told to."""
+
+    def entry(group: str, model: str, base: str) -> dict[str, Any]:
+        return {"model_name": group, "litellm_params": {"model": model, "api_base": f"{base}/v1", "api_key": "k"}}
+
+    dead = f"http://127.0.0.1:{free_port()}"
+    with open_bench(
+        tmp_path_factory.mktemp("strict"),
+        [Group("local", 4096), Group("falling", 4096)],
+        {"window_cache_s": 0.2},
+        entries=[
+            entry("plain", "openai/plain", plain.base_url),
+            entry("dead", f"lm_studio/{KEY}", dead),
+            entry("rescued", f"lm_studio/{KEY}", dead),
+        ],
+        router_settings={"fallbacks": [{"falling": ["plain"]}, {"rescued": ["plain"]}]},
+    ) as bench:
+        yield bench
+
+
+def _body(route: str, model: str, content: str, **extra: Any) -> dict[str, Any]:
+    key = PATHS[route][1]
+    asked: Any = content if key == "prompt" else [{"role": "user", "content": content}]
+    return {"model": model, key: asked, **({"max_tokens": 100} if route == "messages" else {}), **extra}
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize("route", list(PATHS))
+def test_too_large_is_said_in_our_words_with_the_code(strict: Bench, route: str, stream: bool) -> None:
+    """SDKs go by `code`, people by the first words; neither has to read LiteLLM's frame."""
+    watch = strict.watch("local")
+    content = prose(f"giant {route} {stream}", 6000)
+    answer = strict.proxy.post(_body(route, "local", content, stream=stream), PATHS[route][0])
+    assert answer.status_code == 400
+    told = answer.json()
+    if route == "messages":
+        assert (told["type"], told["error"]["type"]) == ("error", "invalid_request_error")
+    else:
+        assert (told["error"]["type"], told["error"]["code"]) == ("invalid_request_error", "context_length_exceeded")
+    assert told["error"]["message"].startswith("This model's maximum context length is 4096 tokens.")
+    assert told["error"]["message"].endswith("or set `oversized_user_message: excerpt`.")
+    assert watch.chats == []
+
+
+@pytest.mark.parametrize("route", list(PATHS))
+def test_server_that_is_down_is_a_503_at_once(strict: Bench, route: str) -> None:
+    """Not asked again and again for one request, and never named; the next request is told the same."""
+    for _ in range(3):
+        answer = strict.proxy.post(_body(route, "dead", "Hello."), PATHS[route][0])
+        assert answer.status_code == 503, answer.text
+        message = answer.json()["error"]["message"]
+        assert message.startswith(f"Context limit not available for {KEY}. Please ensure model metadata is correct.")
+        assert re.search(r"127\.0\.0\.1|:\d{4,5}\b", message) is None
+    assert strict.proxy.logged(r"LiteLLM Retried|Retrying request") == []
+
+
+def test_server_that_is_down_is_answered_by_a_fallback(strict: Bench, plain: PlainServer) -> None:
+    """A 503 is what LiteLLM's fallbacks are for; the answer's headers tell nothing of the deployment that failed."""
+    since = len(plain.requests)
+    answer = strict.proxy.chat("rescued", [{"role": "user", "content": "Hello."}])
+    assert answer.status_code == 200
+    assert len(plain.posts(since)) == 1
+    assert [name for name in answer.headers if "x-litellm-compaction" in name] == []
+
+
+def test_headers_tell_of_the_deployment_that_answered(strict: Bench, plain: PlainServer) -> None:
+    """The first choice compacted and failed; what the unguarded fallback got is the client's own."""
+    strict.watch("falling", answers(reply=Reply(fault=Fault("500"))))
+    messages = talk("stale", 2500)
+    since = len(plain.requests)
+    answer = strict.proxy.chat("falling", messages)
+    assert answer.status_code == 200
+    assert plain.posts(since)[-1].json["messages"] == messages
+    assert [name for name in answer.headers if "x-litellm-compaction" in name] == []
+
+
+def test_openai_client_knows_the_code(strict: Bench) -> None:
+    """`error.code` is what its users go by."""
+    options: dict[str, Any] = {"base_url": f"{strict.proxy.base_url}/v1", "api_key": strict.proxy.key, "max_retries": 0}
+    giant = prose("giant for the client", 6000)
+    with openai.OpenAI(**options) as client:
+        with pytest.raises(openai.BadRequestError) as chat:
+            client.chat.completions.create(model="local", messages=[{"role": "user", "content": giant}])
+        with pytest.raises(openai.BadRequestError) as responses:
+            client.responses.create(model="local", input=giant)
+    assert (chat.value.code, responses.value.code) == ("context_length_exceeded", "context_length_exceeded")
+
+
+def test_overflow_that_the_server_reports_has_the_code_too(strict: Bench) -> None:
+    """However it came: the client may compact its side."""
+    said = "Trying to keep the first 9000 tokens when context the overflows. However, the model is loaded with context "
+    said += "length of only 4096 tokens, which is not enough."
+    strict.watch("local", lambda _: Reply(fault=Fault("400", message=said)))
+    answer = strict.proxy.chat("local", [{"role": "user", "content": f"Overflow. {prose('over', 300)}"}])
+    strict.forgive("local")
+    assert answer.status_code == 400
+    error = json.loads(answer.text)["error"]
+    assert error["code"] == "context_length_exceeded"
+    assert "litellm." not in error["message"]

@@ -1,0 +1,129 @@
+"""What a client reads when a request cannot be served."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import litellm
+import pytest
+from fastapi import HTTPException
+from litellm.proxy._types import ProxyException
+
+from litellm_compaction.core.messages import Request
+from litellm_compaction.engine import Attempts
+from litellm_compaction.errors import (
+    CompactionError,
+    DoesNotFit,
+    ModelNotLoaded,
+    Overloaded,
+    ServerUnavailable,
+    WindowOutdated,
+    WindowUnknown,
+    WindowUnread,
+)
+from litellm_compaction.proxy.calls import Call, Outlook
+from litellm_compaction.proxy.refusals import litellm_error_of, refusal_of, response_of, reworded, unframed
+
+TOO_LARGE = DoesNotFit("9,000 tokens do not fit into 8,192.", shares=(), window_tokens=8192, needed_tokens=9300)
+SECRET = "GET http://10.0.0.7:1234/api/v1/models: no connection (All connection attempts failed)"
+REFUSED = "GET http://10.0.0.7:1234/api/v1/models: HTTP 401, the API key was refused"
+BUSY = Overloaded("m", tokens=10, in_use_tokens=8000, window_tokens=8192, waited_s=1.0)
+OUTDATED = WindowOutdated("m", tokens=4096, age_s=9, failure=SECRET)
+UNREAD = WindowUnread("m", tried=SECRET)
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "code"),
+    [
+        (TOO_LARGE, 400, "context_length_exceeded"),
+        (WindowUnknown("m", tried=REFUSED), 400, "400"),
+        (ModelNotLoaded("m"), 400, "400"),
+        (UNREAD, 503, "503"),
+        (OUTDATED, 503, "503"),
+        (ServerUnavailable(SECRET), 503, "503"),
+        (BUSY, 503, "503"),
+    ],
+    ids=["too large", "unknown", "not loaded", "unread", "outdated", "unavailable", "busy"],
+)
+def test_each_error_has_its_status_and_code(error: CompactionError, status: int, code: str) -> None:
+    """The same in all three places in which LiteLLM takes an error from us; an address in none of them."""
+    refusal = refusal_of(error)
+    assert isinstance(refusal, ProxyException)
+    assert isinstance(refusal, HTTPException)
+    assert (int(refusal.code), refusal.status_code, refusal.to_dict()["code"]) == (status, status, code)
+    assert refusal.to_dict()["message"] == refusal.message == refusal.detail
+    mapped: Any = litellm_error_of(error, {"model": "m"})
+    response = response_of(error)
+    assert (mapped.status_code, response.status_code) == (status, status)
+    for said in (refusal.message, str(mapped), response.text):
+        assert "10.0.0.7" not in said
+        assert error.for_clients in said.replace('\\"', '"')
+
+
+def test_what_helps_a_client_is_kept() -> None:
+    """Which model, and whether waiting helps."""
+    sentence = "Context limit not available for m. Please ensure model metadata is correct."
+    assert UNREAD.for_clients == f"{sentence} Its server does not answer."
+    assert WindowUnknown("m", tried=REFUSED).for_clients == (
+        f"{sentence} Tried: its server: HTTP 401, the API key was refused."
+    )
+    assert "10.0.0.7" in str(UNREAD)
+
+
+def test_router_goes_on_where_that_may_help() -> None:
+    """Too large is for `context_window_fallbacks`; a dead server is not asked again, but its neighbors are."""
+    neighbors = {"metadata": {"model_group_size": 2}}
+    assert isinstance(litellm_error_of(TOO_LARGE, neighbors), litellm.ContextWindowExceededError)
+    alone: Any = litellm_error_of(UNREAD, {})
+    assert isinstance(alone, litellm.ServiceUnavailableError)
+    assert alone.num_retries == 0
+    among: Any = litellm_error_of(UNREAD, neighbors)
+    assert isinstance(among, litellm.ServiceUnavailableError)
+    assert among.num_retries is None
+    assert isinstance(litellm_error_of(WindowUnknown("m"), neighbors), litellm.ServiceUnavailableError)
+    assert isinstance(litellm_error_of(WindowUnknown("m"), {}), litellm.BadRequestError)
+
+
+def test_litellm_s_frame_is_taken_off() -> None:
+    """A client reads our words first, with the code that SDKs look for."""
+    framed = litellm_error_of(TOO_LARGE, {"model": "m"})
+    assert str(framed).startswith("litellm.ContextWindowExceededError")
+    told = reworded(TOO_LARGE, framed, is_guarded=True)
+    assert told is not None
+    assert (told.message, told.to_dict()["code"]) == (str(TOO_LARGE), "context_length_exceeded")
+    assert reworded(TOO_LARGE, told, is_guarded=True) is None
+
+
+def test_the_server_s_own_overflow_has_the_code_too() -> None:
+    """Only where a guarded deployment said it: others are told as without us."""
+    said = "Trying to keep the first 9000 tokens when context the overflows."
+    framed = litellm.ContextWindowExceededError(
+        message=f"litellm.BadRequestError: Lm_studioException - {said} (exceeds the available context size)",
+        model="m",
+        llm_provider="lm_studio",
+    )
+    told = reworded(None, framed, is_guarded=True)
+    assert told is not None
+    assert (told.message, told.to_dict()["code"], told.code) == (said, "context_length_exceeded", "400")
+    assert reworded(None, framed, is_guarded=False) is None
+    assert reworded(TOO_LARGE, ValueError("else"), is_guarded=True) is None
+    assert unframed("plain words") == "plain words"
+
+
+def test_another_attempt_forgets_what_the_one_before_came_to() -> None:
+    """Headers tell of the deployment that answered; what was done before any attempt still counts."""
+    call = Call(
+        received=Request(messages=()),
+        original=Request(messages=()),
+        group="g",
+        attempts=Attempts(summary_calls_left=1),
+        outlook=Outlook(9000, 4000, 8192, 1),
+        action="compacted",
+    )
+    call.begins_attempt()
+    assert (call.outlook is not None, call.action) == (True, "compacted")
+    call.refused(TOO_LARGE)
+    call.is_carried = call.may_pause = True
+    call.begins_attempt()
+    assert (call.outlook, call.action, call.refusal) == (None, "none", None)
+    assert (call.is_carried, call.may_pause, call.guarded) == (False, False, None)
