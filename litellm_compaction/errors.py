@@ -173,18 +173,21 @@ class Overflow(NamedTuple):
 _OVERFLOWS: tuple[tuple[re.Pattern[str], int, int], ...] = tuple(
     (re.compile(pattern, re.IGNORECASE | re.DOTALL), prompt, window)
     for pattern, prompt, window in (
-        (r"input has (\d+) tokens, but the context length only supports (\d+)", 1, 2),
-        (r"n_keep:? ?\(?(\d+)\)? ?>= ?n_ctx:? ?\(?(\d+)", 1, 2),
+        (r"input has (\d{1,12})(?!\d) tokens, but the context length only supports (\d{1,12})(?!\d)", 1, 2),
+        (r"n_keep:? ?\(?(\d{1,12})(?!\d)\)? ?>= ?n_ctx:? ?\(?(\d{1,12})(?!\d)", 1, 2),
         (
-            r"keep the first (\d+) tokens when context the overflows.{0,200}?context length of only (\d+)",
+            (
+                r"keep the first (\d{1,12})(?!\d) tokens when context the overflows"
+                r".{0,200}?context length of only (\d{1,12})(?!\d)"
+            ),
             1,
             2,
         ),
-        (r"reached context length of (\d+) tokens", 0, 1),
-        (r"request \((\d+) tokens\) exceeds the available context size \((\d+) tokens\)", 1, 2),
-        (r"maximum context length is (\d+) tokens.{0,200}?resulted in (\d+) tokens", 2, 1),
-        (r"maximum context length is (\d+) tokens", 0, 1),
-        (r'n_prompt_tokens\\*" ?: ?(\d+)(?!\d).{0,100}?n_ctx\\*" ?: ?(\d+)', 1, 2),
+        (r"reached context length of (\d{1,12})(?!\d) tokens", 0, 1),
+        (r"request \((\d{1,12})(?!\d) tokens\) exceeds the available context size \((\d{1,12})(?!\d) tokens\)", 1, 2),
+        (r"maximum context length is (\d{1,12})(?!\d) tokens.{0,200}?resulted in (\d{1,12})(?!\d) tokens", 2, 1),
+        (r"maximum context length is (\d{1,12})(?!\d) tokens", 0, 1),
+        (r'n_prompt_tokens\\*" ?: ?(\d{1,12})(?!\d).{0,100}?n_ctx\\*" ?: ?(\d{1,12})(?!\d)', 1, 2),
         (r"does not fit in context length", 0, 0),
         (r"context size has been exceeded", 0, 0),
         (r"exceeds the available context size", 0, 0),
@@ -192,6 +195,10 @@ _OVERFLOWS: tuple[tuple[re.Pattern[str], int, int], ...] = tuple(
     )
 )
 
+
+# Servers that quote what they refuse may quote megabytes; their own words come first or soon.
+_MAX_ERROR_CHARS = 20_000
+_WORD = re.compile(r"\w+")
 
 # What an overflow makes of the engine in some versions, and other trouble too (lmstudio-bug-tracker 1620, 1757).
 _CRASH = re.compile(r"generation failed|model (has )?crashed|failed to generate", re.IGNORECASE)
@@ -211,13 +218,27 @@ def ended_early(text: str) -> bool:
     return _ENDED_EARLY in text
 
 
-def overflow_from_text(text: str) -> Overflow | None:
-    """What `text` reveals if it is one of the known overflow messages, else None."""
+def overflow_from_text(text: str, said: str = "") -> Overflow | None:
+    """What `text` reveals if it is one of the known overflow messages, else None.
+
+    Args:
+        text: of the server.
+        said: what the client sent. Servers quote what they refuse (a chat template names the role that it does not
+            know, vLLM the argument), so words of the client's that look like such a message are not one.
+    """
+    text = text[:_MAX_ERROR_CHARS]
+    own = f" {_words(said)} " if said else ""
     for pattern, prompt, window in _OVERFLOWS:
-        found = pattern.search(text)
-        if found is not None:
+        for found in pattern.finditer(text):
+            if own and f" {_words(found[0])} " in own:
+                continue
             return Overflow(
                 int(found[prompt]) if prompt else None,
                 int(found[window]) if window else None,
             )
     return None
+
+
+def _words(text: str) -> str:
+    """`text` without what quoting and escaping change."""
+    return " ".join(_WORD.findall(text.casefold()))

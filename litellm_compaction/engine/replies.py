@@ -44,6 +44,8 @@ class Replies:
             prompt_tokens: as the server reported them for exactly that.
             completion_tokens: likewise; 0 for an empty answer.
         """
+        if completion_tokens > 0:
+            self._windows.served(case.target, prompt_tokens)
         reason = truncation(guarded, prompt_tokens, completion_tokens, self._counter)
         if not reason:
             # A reply that was itself truncated never gets here: it would teach the counter a wrong ratio.

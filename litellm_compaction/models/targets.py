@@ -41,6 +41,7 @@ class Target:
         context_source: where `context_length` comes from.
         apis: by which a server that is not LM Studio is asked for its window; empty leaves it in peace.
         asked_tokens: what each request tells the server to allocate (Ollama's `num_ctx`): its window is no larger.
+        asker: who asks, as a fingerprint: what an overflow of theirs has taught holds for them first.
         tokenizer: what its operator wrote for this deployment; "" follows the global setting (`sources.py`).
     """
 
@@ -54,6 +55,7 @@ class Target:
     apis: tuple[Api, ...] = ()
     asked_tokens: int | None = None
     tokenizer: str = ""
+    asker: str = ""
 
     @property
     def is_listed(self) -> bool:

@@ -25,6 +25,9 @@ __all__ = ["Source", "Target", "Window", "Windows"]
 logger = logging.getLogger("litellm_compaction")
 
 _LEARNED_S = 600.0
+# Of one target, the newest: enough that two of many tenants meet.
+_MAX_WITNESSES = 64
+_EVERYBODY = ""
 # Wildcard deployments get their model names from clients, so the number of targets needs an end.
 _MAX_TARGETS = 4096
 
@@ -32,6 +35,8 @@ _Entry = TypeVar("_Entry")
 
 
 class _Learned(NamedTuple):
+    """A limit that an overflow taught; `against` is what the listing said then."""
+
     tokens: int
     against: int | None
     until_s: float
@@ -72,7 +77,7 @@ class Windows:
         self._last: OrderedDict[str, Window] = OrderedDict()
         self._seen: OrderedDict[str, _Seen] = OrderedDict()
         self._unproven: set[str] = set()
-        self._learned: OrderedDict[str, _Learned] = OrderedDict()
+        self._learned: OrderedDict[str, OrderedDict[str, _Learned]] = OrderedDict()
 
     @property
     def on_loaded(self) -> Callable[[], None] | None:
@@ -110,7 +115,7 @@ class Windows:
         if reading.failure:
             return self._remember(target, self._least_known(target, window, reading))
         self._unproven.discard(target.key)
-        self._see(target, window.tokens)
+        self._see(target, as_asked(target, known.window).tokens)
         return self._remember(target, window)
 
     def peek(self, target: Target) -> Window | None:
@@ -120,14 +125,31 @@ class Windows:
     def learn(self, target: Target, window_tokens: int) -> None:
         """Takes over a limit that an overflow error named: `resolve` gives no more until the listed value changes.
 
-        After 600 s the listed value counts again; a limit that is the only number known stays. Ignored: a limit
-        below one token, or above the listed one.
+        To whoever asked; to everybody as soon as a second tenant's request was told the same number: an error text may
+        be of a client's making, and must not decide about other people's windows. After 600 s the listed value counts
+        again; a limit that is the only number known stays. Ignored: a limit below one token, or above the listed one.
         """
         listed = self._listed(target)
         if window_tokens < 1 or (listed is not None and window_tokens > listed):
             return
-        self._learned[target.key] = _Learned(window_tokens, listed, self._clock() + _LEARNED_S)
+        learned = _Learned(window_tokens, listed, self._clock() + _LEARNED_S)
+        witnesses = self._learned.setdefault(target.key, OrderedDict())
+        others = (told for asker, told in witnesses.items() if asker not in (target.asker, _EVERYBODY))
+        if any(told.tokens == window_tokens and self._clock() < told.until_s for told in others):
+            witnesses[_EVERYBODY] = learned
+        witnesses[target.asker] = learned
+        witnesses.move_to_end(target.asker)
+        if len(witnesses) > _MAX_WITNESSES:
+            del witnesses[next(asker for asker in witnesses if asker != _EVERYBODY)]
         _bound(self._learned)
+
+    def served(self, target: Target, tokens: int) -> None:
+        """Forgets every limit below a prompt that the server has counted and answered since."""
+        witnesses = self._learned.get(target.key)
+        if witnesses is None:
+            return
+        for asker in [asker for asker, told in witnesses.items() if told.tokens < tokens]:
+            del witnesses[asker]
 
     def invalidate(self, target: Target) -> None:
         """Makes the next `resolve` of this server wait for a fresh read."""
@@ -171,18 +193,25 @@ class Windows:
         return as_asked(target, window).tokens if window is not None else None
 
     def _capped(self, target: Target, window: Window) -> Window:
-        learned = self._learned.get(target.key)
-        if learned is None:
-            return window
-        if learned.against not in (None, window.tokens) or self._clock() >= learned.until_s:
-            del self._learned[target.key]
-            return window
-        if learned.against is None:
-            # Learned before LM Studio was heard; from now on it holds against the value seen here.
-            self._learned[target.key] = learned._replace(against=window.tokens)
-        if learned.tokens >= window.tokens:
-            return window
-        return replace(window, tokens=learned.tokens, source="learned")
+        """A listed window, no larger than what was learned by whoever asks, or by two others."""
+        witnesses = self._learned.get(target.key, OrderedDict())
+        tokens = window.tokens
+        for asker in {_EVERYBODY, target.asker} & witnesses.keys():
+            learned = witnesses[asker]
+            if learned.against not in (None, window.tokens) or self._clock() >= learned.until_s:
+                del witnesses[asker]
+                continue
+            if learned.against is None:
+                # Learned before LM Studio was heard; from now on it holds against the value seen here.
+                witnesses[asker] = learned._replace(against=window.tokens)
+            tokens = min(tokens, learned.tokens)
+        return window if tokens == window.tokens else replace(window, tokens=tokens, source="learned")
+
+    def _told(self, target: Target) -> _Learned | None:
+        """The smallest limit that was learned by whoever asks, or by two others; None for none."""
+        witnesses = self._learned.get(target.key, OrderedDict())
+        told = [witnesses[asker] for asker in {_EVERYBODY, target.asker} if asker in witnesses]
+        return min(told, key=lambda learned: learned.tokens, default=None)
 
     def _see(self, target: Target, tokens: int) -> None:
         seen = self._seen.get(target.key)
@@ -219,7 +248,7 @@ class Windows:
         return replace(window, tokens=tokens)
 
     def _without_listing(self, target: Target, reason: str, *, is_silent: bool = False) -> Window:
-        learned = self._learned.get(target.key)
+        learned = self._told(target)
         now_s = self._clock()
         operator = target.context_length if (target.context_length or 0) > 0 else None
         if operator is not None:

@@ -47,6 +47,7 @@ class Call:
         received: as the client sent it, for deployments that are left alone.
         original: the same without the notices that it carried back; the same object when there were none.
         tenant: fingerprint of who asks.
+        said: gives every text that the client sent, in whatever field.
         in_hand: the list that LiteLLM has in its hands since we let go of it; another one is another conversation.
         group: the model name that it is filed under in the store.
         pin: the name or id under which the router finds the deployment that serves it.
@@ -76,6 +77,7 @@ class Call:
     group: str
     attempts: Attempts
     tenant: str = ""
+    said: Callable[[], str] = str
     in_hand: list[Any] = field(default_factory=list)
     pin: str = ""
     is_chat: bool = False

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
@@ -99,6 +99,7 @@ class Asked:
         wants_usage: whether the stream must end with a usage chunk.
         stops: strings at which the answer ends.
         is_whole: whether the client gets the answer in one piece, so that nothing of it can be out before its end.
+        said: gives every text that the client sent, in whatever field.
     """
 
     request: Request
@@ -108,3 +109,4 @@ class Asked:
     wants_usage: bool
     stops: tuple[str, ...] = ()
     is_whole: bool = False
+    said: Callable[[], str] = str

@@ -185,7 +185,7 @@ class Gate:
             self._compactor, request, case, asked_tokens, can_grow=can_grow
         )
         call.sent(case, guarded)
-        self._publisher.publish(router, deployment, guarded.window.tokens)
+        self._publisher.publish(router, deployment, guarded.window)
         changed = wire.with_output_limit(kwargs, limit)
         if kwargs.get("stream") and call.is_chat:
             changed |= wire.with_usage(kwargs)
@@ -229,7 +229,7 @@ class Gate:
         call.is_carried = True
         if isinstance(prepared, Guarded):
             call.sent(case, prepared)
-            self._publisher.publish(router, guard.deployment, prepared.window.tokens)
+            self._publisher.publish(router, guard.deployment, prepared.window)
         elif prepared is not None:
             call.will_be_compacted(prepared)
             call.is_told = self._announced.is_next_in_a_row(prepared)
@@ -278,6 +278,7 @@ class Gate:
             notices=notices,
             wants_usage=wants_usage,
             stops=wire.stops(body),
+            said=call.said,
         )
 
     def _inner_transport(self) -> httpx.AsyncBaseTransport:
@@ -298,6 +299,7 @@ class Gate:
             opted_out=self._settings.allow_opt_out and _opts_out(body),
             asks_for_usage=wire.asks_for_usage(body),
             is_structured=wire.is_structured(body),
+            said=wire.client_texts(body),
         )
         call.leaves(body.get("messages"))
         return call

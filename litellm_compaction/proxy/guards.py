@@ -112,7 +112,7 @@ class Guards:
         )
         return Case(
             label=call.group,
-            target=deployment.target,
+            target=replace(deployment.target, asker=tenant_of(metadata)),
             settings=settings,
             scope=_scope(metadata, call.group, settings),
             tenant=tenant_of(metadata),

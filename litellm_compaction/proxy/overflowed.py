@@ -7,7 +7,8 @@ here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 from litellm_compaction.engine import Guarded
 from litellm_compaction.errors import Overflow, ended_early, overflow_from_text
@@ -19,6 +20,42 @@ NEAR_FULL_RATIO = 0.80
 FULL_RATIO = 0.98
 # What is believed of a window after an overflow that named no number.
 _SHRINK_RATIO = 0.80
+
+
+class Judged(NamedTuple):
+    """What an error says of the window, and whether that is worth learning from."""
+
+    overflow: Overflow
+    teaches: bool
+
+
+def judged(text: str, said: Callable[[], str], *, used_tokens: float, window_tokens: int) -> Judged | None:
+    """What an error text says of the window, as far as it is to be believed; None where it says nothing of it.
+
+    A client must not teach anybody a window: its own words, quoted by the server, are none of the server's; and no
+    server runs over a limit far above what it was sent.
+
+    Args:
+        text: of the server.
+        said: gives what the client sent.
+        used_tokens: the prompt and what was generated, by our count, at most.
+        window_tokens: as known.
+    """
+    if overflow_from_text(text) is None:
+        return None
+    overflow = overflow_from_text(text, said())
+    if overflow is None:
+        # Quoted, or the client's agent is at work on such messages: then only a window that is nearly full tells.
+        return Judged(Overflow(None, None), teaches=False) if used_tokens >= NEAR_FULL_RATIO * window_tokens else None
+    named = overflow.window_tokens
+    if named is not None and named < window_tokens and used_tokens < NEAR_FULL_RATIO * named:
+        return Judged(Overflow(None, None), teaches=False)
+    return Judged(overflow, teaches=True)
+
+
+def most_tokens(guarded: Guarded) -> float:
+    """How many tokens a prompt may have, if our count is too low."""
+    return guarded.count.tokens * (1 + guarded.count.error_ratio)
 
 
 def taught(overflow: Overflow, guarded: Guarded, *, is_shared: bool) -> Overflow:
@@ -42,9 +79,13 @@ def unread_overflow(call: Call, message: str, details: Mapping[str, object]) -> 
         message: of LiteLLM's error.
         details: LiteLLM's own of the attempt; they have the usage, if the server reported one.
     """
-    overflow = overflow_from_text(message)
     guarded = call.guarded
-    if guarded is None or not call.is_hooked or call.is_read:
+    if guarded is None:
+        # Not even known to have been sent.
+        return None
+    found = judged(message, call.said, used_tokens=most_tokens(guarded), window_tokens=guarded.window.tokens)
+    overflow = found.overflow if found is not None else None
+    if not call.is_hooked or call.is_read or (found is not None and not found.teaches):
         return overflow
     if overflow is None:
         reported = _prompt_tokens(details)

@@ -95,7 +95,7 @@ class Preparing:
             # The message is the finding, a traceback is noise.
             logger.error("%s `litellm-compaction doctor` says what to change.", error)  # noqa: TRY400
         else:
-            self._publisher.publish(router, deployment, window.tokens)
+            self._publisher.publish(router, deployment, window)
             logger.info(
                 "window model=%s tokens=%d source=%s parallel=%d",
                 deployment.group,

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, MutableMapping
 from typing import Any
 
+from litellm_compaction.models.window import Window
 from litellm_compaction.proxy.routing import Deployment
 
 _KEY = "max_input_tokens"
@@ -20,12 +21,15 @@ class Publisher:
     def __init__(self) -> None:
         self._written: dict[str, int] = {}
 
-    def publish(self, router: Any, deployment: Deployment, window_tokens: int) -> None:
+    def publish(self, router: Any, deployment: Deployment, window: Window) -> None:
         """Shows a deployment's window, unless it has many; never in place of a number that the operator wrote.
 
         With `enable_pre_call_checks` LiteLLM would refuse by that number what we are about to compact, so
-        nothing is shown then.
+        nothing is shown then. What an overflow has taught may be one tenant's only, and is not shown.
         """
+        window_tokens = window.tokens
+        if window.source == "learned":
+            return
         known = self._written.get(deployment.id)
         if deployment.is_wildcard or known == window_tokens or getattr(router, "enable_pre_call_checks", True):
             return

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 from litellm_compaction.core.continuation import Joiner, settled_length, unstopped_length
 from litellm_compaction.engine import Guarded
-from litellm_compaction.errors import Overflow, is_crash, overflow_from_text
+from litellm_compaction.errors import Overflow, is_crash
 from litellm_compaction.models.generated import GeneratedTokens
 from litellm_compaction.proxy.exchange import Chunk, UpstreamError
-from litellm_compaction.proxy.overflowed import FULL_RATIO, NEAR_FULL_RATIO
+from litellm_compaction.proxy.overflowed import FULL_RATIO, NEAR_FULL_RATIO, judged, most_tokens
 from litellm_compaction.proxy.wire import Usage, usage_of
 
 End: TypeAlias = Literal["done", "limit", "overflow", "failed"]
@@ -61,9 +61,12 @@ class Relay:
         stops: Sequence[str] = (),
         *,
         is_whole: bool = False,
+        said: Callable[[], str] = str,
     ) -> None:
         self._progress = progress
         self._stops = stops
+        self._said = said
+        self._most_prompt_tokens = most_tokens(guarded)
         # A call that no client has begun to receive can be cut, and asked for again.
         self._holds_calls = is_whole
         self._window_tokens = guarded.window.tokens
@@ -161,7 +164,10 @@ class Relay:
 
     def has_overflowed(self, error: UpstreamError) -> bool:
         """Whether the server's error means that the window is full; takes note of it."""
-        self.overflow = overflow_from_text(error.text)
+        used_tokens = self._most_prompt_tokens + self.completion_tokens()
+        found = judged(error.text, self._said, used_tokens=used_tokens, window_tokens=self._window_tokens)
+        if found is not None:
+            self.overflow, self.is_crash = found.overflow, not found.teaches
         if self.overflow is None and is_crash(error.text) and self._looks_full(NEAR_FULL_RATIO):
             self.overflow, self.is_crash = Overflow(None, None), True
         if self.overflow is None:

@@ -101,6 +101,7 @@ class Answer:
                 self._case.settings.streaming_ratio,
                 self._asked.stops,
                 is_whole=self._asked.is_whole,
+                said=self._asked.said,
             )
             try:
                 # Closed here and not by the garbage collector: the server generates for as long as it is open.

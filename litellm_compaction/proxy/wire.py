@@ -5,11 +5,13 @@ The only place where untyped JSON is taken apart. Called by the gate and the str
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeGuard
 
 from litellm_compaction.core.messages import Message, Request, parse_message, user_message
 
+# What LiteLLM adds to a request.
+_LITELLM_KEYS = frozenset({"metadata", "litellm_metadata", "proxy_server_request", "secret_fields", "model_info"})
 _OUTPUT_LIMITS = ("max_tokens", "max_completion_tokens")
 
 
@@ -103,6 +105,29 @@ def stops(body: Mapping[str, Any]) -> tuple[str, ...]:
     found = body.get("stop")
     listed = found if isinstance(found, list) else [found]
     return tuple(stop for stop in listed if isinstance(stop, str) and stop)
+
+
+def client_texts(body: Mapping[str, Any]) -> Callable[[], str]:
+    """Gives every text in a request, whatever field it stands in, for telling a server's words from the client's.
+
+    Keeps nothing but what came as JSON: LiteLLM's own objects would keep the request alive.
+    """
+    sent = [value for key, value in body.items() if key not in _LITELLM_KEYS and isinstance(value, (str, list, dict))]
+    return lambda: "\n".join(_texts(sent))
+
+
+def _texts(value: object) -> Iterator[str]:
+    # Not by recursion: JSON may be nested deeper than Python calls may be.
+    waiting = [value]
+    while waiting:
+        found = waiting.pop()
+        if isinstance(found, str):
+            yield found
+        elif isinstance(found, Mapping):
+            waiting.extend(found)
+            waiting.extend(found.values())
+        elif isinstance(found, list):
+            waiting.extend(found)
 
 
 def can_be_carried_over(body: Mapping[str, Any]) -> bool:

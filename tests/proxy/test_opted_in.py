@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -9,7 +10,7 @@ import pytest
 
 from litellm_compaction.config import Settings
 from litellm_compaction.errors import ModelNotLoaded, WindowUnknown
-from litellm_compaction.models.window import Target, Windows
+from litellm_compaction.models.window import Target, Window, Windows
 from litellm_compaction.proxy.guards import Guards
 from litellm_compaction.proxy.live_settings import FixedSettings
 from litellm_compaction.proxy.opted_in import max_input_tokens
@@ -182,8 +183,10 @@ def test_a_published_number_does_not_come_back_as_the_operators() -> None:
         model_list = ({"model_info": {"id": "a"}}, {"model_info": {"id": "b", "max_input_tokens": 7000}})
 
     publisher = Publisher()
+    window = Window(tokens=4096, source="api/v1", architecture="", instance_id="", parallel=1, read_s=0)
     for each in ("a", "b"):
-        publisher.publish(Router(), deployment("lm_studio/qwen", {"id": each}), 4096)
+        publisher.publish(Router(), deployment("lm_studio/qwen", {"id": each}), window)
+        publisher.publish(Router(), deployment("lm_studio/qwen", {"id": each}), replace(window, source="learned"))
     first, second = (entry["model_info"] for entry in Router.model_list)
     assert first == {"id": "a", "max_input_tokens": 4096}
     assert publisher.as_written(first) == {"id": "a"}

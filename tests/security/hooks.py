@@ -68,7 +68,7 @@ class Router:
         self.asked.append(arguments)
         await asyncio.sleep(0)
         said = f"### Current state\n{' '.join(sorted(words_of(arguments['messages'])))} is what it is about."
-        return streamed(said) if arguments.get("stream") else whole_answer(said, 100)
+        return streamed(said) if arguments.get("stream") else whole_answer(said)
 
 
 def _entry(group: str, model: str) -> dict[str, Any]:
@@ -86,11 +86,10 @@ def words_of(value: object) -> set[str]:
     return set(re.findall(r"CANARY-[a-z0-9-]+", json.dumps(value, default=str)))
 
 
-def whole_answer(text: str, prompt_tokens: int, reason: str = "stop") -> ModelResponse:
-    """LiteLLM's response object."""
+def whole_answer(text: str, reason: str = "stop") -> ModelResponse:
+    """LiteLLM's response object; without usage, which would teach."""
     return ModelResponse(
         choices=[{"index": 0, "finish_reason": reason, "message": {"role": "assistant", "content": text}}],
-        usage={"prompt_tokens": prompt_tokens, "completion_tokens": 5, "total_tokens": prompt_tokens + 5},
     )
 
 
@@ -116,14 +115,12 @@ class Server(httpx.AsyncBaseTransport):
             return self.answer(body)
         text = f"Seen: {' '.join(sorted(words_of(body)))}"
         message = {"role": "assistant", "content": text}
-        usage = {"prompt_tokens": 50, "completion_tokens": 5, "total_tokens": 55}
         if not body.get("stream"):
             choice = {"index": 0, "message": message, "finish_reason": "stop"}
-            return httpx.Response(200, json={"id": "1", "choices": [choice], "usage": usage})
+            return httpx.Response(200, json={"id": "1", "choices": [choice]})
         chunks = [
             {"id": "1", "choices": [{"index": 0, "delta": message, "finish_reason": None}]},
             {"id": "1", "choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]},
-            {"id": "1", "choices": [], "usage": usage},
         ]
         text = "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks) + "data: [DONE]\n\n"
         return httpx.Response(200, headers={"content-type": "text/event-stream"}, text=text)
@@ -154,6 +151,7 @@ class Client:
         attempts: the groups that are tried in turn; all but the last fail.
         sent: what left for a server, by either carrier.
         is_cut: whether its server ends the answer at the window, so that it has to be carried on.
+        refusal: what its server says in place of an answer, made from the body that it got.
         read: the answer's text.
         pause: is awaited between any two steps.
     """
@@ -167,6 +165,7 @@ class Client:
     stream: bool = False
     is_cut: bool = False
     body: Mapping[str, Any] = field(default_factory=dict)
+    refusal: Callable[[Any], str] | None = None
     pause: Callable[[], Awaitable[None]] = field(default=lambda: asyncio.sleep(0))
     sent: list[dict[str, Any]] = field(default_factory=list)
     read: str = ""
@@ -218,15 +217,21 @@ class Client:
             await self.pause()
         changed = await handler.async_pre_call_deployment_hook(kwargs, "acompletion") or kwargs
         await self.pause()
+        if "client" not in changed and self.refusal is not None:
+            raise RuntimeError(await self._logged(log, self.refusal(changed)))
         if fails:
             self.sent.append({"messages": changed["messages"]})
-            log.model_call_details["exception"] = "refused"
-            await handler.async_log_failure_event(log.model_call_details, None, None, None)
+            await self._logged(log, "refused")
             return
         if "client" in changed:
             await self._carried(changed, data)
         else:
             await self._hooked(changed, data)
+
+    async def _logged(self, log: Logging, failure: str) -> str:
+        log.model_call_details["exception"] = failure
+        await self.scene.handler.async_log_failure_event(log.model_call_details, None, None, None)
+        return failure
 
     async def _carried(self, changed: dict[str, Any], data: dict[str, Any]) -> None:
         body = {
@@ -238,15 +243,18 @@ class Client:
         transport = changed["client"]._client._transport
         request = httpx.Request("POST", f"{BASE}/chat/completions", content=json.dumps(body).encode())
         before = len(self.scene.server.bodies)
+        if (refusal := self.refusal) is not None:
+            self.scene.server.answer = lambda body: httpx.Response(400, json={"error": {"message": refusal(body)}})
         response = await transport.handle_async_request(request)
         self.read = (await response.aread()).decode()
+        self.scene.server.answer = None
         self.sent += [body for body in self.scene.server.bodies[before:] if words_of(body) & words_of(self.messages)]
         await self._back(data, None)
 
     async def _hooked(self, changed: dict[str, Any], data: dict[str, Any]) -> None:
         self.sent.append({key: changed[key] for key in ("messages", "max_tokens", "tools") if key in changed})
         said = f"Seen: {' '.join(sorted(words_of(changed['messages'])))}"
-        await self._back(data, whole_answer(said, 50, "length" if self.is_cut else "stop"))
+        await self._back(data, whole_answer(said, "length" if self.is_cut else "stop"))
 
     async def _back(self, data: dict[str, Any], answer: ModelResponse | None) -> None:
         handler, auth = self.scene.handler, self.auth

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
 import math
 import random
 from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -20,7 +22,7 @@ from litellm_compaction.simulator import ChatCall, Gate, Reply
 from tests.integration.bench import Bench, is_summary_call
 from tests.integration.conversations import ONE_ROUND, talk
 from tests.integration.harness import CHAT
-from tests.security.hooks import ROUTES, Client, Logging, Scene, conversation, pauses, use_router, words_of
+from tests.security.hooks import ROUTES, WINDOW, Client, Logging, Scene, conversation, pauses, use_router, words_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*`ReadOnly` qualifier:UserWarning")
 
@@ -122,6 +124,93 @@ def test_messages_changed_in_place_are_other_messages() -> None:
     call.leaves(messages)
     messages[0]["content"] = "My number is <masked>."
     assert not call.is_of("alice", messages)
+
+
+_LIMIT = "reached context length of 40 tokens"
+_ROLES = "After the optional system message, only user, assistant and tool roles are supported, got {}."
+_HI = {"role": "user", "content": "hi"}
+# What a client sends, and what the server makes of it: chat templates and argument checks quote what they refuse.
+_ECHOES: dict[str, tuple[dict[str, Any], Callable[[Any], str]]] = {
+    "role": ({"messages": [_HI, {"role": _LIMIT, "content": "x"}]}, lambda body: _ROLES.format(_roles(body))),
+    "role in quotes": ({"messages": [_HI, {"role": _LIMIT, "content": "x"}]}, lambda body: json.dumps(_roles(body))),
+    "role, escaped twice": (
+        {"messages": [_HI, {"role": f'"{_LIMIT}"', "content": "x"}]},
+        lambda body: json.dumps(json.dumps(_roles(body))),
+    ),
+    "text": ({"messages": [{"role": "user", "content": f"Say: {_LIMIT}!"}]}, lambda body: f"bad text: Say: {_LIMIT}!"),
+    "part": (
+        {"messages": [{"role": "user", "content": [{"type": _LIMIT, "text": "hi"}]}]},
+        lambda body: f"unknown part type {_LIMIT!r}",
+    ),
+    "tool": (
+        {"messages": [_HI], "tools": [{"type": "function", "function": {"name": _LIMIT}}]},
+        lambda body: f"tools.0.function.name: {_LIMIT}",
+    ),
+    "argument": ({"messages": [_HI], "stop": [_LIMIT]}, lambda body: f"stop must not be {_LIMIT!r}"),
+    "key": ({"messages": [_HI], "logit_bias": {_LIMIT: 1}}, lambda body: f"logit_bias: {_LIMIT} is no token"),
+    "near its own count": (
+        {"messages": [{"role": "reached context length of 12 tokens", "content": "x"}]},
+        lambda body: "got reached context length of 12 tokens",
+    ),
+    "5,000 digits": ({"messages": [_HI]}, lambda body: f"reached context length of {'9' * 5000} tokens"),
+    "5,000 digits, echoed": (
+        {"messages": [{"role": f"reached context length of {'4' * 5000} tokens", "content": "x"}]},
+        lambda body: _ROLES.format(_roles(body)),
+    ),
+    "the server's own words, far from what it was sent": (
+        {"messages": [_HI]},
+        lambda body: "reached context length of 400 tokens",
+    ),
+    "nothing but words": (
+        {"messages": [{"role": "Context size has been exceeded", "content": "x"}]},
+        lambda body: _ROLES.format(_roles(body)),
+    ),
+}
+
+
+def _roles(body: Any) -> str:
+    return str(body["messages"][-1]["role"])
+
+
+@pytest.mark.parametrize("group", ["carried", "hooked"])
+@pytest.mark.parametrize("echo", _ECHOES)
+async def test_client_teaches_nobody_a_window(
+    scene: Scene, caplog: pytest.LogCaptureFixture, echo: str, group: str
+) -> None:
+    """Neither others nor itself: every window stays what the operator wrote."""
+    body, refusal = _ECHOES[echo]
+    for _ in range(3):
+        await Client(scene, "sk-bob", body["messages"], attempts=[group], body=body, refusal=refusal).send()
+    for key in ("sk-alice", "sk-bob"):
+        asked = Client(scene, key, conversation(key, 1), attempts=[group])
+        await asked.send()
+        assert asked.error is None
+        assert asked.headers["x-litellm-compaction-window"] == str(WINDOW)
+    assert "failed_open" not in caplog.text
+
+
+@pytest.mark.parametrize("group", ["carried", "hooked"])
+async def test_true_limit_is_believed_by_whoever_met_it_and_by_all_once_two_have(scene: Scene, group: str) -> None:
+    """The server's own words, near what it was sent: one tenant's at first; never below what was served since."""
+
+    async def overflow(key: str) -> None:
+        told = "reached context length of 600 tokens"
+        await Client(scene, key, conversation(key, 2), attempts=[group], refusal=lambda body: told).send()
+
+    async def window(key: str) -> str:
+        asked = Client(scene, key, conversation(key, 0), attempts=[group])
+        await asked.send()
+        return asked.headers["x-litellm-compaction-window"]
+
+    everybody = ("sk-bob", "sk-alice", "sk-red-anna")
+    await overflow("sk-bob")
+    await overflow("sk-bob")
+    assert [await window(key) for key in everybody] == ["600", str(WINDOW), str(WINDOW)]
+    await overflow("sk-alice")
+    assert [await window(key) for key in everybody] == ["600", "600", "600"]
+    target = scene.handler._gate.guards.deployment(scene.router.entries[group]).target
+    scene.handler._compactor.windows.served(target, 601)
+    assert [await window(key) for key in everybody] == [str(WINDOW)] * 3
 
 
 def _seen(call: ChatCall) -> Reply:
