@@ -122,6 +122,41 @@ class Budget:
         buffer_tokens = 0 if self.reserved_tokens else self.output_buffer_tokens(prompt_tokens)
         return conversation_tokens + buffer_tokens > self.rules.pre_request_ratio * self.usable_tokens
 
+    @property
+    def is_pressed(self) -> bool:
+        """Whether everything triggers: the server has shown that what was let through is too much."""
+        return self.rules.pre_request_ratio <= self.rules.target_ratio
+
+    @property
+    def trigger_tokens(self) -> int:
+        """The largest prompt that does not have to be compacted."""
+        low, high = 0, self.window_tokens
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (low, middle - 1) if self.triggers(middle) else (middle, high)
+        return low
+
+    def may_wait(self, prompt_tokens: int) -> bool:
+        """Whether a prompt that was compacted before may outgrow the trigger: compacting it again would buy little.
+
+        Prompt and output buffer still end before a running answer would have to be stopped. Agents with large system
+        prompts and tools were compacted in every turn otherwise (OpenCode, Cline at 16k, 2026-11).
+        """
+        end_tokens = prompt_tokens + self.output_buffer_tokens(prompt_tokens)
+        is_early = end_tokens <= self.rules.streaming_ratio * self.window_tokens
+        return self.is_narrow and is_early and self.fits(prompt_tokens)
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether the floor leaves less than twice the usual room below the trigger: one turn may take all of it."""
+        room = self.trigger_tokens - self.floor_tokens
+        return room < 2 * math.floor(ROOM_ABOVE_FLOOR_RATIO * self.usable_tokens) and not self.is_pressed
+
+    @property
+    def narrow_target_tokens(self) -> int:
+        """Half way from the floor to the trigger, for what costs no model call."""
+        return self.floor_tokens + max(self.trigger_tokens - self.floor_tokens, 0) // 2
+
     def target_tokens(self, prompt_tokens: int) -> int:
         """To how many tokens a prompt is compacted.
 

@@ -63,6 +63,8 @@ def plan(
         if not budget.triggers(tokens):
             return Reuse(compaction=each)
     reused_tokens, base = min(zip(after, usable, strict=True), key=lambda pair: pair[0], default=(None, None))
+    if base and reused_tokens is not None and budget.may_wait(reused_tokens) and not conversation.messages[-1].is_ours:
+        return Reuse(compaction=base)
     now_tokens = conversation.tokens if reused_tokens is None else min(conversation.tokens, reused_tokens)
     rich = next((each for each in usable if not each.provisional), None)
     fits_at_all = budget.fits(conversation.floor_tokens)
@@ -198,10 +200,14 @@ def _edit(
     cuts = [cut for cut in legal_cuts(conversation.messages) if cut > covered]
     recent = [cut for cut in cuts if cut <= len(conversation.messages) - depth.keep_recent_messages]
     # The recent messages are spared where that is enough; only the sacred tail is spared whatever happens.
-    for cut in dict.fromkeys((*recent[-1:], *cuts[-1:])):
-        edit = _edit_up_to(conversation, cut - lead, budget, base, otherwise, count)
-        if edit is not None:
-            return edit
+    target = budget.target_tokens(conversation.tokens)
+    # Where one turn could fill what is left, an edit goes deeper if it can: a stub costs nothing.
+    targets = (min(target, budget.narrow_target_tokens), target) if budget.is_narrow else (target,)
+    for target_tokens in dict.fromkeys(targets):
+        for cut in dict.fromkeys((*recent[-1:], *cuts[-1:])):
+            edit = _edit_up_to(conversation, cut - lead, budget, base, otherwise, target_tokens, count)
+            if edit is not None:
+                return edit
     return None
 
 
@@ -211,12 +217,12 @@ def _edit_up_to(
     budget: Budget,
     base: Compaction | None,
     otherwise: Prune | Summarize,
+    target: int,
     count: Callable[[str], int],
 ) -> Edit | None:
     lead = lead_length(conversation.messages)
     start = base.replaced_messages if base else 0
     compaction = _editing(conversation, covered_messages, budget, base, "edit")
-    target = budget.target_tokens(conversation.tokens)
     room = max(target - budget.floor_tokens, 0)
     words_tokens = _words_tokens(conversation, start, target, room)
     ledger_tokens = words_tokens + int(_EDIT_LEDGER_SHARE * (room - words_tokens))

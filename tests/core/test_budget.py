@@ -213,3 +213,16 @@ def test_reserves_larger_than_the_window_leave_a_quarter() -> None:
     budget = _ruled(8192, system_reserve_tokens=20_000)
     assert budget.reserved_tokens == 6144
     assert _trigger(budget) == int(0.80 * 2048) + 1
+
+
+def test_only_a_high_floor_waits_beyond_the_trigger() -> None:
+    """Up to where a running answer is stopped; never where everything triggers because the count was no guide."""
+    low, high = _budget(16_384, floor_tokens=3000), _budget(16_384, floor_tokens=9000)
+    above = high.trigger_tokens + 500
+    assert (low.triggers(above), high.triggers(above)) == (True, True)
+    assert (low.may_wait(above), high.may_wait(above)) == (False, True)
+    assert not high.triggers(high.trigger_tokens)
+    assert not high.may_wait(int(0.9 * 16_384))
+    pressed = replace(high, rules=replace(high.rules, pre_request_ratio=1e-6))
+    assert not pressed.may_wait(above)
+    assert high.floor_tokens < high.narrow_target_tokens < high.trigger_tokens

@@ -259,3 +259,18 @@ async def test_a_summary_over_its_bound_costs_lines_and_not_the_target() -> None
     assert bench.last.outcome == "compacted"
     assert bench.ask.max_tokens[-1] < (len(bench.store.kept[-1][1].summary) + 3) // 4
     assert guarded.count.tokens - text.count("\n") // 4 <= guarded.budget.target_tokens(guarded.tokens_before)
+
+
+@pytest.mark.parametrize(
+    ("system_words", "rows", "window", "most"), [(5760, 200, 16384, 2), (7200, 300, 16384, 4), (15120, 300, 32768, 2)]
+)
+async def test_a_high_floor_is_not_compacted_every_turn(system_words: int, rows: int, window: int, most: int) -> None:
+    """Half of the window is system prompt: what was compacted may outgrow the trigger before it is compacted again."""
+    bench = Bench()
+    raw = [system("rule " * system_words), user("Port the parser. " * 10)]
+    for number in range(16):
+        raw += [calls(f"c{number}", content=f"Step {number}"), result(f"c{number}", f"row {number} of it\n" * rows)]
+        guarded = await bench.guard(raw, window)
+        sent(raw, guarded)
+        assert guarded.budget.fits(guarded.count.tokens + guarded.budget.output_buffer_tokens(guarded.count.tokens))
+    assert len([outcome for outcome in bench.outcomes if outcome != "reused"]) <= most
