@@ -49,24 +49,21 @@ def plan(
         stored: compactions found under this conversation's hashes, longest first.
         count: tokens of a text.
     """
-    usable = [each for each in stored if is_applicable(conversation.messages, each, conversation.hashes)]
-    # A record that was made without room comes last: the earlier, richer one may fit again. Else the newest round
-    # counts: a summary may cover less than the edit before it.
-    usable.sort(key=lambda each: (each.provisional, -each.round))
+    known = usable(conversation, stored)
     if not budget.own.triggers(conversation.tokens):
         # What was compacted stays compacted, although the count has settled a little lower since: the same bytes,
         # and the server's cache stays warm. A window that has grown is worth a fresh start.
-        lasting = next((each for each in usable if each.window_tokens >= budget.window_tokens), None)
+        lasting = next((each for each in known if each.window_tokens >= budget.window_tokens), None)
         return Keep() if lasting is None else Reuse(compaction=lasting)
-    after = [applied_tokens(conversation, each, count) for each in usable]
-    for each, tokens in zip(usable, after, strict=True):
+    after = [applied_tokens(conversation, each, count) for each in known]
+    for each, tokens in zip(known, after, strict=True):
         if not budget.triggers(tokens):
             return Reuse(compaction=each)
-    reused_tokens, base = min(zip(after, usable, strict=True), key=lambda pair: pair[0], default=(None, None))
+    reused_tokens, base = min(zip(after, known, strict=True), key=lambda pair: pair[0], default=(None, None))
     if base and reused_tokens is not None and budget.may_wait(reused_tokens) and not conversation.messages[-1].is_ours:
         return Reuse(compaction=base)
     now_tokens = conversation.tokens if reused_tokens is None else min(conversation.tokens, reused_tokens)
-    rich = next((each for each in usable if not each.provisional), None)
+    rich = next((each for each in known if not each.provisional), None)
     fits_at_all = budget.fits(conversation.floor_tokens)
     fresh = _summarize(conversation, budget, depth, rich, count) if fits_at_all else None
     enough_tokens = now_tokens * (1 - MIN_GAIN_RATIO)
@@ -82,6 +79,16 @@ def plan(
     if budget.own.fits(conversation.tokens):
         return Keep()
     return Refuse() if fresh is None else fresh
+
+
+def usable(conversation: Conversation, stored: Sequence[Compaction]) -> list[Compaction]:
+    """The stored compactions that belong to a conversation, the one to go by first.
+
+    A record that was made without room comes last: the earlier, richer one may fit again. Else the newest round counts:
+    a summary may cover less than the edit before it.
+    """
+    found = [each for each in stored if is_applicable(conversation.messages, each, conversation.hashes)]
+    return sorted(found, key=lambda each: (each.provisional, -each.round))
 
 
 def _with_fallback(handoff: Summarize, plain: Summarize | None) -> Summarize:

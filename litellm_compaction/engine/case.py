@@ -43,13 +43,15 @@ class Attempts:
 
     Attributes:
         told_hash: covered hash of the compaction that an event last told of, "" for none.
-        may_probe: whether a sample of it may still be sent to be counted.
+        questions_left: how often a part or all of it may still be sent to be counted only.
+        seats: places that it holds in a context that several requests fill.
         may_recount: whether what a compaction made of it may still be sent to be counted.
     """
 
     summary_calls_left: int
     told_hash: str = ""
-    may_probe: bool = True
+    questions_left: int = 8
+    seats: int = 0
     may_recount: bool = True
 
 
@@ -88,6 +90,7 @@ class Case:
         pruning_models: in the order in which they are tried.
         warm_up: makes LM Studio load the model.
         measure: has the server count a request; None where nobody may ask.
+        asked_tokens: the client's limit for the answer; None for none.
         attempts: shared by all phases of one client request.
     """
 
@@ -99,6 +102,7 @@ class Case:
     warm_up: Callable[[], Awaitable[None]]
     attempts: Attempts
     measure: Measure | None = None
+    asked_tokens: int | None = None
     tenant: str = ""
 
     @property
@@ -137,6 +141,7 @@ class Work:
         tokens_before: the estimated prompt as it came, before any text was cut to an excerpt.
         count_text: tokens of a text, for this model.
         is_shortened: whether its messages are excerpts of the client's, so that they must be sent in any case.
+        floor_count: of what no compaction can shrink, as a request of its own, where the server was asked for it.
         started_s: of the compactor's monotonic clock.
     """
 
@@ -150,6 +155,7 @@ class Work:
     window: Window
     family: Family
     is_shortened: bool = False
+    floor_count: Count | None = None
     started_s: float
 
     @property

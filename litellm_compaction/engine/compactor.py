@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Hashable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from datetime import datetime
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from litellm_compaction.core.carry_over import Partial, Way, can_end_in_answer, carried_over
 from litellm_compaction.core.chain import chain
@@ -18,7 +18,7 @@ from litellm_compaction.core.compaction import Compaction, is_applicable
 from litellm_compaction.core.decisions import Edit, Keep, Making, Plan, Prune, Reuse, Summarize
 from litellm_compaction.core.messages import Request
 from litellm_compaction.core.oversize import refusal, shortened
-from litellm_compaction.core.plan import plan
+from litellm_compaction.core.plan import plan, usable
 from litellm_compaction.engine.admission import Admission
 from litellm_compaction.engine.asking import Asker
 from litellm_compaction.engine.case import Case, Guarded, Pending, Work
@@ -97,9 +97,16 @@ class Compactor:
         self._scales = Scales(windows=windows, counter=counter, sources=self.sources, clock=clock)
         self._outgoing = Outgoing(scales=self._scales, sent=sent)
         self._replies = Replies(windows=windows, counter=counter, lessons=self._lessons, reporter=self._reporter)
-        self._prober = Prober(counter, self._lessons)
         self._going_on = GoingOn(store, wall_clock)
         self._admission = Admission()
+        self._prober = Prober(
+            windows=windows,
+            counter=counter,
+            lessons=self._lessons,
+            scales=self._scales,
+            room=lambda work: Room(self._admission, work.case),
+            clock=clock,
+        )
 
     async def prepare_counting(self, target: Target) -> TokenizerSource:
         """Loads what counts a target's prompts.
@@ -144,7 +151,10 @@ class Compactor:
         if _is_small(work):
             return self._outgoing.unchanged(work)
         work = await _hashed(work)
-        return await self._decide(work, await self._find(case.scope, work.conversation.hashes))
+        stored = await self._find(case.scope, work.conversation.hashes)
+        if not stored:
+            work = await self._prober.settled(work)
+        return await self._decide(work, stored)
 
     async def finish(self, pending: Pending, room: Room | None = None) -> Guarded:
         """Makes the compaction that `prepare` found necessary, or waits for who makes the same one already.
@@ -171,9 +181,13 @@ class Compactor:
             return guarded
         if work.budget.own.fits(work.count.tokens):
             return self._outgoing.unchanged(work)
+        again = await self._prober.with_floor(work, is_needed=True)
+        if again is not None:
+            decided = await self._decide(again, pending.stored)
+            return decided if isinstance(decided, Guarded) else await self._finished(decided, room)
         bare = self._maker.bare(work)
         if bare is not None:
-            guarded = await self._outgoing.applied(work, bare, "compacted")
+            guarded = await self._applied_surely(work, bare, "compacted")
             if guarded.budget.fits(guarded.count.tokens):
                 self._reporter.applied(work, "fallback", guarded, bare, reason="bare")
                 return guarded
@@ -197,9 +211,7 @@ class Compactor:
             # It begins alike and goes on differently: somebody else's compaction is not for it.
             flown = await self._flown(same(work, decision), pending, decision, room)
         made = flown.made
-        guarded = await self._outgoing.applied(work, made.compaction, "compacted")
-        if await self._prober.has_recounted(work, guarded):
-            guarded = await self._outgoing.applied(work, made.compaction, "compacted")
+        guarded = await self._applied_surely(work, made.compaction, "compacted")
         if not is_enough(work, decision, made.compaction, guarded):
             return None
         await self._maker.keep(work, made)
@@ -340,18 +352,46 @@ class Compactor:
         if isinstance(decision, Keep):
             return self._outgoing.unchanged(work)
         if isinstance(decision, Reuse):
-            guarded = await self._outgoing.applied(work, decision.compaction, "reused")
+            guarded = await self._applied_surely(work, decision.compaction, "reused")
             if guarded.budget.fits(guarded.count.tokens):
                 self._reporter.applied(work, "reused", guarded, decision.compaction)
                 return guarded
             decision = self._plan(work, ())
+        elif isinstance(decision, Edit | Prune | Summarize):
+            reused = await self._reused(work, stored)
+            if reused is not None:
+                return reused
         if isinstance(decision, Edit | Prune | Summarize):
             return Pending(work=work, decision=decision, stored=tuple(stored))
         if work.budget.own.fits(work.count.tokens):
             return self._outgoing.unchanged(work)
-        if await self._prober.has_learned(work):
-            return await self._decide(await self._scales.again(work), stored, shorten=shorten)
+        again = await self._prober.with_floor(work)
+        if again is not None:
+            return await self._decide(again, stored, shorten=shorten)
         return await self._shortened_or_refused(work, stored, shorten=shorten)
+
+    async def _applied_surely(
+        self, work: Work, compaction: Compaction, action: Literal["reused", "compacted"]
+    ) -> Guarded:
+        """What a compaction leaves to be sent, counted by the server where our doubt would decide about it."""
+        guarded = await self._outgoing.applied(work, compaction, action)
+        if await self._prober.has_recounted(work, guarded):
+            return await self._outgoing.applied(work, compaction, action)
+        return guarded
+
+    async def _reused(self, work: Work, stored: Sequence[Compaction]) -> Guarded | None:
+        """An earlier compaction that still does, counted as it is sent; None where a new one is due.
+
+        What the planner foresees of it is an estimate; the server may have counted all of it but the newest messages.
+        """
+        for compaction in usable(work.conversation, stored)[:1]:
+            if compaction.provisional:
+                continue
+            guarded = await self._applied_surely(work, compaction, "reused")
+            if not guarded.budget.triggers(guarded.count.tokens):
+                self._reporter.applied(work, "reused", guarded, compaction)
+                return guarded
+        return None
 
     async def _shortened_or_refused(
         self, work: Work, stored: Sequence[Compaction], *, shorten: bool
@@ -375,7 +415,9 @@ class Compactor:
 
     def _refusal(self, work: Work) -> DoesNotFit:
         self._reporter.decided(work, "refused", after=work.budget.floor_tokens, reason="does_not_fit")
-        return refusal(work.case.label, work.conversation, work.budget, work.count.tools_tokens)
+        count, fixed_tokens = work.count, work.conversation.fixed_tokens
+        tools_share = count.tools_tokens / max(1, count.tools_tokens + count.overhead_tokens)
+        return refusal(work.case.label, work.conversation, work.budget, round(tools_share * fixed_tokens))
 
     async def _find(self, scope: str, hashes: Sequence[str]) -> list[Compaction]:
         try:

@@ -13,6 +13,7 @@ from litellm_compaction.core.decisions import Edit, Making
 from litellm_compaction.engine.case import Guarded, Work
 from litellm_compaction.engine.sending import SentPrompts
 from litellm_compaction.engine.weighing import Scales
+from litellm_compaction.models.counts import holding
 
 
 class Outgoing:
@@ -45,8 +46,15 @@ class Outgoing:
         messages = apply(work.conversation.messages, compaction)
         self._note(work, compaction)
         count = await self._scales.count(work, messages)
-        # What was planned by holds, unless the server has counted the beginning of what is sent.
-        error_ratio = min(work.budget.error_ratio, count.error_ratio)
+        # What was planned by holds, unless the server has counted the beginning of what is sent: then its number is the
+        # base, and may lack what the template leaves out before another end.
+        error_ratio = count.error_ratio
+        if count.anchor is None:
+            error_ratio = min(work.budget.error_ratio, count.error_ratio)
+        if work.floor_count is not None:
+            # Planned by a floor that the server has counted, and by little doubt about the rest.
+            count = holding(count, [work.floor_count])
+            error_ratio = count.error_ratio
         return Guarded(
             action=action,
             messages=messages,

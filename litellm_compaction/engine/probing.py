@@ -1,105 +1,301 @@
-"""The server's own count, asked for before anything is sent that depends on it.
+"""The server's own count, asked for before doubt decides: before a request is compacted, refused, or its answer cut
+short only because our count may be wrong (promise P1).
 
-Asked by the compactor in two cases. Before it refuses a request only because our count may be wrong, it has a sample
-counted: a stand-in vocabulary keeps a quarter of the window free until the server has counted something, and a client
-whose every request is refused would never get that far. After a compaction, where `count: probe` wants it, it has the
-result counted.
+Asked by the compactor. Exact at no cost where the server has a tokenizer to ask; else by an answer of one token to the
+very prompt, which the real request then finds in the server's cache. What is told stays with the counter, so that the
+next turns of a conversation need no question.
 """
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import replace
 
 from litellm_compaction.core.boundaries import sacred_indices
-from litellm_compaction.core.messages import Request, lead_length, parse_message, user_message
+from litellm_compaction.core.budget import Budget
+from litellm_compaction.core.messages import Message, Request, lead_length, user_message
 from litellm_compaction.engine.case import Guarded, Work
 from litellm_compaction.engine.lessons import Lessons
 from litellm_compaction.engine.replies import truncation
-from litellm_compaction.models.counter import TokenCounter
+from litellm_compaction.engine.room import Room
+from litellm_compaction.engine.weighing import Scales
+from litellm_compaction.errors import Overloaded
+from litellm_compaction.flight import Flights
+from litellm_compaction.models.counter import Count, TokenCounter
+from litellm_compaction.models.counts import holding, least_tokens
+from litellm_compaction.models.window import Windows
+
+logger = logging.getLogger("litellm_compaction")
 
 # A sample takes at most this share of the window, even if it counts as high as it can: it must never be cut.
 _SAMPLE_WINDOW_RATIO = 0.8
-# With less doubt than this nothing would be gained.
-_LEAST_DOUBT_RATIO = 0.05
 _LEAST_SAMPLE_TOKENS = 200
+# Of the window: smaller texts leave little in doubt.
+_LEAST_PART_RATIO = 0.05
+_MOST_PARTS, _MOST_PIECES = 4, 64
+# What the server has counted is as sure as this.
+_SURE_RATIO = 0.03
 # Some servers report no usage for an answer of one token.
 _RECOUNT_ANSWER_TOKENS = 16
+# With less doubt than this share of the window, or than the least margin, a question gains nothing.
+_LEAST_DOUBT_RATIO = 0.03
+_LEAST_DOUBT_TOKENS = 64
+# A processor reads 30 tokens a second and more, a graphics card thousands.
+_LIMIT_S, _LIMIT_S_PER_TOKEN = 10.0, 0.04
+# A server that has not answered a question is not asked again so soon: its next requests would wait for nothing.
+_SILENCE_S = 60.0
+_MAX_TARGETS = 4096
 
 
 class Prober:
-    """Has samples and results counted; each once for a client request.
+    """Asks servers what they count; a few times for a client request at most.
 
     Args:
-        counter: knows what is suspicious.
-        lessons: learns from them, and keeps it.
+        windows: know which servers have a tokenizer to ask.
+        counter: believes what is told.
+        lessons: keep it.
+        scales: count what is asked about.
+        room: makes the place of a question beside the others that share a context.
+        clock: seconds, monotonic.
     """
 
-    def __init__(self, counter: TokenCounter, lessons: Lessons) -> None:
+    def __init__(
+        self,
+        *,
+        windows: Windows,
+        counter: TokenCounter,
+        lessons: Lessons,
+        scales: Scales,
+        room: Callable[[Work], Room],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._windows = windows
         self._counter = counter
         self._lessons = lessons
+        self._scales = scales
+        self._room = room
+        self._clock = clock
+        self._questions: Flights[bool] = Flights()
+        self._silent_until_s: OrderedDict[str, float] = OrderedDict()
 
-    async def has_learned(self, work: Work) -> bool:
-        """Whether the server has counted a sample of `work`, so that another look at it is worth while.
+    async def settled(self, work: Work) -> Work:
+        """`work` by the server's own count where that decides: it has to be compacted, or its answer is cut short.
 
-        Costs one answer of one token; the prompt is one that the next request may find in the server's cache.
+        Otherwise, and where nobody answers, `work` as it is.
         """
-        case = work.case
-        if case.measure is None or not case.attempts.may_probe or not _might_fit(work):
-            return False
-        sample = _sample(work)
-        if sample is None:
-            return False
-        case.attempts.may_probe = False
-        prompt_tokens = await case.measure(sample)
-        if prompt_tokens is None:
-            return False
-        sampled = await self._counter.count(case.target.key, work.family, sample)
-        if self._counter.is_suspicious(sampled, prompt_tokens):
-            return False
-        self._lessons.learn(case.target.key, case.label, sampled, prompt_tokens)
-        return prompt_tokens < sampled.tokens * (1 + work.budget.error_ratio)
+        if not _decides(work.budget.own, work.count, work.case.asked_tokens):
+            return work
+        if await self._has_told(work, work.request, work.count):
+            return await self._scales.again(work)
+        beginning = _beginning_of(work)
+        if beginning is not None:
+            if not await self._has_told(work, beginning, await self._scales.count_request(work, beginning)):
+                return work
+            work = await self._scales.again(work)
+            if not _decides(work.budget.own, work.count, work.case.asked_tokens):
+                return work
+        count = await self._narrowed(work, work.request, work.count)
+        is_told = await self._has_told(work, work.request, count)
+        return await self._scales.again(work) if is_told else work
+
+    async def with_floor(self, work: Work, *, is_needed: bool = False) -> Work | None:
+        """`work` by the server's own count of what no compaction can shrink, where that may make it fit; else None.
+
+        Args:
+            work: the request.
+            is_needed: it fits by the estimate, but what was made of it does not.
+        """
+        budget = work.budget
+        if work.floor_count is not None or not _certain(budget).fits(_least_floor(work)):
+            return None
+        if budget.fits(budget.floor_tokens) and not is_needed:
+            return None
+        request = _floor(work)
+        count = await self._narrowed(work, request, await self._scales.count_request(work, request))
+        if await self._has_told(work, request, count):
+            count = await self._scales.count_request(work, request)
+        return self._scales.with_floor(await self._scales.again(work), count)
+
+    async def _narrowed(self, work: Work, request: Request, count: Count) -> Count:
+        """The count of a request that might not fit, by what the server says of its tools and largest texts.
+
+        Those are the same in all of a conversation, and asked for once. Whatever is not told stays an estimate.
+        """
+        known: list[Count] = []
+        narrowed = count
+        for part in _parts(work, request):
+            if _most_tokens(narrowed) <= work.window.tokens:
+                break
+            counted = await self._scales.count_request(work, part)
+            if counted.error_ratio > _SURE_RATIO:
+                if not await self._has_told(work, part, counted):
+                    continue
+                counted = await self._scales.count_request(work, part)
+            known.append(counted)
+            narrowed = holding(count, known)
+        return narrowed
 
     async def has_recounted(self, work: Work, guarded: Guarded) -> bool:
-        """Whether the server has counted what is about to be sent, where `count: probe` wants that.
+        """Whether the server has counted what a compaction made: where doubt would drop it, or the operator wants it.
 
-        Costs one of the request's summary calls (promise P5) and an answer of 16 tokens; the prompt stays in the
-        server's cache for the request itself. Whatever goes wrong leaves the estimate.
+        What is wanted (`count: probe`) costs one of the request's summary calls (promise P5) and an answer of 16
+        tokens. Whatever goes wrong leaves the estimate.
         """
-        case = work.case
-        attempts = case.attempts
-        if case.settings.count != "probe" or case.measure is None or guarded.messages is None:
+        if guarded.messages is None:
+            return False
+        request = replace(work.request, messages=guarded.messages)
+        if _decides(guarded.budget, guarded.count, work.case.asked_tokens):
+            return await self._has_told(work, request, guarded.count)
+        attempts = work.case.attempts
+        if work.case.settings.count != "probe" or work.case.measure is None:
             return False
         if not attempts.may_recount or attempts.summary_calls_left < 1 or not guarded.budget.fits(guarded.count.tokens):
             return False
         attempts.may_recount = False
         attempts.summary_calls_left -= 1
-        request = replace(work.request, messages=guarded.messages)
-        prompt_tokens = await case.measure(request, answer_tokens=_RECOUNT_ANSWER_TOKENS)
+        prompt_tokens = await work.case.measure(request, answer_tokens=_RECOUNT_ANSWER_TOKENS)
         if prompt_tokens is None or truncation(guarded, prompt_tokens, 1, self._counter):
             return False
-        self._lessons.learn(case.target.key, case.label, guarded.count, prompt_tokens)
+        self._lessons.learn(work.case.target.key, work.case.label, guarded.count, prompt_tokens)
         return True
 
+    async def _has_told(self, work: Work, request: Request, count: Count) -> bool:
+        """Whether the server has said what it counts for exactly this, so that it is counted anew.
 
-def _might_fit(work: Work) -> bool:
-    """Whether the request fits if our count is as much too high as it may be too low."""
-    doubt = work.budget.error_ratio
-    certain = replace(work.budget, error_ratio=0.0)
-    return doubt > _LEAST_DOUBT_RATIO and certain.fits(int(work.budget.floor_tokens * (1 - doubt)))
+        One question for all who ask the same at the same time.
+        """
+        key = (work.case.target.key, count.fingerprint or id(request))
+        return await self._questions.join(key, lambda: self._ask(work, request, count))
+
+    async def _ask(self, work: Work, request: Request, count: Count) -> bool:
+        target = work.case.target
+        told = await self._windows.tokens_of(target, request)
+        # Never longer than the window, however wrong our count is: a server may cut it without a word.
+        most_tokens = _most_tokens(count)
+        if told is None and most_tokens <= work.window.tokens:
+            told = await self._answered(work, request, most_tokens)
+        if told is None or not self._counter.take_over_exact(target.key, count, told):
+            return False
+        self._lessons.keep(target.key)
+        return True
+
+    async def _answered(self, work: Work, request: Request, most_tokens: int) -> int | None:
+        """What the server reports for an answer of one token; None where it may not be asked, or says nothing."""
+        case, key = work.case, work.case.target.key
+        silent_until_s = self._silent_until_s.get(key, 0.0)
+        if case.measure is None or case.attempts.questions_left < 1 or self._clock() < silent_until_s:
+            return None
+        case.attempts.questions_left -= 1
+        room = self._room(work)
+        try:
+            # A request that holds room already asks in it: it would wait for itself.
+            if not case.attempts.seats:
+                await room.take_for_question(work.window, most_tokens)
+            limit_s = min(_LIMIT_S + _LIMIT_S_PER_TOKEN * most_tokens, case.settings.summary_timeout_s)
+            told = await asyncio.wait_for(case.measure(request), limit_s)
+        except (asyncio.TimeoutError, Overloaded):
+            told = None
+        finally:
+            room.leave()
+        if told is None:
+            logger.debug("question model=%s unanswered", case.label)
+            self._silent_until_s[key] = self._clock() + _SILENCE_S
+            if len(self._silent_until_s) > _MAX_TARGETS:
+                self._silent_until_s.popitem(last=False)
+        return told
 
 
-def _sample(work: Work) -> Request | None:
-    """The beginning of what no compaction can shrink, as a request of its own: system messages first."""
-    limit_tokens = int(_SAMPLE_WINDOW_RATIO * work.window.tokens / (1 + work.budget.error_ratio))
+def _most_tokens(count: Count) -> int:
+    """What a prompt takes at most, with an answer of one token."""
+    return int(count.tokens * (1 + count.error_ratio)) + 1
+
+
+def _certain(budget: Budget) -> Budget:
+    """The budget if the count were exact."""
+    return replace(budget, error_ratio=0.0, own_error_ratio=None)
+
+
+def _decides(budget: Budget, count: Count, asked_tokens: int | None) -> bool:
+    """Whether the exact number of a prompt may change what is done with it, by more than a question is worth."""
+    least = int(least_tokens(count))
+    window = budget.window_tokens
+    worth_tokens = max(_LEAST_DOUBT_TOKENS, _LEAST_DOUBT_RATIO * window)
+    if count.tokens * (1 + count.error_ratio) - least < worth_tokens:
+        # Doubt so small compacts a little early; it must not refuse.
+        return not budget.fits(count.tokens) and _certain(budget).fits(least)
+    if budget.triggers(count.tokens):
+        return not _certain(budget).triggers(least)
+    if asked_tokens is None or asked_tokens < 0:
+        asked_tokens = budget.output_buffer_tokens(count.tokens)
+    best_tokens = _certain(budget).max_output_tokens(least, asked_tokens)
+    return best_tokens - budget.max_output_tokens(count.tokens, asked_tokens) > worth_tokens
+
+
+def _least_floor(work: Work) -> int:
+    """What the floor takes at least; tools that are only estimated may take nothing."""
+    count, conversation = work.count, work.conversation
+    ratio = min(1.0, least_tokens(count) / max(1, count.tokens))
+    certain = replace(count, anchor=None)
+    ratio = min(ratio, least_tokens(certain) / max(1, count.tokens))
+    return int(ratio * conversation.floor_tokens)
+
+
+def _floor(work: Work) -> Request:
+    """What no compaction can shrink, as a request of its own."""
     messages = work.request.messages
-    lead = lead_length(messages)
-    sacred = [messages[index].text for index in sorted(sacred_indices(messages)) if index >= lead]
-    system = _beginning("\n\n".join(message.text for message in messages[:lead]), limit_tokens, work)
-    rest = _beginning("\n\n".join(sacred), limit_tokens - work.count_text(system), work) or "."
-    if work.count_text(system) + work.count_text(rest) < _LEAST_SAMPLE_TOKENS:
+    kept = tuple(messages[index] for index in sorted(sacred_indices(messages)))
+    lead = lead_length(kept)
+    if len(kept) == lead or kept[lead].role != "user":
+        # Templates want the user's word first; so does what a compaction makes.
+        kept = (*kept[:lead], user_message("."), *kept[lead:])
+    return replace(work.request, messages=kept)
+
+
+def _parts(work: Work, request: Request) -> list[Request]:
+    """The tools and the largest texts of a request, in pieces that certainly fit, each as a request of its own."""
+    limit_tokens = int(_SAMPLE_WINDOW_RATIO * work.window.tokens / (1 + work.budget.error_ratio))
+    least_tokens = int(_LEAST_PART_RATIO * work.window.tokens)
+    texts = {text for message in request.messages for text in _texts(message)}
+    pieces: list[tuple[int, str]] = []
+    for text in texts:
+        rest = text
+        while rest and len(pieces) < _MOST_PIECES and work.count_text(rest) >= least_tokens:
+            piece = _beginning(rest, limit_tokens, work)
+            if not piece:
+                break
+            pieces.append((work.count_text(piece), piece))
+            rest = rest[len(piece) :]
+    largest = sorted(pieces, key=lambda piece: -piece[0])[:_MOST_PARTS]
+    parts = [Request(messages=(user_message(piece),)) for _, piece in largest]
+    if request.tools:
+        parts.insert(0, replace(request, messages=(user_message("."),)))
+    return parts
+
+
+def _texts(message: Message) -> tuple[str, ...]:
+    return (message.text, *(call.arguments for call in message.calls))
+
+
+def _beginning_of(work: Work) -> Request | None:
+    """The longest beginning that is a valid request and certainly fits; None where that is too short to say much."""
+    messages, count = work.request.messages, work.count
+    most_tokens = (work.window.tokens - 1) / (1 + work.budget.error_ratio)
+    tokens = count.overhead_tokens + count.tools_tokens
+    found = 0
+    for index, size in enumerate(count.sizes):
+        tokens += size
+        if tokens > most_tokens:
+            break
+        following = messages[index + 1].role if index + 1 < len(messages) else ""
+        if messages[index].role in ("user", "tool") and following != "tool":
+            found, found_tokens = index + 1, tokens
+    if not found or found == len(messages) or found_tokens < max(_LEAST_SAMPLE_TOKENS, most_tokens // 4):
         return None
-    first = [parse_message({"role": messages[0].role, "content": system})] if system else []
-    return Request(messages=(*first, user_message(rest)))
+    return replace(work.request, messages=messages[:found])
 
 
 def _beginning(text: str, limit_tokens: int, work: Work) -> str:

@@ -104,8 +104,18 @@ class Room:
         For an answer that waits for somebody else's summary: that may need the very room.
         """
         if self._seat is not None:
+            self._count_seat(-1)
             self._seat.shrink(0)
             self._taken_for = None
+
+    async def take_for_question(self, window: Window, prompt_tokens: int) -> None:
+        """Waits for room for a prompt that is only counted.
+
+        Raises:
+            Overloaded: there was none in time.
+        """
+        if self.is_shared(window):
+            await self._hold(window, prompt_tokens)
 
     def covers(self, guarded: Guarded, generated_tokens: int) -> bool:
         """Whether a running answer may go on: it holds enough, or gets more without waiting."""
@@ -120,6 +130,7 @@ class Room:
         """Gives everything back."""
         self._has_left = True
         if self._seat is not None and not self._is_lent:
+            self._count_seat(-1)
             self._seat.leave()
             self._seat = None
 
@@ -132,7 +143,14 @@ class Room:
                 pool, window_tokens=window.tokens, tokens=tokens, timeout_s=timeout_s
             )
         else:
+            self._count_seat(-1)
             await self._seat.exchange(tokens, timeout_s=timeout_s)
+        self._count_seat(1)
+
+    def _count_seat(self, change: int) -> None:
+        """Says to the request's other phases that it holds a place, which one that rests is not."""
+        if self._seat is not None and self._seat.tokens > 0:
+            self._case.attempts.seats += change
 
 
 def _prompt_tokens(guarded: Guarded) -> int:

@@ -10,9 +10,10 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
+from litellm_compaction.core.boundaries import sacred_indices
 from litellm_compaction.core.budget import Budget
 from litellm_compaction.core.messages import Message, Request
-from litellm_compaction.core.weights import Conversation
+from litellm_compaction.core.weights import RECORD_TOKENS, Conversation
 from litellm_compaction.engine.case import Case, Work
 from litellm_compaction.errors import ModelNotLoaded
 from litellm_compaction.flight import Flights
@@ -20,6 +21,9 @@ from litellm_compaction.models.counter import Count, TokenCounter
 from litellm_compaction.models.families import Family
 from litellm_compaction.models.sources import Sources
 from litellm_compaction.models.window import Window, Windows
+
+# By so much what is added to a floor that the server has counted may be more than planned.
+_PLANNED_ERROR = 0.10
 
 
 class Scales:
@@ -75,6 +79,50 @@ class Scales:
             request, work.case, work.window, work.family, count, work.conversation.hashes, work.started_s
         )
         return replace(weighed, is_shortened=True, tokens_before=work.tokens_before)
+
+    async def count_request(self, work: Work, request: Request) -> Count:
+        """The tokens of a request that is made of `work`'s."""
+        return await self._counter.count(work.case.target.key, work.family, request)
+
+    def with_floor(self, work: Work, count: Count) -> Work:
+        """`work` with sizes by which its floor takes what a better count says.
+
+        Args:
+            work: of which the floor is an estimate.
+            count: of the floor as a request of its own.
+        """
+        conversation, budget = work.conversation, work.budget
+        sacred = sacred_indices(conversation.messages)
+        if len(sacred) == len(conversation.messages) == len(count.sizes):
+            # Nothing of it can be covered: the floor is the request.
+            weighed = self._work(
+                work.request, work.case, work.window, work.family, count, conversation.hashes, work.started_s
+            )
+            return replace(weighed, floor_count=count, is_shortened=work.is_shortened)
+        record_tokens = RECORD_TOKENS if len(sacred) < len(conversation.messages) else 0
+        ratio = min(1.0, count.tokens / max(1, conversation.floor_tokens - record_tokens))
+        conversation = replace(
+            conversation,
+            sizes=tuple(
+                math.ceil(size * ratio) if index in sacred else size for index, size in enumerate(conversation.sizes)
+            ),
+            fixed_tokens=math.ceil(conversation.fixed_tokens * ratio),
+        )
+        # Of what is made, only the rest of the window is still in doubt; it is counted again before it is sent.
+        share = min(1.0, count.tokens / max(1, budget.window_tokens))
+        rest_ratio = min(budget.error_ratio, _PLANNED_ERROR)
+        error_ratio = min(budget.error_ratio, share * count.error_ratio + (1 - share) * rest_ratio)
+        return replace(
+            work,
+            conversation=conversation,
+            budget=replace(
+                budget,
+                floor_tokens=conversation.floor_tokens,
+                fixed_tokens=conversation.lead_tokens,
+                error_ratio=error_ratio,
+            ),
+            floor_count=count,
+        )
 
     async def count(self, work: Work, messages: Sequence[Message]) -> Count:
         """The tokens of a list that may be sent instead of the client's."""

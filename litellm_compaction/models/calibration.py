@@ -20,12 +20,14 @@ TINY_TOKENS = 200
 # Nobody loads a model with a context length below this, so nothing was cut from a shorter prompt.
 MIN_TRUNCATED_TOKENS = 1024
 _KEPT = 16
+# Text that is a little shorter than we count looks like tools that take less than nothing.
+_TOOLS_TOLERANCE = 0.2
 _MAX_NUMBER = 1e9
 _DOUBTS = 6
 # Where a server cuts prompts to its window or to a part of it, the longer one keeps a clearly smaller share: at 0.8,
 # prompts that differ by a quarter are 5 % apart if the cut takes the same text from both.
 _OTHER_SIZE, _SAME_RATIO, _MIN_CUT_RATIO = 1.25, 0.02, 0.5
-_MIN_RATIO, _MAX_RATIO = 0.3, 4.0
+_MIN_RATIO, MAX_RATIO = 0.3, 4.0
 # What is missing is a system message if it is about as much: ours is an estimate (0.97 to 1.34 of it, 2026-11).
 _LEAST_LEAD, _LEAD_TOLERANCE, _OTHER_PROMPT = 64, 0.35, 1.05
 # Scripts differ by a factor of 4 in how well a stand-in fits (families.py), so a sample with more of a foreign script
@@ -95,6 +97,7 @@ class Calibration:
     _was_low: bool = False
     _drops_lead: bool = False
     _lacking_tokens: int = 0
+    _tools_ratios: tuple[float, ...] = ()
     growths: Growths = field(default_factory=Growths)
     media: MediaPrices = field(default_factory=MediaPrices)
 
@@ -215,17 +218,33 @@ class Calibration:
         self._drops_lead |= max(other, prompt_tokens) >= _OTHER_PROMPT * min(other, prompt_tokens)
         return self._drops_lead
 
-    def as_json(self) -> list[list[float]]:
-        """All that it has learned, in short: samples, tokens that tiny prompts had more, prices, growths.
+    @property
+    def tools_ratio(self) -> float | None:
+        """Of the estimate of tools that the template drops, what the server makes of them; None where nobody knows."""
+        return max(self._tools_ratios, default=None)
 
-        Told by length: 4, 1, 2, and all others.
+    def note_tools(self, ratio: float, sure_tokens: float) -> None:
+        """Takes over what the server has made of such tools.
+
+        Args:
+            ratio: true tokens per estimated one.
+            sure_tokens: of the rest of that prompt; a share of it may be the server's own.
+        """
+        if -_TOOLS_TOLERANCE <= ratio <= MAX_RATIO and sure_tokens > 0:
+            self._tools_ratios = (*self._tools_ratios, max(0.0, round(ratio, 4)))[-_KEPT:]
+
+    def as_json(self) -> list[list[float]]:
+        """All that it has learned, in short: samples, tokens that tiny prompts had more, prices, growths, tools.
+
+        Told by length: 4, 1, 2, all others, and 3.
         """
         samples = [
             [round(sample.ratio, 5), round(sample.raw_tokens), *(round(share, 4) for share in sample.mix)]
             for sample in self._samples
         ]
         extras = [[extra_tokens] for extra_tokens in self._extra_tokens]
-        return [*samples, *extras, *self.media.as_json(), *self.growths.as_json()]
+        tools = [[ratio, 0.0, 0.0] for ratio in self._tools_ratios]
+        return [*samples, *extras, *self.media.as_json(), *self.growths.as_json(), *tools]
 
     def take_over(self, rows: object) -> None:
         """Puts what `as_json` once gave behind what was learned since; skips rows that it cannot have written."""
@@ -234,8 +253,10 @@ class Calibration:
         for row in rows if isinstance(rows, list) else ():
             if not isinstance(row, list) or not all(_is_number(value) for value in row):
                 continue
-            if len(row) == 1 and abs(row[0]) < TINY_TOKENS * _MAX_RATIO:
+            if len(row) == 1 and abs(row[0]) < TINY_TOKENS * MAX_RATIO:
                 extras.append(row[0])
+            elif len(row) == 3 and 0 <= row[0] <= MAX_RATIO:
+                self._tools_ratios = (row[0], *self._tools_ratios)[-_KEPT:]
             elif len(row) == 4 and is_plausible(row[0]) and row[1] > 0 and max(row[2:]) <= 1 and min(row[2:]) >= 0:
                 samples.append(_Sample(row[0], row[1], Mix(*row[2:])))
         self._samples = (*samples, *self._samples)[-_KEPT:]
@@ -246,7 +267,9 @@ class Calibration:
     @property
     def is_empty(self) -> bool:
         """Whether nothing has been learned yet."""
-        return not self._samples and not self._extra_tokens and self.media.is_empty and self.growths.is_empty
+        has_tools = bool(self._tools_ratios)
+        has_text = bool(self._samples or self._extra_tokens)
+        return not has_text and not has_tools and self.media.is_empty and self.growths.is_empty
 
     def gist(self) -> tuple[int, ...]:
         """Changes only where the next prediction changes noticeably: ratios by 1 %, lengths by a factor of 2."""
@@ -260,6 +283,7 @@ class Calibration:
             round(100 * log(min(ratios))),
             round(log2(longest)),
             round(shares / _NEAR_SHARE),
+            round(20 * (self.tools_ratio if self.tools_ratio is not None else -1)),
             *self.media.gist(),
             *self.growths.gist(),
         )
@@ -271,9 +295,9 @@ def _is_number(value: object) -> bool:
 
 def is_between_plausible(prompt_tokens: float, least_raw: float, most_raw: float) -> bool:
     """Whether a vocabulary can explain a number by any count between two."""
-    return _MIN_RATIO * least_raw <= prompt_tokens <= _MAX_RATIO * most_raw
+    return _MIN_RATIO * least_raw <= prompt_tokens <= MAX_RATIO * most_raw
 
 
 def is_plausible(ratio: float) -> bool:
     """Whether a vocabulary can explain the ratio; otherwise something else happened to the prompt."""
-    return _MIN_RATIO <= ratio <= _MAX_RATIO
+    return _MIN_RATIO <= ratio <= MAX_RATIO

@@ -14,6 +14,7 @@ from math import ceil
 from litellm_compaction.core.messages import Request, lead_length
 from litellm_compaction.models.anchored import Anchored
 from litellm_compaction.models.calibration import (
+    MAX_RATIO,
     MIN_TRUNCATED_TOKENS,
     TINY_TOKENS,
     Calibration,
@@ -40,6 +41,9 @@ _THREAD_CHARS = 1_000_000
 _MAX_RECENT = 256
 # What a compaction may leave of a prompt.
 _COMPACTED_RATIO = 0.25
+_WITH_TOOLS = "|tools"
+# Of what no template leaves out, so much is the least that any vocabulary makes: of digits and other scripts.
+_LEAST_EXACT_RATIO = 0.15
 # With more images than this a number says little of the text beside them.
 _MOST_MEDIA_RATIO = 1 / 3
 
@@ -66,6 +70,13 @@ class TokenCounter:
         raw = await self._raw(family, request, prints)
         basis = _basis(family, rendered=raw.rendered)
         calibrations = self._of(target_key)
+        if raw.rendered and raw.doubtful_tools_tokens:
+            ratio = calibrations.of(basis).tools_ratio
+            if ratio is None:
+                # Numbers of prompts with tools of which nothing is known say nothing about those without.
+                basis += _WITH_TOOLS
+            else:
+                raw = raw.with_tools_priced(ratio, exact=family.exact and raw.allowance_tokens == 0)
         prediction = calibrations.of(basis).predict(raw.text_tokens, raw.mix, raw.error_ratio)
         # Of a shorter prompt more samples hold, and the one that says most counts.
         shorter = calibrations.of(basis).predict(raw.text_tokens * _COMPACTED_RATIO, raw.mix, raw.error_ratio)
@@ -102,6 +113,7 @@ class TokenCounter:
             media_tokens=raw.media_tokens,
             media_factor=reading.media_factor,
             allowance_tokens=raw.allowance_tokens,
+            doubtful_tools_tokens=raw.doubtful_tools_tokens,
             mix=raw.mix,
             calibrated=prediction.calibrated,
             basis=basis,
@@ -172,12 +184,35 @@ class TokenCounter:
             if not _has_added(calibration, count, prompt_tokens):
                 return deviation
             anchored.learn(count, prompt_tokens)
+        _note_tools(calibrations, count, prompt_tokens)
         self._note_anchor(target_key, count, prompt_tokens)
         off = count.exact and prompt_tokens >= TINY_TOKENS and abs(deviation.ratio - 1) > 0.05
         if not off or calibrations.has_warned:
             return None
         calibrations.has_warned = True
         return deviation
+
+    def take_over_exact(self, target_key: str, count: Count, prompt_tokens: int) -> bool:
+        """Takes over what the server says of a prompt that it cannot have cut: asked for, and shorter than its window.
+
+        Unlike `learn` it believes the number at once, however far from ours: a template may leave out all the tools.
+
+        Returns:
+            Whether it did; not where the number is no vocabulary's.
+        """
+        if count.raw_tokens <= 0 or not count.fingerprint:
+            return False
+        solid = max(0.0, count.raw_tokens - count.allowance_tokens - count.doubtful_tools_tokens)
+        if not _LEAST_EXACT_RATIO * solid <= prompt_tokens <= MAX_RATIO * count.raw_tokens:
+            return False
+        calibrations = self._of(target_key)
+        _note_tools(calibrations, count, prompt_tokens)
+        if count.profile is None or count.role == "user":
+            # Of a prompt with another end some templates leave out the system messages: true of it, and of no other.
+            _has_added(calibrations.of(count.basis), count, prompt_tokens)
+            Anchored(calibrations, count.basis).learn(count, prompt_tokens)
+        self._note_anchor(target_key, count, prompt_tokens)
+        return True
 
     def is_suspicious(self, count: Count, prompt_tokens: int) -> bool:
         """Whether the server's number is so far below ours that it has probably cut the prompt."""
@@ -235,6 +270,14 @@ async def _fingerprints(request: Request) -> Fingerprints:
     if sum(len(message.text) for message in request.messages) > _THREAD_CHARS:
         return await asyncio.to_thread(fingerprints, request)
     return fingerprints(request)
+
+
+def _note_tools(calibrations: Calibrations, count: Count, prompt_tokens: int) -> None:
+    """Takes over what a server makes of tools that the template drops, where nothing else in the prompt is in doubt."""
+    if count.rendered and count.doubtful_tools_tokens and not count.allowance_tokens and count.anchor is None:
+        calibration = calibrations.of(count.basis.removesuffix(_WITH_TOOLS))
+        sure_tokens = count.raw_tokens - count.doubtful_tools_tokens
+        calibration.note_tools((prompt_tokens - sure_tokens) / count.doubtful_tools_tokens, sure_tokens)
 
 
 def _has_added(calibration: Calibration, count: Count, prompt_tokens: int) -> bool:

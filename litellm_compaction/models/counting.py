@@ -13,10 +13,10 @@ from typing import NamedTuple, TypeAlias
 from litellm_compaction.core.messages import Request
 from litellm_compaction.models.calibration import EXACT_ERROR, PLAIN
 from litellm_compaction.models.families import Family
-from litellm_compaction.models.formula import by_formula
+from litellm_compaction.models.formula import by_formula, tools_estimate, tools_item
 from litellm_compaction.models.measures import Item, Measures
 from litellm_compaction.models.prefix_anchors import Fingerprints
-from litellm_compaction.models.prompts import Prompt, has_system, render, texts_of, tool_prompts, tools_key
+from litellm_compaction.models.prompts import Prompt, drops_tools, has_system, render, texts_of, tool_prompts, tools_key
 from litellm_compaction.models.raw_count import RawCount
 from litellm_compaction.models.rendering import Beside, beside, strings
 from litellm_compaction.models.scale import Beginning, Beginnings, Scale
@@ -91,10 +91,21 @@ class Counting:
         lengths = self._segments.complete(family.vocabulary, begun.lookup)
         scale = Scale(begun.segments, lengths, begun.known.scale)
         text = begun.prompt.text
-        tools_tokens = self._tools_tokens(family, request, begun.prints)
+        is_without_tools = drops_tools(family, request)
+        tools_tokens = 0 if is_without_tools else self._tools_tokens(family, request, begun.prints)
         shares, places = share(request, text, scale, tools_tokens, begun.known.places)
         self._beginnings.note(begun.names, begun.prints, begun.prompt.parts, scale, places)
-        return self._with_besides(family, shares, begun)
+        counted = self._with_besides(family, shares, begun)
+        return self._with_tools(family, request, counted) if is_without_tools else counted
+
+    def _with_tools(self, family: Family, request: Request, counted: RawCount) -> RawCount:
+        """`counted` with tools that the template drops: what a server shows of them instead is unknown, so count high.
+
+        Only they are an estimate; the messages are as exact as ever.
+        """
+        (measure,) = self.measures.get_now(family.vocabulary, [tools_item(request, family)])
+        tools_tokens = tools_estimate(request, family, measure)
+        return counted._replace(tools_tokens=tools_tokens, doubtful_tools_tokens=tools_tokens, exact=False)
 
     def _with_besides(self, family: Family, shares: Shares, begun: _Begun) -> RawCount:
         sizes: list[float] = list(shares.sizes)
@@ -139,7 +150,11 @@ class Counting:
         return tokens
 
     def _knows_tools(self, family: Family, request: Request, prints: Fingerprints) -> bool:
-        return not request.tools or _tools_key(family, request, prints) in self._tools
+        return (
+            not request.tools
+            or _tools_key(family, request, prints) in self._tools
+            or (drops_tools(family, request) and _chars(request) <= _THREAD_NEW_CHARS)
+        )
 
     def _prompt_tokens(self, family: Family, prompt: Prompt) -> int:
         segments = vocabulary(family.vocabulary).split(prompt.text)

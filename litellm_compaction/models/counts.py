@@ -5,12 +5,16 @@ Made by `counter.py`, compared there and in `anchored.py`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from math import ceil
 
 from litellm_compaction.models.calibration import PLAIN, Mix
 from litellm_compaction.models.growth import Profile
 from litellm_compaction.models.prefix_anchors import Anchor
+
+# Of a prompt that the server has counted, so much may be rendered as less when its turns are old.
+_OLD_TURNS_RATIO = 0.005
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +35,7 @@ class Count:
         media_tokens: the part of raw_tokens that images, sound and pages take by estimate; media_factor: of that, what
             is in `tokens`.
         allowance_tokens: the part of raw_tokens that may be rendered as far less: images, reasoning of older turns.
+        doubtful_tools_tokens: the part of raw_tokens that tools take by estimate; the template may leave them out.
         mix: what the text consists of: beyond ASCII, stand-ins count up to 4 times too much, of digits up to 3 times.
         calibrated: the server has confirmed like requests.
         basis: how raw_tokens were counted: what is learned holds only for what is counted in the same way.
@@ -53,6 +58,7 @@ class Count:
     media_tokens: float = 0.0
     media_factor: float = 1.0
     allowance_tokens: float = 0.0
+    doubtful_tools_tokens: float = 0.0
     text_ratio: float = 1.0
     mix: Mix = PLAIN
     calibrated: bool = False
@@ -85,6 +91,54 @@ def solid_tokens(count: Count) -> float:
         return 0.0
     solid_ratio = 1 - (count.allowance_tokens - count.media_tokens) / text_tokens
     return (count.tokens - count.media_tokens * count.media_factor) * solid_ratio
+
+
+def holding(count: Count, known: Sequence[Count]) -> Count:
+    """`count` of a prompt that holds the texts of others, which the server has counted: only the rest is in doubt.
+
+    Unlike an anchor it need not begin with them. `count` as it is, where that says more. Errs high by what templates
+    put around each of the others.
+
+    Args:
+        count: of the larger prompt.
+        known: of the others, as the server counts them; nothing of the prompt is in two of them.
+    """
+    if count.tokens <= 0 or any(part.error_ratio >= count.error_ratio for part in known):
+        return count
+    rest_raw_tokens = count.raw_tokens - sum(
+        part.raw_tokens * (1 - part.overhead_tokens / max(1, part.tokens)) for part in known
+    )
+    known_tokens = sum(part.tokens for part in known)
+    rest_tokens = max(0.0, rest_raw_tokens) * max(1.0, count.tokens / count.raw_tokens)
+    tokens = known_tokens + ceil(rest_tokens)
+    wrong_tokens = sum(part.tokens * part.error_ratio for part in known) + rest_tokens * count.error_ratio
+    if tokens + wrong_tokens >= count.tokens * (1 + count.error_ratio):
+        return count
+    ratio = min(1.0, tokens / count.tokens)
+    sizes = tuple(int(size * ratio) for size in count.sizes)
+    tools_tokens = int(count.tools_tokens * ratio)
+    return replace(
+        count,
+        tokens=tokens,
+        sizes=sizes,
+        tools_tokens=tools_tokens,
+        overhead_tokens=tokens - tools_tokens - sum(sizes),
+        error_ratio=wrong_tokens / tokens,
+    )
+
+
+def least_tokens(count: Count) -> float:
+    """What the prompt takes at least, however wrong our estimate is: no more than that is sure.
+
+    Images, and tools that the template may leave out, may take nothing at all.
+    """
+    doubt_ratio = min(count.error_ratio, 1.0)
+    if count.anchor is not None:
+        return max(count.anchor.prompt_tokens * (1 - _OLD_TURNS_RATIO), count.tokens * (1 - doubt_ratio))
+    solid = max(0.0, solid_tokens(count) - (count.tools_tokens if count.doubtful_tools_tokens else 0))
+    if count.rendered or count.calibrated or count.exact:
+        return solid * (1 - doubt_ratio)
+    return solid * least_ratio_of(count)
 
 
 def least_ratio(mix: Mix, error_ratio: float, *, is_sure: bool) -> float:

@@ -1,6 +1,7 @@
 """How one JSON document is read from a server, and what went wrong when it was not.
 
-Called by `lmstudio.py` and `served.py`. Foreign errors end here: callers see `ServerUnavailable` and nothing of httpx.
+Called by `lmstudio.py`, `served.py` and `server_counts.py`. Foreign errors end here: callers see
+`ServerUnavailable` and nothing of httpx.
 """
 
 from __future__ import annotations
@@ -40,12 +41,38 @@ async def get_json(
         NotThisApi: the answer is not JSON or larger than 4 MiB.
         ServerUnavailable: no connection, timeout, or a server that says that it cannot answer now (429, 5xx).
     """
+    return await _exchange(http, "GET", url, api_key, None, timeout_s, api)
+
+
+async def post_json(
+    http: httpx.AsyncClient, url: str, api_key: str | None, asked: object, timeout_s: float, *, api: str
+) -> object:
+    """The same for a question of more than an address, which is sent as JSON.
+
+    Raises:
+        ValueError, RecursionError: `asked` cannot be written as JSON.
+        KeyRefused, NotThisApi, ServerUnavailable: as `get_json`.
+    """
+    return await _exchange(http, "POST", url, api_key, json.dumps(asked).encode(), timeout_s, api)
+
+
+async def _exchange(
+    http: httpx.AsyncClient,
+    method: str,
+    url: str,
+    api_key: str | None,
+    content: bytes | None,
+    timeout_s: float,
+    api: str,
+) -> object:
     headers = [(b"Accept", b"application/json")]
+    if content is not None:
+        headers.append((b"Content-Type", b"application/json"))
     if api_key is not None and api_key not in _PLACEHOLDER_KEYS:
         headers.append((b"Authorization", b"Bearer " + api_key.encode("utf-8", "replace")))
-    where = f"GET {_without_userinfo(url)}"
+    where = f"{method} {_without_userinfo(url)}"
     try:
-        status, body = await asyncio.wait_for(_read(http, url, headers), timeout_s)
+        status, body = await asyncio.wait_for(_read(http, method, url, headers, content), timeout_s)
     except (httpx.TimeoutException, asyncio.TimeoutError) as exc:
         raise ServerUnavailable(f"{where}: timeout, no answer within {timeout_s:g} s") from exc
     except httpx.ConnectError as exc:
@@ -67,9 +94,11 @@ async def get_json(
     return parsed
 
 
-async def _read(http: httpx.AsyncClient, url: str, headers: list[tuple[bytes, bytes]]) -> tuple[int, bytes | None]:
+async def _read(
+    http: httpx.AsyncClient, method: str, url: str, headers: list[tuple[bytes, bytes]], content: bytes | None
+) -> tuple[int, bytes | None]:
     """Status and body; the body is None when it is larger than we accept."""
-    async with http.stream("GET", url, headers=headers) as response:
+    async with http.stream(method, url, headers=headers, content=content) as response:
         body = bytearray()
         async for piece in response.aiter_bytes():
             body += piece

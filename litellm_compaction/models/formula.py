@@ -33,15 +33,17 @@ async def by_formula(family: Family, request: Request, measures: Measures) -> Ra
     rendered = [render_message(message, family) for message in request.messages]
     items = [Item(part.texts, part.form) for part in rendered]
     if request.tools:
-        items.append(Item((tools_text(request.tools),), "plain" if family.name in ("gpt", "heuristic") else "indented"))
+        items.append(tools_item(request, family))
     measured = await measures.get(family.vocabulary, items)
     raw_texts = [raw_tokens(measure, family) for measure in measured]
     sizes = [part.fixed_tokens + raw for part, raw in zip(rendered, raw_texts, strict=False)]
     allowance = sum(map(_allowance, rendered, measured, raw_texts))
-    tools_tokens = 0.0
+    tools_tokens = doubtful_tools_tokens = 0.0
     if request.tools:
-        around = family.tools_tokens + family.tool_tokens * len(request.tools)
-        tools_tokens = raw_texts[-1] + around
+        tools_tokens = tools_estimate(request, family, measured[-1])
+        around = tools_tokens - raw_texts[-1]
+        # OpenAI's models have no template that could leave them out.
+        doubtful_tools_tokens = 0.0 if family.name == "gpt" else tools_tokens
         allowance += around * _TOOLS_ALLOWANCE_RATIO
     overhead = family.request_tokens
     is_stand_in = not family.owns_vocabulary and family.vocabulary != HEURISTIC.vocabulary
@@ -59,7 +61,24 @@ async def by_formula(family: Family, request: Request, measures: Measures) -> Ra
         mix=mix_of(measured, family),
         profile=_profile(request, rendered, measured) if is_stand_in else None,
         media=tuple(part.allowance_tokens for part in rendered) if any(map(_has_media, rendered)) else (),
+        doubtful_tools_tokens=doubtful_tools_tokens,
     )
+
+
+def tools_item(request: Request, family: Family) -> Item:
+    """A request's tools, to be measured."""
+    return Item((tools_text(request.tools),), "plain" if family.name in ("gpt", "heuristic") else "indented")
+
+
+def tools_estimate(request: Request, family: Family, measure: Measure) -> float:
+    """What tools take where a template does not say it, at the upper end.
+
+    Args:
+        request: has them.
+        family: counts them.
+        measure: of its `tools_item`.
+    """
+    return raw_tokens(measure, family) + family.tools_tokens + family.tool_tokens * len(request.tools)
 
 
 def raw_tokens(measure: Measure, family: Family) -> float:

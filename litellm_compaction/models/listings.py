@@ -135,6 +135,15 @@ class Listings:
         server = self._servers.get(_Place(server_root(api_base), api_key, apis))
         return server.reading if server is not None else None
 
+    def client(self) -> httpx.AsyncClient:
+        """The client that servers are asked with, made in the running loop."""
+        if self.http is not None:
+            return self.http
+        if self._own is None:
+            # trust_env=False: a corporate proxy must never see these probes.
+            self._own = httpx.AsyncClient(trust_env=False, timeout=self.timeout_s)
+        return self._own
+
     def invalidate(self, api_base: str, api_key: str | None, apis: tuple[Api, ...] = ()) -> None:
         """Makes the next `get` wait for a read that begins after this call."""
         server = self._servers.get(_Place(server_root(api_base), api_key, apis))
@@ -191,8 +200,8 @@ class Listings:
 
     async def _listing(self, place: _Place, timeout_s: float) -> Listing | Served:
         if place.apis:
-            return await list_served(self._client(), place.root, place.api_key, place.apis, timeout_s=timeout_s)
-        return await list_models(self._client(), place.root, place.api_key, timeout_s=timeout_s)
+            return await list_served(self.client(), place.root, place.api_key, place.apis, timeout_s=timeout_s)
+        return await list_models(self.client(), place.root, place.api_key, timeout_s=timeout_s)
 
     @property
     def _patient_s(self) -> float:
@@ -201,20 +210,12 @@ class Listings:
     async def _judge(self, place: _Place, verdict: _Verdict) -> None:
         try:
             verdict.value = await answers_as_lmstudio(
-                self._client(), place.root, place.api_key, timeout_s=self.timeout_s
+                self.client(), place.root, place.api_key, timeout_s=self.timeout_s
             )
         except ServerUnavailable:
             verdict.value = None
         keep_s = {True: inf, False: _NOT_LMSTUDIO_S, None: _NO_ANSWER_S}[verdict.value]
         verdict.until_s = self.clock() + keep_s
-
-    def _client(self) -> httpx.AsyncClient:
-        if self.http is not None:
-            return self.http
-        if self._own is None:
-            # trust_env=False: a corporate proxy must never see these probes.
-            self._own = httpx.AsyncClient(trust_env=False, timeout=self.timeout_s)
-        return self._own
 
 
 def _loaded(listing: Listing | Served | None) -> set[str]:

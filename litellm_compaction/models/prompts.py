@@ -56,15 +56,14 @@ def texts_of(text: str, segments: Sequence[Segment]) -> list[str]:
 
 
 def render(family: Family, request: Request) -> Prompt | None:
-    """The prompt; None where the family has no template, or it refuses the request or drops its tools.
+    """The prompt; None where the family has no template, or it refuses the request.
 
-    Loads the vocabulary and the template when needed: up to 2 s.
+    Without tools where the template drops them (`drops_tools`). Loads the vocabulary and the template when needed: up
+    to 2 s.
     """
     if not family.template:
         return None
     chosen, words = template(family.template_for(tools=bool(request.tools))), vocabulary(family.vocabulary)
-    if request.tools and not chosen.renders_tools:
-        return None
     if not chosen.renders_calls and any(message.calls or message.role == "tool" for message in request.messages):
         # A server shows them in a way of its own, so that leaving them out would count too little.
         return None
@@ -128,6 +127,11 @@ def _end_of_turn(words: Vocabulary, behind: str) -> str:
     """The special token that follows an answer, "" where there is none."""
     segment = next(iter(words.split(behind.lstrip())), None)
     return behind.lstrip()[: segment.end] if segment is not None and segment.is_special else ""
+
+
+def drops_tools(family: Family, request: Request) -> bool:
+    """Whether a request has tools of which its family's template says nothing; servers may show them all the same."""
+    return bool(request.tools) and not template(family.template_for(tools=True)).renders_tools
 
 
 def tool_prompts(family: Family, request: Request) -> tuple[Prompt, Prompt] | None:

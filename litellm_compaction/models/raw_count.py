@@ -10,6 +10,10 @@ from typing import NamedTuple
 from litellm_compaction.models.calibration import Mix
 from litellm_compaction.models.growth import Profile
 
+# Less of the estimate is the server's own way to begin a prompt.
+_LEFT_OUT_RATIO = 0.02
+_PRICED_ERROR, _OTHER_ERROR = 0.02, 0.05
+
 
 class RawCount(NamedTuple):
     """Tokens before calibration; `sizes`, `tools_tokens`, `overhead_tokens` as in `Count`.
@@ -21,6 +25,7 @@ class RawCount(NamedTuple):
         exact: nothing in them is an estimate.
         mix: of the text, as far as a stand-in vocabulary counted it.
         profile: of the messages, likewise.
+        doubtful_tools_tokens: the part of `tools_tokens` that a template may not render at all.
         media: of images, sound and pages, by estimate; media[i] is a part of sizes[i]; empty where there are none.
     """
 
@@ -34,6 +39,7 @@ class RawCount(NamedTuple):
     mix: Mix
     profile: Profile | None = None
     media: tuple[float, ...] = ()
+    doubtful_tools_tokens: float = 0.0
 
     @property
     def tokens(self) -> float:
@@ -49,6 +55,21 @@ class RawCount(NamedTuple):
     def text_tokens(self) -> float:
         """All others."""
         return self.tokens - self.media_tokens
+
+    def with_tools_priced(self, ratio: float, *, exact: bool) -> RawCount:
+        """The same where a server has shown what it makes of tools: so much of their estimate.
+
+        Args:
+            ratio: true tokens per estimated one.
+            exact: the rest is.
+        """
+        is_left_out = ratio <= _LEFT_OUT_RATIO
+        return self._replace(
+            tools_tokens=0.0 if is_left_out else self.tools_tokens * ratio,
+            doubtful_tools_tokens=0.0,
+            exact=exact and is_left_out,
+            error_ratio=min(self.error_ratio, _PRICED_ERROR) if is_left_out else max(self.error_ratio, _OTHER_ERROR),
+        )
 
     def sizes_by(self, factor: float, media_factor: float) -> list[float]:
         """Sizes with text and media each by its own factor."""

@@ -15,9 +15,12 @@ from typing import NamedTuple, TypeVar
 
 import httpx
 
+from litellm_compaction.core.messages import Request
 from litellm_compaction.errors import ModelNotLoaded, WindowOutdated, WindowUnknown, WindowUnread
 from litellm_compaction.models.listings import Listings, Reading
 from litellm_compaction.models.lmstudio import Listing
+from litellm_compaction.models.served import Served
+from litellm_compaction.models.server_counts import TOKENIZER_APIS, tokens_by_server
 from litellm_compaction.models.targets import GUESSES, Known, Source, Target, Window, apis_of, as_asked, look_up
 
 __all__ = ["Source", "Target", "Window", "Windows"]
@@ -155,6 +158,19 @@ class Windows:
         """Makes the next `resolve` of this server wait for a fresh read."""
         if target.api_base is not None:
             self._listings.invalidate(target.api_base, target.api_key, apis_of(target))
+
+    async def tokens_of(self, target: Target, request: Request) -> int | None:
+        """What the target's server counts for a request, where it has a tokenizer to ask; else None. Never raises."""
+        if target.api_base is None or not target.is_listed:
+            return None
+        reading = self._listings.last(target.api_base, target.api_key, apis_of(target))
+        served = reading.listing if reading is not None else None
+        api = next((api for api in TOKENIZER_APIS if isinstance(served, Served) and served.api == api), None)
+        if api is None:
+            return None
+        return await tokens_by_server(
+            self._listings.client(), api, target.api_base, target.api_key, target.model, request
+        )
 
     async def loaded(self, target: Target) -> tuple[str, ...]:
         """The chat models that a target's LM Studio has loaded; empty where it is none, or does not answer."""

@@ -22,6 +22,7 @@ from litellm_compaction.proxy.live_settings import SettingsSource, for_deploymen
 from litellm_compaction.proxy.opted_in import without_guesses
 from litellm_compaction.proxy.publishing import Publisher
 from litellm_compaction.proxy.routing import Deployment, deployment_of, reachable_entries, router_entries
+from litellm_compaction.proxy.wire import asked_output_tokens
 
 logger = logging.getLogger("litellm_compaction")
 
@@ -119,6 +120,7 @@ class Guards:
             pruning_models=(*self._other_pruning_model(router, settings, metadata), same),
             warm_up=warm_up(router, pin, metadata, timeout_s=settings.warm_up_timeout_s),
             attempts=call.attempts,
+            asked_tokens=asked_output_tokens(body),
             measure=prompt_measure(router, pin, metadata, timeout_s=settings.summary_timeout_s),
         )
 

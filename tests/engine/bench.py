@@ -168,6 +168,7 @@ class Bench:
         target: Target | None = None,
         warm_up: Callable[[], Awaitable[None]] = _loads_nothing,
         measure: Measure | None = None,
+        asked_tokens: int | None = None,
         **settings: Any,
     ) -> Case:
         chosen: Settings = settings_from(settings)
@@ -181,6 +182,7 @@ class Bench:
             warm_up=warm_up,
             attempts=attempts or Attempts(summary_calls_left=chosen.max_summary_calls),
             measure=measure,
+            asked_tokens=asked_tokens,
         )
 
     async def guard(

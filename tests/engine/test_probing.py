@@ -55,12 +55,15 @@ def conversation(tokens: int) -> list[dict[str, object]]:
 
 
 async def test_what_the_server_counts_low_enough_is_sent() -> None:
-    """One sample, smaller than the window, is counted; then the request fits, and goes as it came."""
+    """Its texts are counted one by one until all of it certainly fits, then all of it; it goes as it came."""
     server = Server()
-    guarded = await bench().guard(conversation(2750), WINDOW, measure=server)
+    request = conversation(2750)
+    guarded = await bench().guard(request, WINDOW, measure=server)
     assert guarded.messages is None
-    assert len(server.asked) == 1
-    assert 1000 < server.asked[0] < WINDOW
+    assert 2 <= len(server.asked) <= 3
+    assert all(asked < WINDOW for asked in server.asked)
+    assert server.requests[-1].messages == parsed(request)
+    assert guarded.count.tokens == server.asked[-1]
     assert guarded.count.tokens + guarded.count.margin_tokens + guarded.max_output_tokens(None) <= WINDOW
 
 
@@ -71,13 +74,74 @@ async def test_without_an_answer_it_is_refused() -> None:
             await bench().guard(conversation(2750), WINDOW, measure=measure)
 
 
-async def test_one_client_request_asks_once() -> None:
-    """Both hooks of a request, and its retries, share one sample."""
-    server, attempts, engine = Server(1.2), Attempts(summary_calls_left=4), bench()
-    for _ in range(3):
+async def test_nothing_is_asked_twice() -> None:
+    """Both hooks of a request, its retries, and the next request that begins alike go by what was told."""
+    server, engine = Server(1.2), bench()
+    for attempts in (one := Attempts(summary_calls_left=4), one, Attempts(summary_calls_left=4)):
         with pytest.raises(DoesNotFit):
             await engine.guard(conversation(3400), WINDOW, measure=server, attempts=attempts)
+    told = [request.messages for request in server.requests]
+    assert len(told) == len(set(map(str, told))) <= 3
+
+
+async def test_a_request_has_an_end_of_questions() -> None:
+    """Whatever is answered: so many for one client request, over all its phases."""
+    server, engine = Server(), bench()
+    attempts = Attempts(summary_calls_left=4, questions_left=1)
+    for tokens in (3400, 3500):
+        with pytest.raises(DoesNotFit):
+            await engine.guard(conversation(tokens), WINDOW, measure=server, attempts=attempts)
     assert len(server.asked) == 1
+
+
+async def test_a_hundred_alike_ask_once() -> None:
+    """One question for all who ask the same at the same time, and all of them are answered."""
+    server, engine = Server(), bench()
+    talk = conversation(2300)
+    found = await asyncio.gather(*(engine.guard(talk, WINDOW, measure=server) for _ in range(100)))
+    assert len(server.asked) == 1
+    assert {guarded.count.tokens for guarded in found} == {server.asked[0]}
+    assert all(guarded.messages is None for guarded in found)
+
+
+async def test_a_server_that_says_nothing_is_left_in_peace_for_a_while() -> None:
+    """One unanswered question, and the next requests are judged by our own count at once."""
+    server, engine = Server(says=False), bench()
+    for _ in range(5):
+        await engine.guard(conversation(1900), WINDOW, measure=server, asked_tokens=2000)
+    assert len(server.asked) == 1
+
+
+async def test_a_conversation_asks_seldom() -> None:
+    """Twelve turns up to the trigger at a model that nobody knows: the first question settles the others."""
+    server, engine = Server(0.8), bench()
+    talk: list[dict[str, object]] = [{"role": "system", "content": prose("rules", 300)}]
+    for turn in range(12):
+        talk.append({"role": "user", "content": prose(f"question {turn}", 150)})
+        guarded = await engine.guard(talk, WINDOW, measure=server)
+        assert guarded.messages is None
+        case = engine.case(WINDOW)
+        engine.compactor.learn(case, guarded, prompt_tokens=server.tokens(parsed(talk)), completion_tokens=50)
+        talk.append({"role": "assistant", "content": prose(f"answer {turn}", 100)})
+    assert len(server.asked) <= 2
+
+
+async def test_the_answers_bound_is_no_matter_of_doubt() -> None:
+    """A client that asks for 2,000 tokens gets them where the server's own count leaves room for them."""
+    server = Server(0.7)
+    talk = conversation(1900)
+    guarded = await bench().guard(talk, WINDOW, measure=server, asked_tokens=2000)
+    assert len(server.asked) == 1
+    assert guarded.max_output_tokens(2000) == 2000
+    without = await bench().guard(talk, WINDOW, asked_tokens=2000)
+    assert without.max_output_tokens(2000) < 1900
+
+
+async def test_what_no_number_can_change_is_not_asked() -> None:
+    """A prompt that is small in any case, and one that is above the trigger in any case."""
+    server = Server()
+    await bench().guard(conversation(600), WINDOW, measure=server, asked_tokens=500)
+    assert server.asked == []
 
 
 @pytest.mark.parametrize("factor", [0.6, 1.0, 1.25])
@@ -189,7 +253,7 @@ async def test_what_a_probe_taught_is_kept() -> None:
         await engine.guard([{"role": "user", "content": "hello"}], WINDOW)
         await settled(engine)
         await engine.guard(raw, WINDOW, measure=server, **settings)
-        assert len(server.asked) == 1
+        assert server.asked
         await settled(engine)
         kept = await engine.store.get_fact("models", "calibration:id-test-model")
         assert kept is not None

@@ -63,7 +63,7 @@ def test_requests_cost_what_the_engine_says(model: str) -> None:
     for kind in REQUESTS:
         known = own_ways(model, kind)
         for index, ours, truth in pairs(model, kind):
-            is_rendered = ours.rendered and index not in known
+            is_rendered = ours.rendered and index not in known and not ours.doubtful_tools_tokens
             if (is_rendered and ours.tokens != truth) or truth > ours.tokens + ours.margin_tokens:
                 wrong.append(f"{kind} {index}: ours {ours.tokens}, engine {truth}")
     assert wrong == []
