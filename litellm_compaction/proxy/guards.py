@@ -108,7 +108,9 @@ class Guards:
         same = PruningModel(
             label=call.group,
             target=deployment.target,
-            ask=summary_asker(router, pin, metadata, timeout_s=settings.summary_timeout_s),
+            ask=summary_asker(
+                router, pin, metadata, timeout_s=settings.summary_timeout_s, group=call.group, is_same=True
+            ),
             is_same=True,
         )
         return Case(
@@ -145,7 +147,7 @@ class Guards:
             PruningModel(
                 label=name,
                 target=target,
-                ask=summary_asker(router, name, metadata, timeout_s=settings.summary_timeout_s),
+                ask=summary_asker(router, name, metadata, timeout_s=settings.summary_timeout_s, group=name),
                 is_same=False,
             ),
         )

@@ -19,6 +19,7 @@ from litellm_compaction.core.messages import JsonValue, Message, Request
 from litellm_compaction.engine import Measure
 from litellm_compaction.errors import SummaryFailed
 from litellm_compaction.proxy import wire
+from litellm_compaction.proxy.access import is_allowed, takes_place
 from litellm_compaction.summarizer import SummaryAnswer
 
 logger = logging.getLogger("litellm_compaction")
@@ -36,7 +37,7 @@ def is_internal_call() -> bool:
 
 
 def summary_asker(
-    router: Any, model: str, parent: Mapping[str, Any], *, timeout_s: float
+    router: Any, model: str, parent: Mapping[str, Any], *, timeout_s: float, group: str = "", is_same: bool = False
 ) -> Callable[..., Awaitable[SummaryAnswer]]:
     """How a pruning model is asked.
 
@@ -45,6 +46,8 @@ def summary_asker(
         model: a deployment id, which pins that deployment, or a model name.
         parent: metadata of the client's request: whose call it is.
         timeout_s: limit for the call.
+        group: the `model_name` that LiteLLM's limits are looked up for.
+        is_same: whether the client itself asked that model, and so may.
     """
 
     async def ask(
@@ -57,6 +60,7 @@ def summary_asker(
         with_tools = {"tools": list(tools), "tool_choice": tool_choice} if tools else {}
         if tool_choice is None:
             with_tools.pop("tool_choice", None)
+        await _check_limits(router, group, parent, is_same=is_same)
         try:
             response = await call_router(
                 router,
@@ -85,6 +89,24 @@ def summary_asker(
             raise SummaryFailed("error", type(error).__name__) from error
 
     return ask
+
+
+async def _check_limits(router: Any, group: str, parent: Mapping[str, Any], *, is_same: bool) -> None:
+    """Lets a summary be made only where the caller could have made the same call.
+
+    Raises:
+        SummaryFailed: it could not.
+    """
+    try:
+        may_ask = is_same or await is_allowed(router, group, parent)
+        has_room = may_ask and await takes_place(group, parent)
+    except Exception as error:
+        # Fails closed, as LiteLLM's own checks do: a summary can be made without a model.
+        raise SummaryFailed("not_checked", type(error).__name__) from error
+    if not may_ask:
+        raise SummaryFailed("not_allowed", "the key may not use the pruning model, or has no budget left for it")
+    if not has_room:
+        raise SummaryFailed("rate_limit", "the key has no request or no token left in this minute")
 
 
 def warm_up(router: Any, model: str, parent: Mapping[str, Any], *, timeout_s: float) -> Callable[[], Awaitable[None]]:
