@@ -34,7 +34,7 @@ from litellm_compaction.cli.findings import (
     sharing_findings,
 )
 from litellm_compaction.cli.probing import probe
-from litellm_compaction.config import Settings
+from litellm_compaction.config import SAME_MODEL, Settings
 from litellm_compaction.engine import shares_context
 from litellm_compaction.errors import ConfigError, ModelNotLoaded, ServerUnavailable, WindowUnknown
 from litellm_compaction.models.fetch import KeyRefused, NotThisApi
@@ -44,7 +44,7 @@ from litellm_compaction.models.served import PATHS, Served, list_served
 from litellm_compaction.models.sources import Sources
 from litellm_compaction.models.window import Target, Window, Windows
 from litellm_compaction.proxy.carriers import carrier_of
-from litellm_compaction.proxy.routing import Deployment, deployment_of
+from litellm_compaction.proxy.routing import Deployment, deployment_of, unknown_model
 
 _LIMIT_S = 3.0
 
@@ -64,14 +64,16 @@ async def examine(
         windows = Windows(cache_s=60.0, http=http, timeout_s=_LIMIT_S)
         stack.push_async_callback(windows.aclose)
         settings = settings_or_defaults(file)
-        examiner = _Examiner(http, windows, settings, environ, probes=probes)
+        examiner = _Examiner(http, windows, file, settings, environ, probes=probes)
         found = await asyncio.gather(
             *(examiner.examine(entry, entry_name(entry, index)) for index, entry in enumerate(file.deployments))
         )
+        pruning = [each for name in _pruning_models(file, settings) for each in await examiner.pruning_model(name)]
     rows = tuple(row for one, _ in found for row in one)
     findings = [finding for _, some in found for finding in some]
     sharing = [row.name for row in rows if row.guarded and shares_context(settings.admission, row.parallel or 1)]
     findings += sharing_findings(sharing, environ)
+    findings += pruning
     if rows and all(row.guarded is False for row in rows):
         findings.append(
             problem("model_list", "no deployment is guarded: add an lm_studio/… one, or opt one in (see each reason).")
@@ -79,11 +81,49 @@ async def examine(
     return rows, tuple(findings)
 
 
+def _pruning_models(file: ConfigFile, settings: Settings) -> list[str]:
+    """The other models that are to write summaries, as far as the file has them; each once."""
+    sections = [entry_section(entry, "model_info").get("compaction") for entry in file.deployments]
+    own = [section.get("pruning_model") for section in sections if isinstance(section, Mapping)]
+    named = dict.fromkeys(name for name in (settings.pruning_model, *own) if isinstance(name, str) and name)
+    return [name for name in named if name != SAME_MODEL and not unknown_model(file.data, name)]
+
+
+class _AsRouter:
+    """A config file as the router that LiteLLM would make of it, as far as entries are looked for by name."""
+
+    def __init__(self, file: ConfigFile, environ: Mapping[str, str]) -> None:
+        self._file = file
+        self._environ = environ
+
+    def get_model_list(self, model_name: str, team_id: str | None = None) -> list[Section]:
+        """The entries of a name, with the model filled in where a wildcard serves it."""
+        alias = self._file.section("router_settings").get("model_group_alias")
+        target = alias.get(model_name) if isinstance(alias, Mapping) else None
+        name = target if isinstance(target, str) else model_name
+        exact = [entry for entry in self._file.deployments if entry.get("model_name") == name]
+        return exact or [found for entry in self._file.deployments if (found := self._filled(entry, name)) is not None]
+
+    def get_deployment(self, model_id: str) -> Section | None:
+        """The entry with an id of its own."""
+        own = (entry for entry in self._file.deployments if entry_section(entry, "model_info").get("id") == model_id)
+        return next(own, None)
+
+    def _filled(self, entry: Section, name: str) -> Section | None:
+        before, star, behind = str(entry.get("model_name", "")).partition("*")
+        if not star or not name.startswith(before) or not name.endswith(behind):
+            return None
+        params = entry_section(entry, "litellm_params")
+        served = name[len(before) : len(name) - len(behind) or None]
+        return {**entry, "litellm_params": {**params, "model": str(params.get("model", "")).replace("*", served)}}
+
+
 class _Examiner:
     def __init__(
         self,
         http: httpx.AsyncClient,
         windows: Windows,
+        file: ConfigFile,
         settings: Settings,
         environ: Mapping[str, str],
         *,
@@ -91,11 +131,25 @@ class _Examiner:
     ) -> None:
         self._http = http
         self._windows = windows
+        self._file = file
         self._settings = settings
         self._environ = environ
         self._probes = probes
         # What is wrong with a file becomes a finding.
         self._sources = Sources.of(settings, on_failure=lambda _: None)
+
+    async def pruning_model(self, name: str) -> list[Finding]:
+        """Why a pruning model would not be asked now; nothing where it would."""
+        # Here: they load LiteLLM, which takes seconds.
+        from litellm_compaction.proxy.guards import Guards
+        from litellm_compaction.proxy.live_settings import FixedSettings
+        from litellm_compaction.proxy.publishing import Publisher
+
+        guards = Guards(FixedSettings(self._settings), self._windows, Publisher())
+        with contextlib.suppress(ConfigError):
+            if why := await guards.why_unusable(_AsRouter(self._file, self._environ), name):
+                return [note(f"pruning_model {name}", f"the model that is asked writes its own summaries: {why}.")]
+        return []
 
     async def examine(self, entry: Section, name: str) -> tuple[list[Examined], list[Finding]]:
         try:

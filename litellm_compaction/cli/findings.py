@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from typing import Any, Literal
 
 from litellm_compaction.cli.config_file import API_BASE_VARIABLE, ConfigFile, Section
 from litellm_compaction.config import (
-    SAME_MODEL,
     DeploymentSettings,
     Settings,
     deployment_settings_from,
@@ -21,6 +19,7 @@ from litellm_compaction.models.lmstudio import DEFAULT_API_BASE
 from litellm_compaction.models.tokenizer_settings import check_sources, check_tokenizer
 from litellm_compaction.proxy.carriers import BYPASS_VARIABLE, is_bypassed
 from litellm_compaction.proxy.misplaced import SETTINGS_PLACE, misplaced
+from litellm_compaction.proxy.routing import unknown_model
 
 HANDLER = "litellm_compaction.handler"
 
@@ -132,13 +131,12 @@ def _settings(file: ConfigFile) -> Iterator[Finding]:
     if settings.mode != "guard":
         meaning = "nothing is changed, only logged" if settings.mode == "observe" else "nothing is done"
         yield note(f"{SETTINGS_PLACE}.mode", f"mode is {settings.mode}: {meaning}. Write `mode: guard` to guard.")
-    names = [str(entry.get("model_name", "")) for entry in file.deployments]
-    wanted = settings.pruning_model
-    if wanted != SAME_MODEL and not any(fnmatchcase(wanted, name) for name in names):
-        yield problem(
-            f"{SETTINGS_PLACE}.pruning_model",
-            f"no model_name in model_list is {wanted!r}: name one that is, or {SAME_MODEL}.",
-        )
+    yield from _pruning_model(file, settings.pruning_model, SETTINGS_PLACE)
+
+
+def _pruning_model(file: ConfigFile, name: str, place: str) -> Iterator[Finding]:
+    if why := unknown_model(file.data, name):
+        yield problem(f"{place}.pruning_model", f"{why}. Name one of them: the proxy refuses to start with it.")
 
 
 def _misplaced(file: ConfigFile) -> Iterator[Finding]:
@@ -162,6 +160,8 @@ def _deployments(file: ConfigFile) -> Iterator[Finding]:
             settings.for_deployment(own)
             if own.tokenizer is not None:
                 check_tokenizer(own.tokenizer, f"{place}.tokenizer")
+            if own.pruning_model is not None:
+                yield from _pruning_model(file, own.pruning_model, place)
         except ConfigError as error:
             what = str(error).removeprefix(f"{place}: ").rstrip(".")
             yield problem(place, f"{what}. Correct it: the proxy refuses to start with it.")

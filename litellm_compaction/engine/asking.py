@@ -24,7 +24,7 @@ from litellm_compaction.core.strategies import StrategyName, strategy_of
 from litellm_compaction.engine.case import PruningModel, Work
 from litellm_compaction.engine.sending import SentPrompts
 from litellm_compaction.engine.threads import off_loop
-from litellm_compaction.errors import ModelNotLoaded, SummaryFailed, WindowUnknown
+from litellm_compaction.errors import ModelNotLoaded, SummaryFailed, WindowUnknown, WindowUnread
 from litellm_compaction.models.counter import TokenCounter
 from litellm_compaction.models.sources import Sources
 from litellm_compaction.models.window import Windows
@@ -88,8 +88,8 @@ class Asker:
         for model in work.case.pruning_models:
             try:
                 limit = await self.prompt_limit(work, model, decision.summary_tokens)
-            except (ModelNotLoaded, WindowUnknown):
-                reason = "pruning_model_not_loaded"
+            except (ModelNotLoaded, WindowUnknown) as error:
+                reason = why_unusable(error)
                 continue
             count = limit.count
             job = replace(job, prompt_limit_tokens=limit.tokens, thinking_tokens=limit.thinking_tokens)
@@ -194,6 +194,13 @@ class Asker:
             error_ratio=error_ratio,
         )
         return PromptLimit(budget.prompt_limit_tokens - _TEMPLATE_TOKENS, thinking_tokens, count_text)
+
+
+def why_unusable(error: ModelNotLoaded | WindowUnknown) -> str:
+    """Why a pruning model cannot be asked, as one word for events."""
+    if isinstance(error, ModelNotLoaded):
+        return "pruning_model_not_loaded"
+    return "pruning_model_unreachable" if isinstance(error, WindowUnread) else "pruning_model_no_window"
 
 
 def _shows_everything(base: Compaction | None) -> bool:

@@ -18,7 +18,7 @@ from litellm_compaction.core.prompts import is_refusal
 from litellm_compaction.core.pruning import Pruning, offered
 from litellm_compaction.core.pruning_answers import decide
 from litellm_compaction.core.pruning_prompts import PRUNE_PROMPT, plan_tokens, pruning_prompt
-from litellm_compaction.engine.asking import Asker
+from litellm_compaction.engine.asking import Asker, why_unusable
 from litellm_compaction.engine.case import PruningModel, Work
 from litellm_compaction.engine.room import SUMMARY_EXTRA_TOKENS
 from litellm_compaction.engine.threads import off_loop
@@ -90,8 +90,8 @@ class Pruner:
         answer_tokens = decision.summary_tokens + plan_tokens(len(choices))
         try:
             limit = await self._asker.prompt_limit(work, model, answer_tokens)
-        except (ModelNotLoaded, WindowUnknown):
-            return "pruning_model_not_loaded"
+        except (ModelNotLoaded, WindowUnknown) as error:
+            return why_unusable(error)
         limit_tokens, room_tokens = limit.tokens, answer_tokens + limit.thinking_tokens
         if model.is_same:
             # What is reserved of a shared context for a summary has to do for this, too.

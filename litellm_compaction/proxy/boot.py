@@ -21,6 +21,7 @@ from litellm_compaction.models.lmstudio import DEFAULT_API_BASE
 from litellm_compaction.models.tokenizer_settings import check_sources, check_tokenizer
 from litellm_compaction.proxy.carriers import BYPASS_VARIABLE, is_bypassed
 from litellm_compaction.proxy.misplaced import SECTION, SETTINGS_PLACE, misplaced
+from litellm_compaction.proxy.routing import unknown_model
 
 logger = logging.getLogger("litellm_compaction")
 
@@ -38,6 +39,7 @@ def load_settings() -> Settings:
             raise ConfigError(f"{found.place}: {found.advice}")
     settings = settings_from((litellm.callback_settings or {}).get(SECTION))
     check_sources(settings, SETTINGS_PLACE)
+    _check_pruning_model(config, settings.pruning_model, SETTINGS_PLACE)
     for entry in config.get("model_list") or ():
         info = entry.get("model_info") if isinstance(entry, Mapping) else None
         if not isinstance(info, Mapping) or "compaction" not in info:
@@ -50,7 +52,14 @@ def load_settings() -> Settings:
             raise ConfigError(str(error).replace("model_info.compaction:", f"{place}:")) from None
         if own.tokenizer is not None:
             check_tokenizer(own.tokenizer, f"{place}.tokenizer")
+        if own.pruning_model is not None:
+            _check_pruning_model(config, own.pruning_model, place)
     return settings
+
+
+def _check_pruning_model(config: Mapping[str, Any], name: str, place: str) -> None:
+    if config.get("model_list") and (why := unknown_model(config, name)):
+        raise ConfigError(f"{place}.pruning_model: {why}")
 
 
 def warn_of_bypass(settings: Settings) -> None:

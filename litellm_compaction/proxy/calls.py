@@ -62,7 +62,7 @@ class Call:
         is_read: whether its answer has reached the loop that carries it.
         may_pause: whether its answer nears the limit, so that a compaction may silence it for a while.
         refusal: what we last refused it with; None where we did not.
-        was_tried: whether it has been sent to a deployment, so that the next one is another attempt.
+        tried: id of the deployment that it went to last, "" before the first.
         room: what it holds of a shared context where the hooks carry it, until it ends.
         case, guarded: of the newest deployment that it was sent to.
         outlook: for the response's headers, which are sent before the answer.
@@ -90,7 +90,7 @@ class Call:
     is_read: bool = False
     may_pause: bool = False
     refusal: CompactionError | None = None
-    was_tried: bool = False
+    tried: str = ""
     room: Room | None = None
     case: Case | None = None
     guarded: Guarded | None = None
@@ -122,15 +122,19 @@ class Call:
             # Nested as deep as JSON goes, and copied since: looked at anew.
             return False
 
-    def begins_attempt(self) -> None:
-        """Forgets what an attempt before this one has come to: LiteLLM retries, or falls back to another deployment."""
+    def begins_attempt(self, deployment: str) -> None:
+        """Forgets what LiteLLM has tried before in vain; of the same deployment, what was done for it still holds.
+
+        Args:
+            deployment: id of the one that is asked now.
+        """
         self.leave_room()
         self.refusal = None
-        if self.was_tried:
+        if self.tried not in ("", deployment):
             self.case = self.guarded = self.outlook = self.details = None
             self.action = "none"
             self.is_carried = self.may_pause = False
-        self.was_tried = True
+        self.tried = deployment
 
     def refused(self, error: CompactionError) -> None:
         """Notes why it could not be sent."""

@@ -34,6 +34,7 @@ from litellm_compaction.proxy.preparing import Preparing
 from litellm_compaction.proxy.publishing import Publisher
 from litellm_compaction.proxy.restart import Answer
 from litellm_compaction.proxy.routing import (
+    Deployment,
     deployment_of,
     has_window_fallback,
     reachable_entries,
@@ -139,7 +140,7 @@ class Gate:
         settings = known[0].settings
         if any(guard.settings != settings for guard in known) or settings.mode != "guard":
             return []
-        cases = [self.guards.case(router, guard, call, data) for guard in known]
+        cases = [await self.guards.case(router, guard, call, data) for guard in known]
         windows = {await self._window_tokens(case) for case in cases}
         return cases if len(windows) == 1 else []
 
@@ -160,7 +161,7 @@ class Gate:
         info = kwargs.get("model_info")
         written = self._publisher.as_written(info) if isinstance(info, Mapping) else {}
         deployment = deployment_of(kwargs, written, group=group, environ=os.environ)
-        call = self._call_of(kwargs, metadata, group)
+        call = self._call_of(kwargs, metadata, deployment)
         guard = await self.guards.guard(deployment)
         carrier = carrier_of(deployment, guard.settings) if guard is not None else "hooks"
         request = call.original if call is not None else wire.decode(kwargs)
@@ -171,9 +172,9 @@ class Gate:
             return {**kwargs, "messages": wire.encode(call.received.messages)} if call and call.rewritten else None
         if call is None:
             call = self._calls.open(kwargs, self._new_call(request, group, kwargs))
-            call.begins_attempt()
+            call.begins_attempt(deployment.id)
             request = call.original
-        case = self.guards.case(router, guard, call, kwargs)
+        case = await self.guards.case(router, guard, call, kwargs)
         if guard.settings.mode == "observe":
             await self._compactor.observe(request, case)
             return None
@@ -195,7 +196,7 @@ class Gate:
             changed["messages"] = wire.encode(call.original.messages)
         return {**kwargs, **changed}
 
-    def _call_of(self, kwargs: Mapping[str, Any], metadata: Mapping[str, Any], group: str) -> Call | None:
+    def _call_of(self, kwargs: Mapping[str, Any], metadata: Mapping[str, Any], deployment: Deployment) -> Call | None:
         """What is remembered of the request that a deployment is asked for; None for nothing.
 
         Where the messages are others by now, only what does not depend on them.
@@ -203,7 +204,7 @@ class Gate:
         call = self._calls.get(kwargs)
         if call is None:
             return None
-        call.begins_attempt()
+        call.begins_attempt(deployment.id)
         tenant = tenant_of(metadata)
         if call.is_of(tenant, kwargs.get("messages")):
             return call
@@ -211,9 +212,9 @@ class Gate:
         if request is None:
             self._calls.close(kwargs)
             return None
-        fresh = self._new_call(request, group, kwargs)
+        fresh = self._new_call(request, deployment.group, kwargs)
         fresh.is_chat, fresh.attempts = call.is_chat, call.attempts
-        fresh.begins_attempt()
+        fresh.begins_attempt(deployment.id)
         return self._calls.open(kwargs, fresh)
 
     async def _carried(

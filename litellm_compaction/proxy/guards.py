@@ -5,15 +5,17 @@ Called by the gate, once for every deployment that a request may reach and again
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import os
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from litellm_compaction.config import SAME_MODEL, Settings
 from litellm_compaction.engine import Case, PruningModel
+from litellm_compaction.errors import CompactionError, ModelNotLoaded, WindowUnread
 from litellm_compaction.models.window import Target, Windows
 from litellm_compaction.proxy.access import may_use, with_credentials
 from litellm_compaction.proxy.calls import Call
@@ -21,7 +23,13 @@ from litellm_compaction.proxy.internal import prompt_measure, summary_asker, war
 from litellm_compaction.proxy.live_settings import SettingsSource, for_deployment
 from litellm_compaction.proxy.opted_in import without_guesses
 from litellm_compaction.proxy.publishing import Publisher
-from litellm_compaction.proxy.routing import Deployment, deployment_of, reachable_entries, router_entries
+from litellm_compaction.proxy.routing import (
+    Deployment,
+    asked_deployment_of,
+    deployment_of,
+    group_entries,
+    router_entries,
+)
 from litellm_compaction.proxy.wire import asked_output_tokens
 
 logger = logging.getLogger("litellm_compaction")
@@ -50,10 +58,10 @@ class Guards:
         self._publisher = publisher
         self._warned: set[str] = set()
 
-    def deployment(self, entry: Mapping[str, Any]) -> Deployment:
+    def deployment(self, entry: Mapping[str, Any], read: Callable[..., Deployment] = deployment_of) -> Deployment:
         """The deployment that an entry of the router's list describes."""
         params, info = entry.get("litellm_params"), entry.get("model_info")
-        return deployment_of(
+        return read(
             with_credentials(params) if isinstance(params, Mapping) else {},
             self._publisher.as_written(info) if isinstance(info, Mapping) else {},
             group=str(entry.get("model_name") or ""),
@@ -70,16 +78,8 @@ class Guards:
             self._warn_once(f"{deployment.id}|{conflict}", message, deployment.group, conflict)
         if settings.mode == "off":
             return None
-        if deployment.kind == "maybe_lm_studio":
-            answer = await self._answers_as_lmstudio(deployment.target)
-            if not answer:
-                if deployment.other_target is None:
-                    return None
-                other = deployment.other_target
-                if answer is None:
-                    other = without_guesses(other, deployment.settings.context_length)
-                deployment = replace(deployment, target=other)
-        return Guard(deployment, settings)
+        target = await self._target(deployment)
+        return None if target is None else Guard(replace(deployment, target=target), settings)
 
     async def guarded(self, router: Any) -> AsyncIterator[Guard]:
         """Every guarded deployment of a router, in its order."""
@@ -88,12 +88,55 @@ class Guards:
             if guard is not None:
                 yield guard
 
+    async def _target(self, deployment: Deployment) -> Target | None:
+        """The deployment's target, once it is known which server it is; None for one that nobody opted in."""
+        if deployment.kind != "maybe_lm_studio":
+            return deployment.target
+        answer = await self._answers_as_lmstudio(deployment.target)
+        if answer or deployment.other_target is None:
+            return deployment.target if answer else None
+        if answer is None:
+            return without_guesses(deployment.other_target, deployment.settings.context_length)
+        return deployment.other_target
+
+    async def pruning_target(self, router: Any, name: str) -> Target | None:
+        """What is known of a pruning model, whatever kind it is; None for a name that the router does not know.
+
+        Of several deployments the one with the smallest window: any of them may be asked.
+        """
+        known: list[tuple[int, Target]] = []
+        first: Target | None = None
+        entries = group_entries(router, name)
+        for entry in entries:
+            target = await self._target(self.deployment(entry, asked_deployment_of))
+            first = first or target
+            if target is None or len(entries) == 1:
+                continue
+            with contextlib.suppress(CompactionError):
+                known.append(((await self._windows.resolve(target)).tokens, target))
+        return min(known, key=lambda each: each[0])[1] if known else first
+
+    async def why_unusable(self, router: Any, name: str) -> str:
+        """Why summaries do not go to a pruning model now, in words; "" where they do."""
+        target = await self.pruning_target(router, name)
+        if target is None:
+            return "no model of this proxy has this name"
+        try:
+            await self._windows.resolve(target)
+        except ModelNotLoaded:
+            return "it is not loaded, and loading it could evict the model that is asked"
+        except WindowUnread:
+            return "its server does not answer"
+        except CompactionError:
+            return "its context length is unknown: write model_info.compaction.context_length for it"
+        return ""
+
     async def _answers_as_lmstudio(self, target: Target) -> bool | None:
         if target.api_base is None:
             return False
         return await self._windows.is_lmstudio(target.api_base, target.api_key)
 
-    def case(self, router: Any, guard: Guard, call: Call, body: Mapping[str, Any]) -> Case:
+    async def case(self, router: Any, guard: Guard, call: Call, body: Mapping[str, Any]) -> Case:
         """A request's surroundings for the engine; notes in `call` under which name the deployment is reached.
 
         Args:
@@ -119,30 +162,26 @@ class Guards:
             settings=settings,
             scope=_scope(metadata, call.group, settings),
             tenant=tenant_of(metadata),
-            pruning_models=(*self._other_pruning_model(router, settings, metadata), same),
+            pruning_models=(*await self._other_pruning_model(router, settings, metadata), same),
             warm_up=warm_up(router, pin, metadata, timeout_s=settings.warm_up_timeout_s),
             attempts=call.attempts,
             asked_tokens=asked_output_tokens(body),
             measure=prompt_measure(router, pin, metadata, timeout_s=settings.summary_timeout_s),
         )
 
-    def _other_pruning_model(
+    async def _other_pruning_model(
         self, router: Any, settings: Settings, metadata: Mapping[str, Any]
     ) -> Sequence[PruningModel]:
         name = settings.pruning_model
         if name == SAME_MODEL:
             return ()
-        entries = reachable_entries(router, name, {})
-        if not entries:
+        target = await self.pruning_target(router, name)
+        if target is None:
             self._warn_once(name, "pruning_model=%s is not a model of this proxy; the same model is used", name)
             return ()
         if not may_use(router, name, metadata):
             self._warn_once(f"{name}!", "pruning_model=%s is not allowed for some keys; they use the same model", name)
             return ()
-        deployment = self.deployment(entries[0])
-        target = deployment.target
-        if not target.is_lmstudio and target.context_length is None:
-            target = _told_by_operator(deployment, router.get_model_group_info(name))
         return (
             PruningModel(
                 label=name,
@@ -166,16 +205,6 @@ def _pin(router: Any, deployment: Deployment) -> str:
     """
     own = router.get_deployment(model_id=deployment.id)
     return deployment.group if own is None or "*" in str(own.litellm_params.model) else deployment.id
-
-
-def _told_by_operator(deployment: Deployment, group_info: Any = None) -> Target:
-    """A target whose window is what the operator or LiteLLM's model map says."""
-    known = deployment.settings.context_length or getattr(group_info, "max_input_tokens", None)
-    return replace(
-        deployment.target,
-        is_lmstudio=False,
-        context_length=int(known) if known else deployment.target.context_length,
-    )
 
 
 def metadata_of(body: Mapping[str, Any]) -> Mapping[str, Any]:

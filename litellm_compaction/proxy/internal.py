@@ -6,8 +6,11 @@ are never guarded themselves.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import json
 import logging
+import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any
@@ -20,6 +23,7 @@ from litellm_compaction.engine import Measure
 from litellm_compaction.errors import SummaryFailed
 from litellm_compaction.proxy import wire
 from litellm_compaction.proxy.access import is_allowed, takes_place
+from litellm_compaction.proxy.refusals import unframed
 from litellm_compaction.summarizer import SummaryAnswer
 
 logger = logging.getLogger("litellm_compaction")
@@ -28,6 +32,24 @@ logger = logging.getLogger("litellm_compaction")
 # (parallel_request_limiter_v3.py:4961 exempts every other one).
 _ORIGIN = "autorouter_compaction"
 _SUMMARY_TEMPERATURE = 0.3
+_READ_ERROR_CHARS = 2000
+_LOGGED_ERROR_CHARS = 300
+# JSON's escapes would hide where a word begins; other scripts are compared as they are escaped.
+_BACKSLASHES = re.compile(r"\\+")
+_ESCAPES = re.compile(r"\\[bfnrt\"/]")
+_WORDS = re.compile(r"(?:\\[ux][0-9a-f]+|\w)+|[^\w\s\\]", re.IGNORECASE)
+# What servers say when they refuse; a conversation that has these words too gives nothing away by them.
+_ERROR_WORDS = frozenset((
+    "a", "access", "allowed", "and", "api", "are", "at", "authentication", "available", "bad", "body", "cannot",
+    "connection", "context", "could", "credit", "deadline", "denied", "does", "error", "exceed", "exceeded",
+    "exceeds", "exist", "expired", "failed", "for", "forbidden", "found", "gateway", "has", "have", "http", "in",
+    "input", "internal", "invalid", "is", "it", "key", "length", "limit", "loaded", "long", "many", "max_tokens",
+    "maximum", "memory", "messages", "missing", "model", "more", "must", "no", "not", "of", "on", "only", "or",
+    "out", "output", "overloaded", "parameter", "permission", "please", "prompt", "quota", "rate", "reached",
+    "refused", "request", "requests", "resources", "server", "service", "support", "supported", "than", "the",
+    "this", "timeout", "to", "token", "tokens", "too", "try", "type", "unable", "unauthorized", "unavailable",
+    "unknown", "unsupported", "was", "while", "window", "with", "your",
+))  # fmt: skip
 _is_internal: ContextVar[bool] = ContextVar("litellm_compaction_internal_call", default=False)
 
 
@@ -86,7 +108,11 @@ def summary_asker(
             # LiteLLM's own limit is the same, and may come before the summarizer's.
             raise SummaryFailed("timeout", f"no answer within {timeout_s:g} s") from error
         except Exception as error:
-            raise SummaryFailed("error", type(error).__name__) from error
+            said = await asyncio.to_thread(told_apart, str(getattr(error, "message", error)), messages)
+            status = getattr(error, "status_code", None)
+            kind = type(error).__name__
+            logger.warning("pruning_failed model=%s error=%s status=%s message=%s", group or model, kind, status, said)
+            raise SummaryFailed("error", kind) from error
 
     return ask
 
@@ -107,6 +133,34 @@ async def _check_limits(router: Any, group: str, parent: Mapping[str, Any], *, i
         raise SummaryFailed("not_allowed", "the key may not use the pruning model, or has no budget left for it")
     if not has_room:
         raise SummaryFailed("rate_limit", "the key has no request or no token left in this minute")
+
+
+def told_apart(message: str, asked: Sequence[Message]) -> str:
+    """A server's error for the log: its first words, without any that also stand in what it was asked.
+
+    A server may quote the conversation, in pieces and escaped; a log must not. Words of errors stay.
+
+    Args:
+        message: as LiteLLM tells it.
+        asked: the messages that were sent.
+    """
+    text = _as_escaped(unframed(message[:_READ_ERROR_CHARS]))
+    conversation = _as_escaped(wire.encode(asked)).lower()
+    found: list[str] = []
+    for word in _WORDS.findall(_ESCAPES.sub(" ", text)):
+        is_own = not any(sign.isalnum() for sign in word) or word.lower() in _ERROR_WORDS
+        # Bytes as Python shows them could be any letter.
+        is_quoted = "\\x" in word or word.lower() in conversation
+        shown = word if is_own or not is_quoted else "…"
+        if shown != "…" or found[-1:] != ["…"]:
+            found.append(shown)
+    told = " ".join(found)
+    return told if len(told) <= _LOGGED_ERROR_CHARS else f"{told[:_LOGGED_ERROR_CHARS]}…"
+
+
+def _as_escaped(value: object) -> str:
+    """As JSON escapes it, however often: the same letters are then the same characters in all that is compared."""
+    return _BACKSLASHES.sub(r"\\", json.dumps(value, default=str)[1:-1])
 
 
 def warm_up(router: Any, model: str, parent: Mapping[str, Any], *, timeout_s: float) -> Callable[[], Awaitable[None]]:

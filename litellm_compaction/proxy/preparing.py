@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from litellm_compaction.config import SAME_MODEL
 from litellm_compaction.engine import Compactor
 from litellm_compaction.errors import ModelNotLoaded, WindowUnknown
 from litellm_compaction.models.window import Target
@@ -40,6 +41,7 @@ class Preparing:
         self._guards = guards
         self._publisher = publisher
         self._prepared: set[tuple[str, str]] = set()
+        self._pruning_models: set[str] = set()
         self._task: asyncio.Task[None] | None = None
         self._is_wanted = False
 
@@ -51,6 +53,7 @@ class Preparing:
         async for guard in self._guards.guarded(router):
             if not guard.deployment.is_wildcard:
                 await self._look_at_window(router, guard)
+            await self._look_at_pruning_model(router, guard)
         await self.prepare(router)
 
     async def prepare(self, router: Any) -> None:
@@ -104,6 +107,17 @@ class Preparing:
                 window.parallel,
             )
             warn_of_workers(deployment.group, guard.settings.admission, window.parallel)
+
+    async def _look_at_pruning_model(self, router: Any, guard: Guard) -> None:
+        """Says once for each name whether another model will write the summaries."""
+        name = guard.settings.pruning_model
+        if name == SAME_MODEL or name in self._pruning_models:
+            return
+        self._pruning_models.add(name)
+        if why := await self._guards.why_unusable(router, name):
+            logger.warning("pruning_model=%s is not used while %s; the model that is asked is", name, why)
+        else:
+            logger.info("pruning_model=%s writes summaries", name)
 
     async def _prepare(self, name: str, target: Target) -> None:
         """What is not loaded in LM Studio can wait."""

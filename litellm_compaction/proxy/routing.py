@@ -7,17 +7,19 @@ config file.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-from litellm_compaction.config import DeploymentSettings, deployment_settings_from
+from litellm_compaction.config import SAME_MODEL, DeploymentSettings, deployment_settings_from
 from litellm_compaction.models.window import Target
 from litellm_compaction.proxy.opted_in import OPENAI_PROVIDERS, is_local_address, opted_in_target
 
 Kind: TypeAlias = Literal["lm_studio", "maybe_lm_studio", "opted_in", "foreign"]
 
 _MAX_GROUPS = 64
+_SHOWN_NAMES = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +102,23 @@ def deployment_of(
     )
 
 
+def asked_deployment_of(
+    litellm_params: Mapping[str, Any], model_info: Mapping[str, Any], *, group: str, environ: Mapping[str, str]
+) -> Deployment:
+    """The deployment as a pruning model: guarded or not, its window is looked for as if it had been opted in.
+
+    Args, Raises: as `deployment_of`.
+    """
+    written = model_info.get("compaction")
+    own = {**(written if isinstance(written, Mapping) else {}), "enabled": True}
+    return deployment_of(litellm_params, {**model_info, "compaction": own}, group=group, environ=environ)
+
+
+def group_entries(router: Any, name: str) -> list[Mapping[str, Any]]:
+    """The router's entries of one group, alias, wildcard match or deployment id, without its fallbacks."""
+    return _entries(router, name, None)
+
+
 def reachable_entries(router: Any, model: str, request: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """The router's entries that a request for `model` can reach: its group and all configured fallbacks.
 
@@ -130,6 +149,33 @@ def router_entries(router: Any) -> list[Mapping[str, Any]]:
     """Every deployment of the router."""
     found = router.get_model_list() if router is not None else None
     return [_mapping(entry) for entry in found or ()]
+
+
+def unknown_model(config: Mapping[str, Any], name: str) -> str:
+    """Why `name` is no model of a config file, with those that are; "" where it is one, or may become one.
+
+    Args:
+        config: as written: `model_list`, aliases of `router_settings`, and whether models can come from a database.
+        name: of a pruning model.
+    """
+    if name == SAME_MODEL or _mapping(config.get("general_settings")).get("store_model_in_db"):
+        return ""
+    names: list[str] = []
+    ids: list[str] = []
+    for entry in config.get("model_list") or ():
+        names.append(_text(_mapping(entry).get("model_name")))
+        ids.append(_text(_mapping(_mapping(entry).get("model_info")).get("id")))
+    aliases = _mapping(_mapping(config.get("router_settings")).get("model_group_alias"))
+    names = list(dict.fromkeys([*filter(None, names), *map(str, aliases)]))
+    if any(_matches(known, name) for known in names) or name in filter(None, ids):
+        return ""
+    shown = ", ".join(names[:_SHOWN_NAMES]) + (", …" if len(names) > _SHOWN_NAMES else "")
+    return f"no model of this proxy is called {name!r}; known: {shown or 'none'}, and {SAME_MODEL}"
+
+
+def _matches(known: str, name: str) -> bool:
+    """Whether a `model_name` serves `name`: itself, or a wildcard as LiteLLM reads it, where only `*` is special."""
+    return re.fullmatch(".*".join(map(re.escape, known.split("*"))), name) is not None
 
 
 def _entries(router: Any, name: str, team_id: str | None) -> list[Mapping[str, Any]]:

@@ -443,3 +443,34 @@ def test_workers_that_share_a_context_are_a_note(
     code, found = report(document, **{variable: "4"})
     assert code == 0
     assert any("each of the 4 workers" in message for message in messages(found, "note"))
+
+
+def test_pruning_model_that_would_not_be_asked_is_said(report: Report, address: Address) -> None:
+    """Not loaded, without a window, behind a wildcard: the model that is asked writes its own summaries meanwhile."""
+    own = {"compaction": {"pruning_model": "small"}}
+    everything = deployment("lm_studio/*", "any/*", params=at(address))
+    code, found = report(
+        config(
+            deployment(params=at(address), info=own),
+            deployment(f"lm_studio/{GPT_OSS}", "small", params=at(address)),
+            everything,
+            settings={"pruning_model": f"any/{GPT_OSS}"},
+        )
+    )
+    assert code == 0
+    for name in ("small", f"any/{GPT_OSS}"):
+        (said,) = [each["message"] for each in found["findings"] if each["place"] == f"pruning_model {name}"]
+        assert said.startswith("the model that is asked writes its own summaries: it is not loaded, and loading it")
+    _, found = report(config(deployment(params=at(address)), everything, settings={"pruning_model": f"any/{QWEN}"}))
+    assert [each for each in found["findings"] if "pruning_model" in each["place"]] == []
+
+
+@pytest.mark.parametrize("place", ["global", "deployment"])
+def test_unknown_pruning_model_is_a_problem(report: Report, address: Address, place: str) -> None:
+    """The proxy would refuse to start with it."""
+    wrong = {"pruning_model": "nobody"}
+    info = {"info": {"compaction": wrong}} if place == "deployment" else {}
+    code, found = report(config(deployment(params=at(address), **info), settings=wrong if place == "global" else None))
+    assert code != 0
+    (message,) = messages(found)
+    assert message.startswith("no model of this proxy is called 'nobody'; known: local")

@@ -71,7 +71,7 @@ def test_a_file_that_shadows_the_package_is_found(write: Write) -> None:
         ({"target_ratio": 0.9}, "target_ratio < pre_request_ratio"),
         ({"mode": "gaurd"}, "mode = 'gaurd'"),
         ("guard", "must be a mapping"),
-        ({"pruning_model": "nowhere"}, "no model_name in model_list is 'nowhere'"),
+        ({"pruning_model": "nowhere"}, "no model of this proxy is called 'nowhere'; known: "),
     ],
 )
 def test_wrong_settings_are_found(write: Write, settings: Any, message: str) -> None:

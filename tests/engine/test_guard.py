@@ -328,7 +328,7 @@ async def test_a_pruning_model_of_unknown_window_is_passed_over() -> None:
     attempts = Attempts(summary_calls_left=1)
     await bench.guard(LONG, pruning_models=models, attempts=attempts)
     assert (len(unknown.prompts), len(good.prompts), attempts.summary_calls_left) == (0, 1, 0)
-    assert (bench.last.outcome, bench.last.reason) == ("compacted", "pruning_model_not_loaded")
+    assert (bench.last.outcome, bench.last.reason) == ("compacted", "pruning_model_no_window")
 
 
 @pytest.mark.parametrize("window", [1500, 2048, 4096])

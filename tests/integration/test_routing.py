@@ -341,18 +341,39 @@ def test_broken_pruning_model_is_replaced_by_the_same_model(routes: Bench) -> No
     assert len(watch.summaries) == 1
 
 
-@pytest.mark.parametrize("group", ["pruned-cold", "pruned-unknown"])
-def test_unusable_pruning_model_is_not_used(routes: Bench, group: str) -> None:
-    """A pruning model that is not loaded, or that nobody has heard of, is not used: the same model is."""
+@pytest.mark.parametrize(
+    ("group", "pruner", "why"),
+    [
+        ("pruned-cold", "pruner-cold", "it is not loaded"),
+        ("pruned-silent", "plain", "its context length is unknown"),
+    ],
+)
+def test_unusable_pruning_model_is_not_used(
+    routes: Bench, plain: PlainServer, group: str, pruner: str, why: str
+) -> None:
+    """A pruning model that is not loaded, or of which nobody knows the window, is not used, and the log says why."""
     cold = routes.watch("pruner-cold")
     watch = routes.watch(group)
+    since = len(plain.requests)
     _chat(routes, group, talk(group, ONE_ROUND))
     assert len(watch.summaries) == 1
     assert cold.chats == []
     assert cold.summaries == []
+    assert plain.posts(since) == []
     assert not routes.simulators["pruner-cold"].instances
-    if group == "pruned-unknown":
-        assert routes.proxy.expect_logged("pruning_model=nobody is not a model of this proxy")
+    assert routes.proxy.expect_logged(rf"WARNING.*pruning_model={pruner} is not used while {why}")
+
+
+@pytest.mark.parametrize(("group", "pruner"), [("pruned-llama", "bystander"), ("pruned-mapped", "plain")])
+def test_any_deployment_can_be_the_pruning_model(routes: Bench, servers: Servers, group: str, pruner: str) -> None:
+    """A llama.cpp that nobody opted in, by its own window, and one whose window only LiteLLM's map knows."""
+    watch = routes.watch(group)
+    server: PlainServer = getattr(servers, pruner)
+    since = len(server.requests)
+    _chat(routes, group, talk(group, ONE_ROUND))
+    assert watch.summaries == []
+    assert [request.json["max_tokens"] for request in server.posts(since)] != []
+    assert len(watch.chats) == 1
 
 
 @pytest.mark.parametrize("path", ["/v1/messages", "/v1/responses"])

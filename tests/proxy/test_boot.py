@@ -54,6 +54,12 @@ def test_a_good_tokenizer_starts(monkeypatch: pytest.MonkeyPatch, model_file: Pa
         ({"pre_request_ratio": 1.5}, None, r"pre_request_ratio = 1\.5: .*less than 1"),
         ({"notices": "loud"}, None, r"notices = 'loud': .*'content', 'reasoning' or 'off'"),
         (
+            {"pruning_model": "nobody"},
+            None,
+            r"litellm_compaction\.pruning_model: no model of this proxy is called 'nobody'; known: local",
+        ),
+        ({}, {"pruning_model": "nobody"}, r"model_info\.compaction of 'local'\.pruning_model: no model of this proxy"),
+        (
             {"target_ratio": 0.5},
             {"pre_request_ratio": 0.45},
             r"model_info\.compaction of 'local'.*now 0\.5, 0\.45, 0\.9",

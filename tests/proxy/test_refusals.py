@@ -120,10 +120,11 @@ def test_another_attempt_forgets_what_the_one_before_came_to() -> None:
         outlook=Outlook(9000, 4000, 8192, 1),
         action="compacted",
     )
-    call.begins_attempt()
-    assert (call.outlook is not None, call.action) == (True, "compacted")
-    call.refused(TOO_LARGE)
+    for _ in range(2):
+        call.begins_attempt("first")
+        assert (call.outlook is not None, call.action, call.refusal) == (True, "compacted", None)
+        call.refused(TOO_LARGE)
     call.is_carried = call.may_pause = True
-    call.begins_attempt()
+    call.begins_attempt("second")
     assert (call.outlook, call.action, call.refusal) == (None, "none", None)
     assert (call.is_carried, call.may_pause, call.guarded) == (False, False, None)

@@ -175,6 +175,13 @@ async def _loaded(guard: Guard) -> list[Target]:
     return [replace(target, key=f"{guard.deployment.id}|{key}", model=key) for key in keys]
 
 
+async def _why_unusable(around: Surroundings, name: str) -> str:
+    try:
+        return await asyncio.wait_for(around.guards.why_unusable(around.router(), name), _LIMIT_S)
+    except asyncio.TimeoutError:
+        return "its server does not answer"
+
+
 async def _row(around: Surroundings, guard: Guard, target: Target, visitor: Visitor) -> Row:
     deployment, settings = guard.deployment, guard.settings
     configured = around.live.configured
@@ -189,6 +196,9 @@ async def _row(around: Surroundings, guard: Guard, target: Target, visitor: Visi
         own=tuple(f"{key}: {value}" for key, value in own.items()),
         conflict=conflict,
     )
+    name = settings.pruning_model
+    if name != SAME_MODEL and (why := await _why_unusable(around, name)):
+        row = replace(row, own=(*row.own, f"pruning_model {name} is not used: {why}"))
     if "*" in target.model:
         return replace(row, state="of the model that is asked for")
     try:
