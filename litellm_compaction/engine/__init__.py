@@ -1,6 +1,6 @@
 """The one orchestrator: counts, decides, asks, applies, stores, reports."""
 
-from litellm_compaction.engine.case import Action, Attempts, Case, Guarded, Measure, Pending, PruningModel
+from litellm_compaction.engine.case import Action, Attempts, Case, Guarded, Measure, Pending, Prospect, PruningModel
 from litellm_compaction.engine.compactor import Compactor
 from litellm_compaction.engine.room import Room, shares_context
 
@@ -12,6 +12,7 @@ __all__ = [
     "Guarded",
     "Measure",
     "Pending",
+    "Prospect",
     "PruningModel",
     "Room",
     "shares_context",

@@ -95,18 +95,41 @@ class Seat:
     Leave it when the server is done with the request: a closed upstream may still finish its prefill.
     """
 
-    __slots__ = ("_pool",)
+    __slots__ = ("_gives_way", "_pool", "yields")
 
     def __init__(self, pool: _Pool) -> None:
         self._pool = pool
+        self._gives_way = False
+        # Whether its answer can be stopped at any moment and go on later; what cannot goes before it.
+        self.yields = False
 
     @property
     def tokens(self) -> int:
         """What it holds; 0 while it waits, after an exchange that failed, and after it has left."""
         return self._pool.held_tokens.get(self, 0)
 
-    def grow(self, tokens: int) -> bool:
+    @property
+    def is_alone(self) -> bool:
+        """Whether nobody else runs in the pool or waits for room in it."""
+        return len(self._pool.held_tokens) == 1
+
+    @property
+    def must_give_way(self) -> bool:
+        """Whether it has to stop now, for one that went before it; once it was told so, it is taken at its word."""
+        if self._gives_way or (self.yields and self._pool.is_overdrawn):
+            self._gives_way = True
+        return self._gives_way
+
+    @property
+    def is_leaving(self) -> bool:
+        """Whether it was told to give way, so that its room is as good as free."""
+        return self._gives_way
+
+    def grow(self, tokens: int, *, goes_first: bool = False) -> bool:
         """Whether it now holds at least `tokens`; never waits, and on False nothing has changed.
+
+        With `goes_first` the room of answers that yield counts as free: the pool is overdrawn until one of them has
+        seen that it must give way, which it asks with each piece that it gets.
 
         A running answer takes free room before everybody in the queue: if it cannot grow it must be stopped and
         compacted, which costs more than a later start. The wait of the others stays finite, because an answer is.
@@ -117,8 +140,14 @@ class Seat:
         held = self.tokens
         if tokens <= held:
             return True
-        if held == 0 or not pool.fits(tokens, instead_of_tokens=held):
+        if held == 0:
             return False
+        if not pool.fits(tokens, instead_of_tokens=held):
+            firm_tokens = sum(
+                pool.held_tokens[each] for each in pool.held_tokens if each is not self and not each.yields
+            )
+            if not goes_first or firm_tokens + tokens > pool.window_tokens:
+                return False
         pool.hold(self, tokens)
         return True
 
@@ -144,9 +173,11 @@ class Seat:
         if self not in pool.held_tokens or self in pool.exchanges:
             raise RuntimeError("A seat was exchanged after it left or while it waited.")
         if tokens <= self.tokens and pool.fits(tokens, instead_of_tokens=self.tokens):
+            self._gives_way = False
             self.shrink(tokens)
             return
         pool.hold(self, 0)
+        self._gives_way = False
         await pool.wait(self, tokens, pool.exchanges, timeout_s)
         if self not in pool.held_tokens:
             raise RuntimeError("A seat left while it waited for an exchange.")
@@ -200,6 +231,12 @@ class _Pool:
     held_tokens: dict[Seat, int] = field(default_factory=dict)
     exchanges: _Queue = field(default_factory=OrderedDict)
     entries: _Queue = field(default_factory=OrderedDict)
+
+    @property
+    def is_overdrawn(self) -> bool:
+        """Whether more is held than there is, without what those hold who are about to leave."""
+        leaving_tokens = sum(tokens for seat, tokens in self.held_tokens.items() if seat.is_leaving)
+        return len(self.held_tokens) > 1 and self.used_tokens - leaving_tokens > self.window_tokens
 
     def fits(self, tokens: int, *, instead_of_tokens: int = 0) -> bool:
         """Whether `tokens` may be held, in place of some that are held: inside the window, or alone."""

@@ -6,12 +6,12 @@ Built by `proxy/` and by the compactor; data only.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, Protocol, TypeAlias
 
 from litellm_compaction.config import Settings
 from litellm_compaction.core.budget import Budget, Rules
-from litellm_compaction.core.carry_over import Way
+from litellm_compaction.core.carry_over import Partial, Way
 from litellm_compaction.core.compaction import Compaction
 from litellm_compaction.core.decisions import Depth, Making
 from litellm_compaction.core.messages import Message, Request, open_round_start
@@ -116,6 +116,15 @@ class Case:
             prunes=self.settings.strategy == "prune",
         )
 
+    def with_room(self, room_tokens: int) -> Case:
+        """The same, but nothing fits that leaves less than so many tokens for an answer."""
+        settings = self.settings
+        room = {
+            "answer_min_tokens": max(room_tokens, settings.answer_min_tokens),
+            "reasoning_answer_min_tokens": max(room_tokens, settings.reasoning_answer_min_tokens),
+        }
+        return replace(self, settings=settings.model_copy(update=room)) if room_tokens else self
+
     def rules(self, *, reasons: bool) -> Rules:
         """The budget's rules; a model that thinks before it answers (`reasons`) needs more room."""
         settings = self.settings
@@ -179,6 +188,11 @@ class Pending:
     decision: Making
     stored: tuple[Compaction, ...]
 
+    @property
+    def will_fit(self) -> bool:
+        """Whether what is to be made will fit, as far as it can be foreseen."""
+        return self.work.budget.fits(self.decision.predicted_tokens)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Guarded:
@@ -214,3 +228,23 @@ class Guarded:
     def max_output_tokens(self, asked_tokens: int | None) -> int:
         """The upstream `max_tokens` for what the client asked (None or negative: unlimited)."""
         return self.budget.max_output_tokens(self.count.tokens, asked_tokens)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prospect:
+    """How an answer that was stopped could go on.
+
+    Attributes:
+        request: the conversation as the client sent it.
+        partial: the answer so far.
+        messages: the conversation that makes the model go on, before any compaction.
+        prepared: the same as the engine would send it, or what has to be made first.
+        ways: in which the server goes on itself, best first; none where the model is asked to.
+    """
+
+    request: Request
+    partial: Partial
+    case: Case
+    messages: tuple[Message, ...]
+    prepared: Guarded | Pending
+    ways: tuple[Way, ...]

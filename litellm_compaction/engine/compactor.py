@@ -21,7 +21,7 @@ from litellm_compaction.core.oversize import refusal, shortened
 from litellm_compaction.core.plan import plan, usable
 from litellm_compaction.engine.admission import Admission
 from litellm_compaction.engine.asking import Asker
-from litellm_compaction.engine.case import Case, Guarded, Pending, Work
+from litellm_compaction.engine.case import Case, Guarded, Pending, Prospect, Work
 from litellm_compaction.engine.going_on import GoingOn, Outcome
 from litellm_compaction.engine.lessons import Lessons
 from litellm_compaction.engine.making import Made, Maker, alike, same
@@ -47,6 +47,8 @@ from litellm_compaction.stores import Store
 _ASKING: frozenset[Way] = frozenset(("turn",))
 # Below this share of what it may fill no conversation has ever been compacted, however wrong the count was then.
 _COMPACTED_BEFORE_RATIO = 0.25
+# A shorter end of an answer would not tell the model where it stopped.
+_LEAST_TAIL_TOKENS = 48
 # Of what a compaction leaves, this much may be the verbatim end of the answer that is being carried over.
 _PARTIAL_TAIL_RATIO = 0.35
 
@@ -271,38 +273,90 @@ class Compactor:
     ) -> Guarded:
         """What to send so that the model goes on with an answer that was stopped at the limit (phase 3).
 
-        Args:
-            request: the conversation that was being answered, as the client sent it.
-            partial: the answer so far.
-            case: of the request.
-            room: as `guard`.
-            ways: those that the carrier can send; `turn` always is.
+        Arguments as `prospect`, and `room` as `guard`.
 
         Raises:
             DoesNotFit, WindowUnknown, ModelNotLoaded, Overloaded: as `guard`.
         """
+        return await self.carried(await self.prospect(request, partial, case, ways=ways), room)
+
+    async def prospect(
+        self,
+        request: Request,
+        partial: Partial,
+        case: Case,
+        *,
+        room_tokens: int = 0,
+        ways: Collection[Way] = _ASKING,
+    ) -> Prospect:
+        """How the model could go on with an answer; no model call, and nothing is made yet.
+
+        Of the answer only the end stays verbatim: as much as leaves the room, else less and less of it.
+
+        Args:
+            request: the conversation that was being answered, as the client sent it.
+            partial: the answer so far.
+            case: of the request.
+            room_tokens: what the rest of the answer must have at least; without it no compaction is worth a stop.
+            ways: those that the carrier can send; `turn` always is.
+
+        Raises:
+            DoesNotFit: nothing leaves so much room.
+            WindowUnknown, ModelNotLoaded: as `guard`.
+        """
         window, count_text = await self._scales.text_counter(case)
-        tail_tokens = int(_PARTIAL_TAIL_RATIO * case.settings.target_ratio * window.tokens)
         good = [way for way in await self._going_on.ways(case.target, window.source) if way in ways]
         if request.tools or partial.is_json:
             good = [way for way in good if way != "raw"]
         ends_in_answer = good[:1] not in ([], ["turn"]) and can_end_in_answer(request.messages, partial)
-        messages = carried_over(
-            request.messages, partial, tail_tokens=tail_tokens, count=count_text, ends_in_answer=ends_in_answer
+        # No server is asked: it may still be writing the very answer.
+        roomy = replace(case.with_room(room_tokens), measure=None)
+        whole_tokens = count_text(partial.text or partial.reasoning)
+        tail_tokens = int(_PARTIAL_TAIL_RATIO * case.settings.target_ratio * window.tokens)
+        while True:
+            messages = carried_over(
+                request.messages, partial, tail_tokens=tail_tokens, count=count_text, ends_in_answer=ends_in_answer
+            )
+            try:
+                prepared = await self.prepare(replace(request, messages=messages), roomy)
+            except DoesNotFit:
+                if tail_tokens <= _LEAST_TAIL_TOKENS:
+                    raise
+            else:
+                if isinstance(prepared, Guarded) or prepared.will_fit or tail_tokens <= _LEAST_TAIL_TOKENS:
+                    break
+            tail_tokens = max(min(tail_tokens, whole_tokens) // 2, _LEAST_TAIL_TOKENS)
+        if isinstance(prepared, Pending) and not prepared.will_fit:
+            raise self._refusal(prepared.work)
+        return Prospect(
+            request=request,
+            partial=partial,
+            case=case,
+            messages=messages,
+            prepared=prepared,
+            ways=tuple(good) if ends_in_answer else (),
         )
-        guarded = await self.guard(replace(request, messages=messages), case, room)
-        sent = messages if guarded.messages is None else guarded.messages
-        if not ends_in_answer:
+
+    async def carried(self, prospect: Prospect, room: Room | None = None) -> Guarded:
+        """What to send so that the model goes on, in the best way that its server knows.
+
+        Raises:
+            DoesNotFit, WindowUnknown, ModelNotLoaded, Overloaded: as `finish`.
+        """
+        prepared, case = prospect.prepared, prospect.case
+        guarded = await self.finish(prepared, room) if isinstance(prepared, Pending) else prepared
+        sent = prospect.messages if guarded.messages is None else guarded.messages
+        if not prospect.ways:
             return replace(guarded, messages=sent, way="turn")
-        if "raw" in good:
-            family = await self.sources.family(case.target, window)
+        if "raw" in prospect.ways:
+            family = await self.sources.family(case.target, guarded.window)
             now = datetime.fromtimestamp(self._wall_clock())
             prompt = await off_loop(sent, lambda: begun_prompt(family, sent, now))
             if prompt is not None:
                 return replace(guarded, messages=sent, way="raw", prompt=prompt)
-        if "prefill" in good:
+        if "prefill" in prospect.ways:
             return replace(guarded, messages=sent, way="prefill")
-        return await self.carry_over(request, partial, case, room)
+        return await self.carry_over(prospect.request, prospect.partial, case, room)
 
     async def learn_way(self, case: Case, way: Way, outcome: Outcome) -> None:
         """Takes note of how an answer that was carried over has begun; arguments as `GoingOn.learn`."""
@@ -414,7 +468,9 @@ class Compactor:
         return decided
 
     def _refusal(self, work: Work) -> DoesNotFit:
-        self._reporter.decided(work, "refused", after=work.budget.floor_tokens, reason="does_not_fit")
+        if work.phase != "streaming":
+            # An answer that cannot be carried over is no refused request: the loop that carries it tells of it.
+            self._reporter.decided(work, "refused", after=work.budget.floor_tokens, reason="does_not_fit")
         count, fixed_tokens = work.count, work.conversation.fixed_tokens
         tools_share = count.tools_tokens / max(1, count.tools_tokens + count.overhead_tokens)
         return refusal(work.case.label, work.conversation, work.budget, round(tools_share * fixed_tokens))

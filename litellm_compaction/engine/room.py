@@ -13,12 +13,15 @@ from typing import Literal
 from litellm_compaction.core.budget import margin_tokens
 from litellm_compaction.engine.admission import Admission, Seat
 from litellm_compaction.engine.case import Case, Guarded
+from litellm_compaction.models.counter import Count
 from litellm_compaction.models.window import Window
 
 # A summary's own instruction, answer and thinking beside the history that it reads: 450 + 800 + 800, rounded up.
 SUMMARY_EXTRA_TOKENS = 2100
 # A running answer asks for more room before it needs it, in steps.
 _STEP_TOKENS = 512
+# Of the room with which an answer goes on that was stopped for others; with so many even 256 tokens are a whole window.
+_MAX_DOUBLINGS = 12
 
 
 def shares_context(admission: Literal["auto", "pool", "off"], parallel: int) -> bool:
@@ -43,7 +46,10 @@ class Room:
         self._admission = admission
         self._case = case
         self._seat: Seat | None = None
-        self._taken_for: Guarded | None = None
+        # By its count, which stays the same object where a carrier tells the rest of it anew.
+        self._taken_for: Count | None = None
+        self._limit_tokens = 0
+        self._cuts = 0
         self._is_lent = False
         self._has_left = False
 
@@ -51,30 +57,36 @@ class Room:
         """Whether requests to this instance have to be fitted beside each other."""
         return shares_context(self._case.settings.admission, window.parallel)
 
-    def output_limit(self, guarded: Guarded, limit_tokens: int, *, can_grow: bool) -> int:
-        """The bound on an answer's tokens: all that is left, or a fair share for an answer that nobody can watch.
+    async def take(self, guarded: Guarded, limit_tokens: int, *, can_grow: bool) -> int:
+        """Waits for room for a prompt and the beginning, or all, of its answer; gives the bound on the answer's tokens.
+
+        Once for each that is sent. An answer that grows while it is watched may have all that the window leaves. One
+        that nobody can watch holds all of it from the start, which it may where it is alone; else a fair share.
 
         Args:
             guarded: what is sent.
-            limit_tokens: what the window leaves.
-            can_grow: whether the answer is watched, and may take more room while it runs.
-        """
-        window = guarded.window
-        if can_grow or not self.is_shared(window):
-            return limit_tokens
-        share = window.tokens // max(window.parallel, 1) - guarded.count.tokens
-        return min(limit_tokens, max(share, _reserve_tokens(guarded)))
-
-    async def take(self, guarded: Guarded, limit_tokens: int, *, can_grow: bool) -> None:
-        """Waits for room for a prompt and the beginning, or all, of its answer; once for each that is sent.
+            limit_tokens: what the window leaves, and the client wants.
+            can_grow: whether the answer is watched.
 
         Raises:
-            Overloaded: there was none in time.
+            Overloaded: there was no room in time.
         """
-        if self.is_shared(guarded.window) and self._taken_for is not guarded:
-            answer = min(limit_tokens, _reserve_tokens(guarded)) if can_grow else limit_tokens
-            await self._hold(guarded.window, _prompt_tokens(guarded) + answer)
-            self._taken_for = guarded
+        window = guarded.window
+        if not self.is_shared(window):
+            return limit_tokens
+        if self._taken_for is guarded.count:
+            return min(limit_tokens, self._limit_tokens)
+        prompt_tokens, answer_tokens = _prompt_tokens(guarded), self._reserve_tokens(guarded)
+        if not can_grow:
+            share = window.tokens // max(window.parallel, 1) - guarded.count.tokens
+            answer_tokens = max(share, answer_tokens)
+        seat = await self._hold(window, prompt_tokens + min(limit_tokens, answer_tokens))
+        if not can_grow:
+            if seat.is_alone:
+                seat.grow(prompt_tokens + limit_tokens)
+            limit_tokens = max(min(limit_tokens, seat.tokens - prompt_tokens), 1)
+        self._taken_for, self._limit_tokens = guarded.count, limit_tokens
+        return limit_tokens
 
     @asynccontextmanager
     async def for_summary(self, window: Window, history_tokens: int) -> AsyncGenerator[None, None]:
@@ -117,14 +129,30 @@ class Room:
         if self.is_shared(window):
             await self._hold(window, prompt_tokens)
 
-    def covers(self, guarded: Guarded, generated_tokens: int) -> bool:
-        """Whether a running answer may go on: it holds enough, or gets more without waiting."""
+    def covers(self, guarded: Guarded, generated_tokens: int, *, can_be_cut: bool = True) -> bool:
+        """Whether a running answer may go on: it holds enough, or gets more without waiting.
+
+        Args:
+            guarded: what was sent.
+            generated_tokens: of its answer so far.
+            can_be_cut: whether it could go on later where it stops now. What can't, such as a tool call, goes before
+                answers that can: those then hear that they have to stop.
+        """
         if self._seat is None:
             return True
+        self._seat.yields = can_be_cut
         needed = _prompt_tokens(guarded) + generated_tokens + margin_tokens(generated_tokens, guarded.count.error_ratio)
+        if self._seat.must_give_way:
+            return False
         if needed + _STEP_TOKENS // 2 <= self._seat.tokens:
             return True
-        return self._seat.grow(min(needed + _STEP_TOKENS, guarded.window.tokens)) or needed <= self._seat.tokens
+        wanted = min(needed + _STEP_TOKENS, guarded.window.tokens)
+        return self._seat.grow(wanted, goes_first=not can_be_cut) or needed <= self._seat.tokens
+
+    def was_cut(self) -> None:
+        """Notes that an answer stopped for others: its next part begins with the double, so that it comes to an end."""
+        self._cuts += 1
+        self._taken_for = None
 
     def leave(self) -> None:
         """Gives everything back."""
@@ -134,7 +162,13 @@ class Room:
             self._seat.leave()
             self._seat = None
 
-    async def _hold(self, window: Window, tokens: int) -> None:
+    def _reserve_tokens(self, guarded: Guarded) -> int:
+        """With how much of an answer it begins; after each cut with the double, up to all of the window."""
+        budget = guarded.budget
+        reserve = max(budget.output_buffer_tokens(guarded.count.tokens), budget.rules.answer_min_tokens)
+        return min(reserve << min(self._cuts, _MAX_DOUBLINGS), guarded.window.tokens)
+
+    async def _hold(self, window: Window, tokens: int) -> Seat:
         timeout_s = self._case.settings.admission_timeout_s
         tokens = max(min(tokens, window.tokens), 1)
         if self._seat is None:
@@ -146,6 +180,7 @@ class Room:
             self._count_seat(-1)
             await self._seat.exchange(tokens, timeout_s=timeout_s)
         self._count_seat(1)
+        return self._seat
 
     def _count_seat(self, change: int) -> None:
         """Says to the request's other phases that it holds a place, which one that rests is not."""
@@ -156,8 +191,3 @@ class Room:
 def _prompt_tokens(guarded: Guarded) -> int:
     """The most that the prompt can take."""
     return guarded.count.tokens + margin_tokens(guarded.count.tokens, guarded.count.error_ratio)
-
-
-def _reserve_tokens(guarded: Guarded) -> int:
-    budget = guarded.budget
-    return max(budget.output_buffer_tokens(guarded.count.tokens), budget.rules.answer_min_tokens)

@@ -43,6 +43,10 @@ class GeneratedTokens:
             self._settle(keep_word=True)
         self.tokens = self._counted_tokens + round(self._pending_chars / self._chars_per_token)
 
+    def of(self, text: str) -> int:
+        """The tokens of a text, which is not added."""
+        return self._count(text)
+
     def exact(self) -> int:
         """The tokens so far, with the last piece counted too."""
         self._settle()

@@ -47,8 +47,7 @@ async def guarded_in_room(
     room = compactor.room(case)
     try:
         guarded = await compacted(compactor, await compactor.prepare(request, case), room)
-        limit = room.output_limit(guarded, guarded.max_output_tokens(asked_tokens), can_grow=can_grow)
-        await room.take(guarded, limit, can_grow=can_grow)
+        limit = await room.take(guarded, guarded.max_output_tokens(asked_tokens), can_grow=can_grow)
     except BaseException:
         # A client that leaves during the summary, too: nothing else would end what it holds.
         room.leave()

@@ -19,7 +19,9 @@ from litellm_compaction.proxy.exchange import Chunk, UpstreamError
 from litellm_compaction.proxy.overflowed import FULL_RATIO, NEAR_FULL_RATIO, judged, most_tokens
 from litellm_compaction.proxy.wire import Usage, usage_of
 
-End: TypeAlias = Literal["done", "limit", "overflow", "failed"]
+# How a stream ended: by itself; where the window does; for others that need the room; by an error that means a full
+# window, or by another one.
+End: TypeAlias = Literal["done", "limit", "share", "overflow", "failed"]
 
 # From here on nothing is sent that could not be taken back: text ends at a word, tool calls are complete.
 _DANGER_RATIO = 0.80
@@ -35,11 +37,16 @@ _KEPT_REASONING_CHARS = 40_000
 
 @dataclass(slots=True)
 class Progress:
-    """What the client has of the answer, and what it has cost."""
+    """What the client has of the answer, and what it has cost.
+
+    Attributes:
+        lost_tokens: of `completion_tokens`, what was generated and can never reach the client.
+    """
 
     text: list[str] = field(default_factory=list)
     reasoning: str = ""
     completion_tokens: int = 0
+    lost_tokens: int = 0
     prompt_tokens: list[int] = field(default_factory=list)
     usages: list[Mapping[str, Any]] = field(default_factory=list)
     restarts: int = 0
@@ -74,13 +81,14 @@ class Relay:
         # Nobody waits for the next word of a whole answer: it may fill the window, and has the server's own numbers.
         self._stop_tokens = math.inf if is_whole else int(streaming_ratio * guarded.window.tokens)
         self._generated = GeneratedTokens(guarded.count_text)
-        self._joiner = Joiner(progress.sent_text) if progress.restarts and progress.text else None
+        self._joiner = Joiner(progress.sent_text) if progress.text else None
         self._tail = ""
         self._calls: list[dict[str, Any]] = []
         self._flowing: set[int] = set()
         self._call_open = False
         self._received = 0
         self._is_shared = False
+        self._is_share = False
         self._limit_tokens = 0
         self._asked_tokens: int | None = None
         self._danger_tokens = 0.0
@@ -95,15 +103,17 @@ class Relay:
         # The end looked like an overflow only because the window was nearly full; that is no knowledge of the window.
         self.is_crash = False
 
-    def opened(self, limit_tokens: int, asked_tokens: int | None, *, is_shared: bool) -> None:
+    def opened(self, limit_tokens: int, asked_tokens: int | None, *, is_shared: bool, is_share: bool = False) -> None:
         """Notes how the stream was asked for, before its first chunk.
 
         Args:
             limit_tokens: its `max_tokens`.
             asked_tokens: what the client's own limit leaves; None without one.
             is_shared: whether others can end it at any moment: it must never leave half a word.
+            is_share: whether its `max_tokens` is only its part of the window, because of others.
         """
         self._limit_tokens, self._asked_tokens, self._is_shared = limit_tokens, asked_tokens, is_shared
+        self._is_share = is_share
         window_left = _DANGER_RATIO * self._window_tokens - self._prompt_tokens
         self._danger_tokens = min(window_left, _DANGER_OUTPUT_RATIO * limit_tokens)
 
@@ -158,7 +168,7 @@ class Relay:
         if self._received == 0 and self._looks_full(FULL_RATIO if self.usage else NEAR_FULL_RATIO):
             self.end = "overflow"
         elif self._breaks_off():
-            self.end = "limit"
+            self.end = "share" if self._is_share else "limit"
         else:
             self.end = "done"
 
@@ -190,13 +200,32 @@ class Relay:
         return self.end == "overflow" or self._looks_full(_DANGER_RATIO)
 
     def stop(self) -> None:
-        """Ends the stream because there is no more room beside others; a call that has begun may finish."""
-        if self.end is None and not self._call_open and self.finish_reason is None:
-            self.end = "limit"
+        """Ends the stream because others need its room; a call that the client has begun to get may finish."""
+        if self.end is None and not self._flowing and self.finish_reason is None:
+            self.end = "share"
+
+    def go_on_to_the_end(self) -> None:
+        """Stops no more where a compaction would be due: none gains anything, and the server's own limit is the end."""
+        self.end, self._stop_tokens = None, math.inf
+
+    @property
+    def can_be_cut(self) -> bool:
+        """Whether the answer could go on later where it stops now: not within a call."""
+        return not self._call_open
+
+    @property
+    def lost_tokens(self) -> int:
+        """Of what was generated, what the client never gets: calls that were cut before they were whole."""
+        return sum(self._generated.of(_call_text(call)) for call in self._calls) if self.end != "done" else 0
 
     def used_tokens(self) -> int:
         """How much of the window is taken, as far as we can count."""
         return self._prompt_tokens + self._generated.tokens
+
+    @property
+    def filled_tokens(self) -> int:
+        """How much of the window was taken in the end: as the server says, else as we count."""
+        return sum(self.usage) if self.usage is not None else self.used_tokens()
 
     @property
     def is_stuck(self) -> bool:
@@ -256,7 +285,7 @@ class Relay:
         for call in calls:
             function = call.get("function") if isinstance(call, Mapping) else None
             if isinstance(function, Mapping):
-                self._count(f"{function.get('name') or ''}{function.get('arguments') or ''}")
+                self._count(_call_text(call))
         self._call_open = True
         held = self._tail
         self._tail = ""
@@ -304,6 +333,11 @@ class Relay:
     def _count(self, text: str) -> None:
         self._received += 1
         self._generated.add(text)
+
+
+def _call_text(call: Mapping[str, Any]) -> str:
+    function = call.get("function") or {}
+    return f"{function.get('name') or ''}{function.get('arguments') or ''}"
 
 
 def append_calls(held: list[dict[str, Any]], calls: Sequence[Any]) -> None:

@@ -10,11 +10,12 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 from litellm_compaction.core.carry_over import Partial
 from litellm_compaction.core.messages import ABORT_NOTICE, ATTEMPTS_NOTICE, DONE_NOTICE, START_NOTICE
-from litellm_compaction.engine import Case, Compactor, Guarded, Pending, Room
+from litellm_compaction.engine import Case, Compactor, Guarded, Pending, Prospect, Room
 from litellm_compaction.errors import CompactionError, Overflow
 from litellm_compaction.proxy.exchange import Asked, Chunk, Listener, Upstream, UpstreamDropped, UpstreamError
 from litellm_compaction.proxy.failing_open import log_failed_open
@@ -25,6 +26,18 @@ from litellm_compaction.proxy.relay import Progress, Relay
 
 # Every prompt takes more of a window: the next request is compacted, whatever the estimate says.
 _ANY_SHARE = 1e-6
+# A prompt may fill the window up to the room for its answer.
+_WHOLE_WINDOW: Mapping[str, float] = MappingProxyType(
+    {
+        "pre_request_ratio": 1.0,
+        "threshold_tokens": 0,
+        "system_reserve_tokens": 0,
+        "output_reserve_tokens": 0,
+        "safety_buffer_tokens": 0,
+    }
+)
+# After so many stops for others, each with the double room after it, something is wrong: a compaction has to help.
+_MAX_CUTS = 12
 _STILL_TOO_LARGE = "The compacted prompt still exceeds the available context size."
 
 
@@ -62,6 +75,8 @@ class Answer:
         self._listener = listener
         self._room = room
         self._is_watched = is_watched
+        self._has_retried = False
+        self._cuts = 0
         self._progress = Progress()
         self._one = OneAnswer(self._progress, SILENT if asked.is_json else asked.notices)
 
@@ -92,7 +107,6 @@ class Answer:
             guarded = prepared
             if guarded.action == "compacted" and (notice := self._one.notice(f"{START_NOTICE}\n{DONE_NOTICE}\n\n")):
                 yield notice
-        retried = False
         while True:
             self._listener.sent(self._case, guarded)
             relay = Relay(
@@ -103,64 +117,84 @@ class Answer:
                 is_whole=self._asked.is_whole,
                 said=self._asked.said,
             )
-            try:
-                # Closed here and not by the garbage collector: the server generates for as long as it is open.
-                async with aclosing(self._stream(guarded, relay)) as chunks:
-                    async for chunk in chunks:
-                        yield chunk
-            except UpstreamDropped:
-                relay.finish()
-                if relay.end == "done":
-                    raise
-            except UpstreamError as error:
-                if not relay.has_overflowed(error):
-                    raise
-            self._progress.completion_tokens += relay.completion_tokens()
-            self._learn(guarded, relay)
+            async with aclosing(self._part(guarded, relay)) as chunks:
+                async for chunk in chunks:
+                    yield chunk
+            self._note(guarded, relay)
             if relay.end == "failed" and relay.error is not None:
                 raise relay.error
             if relay.end == "done":
                 break
             if relay.end == "overflow" and not self._progress.delivered:
-                # Nothing has been shown yet: compact harder, once, and nobody notices.
-                if retried:
-                    raise relay.error or UpstreamError(_STILL_TOO_LARGE)
-                retried = True
-                guarded = await self._compactor.guard(self._asked.request, self._pressed(), self._room)
+                guarded = await self._harder(relay)
                 continue
             if relay.has_whole_calls:
                 for chunk in self._calling(relay):
                     yield chunk
                 return
-            if self._progress.restarts >= self._case.settings.max_restarts or relay.is_stuck:
-                for chunk in self._closing(relay, ATTEMPTS_NOTICE):
+            self._listener.may_pause = True
+            if (prospect := await self._prospect(guarded, relay)) is None:
+                for chunk in self._closing(guarded, relay):
+                    yield chunk
+                return
+            if relay.end == "share" and not isinstance(prospect.prepared, Pending):
+                # Others needed the room: nothing is compacted, nobody has to know.
+                guarded = await self._compactor.carried(prospect)
+                continue
+            is_new = isinstance(prospect.prepared, Pending)
+            if is_new and (notice := self._one.notice(f"\n\n{START_NOTICE}\n")):
+                yield notice
+            try:
+                again = await self._compactor.carried(prospect, self._room)
+            except CompactionError:
+                for chunk in self._closing(guarded, relay):
                     yield chunk
                 return
             self._progress.restarts += 1
-            if notice := self._one.notice(f"\n\n{START_NOTICE}\n"):
+            if is_new and again.action == "compacted" and (notice := self._one.notice(f"{DONE_NOTICE}\n\n")):
                 yield notice
-            try:
-                case = self._pressed() if relay.is_full else self._case
-                guarded = await self._compactor.carry_over(self._asked.request, self._partial(), case, self._room)
-            except CompactionError:
-                used = relay.used_tokens()
-                text = ABORT_NOTICE.format(used=used, window=guarded.window.tokens)
-                for chunk in self._closing(relay, text):
-                    yield chunk
-                return
-            if notice := self._one.notice(f"{DONE_NOTICE}\n\n"):
-                yield notice
+            guarded = again
         for chunk in self._ending(relay):
             yield chunk
 
+    async def _part(self, guarded: Guarded, relay: Relay) -> AsyncGenerator[Chunk, None]:
+        """One upstream stream; `relay.end` says how it ended.
+
+        Raises:
+            UpstreamError: in a way that is not an overflow.
+            Overloaded: there was no room in time, and nothing has been sent.
+        """
+        try:
+            # Closed here and not by the garbage collector: the server generates for as long as it is open.
+            async with aclosing(self._stream(guarded, relay)) as chunks:
+                async for chunk in chunks:
+                    yield chunk
+        except UpstreamDropped:
+            relay.finish()
+            if relay.end == "done":
+                raise
+        except UpstreamError as error:
+            if not relay.has_overflowed(error):
+                raise
+
+    async def _harder(self, relay: Relay) -> Guarded:
+        """What to send after an overflow of which nothing has been shown: compacted harder, once, and nobody notices.
+
+        Raises:
+            UpstreamError: that was not enough.
+        """
+        if self._has_retried:
+            raise relay.error or UpstreamError(_STILL_TOO_LARGE)
+        self._has_retried = True
+        return await self._compactor.guard(self._asked.request, self._pressed(), self._room)
+
     async def _stream(self, guarded: Guarded, relay: Relay) -> AsyncGenerator[Chunk, None]:
         left = self._output_tokens_left()
-        limit = guarded.max_output_tokens(left)
+        limit = all_tokens = guarded.max_output_tokens(left)
         if self._room is not None:
-            limit = self._room.output_limit(guarded, limit, can_grow=self._is_watched)
-            await self._room.take(guarded, limit, can_grow=self._is_watched)
-        relay.opened(limit, left, is_shared=self._is_shared(guarded))
-        opened = self._upstream.open(guarded.messages, limit, is_continuation=self._progress.restarts > 0)
+            limit = await self._room.take(guarded, limit, can_grow=self._is_watched)
+        relay.opened(limit, left, is_shared=self._is_shared(guarded), is_share=limit < all_tokens)
+        opened = self._upstream.open(guarded.messages, limit, is_continuation=bool(self._progress.text))
         async with opened as stream:
             async for chunk in stream:
                 self._one.adopt(chunk)
@@ -171,13 +205,50 @@ class Answer:
                     for delta in deltas:
                         yield self._one.dressed(delta)
                 self._listener.may_pause = self._listener.may_pause or relay.is_near_the_end()
-                if self._room is not None and not self._room.covers(guarded, relay.generated_tokens):
+                if self._is_needed_by_others(guarded, relay):
                     relay.stop()
+                if relay.end == "limit" and await self._prospect(guarded, relay) is None:
+                    relay.go_on_to_the_end()
                 if relay.end is not None:
                     return
         for delta in relay.flush():
             yield self._one.dressed(delta)
         relay.finish()
+
+    def _is_needed_by_others(self, guarded: Guarded, relay: Relay) -> bool:
+        """Whether the answer's room is, so that it has to stop; a document or a call is the last to do so."""
+        if self._room is None:
+            return False
+        can_be_cut = relay.can_be_cut and not self._asked.is_json
+        return not self._room.covers(guarded, relay.generated_tokens, can_be_cut=can_be_cut)
+
+    async def _prospect(self, guarded: Guarded, relay: Relay) -> Prospect | None:
+        """How the answer can go on behind `relay`; None where nothing gains enough room to be worth a stop (P5)."""
+        if relay.end == "share" and self._cuts < _MAX_CUTS:
+            case, room_tokens = self._relaxed(), 0
+        else:
+            if relay.is_stuck or self._progress.restarts >= self._case.settings.max_restarts:
+                return None
+            # After it at least an output buffer is free, and that much more than there was before.
+            used_tokens = guarded.window.tokens if relay.end == "overflow" else relay.used_tokens()
+            room_tokens = guarded.budget.output_buffer_tokens(used_tokens)
+            if relay.is_full:
+                room_tokens += max(guarded.window.tokens - used_tokens, 0)
+            case = self._pressed() if relay.is_full else self._case
+        try:
+            return await self._compactor.prospect(self._asked.request, self._partial(), case, room_tokens=room_tokens)
+        except CompactionError:
+            return None
+
+    def _note(self, guarded: Guarded, relay: Relay) -> None:
+        """Takes note of a stream that has ended."""
+        self._progress.completion_tokens += relay.completion_tokens()
+        self._progress.lost_tokens += relay.lost_tokens
+        self._learn(guarded, relay)
+        if relay.end == "share":
+            self._cuts += 1
+            if self._room is not None:
+                self._room.was_cut()
 
     def _partial(self) -> Partial:
         return Partial(text=self._progress.sent_text, reasoning=self._progress.reasoning, is_json=self._asked.is_json)
@@ -187,10 +258,15 @@ class Answer:
         settings = self._case.settings.model_copy(update={"pre_request_ratio": _ANY_SHARE, "threshold_tokens": 0})
         return replace(self._case, settings=settings)
 
+    def _relaxed(self) -> Case:
+        """The case with a compaction only where there is no other way: the answer stopped for others, not for room."""
+        return replace(self._case, settings=self._case.settings.model_copy(update=_WHOLE_WINDOW))
+
     def _output_tokens_left(self) -> int | None:
         if self._asked.output_tokens is None:
             return None
-        return max(self._asked.output_tokens - self._progress.completion_tokens, 1)
+        given_tokens = self._progress.completion_tokens - self._progress.lost_tokens
+        return max(self._asked.output_tokens - given_tokens, 1)
 
     def _learn(self, guarded: Guarded, relay: Relay) -> None:
         try:
@@ -224,8 +300,13 @@ class Answer:
         """Of several calls the last was cut: the client executes the whole ones, and the model asks again."""
         return [*(self._one.dressed(delta) for delta in relay.whole_calls()), *self._ending(relay, "tool_calls")]
 
-    def _closing(self, relay: Relay, text: str) -> list[Chunk]:
+    def _closing(self, guarded: Guarded, relay: Relay) -> list[Chunk]:
         """No way out: everything that is held, the notice, a regular end."""
+        if self._progress.restarts >= self._case.settings.max_restarts and not relay.is_stuck:
+            text = ATTEMPTS_NOTICE
+        else:
+            window_tokens = guarded.window.tokens
+            text = ABORT_NOTICE.format(used=min(relay.filled_tokens, window_tokens), window=window_tokens)
         chunks = [self._one.dressed(delta) for delta in relay.surrendered()]
         notice = self._one.notice(f"\n\n{text}")
         return [*chunks, *([notice] if notice else []), *self._ending(relay, reason="length")]

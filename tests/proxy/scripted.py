@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from litellm_compaction.config import Settings
 from litellm_compaction.core.messages import DONE_NOTICE, START_NOTICE, Message, Request, parse_message
-from litellm_compaction.engine import Attempts, Case, Compactor, Guarded, PruningModel
+from litellm_compaction.engine import Attempts, Case, Compactor, Guarded, PruningModel, Room
 from litellm_compaction.errors import CompactionError
 from litellm_compaction.models.counter import TokenCounter
 from litellm_compaction.models.window import Target, Windows
@@ -82,6 +82,7 @@ class Server:
     tokens_per_second: float | None = None
     opened: list[Opened] = field(default_factory=list)
     hanging: asyncio.Event = field(default_factory=asyncio.Event)
+    closed: asyncio.Event = field(default_factory=asyncio.Event)
 
     @asynccontextmanager
     async def open(
@@ -102,6 +103,7 @@ class Server:
                 yield _as_received(chunks)
         finally:
             opened.is_open = False
+            self.closed.set()
 
     async def _generate(
         self, turn: Turn, opened: Opened, messages: Sequence[Message], number: int
@@ -236,6 +238,7 @@ class Scene:
     tokens_per_second: float | None = None
     output_tokens: int | None = None
     is_json: bool = False
+    is_whole: bool = False
     stops: tuple[str, ...] = ()
     notices: Notices = IN_TEXT
     wants_usage: bool = True
@@ -272,8 +275,12 @@ class Scene:
             attempts=Attempts(summary_calls_left=settings.max_summary_calls),
         )
 
-    async def answer(self) -> Answer:
-        """The answer, prepared as the gate does."""
+    async def guarded(self) -> Guarded:
+        """What is sent for the request."""
+        return await self.compactor.guard(self.request, self.case)
+
+    async def answer(self, room: Room | None = None) -> Answer:
+        """The answer, prepared as the gate does; `room` is its place beside others."""
         asked = Asked(
             request=self.request,
             output_tokens=self.output_tokens,
@@ -281,15 +288,16 @@ class Scene:
             notices=self.notices,
             wants_usage=self.wants_usage,
             stops=self.stops,
+            is_whole=self.is_whole,
         )
         prepared = await self.compactor.prepare(self.request, self.case)
-        return Answer(self.compactor, self.case, self.server, asked, prepared, self.listener)
+        return Answer(self.compactor, self.case, self.server, asked, prepared, self.listener, room=room)
 
-    async def read(self) -> Read:
+    async def read(self, room: Room | None = None) -> Read:
         """The whole answer; at its end nothing is open upstream."""
         read = Read()
         try:
-            async for chunk in (await self.answer()).chunks():
+            async for chunk in (await self.answer(room)).chunks():
                 assert sum(opened.is_open for opened in self.server.opened) <= 1
                 read.chunks.append(json.loads(json.dumps(chunk)))
         finally:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from litellm_compaction.core.messages import ABORT_NOTICE, ATTEMPTS_NOTICE, DONE_NOTICE, START_NOTICE, Message
 from litellm_compaction.errors import overflow_from_text
 from litellm_compaction.models.families import family_of
+from litellm_compaction.models.window import Target, Window
 from litellm_compaction.proxy.exchange import UpstreamDropped, UpstreamError
 from litellm_compaction.proxy.notices import Notices
 from litellm_compaction.simulator import Reply, numbered_words
@@ -21,7 +23,7 @@ from tests.integration.conversations import prose, talk
 from tests.proxy.scripted import RESTARTED, Read, Scene, Turn, goes_on, summarized
 
 SHORT = [{"role": "user", "content": "Count."}]
-WORDS = numbered_words(1300)  # 2,600 tokens: two streams' worth in a window of 2,048
+WORDS = numbered_words(1240)  # 2,600 tokens: two streams' worth in a window of 2,048
 ARGUMENTS = json.dumps({"path": "a.txt", "text": prose("argument", 300)})
 LONG_ARGUMENTS = json.dumps({"path": "a.txt", "text": prose("argument", 1000)})
 # Facts on LM Studio, section 0: how its versions and engines word an overflow.
@@ -234,7 +236,8 @@ async def test_call_that_flows_and_is_cut_ends_the_answer() -> None:
     read = await scene.read()
     assert len(scene.server.opened) == 1
     assert [name for name, _ in read.calls] == ["write"]
-    assert read.raw_text == f"\n\n{ATTEMPTS_NOTICE}"
+    opening, _ = ABORT_NOTICE.split("{used}/{window}")
+    assert read.raw_text.startswith(f"\n\n{opening}")
     assert (read.finish_reasons, read.shape_problems()) == (["length"], [])
 
 
@@ -320,19 +323,55 @@ async def test_restarts_are_bounded(max_restarts: int) -> None:
     assert read.shape_problems() == []
 
 
-async def test_answer_that_cannot_be_carried_over_says_how_full_it_was() -> None:
-    """Where the sacred messages leave no room for a continuation, the numbers and a regular end."""
-    messages = [{"role": "user", "content": prose("sacred", 1450)}]
-    scene = Scene(messages, [Turn(reply=Reply(WORDS))])
+@pytest.mark.parametrize("filled", [0.72, 0.8, 0.88])
+async def test_answer_that_no_compaction_helps_goes_on_to_the_end_of_the_window(filled: float) -> None:
+    """One message that fills most of the window: nothing is stopped or announced for nothing, then the numbers."""
+    messages = [{"role": "user", "content": prose("sacred", int(filled * 2048) - 20)}]
+    scene = Scene(messages, [Turn(reply=Reply(WORDS))], settings={"answer_min_tokens": 16})
     read = await scene.read()
-    assert len(scene.server.opened) == 1
-    text, _, rest = read.raw_text.partition(f"\n\n{START_NOTICE}\n")
-    held, _, notice = rest.partition("\n\n")
-    assert WORDS.startswith(text + held)
+    (opened,) = scene.server.opened
+    assert opened.completion_tokens == opened.max_tokens
+    # All but the margin, here 5 % of the prompt.
+    assert 1.05 * opened.prompt_tokens + opened.max_tokens >= 2048 - 2
+    text, _, notice = read.raw_text.partition("\n\n")
+    assert WORDS.startswith(text)
+    assert count(text) >= opened.max_tokens - 2
     opening, closing = ABORT_NOTICE.split("{used}/{window}")
     used, window = notice.removeprefix(opening).removesuffix(closing).split("/")
-    assert int(window) == 2048
-    assert 0.85 * 2048 < int(used) <= 2048
+    assert (int(used), int(window)) == (opened.prompt_tokens + opened.completion_tokens, 2048)
+    assert (read.finish_reasons, read.shape_problems()) == (["length"], [])
+    assert ("compaction" in read.usages[0], scene.listener.details) == (False, {})
+
+
+async def test_answer_that_fits_behind_a_full_floor_is_untouched() -> None:
+    """6,800 tokens in 8,192 and an answer of 600: past the line, inside the window, one request and no notice."""
+    answer = numbered_words(300)
+    messages = [{"role": "user", "content": prose("large", 6750)}]
+    read = await (scene := Scene(messages, [Turn(reply=Reply(answer))], window_tokens=8192)).read()
+    (opened,) = scene.server.opened
+    assert opened.prompt_tokens + opened.completion_tokens > 0.9 * 8192
+    assert (read.raw_text, read.finish_reasons, read.shape_problems()) == (answer, ["stop"], [])
+
+
+@pytest.mark.parametrize("floor", [0.35, 0.5, 0.6, 0.65])
+@pytest.mark.parametrize("window_tokens", [2048, 8192])
+async def test_every_restart_gains_an_output_buffer(floor: float, window_tokens: int) -> None:
+    """The higher the floor, the less of the answer stays verbatim; what gains nothing does not happen."""
+    messages = [{"role": "user", "content": prose("floor", int(floor * window_tokens))}]
+    words = numbered_words(3 * window_tokens)
+    scene = Scene(messages, [Turn(reply=goes_on(words))], window_tokens=window_tokens)
+    read = await scene.read()
+    first, *others = scene.server.opened
+    buffer_tokens = min(1000, window_tokens // 10)
+    before = first
+    for opened in others:
+        assert before.prompt_tokens + before.completion_tokens - opened.prompt_tokens >= buffer_tokens
+        assert window_tokens - opened.prompt_tokens >= buffer_tokens
+        before = opened
+    assert read.raw_text.count(DONE_NOTICE) == read.raw_text.count(START_NOTICE) == len(others)
+    assert read.usages[0].get("compaction", {"restarts": 0})["restarts"] == len(others)  # type: ignore[call-overload]
+    text = read.text.partition("\n\n⚠️")[0]
+    assert words.startswith(text)
     assert (read.finish_reasons, read.shape_problems()) == (["length"], [])
 
 
@@ -544,3 +583,72 @@ async def test_heartbeat_may_start_before_the_pause() -> None:
         if any(START_NOTICE in choice["delta"].get("content", "") for choice in chunk["choices"]):
             break
     assert paused_at == 1
+
+
+def _beside_others(scene: Scene, parallel: int = 4) -> Scene:
+    """The same server, as one that serves several answers from one context."""
+    windows = scene.compactor.windows
+    resolve = windows.resolve
+
+    async def shared(target: Target, *, fresh: bool = False) -> Window:
+        return replace(await resolve(target, fresh=fresh), parallel=parallel)
+
+    windows.resolve = shared  # type: ignore[method-assign]
+    return scene
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+@pytest.mark.parametrize("window_tokens", [2048, 8192])
+async def test_answer_alone_in_a_shared_context_may_have_all_of_it(is_whole: bool, window_tokens: int) -> None:
+    """One request with the whole rest of the window, streamed or not, whatever the server could serve beside it."""
+    calls = [("write", json.dumps({"text": prose("arguments", window_tokens // 4)}))]
+    for reply in (Reply(numbered_words(window_tokens // 6)), Reply("", tool_calls=calls)):
+        messages = talk("alone", int(0.3 * window_tokens))
+        scene = _beside_others(Scene(messages, [Turn(reply=reply)], window_tokens=window_tokens, is_whole=is_whole))
+        read = await scene.read(room=scene.compactor.room(scene.case))
+        (opened,) = scene.server.opened
+        assert opened.max_tokens > 0.55 * window_tokens
+        assert (read.raw_text, read.calls) == (reply.content, reply.tool_calls or [])
+        assert ("compaction" in read.usages[0], scene.listener.details) == (False, {})
+
+
+@pytest.mark.parametrize("kind", ["text", "call", "json"])
+@pytest.mark.parametrize("is_whole", [True, False])
+async def test_answer_that_stops_for_others_is_whole_and_no_restart(kind: str, is_whole: bool) -> None:
+    """Its share reached, it waits for its turn and goes on: nothing lost, nothing compacted, nothing announced."""
+    words = numbered_words(500)
+    calls = [("write", json.dumps({"text": prose("arguments", 900)}))]
+    document = json.dumps({"rows": [f"row{number} of many" for number in range(150)]})
+    text = {"text": words, "call": "", "json": document}[kind]
+    reply: Any = Reply("", tool_calls=calls) if kind == "call" else goes_on(text)
+    scene = _beside_others(
+        Scene(SHORT, [Turn(reply=reply)], window_tokens=4096, is_whole=is_whole, is_json=kind == "json")
+    )
+    beside = scene.compactor.room(scene.case)
+    # Others hold what the answer would need, and cannot be stopped either.
+    other = await Scene([{"role": "user", "content": prose("other", 2500)}], [Turn()], window_tokens=4096).guarded()
+    other = replace(other, window=replace(other.window, parallel=4))
+    await beside.take(other, 300, can_grow=True)
+    reading = asyncio.ensure_future(scene.read(room=scene.compactor.room(scene.case)))
+    await asyncio.wait_for(scene.server.closed.wait(), 20)
+    assert not reading.done()
+    beside.leave()
+    read = await reading
+    assert (read.raw_text, read.calls) == (text, calls if kind == "call" else [])
+    assert (read.finish_reasons, read.shape_problems()) == (["tool_calls" if kind == "call" else "stop"], [])
+    assert ("compaction" in read.usages[0], scene.listener.details) == (False, {})
+    assert len(scene.server.opened) == 2
+
+
+async def test_call_goes_before_text_that_can_go_on_later() -> None:
+    """Of two answers that fill one context the text stops, and the call is not cut; both are whole in the end."""
+    calls = [("write", json.dumps({"text": prose("arguments", 1500)}))]
+    words = numbered_words(700)
+    texts = _beside_others(Scene(SHORT, [Turn(reply=goes_on(words))], window_tokens=3072))
+    calling = _beside_others(Scene(SHORT, [Turn(reply=Reply("", tool_calls=calls))], window_tokens=3072))
+    room = texts.compactor.room
+    both = (texts.read(room=room(texts.case)), calling.read(room=room(calling.case)))
+    text, call = await asyncio.gather(*both)
+    assert (text.text, text.finish_reasons) == (words, ["stop"])
+    assert (call.calls, call.finish_reasons, len(calling.server.opened)) == (calls, ["tool_calls"], 1)
+    assert len(texts.server.opened) > 1
