@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Hashable, Sequence
@@ -365,7 +366,7 @@ class Compactor:
         if "raw" in prospect.ways:
             family = await self.sources.family(case.target, guarded.window)
             now = datetime.fromtimestamp(self._wall_clock())
-            prompt = await off_loop(sent, lambda: begun_prompt(family, sent, now))
+            prompt = await asyncio.to_thread(begun_prompt, family, sent, now)
             if prompt is not None:
                 return replace(guarded, messages=sent, way="raw", prompt=prompt)
         if "prefill" in prospect.ways:

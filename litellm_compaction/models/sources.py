@@ -8,7 +8,9 @@ usage corrects.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import os
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -17,7 +19,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from litellm_compaction.config import AUTO_TOKENIZER, Settings
-from litellm_compaction.errors import UnusableModelFile
+from litellm_compaction.data_folder import data_folder
+from litellm_compaction.errors import ConfigError, UnusableModelFile
+from litellm_compaction.models.contained import remember_in
 from litellm_compaction.models.families import HEURISTIC, Family, family_of
 from litellm_compaction.models.hub import Hub, is_repository, repository_of
 from litellm_compaction.models.model_files import ModelFiles, WantedModel
@@ -32,6 +36,7 @@ __all__ = ["Kind", "Sources", "TokenizerSource", "with_file"]
 logger = logging.getLogger("litellm_compaction")
 
 
+_REFUSED_TEMPLATES = "refused_templates"
 # A header takes 0.1–0.4 s to read: worth this much of one request's time, since a stand-in might compact it for
 # nothing. Whatever takes longer, or comes from a slow disk, is counted with by later requests.
 _WAIT_S = 0.3
@@ -108,6 +113,7 @@ class Sources:
     def of(cls, settings: Settings, *, on_failure: Callable[[str], None] | None = None) -> Sources:
         """The sources that an operator's settings allow."""
         folder = expanded(settings.models_folder) if settings.models_folder else None
+        _remember_refused_templates(settings)
         return cls(
             tokenizer=settings.tokenizer,
             files=ModelFiles(folder),
@@ -257,6 +263,15 @@ def _repository(wanted: WantedModel) -> str:
     """
     key = wanted.key if "/" in wanted.key else f"{wanted.publisher}/{wanted.key}"
     return key if is_repository(key) else ""
+
+
+def _remember_refused_templates(settings: Settings) -> None:
+    """Over restarts, unless the operator wants nothing on the disk."""
+    path: Path | None = None
+    if not settings.store.startswith("memory:"):
+        with contextlib.suppress(ConfigError):
+            path = data_folder(os.environ) / _REFUSED_TEMPLATES
+    remember_in(path)
 
 
 def _warn(failure: str) -> None:

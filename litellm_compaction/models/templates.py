@@ -1,22 +1,25 @@
 """A model's chat template: compiled once, rendered in bounded time, and what it can render.
 
-Called by `prompts.py`. The template may come from a stranger's model file, so it runs in `template_sandbox.py`.
+Called by `prompts.py`. The template may come from a stranger's model file: all run in `template_sandbox.py`, and those
+that are none of this package's in a process of their own.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
 import jinja2
 
 from litellm_compaction.core.messages import JsonObject, JsonValue
+from litellm_compaction.models.contained import Containment
 from litellm_compaction.models.template_filters import TemplateRefusal
 from litellm_compaction.models.template_sandbox import TICK, Ticks, environment
 
@@ -194,6 +197,42 @@ class Template:
             return ""
 
 
+class StrangersTemplate(Template):
+    """A template out of somebody's file: `parts` waits for another process, so it belongs into a thread."""
+
+    def __init__(self, source: str) -> None:
+        self.source = source
+        self._contained = Containment(source)
+
+    def parts(
+        self,
+        messages: Sequence[JsonObject],
+        tools: Sequence[JsonValue],
+        *,
+        bos: str = "",
+        eos: str = "",
+        now: datetime | None = None,
+    ) -> list[str]:
+        """As `Template.parts`."""
+        if not self.source or len(self.source) > _MAX_SOURCE_CHARS:
+            raise TemplateRefusal(f"longer than {_MAX_SOURCE_CHARS} characters, or empty")
+        return self._contained.parts(messages, tools, bos=bos, eos=eos, now=now)
+
+    def expected_ms(self, messages: int) -> float:
+        """Never so short that the event loop could wait for it."""
+        return math.inf
+
+    def look(self) -> bool:
+        """Finds out all that is asked about it later, also on the event loop; whether it is usable."""
+        return self.is_usable and None not in (
+            self.renders_tools,
+            self.renders_calls,
+            self.takes_objects,
+            self.takes_parts,
+            self.takes_system,
+        )
+
+
 _templates: dict[str, Template] = {}
 _lock = threading.Lock()
 
@@ -217,10 +256,24 @@ def template(name: str) -> Template:
 
 
 def add_template(name: str, source: str) -> None:
-    """Makes a template that was read elsewhere known under a name."""
+    """Makes a template that was read elsewhere known under a name, looked at and ready."""
     with _lock:
-        if name not in _templates or _templates[name].source != source:
-            _templates[name] = Template(source)
+        if name in _templates and _templates[name].source == source:
+            return
+    made: Template
+    if source.strip() in _own_sources():
+        made = Template(source)
+    else:
+        made = StrangersTemplate(source)
+        made.look()
+    with _lock:
+        _templates[name] = made
+
+
+@cache
+def _own_sources() -> frozenset[str]:
+    """What the templates of this package say; the same from another file needs no process of its own."""
+    return frozenset(path.read_text(encoding="utf-8").strip() for path in _FOLDER.glob("*.jinja"))
 
 
 def is_compiled(name: str) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import stat
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,6 +21,15 @@ from litellm_compaction.errors import UnusableModelFile
 _MAX_BYTES = 128 * 2**20
 # tokenizer_config.json repeats all added tokens, and templates take up to 30 kB.
 _MAX_SIDE_BYTES = 8 * 2**20
+# A normalizer may make more characters of one: U+FDFA becomes 18 under NFKC, a space three bytes' worth of `▁`.
+_MOST_GROWTH = 64
+# What every tokenizer is tried with: runs, on which patterns backtrack, and a bit of everything.
+_PROBES = (
+    *(char * 512 for char in (" ", "a", "0", ".", "\n", "中", "é", "_")),
+    "a1 " * 170 + "!",
+    "".join(map(chr, range(32, 1024))) + "😀\u200d️ﷺ",
+)
+_MOST_TOKENS_PER_BYTE, _MOST_PROBE_S = 4, 2.0
 
 
 class _Unusable(Exception):
@@ -46,6 +56,8 @@ class JsonTokenizer:
     chat_template: str
     fingerprint: str
     _tokenizer: Tokenizer = field(repr=False, compare=False)
+    # Holds a word once it has failed: a stack trace of Rust's goes to stderr each time.
+    _failed: list[str] = field(default_factory=list, repr=False, compare=False)
 
     def count(self, text: str) -> int:
         """Tokens of a text, without BOS or EOS around it; special tokens in it are one token each.
@@ -59,7 +71,9 @@ class JsonTokenizer:
             text.encode()
         except UnicodeEncodeError:
             text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-        encoding = _encode(self._tokenizer, text, special=False)
+        encoding = None if self._failed else _encode(self._tokenizer, text, special=False)
+        if encoding is None:
+            self._failed[:] = ["panic"]
         # No token is shorter than one byte.
         return len(encoding) if encoding is not None else len(text.encode())
 
@@ -114,10 +128,49 @@ def _load(raw: bytes) -> Tokenizer:
         if not _is_of_tokenizers(exc):
             raise
         raise _Unusable(f"it is no tokenizer.json: {str(exc)[:200]}") from exc
+    _must_be_tame(tokenizer)
     # Some files cut to the length that the model was trained with, which would hide the rest of a text.
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
+
+
+def _must_be_tame(tokenizer: Tokenizer) -> None:
+    """Refuses what makes any number of tokens of a few characters, or takes long over them.
+
+    30 characters became 30 million tokens (2026-11). A probe alone would miss a rule for a rare character.
+
+    Raises:
+        _Unusable: it is such a file.
+    """
+    growth = _growth(tokenizer)
+    if growth > _MOST_GROWTH:
+        raise _Unusable(f"its normalizer makes {growth} characters of one; at most {_MOST_GROWTH} are allowed")
+    begun_s = time.thread_time()
+    for probe in _PROBES:
+        encoding = _encode(tokenizer, probe, special=False)
+        if time.thread_time() - begun_s > _MOST_PROBE_S:
+            raise _Unusable(f"it takes more than {_MOST_PROBE_S:g} s for {sum(map(len, _PROBES))} characters")
+        if encoding is not None and len(encoding) > _MOST_TOKENS_PER_BYTE * len(probe.encode()):
+            raise _Unusable(f"it makes {len(encoding)} tokens of {len(probe)} characters")
+
+
+def _growth(tokenizer: Tokenizer) -> int:
+    """How many characters the rules of a normalizer make of one, at most."""
+    if tokenizer.normalizer is None:
+        return 1
+    growth = 1
+    rules: list[object] = [json.loads(tokenizer.normalizer.__getstate__())]
+    while rules:
+        rule = rules.pop()
+        if not isinstance(rule, dict):
+            continue
+        rules += rule.get("normalizers") or ()
+        content = rule.get("content") or rule.get("prepend") or ""
+        pattern = rule.get("pattern")
+        plain = pattern.get("String") if isinstance(pattern, dict) else None
+        growth *= max(1, -(-len(str(content)) // max(1, len(str(plain or "")))))
+    return growth
 
 
 def _encode(tokenizer: Tokenizer, text: str, *, special: bool) -> Encoding | None:

@@ -1,0 +1,256 @@
+"""Threat: strangers' files. Whatever a template or a tokenizer says, it ends, and is not tried twice."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from litellm_compaction.errors import UnusableModelFile
+from litellm_compaction.models import contained
+from litellm_compaction.models.contained import Containment, is_buried, remember_in
+from litellm_compaction.models.template_filters import TemplateRefusal
+from litellm_compaction.models.templates import StrangersTemplate, Template, add_template, template
+from litellm_compaction.models.tokenizer_json import read_tokenizer_json
+from tests.security import bounded
+from tests.security.templates import HELD, UNBOUNDED
+
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
+)
+MESSAGES = [
+    {"role": "user" if index % 2 == 0 else "assistant", "content": f"words {index} " * 50} for index in range(40)
+]
+linux = pytest.mark.skipif(bounded.resource is None or os.name != "posix", reason="needs limits on processes")
+
+
+@pytest.fixture(autouse=True)
+def forgets() -> Iterator[None]:
+    """What died in one test is not remembered in the next."""
+    remember_in(None)
+    contained._buried.clear()
+    yield
+    remember_in(None)
+    contained._buried.clear()
+
+
+def _rendered(source: str) -> str:
+    """What a template makes of a word, "" where it is refused; its process is ended."""
+    box = Containment(source, first_cpu_s=0.3)
+    try:
+        return "".join(box.parts([{"role": "user", "content": "x"}], [], bos="", eos="", now=None))
+    except TemplateRefusal:
+        return ""
+    finally:
+        box.rest()
+
+
+@linux
+def test_no_hostile_template_costs_the_proxy_anything() -> None:
+    """Each of them is refused or bounded, in a process that the system ends; the proxy itself works 100 ms at most."""
+    assert len(UNBOUNDED) >= 60
+    begun_s = time.process_time()
+    with ThreadPoolExecutor(3) as threads:
+        written = dict(zip(UNBOUNDED, threads.map(_rendered, UNBOUNDED.values()), strict=True))
+    spent_s = time.process_time() - begun_s
+    assert spent_s / len(UNBOUNDED) < 0.1, "the proxy's own processor time for each"
+    assert {name: len(text) for name, text in written.items() if len(text) > 10_000} == {}
+    died = [name for name, source in UNBOUNDED.items() if is_buried(source)]
+    assert len(died) >= 30, "these rows are no attacks any more"
+
+
+def test_no_hostile_template_reaches_out() -> None:
+    """What the sandbox holds is held, in the proxy's own process too: nothing of Python, no file, no change."""
+    for name, source in HELD.items():
+        if name == "long":
+            continue
+        messages = [{"role": "user", "content": "x"}]
+        try:
+            written = Template(source).render(messages, [])
+        except TemplateRefusal:
+            written = ""
+        assert messages == [{"role": "user", "content": "x"}], name
+        assert len(written) < 100_000, name
+        for word in ("class '", "<function", "module", "root:", "uid="):
+            assert word not in written, (name, written[:200])
+
+
+def test_a_strangers_template_writes_what_it_would_write_here() -> None:
+    """Turn by turn, talks between each other, and odd text: the process gives the very same parts."""
+    contained_one, own = StrangersTemplate(CHATML), Template(CHATML)
+    odd = [{"role": "user", "content": text} for text in ("\ud83d half", "\0", "中文" * 99, "\u2028", "")]
+    for messages in (MESSAGES[:3], MESSAGES[:5], odd, MESSAGES[:4], MESSAGES, odd[:2], odd, MESSAGES[5:], []):
+        assert contained_one.render(messages, []) == own.render(messages, [])
+    assert contained_one.expected_ms(1) == float("inf"), "never on the event loop"
+
+
+def test_the_next_turn_sends_only_what_is_new() -> None:
+    """Of a conversation of 300 kB with one more message a few hundred bytes go to the process and back."""
+    box = Containment(CHATML)
+    sent: list[int] = []
+    write, read = contained._write, contained._read
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(contained, "_write", lambda pipe, data: (sent.append(len(data)), write(pipe, data)))
+
+        def reading(pipe: object) -> bytes:
+            data = read(pipe)  # type: ignore[arg-type]
+            sent.append(len(data))
+            return data
+
+        patch.setattr(contained, "_read", reading)
+        long = [{**message, "content": str(message["content"]) * 20} for message in MESSAGES]
+        box.parts(long, [], bos="", eos="", now=None)
+        sent.clear()
+        box.parts([*long, {"role": "user", "content": "And now?"}], [], bos="", eos="", now=None)
+    box.rest()
+    assert sum(sent) < 1000
+
+
+@linux
+def test_a_template_that_died_is_not_tried_again_after_a_restart(tmp_path: Path) -> None:
+    """Its hash is written down, for this user alone, and read by the next process; no process is started for it."""
+    path = tmp_path / "made" / "refused_templates"
+    remember_in(path)
+    hostile = UNBOUNDED["squares"]
+    assert _rendered(hostile) == ""
+    assert is_buried(hostile)
+    assert path.stat().st_mode & 0o777 == 0o600
+    contained._buried.clear()
+    remember_in(path)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(contained, "_started", lambda *_: pytest.fail("it was tried again"))
+        assert _rendered(hostile) == ""
+
+
+@linux
+def test_another_template_goes_on_where_one_died() -> None:
+    """A process that was ended is replaced, for the templates that are allowed to go on."""
+    box = Containment(CHATML)
+    first = box.parts(MESSAGES, [], bos="", eos="", now=None)
+    process = box._process
+    assert process is not None
+    process.popen.kill()
+    process.popen.wait()
+    assert box.parts(MESSAGES, [], bos="", eos="", now=None) == first
+    box.rest()
+
+
+def test_few_processes_run_at_a_time() -> None:
+    """A folder full of models starts no process for each: the least recently used ones end."""
+    boxes = [Containment(CHATML + str(number)) for number in range(7)]
+    for box in boxes:
+        box.parts(MESSAGES[:1], [], bos="", eos="", now=None)
+    assert sum(box._process is not None for box in boxes) == contained._MAX_PROCESSES
+    for box in boxes:
+        assert box.parts(MESSAGES[:1], [], bos="", eos="", now=None)
+        box.rest()
+
+
+def test_a_package_s_own_template_from_a_file_stays_in_process() -> None:
+    """The same text out of a model file needs no process: it has been read by us."""
+    own = template("qwen3")
+    add_template("file:same", own.source + "\n")
+    add_template("file:other", own.source + "{# changed #}")
+    assert type(template("file:same")) is Template
+    assert type(template("file:other")) is StrangersTemplate
+
+
+def test_the_process_gets_no_keys() -> None:
+    """Nothing of the environment goes there, where keys are."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OPENAI_API_KEY", "sk-hidden")
+        box = Containment(CHATML)
+        box.parts(MESSAGES[:1], [], bos="", eos="", now=None)
+        assert box._process is not None
+        environ = Path(f"/proc/{box._process.popen.pid}/environ")
+        if environ.exists():
+            assert b"sk-hidden" not in environ.read_bytes()
+        box.rest()
+
+
+def test_a_request_that_is_too_long_ends_no_template() -> None:
+    """Whoever sends a giant conversation gets the formula's count, and the others keep the template."""
+    box = Containment(CHATML)
+    with pytest.raises(TemplateRefusal, match="bytes of messages"):
+        box.parts([{"role": "user", "content": "x" * 20_000_000}], [], bos="", eos="", now=None)
+    assert not is_buried(CHATML)
+    assert box.parts(MESSAGES, [], bos="", eos="", now=None)
+    box.rest()
+
+
+def test_requests_are_json() -> None:
+    """What is no JSON, or nests without end, is refused, and nothing is started for it."""
+    box = Containment(CHATML)
+    deep: list[object] = []
+    for _ in range(100_000):
+        deep = [deep]
+    for value in (object(), deep):
+        with pytest.raises(TemplateRefusal, match="JSON"):
+            box.parts([{"role": "user", "content": value}], [], bos="", eos="", now=None)  # type: ignore[dict-item]
+    box.rest()
+    assert json.dumps(MESSAGES)
+
+
+def _tokenizer_json(**parts: object) -> dict[str, object]:
+    vocabulary = {char: index for index, char in enumerate(map(chr, range(32, 127)))}
+    model = {"type": "BPE", "vocab": vocabulary, "merges": [], "unk_token": None, "byte_fallback": False}
+    return {"version": "1.0", "added_tokens": [], "model": model, **parts}
+
+
+def _replace(pattern: dict[str, str], content: str) -> dict[str, object]:
+    return {"type": "Replace", "pattern": pattern, "content": content}
+
+
+# What a tokenizer.json may say, and what is wrong with it.
+TOKENIZERS: dict[str, dict[str, object]] = {
+    "one becomes a million": _tokenizer_json(normalizer=_replace({"String": "x"}, "a" * 1_000_000)),
+    "a rare one becomes a million": _tokenizer_json(normalizer=_replace({"String": "\u2603"}, "a" * 1_000_000)),
+    "between all": _tokenizer_json(normalizer=_replace({"Regex": ""}, "a" * 1000)),
+    "again and again": _tokenizer_json(
+        normalizer={"type": "Sequence", "normalizers": [_replace({"String": "a"}, "aaaa")] * 12}
+    ),
+    "before each": _tokenizer_json(normalizer={"type": "Prepend", "prepend": "a" * 1_000_000}),
+    "a sequence in a sequence": _tokenizer_json(
+        normalizer={
+            "type": "Sequence",
+            "normalizers": [{"type": "Sequence", "normalizers": [_replace({"Regex": "."}, "ab" * 99)]}],
+        }
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_a_tokenizer_that_makes_much_of_little_is_refused(name: str, tmp_path: Path) -> None:
+    """Refused when it is loaded, before a client's text meets it (30 characters became 30 million tokens)."""
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps(TOKENIZERS[name]))
+    begun_s = time.process_time()
+    with pytest.raises(UnusableModelFile, match="characters"):
+        read_tokenizer_json(path)
+    assert time.process_time() - begun_s < 3
+
+
+def test_ordinary_normalizers_are_allowed(tmp_path: Path) -> None:
+    """What files in use do: NFKC, a space as a sign, a sign before the text."""
+    path = tmp_path / "tokenizer.json"
+    rules = [{"type": "NFKC"}, {"type": "Prepend", "prepend": "▁"}, _replace({"String": " "}, "▁")]
+    path.write_text(json.dumps(_tokenizer_json(normalizer={"type": "Sequence", "normalizers": rules})))
+    assert read_tokenizer_json(path).count("words") == 5
+
+
+def test_a_pattern_that_backtracks_is_met_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Where the Rust side panics it is not asked again: its text counts by bytes, and stderr stays quiet."""
+    path = tmp_path / "tokenizer.json"
+    split = {"type": "Split", "pattern": {"Regex": "(q+q+)+$"}, "behavior": "Isolated", "invert": False}
+    path.write_text(json.dumps(_tokenizer_json(pre_tokenizer=split)))
+    found = read_tokenizer_json(path)
+    bomb = "q" * 40 + "!"
+    counts = {found.count(bomb) for _ in range(2)}
+    capfd.readouterr()
+    assert found.count(bomb) in counts
+    assert capfd.readouterr().err == ""
