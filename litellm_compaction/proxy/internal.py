@@ -13,8 +13,10 @@ import logging
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextvars import ContextVar
+from functools import partial
 from typing import Any
 
+import anyio
 import litellm
 from litellm.litellm_core_utils.internal_call_metadata import sanitized_forwardable_call_metadata
 
@@ -50,6 +52,8 @@ _ERROR_WORDS = frozenset((
     "this", "timeout", "to", "token", "tokens", "too", "try", "type", "unable", "unauthorized", "unavailable",
     "unknown", "unsupported", "was", "while", "window", "with", "your",
 ))  # fmt: skip
+# What LiteLLM raises where a server, or LiteLLM for it, does not take `stream` or `stream_options`.
+_REFUSED = (litellm.BadRequestError, litellm.UnprocessableEntityError)
 _is_internal: ContextVar[bool] = ContextVar("litellm_compaction_internal_call", default=False)
 
 
@@ -83,27 +87,28 @@ def summary_asker(
         if tool_choice is None:
             with_tools.pop("tool_choice", None)
         await _check_limits(router, group, parent, is_same=is_same)
+        call = partial(
+            call_router,
+            router,
+            model,
+            parent,
+            messages=wire.encode(messages),
+            max_tokens=max_tokens,
+            **with_tools,
+            temperature=_SUMMARY_TEMPERATURE,
+            timeout=timeout_s,
+            # An answer from LiteLLM's response cache could belong to another tenant's conversation.
+            cache={"no-cache": True, "no-store": True},
+        )
         try:
-            response = await call_router(
-                router,
-                model,
-                parent,
-                messages=wire.encode(messages),
-                max_tokens=max_tokens,
-                **with_tools,
-                temperature=_SUMMARY_TEMPERATURE,
-                timeout=timeout_s,
-                # An answer from LiteLLM's response cache could belong to another tenant's conversation.
-                cache={"no-cache": True, "no-store": True},
-            )
-            choice = response.choices[0]
-            message = choice.message
-            return SummaryAnswer(
-                text=message.content or "",
-                reasoning=getattr(message, "reasoning_content", None) or "",
-                finish_reason=choice.finish_reason or "stop",
-                calls_tool=bool(getattr(message, "tool_calls", None)),
-            )
+            try:
+                # A plain answer that is given up is generated to its end all the same (llama.cpp, measured 2026-11-22),
+                # beside the client's own in the same context. A stream ends where it is closed.
+                return await _joined(await call(stream=True, stream_options={"include_usage": True}))
+            except _REFUSED as error:
+                if "stream" not in str(error).lower():
+                    raise
+                return await _joined(await call())
         except litellm.Timeout as error:
             # LiteLLM's own limit is the same, and may come before the summarizer's.
             raise SummaryFailed("timeout", f"no answer within {timeout_s:g} s") from error
@@ -161,6 +166,34 @@ def told_apart(message: str, asked: Sequence[Message]) -> str:
 def _as_escaped(value: object) -> str:
     """As JSON escapes it, however often: the same letters are then the same characters in all that is compared."""
     return _BACKSLASHES.sub(r"\\", json.dumps(value, default=str)[1:-1])
+
+
+async def _joined(answer: Any) -> SummaryAnswer:
+    """The whole of an answer, which comes as a stream, or at once from what streams nothing."""
+    if not hasattr(answer, "__aiter__"):
+        choice = answer.choices[0]
+        return _summary_answer([choice.message], choice.finish_reason)
+    deltas, finish_reason = [], None
+    try:
+        async for chunk in answer:
+            for choice in chunk.choices[:1]:
+                deltas.append(choice.delta)
+                finish_reason = choice.finish_reason or finish_reason
+    finally:
+        # Also where the time limit cancels it: that is what stops the server.
+        with anyio.CancelScope(shield=True):
+            if (aclose := getattr(answer, "aclose", None)) is not None:
+                await aclose()
+    return _summary_answer(deltas, finish_reason)
+
+
+def _summary_answer(parts: Sequence[Any], finish_reason: str | None) -> SummaryAnswer:
+    return SummaryAnswer(
+        text="".join(part.content or "" for part in parts),
+        reasoning="".join(getattr(part, "reasoning_content", None) or "" for part in parts),
+        finish_reason=finish_reason or "stop",
+        calls_tool=any(getattr(part, "tool_calls", None) for part in parts),
+    )
 
 
 def warm_up(router: Any, model: str, parent: Mapping[str, Any], *, timeout_s: float) -> Callable[[], Awaitable[None]]:

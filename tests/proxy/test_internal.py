@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
 from typing import Any
 
 import litellm
@@ -14,6 +17,7 @@ from hypothesis import strategies as st
 from litellm_compaction.core.messages import user_message
 from litellm_compaction.errors import SummaryFailed
 from litellm_compaction.proxy.internal import _ERROR_WORDS, summary_asker, told_apart
+from litellm_compaction.summarizer import SummaryAnswer
 
 
 class _Failing:
@@ -105,3 +109,89 @@ async def test_budget_reservation_stays_with_the_clients_call() -> None:
     assert '"user_api_key_user_id": "anna"' in sent
     assert "reserved_cost" not in sent
     assert "MINE" not in sent
+
+
+class _Streaming:
+    """A router whose answer comes in pieces, and then never ends."""
+
+    def __init__(self, pieces: list[Any], *, ends: bool = True) -> None:
+        self.pieces = pieces
+        self.ends = ends
+        self.asked: dict[str, Any] = {}
+        self.closed = 0
+        self.waiting = asyncio.Event()
+
+    async def acompletion(self, **arguments: Any) -> Any:
+        self.asked = arguments
+        return self
+
+    async def __aiter__(self) -> AsyncIterator[Any]:
+        for piece in self.pieces:
+            yield piece
+        self.waiting.set()
+        if not self.ends:
+            await asyncio.Event().wait()
+
+    async def aclose(self) -> None:
+        self.closed += 1
+
+
+def _chunk(finish_reason: str | None = None, **delta: Any) -> Any:
+    fields = {"content": None, "reasoning_content": None, "tool_calls": None, **delta}
+    return SimpleNamespace(choices=[SimpleNamespace(delta=SimpleNamespace(**fields), finish_reason=finish_reason)])
+
+
+async def test_a_summary_is_asked_for_as_a_stream_and_joined() -> None:
+    """Only a stream can be ended; its last chunk, with the usage, has no choice."""
+    pieces = [
+        _chunk(reasoning_content="Hm."),
+        _chunk(content="### Cur"),
+        _chunk(content="rent state"),
+        _chunk("length"),
+        SimpleNamespace(choices=[]),
+    ]
+    router = _Streaming(pieces)
+    answer = await summary_asker(router, "m", {}, timeout_s=60)([user_message("text")], max_tokens=5)
+    assert answer == SummaryAnswer(text="### Current state", reasoning="Hm.", finish_reason="length", calls_tool=False)
+    assert (router.asked["stream"], router.asked["stream_options"]) == (True, {"include_usage": True})
+    assert router.closed == 1
+
+
+class _Plain:
+    """A router before a server that knows no streams."""
+
+    def __init__(self, refusal: Exception) -> None:
+        self.refusal = refusal
+        self.asked: list[bool] = []
+
+    async def acompletion(self, **arguments: Any) -> Any:
+        self.asked.append("stream" in arguments)
+        if "stream" in arguments:
+            raise self.refusal
+        message = SimpleNamespace(content="### Current state", tool_calls=None)
+        return SimpleNamespace(choices=[SimpleNamespace(message=message, finish_reason="stop")])
+
+
+async def test_a_server_that_refuses_streams_is_asked_plainly() -> None:
+    """Only where that is what it refuses: anything else would be refused again."""
+    router = _Plain(litellm.BadRequestError("Unknown field: stream_options", model="m", llm_provider="openai"))
+    answer = await summary_asker(router, "m", {}, timeout_s=60, is_same=True)([user_message("text")], max_tokens=5)
+    assert answer == SummaryAnswer(text="### Current state")
+    assert router.asked == [True, False]
+    other = _Plain(litellm.BadRequestError("The prompt is too long", model="m", llm_provider="openai"))
+    with pytest.raises(SummaryFailed):
+        await summary_asker(other, "m", {}, timeout_s=60, is_same=True)([user_message("text")], max_tokens=5)
+    assert other.asked == [True]
+
+
+async def test_a_summary_that_is_given_up_is_closed() -> None:
+    """Its server would else go on beside the client's answer, in the same context."""
+    router = _Streaming([_chunk(content="### Current")], ends=False)
+    asking = asyncio.ensure_future(
+        summary_asker(router, "m", {}, timeout_s=60)([user_message("text")], max_tokens=5),
+    )
+    await router.waiting.wait()
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    assert router.closed == 1
