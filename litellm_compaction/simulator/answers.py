@@ -24,7 +24,10 @@ from .wire import Envelope, usage, v0_extras
 
 @dataclass(kw_only=True)
 class Answer:
-    """One generation on its way to the client; `release` gives back the slot and closes the record."""
+    """One generation on its way to the client; `release` gives back the slot and closes the record.
+
+    `echo` is what the server repeats before it: no token of it is generated, so none is counted.
+    """
 
     simulator: Simulator
     connection: Connection
@@ -33,6 +36,7 @@ class Answer:
     generation: Generation
     envelope: Envelope
     include_usage: bool
+    echo: str
     release: Callable[[Ending], None]
 
     async def stream(self) -> None:
@@ -46,8 +50,12 @@ class Answer:
                     await self._end_stream(item, is_first)
                     continue
                 delta = self.envelope.delta(item)
-                if is_first:
+                if is_first and self.echo:
+                    echoed: JsonObject = {"role": "assistant", "content": self.echo}
+                    await self.connection.send_bytes(event(self.envelope.chunk(echoed)))
+                elif is_first:
                     delta = {"role": "assistant"} | delta
+                if is_first:
                     self._note_first_delta()
                     is_first = False
                 await self.connection.send_bytes(event(self.envelope.chunk(delta)))
@@ -104,7 +112,7 @@ class Answer:
             if call.arguments == arguments
         ]
         finish_reason = "stop" if ending.kind == "empty" else ending.finish_reason
-        content, reasoning = generation.content, generation.reasoning
+        content, reasoning = self.echo + generation.content, generation.reasoning
         body = self.envelope.whole(content, reasoning, calls, finish_reason, self._usage())
         return body | self._v0_extras() if self.envelope.dialect == "v0" else body
 

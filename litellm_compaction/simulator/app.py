@@ -1,7 +1,7 @@
 """Which request gets which answer: the paths of LM Studio's server as an ASGI application.
 
 `Application` records every request, checks the token, and dispatches by method and path. While an inference
-runs it watches for the client's disconnect, which ends the generation at once.
+runs it watches for the client's disconnect, which ends a stream at once; a plain answer runs on for nobody.
 """
 
 from __future__ import annotations
@@ -57,6 +57,11 @@ class Application:
     def __init__(self, simulator: Simulator, close: CloseConnection) -> None:
         self._simulator = simulator
         self._close = close
+        self._stopping = asyncio.Event()
+
+    def stop(self) -> None:
+        """End what is still generated for clients that have gone."""
+        self._stopping.set()
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         """Answer one HTTP request."""
@@ -83,13 +88,21 @@ class Application:
             await asyncio.wait({work, watch}, return_when=asyncio.FIRST_COMPLETED)
             if not work.done():
                 record.disconnected_s = time.monotonic()
+                connection.client_left.set()
+                self._simulator.notify()
+                if self._simulator.runs_on and not record.streamed:
+                    watch = asyncio.ensure_future(self._stopped())
+                    await asyncio.wait({work, watch}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for task in (work, watch):
                 task.cancel()
             results = await asyncio.gather(work, watch, return_exceptions=True)
-            self._simulator.finish(record, "disconnected" if record.disconnected_s else "error")
+            self._simulator.finish(record, "error")
         if isinstance(results[0], Exception):
             raise results[0]
+
+    async def _stopped(self) -> None:
+        await self._stopping.wait()
 
     async def _answer(self, record: RequestRecord, body: JsonObject | None, connection: Connection) -> None:
         dialect = _COMPLETIONS.get(record.path) if record.method == "POST" else None
@@ -174,7 +187,8 @@ class Application:
             "status": "loaded",
         }
         if body.get("echo_load_config") is True:
-            answer["load_config"] = load_config(instance)
+            # What is documented of this answer has no `parallel`, unlike the list.
+            answer["load_config"] = {name: value for name, value in load_config(instance).items() if name != "parallel"}
         return answer
 
     def _unload(self, body: JsonObject) -> JsonObject:

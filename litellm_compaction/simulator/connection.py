@@ -21,11 +21,12 @@ _STREAM_HEADERS = [  # as LM Studio's Express layer sends them
 
 
 class Connection:
-    """The way back to one client."""
+    """The way back to one client; `client_left` is set when it has gone, and what is sent then reaches nobody."""
 
     def __init__(self, send: Send, close: Callable[[], None]) -> None:
         self._send = send
         self._close = close
+        self.client_left = asyncio.Event()
 
     async def send_json(self, status: int, body: object) -> None:
         """Send a whole JSON response."""

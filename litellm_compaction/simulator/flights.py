@@ -25,8 +25,9 @@ class FlightFailed(Exception):
 class Flight:
     """A request that occupies a slot; `used_tokens` is its prompt plus what it has generated."""
 
-    def __init__(self, used_tokens: int) -> None:
+    def __init__(self, used_tokens: int, client_left: asyncio.Event) -> None:
         self.used_tokens = used_tokens
+        self._client_left = client_left
         self.prefill_ends_s = 0.0
         self._loop = asyncio.get_running_loop()
         self._failed = asyncio.Event()
@@ -61,9 +62,18 @@ class Flight:
         await self.sleep(moment_s - self._loop.time())
 
     async def hang(self) -> None:
-        """Wait until the request is made to fail or cancelled."""
-        await self._failed.wait()
+        """Wait until the request is made to fail, cancelled, or left by its client.
+
+        A server that really hangs does so for longer; here it would take a slot from all later tests.
+        """
+        waiting = [asyncio.ensure_future(event.wait()) for event in (self._failed, self._client_left)]
+        try:
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for each in waiting:
+                each.cancel()
         self.check()
+        raise asyncio.CancelledError
 
 
 class SlotQueue:

@@ -57,7 +57,7 @@ class Inference:
             self.record.streamed = request.stream
             instance = await self.simulator.resolve(request.model, request.ttl_s)
             prompt = await self._render(request, instance)
-            seat = await Seat.take(instance)
+            seat = await Seat.take(instance, self.connection.client_left)
             try:
                 if instance not in self.simulator.instances:
                     raise Refusal(400, error_body(MODEL_UNLOADED, self.simulator.error_shape))
@@ -108,6 +108,7 @@ class Inference:
             generation=generation,
             envelope=self._envelope(instance),
             include_usage=request.include_usage,
+            echo=self._echo(request),
             release=lambda ending: self._release(seat, ending),
         )
         await (answer.stream() if request.stream else answer.send())
@@ -198,6 +199,11 @@ class Inference:
             dialect=self.dialect,
             reasoning_field=self.simulator.reasoning_field,
         )
+
+    def _echo(self, request: ChatRequest) -> str:
+        last = request.messages[-1]
+        is_prefill = self.dialect != "text" and last.role == "assistant" and not last.tool_calls
+        return last.text if is_prefill and self.simulator.echoes_prefill else ""
 
     def _shares_pool(self, instance: Instance) -> bool:
         return self.simulator.unified_kv and instance.parallel > 1

@@ -17,19 +17,19 @@ from .rendering import Segment, answer_segments
 class Seat:
     """The place of one request; `take` waits for it."""
 
-    def __init__(self, instance: Instance) -> None:
+    def __init__(self, instance: Instance, client_left: asyncio.Event) -> None:
         self.instance = instance
-        self.flight = Flight(used_tokens=0)
+        self.flight = Flight(used_tokens=0, client_left=client_left)
         self._reuse: Reuse | None = None
         self._segments: tuple[Segment, ...] = ()
         self._is_left = False
         instance.flights.append(self.flight)
 
     @classmethod
-    async def take(cls, instance: Instance) -> Seat:
+    async def take(cls, instance: Instance, client_left: asyncio.Event) -> Seat:
         """A place in `instance`, first come, first served."""
         await instance.queue.acquire()
-        return cls(instance)
+        return cls(instance, client_left)
 
     def start(self, segments: tuple[Segment, ...], raw_tokens: int, used_tokens: int) -> int:
         """Begin computing a prompt; returns how many of its tokens (unscaled) the cache already holds."""

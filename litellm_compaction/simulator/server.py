@@ -84,8 +84,9 @@ class _Server:
         self._listener = listener
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop: asyncio.Event | None = None
+        self._application = Application(simulator, self._close_connection)
         config = uvicorn.Config(
-            Application(simulator, self._close_connection),
+            self._application,
             http="h11",
             ws="none",
             lifespan="off",
@@ -117,6 +118,7 @@ class _Server:
             listener.close()
         for connection in list(self._uvicorn.server_state.connections):
             connection.transport.abort()
+        self._application.stop()
         if tasks := list(self._uvicorn.server_state.tasks):
             await asyncio.wait(tasks, timeout=_STOP_LIMIT_S / 2)
 

@@ -34,8 +34,10 @@ class Simulator:
     `api` is the newest generation of endpoints it offers. `tokens_per_second` and `prompt_tokens_per_second`
     None are as fast as possible. `truncated_usage` says which count a truncated prompt is reported with.
     `reports_usage` False leaves it out of streams, as servers do that do not know `stream_options`.
-    `jit_race` lets concurrent JIT requests load several copies (bt#1751). `unified_kv` makes parallel
-    requests share the window.
+    `jit_race` lets concurrent JIT requests load several copies (bt#1751, not fixed in 0.4.16). `unified_kv`
+    makes parallel requests share the window. `runs_on` generates a plain answer to its end when its client has
+    gone (measured with llama.cpp, 2026-11-22); a streamed one always ends. `echoes_prefill` repeats a final
+    assistant message at the beginning of the answer that continues it (bt#2041 in 0.4.16; llama.cpp).
     """
 
     models: Sequence[Model]
@@ -45,7 +47,7 @@ class Simulator:
     api: Api = "v1"
     api_token: str | None = None
     jit: bool = True
-    jit_race: bool = False
+    jit_race: bool = True
     auto_evict: bool = True
     load_ms: int = 0
     tokens_per_second: float | None = None
@@ -58,6 +60,8 @@ class Simulator:
     truncated_usage: Literal["sent", "kept"] = "sent"
     reports_usage: bool = True
     unified_kv: bool = True
+    runs_on: bool = True
+    echoes_prefill: bool = True
     seed: int = 0
     script: Script | None = None
     requests: list[RequestRecord] = field(default_factory=list, init=False)
@@ -127,10 +131,13 @@ class Simulator:
             self._changed.notify_all()
 
     def finish(self, record: RequestRecord, outcome: Outcome) -> None:
-        """Close a record, once; later outcomes of the same request are ignored."""
+        """Close a record, once; later outcomes of the same request are ignored.
+
+        Whatever became of it, a request whose client had gone by then is "disconnected".
+        """
         with self._changed:
             if record.outcome == "running":
-                record.outcome = outcome
+                record.outcome = outcome if record.disconnected_s is None else "disconnected"
                 record.ended_s = time.monotonic()
             self._changed.notify_all()
 

@@ -204,7 +204,8 @@ def test_02_below_the_trigger_nothing_is_changed(bench: Bench, told: Told) -> No
     answer = bench.proxy.chat("local", messages, tools=schemas, temperature=0.2)
     (body,) = watch.bodies
     assert (body["messages"], body["tools"], body["temperature"]) == (messages, schemas, 0.2)
-    assert set(body) == {"model", "messages", "tools", "temperature", "max_tokens"}
+    # The server is asked for a stream whatever the client asked for, since only a stream can be watched and ended.
+    assert set(body) == {"model", "messages", "tools", "temperature", "max_tokens", "stream", "stream_options"}
     assert watch.chats[0].prompt_tokens + body["max_tokens"] <= WINDOW
     assert answer.json()["choices"][0]["message"]["content"] == "Understood."
     assert answer.headers["x-litellm-compaction"] == "none"

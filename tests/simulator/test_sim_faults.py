@@ -103,9 +103,35 @@ def test_disconnect_ends_the_generation(bench: BenchFactory) -> None:
     assert record.content
 
 
+def test_a_plain_answer_is_generated_to_its_end_for_nobody(bench: BenchFactory) -> None:
+    """Where the client has gone its slot stays taken until the model has ended, as on a real engine; or where asked."""
+    for runs_on, words in ((True, 40), (False, 0)):
+        served = bench(models=[Model(KEY, parallel=1)], runs_on=runs_on)
+        gate = Gate()
+        script = {0: Reply(numbered_words(40), gate=gate), 1: Reply("next")}
+        served.simulator.script = lambda call, script=script: script[call.index]
+        with pytest.raises(httpx.ReadTimeout):
+            served.chat_within(0.2, user("hi"))
+        served.simulator.wait_until(lambda served=served: served.last.disconnected_s is not None)
+        gate.open()
+        assert served.chat(user("next")).status_code == 200
+        first, second = served.simulator.requests
+        assert (first.outcome, first.content) == ("disconnected", numbered_words(words))
+        assert first.ended_s <= second.first_delta_s
+
+
+def test_a_server_that_stops_does_not_wait_for_answers_that_nobody_reads() -> None:
+    """A plain answer that never ends holds up no test."""
+    simulator = Simulator([Model(KEY)], script=lambda call: Reply("x", gate=Gate()))
+    simulator.load(KEY, 4096)
+    with serve(simulator) as address, pytest.raises(httpx.ReadTimeout):
+        httpx.post(f"{address.base_url}/v1/chat/completions", json={"messages": [user("hi")]}, timeout=0.2)
+    assert simulator.requests[0].outcome == "disconnected"
+
+
 def test_disconnect_frees_the_slot(bench: BenchFactory) -> None:
     """After a disconnect the next request in line is served."""
-    served = bench()
+    served = bench(models=[Model(KEY, parallel=1)])
     gate = Gate()
     served.simulator.script = lambda call: Reply("x", gate=gate) if call.index == 0 else None
     with served.client.stream("POST", "/v1/chat/completions", json={"messages": [user("hi")], "stream": True}):
@@ -115,7 +141,8 @@ def test_disconnect_frees_the_slot(bench: BenchFactory) -> None:
 
 def test_prompt_processing_finishes_after_a_disconnect(bench: BenchFactory) -> None:
     """A client that leaves during prompt processing keeps its slot until that is done, as in LM Studio."""
-    served = bench(prompt_tokens_per_second=100)
+    # One slot: beside others the next request need not wait for this one.
+    served = bench(models=[Model(KEY, parallel=1)], prompt_tokens_per_second=100)
     # It would not end by itself, however late the client comes to leave.
     endless = Reply(TEXT, gate=Gate())
     served.simulator.script = lambda call: endless if call.index == 0 else None

@@ -189,6 +189,24 @@ def test_final_assistant_message_is_continued(served: Bench) -> None:
     assert "Once upon" in served.simulator.requests[0].seen_text
 
 
+@pytest.mark.parametrize(("echoes", "begun"), [(True, "Once upon"), (False, "")])
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_continued_message_is_repeated_before_the_rest_of_it(
+    bench: BenchFactory, echoes: bool, begun: str, stream: bool
+) -> None:
+    """As LM Studio 0.4.16 and llama.cpp do; what is repeated is not generated, so it costs no tokens."""
+    served = bench(script=lambda call: Reply(" a time"), echoes_prefill=echoes)
+    messages = user("hi"), assistant("Once upon")
+    if stream:
+        events = served.events(*messages)
+        answered = deltas(events)
+        assert [bool(data["choices"][0]["delta"].get("role")) for _, data in events[:-1]].count(True) == 1
+    else:
+        answered = served.chat(*messages).json()["choices"][0]["message"]["content"]
+    assert answered == f"{begun} a time"
+    assert (served.last.content, served.last.completion_tokens) == (" a time", 2)
+
+
 def test_gate_holds_the_stream(served: Bench) -> None:
     """An answer waits at its gate after the given tokens until it is opened."""
     gate = Gate()

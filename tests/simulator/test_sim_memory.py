@@ -58,7 +58,7 @@ def test_slots_keep_conversations_apart(bench: BenchFactory) -> None:
 
 def test_requests_beyond_the_slots_wait_in_order(bench: BenchFactory) -> None:
     """With one slot a second request starts only when the first has ended."""
-    served = bench()
+    served = bench(models=[Model("m", parallel=1)])
     gate = Gate()
     served.simulator.script = lambda call: Reply("x", gate=gate) if call.index == 0 else None
     with ThreadPoolExecutor(2) as pool:
