@@ -94,6 +94,10 @@ class DoesNotFit(CompactionError):
         self.needed_tokens = needed_tokens
 
 
+class BadWish(CompactionError):
+    """A client asks something of the guard in a shape that is not known; says what is allowed, never what was said."""
+
+
 class SummaryFailed(CompactionError):
     """The pruning model gave nothing that can be used; `reason` is one word for logs and metrics."""
 

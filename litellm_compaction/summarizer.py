@@ -91,6 +91,7 @@ class SummaryJob:
         round_number: of the compaction that is made, from 1.
         thinking_tokens: what the model may think beside the summary; 0 for one that answers at once.
         strategy: what to write.
+        focus: the topic that a client wants kept in more detail; "" for none.
     """
 
     messages: Sequence[Message]
@@ -101,6 +102,7 @@ class SummaryJob:
     round_number: int = 1
     thinking_tokens: int = 0
     strategy: Strategy = STRATEGIES["summary"]
+    focus: str = ""
 
     @property
     def instruction(self) -> str:
@@ -207,21 +209,30 @@ async def summarize(job: SummaryJob, ask: Ask, count: Callable[[str], int], *, t
 
 
 def _prompt(job: SummaryJob, earlier: str, transcript: str) -> str:
-    return summary_prompt(instruction=job.instruction, earlier=earlier, request=job.request, transcript=transcript)
+    return summary_prompt(
+        instruction=job.instruction, earlier=earlier, request=job.request, transcript=transcript, focus=job.focus
+    )
 
 
 async def _merged(parts: Sequence[str], one: _Caller) -> list[str]:
     """One reduce step: neighbours are merged as many at a time as one prompt holds, at least two."""
     job, merged, group = one.job, list[str](), list[str]()
     for part in parts:
-        longer = merge_prompt(instruction=job.instruction, parts=[*group, part])
+        longer = merge_prompt(instruction=job.instruction, parts=[*group, part], focus=job.focus)
         if len(group) >= 2 and one.count(longer) > job.prompt_limit_tokens:
-            merged.append(await one.text(merge_prompt(instruction=job.instruction, parts=group), source_tokens=None))
+            merged.append(
+                await one.text(
+                    merge_prompt(instruction=job.instruction, parts=group, focus=job.focus), source_tokens=None
+                )
+            )
             group = []
         group.append(part)
     if len(group) == 1 and merged:
         return [*merged, group[0]]
-    return [*merged, await one.text(merge_prompt(instruction=job.instruction, parts=group), source_tokens=None)]
+    return [
+        *merged,
+        await one.text(merge_prompt(instruction=job.instruction, parts=group, focus=job.focus), source_tokens=None),
+    ]
 
 
 @dataclass(frozen=True, slots=True)

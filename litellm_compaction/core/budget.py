@@ -15,6 +15,7 @@ MARGIN_MIN_TOKENS = 64
 MARGIN_MIN_RATIO = 0.02
 _BUFFER_CAP_RATIO = 0.10
 ROOM_ABOVE_FLOOR_RATIO = 0.15
+_WANTED_DIVISOR = 3
 # All reserves together count for no more of a window: what is left has to hold a conversation. config.py refuses more.
 RESERVES_MAX_RATIO = 0.75
 
@@ -53,6 +54,7 @@ class Budget:
         floor_tokens: system, tools and sacred messages: what no compaction can shrink.
         error_ratio: the true prompt is at most (1 + error_ratio) times the estimate.
         fixed_tokens: system messages and tools, which a reserve may have been made for; part of the floor.
+        is_wanted: whether the client wants a compaction whatever the fill: then it goes deep where little is used, too.
         own_error_ratio: the same as `error_ratio` for the request as it came, where the server has counted its
             beginning; None where that is no different.
     """
@@ -63,6 +65,7 @@ class Budget:
     error_ratio: float
     fixed_tokens: int = 0
     own_error_ratio: float | None = None
+    is_wanted: bool = False
 
     @property
     def own(self) -> Budget:
@@ -150,7 +153,9 @@ class Budget:
     def is_narrow(self) -> bool:
         """Whether the floor leaves less than twice the usual room below the trigger: one turn may take all of it."""
         room = self.trigger_tokens - self.floor_tokens
-        return room < 2 * math.floor(ROOM_ABOVE_FLOOR_RATIO * self.usable_tokens) and not self.is_pressed
+        return room < 2 * math.floor(ROOM_ABOVE_FLOOR_RATIO * self.usable_tokens) and not (
+            self.is_pressed or self.is_wanted
+        )
 
     @property
     def narrow_target_tokens(self) -> int:
@@ -162,13 +167,16 @@ class Budget:
 
         min(target_ratio of the window, half of the prompt), at least the floor and 15 % of the window above it,
         and never more than fits. With reserves or a threshold: of what the conversation may fill, and of the
-        conversation.
+        conversation. Where the client wants it, no more than a third of what can be compacted stays.
         """
         outside = self.outside_tokens
         deep = outside + min(
             math.floor(self.rules.target_ratio * self.usable_tokens), max(prompt_tokens - outside, 0) // 2
         )
-        least = self.floor_tokens + math.floor(ROOM_ABOVE_FLOOR_RATIO * self.usable_tokens)
+        room = math.floor(ROOM_ABOVE_FLOOR_RATIO * self.usable_tokens)
+        if self.is_wanted:
+            room = min(room, max(prompt_tokens - self.floor_tokens, 0) // _WANTED_DIVISOR)
+        least = self.floor_tokens + room
         return min(max(deep, least), self.prompt_limit_tokens)
 
     def max_output_tokens(self, prompt_tokens: int, asked_tokens: int | None) -> int:

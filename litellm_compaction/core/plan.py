@@ -50,14 +50,14 @@ def plan(
         count: tokens of a text.
     """
     known = usable(conversation, stored)
-    if not budget.own.triggers(conversation.tokens):
+    if not budget.is_wanted and not budget.own.triggers(conversation.tokens):
         # What was compacted stays compacted, although the count has settled a little lower since: the same bytes,
         # and the server's cache stays warm. A window that has grown is worth a fresh start.
         lasting = next((each for each in known if each.window_tokens >= budget.window_tokens), None)
         return Keep() if lasting is None else Reuse(compaction=lasting)
     after = [applied_tokens(conversation, each, count) for each in known]
     for each, tokens in zip(known, after, strict=True):
-        if not budget.triggers(tokens):
+        if not budget.is_wanted and not budget.triggers(tokens):
             return Reuse(compaction=each)
     reused_tokens, base = min(zip(after, known, strict=True), key=lambda pair: pair[0], default=(None, None))
     if base and reused_tokens is not None and budget.may_wait(reused_tokens) and not conversation.messages[-1].is_ours:
@@ -66,6 +66,9 @@ def plan(
     rich = next((each for each in known if not each.provisional), None)
     fits_at_all = budget.fits(conversation.floor_tokens)
     fresh = _summarize(conversation, budget, depth, rich, count) if fits_at_all else None
+    if fresh is not None and fresh.provisional and budget.is_wanted and not budget.own.triggers(conversation.tokens):
+        # Without room for a summary the conversation itself says more.
+        fresh = None
     enough_tokens = now_tokens * (1 - MIN_GAIN_RATIO)
     if fresh is not None and depth.hands_off:
         fresh = _with_fallback(fresh, _summarize(conversation, budget, replace(depth, hands_off=False), rich, count))

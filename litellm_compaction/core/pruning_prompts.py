@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from litellm_compaction.core.excerpts import common_level, excerpt
 from litellm_compaction.core.messages import Message, render_arguments, without_notices
-from litellm_compaction.core.prompts import defused
+from litellm_compaction.core.prompts import defused, focus_lines
 from litellm_compaction.core.strategies import filled
 
 PRUNE_PROMPT = """\
@@ -63,6 +63,7 @@ def pruning_prompt(
     values: Mapping[str, int],
     request: str,
     earlier: str,
+    focus: str = "",
     messages: Sequence[Message],
     sizes: Sequence[int],
     limit_tokens: int,
@@ -75,12 +76,14 @@ def pruning_prompt(
         values: for the placeholders.
         request: the request being worked on, already short; "" for none.
         earlier: what an earlier pruning said of what it left out; "" for none.
+        focus: the topic that is kept in more detail; "" for none.
         messages: n, as they would be sent; they are numbered from 1.
         sizes: n, tokens.
         limit_tokens: bound on the whole.
         count: tokens of a text, for the pruning model.
     """
     head = [filled(prompt, values), ""]
+    head += focus_lines(focus)
     head += [_REQUEST, defused(request), ""] if request else []
     head += [_EARLIER, defused(earlier), ""] if earlier else []
     frame = "\n".join([*head, _MESSAGES, "", _REMINDER])

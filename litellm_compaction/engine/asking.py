@@ -138,7 +138,7 @@ class Asker:
         prefix = job.strategy.history(current[: len(current) - (len(messages) - cut)])
         earlier: Literal["none", "stays", "goes"]
         earlier = "none" if base is None else "goes" if decision.integrates else "stays"
-        asked = appended(prefix, instruction=job.instruction, earlier=earlier)
+        asked = appended(prefix, instruction=job.instruction, earlier=earlier, focus=job.focus)
         counted = await self._counter.count(work.case.target.key, work.family, replace(work.request, messages=asked))
         # The job's limit is for text by itself; of this prompt the server may have counted the beginning, or not.
         doubt_tokens = math.ceil(counted.tokens * max(counted.error_ratio - work.count.text_error_ratio, 0.0))
@@ -235,4 +235,5 @@ def _job(work: Work, decision: Summarize, covered: Sequence[Message], pinned: tu
         prompt_limit_tokens=0,
         round_number=decision.round,
         strategy=strategy,
+        focus=work.case.focus,
     )

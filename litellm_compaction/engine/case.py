@@ -45,6 +45,7 @@ class Attempts:
         told_hash: covered hash of the compaction that an event last told of, "" for none.
         questions_left: how often a part or all of it may still be sent to be counted only.
         seats: places that it holds in a context that several requests fill.
+        has_compacted: whether what the client wanted compacted at once is.
         may_recount: whether what a compaction made of it may still be sent to be counted.
     """
 
@@ -53,6 +54,7 @@ class Attempts:
     questions_left: int = 8
     seats: int = 0
     may_recount: bool = True
+    has_compacted: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +93,8 @@ class Case:
         warm_up: makes LM Studio load the model.
         measure: has the server count a request; None where nobody may ask.
         asked_tokens: the client's limit for the answer; None for none.
+        now: whether the client wants its conversation compacted before it is answered, whatever the fill.
+        focus: the topic that a summary is to keep in detail, in the client's words; "" for none. Untrusted data.
         attempts: shared by all phases of one client request.
     """
 
@@ -104,6 +108,13 @@ class Case:
     measure: Measure | None = None
     asked_tokens: int | None = None
     tenant: str = ""
+    now: bool = False
+    focus: str = ""
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether a compaction is still to be made because the client wants it."""
+        return self.now and not self.attempts.has_compacted
 
     @property
     def depth(self) -> Depth:
@@ -111,7 +122,8 @@ class Case:
         return Depth(
             keep_recent_messages=self.settings.keep_recent_messages,
             summary_max_tokens=self.settings.summary_max_tokens,
-            edits=self.settings.clear_tool_results,
+            # Stubs know no topic.
+            edits=self.settings.clear_tool_results and not self.focus,
             hands_off=self.settings.strategy == "handoff",
             prunes=self.settings.strategy == "prune",
         )
@@ -166,6 +178,11 @@ class Work:
     is_shortened: bool = False
     floor_count: Count | None = None
     started_s: float
+
+    @property
+    def is_voluntary(self) -> bool:
+        """Whether nothing but the client's wish asks for a compaction."""
+        return self.case.is_wanted and not self.budget.own.triggers(self.count.tokens)
 
     @property
     def phase(self) -> Phase:

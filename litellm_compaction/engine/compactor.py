@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Hashable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -50,6 +51,8 @@ _ASKING: frozenset[Way] = frozenset(("turn",))
 _COMPACTED_BEFORE_RATIO = 0.25
 # A shorter end of an answer would not tell the model where it stopped.
 _LEAST_TAIL_TOKENS = 48
+# Tenants with small conversations that were compacted because somebody wanted it.
+_MAX_WANTED = 4096
 # Of what a compaction leaves, this much may be the verbatim end of the answer that is being carried over.
 _PARTIAL_TAIL_RATIO = 0.35
 
@@ -96,6 +99,7 @@ class Compactor:
         self._wall_clock = wall_clock
         self._maker = Maker(asker=asker, store=store, clock=clock)
         self._compactions: Flights[_Flown] = Flights()
+        self._wanted: OrderedDict[str, None] = OrderedDict()
         self._lessons = Lessons(counter=counter, store=store, clock=clock)
         self._scales = Scales(windows=windows, counter=counter, sources=self.sources, clock=clock)
         self._outgoing = Outgoing(scales=self._scales, sent=sent)
@@ -151,7 +155,7 @@ class Compactor:
         """
         self._lessons.recall(case.target.key)
         work = await self._scales.weigh(request, case)
-        if _is_small(work):
+        if _is_small(work) and not case.is_wanted and case.scope not in self._wanted:
             return self._outgoing.unchanged(work)
         work = await _hashed(work)
         stored = await self._find(case.scope, work.conversation.hashes)
@@ -214,10 +218,18 @@ class Compactor:
             # It begins alike and goes on differently: somebody else's compaction is not for it.
             flown = await self._flown(same(work, decision), pending, decision, room)
         made = flown.made
+        if made.compaction.rung == "truncate" and work.is_voluntary:
+            # It fits as it came, which says more than a record without a summary.
+            guarded = self._outgoing.unchanged(work)
+            self._reporter.decided(work, "fallback", guarded=guarded, reason=made.reason)
+            return guarded
         guarded = await self._applied_surely(work, made.compaction, "compacted")
         if not is_enough(work, decision, made.compaction, guarded):
             return None
         await self._maker.keep(work, made)
+        if work.case.now:
+            work.case.attempts.has_compacted = True
+            self._remember_wanted(work.case.scope)
         outcome: EventOutcome = "fallback" if made.compaction.rung == "truncate" else "compacted"
         if flown.work is not work or flown.is_found:
             self._reporter.applied(work, "reused", guarded, made.kept)
@@ -310,6 +322,8 @@ class Compactor:
         if request.tools or partial.is_json:
             good = [way for way in good if way != "raw"]
         ends_in_answer = good[:1] not in ([], ["turn"]) and can_end_in_answer(request.messages, partial)
+        # What the client wanted before its answer is done.
+        case = replace(case, now=False, focus="")
         # No server is asked: it may still be writing the very answer.
         roomy = replace(case.with_room(room_tokens), measure=None)
         whole_tokens = count_text(partial.text or partial.reasoning)
@@ -400,7 +414,15 @@ class Compactor:
         await self._store.aclose()
 
     def _plan(self, work: Work, stored: Sequence[Compaction]) -> Plan:
-        return plan(work.conversation, work.budget, work.case.depth, stored, work.count_text)
+        budget = replace(work.budget, is_wanted=True) if work.case.is_wanted else work.budget
+        return plan(work.conversation, budget, work.case.depth, stored, work.count_text)
+
+    def _remember_wanted(self, scope: str) -> None:
+        """From now on small conversations of this tenant are looked up, too: one of them has been compacted."""
+        self._wanted[scope] = None
+        self._wanted.move_to_end(scope)
+        while len(self._wanted) > _MAX_WANTED:
+            self._wanted.popitem(last=False)
 
     async def _decide(self, work: Work, stored: Sequence[Compaction], *, shorten: bool = True) -> Guarded | Pending:
         decision = self._plan(work, stored)

@@ -51,19 +51,20 @@ class Made:
 
 
 def alike(work: Work, decision: Making) -> Hashable:
-    """What makes two compactions worth making once: tenant, model, and the messages that a model is asked about.
+    """What makes two compactions worth making once: tenant, model, topic, and the messages that a model is asked about.
 
     Without a model there is nothing to share but between identical requests.
     """
     if isinstance(decision, Edit):
         return same(work, decision)
     covered = decision.compaction.covered_messages if isinstance(decision, Prune) else decision.covered_messages
-    return (work.case.scope, work.case.target.key, type(decision), work.conversation.hashes[covered])
+    case = work.case
+    return (case.scope, case.target.key, case.focus, type(decision), work.conversation.hashes[covered])
 
 
 def same(work: Work, decision: Making) -> Hashable:
     """What makes two compactions the very same."""
-    return (work.case.scope, work.case.target.key, decision, work.conversation.hashes[-1])
+    return (work.case.scope, work.case.target.key, work.case.focus, decision, work.conversation.hashes[-1])
 
 
 class Maker:
@@ -178,7 +179,9 @@ class Maker:
         )
         # Of the same messages the store keeps one record: the fuller one, for when there is room again.
         kept = keyed(work.conversation.messages, work.conversation.hashes, compaction)
-        if not (decision.provisional and base and base.covered_hash == kept.covered_hash):
+        is_poorer = decision.provisional and base is not None and base.covered_hash == kept.covered_hash
+        # What nobody needs is not kept without a summary.
+        if not is_poorer and not (rung == "truncate" and work.is_voluntary):
             await self._put(work, kept)
         return Made(
             compaction=compaction,

@@ -142,6 +142,7 @@ def _prompt(work: Work, decision: Prune, choices: list[int], limit_tokens: int, 
         },
         request=excerpt(request_text(conversation.messages), _REQUEST_TOKENS, work.count_text),
         earlier=compaction.omissions,
+        focus=work.case.focus,
         messages=[message for _, message in offered_now if message is not None],
         sizes=[
             min(conversation.sizes[lead + at], work.count_text(message.text) + 4) if message.text else 4

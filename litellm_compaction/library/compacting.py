@@ -9,6 +9,7 @@ from typing import Literal, cast
 
 from litellm_compaction.core.messages import JsonObject, JsonValue
 from litellm_compaction.core.plan import MIN_GAIN_RATIO
+from litellm_compaction.core.prompts import one_line_topic
 from litellm_compaction.core.strategies import StrategyName
 from litellm_compaction.core.weights import RECORD_TOKENS
 from litellm_compaction.library.config import CompactionConfig
@@ -57,6 +58,7 @@ async def compact(
     acompletion: Completion,
     *,
     tools: Sequence[JsonValue] = (),
+    focus: str = "",
 ) -> CompactionResult:
     """The conversation with one summary in place of everything but system messages and the recent messages.
 
@@ -72,11 +74,13 @@ async def compact(
         config: window, model, how much is kept.
         acompletion: writes the summary; called with `model=, messages=, max_tokens=, temperature=`.
         tools: schemas that are sent with the messages; only counted.
+        focus: a topic that is kept in more detail, "" for none; the model gets it as data.
 
     Raises:
         SummaryFailed: the summariser gave nothing usable.
-        ValueError: an entry is not a message.
+        ValueError: an entry is not a message, or `focus` has more than 500 characters.
     """
+    topic = one_line_topic(focus)
     conversation = parsed(messages)
     selected = select(conversation, config)
     carried = selected.earlier.round if selected.earlier else 0
@@ -91,13 +95,13 @@ async def compact(
     enough_tokens = int(tokens_before * (1 - MIN_GAIN_RATIO))
     made: Made | None = None
     if config.strategy == "prune":
-        made = await pruned(selected, config, acompletion, tokens_before=tokens_before)
+        made = await pruned(selected, config, acompletion, tokens_before=tokens_before, focus=topic)
         tokens_after = await prompt_tokens(made.messages, config.model, tools) if made else 0
         if tokens_after > min(enough_tokens, config.trigger_tokens):
             # As in the proxy: what saves too little, or leaves too much, is followed by a summary.
             made = None
     if made is None:
-        made = await summarized(selected, config, acompletion)
+        made = await summarized(selected, config, acompletion, focus=topic)
         tokens_after = await prompt_tokens(made.messages, config.model, tools)
     if tokens_after > enough_tokens:
         return _unchanged(messages, "no_gain", carried, tokens_before)
@@ -128,13 +132,14 @@ async def safe_compact(
     acompletion: Completion,
     *,
     tools: Sequence[JsonValue] = (),
+    focus: str = "",
 ) -> CompactionResult:
     """As `compact`, but never raises: on any error the messages come back unchanged, with `reason` "error".
 
     Cancellation passes through. `result.error` says what went wrong, and a warning names its type in the log.
     """
     try:
-        return await compact(messages, config, acompletion, tools=tools)
+        return await compact(messages, config, acompletion, tools=tools, focus=focus)
     except Exception as error:  # noqa: BLE001 - an agent goes on without a compaction rather than not at all
         logger.warning("library_compaction_failed model=%s error=%s", config.model, type(error).__name__)
         return CompactionResult(messages=_own(messages), compacted=False, reason="error", error=error)

@@ -57,7 +57,7 @@ class Made:
     gone: int
 
 
-async def summarized(selected: Selected, config: CompactionConfig, acompletion: Completion) -> Made:
+async def summarized(selected: Selected, config: CompactionConfig, acompletion: Completion, *, focus: str) -> Made:
     """A record in place of all that is covered: a summary, or a hand-over with the last request behind it.
 
     Raises:
@@ -71,6 +71,7 @@ async def summarized(selected: Selected, config: CompactionConfig, acompletion: 
         earlier=selected.earlier.summary if selected.earlier else "",
         request=request_text(selected.messages),
         round_number=_round(selected),
+        focus=focus,
     )
     compaction = _compaction(selected, strategy)
     hidden = selected.fresh
@@ -79,7 +80,7 @@ async def summarized(selected: Selected, config: CompactionConfig, acompletion: 
 
 
 async def pruned(
-    selected: Selected, config: CompactionConfig, acompletion: Completion, *, tokens_before: int
+    selected: Selected, config: CompactionConfig, acompletion: Completion, *, tokens_before: int, focus: str
 ) -> Made | None:
     """The conversation without what the model lets go, and a record of that; None where it gives no usable plan.
 
@@ -90,6 +91,7 @@ async def pruned(
         config: the model, its window, the bound on what it says.
         acompletion: is asked once, twice where it only thinks.
         tokens_before: of the prompt as it came.
+        focus: a topic that is kept in more detail; "" for none.
     """
     model = config.summary_model or config.model
     count = text_counter(model)
@@ -116,6 +118,7 @@ async def pruned(
             },
             request=excerpt(request_text(selected.messages), REQUEST_TOKENS, count),
             earlier=earlier,
+            focus=focus,
             messages=offer,
             sizes=[count(message.text) + _MESSAGE_TOKENS for message in offer],
             limit_tokens=prompt_limit_tokens(config, model, answer_tokens),

@@ -10,6 +10,7 @@ from litellm_compaction.core.budget import Budget, Rules
 from litellm_compaction.core.edits import edited, superseded_reads
 from litellm_compaction.core.excerpts import excerpt
 from litellm_compaction.core.messages import JsonObject, JsonValue, Message, parse_message
+from litellm_compaction.core.prompts import one_line_topic
 from litellm_compaction.core.strategies import strategy_of
 from litellm_compaction.errors import SummaryFailed
 from litellm_compaction.library.config import CompactionConfig
@@ -36,6 +37,7 @@ async def generate_summary(
     earlier: str = "",
     request: str = "",
     round_number: int = 1,
+    focus: str = "",
 ) -> str:
     """A summary of the messages, without any framing; one call, or several where they do not fit the window at once.
 
@@ -46,13 +48,20 @@ async def generate_summary(
         earlier: a summary that the new one integrates, "" for none.
         request: what the user is asking for now, for orientation, "" for none.
         round_number: of the compaction, from 1.
+        focus: a topic that is kept in more detail, "" for none; the model gets it as data.
 
     Raises:
         SummaryFailed: no usable summary; `reason` says why in one word, and `__cause__` what `acompletion` raised.
-        ValueError: an entry is not a message.
+        ValueError: an entry is not a message, or `focus` has more than 500 characters.
     """
     return await summary_of(
-        parsed(messages), config, acompletion, earlier=earlier, request=request, round_number=round_number
+        parsed(messages),
+        config,
+        acompletion,
+        earlier=earlier,
+        request=request,
+        round_number=round_number,
+        focus=one_line_topic(focus),
     )
 
 
@@ -64,6 +73,7 @@ async def summary_of(
     earlier: str,
     request: str,
     round_number: int,
+    focus: str,
 ) -> str:
     """As `generate_summary`, for messages that are parsed already.
 
@@ -85,6 +95,7 @@ async def summary_of(
             thinking_tokens=config.summary_tokens if family_of("", model).reasons else 0,
             round_number=round_number,
             strategy=strategy,
+            focus=focus,
         )
         # The first count loads a vocabulary, which takes too long for the event loop.
         count(job.instruction)

@@ -21,6 +21,7 @@ from litellm_compaction.errors import CompactionError
 from litellm_compaction.proxy.failing_open import log_failed_open
 from litellm_compaction.proxy.talks import Turn
 from litellm_compaction.proxy.turns import Turns
+from litellm_compaction.proxy.wishes import NONE, Wish
 
 # Far more than a proxy in front of one machine has under way; a bound for calls whose end we never see.
 _MAX_CALLS = 1024
@@ -55,6 +56,7 @@ class Call:
         is_chat: whether the client speaks chat completions, and so reads the stream that we see.
         rewritten: whether the list in LiteLLM's hands is no longer `received`.
         opted_out: whether the client asked not to be guarded, and may.
+        wish: what it asks of the guard itself.
         asks_for_usage: whether a usage chunk belongs in the stream.
         is_structured: whether the answer is a document, where no notice may stand.
         is_told: whether the request before it told of a compaction, so that this one does not again.
@@ -83,6 +85,7 @@ class Call:
     is_chat: bool = False
     rewritten: bool = False
     opted_out: bool = False
+    wish: Wish = NONE
     asks_for_usage: bool = True
     is_structured: bool = False
     is_told: bool = False

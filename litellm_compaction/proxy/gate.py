@@ -40,6 +40,7 @@ from litellm_compaction.proxy.routing import (
     reachable_entries,
 )
 from litellm_compaction.proxy.upstream import GuardedTransport, client_over
+from litellm_compaction.proxy.wishes import wish_of
 
 logger = logging.getLogger("litellm_compaction")
 
@@ -69,6 +70,7 @@ class Gate:
 
         Raises:
             DoesNotFit, WindowUnknown, ModelNotLoaded: as the engine does.
+            BadWish: the client asks for something that is not known.
         """
         guards = await self._reachable(router, data)
         known = [guard for guard in guards if guard is not None]
@@ -153,6 +155,7 @@ class Gate:
 
         Raises:
             DoesNotFit, WindowUnknown, ModelNotLoaded: as the engine does.
+            BadWish: the client asks for something that is not known.
         """
         if is_internal_call() or router is None:
             return None
@@ -290,6 +293,7 @@ class Gate:
 
     def _new_call(self, received: Request, group: str, body: Mapping[str, Any]) -> Call:
         messages = tuple(cleaned(message) for message in received.messages)
+        wish = wish_of(body, metadata_of(body))
         unchanged = all(new is old for new, old in zip(messages, received.messages, strict=True))
         call = Call(
             received=received,
@@ -297,7 +301,8 @@ class Gate:
             group=group,
             attempts=Attempts(summary_calls_left=self._settings.max_summary_calls),
             tenant=tenant_of(metadata_of(body)),
-            opted_out=self._settings.allow_opt_out and _opts_out(body),
+            opted_out=self._settings.allow_opt_out and wish.off,
+            wish=wish,
             asks_for_usage=wire.asks_for_usage(body),
             is_structured=wire.is_structured(body),
             said=wire.client_texts(body),
@@ -311,10 +316,3 @@ class Gate:
             return (await self._compactor.windows.resolve(case.target)).tokens
         except CompactionError:
             return 0
-
-
-def _opts_out(body: Mapping[str, Any]) -> bool:
-    metadata = metadata_of(body)
-    sent = metadata.get("requester_metadata")
-    wishes = [metadata, sent if isinstance(sent, Mapping) else {}]
-    return any(wish.get("compaction") in ("off", False) for wish in wishes)

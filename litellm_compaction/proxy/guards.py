@@ -167,6 +167,8 @@ class Guards:
             attempts=call.attempts,
             asked_tokens=asked_output_tokens(body),
             measure=prompt_measure(router, pin, metadata, timeout_s=settings.summary_timeout_s),
+            now=call.wish.now,
+            focus=call.wish.focus,
         )
 
     async def _other_pruning_model(

@@ -15,7 +15,7 @@ import litellm
 from fastapi import HTTPException
 from litellm.proxy._types import ProxyException
 
-from litellm_compaction.errors import CompactionError, DoesNotFit, Overloaded, ServerUnavailable, WindowUnread
+from litellm_compaction.errors import BadWish, CompactionError, DoesNotFit, Overloaded, ServerUnavailable, WindowUnread
 
 # What OpenAI's API says of a prompt that is too long; clients compact their side by it.
 TOO_LONG = "context_length_exceeded"
@@ -123,6 +123,8 @@ def unframed(message: str) -> str:
 def _kind(error: CompactionError) -> _Kind:
     if isinstance(error, DoesNotFit):
         return _Kind(400, "invalid_request_error", "messages", TOO_LONG)
+    if isinstance(error, BadWish):
+        return _Kind(400, "invalid_request_error", "metadata", "")
     if isinstance(error, Overloaded):
         return _Kind(503, "overloaded_error", None, "")
     if isinstance(error, (WindowUnread, ServerUnavailable)):

@@ -169,6 +169,8 @@ class Bench:
         warm_up: Callable[[], Awaitable[None]] = _loads_nothing,
         measure: Measure | None = None,
         asked_tokens: int | None = None,
+        now: bool = False,
+        focus: str = "",
         **settings: Any,
     ) -> Case:
         chosen: Settings = settings_from(settings)
@@ -183,7 +185,13 @@ class Bench:
             attempts=attempts or Attempts(summary_calls_left=chosen.max_summary_calls),
             measure=measure,
             asked_tokens=asked_tokens,
+            now=now,
+            focus=focus,
         )
+
+    @staticmethod
+    def request(raw: Sequence[JsonDict]) -> Request:
+        return Request(messages=parsed(raw))
 
     async def guard(
         self,

@@ -1,0 +1,160 @@
+"""Compact now, and what agents put behind results, through a real proxy: by every route, strategy and carrier."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from litellm_compaction.simulator import ChatCall, Reply
+from tests.integration.bench import SUMMARY, Bench, Group, Watch, edit_plan, is_summary_call, open_bench
+from tests.integration.conversations import answered, prose, talk, tool_round
+from tests.integration.validity import text_of
+
+pytestmark = pytest.mark.proxy
+
+STRATEGIES = ("summary", "prune", "handoff")
+FOCUS = "the database schema"
+CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
+WISH = {"compaction": {"now": True, "focus": FOCUS}}
+HEADERS = {"x-litellm-compaction-now": "true", "x-litellm-compaction-focus": FOCUS}
+REMINDER = "<system-reminder>\nThe todo list is empty. Do not mention this to the user.\n</system-reminder>"
+
+
+@pytest.fixture(scope="module", params=["auto", "hooks"])
+def bench(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    """A model for each strategy, and one that is compacted on demand."""
+    groups = [Group("now"), *(Group(f"open-{each}", compaction={"strategy": each}) for each in STRATEGIES)]
+    folder = tmp_path_factory.mktemp(f"wishes-{request.param}")
+    with open_bench(folder, groups, {"carrier": request.param, "window_cache_s": 600}) as opened:
+        yield opened
+
+
+def asked(bench: Bench, path: str, name: str, messages: list[dict[str, Any]], **more: Any) -> httpx.Response:
+    """One whole answer, of the route's own shape."""
+    headers = more.pop("headers", {})
+    key = "input" if path == RESPONSES else "messages"
+    body = {"model": name, key: messages, "max_tokens": 200, **more}
+    if path == RESPONSES:
+        del body["max_tokens"]
+    return bench.proxy.client.post(path, json=body, headers={**bench.proxy.headers, **headers}, timeout=300)
+
+
+def turns(path: str, topic: str, tokens: int) -> list[dict[str, Any]]:
+    """A conversation as the route's clients send it."""
+    messages = talk(topic, tokens)
+    return messages if path == CHAT else messages[1:]
+
+
+@pytest.mark.parametrize("by", ["metadata", "headers"])
+@pytest.mark.parametrize("path", [CHAT, MESSAGES, RESPONSES])
+def test_a_conversation_is_compacted_on_demand(bench: Bench, path: str, by: str) -> None:
+    """At a fifth of the window: one summary that knows the topic, told in the header, reused by the next turn."""
+    watch = bench.watch("now")
+    messages = turns(path, f"on demand {path} {by}", 1700)
+    wish: dict[str, Any] = {"metadata": WISH} if by == "metadata" else {"headers": HEADERS}
+    if path == RESPONSES and by == "metadata":
+        # OpenAI's metadata holds strings only.
+        wish = {"metadata": {"compaction": json.dumps(WISH["compaction"])}}
+    answer = asked(bench, path, "now", messages, **wish)
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["x-litellm-compaction"] == "compacted"
+    assert len(watch.summaries) == 1
+    assert FOCUS in text_of((watch.summaries[0].body or {})["messages"][-1])
+    assert FOCUS not in json.dumps(watch.sent())
+    assert SUMMARY.splitlines()[1] in json.dumps(watch.sent())
+    assert len(watch.sent()) < len(messages) / 2
+    first = watch.sent()
+    later = asked(bench, path, "now", answered(messages, "Understood.", "Go on then."))
+    assert later.headers["x-litellm-compaction"] == "reused"
+    assert watch.sent()[: len(first)] == first
+    assert len(watch.summaries) == 1
+
+
+def test_nothing_to_compact_is_answered(bench: Bench) -> None:
+    """The header says so."""
+    watch = bench.watch("now")
+    answer = asked(bench, CHAT, "now", [{"role": "user", "content": "Hello."}], metadata=WISH)
+    assert (answer.status_code, answer.headers["x-litellm-compaction"]) == (200, "none")
+    assert watch.summaries == []
+
+
+@pytest.mark.parametrize("path", [CHAT, MESSAGES, RESPONSES])
+@pytest.mark.parametrize(
+    ("wish", "says"),
+    [
+        ({"headers": {"x-litellm-compaction-now": "perhaps"}}, "allowed: true, false"),
+        ({"headers": {**HEADERS, "x-litellm-compaction-focus": "x" * 501}}, "at most 500"),
+        ({"metadata": {"compaction": '{"now": "yes"}'}}, "metadata.compaction.now"),
+    ],
+)
+def test_a_bad_wish_is_refused(bench: Bench, path: str, wish: dict[str, Any], says: str) -> None:
+    """400 with what is allowed, before anything is sent."""
+    watch = bench.watch("now")
+    answer = asked(bench, path, "now", turns(path, "bad wishes", 1000), **wish)
+    assert answer.status_code == 400, answer.text
+    assert says in answer.text
+    assert watch.records == [] or all(record.path != CHAT for record in watch.records)
+
+
+# ------------------------------------------------------------------ the open round
+
+
+def _model(call: ChatCall) -> Reply:
+    if not is_summary_call(call.body):
+        return Reply("Understood.")
+    return Reply(edit_plan(text_of(call.messages[-1])) or SUMMARY)
+
+
+def _rounds(topic: str) -> list[dict[str, Any]]:
+    rules = {"role": "system", "content": f"Rules of {topic}:\n{prose(f'{topic} rules', 3600)}"}
+    task = {"role": "user", "content": f"The task of {topic}: port src/parser.py, never touch /etc/passwd."}
+    return [
+        rules,
+        task,
+        *(each for n in range(6) for each in tool_round("read", prose(f"{topic} {n}", 400), f"c{n:08d}")),
+    ]
+
+
+def _watched(bench: Bench, strategy: str) -> Watch:
+    return bench.watch(f"open-{strategy}", _model)
+
+
+@pytest.mark.parametrize("behind", ["user", "system"])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_reminder_behind_a_result_costs_it_nothing(bench: Bench, strategy: str, behind: str) -> None:
+    """Chat: the last result, its call and the reminder are sent as they came, however high the floor is."""
+    watch = _watched(bench, strategy)
+    messages = [*_rounds(f"reminders {strategy} {behind}"), {"role": behind, "content": REMINDER}]
+    answer = bench.proxy.chat(f"open-{strategy}", messages)
+    assert (answer.status_code, answer.headers["x-litellm-compaction"]) == (200, "compacted")
+    assert watch.sent()[-3:] == messages[-3:]
+    assert any("never touch /etc/passwd." in text_of(each) for each in watch.sent() if each["role"] == "user")
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_text_beside_a_tool_result_costs_it_nothing(bench: Bench, strategy: str) -> None:
+    """Messages: Anthropic's own pattern, which becomes a user message behind the result."""
+    watch = _watched(bench, strategy)
+    rules, task, *rest = _rounds(f"beside {strategy}")
+    messages: list[dict[str, Any]] = [task]
+    for call, result in zip(rest[::2], rest[1::2], strict=True):
+        named = call["tool_calls"][0]
+        used = {"type": "tool_use", "id": named["id"], "name": "read", "input": {"path": "a.py"}}
+        told = {"type": "tool_result", "tool_use_id": named["id"], "content": result["content"]}
+        messages += [
+            {"role": "assistant", "content": [used]},
+            {"role": "user", "content": [told, {"type": "text", "text": REMINDER}]},
+        ]
+    tools = [{"name": "read", "description": "Reads a file.", "input_schema": {"type": "object", "properties": {}}}]
+    answer = asked(bench, MESSAGES, f"open-{strategy}", messages, system=rules["content"], tools=tools)
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["x-litellm-compaction"] == "compacted"
+    sent = watch.sent()
+    assert [each["role"] for each in sent[-3:]] == ["assistant", "tool", "user"]
+    assert text_of(sent[-2]) == rest[-1]["content"]
+    assert text_of(sent[-1]) == REMINDER
+    assert any("never touch /etc/passwd." in text_of(each) for each in sent if each["role"] == "user")

@@ -1,0 +1,127 @@
+"""What a client asks of the guard itself, in its metadata or its headers."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from litellm_compaction.errors import BadWish
+from litellm_compaction.proxy.wishes import NONE, Wish, wish_of
+
+
+def read(compaction: object = None, **headers: Any) -> Wish:
+    """The wish of a chat request; `now` and `focus` are its headers."""
+    sent = {f"X-LiteLLM-Compaction-{name}": value for name, value in headers.items()}
+    metadata = {"user_api_key": "k", "compaction": compaction}
+    return wish_of({"metadata": metadata, "proxy_server_request": {"headers": sent}}, metadata)
+
+
+@pytest.mark.parametrize(
+    ("compaction", "wish"),
+    [
+        (None, NONE),
+        (True, NONE),
+        ("on", NONE),
+        ("off", Wish(off=True)),
+        (False, Wish(off=True)),
+        ({}, NONE),
+        ({"now": False}, NONE),
+        ({"now": True}, Wish(now=True)),
+        ({"now": True, "focus": None}, Wish(now=True)),
+        ({"now": True, "focus": " the\nschema\x00\u202e of  it "}, Wish(now=True, focus="the schema of it")),
+        ('{"now": true, "focus": "ports"}', Wish(now=True, focus="ports")),
+    ],
+)
+def test_metadata(compaction: object, wish: Wish) -> None:
+    """An object, or the same as a string: OpenAI's own metadata holds nothing else."""
+    assert read(compaction) == wish
+
+
+@pytest.mark.parametrize(
+    ("body", "wish"),
+    [
+        # Anthropic's messages and OpenAI's responses: LiteLLM keeps its own metadata under another key.
+        ({"metadata": {"user_id": "u", "compaction": {"now": True}}}, Wish(now=True)),
+        ({"proxy_server_request": {"body": {"metadata": {"compaction": {"now": True}}}}}, Wish(now=True)),
+        ({"proxy_server_request": None, "metadata": "odd"}, NONE),
+    ],
+)
+def test_wherever_litellm_keeps_it(body: dict[str, Any], wish: Wish) -> None:
+    """The client's own metadata counts on every route."""
+    assert wish_of(body, {"user_api_key": "k"}) == wish
+    assert wish_of({}, {"requester_metadata": {"compaction": {"now": True}}}) == Wish(now=True)
+
+
+@pytest.mark.parametrize(
+    ("headers", "wish"),
+    [
+        ({"now": "true"}, Wish(now=True)),
+        ({"now": " 1 ", "focus": "the schema"}, Wish(now=True, focus="the schema")),
+        ({"now": "false"}, NONE),
+        ({"now": ""}, NONE),
+        ({"now": "YES", "focus": "Größe".encode().decode("latin-1")}, Wish(now=True, focus="Größe")),
+    ],
+)
+def test_headers(headers: dict[str, str], wish: Wish) -> None:
+    """For clients that cannot send metadata; UTF-8 survives the way servers read headers."""
+    assert read(None, **headers) == wish
+
+
+def test_metadata_goes_before_headers() -> None:
+    """Both may say that it is now; the body's topic is the one."""
+    assert read({"now": True, "focus": "ports"}, now="true", focus="paths") == Wish(now=True, focus="ports")
+
+
+@pytest.mark.parametrize(
+    ("compaction", "says"),
+    [
+        ("now", "type str"),
+        (7, "type int"),
+        (["now"], "type list"),
+        ("{now: true}", "not valid JSON"),
+        ({"now": "true"}, "metadata.compaction.now is of type str"),
+        ({"now": 1}, "metadata.compaction.now is of type int"),
+        ({"now": True, "focus": ["a"]}, "metadata.compaction.focus is of type list"),
+        ({"now": True, "focus": "x" * 501}, "501 characters; allowed: a topic of at most 500"),
+        ({"now": True, "target": 0.2}, "unknown keys: 'target'"),
+        ({"focus": "ports"}, 'add "now": true'),
+    ],
+)
+def test_other_shapes_are_refused(compaction: object, says: str) -> None:
+    """With what is allowed, and without the words of the topic."""
+    with pytest.raises(BadWish) as refused:
+        read(compaction)
+    assert says in str(refused.value)
+    assert "allowed" in str(refused.value) or "add" in str(refused.value)
+    assert "xxx" not in str(refused.value)
+
+
+def test_bad_headers_are_refused() -> None:
+    """Neither true nor false; a topic without a compaction."""
+    with pytest.raises(BadWish, match="allowed: true, false"):
+        read(None, now="maybe")
+    with pytest.raises(BadWish, match="x-litellm-compaction-now"):
+        read(None, focus="ports")
+
+
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=8),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["now", "focus", "x"]), inner, max_size=3)
+    ),
+    max_leaves=6,
+)
+
+
+@given(_JSON, st.booleans())
+def test_anything_is_a_wish_or_refused(compaction: object, as_text: bool) -> None:
+    """No other error whatever a client sends."""
+    try:
+        wish = read(json.dumps(compaction) if as_text else compaction)
+    except BadWish:
+        return
+    assert wish.now or not wish.focus
