@@ -2,15 +2,18 @@
 
 from litellm_compaction.engine.case import Action, Attempts, Case, Guarded, Measure, Pending, Prospect, PruningModel
 from litellm_compaction.engine.compactor import Compactor
+from litellm_compaction.engine.going_on import ALL_WAYS, Outcome
 from litellm_compaction.engine.room import Room, shares_context
 
 __all__ = [
+    "ALL_WAYS",
     "Action",
     "Attempts",
     "Case",
     "Compactor",
     "Guarded",
     "Measure",
+    "Outcome",
     "Pending",
     "Prospect",
     "PruningModel",

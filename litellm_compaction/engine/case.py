@@ -224,6 +224,7 @@ class Guarded:
         round: of the compaction that was applied, 0 for none.
         way: how the server is made to go on with an answer; None for a request that begins one.
         prompt: all of it as it is to be sent, for the way `raw`.
+        is_trusted: the server has gone on by this way before, so that what it says is nothing but the rest.
     """
 
     action: Action
@@ -236,6 +237,7 @@ class Guarded:
     round: int = 0
     way: Way | None = None
     prompt: BegunPrompt | None = None
+    is_trusted: bool = False
 
     @property
     def shown(self) -> str:

@@ -368,7 +368,8 @@ class Compactor:
             now = datetime.fromtimestamp(self._wall_clock())
             prompt = await asyncio.to_thread(begun_prompt, family, sent, now)
             if prompt is not None:
-                return replace(guarded, messages=sent, way="raw", prompt=prompt)
+                is_trusted = await self._going_on.has_gone_on(case.target, "raw")
+                return replace(guarded, messages=sent, way="raw", prompt=prompt, is_trusted=is_trusted)
         if "prefill" in prospect.ways:
             return replace(guarded, messages=sent, way="prefill")
         return await self.carry_over(prospect.request, prospect.partial, case, room)

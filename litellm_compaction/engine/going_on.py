@@ -114,6 +114,11 @@ class GoingOn:
         possible = ALL_WAYS if can_go_on_itself(target, source) else ("turn",)
         return tuple(way for way in possible if way == "turn" or records.of.get(way, Record()).is_good(now_s))
 
+    async def has_gone_on(self, target: Target, way: Way) -> bool:
+        """Whether a server has gone on by a way, and has not failed since."""
+        record = (await self.records(target)).of.get(way, Record())
+        return record.has_gone_on and not record.failures
+
     async def records(self, target: Target) -> Records:
         """What a server has shown; read from the store once."""
         key = fact_key(target)

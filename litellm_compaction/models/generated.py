@@ -47,6 +47,10 @@ class GeneratedTokens:
         """The tokens of a text, which is not added."""
         return self._count(text)
 
+    def anew(self) -> GeneratedTokens:
+        """A count that begins, of the same kind."""
+        return GeneratedTokens(self._count)
+
     def exact(self) -> int:
         """The tokens so far, with the last piece counted too."""
         self._settle()

@@ -10,9 +10,11 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
+from litellm_compaction.core.carry_over import Way
 from litellm_compaction.core.messages import Message, Request
 from litellm_compaction.engine import Case, Guarded
 from litellm_compaction.errors import CompactionError
+from litellm_compaction.models.prompts import BegunPrompt
 from litellm_compaction.proxy.notices import Notices
 
 # OpenAI's `chat.completion.chunk` as JSON.
@@ -51,18 +53,38 @@ class UpstreamDropped(UpstreamError):
     """The connection broke; the carrier's own exception is the cause."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Continuation:
+    """How a server is made to go on with an answer.
+
+    Attributes:
+        way: by a request of ours at the end of the messages, by their last one, or by `prompt`.
+        prompt: instead of the messages, for the way `raw`; it ends inside the answer.
+        needs_word: the server has to be told that the last message goes on (vLLM).
+    """
+
+    way: Way
+    prompt: BegunPrompt | None = None
+    needs_word: bool = False
+
+
 class Upstream(Protocol):
     """The server of one deployment, asked for one client request."""
 
+    @property
+    def ways(self) -> frozenset[Way]:
+        """Those by which it can be made to go on."""
+
     def open(
-        self, messages: Sequence[Message] | None, max_tokens: int, *, is_continuation: bool
+        self, messages: Sequence[Message] | None, max_tokens: int, *, continuation: Continuation | None
     ) -> AbstractAsyncContextManager[AsyncIterator[Chunk]]:
         """The chunks of an answer; leaving the context aborts it.
 
         Args:
             messages: what to send; None for the client's own list.
             max_tokens: bound on the answer.
-            is_continuation: the answer goes on; what shapes a whole document is left out.
+            continuation: how an answer goes on, where what shapes a whole document is left out; None for one that
+                begins.
 
         Raises:
             UpstreamError: refused.

@@ -15,11 +15,12 @@ import anyio
 from litellm.types.utils import Choices, ModelResponse, ModelResponseStream, Usage
 from litellm.types.utils import Message as AnswerMessage
 
+from litellm_compaction.core.carry_over import Way
 from litellm_compaction.core.messages import Message
 from litellm_compaction.engine import Guarded
 from litellm_compaction.errors import ended_early, is_crash, overflow_from_text
 from litellm_compaction.proxy import wire
-from litellm_compaction.proxy.exchange import Chunk, Received, UpstreamError
+from litellm_compaction.proxy.exchange import Chunk, Continuation, Received, UpstreamError
 from litellm_compaction.proxy.internal import call_router
 from litellm_compaction.proxy.one_answer import joined
 from litellm_compaction.proxy.restart import Answer
@@ -29,6 +30,9 @@ _CLIENT_KEYS = (
     "temperature", "top_p", "tools", "tool_choice", "parallel_tool_calls", "functions", "function_call", "stop", "seed",
     "presence_penalty", "frequency_penalty", "logit_bias", "reasoning_effort", "thinking", "top_k", "user",
 )  # fmt: skip
+
+
+_WAYS: frozenset[Way] = frozenset(("prefill", "turn"))
 
 
 class HookedUpstream:
@@ -53,16 +57,22 @@ class HookedUpstream:
         self._parts: list[_Part] = []
         self.responses: list[Any] = []
 
+    @property
+    def ways(self) -> frozenset[Way]:
+        """Those that LiteLLM's chats can carry."""
+        return _WAYS
+
     @asynccontextmanager
     async def open(
-        self, messages: Sequence[Message] | None, max_tokens: int, *, is_continuation: bool
+        self, messages: Sequence[Message] | None, max_tokens: int, *, continuation: Continuation | None
     ) -> AsyncIterator[AsyncIterator[Chunk]]:
         """The chunks of a streamed answer; leaving the context closes it."""
         stream, part = self._first, _Part(self._logging)
         if stream is None:
             # LiteLLM 1.109.1 reads the first chunk before it returns: what goes wrong there comes from here.
             with _understood(part):
-                stream = await self._again(messages, max_tokens, stream=True, stream_options={"include_usage": True})
+                options = {"stream": True, "stream_options": {"include_usage": True}}
+                stream = await self._again(messages, max_tokens, continuation, **options)
             part.log = getattr(stream, "logging_obj", None)
         self._first = None
         try:
@@ -73,10 +83,12 @@ class HookedUpstream:
                     await aclose()
             self._parts.append(part)
 
-    async def whole(self, messages: Sequence[Message] | None, max_tokens: int) -> Any:
+    async def whole(
+        self, messages: Sequence[Message] | None, max_tokens: int, continuation: Continuation | None = None
+    ) -> Any:
         """A whole answer: LiteLLM's own the first time, then one more."""
         first, self._first = self._first, None
-        response = first if first is not None else await self._again(messages, max_tokens, stream=False)
+        response = first if first is not None else await self._again(messages, max_tokens, continuation, stream=False)
         self.responses.append(response)
         return response
 
@@ -102,7 +114,11 @@ class HookedUpstream:
                     prefer_async_handlers=True,
                 )
 
-    async def _again(self, messages: Sequence[Message] | None, max_tokens: int, **options: Any) -> Any:
+    async def _again(
+        self, messages: Sequence[Message] | None, max_tokens: int, continuation: Continuation | None, **options: Any
+    ) -> Any:
+        if continuation is not None and continuation.needs_word:
+            options["extra_body"] = wire.GOES_ON
         asked = {key: self._data[key] for key in _CLIENT_KEYS if self._data.get(key) is not None}
         sent = wire.encode(messages) if messages is not None else self._data["messages"]
         parent = self._data.get("metadata")
@@ -123,12 +139,17 @@ class Whole:
     def __init__(self, upstream: HookedUpstream) -> None:
         self._upstream = upstream
 
+    @property
+    def ways(self) -> frozenset[Way]:
+        """Those that LiteLLM's chats can carry."""
+        return _WAYS
+
     @asynccontextmanager
     async def open(
-        self, messages: Sequence[Message] | None, max_tokens: int, *, is_continuation: bool
+        self, messages: Sequence[Message] | None, max_tokens: int, *, continuation: Continuation | None
     ) -> AsyncIterator[AsyncIterator[Chunk]]:
         """The whole answer as one chunk."""
-        yield _one(await self._upstream.whole(messages, max_tokens))
+        yield _one(await self._upstream.whole(messages, max_tokens, continuation))
 
 
 @dataclass(frozen=True, slots=True)

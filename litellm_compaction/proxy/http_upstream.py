@@ -17,9 +17,11 @@ from typing import Any
 
 import httpx
 
+from litellm_compaction.core.carry_over import Way
 from litellm_compaction.core.messages import Message
+from litellm_compaction.engine import ALL_WAYS
 from litellm_compaction.proxy import wire
-from litellm_compaction.proxy.exchange import Chunk, UpstreamDropped, UpstreamError
+from litellm_compaction.proxy.exchange import Chunk, Continuation, UpstreamDropped, UpstreamError
 from litellm_compaction.proxy.sse import json_object, read_events
 
 # What shapes a whole document would make the model start a new one instead of going on with the old.
@@ -29,6 +31,8 @@ _UNKNOWN_KEY_STATUSES = frozenset({400, 404, 405, 415, 422, 501})
 # Not "upstream", which gateways write into errors of all kinds.
 _STREAM = re.compile(r"\bstream(ing)?\b", re.IGNORECASE)
 _MAX_SERVERS = 1024
+_CHAT = "/chat/completions"
+_ALL = frozenset(ALL_WAYS)
 
 
 @dataclass(slots=True)
@@ -83,25 +87,33 @@ class HttpUpstream:
         """Whether the client reads a stream."""
         return bool(self._body.get("stream"))
 
+    @property
+    def ways(self) -> frozenset[Way]:
+        """Those by which the server can be made to go on with what this request asks for."""
+        has_completions = self._request.url.path.endswith(_CHAT)
+        return _ALL if has_completions and wire.can_be_begun(self._body) else _ALL - {"raw"}
+
     @asynccontextmanager
     async def open(
-        self, messages: Sequence[Message] | None, max_tokens: int, *, is_continuation: bool
+        self, messages: Sequence[Message] | None, max_tokens: int, *, continuation: Continuation | None
     ) -> AsyncIterator[AsyncIterator[Chunk]]:
         """The chunks of an answer; leaving the context closes the connection, which stops the server."""
-        response = await self._streaming(messages, max_tokens, is_continuation=is_continuation)
+        response = await self._streaming(messages, max_tokens, continuation=continuation)
         try:
             self._answers += 1
             self.headers = self.headers or response.headers
             self.whole = None
             if response.status_code == 200 and "event-stream" in response.headers.get("content-type", ""):
-                yield read_events(response)
+                events = read_events(response)
+                is_raw = continuation is not None and continuation.prompt is not None
+                yield _as_chat(events) if is_raw else events
             else:
                 yield await self._as_stream(response)
         finally:
             await response.aclose()
 
     async def send(
-        self, messages: Sequence[Message] | None, max_tokens: int, *, is_continuation: bool, stream: bool
+        self, messages: Sequence[Message] | None, max_tokens: int, *, continuation: Continuation | None, stream: bool
     ) -> httpx.Response:
         """One request to the server; the caller closes the response."""
         body = {**self._body, **wire.with_output_limit(self._body, max_tokens)}
@@ -111,15 +123,21 @@ class HttpUpstream:
                 body.update(wire.with_usage(body))
         if messages is not None:
             body["messages"] = wire.encode(messages)
-        if is_continuation:
+        if continuation is not None:
             body = {key: value for key, value in body.items() if key not in _WHOLE_DOCUMENT_KEYS}
+        url = self._request.url
+        if continuation is not None and continuation.prompt is not None:
+            url = _completions(url)
+            body = wire.begun(body, continuation.prompt.text, continuation.prompt.end_of_turn)
+        elif continuation is not None and continuation.needs_word:
+            body |= wire.GOES_ON
         # ASCII with escapes: lone surrogates, which clients do send, have no UTF-8.
         content = json.dumps(body, separators=(",", ":")).encode()
         headers = [(key, value) for key, value in self._request.headers.raw if key.lower() != b"content-length"]
         return await self._inner.handle_async_request(
             httpx.Request(
                 self._request.method,
-                self._request.url,
+                url,
                 headers=headers,
                 content=content,
                 extensions=self._request.extensions,
@@ -127,7 +145,7 @@ class HttpUpstream:
         )
 
     async def _streaming(
-        self, messages: Sequence[Message] | None, max_tokens: int, *, is_continuation: bool
+        self, messages: Sequence[Message] | None, max_tokens: int, *, continuation: Continuation | None
     ) -> httpx.Response:
         """A response that streams, from a server that knows how to; the caller closes it.
 
@@ -137,7 +155,7 @@ class HttpUpstream:
         while True:
             stream = self.wants_stream or self._address not in self._abilities.no_stream
             try:
-                response = await self.send(messages, max_tokens, is_continuation=is_continuation, stream=stream)
+                response = await self.send(messages, max_tokens, continuation=continuation, stream=stream)
             except (httpx.ReadError, httpx.RemoteProtocolError) as error:
                 # It took the request and broke down over it, which near a full window is what an overflow looks like.
                 raise UpstreamDropped("", None) from error
@@ -183,6 +201,28 @@ def _noted(addresses: set[str], address: str) -> bool:
     return True
 
 
+def _completions(url: httpx.URL) -> httpx.URL:
+    """Where the server completes a text, beside where it answers chats."""
+    return url.copy_with(path=url.path.removesuffix(_CHAT) + "/completions")
+
+
+async def _as_chat(events: AsyncIterator[Chunk]) -> AsyncIterator[Chunk]:
+    """The chunks of a text completion as those of a chat."""
+    async for event in events:
+        choices = event.get("choices")
+        if not isinstance(choices, list):
+            yield event
+            continue
+        yield {
+            **event,
+            "choices": [
+                {"index": 0, "delta": {"content": choice.get("text")}, "finish_reason": choice.get("finish_reason")}
+                for choice in choices
+                if isinstance(choice, dict)
+            ],
+        }
+
+
 async def _one(chunk: Chunk) -> AsyncIterator[Chunk]:
     yield chunk
 
@@ -197,9 +237,9 @@ def _as_chunk(response: httpx.Response) -> Chunk:
     choice = next(iter(answer.get("choices") or ()), None)
     if not isinstance(choice, dict):
         raise UpstreamError(response.text, response)
-    message = choice.get("message")
+    message = choice.get("message", {"content": choice["text"]} if "text" in choice else None)
     delta = dict(message) if isinstance(message, dict) else {}
     if isinstance(calls := delta.get("tool_calls"), list):
         delta["tool_calls"] = [{"index": index, **call} for index, call in enumerate(calls) if isinstance(call, dict)]
-    shown = {key: value for key, value in choice.items() if key != "message"}
+    shown = {key: value for key, value in choice.items() if key not in ("message", "text")}
     return {**answer, "choices": [{**shown, "index": 0, "delta": delta}]}

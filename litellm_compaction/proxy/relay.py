@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 from litellm_compaction.core.continuation import Joiner, settled_length, unstopped_length
-from litellm_compaction.engine import Guarded
+from litellm_compaction.engine import Guarded, Outcome
 from litellm_compaction.errors import Overflow, is_crash
 from litellm_compaction.models.generated import GeneratedTokens
 from litellm_compaction.proxy.exchange import Chunk, UpstreamError
@@ -20,8 +20,8 @@ from litellm_compaction.proxy.overflowed import FULL_RATIO, NEAR_FULL_RATIO, jud
 from litellm_compaction.proxy.wire import Usage, usage_of
 
 # How a stream ended: by itself; where the window does; for others that need the room; by an error that means a full
-# window, or by another one.
-End: TypeAlias = Literal["done", "limit", "share", "overflow", "failed"]
+# window, or by another one; not begun, since the server takes no such request.
+End: TypeAlias = Literal["done", "limit", "share", "overflow", "failed", "refused"]
 
 # From here on nothing is sent that could not be taken back: text ends at a word, tool calls are complete.
 _DANGER_RATIO = 0.80
@@ -33,6 +33,7 @@ _CHOICE_FIELDS = frozenset({"index", "delta", "finish_reason", "logprobs"})
 # The one call of OpenAI's older `function_call`, among the indices of `tool_calls`.
 _OLD_CALL = -1
 _KEPT_REASONING_CHARS = 40_000
+_WORTH_A_RESTART_TOKENS = 32
 
 
 @dataclass(slots=True)
@@ -81,7 +82,11 @@ class Relay:
         # Nobody waits for the next word of a whole answer: it may fill the window, and has the server's own numbers.
         self._stop_tokens = math.inf if is_whole else int(streaming_ratio * guarded.window.tokens)
         self._generated = GeneratedTokens(guarded.count_text)
-        self._joiner = Joiner(progress.sent_text) if progress.text else None
+        partial, shown = progress.sent_text, guarded.shown
+        self._joiner = Joiner(partial, shown=shown, is_trusted=guarded.is_trusted) if partial else None
+        # What is trusted is judged all the same: a server may be updated.
+        self._judge = Joiner(partial, shown=shown) if partial and guarded.is_trusted else self._joiner
+        self._echo_tokens = 0
         self._tail = ""
         self._calls: list[dict[str, Any]] = []
         self._flowing: set[int] = set()
@@ -215,8 +220,34 @@ class Relay:
 
     @property
     def lost_tokens(self) -> int:
-        """Of what was generated, what the client never gets: calls that were cut before they were whole."""
-        return sum(self._generated.of(_call_text(call)) for call in self._calls) if self.end != "done" else 0
+        """Of what was generated, what the client never gets: calls that were cut, and what the joiner has taken out."""
+        cut_tokens = sum(self._generated.of(_call_text(call)) for call in self._calls) if self.end != "done" else 0
+        return cut_tokens + self._removed_tokens()
+
+    def _removed_tokens(self) -> int:
+        if self._joiner is None or not self._joiner.removed_text:
+            return 0
+        if self._joiner.opening == "echo":
+            return self._echo_tokens if self._has_generated_echo() else 0
+        return min(self._generated.of(self._joiner.removed_text), self.completion_tokens())
+
+    def outcome(self) -> Outcome | None:
+        """What the stream teaches about the way by which it was asked for; None for nothing."""
+        opening = self._judge.opening if self._judge is not None else "undecided"
+        if opening == "undecided":
+            return None
+        return "began_anew" if opening == "anew" or self._has_generated_echo() else "went_on"
+
+    def _has_generated_echo(self) -> bool:
+        """Whether the model has written again what the server was shown, by the server's own number."""
+        if self.usage is None or not self._echo_tokens:
+            return False
+        return self.usage.completion_tokens >= self._generated.exact() + self._echo_tokens / 2
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether anything has come of the answer."""
+        return self._received > 0
 
     def used_tokens(self) -> int:
         """How much of the window is taken, as far as we can count."""
@@ -240,7 +271,9 @@ class Relay:
     def _breaks_off(self) -> bool:
         """Whether the answer ended because the window did, not because the model or the client wanted it to."""
         if self.finish_reason == "length":
-            generated = self.completion_tokens()
+            removed = self._removed_tokens()
+            # For a few words that were taken out nobody wants another request.
+            generated = self.completion_tokens() - (removed if removed >= _WORTH_A_RESTART_TOKENS else 0)
             # LM Studio 0.4.22 reports one token less than the limit (lmstudio-bug-tracker 2335).
             asked = self._asked_tokens
             return asked is None or self._limit_tokens < asked or generated + 1 < asked
@@ -270,13 +303,25 @@ class Relay:
             return []
         self._count(text)
         if self._joiner is not None:
-            text = self._joiner.feed(text)
+            text = self._joined(self._joiner, text)
         text = self._tail + text
         settled = unstopped_length(text, self._stops) if self._stops else len(text)
         if self._is_shared or self.is_near_the_end():
             settled = settled_length(text[:settled])
         self._tail = text[settled:]
         return self._sent({"content": text[:settled]}) if settled else []
+
+    def _joined(self, joiner: Joiner, text: str) -> str:
+        was_open = joiner.opening == "undecided"
+        if self._judge is not None and self._judge is not joiner:
+            self._judge.feed(text)
+        text = joiner.feed(text)
+        if was_open and joiner.opening == "echo":
+            # The server sends back what it was shown; nothing of that has been generated.
+            self._echo_tokens = self._generated.of(joiner.removed_text)
+            self._generated = self._generated.anew()
+            self._generated.add(text)
+        return text
 
     def _tool_calls(self, delta: Mapping[str, Any]) -> list[Chunk]:
         calls = delta.get("tool_calls")

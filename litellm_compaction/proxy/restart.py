@@ -13,11 +13,19 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from litellm_compaction.core.carry_over import Partial
+from litellm_compaction.core.carry_over import Partial, Way
 from litellm_compaction.core.messages import ABORT_NOTICE, ATTEMPTS_NOTICE, DONE_NOTICE, START_NOTICE
 from litellm_compaction.engine import Case, Compactor, Guarded, Pending, Prospect, Room
 from litellm_compaction.errors import CompactionError, Overflow
-from litellm_compaction.proxy.exchange import Asked, Chunk, Listener, Upstream, UpstreamDropped, UpstreamError
+from litellm_compaction.proxy.exchange import (
+    Asked,
+    Chunk,
+    Continuation,
+    Listener,
+    Upstream,
+    UpstreamDropped,
+    UpstreamError,
+)
 from litellm_compaction.proxy.failing_open import log_failed_open
 from litellm_compaction.proxy.notices import SILENT
 from litellm_compaction.proxy.one_answer import OneAnswer
@@ -38,6 +46,8 @@ _WHOLE_WINDOW: Mapping[str, float] = MappingProxyType(
 )
 # After so many stops for others, each with the double room after it, something is wrong: a compaction has to help.
 _MAX_CUTS = 12
+# In which a server goes on itself, and which some do not take.
+_OWN_WAYS: tuple[Way, ...] = ("raw", "prefill")
 _STILL_TOO_LARGE = "The compacted prompt still exceeds the available context size."
 
 
@@ -78,6 +88,7 @@ class Answer:
         self._has_retried = False
         self._cuts = 0
         self._progress = Progress()
+        self._ways = upstream.ways
         self._one = OneAnswer(self._progress, SILENT if asked.is_json else asked.notices)
 
     async def chunks(self) -> AsyncGenerator[Chunk, None]:
@@ -120,7 +131,11 @@ class Answer:
             async with aclosing(self._part(guarded, relay)) as chunks:
                 async for chunk in chunks:
                     yield chunk
+            if relay.end == "refused" and guarded.way is not None:
+                guarded = await self._by_another_way(guarded.way)
+                continue
             self._note(guarded, relay)
+            await self._learn_way(guarded, relay)
             if relay.end == "failed" and relay.error is not None:
                 raise relay.error
             if relay.end == "done":
@@ -175,7 +190,27 @@ class Answer:
                 raise
         except UpstreamError as error:
             if not relay.has_overflowed(error):
-                raise
+                if guarded.way not in _OWN_WAYS or relay.has_begun:
+                    raise
+                relay.end = "refused"
+
+    async def _by_another_way(self, way: Way) -> Guarded:
+        """What to send instead of what the server has not taken; `way` is not tried again for this answer."""
+        self._ways -= {way}
+        await self._compactor.learn_way(self._case, way, "refused")
+        return await self._compactor.carry_over(
+            self._asked.request, self._partial(), self._case, self._room, ways=self._ways
+        )
+
+    async def _learn_way(self, guarded: Guarded, relay: Relay) -> None:
+        """Takes note of how the server has gone on."""
+        outcome = relay.outcome()
+        if guarded.way is None or guarded.way not in _OWN_WAYS or outcome is None:
+            return
+        try:
+            await self._compactor.learn_way(self._case, guarded.way, outcome)
+        except Exception as error:  # noqa: BLE001 - as `_learn`
+            log_failed_open("learn", error)
 
     async def _harder(self, relay: Relay) -> Guarded:
         """What to send after an overflow of which nothing has been shown: compacted harder, once, and nobody notices.
@@ -194,7 +229,8 @@ class Answer:
         if self._room is not None:
             limit = await self._room.take(guarded, limit, can_grow=self._is_watched)
         relay.opened(limit, left, is_shared=self._is_shared(guarded), is_share=limit < all_tokens)
-        opened = self._upstream.open(guarded.messages, limit, is_continuation=bool(self._progress.text))
+        continuation = continuation_of(guarded) if self._progress.text else None
+        opened = self._upstream.open(guarded.messages, limit, continuation=continuation)
         async with opened as stream:
             async for chunk in stream:
                 self._one.adopt(chunk)
@@ -236,7 +272,9 @@ class Answer:
                 room_tokens += max(guarded.window.tokens - used_tokens, 0)
             case = self._pressed() if relay.is_full else self._case
         try:
-            return await self._compactor.prospect(self._asked.request, self._partial(), case, room_tokens=room_tokens)
+            return await self._compactor.prospect(
+                self._asked.request, self._partial(), case, room_tokens=room_tokens, ways=self._ways
+            )
         except CompactionError:
             return None
 
@@ -346,6 +384,14 @@ class Answer:
     def restarts(self) -> int:
         """How often the answer was carried over so far."""
         return self._progress.restarts
+
+
+def continuation_of(guarded: Guarded) -> Continuation | None:
+    """How the server is made to go on; None where an answer begins."""
+    if guarded.way is None:
+        return None
+    needs_word = guarded.way == "prefill" and guarded.window.source == "vllm"
+    return Continuation(way=guarded.way, prompt=guarded.prompt, needs_word=needs_word)
 
 
 def _added_up(usages: Sequence[Mapping[str, Any]], name: str) -> dict[str, dict[str, int]]:

@@ -100,7 +100,7 @@ class GuardedTransport(httpx.AsyncBaseTransport):
         guarded = await self._compactor.finish(prepared) if isinstance(prepared, Pending) else prepared
         self._listener.sent(self._case, guarded)
         limit = guarded.max_output_tokens(asked.output_tokens)
-        return await upstream.send(guarded.messages, limit, is_continuation=False, stream=stream)
+        return await upstream.send(guarded.messages, limit, continuation=None, stream=stream)
 
     async def _streamed(self, answer: Answer, upstream: HttpUpstream) -> httpx.Response:
         """A response whose first chunk is already there, so that a refusal keeps its real status."""

@@ -12,6 +12,24 @@ from litellm_compaction.core.messages import Message, Request, parse_message, us
 
 # What LiteLLM adds to a request.
 _LITELLM_KEYS = frozenset({"metadata", "litellm_metadata", "proxy_server_request", "secret_fields", "model_info"})
+# What a chat and a text completion share, with what llama.cpp, LM Studio and vLLM add to both.
+_COMPLETION_KEYS = frozenset(
+    (
+        *("model", "stream", "stream_options", "max_tokens", "stop", "user", "ttl", "seed", "logit_bias"),
+        *("temperature", "top_p", "top_k", "min_p", "typical_p", "presence_penalty", "frequency_penalty"),
+        *("repeat_penalty", "repetition_penalty"),
+    )
+)
+# What of a chat changes nothing in the text of an answer without tools.
+_CHAT_KEYS = frozenset(
+    (
+        *("messages", "max_completion_tokens", "n", "logprobs", "tools", "functions", "response_format", "store"),
+        *("parallel_tool_calls", "metadata", "service_tier", "prompt_cache_key", "safety_identifier"),
+    )
+)
+_MOST_STOPS = 4
+# vLLM's words for a last message that goes on (its OpenAI-compatible server, "Chat API").
+GOES_ON: Mapping[str, Any] = {"continue_final_message": True, "add_generation_prompt": False}
 _OUTPUT_LIMITS = ("max_tokens", "max_completion_tokens")
 
 
@@ -98,6 +116,30 @@ def is_structured(body: Mapping[str, Any]) -> bool:
     """Whether the answer is a document: JSON mode or structured output, where no notice may stand."""
     shape = body.get("response_format")
     return shape is not None and not (isinstance(shape, Mapping) and shape.get("type") == "text")
+
+
+def can_be_begun(body: Mapping[str, Any]) -> bool:
+    """Whether a text completion can be asked for with all that the client wants of its answer.
+
+    A key that nobody knows may change the prompt or the shape of the answer.
+    """
+    wanted = {key for key, value in body.items() if value is not None}
+    return wanted <= _COMPLETION_KEYS | _CHAT_KEYS and not is_structured(body) and not body.get("tools")
+
+
+def begun(body: Mapping[str, Any], prompt: str, end_of_turn: str) -> dict[str, Any]:
+    """A chat's body as that of a text completion; `can_be_begun` holds.
+
+    Args:
+        body: with limits and options as they are to be sent.
+        prompt: instead of its messages.
+        end_of_turn: the template's token that ends an answer, "" for none: a server that does not take it for an end
+            stops there all the same.
+    """
+    kept = {key: value for key, value in body.items() if key in _COMPLETION_KEYS and value is not None}
+    ends = [*stops(body), *([end_of_turn] if end_of_turn else [])]
+    # OpenAI's limit, which some servers check.
+    return {**kept, "prompt": prompt, **({"stop": ends} if ends and len(ends) <= _MOST_STOPS else {})}
 
 
 def stops(body: Mapping[str, Any]) -> tuple[str, ...]:

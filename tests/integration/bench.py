@@ -136,7 +136,13 @@ class Watch:
         return messages
 
     def problems(self, original: Sequence[dict[str, Any]], index: int = -1) -> list[str]:
-        return problems(original, self.sent(index))
+        """What is wrong with the messages of one upstream request (promise P3).
+
+        One that makes the model go on with an answer may end in that answer: something that no client sent.
+        """
+        sent = self.sent(index)
+        goes_on = index % len(self.chats) > 0 and sent[-1]["role"] == "assistant" and sent[-1] not in original
+        return problems(original, sent[:-1] if goes_on else sent)
 
 
 @dataclass

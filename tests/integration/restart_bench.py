@@ -194,9 +194,10 @@ class Teller:
             return self.later[min(self.streams - 2, len(self.later) - 1)]
         if _THINK_ON in asked:
             return replace(self.first, reasoning="Enough of that.", gate=None)
-        if _GO_ON not in asked:
+        is_prefilled = call.messages[-1]["role"] == "assistant"
+        if not is_prefilled and _GO_ON not in asked:
             return self.first
-        shown = text_of(call.messages[-2])
+        shown = asked if is_prefilled else text_of(call.messages[-2])
         return Reply(self._continued(shown), reasoning=self.second_thoughts, tool_calls=self.first.tool_calls)
 
     def _continued(self, shown: str) -> str:

@@ -41,7 +41,7 @@ def test_the_next_turn_begins_with_the_same_bytes(
     assert [(call["function"]["name"], call["function"]["arguments"]) for call in message.get("tool_calls", ())] == made
     assert len(watch.chats) == 2
     assert len(watch.summaries) == 1
-    system, record, part, _go_on = watch.sent()
+    system, record, part, *_ = watch.sent()
     results = [
         {"role": "tool", "tool_call_id": call["id"], "content": "Done."} for call in message.get("tool_calls", ())
     ]

@@ -14,12 +14,13 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from litellm_compaction.config import Settings
+from litellm_compaction.core.carry_over import Way
 from litellm_compaction.core.messages import DONE_NOTICE, START_NOTICE, Message, Request, parse_message
-from litellm_compaction.engine import Attempts, Case, Compactor, Guarded, PruningModel, Room
+from litellm_compaction.engine import ALL_WAYS, Attempts, Case, Compactor, Guarded, PruningModel, Room
 from litellm_compaction.errors import CompactionError
 from litellm_compaction.models.counter import TokenCounter
 from litellm_compaction.models.window import Target, Windows
-from litellm_compaction.proxy.exchange import Asked, Chunk, Received, UpstreamDropped, UpstreamError
+from litellm_compaction.proxy.exchange import Asked, Chunk, Continuation, Received, UpstreamDropped, UpstreamError
 from litellm_compaction.proxy.notices import Notices
 from litellm_compaction.proxy.restart import Answer
 from litellm_compaction.simulator import Reply
@@ -65,10 +66,14 @@ class Opened:
 
     messages: Sequence[Message] | None
     max_tokens: int
-    is_continuation: bool
+    continuation: Continuation | None
     prompt_tokens: int
     completion_tokens: int = 0
     is_open: bool = True
+
+    @property
+    def is_continuation(self) -> bool:
+        return self.continuation is not None
 
 
 @dataclass
@@ -80,19 +85,20 @@ class Server:
     window_tokens: int = 2048
     chunk_tokens: int = 7
     tokens_per_second: float | None = None
+    ways: frozenset[Way] = frozenset(ALL_WAYS)
     opened: list[Opened] = field(default_factory=list)
     hanging: asyncio.Event = field(default_factory=asyncio.Event)
     closed: asyncio.Event = field(default_factory=asyncio.Event)
 
     @asynccontextmanager
     async def open(
-        self, messages: Sequence[Message] | None, max_tokens: int, *, is_continuation: bool
+        self, messages: Sequence[Message] | None, max_tokens: int, *, continuation: Continuation | None
     ) -> AsyncIterator[AsyncIterator[Chunk]]:
         """One answer."""
         turn = self.turns[min(len(self.opened), len(self.turns) - 1)]
         read = self.request.messages if messages is None else messages
         # As the GPT family counts: four tokens a message, three for the reply.
-        opened = Opened(messages, max_tokens, is_continuation, 3 + sum(4 + count(each.text) for each in read))
+        opened = Opened(messages, max_tokens, continuation, 3 + sum(4 + count(each.text) for each in read))
         self.opened.append(opened)
         try:
             if turn.end == "hang" and turn.after_tokens == 0:
@@ -322,8 +328,8 @@ def goes_on(text: str, **reply: Any) -> Callable[[Sequence[Message]], Reply]:
     """
 
     def say(messages: Sequence[Message]) -> Reply:
-        last = messages[-2] if messages[-1].is_ours else None
-        if last is None or last.role != "assistant":
+        last = messages[-2] if messages[-1].asks_to_go_on else messages[-1]
+        if last.role != "assistant":
             return Reply(text, **reply)
         tail = last.text[-40:]
         assert text.count(tail) == 1, f"the partial answer does not end like the answer: {tail!r}"

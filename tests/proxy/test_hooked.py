@@ -76,7 +76,7 @@ def _upstream(first: _Stream | None, router: _Router | None = None) -> HookedUps
 
 
 async def _read(upstream: HookedUpstream) -> str:
-    async with upstream.open(None, 100, is_continuation=False) as chunks:
+    async with upstream.open(None, 100, continuation=None) as chunks:
         return "".join([chunk["choices"][0]["delta"]["content"] async for chunk in chunks])
 
 
@@ -104,7 +104,7 @@ async def test_usage_that_litellm_made_up_is_no_usage(is_reported: bool, is_wrap
         stream.chunks.append(ModelResponseStream(choices=[], usage=usage))
     first = (chunk async for chunk in stream) if is_wrapped else stream
     upstream = HookedUpstream(first, None, "pin", {"messages": [], "litellm_logging_obj": stream.logging_obj})
-    async with upstream.open(None, 100, is_continuation=False) as chunks:
+    async with upstream.open(None, 100, continuation=None) as chunks:
         last = [chunk async for chunk in chunks][-1]
     assert isinstance(last, Received)
     assert ("usage" in last) is (is_reported and not is_wrapped)
@@ -146,7 +146,7 @@ async def test_stopped_stream_is_logged_with_what_it_gave() -> None:
     """LiteLLM itself logs only streams that end."""
     stream = _Stream(["so", " far", " it"])
     upstream = _upstream(stream)
-    async with upstream.open(None, 100, is_continuation=False) as chunks:
+    async with upstream.open(None, 100, continuation=None) as chunks:
         await anext(chunks)
         await anext(chunks)
     assert stream.is_closed

@@ -12,7 +12,7 @@ from tests.real_engine.engine import Engine, running
 from tests.real_engine.shim import Shim, serve
 
 # Window and slots of each engine, by the name of its model. llama.cpp rounds windows up to 256.
-ENGINES = {"talk": (2048, 1), "small": (768, 1), "pool": (1024, 4), "reloaded": (1024, 1)}
+ENGINES = {"talk": (2048, 1), "small": (512, 1), "pool": (1024, 4), "reloaded": (1024, 1)}
 
 
 @dataclass
@@ -32,7 +32,7 @@ def open_bench(folder: Path, weights: Path) -> Iterator[Bench]:
     The model writes its summaries worse than none (facts of 2026-11: 29 of 29 degenerate), and each would take minutes
     here, so that compactions are made without a model.
     """
-    settings = {"tokenizer": str(weights), "max_summary_calls": 0, "window_cache_s": 0.2}
+    settings = {"tokenizer": str(weights), "max_summary_calls": 0, "answer_min_tokens": 48, "window_cache_s": 0.2}
     with ExitStack() as stack:
         engines = {
             name: stack.enter_context(running(weights, window, slots)) for name, (window, slots) in ENGINES.items()

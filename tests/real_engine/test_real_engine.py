@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from typing import Any
 
 import httpx
+import pytest
 
 from litellm_compaction.core.messages import Request, parse_message
 from litellm_compaction.models.counter import TokenCounter
 from litellm_compaction.models.sources import Sources
 from litellm_compaction.models.window import Target
+from tests.integration.harness import Proxy
 from tests.real_engine.bench import Bench
+from tests.real_engine.shim import Exchange
 
 _TEXTS = (
     "Hi.",
@@ -78,3 +83,116 @@ def test_thirty_turns_overflow_nothing_and_keep_the_prompt_cache(bench: Bench) -
         if turn not in compacted:
             # All of the last prompt and its answer, but for what the template ends an answer with.
             assert after.cached_tokens >= before.total_tokens - 2, turn
+
+
+# Fills half of the window, so that a restart comes soon; the same for all routes, so that it is read once.
+_NOTES = "\n".join(f"{n}. On day {n} the ship made {n * 37 % 90 + 40} miles." for n in range(1, 13))
+_TASK = "Write a long story about this ship and its crew."
+_TALK = [_user(f"These are notes of a voyage:\n{_NOTES}"), _assistant("I have read them."), _user(_TASK)]
+_ANSWER_TOKENS = 280
+
+
+def _events(proxy: Proxy, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
+    with proxy.client.stream("POST", path, json=body, headers=proxy.headers) as answer:
+        lines = [line for line in answer.iter_lines() if line.startswith("data: {")]
+    return [json.loads(line[6:]) for line in lines]
+
+
+def _chat(proxy: Proxy) -> tuple[str, str]:
+    answer = proxy.stream("small", _TALK, max_tokens=_ANSWER_TOKENS, temperature=0)
+    assert len({chunk["id"] for chunk in answer.chunks}) == 1
+    (reason,) = answer.finish_reasons
+    return answer.text, reason
+
+
+def _whole_chat(proxy: Proxy) -> tuple[str, str]:
+    answer = proxy.chat("small", _TALK, max_tokens=_ANSWER_TOKENS, temperature=0).json()
+    return answer["choices"][0]["message"]["content"], answer["choices"][0]["finish_reason"]
+
+
+def _messages(proxy: Proxy) -> tuple[str, str]:
+    body = {"model": "small", "messages": _TALK, "max_tokens": _ANSWER_TOKENS, "temperature": 0, "stream": True}
+    events = _events(proxy, "/v1/messages", body)
+    deltas = [event["delta"] for event in events if event["type"] == "content_block_delta"]
+    (reason,) = [event["delta"]["stop_reason"] for event in events if event["type"] == "message_delta"]
+    return "".join(delta.get("text", "") for delta in deltas), {"max_tokens": "length"}.get(reason, reason)
+
+
+def _responses(proxy: Proxy) -> tuple[str, str]:
+    body = {"model": "small", "input": _TALK, "max_output_tokens": _ANSWER_TOKENS, "temperature": 0, "stream": True}
+    events = _events(proxy, "/v1/responses", body)
+    deltas = [event["delta"] for event in events if event["type"] == "response.output_text.delta"]
+    return "".join(deltas), "length" if events[-1]["response"]["status"] in ("incomplete", "completed") else "?"
+
+
+def _completions(proxy: Proxy) -> tuple[str, str]:
+    body = {"model": "small", "prompt": "Tell a long story.", "max_tokens": 500, "temperature": 0, "stream": True}
+    choices = [choice for event in _events(proxy, "/v1/completions", body) for choice in event["choices"]]
+    (reason,) = [choice["finish_reason"] for choice in choices if choice.get("finish_reason")]
+    return "".join(choice.get("text") or "" for choice in choices), reason
+
+
+def _said(exchanges: list[Exchange], answer: str) -> int:
+    """How many characters of an answer are the engine's own words, in order, without a gap and without a repeat."""
+    place = 0
+    for exchange in exchanges:
+        text = exchange.text if place == 0 or answer[place - 1 : place].strip() else exchange.text.lstrip()
+        while text and not answer.startswith(text, place):
+            # What came behind the last word that was sent is said again by the next stream.
+            text = text[:-1]
+        place += len(text)
+    return place
+
+
+@pytest.mark.parametrize("ask", [_chat, _whole_chat, _messages, _responses, _completions])
+def test_an_answer_goes_on_past_the_window(bench: Bench, ask: Any) -> None:
+    """On every route: what the engine said in two streams is one text, to the client's own limit and not further."""
+    begun = len(bench.shim.exchanges)
+    answer, reason = ask(bench.proxy)
+    exchanges = bench.shim.answers("small", since=begun)
+    assert [exchange.path for exchange in exchanges] == ["/v1/chat/completions", "/v1/completions"]
+    assert [exchange.error for exchange in exchanges] == ["", ""]
+    assert all(exchange.total_tokens <= bench.engines["small"].window_tokens for exchange in exchanges)
+    assert reason == "length"
+    assert _said(exchanges, answer) == len(answer)
+
+
+def test_four_answers_share_a_context(bench: Bench) -> None:
+    """Together they are longer than the context: one after the other where they must, each whole."""
+    tasks = [
+        "Count from 1 to 200.",
+        "Tell a long story of a fox.",
+        "Write 30 rules of chess.",
+        "Describe a city at length.",
+    ]
+
+    def ask(task: str) -> tuple[int, str]:
+        answer = bench.proxy.stream("pool", [_user(task)], max_tokens=260, temperature=0)
+        return answer.usages[-1]["completion_tokens"] if answer.usages else 0, answer.finish_reasons[-1]
+
+    begun = len(bench.shim.exchanges)
+    with ThreadPoolExecutor(4) as threads:
+        answers = list(threads.map(ask, tasks))
+    assert [reason for _, reason in answers if reason not in ("stop", "length")] == []
+    asked = bench.shim.answers("pool", since=begun)
+    assert [exchange.error for exchange in asked if exchange.error] == []
+    assert len(asked) >= 4
+
+
+def test_an_engine_that_comes_back_smaller(bench: Bench) -> None:
+    """Killed and loaded with half the window: the next turn fits that."""
+    engine = bench.engines["reloaded"]
+    messages = [_user(f"{_NOTES}\nRemember the word heron."), _assistant("Yes."), _user("How are you?")]
+    assert bench.proxy.chat("reloaded", messages, max_tokens=4).headers["x-litellm-compaction-window"] == "1024"
+    engine.kill()
+    assert bench.proxy.chat("reloaded", messages, max_tokens=4).status_code >= 400
+    engine.window_tokens = 512
+    engine.start()
+    begun = len(bench.shim.exchanges)
+    answer = bench.proxy.chat("reloaded", messages, max_tokens=4)
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["x-litellm-compaction-window"] == "512"
+    assert answer.headers["x-litellm-compaction"] == "compacted"
+    (exchange,) = bench.shim.answers("reloaded", since=begun)
+    assert exchange.total_tokens <= 512
+    assert "heron" in json.dumps(exchange.body)

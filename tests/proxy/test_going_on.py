@@ -1,0 +1,178 @@
+"""How servers are made to go on with an answer: the best way that each takes, learned, and paid for by nobody twice."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import pytest
+
+from litellm_compaction.core.carry_over import Partial
+from litellm_compaction.core.messages import Message
+from litellm_compaction.models.targets import Source
+from litellm_compaction.models.window import Target
+from litellm_compaction.proxy.exchange import UpstreamError
+from litellm_compaction.proxy.http_upstream import Abilities, HttpUpstream
+from litellm_compaction.proxy.restart import continuation_of
+from litellm_compaction.simulator import Reply, numbered_words
+from tests.proxy.scripted import Scene, Turn, goes_on
+
+SHORT = [{"role": "user", "content": "Count."}]
+WORDS = numbered_words(1100)
+REFUSED = Turn(refusal=UpstreamError("unexpected endpoint or method"))
+
+
+def scene(*turns: Turn, source: Source = "operator", model: str = "llama-3.1-8b-instruct", **changes: Any) -> Scene:
+    """A scene before an LM Studio, or before a server that says its window by another API."""
+    made = Scene(SHORT, turns, **changes)
+    target = Target(
+        key="k",
+        model=model,
+        api_base=None,
+        api_key=None,
+        context_length=made.window_tokens,
+        context_source=source,
+        is_lmstudio=source == "operator",
+    )
+    made.case = replace(made.case, target=target)
+    return made
+
+
+def ways(made: Scene) -> list[str]:
+    return [opened.continuation.way for opened in made.server.opened if opened.continuation is not None]
+
+
+def echoes(text: str) -> Callable[[Sequence[Message]], Reply]:
+    """A server that goes on, and sends back before that what it was shown."""
+    say = goes_on(text)
+    return lambda messages: Reply(f"{messages[-1].text if messages[-1].is_ours else ''}{say(messages).content}")
+
+
+async def test_the_model_goes_on_inside_its_answer() -> None:
+    """No request of ours, no word twice, none lost; the prompt ends where the answer was stopped."""
+    made = scene(Turn(reply=goes_on(WORDS)))
+    assert (await made.read()).text == WORDS
+    assert ways(made) == ["raw"]
+    opened = made.server.opened[1]
+    assert opened.continuation is not None
+    assert opened.continuation.prompt is not None
+    assert opened.messages is not None
+    assert opened.continuation.prompt.text.endswith(f"<|end_header_id|>\n\n{opened.messages[-1].text}")
+    assert opened.messages[-1].role == "assistant"
+
+
+async def test_without_a_known_template_the_answer_is_the_last_message() -> None:
+    """The server renders it; of one that goes on nowhere we ask in the user's place, as before."""
+    made = scene(Turn(reply=goes_on(WORDS)), model="unknown-7b")
+    assert (await made.read()).text == WORDS
+    assert set(ways(made)) == {"prefill"}
+    made = scene(Turn(reply=goes_on(WORDS)), model="unknown-7b", source="ollama")
+    assert (await made.read()).text == WORDS
+    assert set(ways(made)) == {"turn"}
+
+
+async def test_what_a_server_refuses_is_asked_once() -> None:
+    """The next way, in the same restart; the next answer begins with it."""
+    made = scene(Turn(reply=goes_on(WORDS)), REFUSED, Turn(reply=goes_on(WORDS)))
+    read = await made.read()
+    assert read.text == WORDS
+    assert ways(made) == ["raw", "prefill"]
+    assert read.usages[-1]["compaction"]["restarts"] == 1  # type: ignore[index]
+    made.server.opened.clear()
+    made.server.turns = [Turn(reply=goes_on(WORDS))]
+    assert (await made.read()).text == WORDS
+    assert ways(made) == ["prefill"]
+
+
+async def test_every_way_may_be_refused() -> None:
+    """Then the client hears of the server's error, as of any other."""
+    made = scene(Turn(reply=goes_on(WORDS)), REFUSED)
+    with pytest.raises(UpstreamError):
+        await made.read()
+    assert ways(made) == ["raw", "prefill", "turn"]
+
+
+async def test_a_server_that_begins_anew_is_asked_otherwise() -> None:
+    """What it repeats is taken out of this answer; the next one is asked for in another way."""
+    again = Turn(
+        reply=lambda messages: Reply(f"Sure, here is the rest:\n\n{goes_on(WORDS)(messages).content.lstrip()}")
+    )
+    made = scene(Turn(reply=goes_on(WORDS)), again)
+    assert (await made.read()).text == WORDS
+    assert ways(made) == ["raw"]
+    made.server.opened.clear()
+    made.server.turns = [Turn(reply=goes_on(WORDS))]
+    assert (await made.read()).text == WORDS
+    assert ways(made) == ["prefill"]
+
+
+@pytest.mark.parametrize("is_generated", [False, True])
+async def test_what_is_taken_out_is_not_the_clients(is_generated: bool) -> None:
+    """An answer bounded by the client is as long as it asked, whatever came twice."""
+    limit = 2100
+    made = scene(
+        Turn(reply=goes_on(WORDS)),
+        Turn(reply=echoes(WORDS) if is_generated else goes_on(WORDS)),
+        Turn(reply=goes_on(WORDS)),
+        output_tokens=limit,
+        chunk_tokens=1,
+    )
+    text = (await made.read()).text
+    assert WORDS.startswith(text.rstrip())
+    # Words and numbers: about two tokens each, the spaces included.
+    assert made.server.opened[0].completion_tokens < limit
+    assert abs(len(text) - len(WORDS) * limit / 2200) < 0.05 * len(WORDS)
+
+
+async def _sent(body: dict[str, Any], made: Scene) -> tuple[str, dict[str, Any]]:
+    """Where a continuation goes, and its body."""
+    seen: list[httpx.Request] = []
+
+    def serve(request: httpx.Request) -> httpx.Response:
+        seen.append(request)
+        return httpx.Response(200, json={"choices": [{"index": 0, "text": " three", "finish_reason": "stop"}]})
+
+    request = httpx.Request("POST", "http://here/v1/chat/completions")
+    upstream = HttpUpstream(httpx.MockTransport(serve), request, body, Abilities())
+    guarded = await made.compactor.carry_over(made.request, Partial(text="one two "), made.case, ways=upstream.ways)
+    async with upstream.open(guarded.messages, 50, continuation=continuation_of(guarded)) as chunks:
+        deltas = [chunk["choices"][0]["delta"] async for chunk in chunks]
+    assert deltas == [{"content": " three"}] or guarded.way != "raw"
+    return seen[0].url.path, json.loads(seen[0].content)
+
+
+async def test_a_text_completion_gets_what_the_client_asked_for() -> None:
+    """Its sampling, its limits and its stop strings, with the template's own end; nothing that only chats know."""
+    body = {"model": "m", "messages": SHORT, "temperature": 0.3, "seed": 7, "stop": "END", "n": 1, "max_tokens": 900}
+    path, sent = await _sent(body, scene(Turn()))
+    assert path == "/v1/completions"
+    assert sent.pop("prompt").endswith("assistant<|end_header_id|>\n\none two")
+    assert sent == {
+        "model": "m",
+        "temperature": 0.3,
+        "seed": 7,
+        "stop": ["END", "<|eot_id|>"],
+        "max_tokens": 50,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+
+
+@pytest.mark.parametrize("key", ["grammar", "chat_template_kwargs", "reasoning_effort", "something_new"])
+async def test_what_nobody_knows_keeps_the_chat(key: str) -> None:
+    """It may shape the prompt or the answer: the server itself renders the messages then."""
+    path, sent = await _sent({"model": "m", "messages": SHORT, key: "x"}, scene(Turn()))
+    assert path == "/v1/chat/completions"
+    assert sent["messages"][-1] == {"role": "assistant", "content": "one two"}
+    assert "continue_final_message" not in sent
+
+
+async def test_vllm_is_told_that_the_message_goes_on() -> None:
+    """Its own words for it; without them it would begin another answer."""
+    body = {"model": "m", "messages": SHORT, "reasoning_effort": "low"}
+    path, sent = await _sent(body, scene(Turn(), source="vllm"))
+    assert path == "/v1/chat/completions"
+    assert (sent["continue_final_message"], sent["add_generation_prompt"]) == (True, False)
