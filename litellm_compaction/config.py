@@ -194,7 +194,7 @@ class Settings(_Section):
     count: Literal["auto", "probe"] = Field(
         "auto",
         description="probe has the server count what a compaction made, by a request of 16 tokens that takes one of "
-        "`max_summary_calls`; auto learns from answers alone.",
+        "`max_summary_calls`; auto asks only where doubt alone would decide.",
     )
     models_folder: str | None = Field(
         None,

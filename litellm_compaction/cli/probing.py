@@ -90,18 +90,20 @@ def _judged(name: str, count: Count, told: int, source: TokenizerSource, *, tool
     what = (
         f"{'with' if tools else 'without'} tools our count is {count.tokens} tokens, the server's {told} ({ratio:+.1%})"
     )
-    own = "the path of the model's .gguf or tokenizer.json"
+    has_own = source.family.owns_vocabulary and source.path is not None
+    set_own = "set `tokenizer:` to the path of the model's .gguf or tokenizer.json"
     if count.exact:
-        other = (
-            "see whether the prompt template of the model was changed in LM Studio, and put the original back"
-            if source.kind == "lm_studio_file"
-            else f"set `tokenizer:` to {own}"
-        )
-        return problem(name, f"{what}, though it should be exact: {other}.")
+        put_back = "see whether the prompt template of the model was changed on the server, and put the original back"
+        return problem(name, f"{what}, though it should be exact: {put_back if has_own else set_own}.")
+    if tools and count.rendered and count.doubtful_tools_tokens and told <= count.tokens * (1 + count.error_ratio):
+        left_out = "the model's chat template leaves tools out, and what its server shows of them is only estimated"
+        return note(name, f"{what}: {left_out} until its first number is known; where that decides, it is asked.")
     is_inside = told <= count.tokens * (1 + count.error_ratio)
     if is_inside:
-        return note(name, f"{what}; usage corrects it. To count exactly from the start, set `tokenizer:` to {own}.")
-    return problem(name, f"{what}, more than it may be off ({count.error_ratio:.0%}): set `tokenizer:` to {own}.")
+        advice = "" if has_own else f" To count exactly from the start, {set_own}."
+        return note(name, f"{what}; usage corrects it, and is asked for where that decides.{advice}")
+    advice = "see whether it is of this very model" if has_own else set_own
+    return problem(name, f"{what}, more than it may be off ({count.error_ratio:.0%}): {advice}.")
 
 
 async def _prompt_tokens(http: httpx.AsyncClient, target: Target, tools: list[dict[str, Any]]) -> int | str:

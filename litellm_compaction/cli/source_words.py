@@ -10,6 +10,7 @@ from litellm_compaction.models.sources import Kind, TokenizerSource
 _WORDS: Mapping[Kind, str] = {
     "operator": "{}, as the operator wrote",
     "lm_studio_file": "LM Studio's file {}",
+    "server_file": "the server's own file {}",
     "pack": "{}, the model's own from this package",
     "download": "{}, downloaded from Hugging Face",
     "stand_in": "{}, a stand-in that errs high until calibrated by usage",

@@ -229,7 +229,8 @@ def _decides(budget: Budget, count: Count, asked_tokens: int | None) -> bool:
         return not budget.fits(count.tokens) and _certain(budget).fits(least)
     if budget.triggers(count.tokens):
         return not _certain(budget).triggers(least)
-    if asked_tokens is None or asked_tokens < 0:
+    if asked_tokens is None or asked_tokens < 0 or asked_tokens > _certain(budget).max_output_tokens(least, None):
+        # What the window cannot give in any case is no wish that doubt cuts short.
         asked_tokens = budget.output_buffer_tokens(count.tokens)
     best_tokens = _certain(budget).max_output_tokens(least, asked_tokens)
     return best_tokens - budget.max_output_tokens(count.tokens, asked_tokens) > worth_tokens

@@ -18,13 +18,14 @@ def _positive_or_none(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
 
 
-def _text_or_empty(value: object) -> str:
+def text_or_empty(value: object) -> str:
+    """`value`, or "" for what is no text."""
     return value if isinstance(value, str) else ""
 
 
 def _quantization_name(value: object) -> str:
     """Its name: an object in v1, a text in v0."""
-    return _text_or_empty(value.get("name") if isinstance(value, dict) else value)
+    return text_or_empty(value.get("name") if isinstance(value, dict) else value)
 
 
 def _known_format(value: object) -> str:
@@ -37,7 +38,7 @@ def list_or_empty(value: object) -> object:
 
 
 Tokens = Annotated["int | None", BeforeValidator(_positive_or_none)]
-_Text = Annotated[str, BeforeValidator(_text_or_empty)]
+_Text = Annotated[str, BeforeValidator(text_or_empty)]
 _Quantization = Annotated[str, BeforeValidator(_quantization_name)]
 _Format = Annotated[Literal["gguf", "mlx", ""], BeforeValidator(_known_format)]
 

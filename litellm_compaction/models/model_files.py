@@ -39,6 +39,7 @@ class WantedModel:
         variant: `selected_variant`, such as `google/gemma-4-26b-a4b@q4_k_m`.
         quantization: its name, such as `Q4_K_M`; preferred, but all have the same vocabulary.
         file_format: `format` of v1, `compatibility_type` of v0.
+        path: of the very file, where the server says it (llama.cpp's `model_path`).
     """
 
     key: str
@@ -46,6 +47,7 @@ class WantedModel:
     variant: str = ""
     quantization: str = ""
     file_format: Literal["gguf", "mlx", ""] = ""
+    path: str = ""
 
 
 class _Watched(NamedTuple):

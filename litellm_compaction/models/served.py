@@ -14,7 +14,7 @@ import httpx
 from pydantic import BaseModel, BeforeValidator, ValidationError
 
 from litellm_compaction.models.fetch import NotThisApi, get_json
-from litellm_compaction.models.listing_shapes import Tokens, list_or_empty
+from litellm_compaction.models.listing_shapes import Tokens, list_or_empty, text_or_empty
 from litellm_compaction.models.lmstudio import server_root
 
 Api: TypeAlias = Literal["llama.cpp", "vllm", "ollama"]
@@ -30,11 +30,13 @@ class ServedModel:
         names: under which requests reach it; empty where the server answers every name with this model.
         context_length: tokens of one request; None where the server does not say.
         slots: requests that it serves at a time with `context_length` each.
+        path: of its file on the server's machine; "" where the server does not say.
     """
 
     names: tuple[str, ...]
     context_length: int | None
     slots: int = 1
+    path: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +92,10 @@ def _read(api: Api, answer: object) -> Served:
             # A router in front of several models says 0 here (llama.cpp's server, router mode).
             raise NotThisApi("/props names no context length")
         model = ServedModel(
-            names=(), context_length=props.default_generation_settings.n_ctx, slots=props.total_slots or 1
+            names=(),
+            context_length=props.default_generation_settings.n_ctx,
+            slots=props.total_slots or 1,
+            path=props.model_path,
         )
         return Served(api=api, models=(model,))
     if api == "vllm":
@@ -123,6 +128,7 @@ class _Props(BaseModel):
 
     default_generation_settings: _Generation
     total_slots: Tokens = None
+    model_path: Annotated[str, BeforeValidator(text_or_empty)] = ""
 
 
 class _VllmModel(BaseModel):

@@ -1,8 +1,8 @@
 """By which vocabulary and template a deployment is counted; the one place that knows the order of sources.
 
-Called by the engine for every request. The order: what the operator wrote; LM Studio's own file of the model, where it
-is on this machine; the packs of this package, by family; a download, where the operator allows it; a stand-in that
-usage corrects.
+Called by the engine for every request. The order: what the operator wrote; the server's own file of the model, LM
+Studio's or llama.cpp's, where it is on this machine; the packs of this package, by family; a download, where the
+operator allows it; a stand-in that usage corrects.
 """
 
 from __future__ import annotations
@@ -232,7 +232,12 @@ class Sources:
         path = tokenizer_path(question.written) if question.written else None
         if path is not None:
             yield "operator", path
-        if question.wanted is not None and self._files is not None:
+        if question.wanted is not None and question.wanted.path:
+            # Relative to the folder in which the server was started, which nobody knows.
+            own = Path(question.wanted.path)
+            if own.is_absolute() and own.suffix.lower() == ".gguf" and own.is_file():
+                yield "server_file", own
+        elif question.wanted is not None and self._files is not None:
             found = self._files.find(question.wanted)
             if found is not None:
                 yield "lm_studio_file", found.path

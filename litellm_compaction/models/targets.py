@@ -74,7 +74,7 @@ class Window:
         slots: requests that have `tokens` each at the same time, as llama.cpp's server says; it does not say whether
             they share a unified cache.
         read_s: clock value when the number was read; old where later reads failed.
-        wanted: the model as LM Studio lists it, which finds its file; None where LM Studio was not asked.
+        wanted: the model as its server lists it, which finds its file; None where it says nothing of that.
     """
 
     tokens: int
@@ -163,5 +163,6 @@ def _look_up_served(target: Target, reading: Reading, served: Served) -> Known:
         parallel=1,
         slots=found.slots,
         read_s=reading.read_s,
+        wanted=WantedModel(key=target.model, path=found.path) if found.path else None,
     )
     return Known(reading, target.model, window, "", not_loaded=False)

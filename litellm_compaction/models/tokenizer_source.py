@@ -12,7 +12,7 @@ from typing import Literal, TypeAlias
 from litellm_compaction.models.families import FORMULA_ERROR, Family
 from litellm_compaction.models.tokenizer_files import TokenizerFile
 
-Kind: TypeAlias = Literal["operator", "lm_studio_file", "pack", "download", "stand_in", "heuristic"]
+Kind: TypeAlias = Literal["operator", "lm_studio_file", "server_file", "pack", "download", "stand_in", "heuristic"]
 
 # As `families.py` promises of a near family's template.
 _NEAR_ERROR = 0.05

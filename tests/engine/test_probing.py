@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import Sequence
 
+import httpx
 import pytest
 
 from litellm_compaction.core.messages import Message, Request
@@ -13,6 +14,7 @@ from litellm_compaction.engine import Attempts
 from litellm_compaction.errors import DoesNotFit
 from litellm_compaction.models.counter import TokenCounter
 from litellm_compaction.models.families import family_of
+from litellm_compaction.models.window import Windows
 from litellm_compaction.simulator.vocabulary import count
 from tests.core.conversations import parsed
 from tests.engine.bench import Bench
@@ -258,3 +260,39 @@ async def test_what_a_probe_taught_is_kept() -> None:
         kept = await engine.store.get_fact("models", "calibration:id-test-model")
         assert kept is not None
         assert json.loads(kept)["calibrations"]
+
+
+async def test_a_server_with_a_tokenizer_is_asked_that() -> None:
+    """llama.cpp's server: exact in two questions without any generation, also for a prompt above its window."""
+    asked: list[str] = []
+
+    def handle(request: httpx.Request) -> httpx.Response:
+        asked.append(request.url.path)
+        if request.url.path == "/props":
+            return httpx.Response(200, json={"default_generation_settings": {"n_ctx": WINDOW}, "total_slots": 1})
+        body = json.loads(request.content)
+        if request.url.path == "/apply-template":
+            return httpx.Response(200, json={"prompt": "\n".join(message["content"] for message in body["messages"])})
+        return httpx.Response(200, json={"tokens": [0] * int(0.8 * count(body["content"]))})
+
+    async with httpx.AsyncClient(transport=httpx.MockTransport(handle)) as http:
+        engine = Bench(windows=Windows(cache_s=1000.0, http=http), counter=TokenCounter())
+        target = engine.target(None, api_base="http://127.0.0.1:8080/v1", apis=("llama.cpp",))
+        server = Server()
+        guarded = await engine.guard(conversation(2750), target=target, measure=server)
+        assert guarded.messages is None
+        assert guarded.count.tokens == int(0.8 * count("\n".join(m["content"] for m in conversation(2750))))  # type: ignore[misc]
+        assert (server.asked, asked) == ([], ["/props", "/apply-template", "/tokenize"])
+        await engine.compactor.aclose()
+
+
+async def test_a_question_takes_room_in_a_shared_context() -> None:
+    """Beside a running answer that fills the context it is not asked: it would end both."""
+    server, engine = Server(), bench()
+    talk = conversation(1900)
+    busy = engine.compactor.room(engine.case(WINDOW, admission="pool", admission_timeout_s=0.1))
+    running = await engine.guard([{"role": "user", "content": "hello"}], WINDOW, admission="pool")
+    await busy.take(running, WINDOW - 200, can_grow=False)
+    await engine.guard(talk, WINDOW, measure=server, asked_tokens=2000, admission="pool", admission_timeout_s=0.1)
+    assert server.asked == []
+    busy.leave()

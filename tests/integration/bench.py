@@ -35,6 +35,13 @@ def is_summary_call(body: Mapping[str, Any] | None) -> bool:
     return str(messages[-1].get("content", "")).startswith(_INSTRUCTION)
 
 
+def is_question(body: Mapping[str, Any] | None) -> bool:
+    """Whether the proxy only asks what a prompt counts: one token of answer, to more than what loads a model."""
+    asked = body or {}
+    loads = asked.get("messages") == [{"role": "user", "content": "."}] and not asked.get("tools")
+    return asked.get("max_tokens") == 1 and not loads
+
+
 def edit_plan(prompt: str, said: str = SUMMARY, *, orphans: bool = False) -> str:
     """An edit plan for the messages that a pruning prompt shows, "" where a prompt asks for none.
 
@@ -120,7 +127,12 @@ class Watch:
     def chats(self) -> list[RequestRecord]:
         """What clients asked."""
         calls = [record for record in self.records if record.path == CHAT]
-        return [record for record in calls if not is_summary_call(record.body)]
+        return [record for record in calls if not is_summary_call(record.body) and not is_question(record.body)]
+
+    @property
+    def questions(self) -> list[RequestRecord]:
+        """What the proxy asked to be counted only."""
+        return [record for record in self.records if record.path == CHAT and is_question(record.body)]
 
     @property
     def summaries(self) -> list[RequestRecord]:

@@ -54,6 +54,14 @@ def test_an_unknown_size_costs_the_limit(unknown: JsonValue) -> None:
     assert image_tokens(unknown, limit_tokens=1000, patch_px=28) == 1000
 
 
+@pytest.mark.parametrize("source", ["https://host/x.png", {"url": "http://host/x.png"}])
+def test_an_image_of_the_web_is_of_a_usual_size(source: JsonValue) -> None:
+    """Not of the largest that there is, and never dearer than the family's limit."""
+    found = {"type": "image_url", "image_url": source}
+    assert image_tokens(found, limit_tokens=4096, patch_px=28) == 1024
+    assert image_tokens(found, limit_tokens=300, patch_px=28) == 300
+
+
 def test_an_unknown_format_is_bounded_by_its_bytes() -> None:
     """Three bytes are no picture, and a hundred thousand in a format of tomorrow may be a large one."""
     assert image_tokens(part(b"\0\0\0"), limit_tokens=4096, patch_px=28) < 80

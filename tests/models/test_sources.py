@@ -413,3 +413,18 @@ def test_templates_of_files_are_the_files(tmp_path: Path) -> None:
     assert one.vocabulary == two.vocabulary
     assert one.template != two.template
     assert template_source(one.template) == template_source("llama2")
+
+
+async def test_the_file_that_a_server_names_counts(tmp_path: Path) -> None:
+    """llama.cpp says which file it has loaded: exact where it is on this machine, ignored where it is not."""
+    path = write_pack_gguf(tmp_path / "weights.gguf", "qwen2", "qwen3")
+    named = WantedModel(key="tiny", path=str(path))
+    found = await source_of(Sources(files=ModelFiles(tmp_path)), target(), named)
+    assert (found.kind, found.path, found.family.exact) == ("server_file", path, True)
+    for other in (
+        (target(api_base="http://10.0.0.7:8080/v1"), named),
+        (target(), WantedModel(key="tiny", path="weights.gguf")),
+        (target(), WantedModel(key="tiny", path=str(tmp_path / "gone.gguf"))),
+        (target(), WantedModel(key="tiny", path="/etc/passwd")),
+    ):
+        assert (await source_of(Sources(files=ModelFiles(tmp_path)), *other)).kind == "stand_in"
