@@ -151,7 +151,7 @@ class Prober:
         if _decides(guarded.budget, guarded.count, work.case.asked_tokens):
             return await self._has_told(work, request, guarded.count)
         attempts = work.case.attempts
-        if work.case.settings.count != "probe" or work.case.measure is None:
+        if guarded.action != "compacted" or work.case.settings.count != "probe" or work.case.measure is None:
             return False
         if not attempts.may_recount or attempts.summary_calls_left < 1 or not guarded.budget.fits(guarded.count.tokens):
             return False

@@ -270,7 +270,7 @@ def test_next_turn_and_repeated_request_send_the_same_bytes(guarded: Bench) -> N
 def test_repeated_request_is_reused_although_the_count_has_settled(guarded: Bench) -> None:
     """A compaction made while the count was uncertain is reused after calibration, not dropped for the whole list."""
     watch = guarded.watch("settling")
-    messages = talk("settling", 5700)
+    messages = talk("settling", 6100)
     assert guarded.proxy.chat("settling", messages).headers["x-litellm-compaction"] == "compacted"
     assert guarded.proxy.chat("settling", messages).headers["x-litellm-compaction"] == "reused"
     assert watch.sent(1) == watch.sent(0)
