@@ -34,6 +34,7 @@ class Summarize:
         summary_tokens: bound on the new segment, or on the carried one.
         ledger_tokens: bound on the ledger; words_tokens of it may be the user's own words.
         predicted_tokens: the prompt afterwards, at most.
+        carried_round: of a record that the covered messages themselves carry, 0 for none.
     """
 
     covered_messages: int
@@ -46,11 +47,12 @@ class Summarize:
     words_tokens: int
     predicted_tokens: int
     fallback: Summarize | None = None
+    carried_round: int = 0
 
     @property
     def round(self) -> int:
         """Of the compaction that will be made."""
-        return (self.base.round if self.base else 0) + 1
+        return max(self.base.round if self.base else 0, self.carried_round) + 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

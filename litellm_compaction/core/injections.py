@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 
 from litellm_compaction.core.messages import Message
+from litellm_compaction.core.prompts import FRAME_END
 
 # Elements in which agents wrap what they add, each with the source that writes it. A slash command (`<command-name>`),
 # `<task>`, `<feedback>` and `<answer>` hold the person's words and are not among them.
@@ -59,6 +60,8 @@ _OPENINGS = (
     "This is the Gemini CLI. We are setting up the context for our chat",
     "This is the Qwen Code. We are setting up the context for our chat",
 )
+# What a client compacted itself, by this package's library or a tool with the same heading.
+_RECORD = "## Session Summary"
 # Codex: a heading before the wrapped contents of AGENTS.md.
 _AGENTS_FILE = re.compile(r"# AGENTS\.md instructions[^\n]{0,1000}\n\s*(?=<INSTRUCTIONS>)")
 # Cline and Roo Code without native tool calls: a result under the role `user`.
@@ -79,6 +82,9 @@ def is_injected(message: Message) -> bool:
     rest = _unwrapped(message.text)
     if not rest:
         return True
+    if rest.startswith(_RECORD):
+        # One of ours may have the person's words behind it.
+        return not rest.partition(FRAME_END)[2].strip()
     if rest.startswith(_OPENINGS):
         return True
     return _TEXT_RESULT.match(rest) is not None and _PERSONS_WORDS.search(rest) is None

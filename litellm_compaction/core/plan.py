@@ -16,6 +16,7 @@ from litellm_compaction.core.decisions import Depth, Edit, Keep, Plan, Prune, Re
 from litellm_compaction.core.edits import stubs
 from litellm_compaction.core.injections import is_injected
 from litellm_compaction.core.messages import lead_length
+from litellm_compaction.core.records import taken_out
 from litellm_compaction.core.weights import RECORD_TOKENS, Conversation, applied_tokens, kept_tokens
 
 MIN_GAIN_RATIO = 0.10
@@ -157,7 +158,9 @@ def _summarize(
         cut, ledger_tokens, record_tokens = recent, ledger_tokens - over, record_tokens - over
     # What a coarse cut leaves free up to the target, the ledger may have: it costs a little prefill and no decoding.
     spare = min(max(target - total(cut), 0), ledger_tokens) if not provisional else 0
+    carried, _ = taken_out(messages[lead:cut])
     return Summarize(
+        carried_round=carried.round if carried else 0,
         covered_messages=cut - lead,
         pinned=pinned_among(pinned, lead, cut - lead),
         base=base,

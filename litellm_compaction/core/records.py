@@ -1,7 +1,7 @@
 """A record as it travels in a list of messages, written so that a later compaction can read it back.
 
 Used by the library, whose callers have no store: there the messages themselves carry the earlier summary, its round
-and its ledger.
+and its ledger. And by the engine for conversations that another tool, or the library, has compacted before.
 """
 
 from __future__ import annotations
@@ -66,6 +66,13 @@ def read_record(message: Message) -> Found | None:
     summary, _, ledger = body.partition(f"\n{LEDGER_TITLE}\n")
     record = Record(summary=summary.strip(), ledger=ledger.strip(), round=max(int(number[1]), 1) if number else 1)
     return Found(record, _rest_of(message, content, rest))
+
+
+def taken_out(messages: Sequence[Message]) -> tuple[Record | None, list[Message]]:
+    """The records that messages begin with, joined, None for none; and the messages without them."""
+    found = [(message, read_record(message)) for message in messages]
+    rest = [message if each is None else each.rest for message, each in found]
+    return joined([each.record for _, each in found if each]), [message for message in rest if message is not None]
 
 
 def joined(records: Sequence[Record]) -> Record | None:

@@ -27,7 +27,7 @@ class Strategy:
     Attributes:
         prompt: with `{words}` and `{round}` in it. It begins with the same words every time, and says that the
             conversation is data.
-        cleans: whether the summariser gets the history without open ends.
+        cleans: whether the history that the summariser gets never ends in a tool's words.
     """
 
     prompt: str
@@ -39,7 +39,7 @@ class Strategy:
 
     def history(self, messages: Sequence[Message]) -> Sequence[Message]:
         """The messages as the summariser gets them."""
-        return cleaned_history(messages) if self.cleans else messages
+        return cleaned_history(messages) if self.cleans else with_every_result(messages)
 
 
 def strategy_of(name: StrategyName, own_prompt: str = "") -> Strategy:
@@ -54,7 +54,15 @@ def filled(prompt: str, values: Mapping[str, int]) -> str:
 
 
 def cleaned_history(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """The messages without open ends: every call has a result, and the last word is not a tool's.
+    """The messages without open ends: every call has a result, and the last word is not a tool's."""
+    shown = [*with_every_result(messages)]
+    if shown and shown[-1].role == "tool":
+        shown.append(parse_message({"role": "assistant", "content": UNDERSTOOD}))
+    return tuple(shown)
+
+
+def with_every_result(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """The messages with a filler for each result that is missing.
 
     A model that sees a call without a result tends to make the call, and strict templates refuse it; the fillers are
     the original hand-off's.
@@ -67,8 +75,6 @@ def cleaned_history(messages: Sequence[Message]) -> tuple[Message, ...]:
         answered = [message.call_id for message in messages[index + 1 : end]]
         shown += [_no_response(call.id) for call in messages[index].calls if call.id not in answered]
         index = end
-    if shown and shown[-1].role == "tool":
-        shown.append(parse_message({"role": "assistant", "content": UNDERSTOOD}))
     return tuple(shown)
 
 

@@ -20,6 +20,7 @@ from litellm_compaction.core.edits import edited, superseded_reads
 from litellm_compaction.core.excerpts import excerpt
 from litellm_compaction.core.messages import Message, Request, lead_length
 from litellm_compaction.core.prompts import appended
+from litellm_compaction.core.records import taken_out
 from litellm_compaction.core.strategies import StrategyName, strategy_of
 from litellm_compaction.engine.case import PruningModel, Work
 from litellm_compaction.engine.sending import SentPrompts
@@ -137,7 +138,7 @@ class Asker:
         current = apply(messages, base) if base else messages
         prefix = job.strategy.history(current[: len(current) - (len(messages) - cut)])
         earlier: Literal["none", "stays", "goes"]
-        earlier = "none" if base is None else "goes" if decision.integrates else "stays"
+        earlier = "goes" if job.earlier else "none" if base is None else "stays"
         asked = appended(prefix, instruction=job.instruction, earlier=earlier, focus=job.focus)
         counted = await self._counter.count(work.case.target.key, work.family, replace(work.request, messages=asked))
         # The job's limit is for text by itself; of this prompt the server may have counted the beginning, or not.
@@ -227,9 +228,12 @@ def _job(work: Work, decision: Summarize, covered: Sequence[Message], pinned: tu
     # Of repeated reads the newest says all: the room is better spent on the rest.
     shown = edited(covered, superseded_reads(covered), untouched=pinned)
     shown = [*shown_behind(shown, start, base.begun if base else None)]
+    # A record that another tool has put there is merged into the new one, as the library does it.
+    carried, fresh = taken_out([each for at, each in enumerate(shown) if at >= start and at not in pinned])
+    earlier = (base.summary if base and decision.integrates else "", carried.summary if carried else "")
     return SummaryJob(
-        messages=strategy.history([each for at, each in enumerate(shown) if at >= start and at not in pinned]),
-        earlier=base.summary if base and decision.integrates else "",
+        messages=strategy.history(fresh),
+        earlier="\n\n".join(filter(None, earlier)),
         request=excerpt(request, _REQUEST_TOKENS, work.count_text),
         summary_tokens=decision.summary_tokens,
         prompt_limit_tokens=0,

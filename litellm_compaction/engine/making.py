@@ -17,6 +17,7 @@ from litellm_compaction.core.decisions import Edit, Making, Prune, Summarize
 from litellm_compaction.core.excerpts import excerpt
 from litellm_compaction.core.messages import Message, lead_length, visible_text
 from litellm_compaction.core.plan import MIN_GAIN_RATIO
+from litellm_compaction.core.records import ledger_messages, read_record, taken_out
 from litellm_compaction.core.weights import applied_tokens
 from litellm_compaction.engine.asking import Asker, Summary
 from litellm_compaction.engine.case import Work
@@ -143,7 +144,7 @@ class Maker:
     async def _summarized(self, work: Work, decision: Summarize) -> Made:
         covered, pinned = _covered(work, decision)
         base = decision.base
-        round_number = (base.round if base else 0) + 1
+        round_number = decision.round
         started_s = self._clock()
         if decision.provisional:
             summary = Summary(text="", calls=0, pruning_model="", reason="no_room")
@@ -166,6 +167,8 @@ class Maker:
                 covered_hash=covered_hash,
             )
             segments = (segment,) if decision.integrates else (*segments, segment)
+        else:
+            segments = (*segments, *_carried_records(work, decision, covered, segments))
         compaction = Compaction(
             covered_messages=decision.covered_messages,
             covered_hash=covered_hash,
@@ -226,6 +229,8 @@ class Maker:
         """What the record holds verbatim beside its summaries and the messages that stay."""
         messages = work.conversation.messages
         unpinned = [message for position, message in enumerate(covered) if position not in pinned]
+        carried, unpinned = taken_out(unpinned)
+        unpinned = [*(ledger_messages(carried.ledger) if carried else ()), *unpinned]
         kept = messages[lead_length(messages) + decision.covered_messages :]
         spare_tokens = _spare(decision, summary, work.count_text)
 
@@ -261,6 +266,20 @@ def _carried(base: Compaction | None, limit_tokens: int, count: Callable[[str], 
     if base is None or not base.segments:
         return ()
     return (replace(base.segments[-1], text=excerpt(base.summary, limit_tokens, count)),)
+
+
+def _carried_records(
+    work: Work, decision: Summarize, covered: Sequence[Message], segments: Sequence[Segment]
+) -> tuple[Segment, ...]:
+    """What records in the covered messages themselves say, where no model has merged them into a new one."""
+    start = segments[-1].covered_messages if segments else 0
+    carried, _ = taken_out(covered[start:])
+    if carried is None or not carried.summary or decision.provisional:
+        return ()
+    last = max(at for at in range(start, len(covered)) if read_record(covered[at]) is not None)
+    text = excerpt(carried.summary, decision.summary_tokens, work.count_text)
+    covered_hash = work.conversation.hashes[last + 1]
+    return (Segment(text=text, round=carried.round, covered_messages=last + 1, covered_hash=covered_hash),)
 
 
 def _spare(decision: Summarize, summary: Summary, count: Callable[[str], int]) -> int:

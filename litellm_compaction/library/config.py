@@ -6,11 +6,13 @@ import math
 from dataclasses import dataclass, fields
 from typing import get_args
 
+from litellm_compaction.core.budget import RESERVES_MAX_RATIO
 from litellm_compaction.core.strategies import StrategyName
 from litellm_compaction.errors import ConfigError
 
 # As the proxy bounds its summaries (core/plan.py): in a small window the record may not crowd out the conversation.
 _RECORD_WINDOW_RATIO = 0.15
+_RESERVES = ("system_reserve_tokens", "output_reserve_tokens", "safety_buffer_tokens")
 # Smaller windows do not hold a summariser's instruction and the text that it is about.
 _LEAST_WINDOW_TOKENS = 1024
 
@@ -34,6 +36,10 @@ class CompactionConfig:
             lets the model choose what goes or becomes shorter, `handoff` writes a hand-over that leaves the last
             request alone behind it. Where a pruning cannot be used, a summary is made.
         temperature: of the summariser.
+        system_reserve_tokens: part of the window for system messages and tools; with any reserve `trigger_ratio` is of
+            what all reserves leave, at least a quarter of the window, as in the proxy.
+        output_reserve_tokens: part of the window for the answer.
+        safety_buffer_tokens: part of the window that stays free.
         timeout_s: seconds after which one call of the summariser is given up.
 
     Raises:
@@ -51,6 +57,9 @@ class CompactionConfig:
     strategy: StrategyName = "summary"
     temperature: float = 0.3
     timeout_s: float = 120.0
+    system_reserve_tokens: int = 0
+    output_reserve_tokens: int = 0
+    safety_buffer_tokens: int = 0
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -59,7 +68,9 @@ class CompactionConfig:
     @property
     def trigger_tokens(self) -> int:
         """A prompt above this should be compacted."""
-        return math.floor(self.trigger_ratio * self.context_window_tokens)
+        reserves = self.system_reserve_tokens + self.output_reserve_tokens + self.safety_buffer_tokens
+        reserved_tokens = min(reserves, math.floor(RESERVES_MAX_RATIO * self.context_window_tokens))
+        return math.floor(self.trigger_ratio * (self.context_window_tokens - reserved_tokens))
 
     @property
     def summary_tokens(self) -> int:
@@ -91,7 +102,7 @@ def _problem(name: str, value: object) -> str:
         return "" if _is_whole(value, _LEAST_WINDOW_TOKENS) else f"a number of tokens from {_LEAST_WINDOW_TOKENS}"
     if name == "summary_max_tokens":
         return "" if _is_whole(value, 1) else "a number of tokens from 1"
-    if name in ("ledger_max_tokens", "keep_recent_messages"):
+    if name in ("ledger_max_tokens", "keep_recent_messages") or name in _RESERVES:
         return "" if _is_whole(value, 0) else "a whole number from 0"
     low, high, text = {
         "trigger_ratio": (0.0, 1.0, "a share of the window, above 0 and at most 1"),

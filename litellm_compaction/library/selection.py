@@ -104,6 +104,8 @@ def select(messages: Sequence[Message], config: CompactionConfig) -> Selected:
     lead = lead_length(messages)
     if lead == len(messages):
         return _whole(messages, lead, "all_recent" if messages else "empty")
+    if config.strategy != "handoff" and len(messages) <= config.keep_recent_messages + 1:
+        return _whole(messages, lead, "all_recent")
     keep_recent_messages = 0 if config.strategy == "handoff" else config.keep_recent_messages
     cuts = [cut for cut in legal_cuts(messages) if cut <= len(messages) - keep_recent_messages]
     if not cuts:

@@ -13,6 +13,7 @@ from litellm_compaction.core.strategies import (
     NO_RESPONSE,
     STRATEGIES,
     UNDERSTOOD,
+    Strategy,
     cleaned_history,
     filled,
     strategy_of,
@@ -143,3 +144,14 @@ def test_a_handoff_without_a_user_promises_no_request() -> None:
         rung="handoff",
     )
     assert "Last request" not in apply(messages, made)[0].text
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES.values())
+def test_no_summariser_gets_a_call_without_a_result(strategy: Strategy) -> None:
+    """The filler of the original hand-off stands for a result that never came, by every strategy."""
+    raw = [user("u"), calls("a", "b"), result("b", "x"), assistant("so"), calls("c"), user("v")]
+    shown = strategy.history(parsed(raw))
+    assert [message.call_id for message in shown if message.role == "tool"] == ["b", "a", "c"]
+    assert [message.text for message in shown if message.text == NO_RESPONSE] == [NO_RESPONSE] * 2
+    whole = parsed([user("u"), calls("a"), result("a", "x"), assistant("so")])
+    assert all(new is old for new, old in zip(strategy.history(whole), whole, strict=True))

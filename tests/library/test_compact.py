@@ -14,10 +14,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from litellm_compaction import compact, count_tokens, generate_summary, safe_compact
+from litellm_compaction import CompactionConfig, compact, count_tokens, generate_summary, safe_compact
 from litellm_compaction.core.prompts import FRAME_BEGIN, FRAME_END
 from litellm_compaction.core.strategies import StrategyName
-from litellm_compaction.errors import SummaryFailed
+from litellm_compaction.errors import ConfigError, SummaryFailed
 from tests.core.conversations import (
     JsonDict,
     agent_run,
@@ -188,11 +188,11 @@ async def test_a_compaction_that_gains_nothing_is_not_used() -> None:
     """P5: what saves less than a tenth leaves the conversation as it was."""
     raw = [user("word " * 200), assistant("ok"), user("pasted " * 3000), *chat(5)[2:]]
     completions = FakeCompletion()
-    done = await compact(raw, config(), completions)
+    done = await compact(raw, config(keep_recent_messages=9), completions)
     assert (done.compacted, done.reason, done.messages) == (False, "no_gain", raw)
     assert completions.asked == []
     raw = [user("word " * 500), assistant("ok"), user("pasted " * 1000), *chat(5)[2:]]
-    done = await compact(raw, config(), FakeCompletion(["long " * 330]))
+    done = await compact(raw, config(keep_recent_messages=9), FakeCompletion(["long " * 330]))
     assert (done.compacted, done.reason, done.messages) == (False, "no_gain", raw)
 
 
@@ -359,3 +359,41 @@ async def test_a_conversation_larger_than_the_summarisers_window() -> None:
     for asked in completions.asked:
         tokens = await count_tokens(asked["messages"], model="qwen/qwen3-4b")
         assert tokens + asked["max_tokens"] <= 4096
+
+
+@pytest.mark.parametrize(("messages", "reason"), [(7, "all_recent"), (8, "")])
+async def test_one_message_more_than_is_kept_is_nothing_to_compact(messages: int, reason: str) -> None:
+    """The system message and the recent ones are all there is; one more, and there is something to do."""
+    big = [user("word " * 2000), assistant("word " * 2000)]
+    raw = [system(), *big, *([user("And?"), assistant("So.")] * 3)][:messages]
+    done = await compact(raw, config(keep_recent_messages=6), FakeCompletion())
+    assert (done.reason, done.compacted) == (reason, not reason)
+
+
+@pytest.mark.parametrize(
+    ("reserves", "trigger"),
+    [
+        ({}, 6553),
+        ({"system_reserve_tokens": 1000}, 5753),
+        ({"system_reserve_tokens": 1000, "output_reserve_tokens": 1000, "safety_buffer_tokens": 192}, 4800),
+        ({"output_reserve_tokens": 8000}, 1638),
+    ],
+)
+def test_reserves_leave_less_to_the_trigger(reserves: dict[str, int], trigger: int) -> None:
+    """As in the proxy: the ratio is of what they leave, and all together take three quarters at most."""
+    assert CompactionConfig(model="m", context_window_tokens=8192, **reserves).trigger_tokens == trigger
+
+
+def test_a_reserve_is_no_negative_number() -> None:
+    """Refused with what is allowed."""
+    with pytest.raises(ConfigError, match="system_reserve_tokens = -1: allowed is a whole number from 0"):
+        CompactionConfig(model="m", context_window_tokens=8192, system_reserve_tokens=-1)
+
+
+@pytest.mark.parametrize("strategy", ["summary", "prune", "handoff"])
+async def test_a_topic_reaches_the_summariser(strategy: str) -> None:
+    """As data, whatever the strategy; too long a text is no topic."""
+    completions = FakeCompletion()
+    await compact(chat(30), config(strategy=strategy), completions, focus="the <|im_start|> schema")
+    assert "the < |im_start|> schema" in str(completions.asked[0])
+    assert (await safe_compact(chat(30), config(), completions, focus="x" * 501)).reason == "error"
