@@ -39,6 +39,8 @@ from litellm_compaction.stores import open_store
 logger = logging.getLogger("litellm_compaction")
 # What every bridged route (chat, messages, responses) becomes at the deployment, and text completions.
 _GUARDED_CALLS = frozenset({"acompletion", "atext_completion"})
+# Routes that LiteLLM turns into those, unless a provider has them itself.
+_BRIDGED_CALLS = frozenset({"anthropic_messages", "aresponses"})
 _ROUTER_WAIT_S = 0.2
 _ROUTER_TRIES = 600
 
@@ -149,9 +151,12 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
 
     async def async_pre_call_deployment_hook(self, kwargs: dict[str, Any], call_type: Any) -> dict[str, Any] | None:
         """Phase 1 and 2 for the chosen deployment: its own window, its own bound on the answer."""
-        if getattr(call_type, "value", call_type) not in _GUARDED_CALLS or self._source.is_asleep:
+        kind = getattr(call_type, "value", call_type)
+        if kind not in _GUARDED_CALLS | _BRIDGED_CALLS or self._source.is_asleep:
             return None
         try:
+            if kind in _BRIDGED_CALLS:
+                return self._gate.before_bridging(_router(), kwargs)
             return await self._gate.before_deployment(_router(), kwargs)
         except CompactionError as error:
             if (call := self._calls.get(kwargs)) is not None:

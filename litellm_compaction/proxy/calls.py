@@ -113,14 +113,16 @@ class Call:
         """Notes what LiteLLM has in its hands from now on; a copy, so that a change made in place is seen, too."""
         self.in_hand = _copied(messages)
 
-    def is_of(self, tenant: str, messages: object) -> bool:
-        """Whether a call to a deployment is this request: the same tenant's, with the messages that we have let go.
+    def is_of(self, tenant: str, messages: object, tools: object = None) -> bool:
+        """Whether a call to a deployment is this request: the same tenant's, with the same messages and tools.
 
         LiteLLM also makes calls of its own on a request's behalf, with other messages, and other callbacks change them:
         what is guarded is what leaves.
         """
+        if self.tenant != tenant:
+            return False
         try:
-            return self.tenant == tenant and self.in_hand == (messages or [])
+            return (self.in_hand, list(self.received.tools)) == (messages or [], tools or [])
         except RecursionError:
             # Nested as deep as JSON goes, and copied since: looked at anew.
             return False

@@ -35,6 +35,7 @@ from litellm_compaction.proxy.publishing import Publisher
 from litellm_compaction.proxy.restart import Answer
 from litellm_compaction.proxy.routing import (
     Deployment,
+    as_entry,
     deployment_of,
     has_window_fallback,
     reachable_entries,
@@ -159,11 +160,10 @@ class Gate:
         """
         if is_internal_call() or router is None:
             return None
+        received, kwargs = kwargs, self._as_deployed(router, kwargs)
         metadata = metadata_of(kwargs)
         group = str(metadata.get("model_group") or "")
-        info = kwargs.get("model_info")
-        written = self._publisher.as_written(info) if isinstance(info, Mapping) else {}
-        deployment = deployment_of(kwargs, written, group=group, environ=os.environ)
+        deployment = self._deployment_of(kwargs, group)
         call = self._call_of(kwargs, metadata, deployment)
         guard = await self.guards.guard(deployment)
         carrier = carrier_of(deployment, guard.settings) if guard is not None else "hooks"
@@ -172,6 +172,9 @@ class Gate:
             bridged = wire.decode_prompt(kwargs) if deployment.provider == "lm_studio" else None
             request = bridged or Request(messages=())
         if guard is None or request is None or (call is not None and call.opted_out):
+            kwargs = received if guard is None else kwargs
+            if kwargs is not received and not (call and call.rewritten):
+                return {**kwargs}
             return {**kwargs, "messages": wire.encode(call.received.messages)} if call and call.rewritten else None
         if call is None:
             call = self._calls.open(kwargs, self._new_call(request, group, kwargs))
@@ -180,7 +183,7 @@ class Gate:
         case = await self.guards.case(router, guard, call, kwargs)
         if guard.settings.mode == "observe":
             await self._compactor.observe(request, case)
-            return None
+            return None if kwargs is received else {**kwargs}
         if carrier == "transport":
             return await self._carried(router, guard, call, case, kwargs)
         can_grow = bool(kwargs.get("stream")) and call.is_chat and wire.can_be_carried_over(kwargs)
@@ -199,6 +202,31 @@ class Gate:
             changed["messages"] = wire.encode(call.original.messages)
         return {**kwargs, **changed}
 
+    def before_bridging(self, router: Any, kwargs: Mapping[str, Any]) -> dict[str, Any] | None:
+        """The arguments of a call that LiteLLM may bridge to a chat completion, with its deployment's own provider.
+
+        With a client's, LiteLLM would send it to the same server by a way on which nothing is guarded. None where
+        nothing has to change.
+        """
+        if is_internal_call() or router is None:
+            return None
+        changed = self._as_deployed(router, kwargs)
+        return None if changed is kwargs else {**changed}
+
+    def _deployment_of(self, kwargs: Mapping[str, Any], group: str) -> Deployment:
+        info = kwargs.get("model_info")
+        written = self._publisher.as_written(info) if isinstance(info, Mapping) else {}
+        return deployment_of(kwargs, written, group=group, environ=os.environ)
+
+    def _as_deployed(self, router: Any, kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The arguments of a call as the deployment's own entry has them; of one that is left alone as they came."""
+        info = kwargs.get("model_info")
+        found = router.get_deployment(model_id=str(info.get("id"))) if isinstance(info, Mapping) else None
+        if found is None:
+            return kwargs
+        own = self.guards.deployment(as_entry(found))
+        return kwargs if own.kind == "foreign" else wire.without_overrides(kwargs, own.provider)
+
     def _call_of(self, kwargs: Mapping[str, Any], metadata: Mapping[str, Any], deployment: Deployment) -> Call | None:
         """What is remembered of the request that a deployment is asked for; None for nothing.
 
@@ -209,7 +237,7 @@ class Gate:
             return None
         call.begins_attempt(deployment.id)
         tenant = tenant_of(metadata)
-        if call.is_of(tenant, kwargs.get("messages")):
+        if call.is_of(tenant, kwargs.get("messages"), kwargs.get("tools") or kwargs.get("functions")):
             return call
         request = wire.decode(kwargs) if call.tenant == tenant else None
         if request is None:

@@ -129,7 +129,7 @@ def reachable_entries(router: Any, model: str, request: Mapping[str, Any]) -> li
     """
     entries: list[Mapping[str, Any]] = []
     waiting, seen = [model], {model}
-    team_id = _mapping(request.get("metadata")).get("user_api_key_team_id")
+    team_id = as_entry(request.get("metadata")).get("user_api_key_team_id")
     while waiting and len(seen) <= _MAX_GROUPS:
         name = waiting.pop(0)
         entries.extend(_entries(router, name, team_id if isinstance(team_id, str) else None))
@@ -148,7 +148,7 @@ def has_window_fallback(router: Any, group: str) -> bool:
 def router_entries(router: Any) -> list[Mapping[str, Any]]:
     """Every deployment of the router."""
     found = router.get_model_list() if router is not None else None
-    return [_mapping(entry) for entry in found or ()]
+    return [as_entry(entry) for entry in found or ()]
 
 
 def unknown_model(config: Mapping[str, Any], name: str) -> str:
@@ -158,14 +158,14 @@ def unknown_model(config: Mapping[str, Any], name: str) -> str:
         config: as written: `model_list`, aliases of `router_settings`, and whether models can come from a database.
         name: of a pruning model.
     """
-    if name == SAME_MODEL or _mapping(config.get("general_settings")).get("store_model_in_db"):
+    if name == SAME_MODEL or as_entry(config.get("general_settings")).get("store_model_in_db"):
         return ""
     names: list[str] = []
     ids: list[str] = []
     for entry in config.get("model_list") or ():
-        names.append(_text(_mapping(entry).get("model_name")))
-        ids.append(_text(_mapping(_mapping(entry).get("model_info")).get("id")))
-    aliases = _mapping(_mapping(config.get("router_settings")).get("model_group_alias"))
+        names.append(_text(as_entry(entry).get("model_name")))
+        ids.append(_text(as_entry(as_entry(entry).get("model_info")).get("id")))
+    aliases = as_entry(as_entry(config.get("router_settings")).get("model_group_alias"))
     names = list(dict.fromkeys([*filter(None, names), *map(str, aliases)]))
     if any(_matches(known, name) for known in names) or name in filter(None, ids):
         return ""
@@ -183,7 +183,7 @@ def _entries(router: Any, name: str, team_id: str | None) -> list[Mapping[str, A
     if not found:
         pinned = router.get_deployment(model_id=name)
         found = [pinned] if pinned is not None else []
-    return [_mapping(entry) for entry in found]
+    return [as_entry(entry) for entry in found]
 
 
 def _fallbacks(router: Any, name: str, request: Mapping[str, Any]) -> Iterable[str]:
@@ -217,7 +217,8 @@ def _kind(provider: str, api_base: str | None, own: DeploymentSettings) -> Kind:
     return "opted_in" if own.enabled else "foreign"
 
 
-def _mapping(value: Any) -> Mapping[str, Any]:
+def as_entry(value: Any) -> Mapping[str, Any]:
+    """What LiteLLM's router gives, as a mapping."""
     if isinstance(value, Mapping):
         return value
     dumped = value.model_dump() if hasattr(value, "model_dump") else {}

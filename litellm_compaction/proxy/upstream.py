@@ -62,13 +62,17 @@ class GuardedTransport(httpx.AsyncBaseTransport):
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """The answer to LiteLLM's one call."""
         body = json_object(await request.aread())
-        found = wire.decode(body) if self._prepared is None else self._asked.request
-        if found is None:
-            return await self._inner.handle_async_request(request)
+        ready, found = self._prepared, self._asked.request
+        if ready is None or not wire.is_same_request(body, found):
+            # What is guarded is what leaves, by whatever way it came into the body.
+            ready, decoded = None, wire.decode(body)
+            if decoded is None:
+                return await self._inner.handle_async_request(request)
+            found = decoded
         asked = replace(self._asked, request=found, stops=wire.stops(body))
         upstream = HttpUpstream(self._inner, request, body, self._abilities)
         try:
-            prepared = self._prepared or await self._compactor.prepare(asked.request, self._case)
+            prepared = ready or await self._compactor.prepare(asked.request, self._case)
             if not wire.can_be_carried_over(body):
                 return await self._passed(upstream, prepared, asked, stream=bool(body.get("stream")))
             if upstream.wants_stream:

@@ -6,6 +6,7 @@ The only place where untyped JSON is taken apart. Called by the gate and the str
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple, TypeGuard
 
 from litellm_compaction.core.messages import Message, Request, parse_message, user_message
@@ -30,6 +31,19 @@ _CHAT_KEYS = frozenset(
 _MOST_STOPS = 4
 # vLLM's words for a last message that goes on (its OpenAI-compatible server, "Chat API").
 GOES_ON: Mapping[str, Any] = {"continue_final_message": True, "add_generation_prompt": False}
+_PROVIDER = "custom_llm_provider"
+_NO_ROLE = "unknown"
+# What the OpenAI client puts into the body last, over what LiteLLM and its deployment say.
+_EXTRA = "extra_body"
+# What in it shapes the prompt or bounds the answer, and so is guarded like the same key beside it.
+_LIFTED = frozenset(
+    {
+        "messages", "prompt", "tools", "functions", "tool_choice", "function_call", "max_tokens",
+        "max_completion_tokens", "stop", "n", "logprobs", "top_logprobs", "response_format", "stream_options",
+    }
+)  # fmt: skip
+# What only the deployment decides, and how LiteLLM reads the answer.
+_NOT_THE_CLIENTS = frozenset({"model", "stream", _PROVIDER})
 _OUTPUT_LIMITS = ("max_tokens", "max_completion_tokens")
 
 
@@ -51,9 +65,9 @@ def decode(body: Mapping[str, Any]) -> Request | None:
     parsed: list[Message] = []
     for message in messages:
         plain = message.model_dump(exclude_none=True) if hasattr(message, "model_dump") else message
-        if not isinstance(plain, Mapping) or not isinstance(plain.get("role"), str):
+        if not isinstance(plain, Mapping):
             return None
-        parsed.append(parse_message(plain))
+        parsed.append(_parsed(plain))
     tools = body.get("tools") or body.get("functions") or ()
     return Request(
         messages=tuple(parsed),
@@ -68,9 +82,56 @@ def decode_prompt(body: Mapping[str, Any]) -> Request | None:
     return Request(messages=(user_message(prompt),)) if isinstance(prompt, str) and prompt else None
 
 
+def _parsed(plain: Mapping[str, Any]) -> Message:
+    """A message; one whose role is no string takes room like any other, and its server has the last word on it."""
+    if isinstance(plain.get("role"), str):
+        return parse_message(plain)
+    return replace(parse_message({**plain, "role": _NO_ROLE}), raw=plain)
+
+
 def encode(messages: Sequence[Message]) -> list[dict[str, Any]]:
     """The list for LiteLLM: untouched messages with exactly the client's own keys."""
     return [dict(message.raw) for message in messages]
+
+
+def without_overrides(body: Mapping[str, Any], provider: str) -> Mapping[str, Any]:
+    """The arguments of a call to a guarded deployment, without what would send another body than the one we see.
+
+    The same object where there is nothing of that kind.
+
+    Args:
+        body: the arguments.
+        provider: how the deployment is reached; a client's `custom_llm_provider` would reach it by another way.
+    """
+    extra = body.get(_EXTRA)
+    theirs = _LIFTED | _NOT_THE_CLIENTS
+    is_other_way = bool(provider) and body.get(_PROVIDER) not in (None, provider)
+    overrides = isinstance(extra, Mapping) and not theirs.isdisjoint(extra)
+    if not is_other_way and not overrides:
+        return body
+    changed = {**body, _PROVIDER: provider} if is_other_way else dict(body)
+    if isinstance(extra, Mapping) and overrides:
+        changed |= {key: value for key, value in extra.items() if key in _LIFTED}
+        changed[_EXTRA] = {key: value for key, value in extra.items() if key not in theirs}
+    return changed
+
+
+def is_same_request(body: Mapping[str, Any], request: Request) -> bool:
+    """Whether a body says what `request` does; LiteLLM may have written the same in other words."""
+    tools = body.get("tools") or body.get("functions") or []
+    if list(request.tools) != tools:
+        return False
+    if body.get("messages") == encode(request.messages):
+        return True
+    found = decode(body)
+    return found is not None and _gist(found) == _gist(request)
+
+
+def _gist(request: Request) -> list[tuple[object, ...]]:
+    return [
+        (message.is_system or message.role, message.text.strip(), message.other_parts, message.calls, message.call_id)
+        for message in request.messages
+    ]
 
 
 def asked_output_tokens(body: Mapping[str, Any]) -> int | None:

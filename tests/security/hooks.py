@@ -58,7 +58,9 @@ class Router:
 
     def get_deployment(self, model_id: str) -> Any:
         entry = next((entry for entry in self.model_list if entry["model_info"]["id"] == model_id), None)
-        return entry and SimpleNamespace(**{**entry, "litellm_params": SimpleNamespace(**entry["litellm_params"])})
+        if entry is None:
+            return None
+        return SimpleNamespace(litellm_params=SimpleNamespace(**entry["litellm_params"]), model_dump=lambda: entry)
 
     def get_model_group_info(self, group: str) -> None:
         return None
@@ -150,6 +152,7 @@ class Client:
         call_id: what its header `x-litellm-call-id` says.
         attempts: the groups that are tried in turn; all but the last fail.
         sent: what left for a server, by either carrier.
+        providers: by which way.
         is_cut: whether its server ends the answer at the window, so that it has to be carried on.
         refusal: what its server says in place of an answer, made from the body that it got.
         read: the answer's text.
@@ -168,6 +171,7 @@ class Client:
     refusal: Callable[[Any], str] | None = None
     pause: Callable[[], Awaitable[None]] = field(default=lambda: asyncio.sleep(0))
     sent: list[dict[str, Any]] = field(default_factory=list)
+    providers: list[Any] = field(default_factory=list)
     read: str = ""
     headers: Mapping[str, str] = field(default_factory=dict)
     error: Exception | None = None
@@ -205,7 +209,7 @@ class Client:
     async def _attempt(self, group: str, data: dict[str, Any], log: Logging, place: str, *, fails: bool) -> None:
         handler, entry = self.scene.handler, self.scene.router.entries[group]
         given = {key: value for key, value in data.items() if key not in ("model", "input")}
-        kwargs = {
+        kwargs: dict[str, Any] = {
             **entry["litellm_params"],
             **given,
             "messages": data.get("messages", data.get("input")),
@@ -213,17 +217,18 @@ class Client:
             place: {**data[place], "model_group": data["model"]},
         }
         if self.route != "acompletion":
-            await handler.async_pre_call_deployment_hook(kwargs, self.route)
+            kwargs = await handler.async_pre_call_deployment_hook(kwargs, self.route) or kwargs
             await self.pause()
         changed = await handler.async_pre_call_deployment_hook(kwargs, "acompletion") or kwargs
+        self.providers.append(changed.get("custom_llm_provider"))
         await self.pause()
-        if "client" not in changed and self.refusal is not None:
+        if changed.get("client") is None and self.refusal is not None:
             raise RuntimeError(await self._logged(log, self.refusal(changed)))
         if fails:
             self.sent.append({"messages": changed["messages"]})
             await self._logged(log, "refused")
             return
-        if "client" in changed:
+        if changed.get("client") is not None:
             await self._carried(changed, data)
         else:
             await self._hooked(changed, data)
@@ -252,7 +257,10 @@ class Client:
         await self._back(data, None)
 
     async def _hooked(self, changed: dict[str, Any], data: dict[str, Any]) -> None:
-        self.sent.append({key: changed[key] for key in ("messages", "max_tokens", "tools") if key in changed})
+        self.sent.append(
+            {key: changed[key] for key in ("messages", "max_tokens", "tools") if key in changed}
+            | changed.get("extra_body", {})
+        )
         said = f"Seen: {' '.join(sorted(words_of(changed['messages'])))}"
         await self._back(data, whole_answer(said, "length" if self.is_cut else "stop"))
 

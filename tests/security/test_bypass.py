@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 from typing import Any
 
 import pytest
@@ -16,10 +17,113 @@ from litellm_compaction.core.messages import user_message
 from litellm_compaction.errors import SummaryFailed
 from litellm_compaction.proxy import access
 from litellm_compaction.proxy.internal import summary_asker
-from tests.security.hooks import Router
+from tests.integration.bench import Bench
+from tests.integration.conversations import talk
+from tests.integration.harness import CHAT
+from tests.security.hooks import WINDOW, Client, Router, Scene, conversation, use_router
 
 # LiteLLM's own, some of them while its proxy is imported.
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
+
+# Longer than any window here: 40 rounds are about 9,000 tokens.
+_LONG = conversation("long", 40)
+_BIG_TOOL = {"type": "function", "function": {"name": "f", "description": "word " * 9000, "parameters": {}}}
+_PROVIDERS = (
+    "hosted_vllm",
+    "together_ai",
+    "litellm_proxy",
+    "llamafile",
+    "xinference",
+    "deepseek",
+    "fireworks_ai",
+    "openrouter",
+    "openai",
+    "anthropic",
+    "ollama_chat",
+)
+_OFF = {"compaction": "off"}
+# Fields of a body that a client may send beside a conversation that is too long.
+_SPOOFS: dict[str, dict[str, Any]] = {
+    **{f"custom_llm_provider {name}": {"custom_llm_provider": name} for name in _PROVIDERS},
+    "provider in extra_body": {"extra_body": {"custom_llm_provider": "hosted_vllm"}},
+    "model in extra_body": {"extra_body": {"model": "other"}},
+    "max_tokens in extra_body": {"extra_body": {"max_tokens": 10**9, "max_completion_tokens": 10**9}},
+    "compaction": _OFF,
+    "metadata": {"metadata": _OFF},
+    "litellm_metadata": {"litellm_metadata": _OFF},
+    "metadata as text": {"metadata": '{"compaction": "off"}'},
+    "metadata with a key of LiteLLM's": {"metadata": {"user_api_key": "sk-admin", **_OFF}},
+    "mode": {"mode": "off"},
+    "model_info": {"model_info": {"id": "none", "compaction": {"enabled": False, "mode": "off"}}},
+    "litellm_params": {"litellm_params": {"model": "openai/x", "model_info": {}}},
+    "callback_settings": {"callback_settings": {"litellm_compaction": {"mode": "off"}}},
+    "logging object": {"litellm_logging_obj": {"model_call_details": {}}},
+    "call id": {"litellm_call_id": "t1"},
+    "internal call": {"internal_call_origin": "autorouter_compaction", "is_internal": True},
+    "origin": {"metadata": {"internal_call_origin": "autorouter_compaction"}},
+    "client": {"client": None},
+    "role that is no string": {"messages": [{"role": 7, "content": "x"}, *_LONG]},
+    "first role missing": {"messages": [{"content": "x"}, *_LONG]},
+    "proxy_server_request": {"proxy_server_request": {"body": {}}},
+    "headers": {"extra_headers": {"x-litellm-compaction": "off"}},
+    "guardrails": {"disable_global_guardrails": True, "guardrails": []},
+}
+# Conversations that come in another way than the one that is looked at.
+_SMUGGLED: dict[str, dict[str, Any]] = {
+    "messages": {"messages": _LONG},
+    "messages and max_tokens": {"messages": _LONG, "max_tokens": 10**9},
+    "tools": {"tools": [_BIG_TOOL]},
+    "functions": {"functions": [_BIG_TOOL["function"]]},
+}
+_HI = [{"role": "user", "content": "hi"}]
+
+
+@pytest.mark.parametrize("group", ["carried", "hooked"])
+@pytest.mark.parametrize("smuggled", _SMUGGLED)
+async def test_extra_body_is_guarded_like_the_body(monkeypatch: pytest.MonkeyPatch, group: str, smuggled: str) -> None:
+    """The OpenAI client puts it over the body: what leaves fits, or nothing leaves."""
+    scene = Scene()
+    use_router(monkeypatch, scene.router)
+    client = Client(scene, "sk-bob", _HI, attempts=[group], body={"extra_body": _SMUGGLED[smuggled]})
+    await client.send()
+    left = [*client.sent, *scene.server.bodies]
+    assert all(len(json.dumps(body)) < 6 * WINDOW for body in left)
+    assert all(body.get("max_tokens", 0) < WINDOW for body in left)
+    assert left or client.error is not None or "maximum context length" in client.read
+
+
+@pytest.mark.parametrize("group", ["carried", "hooked"])
+@pytest.mark.parametrize("spoof", _SPOOFS)
+async def test_no_field_of_the_body_switches_the_guard_off(
+    monkeypatch: pytest.MonkeyPatch, group: str, spoof: str
+) -> None:
+    """By each carrier: compacted or refused, never let through; by the deployment's own provider."""
+    scene = Scene()
+    use_router(monkeypatch, scene.router)
+    client = Client(scene, "sk-bob", _LONG, attempts=[group], body=_SPOOFS[spoof])
+    await client.send()
+    left = [*client.sent, *scene.server.bodies]
+    assert left
+    assert all(len(json.dumps(body)) < 6 * WINDOW for body in left)
+    assert set(client.providers) <= {None, "openai" if group == "carried" else "deepseek"}
+
+
+@pytest.mark.proxy
+@pytest.mark.parametrize("path", [CHAT, "/v1/messages", "/v1/responses"])
+def test_no_field_of_the_body_switches_the_guard_of_a_proxy_off(office: Bench, path: str) -> None:
+    """All of the table, one after the other, through a real proxy: what reaches the server fits its window."""
+    watch = office.watch("small")
+    texts = [message for message in talk("spoofs", 6000) if message["role"] != "system"]
+    long = {"input": texts} if path == "/v1/responses" else {"messages": texts, "max_tokens": 300}
+    headers = {"Authorization": "Bearer sk-bob"}
+    smuggled = {name: {"extra_body": fields} for name, fields in _SMUGGLED.items()} if path == CHAT else {}
+    for name, fields in {**_SPOOFS, **smuggled}.items():
+        own = {key: value for key, value in fields.items() if key != "messages"}
+        body = {"model": "small", **long, **own} if name not in smuggled else {"model": "small", "messages": _HI, **own}
+        office.proxy.post(body, path, headers=headers)
+        assert office.findings() == [], name
+    assert len(watch.chats) > 10
+
 
 _ONLY = ["chat-8k"]
 # Whether somebody may have summaries written by the model `pruner-large`.
