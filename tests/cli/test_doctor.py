@@ -72,7 +72,7 @@ def test_a_loaded_model_is_described(report: Report, address: Address) -> None:
         "loaded": True,
         "window_tokens": 8192,
         "window_source": "api/v1",
-        "parallel": 1,
+        "parallel": 4,
         "architecture": "qwen3",
         "family": "qwen3",
         "tokenizer": "qwen2",
@@ -434,15 +434,16 @@ def test_workers_that_share_a_context_are_a_note(
 ) -> None:
     """Room is reserved in each worker by itself: said where there are several, and a context that is shared."""
     document = config(deployment(params=at(address)))
-    _, found = report(document, **{variable: "4"})
-    assert not any("workers" in message for message in messages(found, "note"))
-    simulator.unload(simulator.instances[0].id)
-    simulator.load(QWEN, 8192, parallel=4)
     _, found = report(document, **{variable: "1"})
     assert not any("workers" in message for message in messages(found, "note"))
     code, found = report(document, **{variable: "4"})
     assert code == 0
     assert any("each of the 4 workers" in message for message in messages(found, "note"))
+    # One slot: nobody shares its context.
+    simulator.unload(simulator.instances[0].id)
+    simulator.load(QWEN, 8192, parallel=1)
+    _, found = report(document, **{variable: "4"})
+    assert not any("workers" in message for message in messages(found, "note"))
 
 
 def test_pruning_model_that_would_not_be_asked_is_said(report: Report, address: Address) -> None:
