@@ -15,6 +15,7 @@ from typing import Literal, TypeAlias
 from pydantic import TypeAdapter, ValidationError
 
 Outcome: TypeAlias = Literal["reused", "compacted", "fallback", "kept", "refused", "observed", "failed_open"]
+CarryOutcome: TypeAlias = Literal["restarted", "attempts", "aborted"]
 Phase: TypeAlias = Literal["pre_request", "tool_response", "streaming"]
 
 
@@ -80,7 +81,38 @@ class TruncationAlarm:
     tenant: str = ""
 
 
-Event: TypeAlias = CompactionEvent | TruncationAlarm
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CarryEvent:
+    """What became of an answer that reached the limit while it was written.
+
+    `when_s` and `tenant` as in `CompactionEvent`.
+
+    Attributes:
+        outcome: it went on over a compacted prompt; it ended as no attempt was left, or as nothing gains room.
+        attempt: of `attempts`; how many there were where the answer has ended.
+        tokens_before: of the window when it stopped, prompt and answer.
+        tokens_after: the prompt with which it goes on.
+    """
+
+    outcome: CarryOutcome
+    model: str
+    window_tokens: int
+    attempt: int
+    attempts: int
+    tokens_before: int
+    tokens_after: int
+    when_s: float = 0.0
+    tenant: str = ""
+
+    @property
+    def gained_tokens(self) -> int:
+        """Room that the answer has more than when it stopped."""
+        return self.tokens_before - self.tokens_after
+
+
+# What a history keeps.
+Kept: TypeAlias = CompactionEvent | TruncationAlarm
+Event: TypeAlias = Kept | CarryEvent
 Observer: TypeAlias = Callable[[Event], None]
 
 _LEVELS: dict[str, int] = {
@@ -98,13 +130,13 @@ _READERS: dict[str, TypeAdapter[CompactionEvent] | TypeAdapter[TruncationAlarm]]
 }
 
 
-def event_to_json(event: Event) -> str:
+def event_to_json(event: Kept) -> str:
     """One line: the event's fields, and under `event` which of the two it is."""
     name = "truncation_alarm" if isinstance(event, TruncationAlarm) else "compaction"
     return json.dumps({"event": name, **asdict(event)})
 
 
-def event_from_json(text: str) -> Event | None:
+def event_from_json(text: str) -> Kept | None:
     """The event that some version of `event_to_json` wrote; None where this one cannot read it."""
     try:
         fields = json.loads(text)
@@ -125,6 +157,20 @@ def log_observer(logger: logging.Logger) -> Observer:
                 event.reason,
                 event.reported_tokens,
                 event.expected_tokens,
+                event.window_tokens,
+            )
+            return
+        if isinstance(event, CarryEvent):
+            logger.log(
+                logging.INFO if event.outcome == "restarted" else logging.WARNING,
+                "restart outcome=%s model=%s attempt=%d of %d before=%d after=%d gained=%d window=%d tokens",
+                event.outcome,
+                event.model,
+                event.attempt,
+                event.attempts,
+                event.tokens_before,
+                event.tokens_after,
+                event.gained_tokens,
                 event.window_tokens,
             )
             return

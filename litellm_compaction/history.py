@@ -7,7 +7,7 @@ import logging
 from collections import deque
 
 from litellm_compaction.errors import CompactionError
-from litellm_compaction.events import Event, event_to_json
+from litellm_compaction.events import CarryEvent, Event, Kept, event_to_json
 from litellm_compaction.stores import Store
 
 logger = logging.getLogger("litellm_compaction")
@@ -24,12 +24,15 @@ class History:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._waiting: deque[Event] = deque(maxlen=_MAX_WAITING)
+        self._waiting: deque[Kept] = deque(maxlen=_MAX_WAITING)
         self._writing: asyncio.Task[None] | None = None
         self._has_warned = False
 
     def __call__(self, event: Event) -> None:
         """Takes note of `event`."""
+        if isinstance(event, CarryEvent):
+            # What it compacted is an event of its own.
+            return
         self._waiting.append(event)
         if self._writing is None or self._writing.done():
             self._writing = asyncio.get_running_loop().create_task(self._write())

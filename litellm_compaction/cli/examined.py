@@ -92,7 +92,7 @@ def about_window(row: Examined, target: Target, window: Window, served: Served |
             findings.append(note(row.name, f"its server tells no window ({asked}): {write}."))
     if window.source == "default":
         findings.append(note(row.name, f"its window is assumed to be {window.tokens:,} tokens: {write}."))
-    if window.slots > 1:
+    if window.slots > window.parallel:
         text = f"{window.slots} requests at a time have this window each; if they share it (--kv-unified), write"
         findings.append(note(row.name, f"{text} `admission: pool`."))
     return findings

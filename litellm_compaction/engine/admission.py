@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -48,6 +48,26 @@ class Admission:
         """
         self._clock = clock
         self._pools: dict[Hashable, _Pool] = {}
+        self._present: Counter[Hashable] = Counter()
+
+    def come(self, pool: Hashable) -> None:
+        """Notes an answer where nobody has to be fitted beside others, as far as is known."""
+        self._present[pool] += 1
+
+    def go(self, pool: Hashable) -> None:
+        """Notes its end."""
+        self._present[pool] -= 1
+        if self._present[pool] <= 0:
+            del self._present[pool]
+
+    def seated(self, pool: Hashable) -> int:
+        """How many run or wait in `pool`."""
+        place = self._pools.get(pool)
+        return len(place.held_tokens) if place is not None else 0
+
+    def present(self, pool: Hashable) -> int:
+        """How many such answers there are."""
+        return self._present[pool]
 
     async def enter(self, pool: Hashable, *, window_tokens: int, tokens: int, timeout_s: float) -> Seat:
         """A seat that holds `tokens`, as soon as they fit beside the pool's other seats and it is this one's turn.

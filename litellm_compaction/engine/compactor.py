@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Hashable, Sequence
@@ -36,7 +37,7 @@ from litellm_compaction.engine.sending import SentPrompts
 from litellm_compaction.engine.threads import off_loop
 from litellm_compaction.engine.weighing import Scales
 from litellm_compaction.errors import CompactionError, DoesNotFit, Overflow
-from litellm_compaction.events import Observer
+from litellm_compaction.events import CarryOutcome, Observer
 from litellm_compaction.events import Outcome as EventOutcome
 from litellm_compaction.flight import Flights
 from litellm_compaction.models.counter import TokenCounter
@@ -44,6 +45,8 @@ from litellm_compaction.models.prompts import begun_prompt
 from litellm_compaction.models.sources import Sources, TokenizerSource
 from litellm_compaction.models.window import Target, Windows
 from litellm_compaction.stores import Store
+
+logger = logging.getLogger("litellm_compaction")
 
 # A request to go on in the user's place can be sent anywhere.
 _ASKING: frozenset[Way] = frozenset(("turn",))
@@ -401,6 +404,21 @@ class Compactor:
     def learn_overflow(self, case: Case, guarded: Guarded | None, overflow: Overflow) -> None:
         """Takes note of an overflow error; arguments as `Replies.learn_overflow`."""
         self._replies.learn_overflow(case, guarded, overflow)
+
+    def learn_shared(self, case: Case, parallel: int) -> None:
+        """Takes note that so many answers fill one context together: an overflow far below the window has shown it."""
+        if self.windows.learn_shared(case.target, parallel):
+            logger.warning(
+                "shared_context model=%s: an overflow far below the window shows that parallel requests fill one "
+                "context; from now on they are fitted beside each other",
+                case.label,
+            )
+
+    def carried_on(
+        self, case: Case, guarded: Guarded, *, outcome: CarryOutcome, attempt: int, used_tokens: int
+    ) -> None:
+        """Tells how an answer at the limit went on, or ended; arguments as `Reporter.carried_on`."""
+        self._reporter.carried_on(case, guarded, outcome=outcome, attempt=attempt, used_tokens=used_tokens)
 
     def doubt_window(self, case: Case) -> None:
         """Has the window read again before it is used, after an error that may come of a model that was reloaded."""

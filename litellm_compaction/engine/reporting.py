@@ -10,7 +10,15 @@ from collections.abc import Callable, Sequence
 from litellm_compaction.core.compaction import Compaction, compaction_id
 from litellm_compaction.engine.case import Case, Guarded, Work
 from litellm_compaction.engine.making import Made
-from litellm_compaction.events import CompactionEvent, Event, Observer, Outcome, TruncationAlarm
+from litellm_compaction.events import (
+    CarryEvent,
+    CarryOutcome,
+    CompactionEvent,
+    Event,
+    Observer,
+    Outcome,
+    TruncationAlarm,
+)
 
 
 class Reporter:
@@ -93,6 +101,32 @@ class Reporter:
                 compaction_id=compaction_id(scope, compaction.covered_hash) if compaction else "",
                 continues_id=compaction_id(scope, base.covered_hash) if base else "",
                 tenant=work.case.tenant,
+            )
+        )
+
+    def carried_on(
+        self, case: Case, guarded: Guarded, *, outcome: CarryOutcome, attempt: int, used_tokens: int
+    ) -> None:
+        """Tells how an answer at the limit went on, or ended.
+
+        Args:
+            case: of the request.
+            guarded: what is sent now; what was sent last where the answer has ended.
+            outcome: what was done.
+            attempt: which of the restarts this is; how many there were where the answer has ended.
+            used_tokens: of the window, when the answer stopped.
+        """
+        self._tell(
+            CarryEvent(
+                outcome=outcome,
+                model=case.label,
+                window_tokens=guarded.window.tokens,
+                attempt=attempt,
+                attempts=case.settings.max_restarts,
+                tokens_before=used_tokens,
+                tokens_after=guarded.count.tokens if outcome == "restarted" else used_tokens,
+                when_s=self._wall_clock(),
+                tenant=case.tenant,
             )
         )
 

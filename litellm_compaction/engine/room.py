@@ -52,6 +52,7 @@ class Room:
         self._cuts = 0
         self._is_lent = False
         self._has_left = False
+        self._present_in = ""
 
     def is_shared(self, window: Window) -> bool:
         """Whether requests to this instance have to be fitted beside each other."""
@@ -73,6 +74,9 @@ class Room:
         """
         window = guarded.window
         if not self.is_shared(window):
+            if not self._present_in:
+                self._present_in = self._pool(window)
+                self._admission.come(self._present_in)
             return limit_tokens
         if self._taken_for is guarded.count:
             return min(limit_tokens, self._limit_tokens)
@@ -154,13 +158,25 @@ class Room:
         self._cuts += 1
         self._taken_for = None
 
+    def beside(self, window: Window) -> int:
+        """How many other answers of this process run or wait at the same instance."""
+        pool = self._pool(window)
+        running = max(self._admission.present(pool), self._admission.seated(pool))
+        return max(running - 1, 0)
+
     def leave(self) -> None:
         """Gives everything back."""
+        if self._present_in:
+            self._admission.go(self._present_in)
+            self._present_in = ""
         self._has_left = True
         if self._seat is not None and not self._is_lent:
             self._count_seat(-1)
             self._seat.leave()
             self._seat = None
+
+    def _pool(self, window: Window) -> str:
+        return f"{self._case.target.api_base} {window.instance_id}"
 
     def _reserve_tokens(self, guarded: Guarded) -> int:
         """With how much of an answer it begins; after each cut with the double, up to all of the window."""
@@ -172,9 +188,8 @@ class Room:
         timeout_s = self._case.settings.admission_timeout_s
         tokens = max(min(tokens, window.tokens), 1)
         if self._seat is None:
-            pool = f"{self._case.target.api_base} {window.instance_id}"
             self._seat = await self._admission.enter(
-                pool, window_tokens=window.tokens, tokens=tokens, timeout_s=timeout_s
+                self._pool(window), window_tokens=window.tokens, tokens=tokens, timeout_s=timeout_s
             )
         else:
             self._count_seat(-1)

@@ -7,12 +7,13 @@ a GET here loads no model. Jan and llamafile run llama.cpp's server; KoboldCpp, 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Literal, TypeAlias, TypeVar
 
 import httpx
 from pydantic import BaseModel, BeforeValidator, ValidationError
 
+from litellm_compaction.errors import ServerUnavailable
 from litellm_compaction.models.fetch import NotThisApi, get_json
 from litellm_compaction.models.listing_shapes import Tokens, list_or_empty, text_or_empty
 from litellm_compaction.models.lmstudio import server_root
@@ -31,12 +32,14 @@ class ServedModel:
         context_length: tokens of one request; None where the server does not say.
         slots: requests that it serves at a time with `context_length` each.
         path: of its file on the server's machine; "" where the server does not say.
+        is_shared: whether those fill one context of that length together; False where the server does not say.
     """
 
     names: tuple[str, ...]
     context_length: int | None
     slots: int = 1
     path: str = ""
+    is_shared: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,10 +68,36 @@ async def list_served(
     for api in apis:
         url = f"{server_root(api_base)}{PATHS[api]}"
         try:
-            return _read(api, await get_json(http, url, api_key, timeout_s, api=f"{api}'s API"))
+            answer = await get_json(http, url, api_key, timeout_s, api=f"{api}'s API")
+            served = _read(api, answer)
         except NotThisApi:
             continue
+        if api == "llama.cpp" and served.models[0].slots > 1:
+            return await _with_sharing(http, api_base, api_key, served, answer, timeout_s)
+        return served
     return SILENT
+
+
+async def _with_sharing(
+    http: httpx.AsyncClient, api_base: str, api_key: str | None, served: Served, props: object, timeout_s: float
+) -> Served:
+    """llama.cpp's slots as what they are: of one unified cache, where each has as much as there is in all.
+
+    `llama-server` makes such a cache where nobody sets `--parallel`: four slots with the whole context each (2026-11).
+    /props has one slot's context; newer builds name the whole one beside their model, in /v1/models.
+    """
+    (model,) = served.models
+    whole = _valid(_Props, props, "llama.cpp").n_ctx
+    if whole is None:
+        try:
+            url = f"{server_root(api_base)}{PATHS['vllm']}"
+            rows = _valid(
+                _MetaListing, await get_json(http, url, api_key, timeout_s, api="llama.cpp's API"), "vllm"
+            ).data
+        except (NotThisApi, ServerUnavailable):
+            rows = []
+        whole = next((row.meta.n_ctx for row in rows if row.meta is not None and row.meta.n_ctx is not None), None)
+    return replace(served, models=(replace(model, is_shared=whole is not None and whole == model.context_length),))
 
 
 def find_served(served: Served, model: str) -> ServedModel | None:
@@ -129,6 +158,17 @@ class _Props(BaseModel):
     default_generation_settings: _Generation
     total_slots: Tokens = None
     model_path: Annotated[str, BeforeValidator(text_or_empty)] = ""
+    n_ctx: Tokens = None
+
+
+class _MetaModel(BaseModel):
+    meta: _Generation | None = None
+
+
+class _MetaListing(BaseModel):
+    """`GET /v1/models` of llama.cpp's server: OpenAI's, with `meta` on each card."""
+
+    data: list[_MetaModel]
 
 
 class _VllmModel(BaseModel):

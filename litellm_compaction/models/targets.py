@@ -71,8 +71,8 @@ class Window:
         architecture: as LM Studio names it; "" when it was not asked.
         instance_id: the loaded copy that the number belongs to; the model's name when LM Studio was not asked.
         parallel: requests that share `tokens` at the same time.
-        slots: requests that have `tokens` each at the same time, as llama.cpp's server says; it does not say whether
-            they share a unified cache.
+        slots: requests that have `tokens` each at the same time, as llama.cpp's server says; older ones do not say
+            whether they share a unified cache.
         read_s: clock value when the number was read; old where later reads failed.
         wanted: the model as its server lists it, which finds its file; None where it says nothing of that.
     """
@@ -160,7 +160,7 @@ def _look_up_served(target: Target, reading: Reading, served: Served) -> Known:
         source=served.api,
         architecture="",
         instance_id=target.model,
-        parallel=1,
+        parallel=found.slots if found.is_shared else 1,
         slots=found.slots,
         read_s=reading.read_s,
         wanted=WantedModel(key=target.model, path=found.path) if found.path else None,

@@ -77,6 +77,7 @@ class Windows:
         self._clock = clock
         self._listings = Listings(cache_s=cache_s, http=http, clock=clock, timeout_s=timeout_s)
         self._known: OrderedDict[str, Known] = OrderedDict()
+        self._shared: OrderedDict[str, int] = OrderedDict()
         self._last: OrderedDict[str, Window] = OrderedDict()
         self._seen: OrderedDict[str, _Seen] = OrderedDict()
         self._unproven: set[str] = set()
@@ -153,6 +154,16 @@ class Windows:
             return
         for asker in [asker for asker, told in witnesses.items() if told.tokens < tokens]:
             del witnesses[asker]
+
+    def learn_shared(self, target: Target, parallel: int) -> bool:
+        """Takes over that so many requests fill one context together, which no listing says; whether that is news.
+
+        It holds for as long as this process runs: a server that serves fewer at once after all only lets some wait.
+        """
+        known = self._shared.get(target.key, 1)
+        self._shared[target.key] = max(parallel, known, 2)
+        _bound(self._shared)
+        return known == 1
 
     def invalidate(self, target: Target) -> None:
         """Makes the next `resolve` of this server wait for a fresh read."""
@@ -289,6 +300,8 @@ class Windows:
         )
 
     def _remember(self, target: Target, window: Window) -> Window:
+        if (parallel := self._shared.get(target.key, 1)) > window.parallel:
+            window = replace(window, parallel=parallel)
         self._last[target.key] = window
         _bound(self._last)
         return window

@@ -73,7 +73,7 @@ class Metrics:
         model = self._known(event.model)
         if isinstance(event, TruncationAlarm):
             instruments.alarms.labels(model, event.reason).inc()
-        else:
+        elif isinstance(event, CompactionEvent):
             _count_compaction(instruments, event, model)
 
     def _known(self, model: str) -> str:

@@ -204,6 +204,10 @@ class Relay:
         """Whether the window, and not a share of it, has ended the answer."""
         return self.end == "overflow" or self._looks_full(_DANGER_RATIO)
 
+    def looks_nearly_full(self) -> bool:
+        """Whether prompt and answer alone fill so much of the window that this explains its end."""
+        return self._looks_full(NEAR_FULL_RATIO)
+
     def stop(self) -> None:
         """Ends the stream because others need its room; a call that the client has begun to get may finish."""
         if self.end is None and not self._flowing and self.finish_reason is None:

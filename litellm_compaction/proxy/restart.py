@@ -17,6 +17,7 @@ from litellm_compaction.core.carry_over import Partial, Way
 from litellm_compaction.core.messages import ABORT_NOTICE, ATTEMPTS_NOTICE, DONE_NOTICE, START_NOTICE
 from litellm_compaction.engine import Case, Compactor, Guarded, Pending, Prospect, Room
 from litellm_compaction.errors import CompactionError, Overflow
+from litellm_compaction.events import CarryOutcome
 from litellm_compaction.proxy.exchange import (
     Asked,
     Chunk,
@@ -48,6 +49,8 @@ _WHOLE_WINDOW: Mapping[str, float] = MappingProxyType(
 _MAX_CUTS = 12
 # In which a server goes on itself, and which some do not take.
 _OWN_WAYS: tuple[Way, ...] = ("raw", "prefill")
+# An overflow without a number at less than this share of the window is not of this answer alone.
+_FAR_BELOW_RATIO = 0.5
 _STILL_TOO_LARGE = "The compacted prompt still exceeds the available context size."
 
 
@@ -87,6 +90,7 @@ class Answer:
         self._is_watched = is_watched
         self._has_retried = False
         self._cuts = 0
+        self._is_resumed = False
         self._progress = Progress()
         self._ways = upstream.ways
         self._one = OneAnswer(self._progress, SILENT if asked.is_json else asked.notices)
@@ -152,7 +156,8 @@ class Answer:
                 for chunk in self._closing(guarded, relay):
                     yield chunk
                 return
-            if relay.end == "share" and not isinstance(prospect.prepared, Pending):
+            self._is_resumed = relay.end == "share" and not isinstance(prospect.prepared, Pending)
+            if self._is_resumed:
                 # Others needed the room: nothing is compacted, nobody has to know.
                 guarded = await self._compactor.carried(prospect)
                 continue
@@ -166,6 +171,7 @@ class Answer:
                     yield chunk
                 return
             self._progress.restarts += 1
+            self._tell("restarted", again, relay)
             if is_new and again.action == "compacted" and (notice := self._one.notice(f"{DONE_NOTICE}\n\n")):
                 yield notice
             guarded = again
@@ -260,10 +266,12 @@ class Answer:
 
     async def _prospect(self, guarded: Guarded, relay: Relay) -> Prospect | None:
         """How the answer can go on behind `relay`; None where nothing gains enough room to be worth a stop (P5)."""
+        if relay.is_stuck:
+            return None
         if relay.end == "share" and self._cuts < _MAX_CUTS:
             case, room_tokens = self._relaxed(), 0
         else:
-            if relay.is_stuck or self._progress.restarts >= self._case.settings.max_restarts:
+            if self._progress.restarts >= self._case.settings.max_restarts:
                 return None
             # After it at least an output buffer is free, and that much more than there was before.
             used_tokens = guarded.window.tokens if relay.end == "overflow" else relay.used_tokens()
@@ -282,7 +290,10 @@ class Answer:
         """Takes note of a stream that has ended."""
         self._progress.completion_tokens += relay.completion_tokens()
         self._progress.lost_tokens += relay.lost_tokens
-        self._learn(guarded, relay)
+        is_others = self._is_overflow_of_all(guarded, relay)
+        self._learn(guarded, relay, is_others=is_others)
+        if is_others:
+            relay.end = "share"
         if relay.end == "share":
             self._cuts += 1
             if self._room is not None:
@@ -306,20 +317,44 @@ class Answer:
         given_tokens = self._progress.completion_tokens - self._progress.lost_tokens
         return max(self._asked.output_tokens - given_tokens, 1)
 
-    def _learn(self, guarded: Guarded, relay: Relay) -> None:
+    def _is_overflow_of_all(self, guarded: Guarded, relay: Relay) -> bool:
+        """Whether a context that several answers fill was full, and not this answer's window; takes note of that.
+
+        LM Studio and llama.cpp then end all of them, with words that name no number. Far below the window that proves a
+        shared context, where nobody has said that there is one (four answers of 150 tokens over 4,096, 2026-11-22).
+        """
+        if relay.end != "overflow" or self._room is None or self._cuts >= _MAX_CUTS:
+            return False
+        overflow = relay.overflow
+        is_numbered = overflow is not None and (overflow.window_tokens or overflow.prompt_tokens)
+        if overflow is None or relay.is_crash or is_numbered or relay.looks_nearly_full():
+            return False
+        others = self._room.beside(guarded.window)
+        if self._is_shared(guarded):
+            return others > 0
+        if others == 0 and (
+            not self._progress.delivered or relay.filled_tokens >= _FAR_BELOW_RATIO * guarded.window.tokens
+        ):
+            return False
+        self._compactor.learn_shared(self._case, max(others + 1, guarded.window.slots))
+        return True
+
+    def _learn(self, guarded: Guarded, relay: Relay, *, is_others: bool) -> None:
         try:
-            self._learn_from(guarded, relay)
+            self._learn_from(guarded, relay, is_others=is_others)
         except Exception as error:  # noqa: BLE001 - fails open (P8)
             # The client has its answer; a lesson that is lost must not take it away again.
             log_failed_open("learn", error)
-        self._progress.prompt_tokens.append(relay.usage.prompt_tokens if relay.usage else guarded.count.tokens)
+        if not self._is_resumed:
+            self._progress.prompt_tokens.append(relay.usage.prompt_tokens if relay.usage else guarded.count.tokens)
         self._progress.usages.append(relay.usage_fields)
 
-    def _learn_from(self, guarded: Guarded, relay: Relay) -> None:
+    def _learn_from(self, guarded: Guarded, relay: Relay, *, is_others: bool) -> None:
         if relay.end == "overflow":
             overflow = relay.overflow or Overflow(None, None)
             if not relay.is_crash:
-                overflow = taught(overflow, guarded, is_shared=self._is_shared(guarded))
+                is_shared = self._is_shared(guarded) or is_others
+                overflow = taught(overflow, guarded, is_shared=is_shared)
             self._compactor.learn_overflow(self._case, guarded, overflow)
         if relay.usage is not None:
             self._compactor.learn(
@@ -334,6 +369,12 @@ class Answer:
         """Whether others may have filled the context."""
         return self._room is not None and self._room.is_shared(guarded.window)
 
+    def _tell(self, outcome: CarryOutcome, guarded: Guarded, relay: Relay) -> None:
+        used_tokens = min(relay.filled_tokens, guarded.window.tokens)
+        self._compactor.carried_on(
+            self._case, guarded, outcome=outcome, attempt=self._progress.restarts, used_tokens=used_tokens
+        )
+
     def _calling(self, relay: Relay) -> list[Chunk]:
         """Of several calls the last was cut: the client executes the whole ones, and the model asks again."""
         return [*(self._one.dressed(delta) for delta in relay.whole_calls()), *self._ending(relay, "tool_calls")]
@@ -342,7 +383,9 @@ class Answer:
         """No way out: everything that is held, the notice, a regular end."""
         if self._progress.restarts >= self._case.settings.max_restarts and not relay.is_stuck:
             text = ATTEMPTS_NOTICE
+            self._tell("attempts", guarded, relay)
         else:
+            self._tell("aborted", guarded, relay)
             window_tokens = guarded.window.tokens
             text = ABORT_NOTICE.format(used=min(relay.filled_tokens, window_tokens), window=window_tokens)
         chunks = [self._one.dressed(delta) for delta in relay.surrendered()]
@@ -354,7 +397,7 @@ class Answer:
         if (
             reason == "stop"
             and self._asked.is_json
-            and self._progress.restarts
+            and (self._progress.restarts or self._cuts)
             and not _is_json(self._progress.sent_text)
         ):
             reason = "length"

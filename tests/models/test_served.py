@@ -81,9 +81,40 @@ async def test_a_server_says_its_window(
     assert {request.headers["authorization"] for request in server.requests} == {"Bearer sk-secret"}
 
 
+@pytest.mark.parametrize(
+    ("props", "listing", "parallel"),
+    [
+        ({}, {"data": [{"id": "m", "meta": {"n_ctx": 6144}}]}, 4),
+        ({}, {"data": [{"id": "m", "meta": {"n_ctx": 24576}}]}, 1),
+        ({}, {"data": [{"id": "m", "meta": {"n_ctx_train": 6144}}]}, 1),
+        ({}, {"data": [{"id": "m", "meta": None}, {"id": "n"}]}, 1),
+        ({}, httpx.Response(503, json={}), 1),
+        ({"n_ctx": 6144}, VLLM, 4),
+        ({"n_ctx": 24576}, VLLM, 1),
+        ({"total_slots": 1, "n_ctx": 6144}, VLLM, 1),
+    ],
+)
+async def test_slots_that_each_have_the_whole_context_share_it(
+    server: FakeLMStudio, windows: Windows, props: dict[str, Any], listing: object, parallel: int
+) -> None:
+    """llama-server's own choice is four slots over one cache: an answer then has what the others leave."""
+    server.answers = {"/props": {**PROPS, **props}, "/v1/models": listing}
+    window = await windows.resolve(target())
+    assert (window.tokens, window.parallel) == (6144, parallel)
+
+
+async def test_what_an_overflow_shows_of_a_context_holds(server: FakeLMStudio, windows: Windows) -> None:
+    """That answers share it, until the process ends; told once."""
+    server.answers = {"/props": PROPS, "/v1/models": VLLM}
+    assert windows.learn_shared(target(), 3)
+    assert not windows.learn_shared(target(), 2)
+    assert (await windows.resolve(target())).parallel == 3
+    assert (await windows.resolve(target(key="another"))).parallel == 1
+
+
 async def test_the_first_that_answers_is_enough(server: FakeLMStudio, windows: Windows) -> None:
     """llama.cpp's server lists models as OpenAI does: /props says more, and nothing else is asked then."""
-    server.answers = {"/props": PROPS, "/v1/models": VLLM}
+    server.answers = {"/props": {**PROPS, "total_slots": 1}, "/v1/models": VLLM}
     assert (await windows.resolve(target())).tokens == 6144
     assert server.paths == ["/props"]
 

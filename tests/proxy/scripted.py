@@ -18,6 +18,7 @@ from litellm_compaction.core.carry_over import Way
 from litellm_compaction.core.messages import DONE_NOTICE, START_NOTICE, Message, Request, parse_message
 from litellm_compaction.engine import ALL_WAYS, Attempts, Case, Compactor, Guarded, PruningModel, Room
 from litellm_compaction.errors import CompactionError
+from litellm_compaction.events import Observer
 from litellm_compaction.models.counter import TokenCounter
 from litellm_compaction.models.window import Target, Windows
 from litellm_compaction.proxy.exchange import Asked, Chunk, Continuation, Received, UpstreamDropped, UpstreamError
@@ -256,11 +257,7 @@ class Scene:
         self.server = Server(self.request, self.turns, self.window_tokens, self.chunk_tokens, self.tokens_per_second)
         self.listener = Listening()
         self.counter = TokenCounter()
-        self.compactor = Compactor(
-            windows=Windows(cache_s=5),
-            counter=self.counter,
-            store=open_store("memory://", ttl_s=60, max_bytes=1 << 20),
-        )
+        self.compactor = self.compactor_told()
         target = Target(
             key="k",
             model="gpt-4o",
@@ -279,6 +276,15 @@ class Scene:
             pruning_models=(same,),
             warm_up=_nothing,
             attempts=Attempts(summary_calls_left=settings.max_summary_calls),
+        )
+
+    def compactor_told(self, *observers: Observer) -> Compactor:
+        """A compactor without a past, with observers."""
+        return Compactor(
+            windows=Windows(cache_s=5),
+            counter=self.counter,
+            store=open_store("memory://", ttl_s=60, max_bytes=1 << 20),
+            observers=observers,
         )
 
     async def guarded(self) -> Guarded:

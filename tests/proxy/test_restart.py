@@ -12,6 +12,7 @@ import pytest
 
 from litellm_compaction.core.messages import ABORT_NOTICE, ATTEMPTS_NOTICE, DONE_NOTICE, START_NOTICE, Message
 from litellm_compaction.errors import overflow_from_text
+from litellm_compaction.events import CarryEvent
 from litellm_compaction.models.families import family_of
 from litellm_compaction.models.window import Target, Window
 from litellm_compaction.proxy.exchange import UpstreamDropped, UpstreamError
@@ -652,3 +653,45 @@ async def test_call_goes_before_text_that_can_go_on_later() -> None:
     assert (text.text, text.finish_reasons) == (words, ["stop"])
     assert (call.calls, call.finish_reasons, len(calling.server.opened)) == (calls, ["tool_calls"], 1)
     assert len(texts.server.opened) > 1
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+@pytest.mark.parametrize("after_tokens", [40, 150])
+async def test_overflow_far_below_the_window_shows_that_answers_share_it(is_whole: bool, after_tokens: int) -> None:
+    """Four answers end together, at a third of a window that nobody calls shared: each goes on, and is whole.
+
+    From then on they are fitted beside each other. Nothing was compacted, and nobody hears that it was.
+    """
+    words = numbered_words(400)
+    full = Turn(reply=Reply(words), end="error", after_tokens=after_tokens, text="Context size has been exceeded.")
+    turns = [full, Turn(reply=goes_on(words))]
+    scenes = [Scene(talk("pool", 600), turns, window_tokens=4096, is_whole=is_whole) for _ in range(4)]
+    first = scenes[0]
+    for scene in scenes:
+        scene.compactor = first.compactor
+    reads = await asyncio.gather(*(scene.read(room=first.compactor.room(scene.case)) for scene in scenes))
+    for scene, read in zip(scenes, reads, strict=True):
+        assert (read.raw_text, read.finish_reasons, read.shape_problems()) == (words, ["stop"], [])
+        assert ("compaction" in read.usages[0], scene.listener.details) == (False, {})
+    window = await first.compactor.windows.resolve(first.case.target)
+    assert (window.tokens, window.parallel) == (4096, 4)
+
+
+@pytest.mark.parametrize("outcome", ["restarted", "attempts", "aborted"])
+async def test_what_becomes_of_an_answer_at_the_limit_is_told(outcome: str) -> None:
+    """Each restart and each end in numbers: the attempt, the tokens before and after, the room gained."""
+    content = prose("sacred", 1600) if outcome == "aborted" else "Count."
+    most = 1 if outcome == "attempts" else 3
+    turns = [Turn(reply=goes_on(numbered_words(2400) if outcome == "attempts" else WORDS))]
+    scene = Scene([{"role": "user", "content": content}], turns, settings={"max_restarts": most})
+    told: list[Any] = []
+    scene.compactor = scene.compactor_told(told.append)
+    await scene.read()
+    carried = [event for event in told if isinstance(event, CarryEvent)]
+    last = carried[-1]
+    assert (last.outcome, last.attempts, last.window_tokens) == (outcome, most, 2048)
+    assert last.attempt == {"restarted": 1, "attempts": 1, "aborted": 0}[outcome]
+    assert last.gained_tokens >= (204 if outcome == "restarted" else 0)
+    assert last.tokens_before > 0.85 * 2048
+    if outcome == "restarted":
+        assert last.tokens_after == pytest.approx(scene.server.opened[1].prompt_tokens, abs=40)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from litellm_compaction.events import Event
+from litellm_compaction.events import Kept
 from litellm_compaction.proxy.talks import Talk
 from litellm_compaction.proxy.turns import Accuracy
 
@@ -113,4 +113,4 @@ class Content:
     rows: Sequence[Row] = ()
     talks: Sequence[Talk] = ()
     more_talks: int = 0
-    events: Sequence[Event] = ()
+    events: Sequence[Kept] = ()

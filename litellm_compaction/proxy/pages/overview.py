@@ -15,7 +15,7 @@ import httpx
 
 from litellm_compaction.config import SAME_MODEL, Settings
 from litellm_compaction.errors import CompactionError, ModelNotLoaded
-from litellm_compaction.events import Event, event_from_json
+from litellm_compaction.events import Kept, event_from_json
 from litellm_compaction.models.lmstudio import list_models
 from litellm_compaction.models.load_costs import load_cost
 from litellm_compaction.models.sources import Sources
@@ -122,7 +122,7 @@ def fields_for(
     return fields
 
 
-async def events_for(store: Store, visitor: Visitor) -> list[Event]:
+async def events_for(store: Store, visitor: Visitor) -> list[Kept]:
     """The newest events that the visitor may see, the newest first."""
     # The store looks for the characters alone.
     stored = await store.events(limit=SHOWN_EVENTS, containing=visitor.tenant_seen)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from litellm_compaction.events import CompactionEvent, Event, TruncationAlarm
+from litellm_compaction.events import CompactionEvent, Kept, TruncationAlarm
 from litellm_compaction.proxy.pages.content import Row
 from litellm_compaction.proxy.pages.markup import Child, Html, name_of, tag
 
@@ -30,7 +30,7 @@ def deployments_table(rows: Sequence[Row]) -> Html:
     return _table("Guarded deployments", names, [_deployment(row) for row in rows])
 
 
-def events_table(events: Sequence[Event], *, sees_all: bool) -> Html:
+def events_table(events: Sequence[Kept], *, sees_all: bool) -> Html:
     """One row an event, the newest first."""
     if not events:
         return tag("p", "None yet." if sees_all else "None yet of your team, user or key.", class_="quiet")
@@ -47,9 +47,9 @@ def clock_text(when_s: float) -> str:
         return ""
 
 
-def _folded(events: Sequence[Event]) -> list[tuple[Event, int]]:
+def _folded(events: Sequence[Kept]) -> list[tuple[Kept, int]]:
     """The events with their number, a compaction's reuses in a row as the newest of them."""
-    rows: list[tuple[Event, int]] = []
+    rows: list[tuple[Kept, int]] = []
     for event in events:
         last, times = rows[-1] if rows else (None, 0)
         if _is_reuse(event) and last is not None and _is_reuse(last) and _record(event) == _record(last):
@@ -59,11 +59,11 @@ def _folded(events: Sequence[Event]) -> list[tuple[Event, int]]:
     return rows
 
 
-def _is_reuse(event: Event) -> bool:
+def _is_reuse(event: Kept) -> bool:
     return isinstance(event, CompactionEvent) and event.outcome == "reused"
 
 
-def _record(event: Event) -> tuple[str, str]:
+def _record(event: Kept) -> tuple[str, str]:
     return event.model, event.compaction_id if isinstance(event, CompactionEvent) else ""
 
 
@@ -112,7 +112,7 @@ def _conflict(row: Row) -> Child:
     )
 
 
-def _event(event: Event, times: int) -> Html:
+def _event(event: Kept, times: int) -> Html:
     when = tag("td", clock_text(event.when_s), class_="time")
     model = tag("td", name_of(event.model), class_="name")
     if isinstance(event, TruncationAlarm):
