@@ -171,7 +171,7 @@ class Hooked:
         finally:
             with anyio.CancelScope(shield=True):
                 await chunks.aclose()
-                if self.answer.restarts:
+                if self.answer.is_joined:
                     await self.upstream.log_partials(self.guarded.count_text, self.guarded.count.tokens)
 
     async def joined(self, first: Any) -> Any:
@@ -180,7 +180,7 @@ class Hooked:
         A copy: LiteLLM logs the object that it was given (1.109.1 would log our text in its place).
         """
         chunks = [chunk async for chunk in self.answer.chunks()]
-        if self.answer.restarts == 0:
+        if not self.answer.is_joined:
             # The first may have been an overflow in disguise, and asked again.
             last = self.upstream.responses[-1]
             return None if last is first else last

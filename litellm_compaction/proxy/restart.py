@@ -91,6 +91,7 @@ class Answer:
         self._has_retried = False
         self._cuts = 0
         self._is_resumed = False
+        self._is_joined = False
         self._progress = Progress()
         self._ways = upstream.ways
         self._one = OneAnswer(self._progress, SILENT if asked.is_json else asked.notices)
@@ -152,6 +153,7 @@ class Answer:
                     yield chunk
                 return
             self._listener.may_pause = True
+            self._is_joined = self._is_joined or self._progress.delivered
             if (prospect := await self._prospect(guarded, relay)) is None:
                 for chunk in self._closing(guarded, relay):
                     yield chunk
@@ -424,9 +426,9 @@ class Answer:
         return {"restarts": self._progress.restarts, "prompt_tokens": list(self._progress.prompt_tokens)}
 
     @property
-    def restarts(self) -> int:
-        """How often the answer was carried over so far."""
-        return self._progress.restarts
+    def is_joined(self) -> bool:
+        """Whether the answer consists of more than one upstream answer."""
+        return self._is_joined
 
 
 def continuation_of(guarded: Guarded) -> Continuation | None:

@@ -273,7 +273,7 @@ def test_restarts_end_regularly(restarting: Restarting) -> None:
 
 def test_answer_that_cannot_be_carried_over_says_so(restarting: Restarting) -> None:
     """A sacred message that leaves no room for a continuation: the numbers, then a regular end."""
-    messages = [{"role": "user", "content": prose("sacred", 1000)}]
+    messages = [{"role": "user", "content": prose("sacred", 1450)}]
     restarting.watch("local", Teller(Reply(TEXTS["prose"])))
     answer = restarting.proxy.stream("local", messages)
     assert stream_problems(answer) == []
