@@ -362,6 +362,8 @@ def test_unusable_pruning_model_is_not_used(
     assert plain.posts(since) == []
     assert not routes.simulators["pruner-cold"].instances
     assert routes.proxy.expect_logged(rf"WARNING.*pruning_model={pruner} is not used while {why}")
+    page = routes.proxy.client.get("/compaction", headers=routes.proxy.headers).text
+    assert f"pruning_model {pruner} is not used: {why}" in page
 
 
 @pytest.mark.parametrize(("group", "pruner"), [("pruned-llama", "bystander"), ("pruned-mapped", "plain")])
