@@ -57,6 +57,19 @@ def plan_tokens(messages: int) -> int:
     return min(_PLAN_TOKENS + _TOKENS_PER_MESSAGE * messages, _MAX_PLAN_TOKENS)
 
 
+def roomy_answer_tokens(answer_tokens: int, *, spare_tokens: int, offered_tokens: int) -> int:
+    """The bound on an answer that may be the whole conversation once more, where the prompt leaves room for one.
+
+    A model that only thinks is asked a second time with twice the room, which has to fit as well.
+
+    Args:
+        answer_tokens: what is kept free for an edit plan and what is thought before it.
+        spare_tokens: what the prompt leaves besides.
+        offered_tokens: of the messages that the answer is about.
+    """
+    return answer_tokens + min(max(spare_tokens - answer_tokens, 0) // 2, offered_tokens)
+
+
 def pruning_prompt(
     *,
     prompt: str,

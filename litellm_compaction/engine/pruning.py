@@ -17,7 +17,7 @@ from litellm_compaction.core.messages import lead_length
 from litellm_compaction.core.prompts import is_refusal
 from litellm_compaction.core.pruning import Pruning, offered
 from litellm_compaction.core.pruning_answers import decide
-from litellm_compaction.core.pruning_prompts import PRUNE_PROMPT, plan_tokens, pruning_prompt
+from litellm_compaction.core.pruning_prompts import PRUNE_PROMPT, plan_tokens, pruning_prompt, roomy_answer_tokens
 from litellm_compaction.engine.asking import Asker, why_unusable
 from litellm_compaction.engine.case import PruningModel, Work
 from litellm_compaction.engine.room import SUMMARY_EXTRA_TOKENS
@@ -86,7 +86,6 @@ class Pruner:
     async def _question(self, work: Work, decision: Prune, model: PruningModel) -> _Question | str:
         """What to ask a model, or the reason why it cannot be asked."""
         choices = _choices(work, decision)
-        # A whole conversation once more does not fit into this, unless it is short.
         answer_tokens = decision.summary_tokens + plan_tokens(len(choices))
         try:
             limit = await self._asker.prompt_limit(work, model, answer_tokens)
@@ -96,10 +95,20 @@ class Pruner:
         if model.is_same:
             # What is reserved of a shared context for a summary has to do for this, too.
             limit_tokens = min(limit_tokens, work.count.tokens + SUMMARY_EXTRA_TOKENS - room_tokens)
-        prompt = await off_loop(
-            work.conversation.messages, lambda: _prompt(work, decision, choices, limit_tokens, limit.count)
-        )
-        return _Question(prompt=prompt, choices=choices, answer_tokens=room_tokens) if prompt else "no_room"
+
+        def ask() -> _Question | None:
+            prompt = _prompt(work, decision, choices, limit_tokens, limit.count)
+            if not prompt:
+                return None
+            lead = lead_length(work.conversation.messages)
+            most_tokens = roomy_answer_tokens(
+                room_tokens,
+                spare_tokens=limit_tokens - limit.count(prompt),
+                offered_tokens=sum(work.conversation.sizes[lead + at] for at in choices),
+            )
+            return _Question(prompt=prompt, choices=choices, answer_tokens=most_tokens)
+
+        return await off_loop(work.conversation.messages, ask) or "no_room"
 
 
 async def _answered(work: Work, decision: Prune, model: PruningModel, question: _Question) -> Compaction:

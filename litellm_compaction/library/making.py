@@ -17,7 +17,7 @@ from litellm_compaction.core.excerpts import excerpt
 from litellm_compaction.core.messages import Message, visible_text
 from litellm_compaction.core.pruning import Pruning, offered
 from litellm_compaction.core.pruning_answers import Decided, decide
-from litellm_compaction.core.pruning_prompts import PRUNE_PROMPT, plan_tokens, pruning_prompt
+from litellm_compaction.core.pruning_prompts import PRUNE_PROMPT, plan_tokens, pruning_prompt, roomy_answer_tokens
 from litellm_compaction.core.records import Record, ledger_messages, listable, write_record
 from litellm_compaction.core.strategies import StrategyName
 from litellm_compaction.errors import SummaryFailed
@@ -106,8 +106,10 @@ async def pruned(
     thinking_tokens = answer_tokens if family_of("", model).reasons else 0
     offer = [rest[at] for at in choices]
 
-    def ask() -> str:
-        return pruning_prompt(
+    def ask() -> tuple[str, int]:
+        sizes = [count(message.text) + _MESSAGE_TOKENS for message in offer]
+        limit_tokens = prompt_limit_tokens(config, model, answer_tokens)
+        prompt = pruning_prompt(
             prompt=PRUNE_PROMPT,
             values={
                 "words": max(int(config.summary_tokens * _WORDS_PER_TOKEN), 40),
@@ -120,18 +122,20 @@ async def pruned(
             earlier=earlier,
             focus=focus,
             messages=offer,
-            sizes=[count(message.text) + _MESSAGE_TOKENS for message in offer],
-            limit_tokens=prompt_limit_tokens(config, model, answer_tokens),
+            sizes=sizes,
+            limit_tokens=limit_tokens,
             count=count,
         )
+        spare_tokens = limit_tokens - count(prompt)
+        room_tokens = answer_tokens + thinking_tokens
+        return prompt, roomy_answer_tokens(room_tokens, spare_tokens=spare_tokens, offered_tokens=sum(sizes))
 
-    prompt = await asyncio.to_thread(ask)
+    prompt, room_tokens = await asyncio.to_thread(ask)
     decided: Decided | None = None
     reason = "invalid" if prompt else "no_room"
     if prompt:
         completion = asker(config, model, acompletion)
         try:
-            room_tokens = answer_tokens + thinking_tokens
             answer = await answer_to(prompt, completion, max_tokens=room_tokens, timeout_s=config.timeout_s)
         except SummaryFailed as error:
             reason = error.reason

@@ -349,3 +349,19 @@ async def test_a_model_with_a_word_for_it_is_told_not_to_think(strategy: str, mo
     await bench.guard(talk(8192), strategy=strategy, clear_tool_results=False, pruning_models=models)
     assert bench.ask.prompts
     assert all(prompt.endswith(" /no_think") is has_switch for prompt in bench.ask.prompts)
+
+
+@pytest.mark.parametrize("window", [8192, 32_768])
+async def test_a_whole_conversation_once_more_is_an_answer_where_it_fits(window: int) -> None:
+    """A pruning model with room is given it, and inside its window; where there is none it keeps to a plan."""
+    raw = talk(8192)
+    kept = {"prunedConversation": [raw[1], *raw[-9:-5]], "summary": "The rest was read."}
+    bench = Bench(ask=FakeAsk(json.dumps(kept)))
+    models = [bench.pruning_model(bench.ask, window=window)]
+    await bench.guard(raw, strategy="prune", clear_tool_results=False, pruning_models=models)
+    prompt_tokens, answer_tokens = len(bench.ask.prompts[0]) // 4, bench.ask.max_tokens[0]
+    assert prompt_tokens + answer_tokens <= window
+    if window > 8192:
+        assert answer_tokens > 4000
+        assert prompt_tokens + 2 * answer_tokens <= window
+        assert bench.last.rung == "prune"
