@@ -14,6 +14,7 @@ from typing import Annotated, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from litellm_compaction.errors import ConfigError
+from litellm_compaction.linear_patterns import must_be_linear
 from litellm_compaction.prompt_files import StrategyName, read_prompt
 
 # As core/budget.py counts them at most: settings and core do not import each other.
@@ -35,13 +36,13 @@ _STORE = re.compile(r"memory://|sqlite://(/(?!:memory:)[^?#\n]+)?")
 class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
-    @field_validator("admission", "mode", "notices", "page", mode="before", check_fields=False)
+    @field_validator("admission", "mode", "notices", "page", "redact", mode="before", check_fields=False)
     @classmethod
     def _yaml_off(cls, value: object) -> object:
         # YAML 1.1 reads a bare `off` as false.
         return "off" if value is False else value
 
-    @field_validator("page", mode="before", check_fields=False)
+    @field_validator("page", "redact", mode="before", check_fields=False)
     @classmethod
     def _yaml_on(cls, value: object) -> object:
         return "on" if value is True else value
@@ -242,6 +243,25 @@ class Settings(_Section):
     store_max_bytes: int = Field(
         64 * 1024 * 1024, ge=1024, description="Bound on what the store keeps; a file takes about a third more."
     )
+
+    redact: Literal["on", "off"] = Field(
+        "on",
+        description="Whether keys, tokens, passwords and the like are left out of what is written down: the ledger, "
+        "summaries, the store. The prompt keeps what the user sent.",
+    )
+    redact_patterns: tuple[str, ...] = Field(
+        (),
+        max_length=100,
+        description="The operator's own patterns (Python `re`) of what is left out likewise: their group `secret`, "
+        "else the whole match. Every repetition needs an end, such as `{1,40}` for `+`.",
+    )
+
+    @field_validator("redact_patterns")
+    @classmethod
+    def _patterns_are_linear(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for pattern in value:
+            must_be_linear(pattern)
+        return value
 
     @field_validator("prompt_file")
     @classmethod

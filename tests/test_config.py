@@ -23,6 +23,8 @@ from litellm_compaction.errors import ConfigError
 KEYS: dict[str, tuple[list[Any], list[Any]]] = {
     "mode": (["guard", "observe", "off", False], ["on", True, 1, None]),
     "page": (["on", "off", True, False], ["yes", 1, None]),
+    "redact": (["on", "off", True, False], ["yes", 1, None]),
+    "redact_patterns": ([(), (r"KD-\d{6}",)], ["KD", ["("], ["a+"], ["x" * 3000], [7], None]),
     "pre_request_ratio": ([0.5, 0.9], [0, 1, 1.2, -0.1, "much", math.nan]),
     "streaming_ratio": ([0.8, 0.99], [0, 1, 90, math.inf]),
     "target_ratio": ([0.01, 0.79], [0, 1, -1]),
@@ -106,7 +108,7 @@ def test_the_defaults_are_the_designs() -> None:
 def test_good_values_are_taken(key: str, value: Any) -> None:
     """At the bounds too; YAML's bare `off` and `on`, read as false and true, are the words."""
     taken = getattr(settings_from({key: value}), key)
-    words = {True: "on", False: "off"} if key in ("admission", "mode", "notices", "page") else {}
+    words = {True: "on", False: "off"} if key in ("admission", "mode", "notices", "page", "redact") else {}
     assert taken == (words.get(value, value) if isinstance(value, bool) else value)
 
 

@@ -17,6 +17,7 @@ from litellm_compaction.core.anchor_lines import SCANNED_CHARS, SCANNED_PER_MESS
 from litellm_compaction.core.excerpts import common_level, condensed
 from litellm_compaction.core.injections import is_injected
 from litellm_compaction.core.messages import Message
+from litellm_compaction.core.secrets import Redact, redacted, without_secrets
 from litellm_compaction.core.supersession import latest_values, marked
 
 WORDS_HEAD = "The user's own words, oldest first; where two disagree the later holds:"
@@ -44,6 +45,7 @@ def ledger(
     count: Callable[[str], int],
     known: str = "",
     newer: Sequence[Message] = (),
+    redact: Redact = redacted,
 ) -> str:
     """The verbatim record of `messages` in at most `budget_tokens`; "" when there is nothing or no room.
 
@@ -54,7 +56,10 @@ def ledger(
         count: tokens of a text.
         known: what stays visible beside the ledger, and need not be repeated in it.
         newer: the messages behind the covered part; what a summary says changes no value, since it may be wrong.
+        redact: takes secrets out of what is read, before it is cut into lines; `plain` keeps them.
     """
+    messages = [without_secrets(message, redact) for message in messages]
+    newer = [without_secrets(message, redact) for message in newer]
     # Our requests to go on are nobody's words.
     messages = [message for message in messages if not message.asks_to_go_on]
     latest = latest_values(_stated((*messages, *newer)))

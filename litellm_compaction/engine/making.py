@@ -18,6 +18,7 @@ from litellm_compaction.core.excerpts import excerpt
 from litellm_compaction.core.messages import Message, lead_length, visible_text
 from litellm_compaction.core.plan import MIN_GAIN_RATIO
 from litellm_compaction.core.records import ledger_messages, read_record, taken_out
+from litellm_compaction.core.secrets import Redact, plain, redactor
 from litellm_compaction.core.weights import applied_tokens
 from litellm_compaction.engine.asking import Asker, Summary
 from litellm_compaction.engine.case import Work
@@ -127,6 +128,7 @@ class Maker:
         shortened = (each.position for each in compaction.shortened)
         hidden_at = sorted({*replaced, *compaction.stubbed, *compaction.dropped, *shortened})
         hidden = [rest[position] for position in hidden_at]
+        redact = _redact(work)
 
         def write() -> str:
             known = "\n".join(map(visible_text, apply(messages, compaction)))
@@ -137,9 +139,10 @@ class Maker:
                 count=work.count_text,
                 known=known,
                 newer=rest[compaction.replaced_messages :],
+                redact=redact,
             )
 
-        return replace(compaction, ledger=await off_loop(hidden, write))
+        return _written(replace(compaction, ledger=await off_loop(rest, write)), redact)
 
     async def _summarized(self, work: Work, decision: Summarize) -> Made:
         covered, pinned = _covered(work, decision)
@@ -180,6 +183,7 @@ class Maker:
             window_tokens=work.window.tokens,
             provisional=decision.provisional,
         )
+        compaction = _written(compaction, _redact(work))
         # Of the same messages the store keeps one record: the fuller one, for when there is room again.
         kept = keyed(work.conversation.messages, work.conversation.hashes, compaction)
         is_poorer = decision.provisional and base is not None and base.covered_hash == kept.covered_hash
@@ -233,6 +237,7 @@ class Maker:
         unpinned = [*(ledger_messages(carried.ledger) if carried else ()), *unpinned]
         kept = messages[lead_length(messages) + decision.covered_messages :]
         spare_tokens = _spare(decision, summary, work.count_text)
+        redact = _redact(work)
 
         def write() -> str:
             # A value that a summary gets wrong is not in it, and so stands beside it.
@@ -244,14 +249,30 @@ class Maker:
                 count=work.count_text,
                 known=known,
                 newer=kept,
+                redact=redact,
             )
 
-        return await off_loop(unpinned, write)
+        return await off_loop((*unpinned, *kept), write)
 
     async def _put(self, work: Work, kept: Compaction) -> None:
         # The store tells its own troubles; this request has its compaction.
         with contextlib.suppress(Exception):
             await self._store.put(work.case.scope, kept)
+
+
+def _redact(work: Work) -> Redact:
+    settings = work.case.settings
+    return redactor(tuple(settings.redact_patterns)) if settings.redact == "on" else plain
+
+
+def _written(compaction: Compaction, redact: Redact) -> Compaction:
+    """`compaction` as it is applied and stored: without secrets, those that a pruning model has written included."""
+    return replace(
+        compaction,
+        segments=tuple(replace(segment, text=redact(segment.text)) for segment in compaction.segments),
+        ledger=redact(compaction.ledger),
+        omissions=redact(compaction.omissions),
+    )
 
 
 def _covered(work: Work, decision: Summarize) -> tuple[Sequence[Message], tuple[int, ...]]:

@@ -19,6 +19,7 @@ from litellm_compaction.core.pruning import Pruning, offered
 from litellm_compaction.core.pruning_answers import Decided, decide
 from litellm_compaction.core.pruning_prompts import PRUNE_PROMPT, plan_tokens, pruning_prompt, roomy_answer_tokens
 from litellm_compaction.core.records import Record, ledger_messages, listable, write_record
+from litellm_compaction.core.secrets import redacted
 from litellm_compaction.core.strategies import StrategyName
 from litellm_compaction.errors import SummaryFailed
 from litellm_compaction.library.config import CompactionConfig
@@ -189,6 +190,8 @@ def _written(
         known="\n".join((summary, *map(visible_text, bare[len(selected.system) :]), *map(visible_text, selected.kept))),
         newer=selected.tail,
     )
+    # As in the ledger: what is written down is read by later requests, and maybe by others.
+    summary = redacted(summary)
     record = Record(summary=summary, ledger=verbatim, round=compaction.round)
     text = write_record(record, hands_off=compaction.rung == "handoff")
     shown = apply(selected.messages, compaction, record=text)

@@ -226,6 +226,9 @@ def _scope(metadata: Mapping[str, Any], group: str, settings: Settings) -> str:
         settings.target_ratio,
         settings.keep_recent_messages,
         settings.summary_max_tokens,
+        # What was written down with its secrets is not read again once they are to be left out.
+        settings.redact,
+        settings.redact_patterns,
         *sorted((name, settings.own_prompt(name)) for name in settings.prompt_file),
     )
     return hashlib.blake2b(repr((_tenant(metadata), group, shape)).encode(), digest_size=16).hexdigest()

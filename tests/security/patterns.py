@@ -38,6 +38,9 @@ SEEN_CHARS = {
     "core.announcements._BARE": 160,
     "core.announcements._TOPIC": 160,
     "core.announcements._FIRST_WORD": 160,
+    **dict.fromkeys(
+        (f"core.secrets._{name}" for name in ("TOKEN", "HEADER", "URL", "OPTION", "ASSIGNED", "SAID")), 32_768
+    ),  # _SLICE_CHARS
     "core.preamble._DIALOGUE": 4096,  # the end of an answer (SEARCHED_CHARS in overlap)
 }
 

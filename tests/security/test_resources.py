@@ -44,7 +44,7 @@ _REASONING = {
 _WALKS = """
 import time
 from litellm_compaction.core import anchors, chain, edits, enclosures, excerpts, messages, prompts, records
-from litellm_compaction.core import supersession
+from litellm_compaction.core import secrets, supersession
 def tokens(text): return len(text) // 4
 def message(role, text): return messages.parse_message({"role": role, "content": text})
 def record(text): return records.read_record(message("user", "## Session Summary" + text))
@@ -66,6 +66,7 @@ walks = {
     "assistant's ledger": ledger("assistant"),
     "values": lambda text: supersession.marked(text, {"x": "1"}),
     "rendered": lambda text: prompts.render_message(message("tool", text)),
+    "redacted": secrets.redacted,
     "excerpt": lambda text: excerpts.excerpt(text, 500, tokens),
 }
 found = {}

@@ -1,0 +1,210 @@
+"""Keys, tokens and passwords in a text, each replaced by a marker that leaves its name.
+
+Asked for whatever is written down: the ledger, summaries, what is stored. The prompt itself keeps what was sent. Known
+by their form (prefixes of their issuers, headers, URLs, private keys) or by the name before them; commit ids, uuids and
+paths stay, since the ledger is there for them. Every repetition is bounded, so that hostile text costs linear time.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import lru_cache, partial
+from typing import TypeAlias
+
+from litellm_compaction.core.messages import Message
+
+MARKER = "[secret removed]"
+Redact: TypeAlias = "Callable[[str], str]"
+
+# Prefixes that issuers give their keys (their documentation and gitleaks' rules, 2026-11).
+_TOKEN = re.compile(
+    r"(?<![A-Za-z0-9])(?:"
+    r"sk-(?=[A-Za-z_-]{0,60}\d)[A-Za-z0-9_-]{16,250}"
+    r"|(?:sk|rk|pk)_(?:live|test)_[A-Za-z0-9]{10,200}|whsec_[A-Za-z0-9+/=]{16,200}"
+    r"|gh[pousr]_[A-Za-z0-9]{20,255}|github_pat_[A-Za-z0-9_]{22,255}|gl(?:pat|dt|rt|ptt)-[A-Za-z0-9_-]{16,255}"
+    r"|xox[abeoprs]-[A-Za-z0-9-]{10,255}|xapp-[A-Za-z0-9-]{10,255}"
+    r"|hooks\.slack\.com/services/[A-Za-z0-9/]{20,100}"
+    r"|(?:AKIA|ASIA|AGPA|AIDA|AROA|ANPA|ANVA)[A-Z0-9]{16}(?![A-Za-z0-9])"
+    r"|AIza[A-Za-z0-9_-]{30,60}|ya29\.[A-Za-z0-9_-]{20,400}|GOCSPX-[A-Za-z0-9_-]{20,60}"
+    r"|hf_[A-Za-z0-9]{30,60}|gsk_[A-Za-z0-9]{30,80}|r8_[A-Za-z0-9]{30,60}|tvly-[A-Za-z0-9-]{20,60}"
+    r"|npm_[A-Za-z0-9]{30,60}|pypi-[A-Za-z0-9_-]{40,400}|dckr_pat_[A-Za-z0-9_-]{20,60}"
+    r"|do[opr]_v1_[a-f0-9]{40,80}|shp(?:at|ss|ca|pa)_[a-fA-F0-9]{30,40}|lsv2_[a-z]{2}_[A-Za-z0-9_]{30,80}"
+    r"|SG\.[A-Za-z0-9_-]{16,40}\.[A-Za-z0-9_-]{16,60}|AGE-SECRET-KEY-1[A-Z0-9]{20,80}"
+    r"|eyJ[A-Za-z0-9_-]{8,2000}\.eyJ[A-Za-z0-9_-]{4,6000}(?:\.[A-Za-z0-9_-]{0,2000})?"
+    r")"
+)
+_HEADER = re.compile(
+    r"(?i)\b(?:authorization|proxy-authorization)\\{0,3}[\"']?[ \t]{0,3}[:=][ \t]{0,3}\\{0,3}[\"']?"
+    r"(?:(?:bearer|basic|token|digest|apikey|negotiate)[ \t]{1,3})?"
+    r"(?P<secret>(?!\[secret|(?:bearer|basic|token|digest|apikey|negotiate)[ \t])"
+    r"[^\s\"'\\,;$<{]{6,4000})"
+    r"|\bbearer[ \t]{1,3}(?=[A-Za-z._~+/=-]{0,200}\d)(?P<bearer>[A-Za-z0-9._~+/=-]{16,4000})"
+    r"|\b(?:set-)?cookie[ \t]{0,2}:[ \t]{0,3}(?P<cookie>(?![ \t]|\[secret)[^\n\"']{8,4000})"
+)
+_URL = re.compile(r"://[^\s/:@\"'<>\[\]]{0,100}:(?P<secret>[^\s/@\"'<>$\[\]{}]{1,200})@(?=[\w\[])")
+_OPTION = re.compile(
+    r"(?<!\S)(?:-u|--user)[ \t]{1,2}[\"']?[^\s:\"'/]{1,80}:(?P<secret>(?!\[secret)(?!\d{1,6}(?!\S))[^\s\"'$]{3,200})"
+    r"|(?<!\S)--?(?:password|passwd|passphrase|token|api-?key|secret)[ \t]{1,2}"
+    r"(?P<value>(?!\[secret)(?!-)[^\s\"'$<\[]{4,400})"
+)
+_NAME = (
+    r"(?:password|passwd|passwort|kennwort|passphrase|contraseña|secret|token|pwd|credentials?"
+    r"|(?:api|access|private|secret|client|auth|account|encryption|signing|master|storage|license|session)[ _-]?key"
+    r"|client[_-]?secret|connection[_-]?string|密码|口令|密钥)"
+)
+_ASSIGNED = re.compile(
+    rf"(?i)(?P<name>{_NAME})(?P<index>_?\d{{0,3}})\\{{0,3}}[\"'`\]]{{0,2}}"
+    r"(?P<sign>[ \t]{0,8}(?:=>|:=|==|=|:|：)[ \t]{0,8})"
+    r"(?:\\{0,3}[\"'`](?P<quoted>[^\"'`\n\\]{3,1000})|(?P<secret>[^\s\"'`,;&<>(){}\[\]|\\]{3,1000}))"
+)
+_SAID = re.compile(
+    rf"(?i)(?P<name>{_NAME})[ \t]{{1,3}}(?:is|was|ist|lautet|est|es)(?: now| jetzt)?[ \t]{{1,3}}"
+    r"(?:[\"'`](?P<quoted>[^\"'`\n]{3,200})[\"'`]|(?P<secret>(?=[^\s\"'`]{0,60}\d)(?=[^\s\"'`]{0,60}[A-Za-z])[^\s\"'`]{6,200}))"
+    rf"|(?P<name_zh>密码|口令|密钥)(?:是|为)[ \t]{{0,2}}(?P<secret_zh>(?!\[secret)[!-~]{{4,200}})"
+)
+_KEY_BEGINS = re.compile(r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----")
+_KEY_BODY = re.compile(r"(?:[A-Za-z0-9+/=\s:,]|\\n){0,20000}")
+_KEY_ENDS, _KEY_CHARS = "-----END", 20_000
+# What stands behind such a name in code, types and templates.
+_NO_SECRETS = frozenset(
+    (
+        *("none", "null", "nil", "true", "false", "undefined", "str", "string", "bytes", "int", "integer", "bool"),
+        *("boolean", "number", "object", "any", "text", "varchar", "optional", "required", "missing", "unset"),
+        *("invalid", "expired", "empty", "redacted", "hidden", "masked", "removed", "yes", "not", "error", "failed"),
+    )
+)
+_CODE = re.compile(r"(?:[A-Za-z_]\w{0,60}[.])?[A-Za-z_]\w{0,60}(?:[.]\w{1,60}){0,4}\Z", re.ASCII)
+_PLACEHOLDER = re.compile(r"[$%<{~]|\.{1,2}/|/|\*{3}|x{3,}\Z|[•*…]{3}|\[secret|(?i:your[_-]|<?insert|changeme|example)")
+_SPEAKS = re.compile(r"(?i)pass|token|secret|key|pwd|cred")
+# Only texts with one of these, in lower case, are searched for what stands beside them: finding a word is 50 times as
+# fast as a search for a pattern.
+_TOKEN_HINTS = (
+    *("sk-", "_live_", "_test_", "whsec_", "ghp_", "gho_", "ghu_", "ghs_", "ghr_", "_pat_", "glpat-", "gldt-", "glrt-"),
+    *("glptt-", "xox", "xapp-", "hooks.slack", "akia", "asia", "agpa", "aida", "aroa", "anpa", "anva", "aiza", "ya29"),
+    *("gocspx", "hf_", "gsk_", "r8_", "tvly-", "npm_", "pypi-", "_v1_", "shp", "lsv2_", "sg.", "age-secret", "eyj"),
+)
+_NAME_HINTS = ("pass", "kennw", "contras", "secret", "token", "pwd", "credential", "key", "connection", "密", "口令")
+_OPTION_HINTS = ("-u ", "-u\t", "-user", "-pass", "-token", "-api", "-secret")
+# One search through more than this would hold up other threads. Nothing but private keys reaches over lines.
+_SLICE_CHARS = 32_768
+
+
+def redacted(text: str, patterns: Sequence[re.Pattern[str]] = ()) -> str:
+    """`text` with a marker in place of each secret; the very same text where there is none.
+
+    Args:
+        text: any.
+        patterns: the operator's own; what their group `secret` matches goes, else the whole match.
+    """
+    lower = text.lower()
+    if "private key" in lower:
+        text = _without_keys(text)
+    searches = [search for hints, search in _SEARCHES if any(map(lower.__contains__, hints))]
+    searches += [partial(pattern.sub, _own) for pattern in patterns]
+    if not searches:
+        return text
+    return "".join(_through(piece, searches) for piece in _pieces(text))
+
+
+def _through(text: str, searches: Sequence[Redact]) -> str:
+    for search in searches:
+        text = search(text)
+    return text
+
+
+def _pieces(text: str) -> Iterator[str]:
+    """A text in its order, cut behind lines, else behind words."""
+    start = 0
+    while len(text) - start > _SLICE_CHARS:
+        least, most = start + _SLICE_CHARS // 2, start + _SLICE_CHARS
+        at = text.rfind("\n", least, most)
+        end = (at if at >= 0 else text.rfind(" ", least, most)) + 1 or most
+        yield text[start:end]
+        start = end
+    yield text[start:]
+
+
+@lru_cache(maxsize=64)
+def redactor(patterns: tuple[str, ...]) -> Redact:
+    """`redacted` with an operator's patterns, compiled once."""
+    compiled = [re.compile(pattern) for pattern in patterns]
+    return lambda text: redacted(text, compiled)
+
+
+def plain(text: str) -> str:
+    """`text` as it is, where nothing is to be redacted."""
+    return text
+
+
+def without_secrets(message: Message, redact: Redact) -> Message:
+    """A message as the ledger may read it; `raw` stays, which nothing that is written down is taken from."""
+    text = redact(message.text)
+    calls = tuple(
+        call if (arguments := redact(call.arguments)) == call.arguments else replace(call, arguments=arguments)
+        for call in message.calls
+    )
+    return message if text == message.text and calls == message.calls else replace(message, text=text, calls=calls)
+
+
+def _unnamed(found: re.Match[str]) -> str:
+    """A match with the marker in place of its one group that is a secret."""
+    for name, value in found.groupdict().items():
+        if value is not None and not name.startswith("name"):
+            return _put(found, name)
+    return found[0]
+
+
+def _assigned(found: re.Match[str]) -> str:
+    quoted, value = found["quoted"], found["secret"]
+    if _PLACEHOLDER.match(quoted or value) or (quoted or value).lower().rstrip(".!?:") in _NO_SECRETS:
+        return found[0]
+    if quoted is not None:
+        # A sentence in quotation marks is no secret.
+        return found[0] if quoted.count(" ") > 3 else _put(found, "quoted")
+    if found.string[found.end() : found.end() + 1] in ("(", "[", "{"):
+        return found[0]
+    is_code = _CODE.match(value) is not None and not any(map(str.isdigit, value))
+    is_assigned = found["sign"][:1].isspace() or found["sign"][-1:] == "="
+    # `token = parse`, `password=password`; an upper-case name is a variable of the environment.
+    is_code = is_code and (is_assigned or "." in value) and not found["name"].isupper()
+    if is_code or (_SPEAKS.search(value) and _CODE.match(value) and not any(map(str.isdigit, value))):
+        return found[0]
+    if value.isdigit() and found["name"].lower() == "token" and len(value) < 7:
+        return found[0]
+    return _put(found, "secret")
+
+
+def _own(found: re.Match[str]) -> str:
+    return _put(found, "secret") if found.groupdict().get("secret") is not None else MARKER
+
+
+def _put(found: re.Match[str], group: str) -> str:
+    start, end = found.span(group)
+    return found.string[found.start() : start] + MARKER + found.string[end : found.end()]
+
+
+def _without_keys(text: str) -> str:
+    kept: list[str] = []
+    start = 0
+    while (begun := _KEY_BEGINS.search(text, start)) is not None:
+        kept += (text[start : begun.end()], MARKER)
+        start = begun.end()
+        if text.startswith(MARKER, start):
+            start += len(MARKER)
+            continue
+        end = text.find(_KEY_ENDS, start, start + _KEY_CHARS)
+        body = _KEY_BODY.match(text, start)
+        start = end if end >= 0 else body.end() if body is not None else start
+    return "".join((*kept, text[start:]))
+
+
+_SEARCHES: tuple[tuple[Sequence[str], Redact], ...] = (
+    (_TOKEN_HINTS, partial(_TOKEN.sub, MARKER)),
+    (("authorization", "bearer", "cookie"), partial(_HEADER.sub, _unnamed)),
+    (("://",), partial(_URL.sub, _unnamed)),
+    (_OPTION_HINTS, partial(_OPTION.sub, _unnamed)),
+    (_NAME_HINTS, partial(_ASSIGNED.sub, _assigned)),
+    (_NAME_HINTS, partial(_SAID.sub, _unnamed)),
+)

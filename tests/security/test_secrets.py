@@ -1,0 +1,184 @@
+"""Threat: secrets that are written down. None enters a ledger, a summary or a store; names, ids and paths stay."""
+
+from __future__ import annotations
+
+import pytest
+
+from litellm_compaction.config import settings_from
+from litellm_compaction.core.anchors import ledger
+from litellm_compaction.core.messages import parse_message
+from litellm_compaction.core.secrets import MARKER, redacted, redactor
+from litellm_compaction.errors import ConfigError
+from tests.engine.bench import Bench, FakeAsk
+from tests.engine.test_guard import LONG
+
+H = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b"
+JWT = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0NTY3ODkwIn0.dozjgNryP4J3jVmNHl0w5N_XgL0n3I9PlFUP0THsR8U"
+# (text, what must go); what stands before it stays. Built from halves, so that no scanner takes this file for a leak.
+SECRETS: tuple[tuple[str, str], ...] = (
+    ("DB_PASSWORD=hunter2", "hunter2"),
+    ("export DB_PASSWORD='correct horse'", "correct horse"),
+    ("password: swordfish1", "swordfish1"),
+    ("Passwort: Sommer2026!", "Sommer2026!"),
+    ("my password is S3cretP4ss", "S3cretP4ss"),
+    ("das Passwort lautet `Affe123`", "Affe123"),
+    ("密码是abc12345", "abc12345"),
+    ('{"password": "p@ss w0rd"}', "p@ss w0rd"),
+    ('{\\"api_key\\": \\"abc123def456\\"}', "abc123def456"),
+    ("api_key: 'a1b2c3d4e5f6'", "a1b2c3d4e5f6"),
+    ("API-KEY = 0123456789abcdef", "0123456789abcdef"),
+    ("x-api-key: 0123456789abcdef", "0123456789abcdef"),
+    ("client_secret=Zm9vYmFy", "Zm9vYmFy"),
+    ("AWS_SECRET_ACCESS_KEY=wJalrXUtnFEMI/K7MDENG/bPxRfiCY", "wJalrXUtnFEMI/K7MDENG/bPxRfiCY"),
+    ("aws_access_key_id = AKIA" + "IOSFODNN7ABCDEFG", "AKIA" + "IOSFODNN7ABCDEFG"),
+    ("use sk-" + "ant-api03-abcDEF123456_-xyz789 please", "sk-" + "ant-api03-abcDEF123456_-xyz789"),
+    ("sk-" + "proj-abcdef1234567890abcdef", "sk-" + "proj-abcdef1234567890abcdef"),
+    ("ghp_" + "abcdefghijklmnopqrstuvwxyz0123456789", "ghp_" + "abcdefghijklmnopqrstuvwxyz0123456789"),
+    ("github_pat_" + "11ABCDEFG0abcdefghijkl_mnop", "github_pat_" + "11ABCDEFG0abcdefghijkl_mnop"),
+    ("glpat-" + "abcdefghij0123456789", "glpat-" + "abcdefghij0123456789"),
+    ("xoxb-" + "123456789012-abcdefABCDEF", "xoxb-" + "123456789012-abcdefABCDEF"),
+    ("https://hooks.slack.com/services/" + "T00000000/B00000000/XXXXXXXXXXXXXXXXXXXXXXXX", "B00000000/XXXX"),
+    ("AIza" + "SyA1234567890abcdefghijklmnopqrstuv", "SyA1234567890abcdefghijklmnopqrstuv"),
+    ("hf_" + "abcdefghijklmnopqrstuvwxyzABCDEFGH", "hf_" + "abcdefghijklmnopqrstuvwxyzABCDEFGH"),
+    ("sk_" + "live_abcdefghijklmnop1234", "live_abcdefghijklmnop1234"),
+    (f"session {JWT}", JWT),
+    (f"Authorization: Bearer {JWT}", JWT),
+    ("Authorization: Basic dXNlcjpwYXNz", "dXNlcjpwYXNz"),
+    ("-H 'Authorization: token abcdef123456'", "abcdef123456"),
+    ('"Authorization": "Bearer abcdef1234567890xyz"', "abcdef1234567890xyz"),
+    ("bearer abcdef1234567890xyz", "abcdef1234567890xyz"),
+    ("Cookie: session=abcdef123456; theme=dark", "abcdef123456"),
+    ("postgres://app:s3cr3t@db.internal:5432/app", "s3cr3t"),
+    ("redis://:s3cr3t@10.0.0.1/0", "s3cr3t"),
+    ("https://user:pa%24s@example.org/x", "pa%24s"),
+    ("Server=db;User Id=sa;Password=Str0ng!Pass;", "Str0ng!Pass"),
+    ("AccountKey=Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq==", "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1"),
+    ("curl -u admin:geheim99 https://x", "geheim99"),
+    ("mysql --password geheim99", "geheim99"),
+    ("tool --token=geheim99", "geheim99"),
+    ("?access_token=abcdef123&x=1", "abcdef123"),
+    ("-----BEGIN RSA PRIVATE KEY-----\nMIIEpAIBAAKCAQEA\nabcd1234\n-----END RSA PRIVATE KEY-----", "MIIEpAIBAAKCAQEA"),
+    ("-----BEGIN OPENSSH PRIVATE KEY-----\nb3BlbnNzaC1rZXktdjEA\nAAAAB3Nza", "b3BlbnNzaC1rZXktdjEA"),
+    ('"-----BEGIN PRIVATE KEY-----\\nMIIEvQIBADANBgkq\\nhkiG9w0B\\n-----END PRIVATE KEY-----\\n"', "MIIEvQIBADANBgkq"),
+)
+# What stays as it is.
+HARMLESS = (
+    f"commit {H}",
+    "id 3fa85f64-5717-4562-b3fc-2c963f66afa6",
+    "sha256:" + "ab12" * 16,
+    "max_tokens: 4096",
+    "prompt_tokens=1234, completion_tokens=56",
+    "token: str",
+    "token = 42",
+    "def login(user: str, password: str) -> Token:",
+    "password = None",
+    "password=password",
+    "token = parse_token(text)",
+    "api_key = os.environ['API_KEY']",
+    "api_key=settings.api_key,",
+    "PASSWORD_FILE=/run/secrets/db",
+    "password: ${DB_PASSWORD}",
+    "password: <your password>",
+    "token: $TOKEN",
+    "secret: /run/secrets/x",
+    "the key: value pairs",
+    "key=value",
+    "primary key: id",
+    "tokens are counted; the token limit is 4096",
+    "the password is wrong",
+    "token expired: invalid",
+    "https://example.org:8080/path@2x.png",
+    "git@github.com:org/repo.git",
+    "docker run -u 1000:1000 image",
+    "src/auth/token.py:12: error",
+    "sk-learn-contrib-estimators-and-more",
+    "Authorization: $TOKEN",
+    "cookie: string",
+    "-----BEGIN PUBLIC KEY-----\nMIIBIjANBgkqh\n-----END PUBLIC KEY-----",
+)
+
+
+@pytest.mark.parametrize(("text", "secret"), SECRETS)
+def test_secrets_go_and_their_names_stay(text: str, secret: str) -> None:
+    """A marker stands in the secret's place; again changes nothing."""
+    found = redacted(f"before {text} after")
+    assert secret not in found
+    assert MARKER in found
+    assert found.startswith("before ")
+    assert redacted(found) == found
+
+
+def test_the_name_is_kept() -> None:
+    """Whoever reads the ledger knows which secret there was."""
+    assert redacted("DB_PASSWORD=hunter2") == f"DB_PASSWORD={MARKER}"
+    assert redacted("postgres://app:s3cr3t@db:5432/app") == f"postgres://app:{MARKER}@db:5432/app"
+
+
+@pytest.mark.parametrize("text", HARMLESS)
+def test_what_is_no_secret_stays(text: str) -> None:
+    """Ids, hashes, paths, types, code and placeholders: the ledger needs them."""
+    assert redacted(text) == text
+
+
+@pytest.mark.parametrize("role", ["user", "assistant", "tool"])
+def test_no_secret_enters_a_ledger(role: str) -> None:
+    """Whoever said it, also where it is longer than a ledger's line, and where a later message gives a new value."""
+    texts = [text for text, _ in SECRETS] + [f"value {number} in src/a{number}.py" for number in range(40)]
+    messages = [parse_message({"role": role, "content": text}) for text in texts]
+    newer = [parse_message({"role": "user", "content": "DB_PASSWORD=hunter3"})]
+
+    def tokens(text: str) -> int:
+        return len(text) // 4
+
+    found = ledger(messages, budget_tokens=4000, words_tokens=2000, count=tokens, newer=newer)
+    assert "src/a1.py" in found
+    assert [secret for _, secret in SECRETS if secret in found] == []
+    assert "hunter3" not in found
+
+
+async def test_no_secret_enters_a_store() -> None:
+    """Neither from the conversation nor from a summary that quotes it, and what the model reads has the marker too."""
+    raw = [
+        *LONG[:2],
+        {"role": "user", "content": "DB_PASSWORD=hunter2 is ours"},
+        {"role": "assistant", "content": "ok"},
+    ]
+    raw += LONG[2:]
+    bench = Bench(ask=FakeAsk("## State\nThe login uses DB_PASSWORD=hunter2 in src/db.py, and all else is as it was."))
+    guarded = await bench.guard(raw)
+    assert guarded.action == "compacted"
+    (kept,) = [compaction for _, compaction in bench.store.kept]
+    assert "hunter2" not in repr(kept)
+    assert MARKER in kept.segments[0].text
+
+
+def test_off_keeps_everything() -> None:
+    """`redact: off` is the operator's word."""
+    assert settings_from({"redact": False}).redact == "off"
+    assert settings_from({"redact": "on"}).redact == "on"
+
+
+def test_an_operators_patterns_are_used() -> None:
+    """The group `secret` goes, or all of a match."""
+    redact = redactor((r"KD-\d{6}", r"PIN (?P<secret>\d{4})"))
+    assert redact("Kunde KD-123456, PIN 1234") == f"Kunde {MARKER}, PIN {MARKER}"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "problem"),
+    [
+        ("(a+)+$", "repetition"),
+        ("a*", "repetition"),
+        (r"\w+:", "repetition"),
+        ("(?:a{1,200}){1,200}", "steps"),
+        (r"(a)\1", "reference"),
+        ("(", "pattern"),
+        ("", "empty"),
+        ("x{0,3}", "empty"),
+        ("a" * 3000, "long"),
+    ],
+)
+def test_patterns_that_could_hold_everybody_up_are_refused_at_start(pattern: str, problem: str) -> None:
+    """What is not linear is named, with what to write instead."""
+    with pytest.raises(ConfigError, match=problem):
+        settings_from({"redact_patterns": [pattern]})
