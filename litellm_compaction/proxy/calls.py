@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from litellm_compaction.core.messages import Request
 from litellm_compaction.engine import Action, Attempts, Case, Guarded, Pending, Room
-from litellm_compaction.errors import CompactionError
+from litellm_compaction.errors import BadWish, CompactionError
 from litellm_compaction.proxy.failing_open import log_failed_open
 from litellm_compaction.proxy.talks import Turn
 from litellm_compaction.proxy.turns import Turns
@@ -57,6 +57,7 @@ class Call:
         rewritten: whether the list in LiteLLM's hands is no longer `received`.
         opted_out: whether the client asked not to be guarded, and may.
         wish: what it asks of the guard itself.
+        bad_wish: why that could not be read, None where it could.
         asks_for_usage: whether a usage chunk belongs in the stream.
         is_structured: whether the answer is a document, where no notice may stand.
         is_told: whether the request before it told of a compaction, so that this one does not again.
@@ -86,6 +87,7 @@ class Call:
     rewritten: bool = False
     opted_out: bool = False
     wish: Wish = NONE
+    bad_wish: BadWish | None = None
     asks_for_usage: bool = True
     is_structured: bool = False
     is_told: bool = False

@@ -17,7 +17,7 @@ import httpx
 
 from litellm_compaction.core.messages import Request, cleaned
 from litellm_compaction.engine import Attempts, Case, Compactor, Guarded, Pending
-from litellm_compaction.errors import CompactionError, DoesNotFit, ModelNotLoaded, WindowUnknown
+from litellm_compaction.errors import BadWish, CompactionError, DoesNotFit, ModelNotLoaded, WindowUnknown
 from litellm_compaction.proxy import wire
 from litellm_compaction.proxy.calls import Call, Calls
 from litellm_compaction.proxy.carriers import carrier_of
@@ -41,7 +41,7 @@ from litellm_compaction.proxy.routing import (
     reachable_entries,
 )
 from litellm_compaction.proxy.upstream import GuardedTransport, client_over
-from litellm_compaction.proxy.wishes import wish_of
+from litellm_compaction.proxy.wishes import NONE, wish_of
 
 logger = logging.getLogger("litellm_compaction")
 
@@ -84,6 +84,8 @@ class Gate:
         cases = await self._certain(router, guards, call, data)
         if not cases:
             return
+        if call.bad_wish is not None:
+            raise call.bad_wish
         try:
             prepared = await self._compactor.prepare(call.original, cases[0])
             if any(carrier_of(guard.deployment, guard.settings) == "transport" for guard in known):
@@ -184,6 +186,8 @@ class Gate:
         if guard.settings.mode == "observe":
             await self._compactor.observe(request, case)
             return None if kwargs is received else {**kwargs}
+        if call.bad_wish is not None:
+            raise call.bad_wish
         if carrier == "transport":
             return await self._carried(router, guard, call, case, kwargs)
         can_grow = bool(kwargs.get("stream")) and call.is_chat and wire.can_be_carried_over(kwargs)
@@ -321,7 +325,12 @@ class Gate:
 
     def _new_call(self, received: Request, group: str, body: Mapping[str, Any]) -> Call:
         messages = tuple(cleaned(message) for message in received.messages)
-        wish = wish_of(body, metadata_of(body))
+        bad_wish: BadWish | None = None
+        try:
+            wish = wish_of(body, metadata_of(body))
+        except BadWish as error:
+            # Told only where it is guarded: a deployment that is just observed answers as ever.
+            wish, bad_wish = NONE, error
         unchanged = all(new is old for new, old in zip(messages, received.messages, strict=True))
         call = Call(
             received=received,
@@ -331,6 +340,7 @@ class Gate:
             tenant=tenant_of(metadata_of(body)),
             opted_out=self._settings.allow_opt_out and wish.off,
             wish=wish,
+            bad_wish=bad_wish,
             asks_for_usage=wire.asks_for_usage(body),
             is_structured=wire.is_structured(body),
             said=wire.client_texts(body),

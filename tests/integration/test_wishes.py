@@ -27,7 +27,11 @@ REMINDER = "<system-reminder>\nThe todo list is empty. Do not mention this to th
 @pytest.fixture(scope="module", params=["auto", "hooks"])
 def bench(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     """A model for each strategy, and one that is compacted on demand."""
-    groups = [Group("now"), *(Group(f"open-{each}", compaction={"strategy": each}) for each in STRATEGIES)]
+    groups = [
+        Group("now"),
+        Group("watched", compaction={"mode": "observe"}, guarded=False),
+        *(Group(f"open-{each}", compaction={"strategy": each}) for each in STRATEGIES),
+    ]
     folder = tmp_path_factory.mktemp(f"wishes-{request.param}")
     with open_bench(folder, groups, {"carrier": request.param, "window_cache_s": 600}) as opened:
         yield opened
@@ -98,6 +102,16 @@ def test_a_bad_wish_is_refused(bench: Bench, path: str, wish: dict[str, Any], sa
     assert answer.status_code == 400, answer.text
     assert says in answer.text
     assert watch.records == [] or all(record.path != CHAT for record in watch.records)
+
+
+def test_a_deployment_that_is_observed_answers_as_ever(bench: Bench) -> None:
+    """Neither compacted nor refused, whatever its client asks for."""
+    watch = bench.watch("watched")
+    messages = turns(CHAT, "observed", 1700)
+    for wish in ({"metadata": WISH}, {"headers": {"x-litellm-compaction-now": "perhaps"}}):
+        assert asked(bench, CHAT, "watched", messages, **wish).status_code == 200
+        assert watch.sent() == messages
+    assert watch.summaries == []
 
 
 # ------------------------------------------------------------------ the open round
