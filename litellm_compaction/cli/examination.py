@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import get_args
 
 import httpx
 
@@ -35,18 +36,21 @@ from litellm_compaction.cli.findings import (
 )
 from litellm_compaction.cli.probing import probe
 from litellm_compaction.config import SAME_MODEL, Settings
-from litellm_compaction.engine import shares_context
-from litellm_compaction.errors import ConfigError, ModelNotLoaded, ServerUnavailable, WindowUnknown
+from litellm_compaction.engine import GoingOn, shares_context
+from litellm_compaction.errors import ConfigError, ModelNotLoaded, ServerUnavailable, StoreError, WindowUnknown
 from litellm_compaction.models.fetch import KeyRefused, NotThisApi
 from litellm_compaction.models.lmstudio import DEFAULT_API_BASE, Listing, list_models, match, server_root
 from litellm_compaction.models.model_files import WantedModel
 from litellm_compaction.models.served import PATHS, Served, list_served
-from litellm_compaction.models.sources import Sources
+from litellm_compaction.models.sources import Sources, TokenizerSource
+from litellm_compaction.models.targets import Source
 from litellm_compaction.models.window import Target, Window, Windows
-from litellm_compaction.proxy.carriers import carrier_of
+from litellm_compaction.proxy.carriers import Carrier, carrier_of
 from litellm_compaction.proxy.routing import Deployment, deployment_of, unknown_model
+from litellm_compaction.stores import MemoryStore, Store, open_existing
 
 _LIMIT_S = 3.0
+_AS_SOURCE: dict[str, Source] = {source: source for source in get_args(Source)}
 
 
 async def examine(
@@ -118,6 +122,23 @@ class _AsRouter:
         return {**entry, "litellm_params": {**params, "model": str(params.get("model", "")).replace("*", served)}}
 
 
+def _carried(row: Examined, carrier: Carrier) -> Examined:
+    """The row with its carrier; LiteLLM's hooks know chats only."""
+    if not row.guarded:
+        return replace(row, ways=(), gone_on=())
+    kept = tuple(way for way in row.ways if carrier == "transport" or way != "raw")
+    return replace(row, carrier=carrier, ways=kept)
+
+
+def _store(settings: Settings, environ: Mapping[str, str]) -> Store:
+    """Where the proxy keeps what servers have shown; an empty one where that cannot be seen from here."""
+    ttl_s, max_bytes = settings.store_ttl_s, settings.store_max_bytes
+    try:
+        return open_existing(settings.store, ttl_s=ttl_s, max_bytes=max_bytes, environ=environ)
+    except (ConfigError, StoreError):
+        return MemoryStore(ttl_s=ttl_s, max_bytes=max_bytes)
+
+
 class _Examiner:
     def __init__(
         self,
@@ -137,6 +158,7 @@ class _Examiner:
         self._probes = probes
         # What is wrong with a file becomes a finding.
         self._sources = Sources.of(settings, on_failure=lambda _: None)
+        self._going_on = GoingOn(_store(settings, environ))
 
     async def pruning_model(self, name: str) -> list[Finding]:
         """Why a pruning model would not be asked now; nothing where it would."""
@@ -165,7 +187,7 @@ class _Examiner:
         row = Examined(name=name, model=target.model, guarded=False, why=why_not(deployment, entry))
         rows, findings = await self._examined(row, deployment)
         carrier = carrier_of(deployment, self._settings, self._environ)
-        return [replace(row, carrier=carrier if row.guarded else "") for row in rows], findings
+        return [_carried(row, carrier) for row in rows], findings
 
     async def _examined(self, row: Examined, deployment: Deployment) -> tuple[list[Examined], list[Finding]]:
         target, name = deployment.target, row.name
@@ -322,7 +344,7 @@ class _Examiner:
         # Loaded as the proxy would: only then is known whether it can be, and what it costs.
         source, failures = await in_use(source)
         findings = [problem(row.place, failure) for failure in (*source.failures, *failures)]
-        row = with_source(row, architecture, source)
+        row = await self._with_ways(with_source(row, architecture, source), target, source)
         if self._probes and is_loaded:
             probes, more = await probe(self._http, row.place, target, source)
             row, findings = replace(row, probes=probes), [*findings, *more]
@@ -332,6 +354,15 @@ class _Examiner:
         if self._settings.when_not_loaded == "warm_up":
             return note(name, f"{what}; {load}.")
         return problem(name, f"{what}, and when_not_loaded is `error`: load it, or set num_ctx in litellm_params.")
+
+    async def _with_ways(self, row: Examined, target: Target, source: TokenizerSource) -> Examined:
+        """The row with how its server goes on, as far as anybody knows."""
+        # Every source that is no server's leads to the last way, but for LM Studio's models.
+        ways = await self._going_on.ways(target, _AS_SOURCE.get(row.window_source, "operator"))
+        is_rendered = source.family.exact and bool(source.family.template)
+        known = tuple(way for way in ways if is_rendered or way != "raw")
+        gone_on = [way for way in known if await self._going_on.has_gone_on(target, way)]
+        return replace(row, ways=known, gone_on=tuple(gone_on))
 
     def _not_loaded(self, name: str, what: str) -> Finding:
         if self._settings.when_not_loaded == "warm_up":

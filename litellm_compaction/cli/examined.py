@@ -12,6 +12,7 @@ from litellm_compaction.cli.config_file import Section
 from litellm_compaction.cli.findings import Finding, entry_section, note
 from litellm_compaction.cli.probing import Probe
 from litellm_compaction.cli.source_words import cost_words, source_words, template_words, tokenizer_name
+from litellm_compaction.core.carry_over import Way
 from litellm_compaction.models.lmstudio import Listing
 from litellm_compaction.models.load_costs import load_cost
 from litellm_compaction.models.served import PATHS, Served
@@ -39,6 +40,8 @@ class Examined:
             None where it was not loaded, or the system does not say.
         probes: our count against the server's, where that was wanted.
         carrier: what carries a running answer over the limit; "" where nothing does.
+        ways: in which its server is made to go on with an answer, best first; those that it has refused are left out.
+        gone_on: of these, what it has shown that it does.
     """
 
     name: str
@@ -63,6 +66,8 @@ class Examined:
     template_words: str = ""
     probes: tuple[Probe, ...] = ()
     carrier: str = ""
+    ways: tuple[Way, ...] = ()
+    gone_on: tuple[Way, ...] = ()
 
     @property
     def place(self) -> str:

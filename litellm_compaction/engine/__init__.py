@@ -2,7 +2,7 @@
 
 from litellm_compaction.engine.case import Action, Attempts, Case, Guarded, Measure, Pending, Prospect, PruningModel
 from litellm_compaction.engine.compactor import Compactor
-from litellm_compaction.engine.going_on import ALL_WAYS, Outcome
+from litellm_compaction.engine.going_on import ALL_WAYS, GoingOn, Outcome
 from litellm_compaction.engine.room import Room, shares_context
 
 __all__ = [
@@ -11,6 +11,7 @@ __all__ = [
     "Attempts",
     "Case",
     "Compactor",
+    "GoingOn",
     "Guarded",
     "Measure",
     "Outcome",

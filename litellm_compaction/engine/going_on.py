@@ -11,7 +11,7 @@ import json
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias, get_args
 
@@ -174,10 +174,3 @@ def fact_key(target: Target) -> str:
     """Under which name a server's records are kept: the same for all deployments that lead there."""
     server = server_root(target.api_base) if target.api_base else target.key
     return "going_on:" + hashlib.blake2b(f"{server} {target.model}".encode(), digest_size=12).hexdigest()
-
-
-def as_words(records: Mapping[Way, Record], ways: tuple[Way, ...]) -> str:
-    """The first of `ways`, and what the server has shown of it."""
-    first = ways[0]
-    record = records.get(first, Record())
-    return f"{first} (seen)" if record.has_gone_on else first

@@ -81,6 +81,8 @@ def test_a_loaded_model_is_described(report: Report, address: Address) -> None:
         "template_words": "qwen3, from this package",
         "probes": [],
         "carrier": "transport",
+        "ways": ["raw", "prefill", "turn"],
+        "gone_on": [],
     }
 
 
@@ -93,6 +95,7 @@ def test_the_text_report_says_the_same(
     text = capsys.readouterr().out
     assert "window   8,192 tokens, from api/v1" in text
     assert "carrier  transport" in text
+    assert "goes on  raw: the model goes on inside its answer" in text
     assert "with qwen2, the model's own from this package (loaded in " in text
     assert text.rstrip().endswith("No problems found.")
 

@@ -100,6 +100,7 @@ def _events(proxy: Proxy, path: str, body: dict[str, Any]) -> list[dict[str, Any
 
 def _chat(proxy: Proxy) -> tuple[str, str]:
     answer = proxy.stream("small", _TALK, max_tokens=_ANSWER_TOKENS, temperature=0)
+    assert answer.status == 200, answer.raw
     assert len({chunk["id"] for chunk in answer.chunks}) == 1
     (reason,) = answer.finish_reasons
     return answer.text, reason

@@ -1,0 +1,119 @@
+"""Answers that are cut and gone on with: the next token is the one that the model would have said.
+
+With temperature 0 the uncut answer is what every way has to come to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import httpx
+import pytest
+
+from litellm_compaction.core.continuation import Joiner, Opening, settled_length
+from litellm_compaction.core.messages import parse_message
+from litellm_compaction.models.families import Family
+from litellm_compaction.models.prompts import begun_prompt
+from litellm_compaction.models.sources import Sources
+from litellm_compaction.models.window import Target
+from tests.real_engine.engine import Engine, running
+
+PROMPTS = (
+    "What is the capital of France, and what is it known for?",
+    "Write a Python function that reverses a list, and explain it.",
+    "List the planets of the solar system, one line each.",
+    "Count from 1 to 40, separated by commas.",
+    "Write a short poem about the sea.",
+    "Explain recursion to a child.",
+    "Give me a recipe for pancakes with numbered steps.",
+    "Describe the water cycle.",
+    "Write a letter to a landlord about a broken heater.",
+    "What are the rules of chess?",
+    "Tell a story about a fox and a crow.",
+    "Compare cats and dogs in a table.",
+    "Write an SQL query that counts orders by month.",
+    "Why is the sky blue?",
+    "Give five tips for learning a language.",
+    "Write a JSON object that describes a car.",
+    "Summarize the plot of Romeo and Juliet.",
+    "How does a bicycle stay upright?",
+    "Write a haiku about autumn, then explain it.",
+    "What should I pack for a week in the mountains?",
+)
+# Together half a minute; all twenty were measured on 2026-11-22.
+FEW = (0, 2, 3, 6)
+_ANSWER_TOKENS = 72
+
+
+class Continued(NamedTuple):
+    """A cut answer, what its model would have said next, and what it said."""
+
+    prompt: str
+    rest: str
+    given: str
+    opening: Opening
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether both are the same, up to the shorter one's end; some words at least."""
+        length = min(len(self.rest), len(self.given))
+        return length >= 20 and self.rest[:length] == self.given[:length]
+
+
+def _said(engine: httpx.Client, path: str, **body: Any) -> str:
+    """What an engine says, asked for a stream as the proxy does."""
+    asked = {"temperature": 0, "max_tokens": _ANSWER_TOKENS, "stream": True, **body}
+    text = ""
+    with engine.stream("POST", path, json=asked) as answer:
+        for line in answer.iter_lines():
+            if line.startswith("data: {"):
+                for choice in httpx.Response(200, content=line[6:]).json()["choices"]:
+                    text += (choice.get("delta") or {}).get("content") or choice.get("text") or ""
+    return text
+
+
+def go_on(engine: httpx.Client, family: Family, way: str, index: int) -> Continued:
+    """One answer, cut where a restart could have cut it, and gone on with."""
+    asked = {"role": "user", "content": PROMPTS[index]}
+    whole = _said(engine, "/v1/chat/completions", messages=[asked])
+    partial = whole[: settled_length(whole[: len(whole) * (30 + 10 * (index % 4)) // 100])]
+    rest, shown = whole[len(partial) :], partial.rstrip()
+    messages = [asked, {"role": "assistant", "content": shown}]
+    joiner = Joiner(partial, shown=shown)
+    if way == "raw":
+        prompt = begun_prompt(family, [parse_message(message) for message in messages], datetime(2026, 11, 22))
+        assert prompt is not None
+        given = _said(engine, "/v1/completions", prompt=prompt.text, stop=[prompt.end_of_turn])
+    else:
+        given = _said(engine, "/v1/chat/completions", messages=messages)
+    return Continued(PROMPTS[index], rest, joiner.feed(given) + joiner.finish(), joiner.opening)
+
+
+def client_of(engine: Engine) -> httpx.Client:
+    """A client that opens a connection for each request: the engine may close an idle one just then."""
+    return httpx.Client(base_url=engine.base_url, timeout=300, limits=httpx.Limits(max_keepalive_connections=0))
+
+
+@pytest.fixture(scope="module")
+def engine(weights: Path) -> Iterator[httpx.Client]:
+    """An engine of its own, asked without a proxy."""
+    with running(weights, 512) as started, client_of(started) as client:
+        yield client
+
+
+@pytest.fixture
+async def family(weights: Path) -> Family:
+    """What renders the model's prompts: its own file."""
+    target = Target(key="k", model="smollm2", api_base=None, api_key=None, context_length=512)
+    return (await Sources(tokenizer=str(weights)).source(target, "llama", None, patient=True)).family
+
+
+@pytest.mark.parametrize("way", ["raw", "prefill"])
+async def test_a_cut_answer_goes_on_at_the_next_token(engine: httpx.Client, family: Family, way: str) -> None:
+    """Rendered here or by the engine: no instruction, no seam, nothing begun anew."""
+    continued = [go_on(engine, family, way, index) for index in FEW]
+    assert [each.opening for each in continued] == ["new"] * len(FEW)
+    assert [each for each in continued if not each.is_exact] == []
