@@ -63,7 +63,9 @@ _FENCE = re.compile(r"\A```[\w-]*\n(.*?)\n?```\s*\Z", re.DOTALL)
 _CONTROL = re.compile(
     r'<\|(?=[\w▁｜|/"-])|<\w{1,40}\|>|<｜|\[/?INST\]|\[/?SYSTEM_PROMPT\]'
     r"|\[/?(?:AVAILABLE_TOOLS|TOOL_CALLS|TOOL_RESULTS)\]|<</?SYS>>"
-    r"|</?(?:start_of_turn|end_of_turn|bos|eos|s|tool_call|tool_response|think)>|\[(?:BEGIN|END) RECORD OF EARLIER",
+    r"|</?(?:start_of_turn|end_of_turn|bos|eos|s|tool_call|tool_response|think)>|\[(?:BEGIN|END) RECORD OF EARLIER"
+    # The lines between which a pruning model is shown its data.
+    r"|(?i:END OF THE DATA)|(?m:^CONVERSATION TO CONDENSE:|^RECORD SO FAR |^PARTIAL RECORDS OF ONE )",
 )
 _REFUSAL = re.compile(
     r"\A\W*(?:i(?:'|’)?m sorry|sorry,|i (?:can(?:'|’)?t|cannot|am unable|won(?:'|’)t)|as an ai)\b", re.IGNORECASE
