@@ -426,6 +426,7 @@ class Compactor:
 
     async def aclose(self) -> None:
         """Ends the clients and the store."""
+        await self._replies.aclose()
         await self.sources.aclose()
         await self.windows.aclose()
         await self._lessons.aclose()

@@ -5,12 +5,13 @@ Called by the compactor for every reply, and by the prober for those that it ask
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 
 from litellm_compaction.engine.case import Case, Guarded
 from litellm_compaction.engine.lessons import Lessons
 from litellm_compaction.engine.reporting import Reporter
-from litellm_compaction.errors import Overflow
+from litellm_compaction.errors import CompactionError, Overflow
 from litellm_compaction.models.counter import TokenCounter
 from litellm_compaction.models.window import Windows
 
@@ -34,6 +35,7 @@ class Replies:
         self._counter = counter
         self._lessons = lessons
         self._reporter = reporter
+        self._asking: set[asyncio.Task[None]] = set()
 
     def learn(self, case: Case, guarded: Guarded, *, prompt_tokens: int, completion_tokens: int) -> None:
         """Compares a reply's usage with our count: trains the counter, or raises the truncation alarm.
@@ -56,7 +58,32 @@ class Replies:
         if is_low and is_inside and self._lessons.explains(case.target.key, guarded.count, prompt_tokens):
             return
         self._windows.invalidate(case.target)
+        if is_low and is_inside and case.target.is_listed:
+            task = asyncio.create_task(self._alarm_if_cut(case, guarded, prompt_tokens, reason))
+            self._asking.add(task)
+            task.add_done_callback(self._asking.discard)
+            return
         self._reporter.alarmed(case, guarded, prompt_tokens, reason)
+
+    async def aclose(self) -> None:
+        """Ends what still asks for windows."""
+        tasks = list(self._asking)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _alarm_if_cut(self, case: Case, guarded: Guarded, prompt_tokens: int, reason: str) -> None:
+        """Raises the alarm where the window, read again, is too small for what was sent.
+
+        A prompt that fits by our count, which is the higher one, cannot have been cut: its server counts otherwise. Of
+        26 alarms in one run with a template that leaves tools out 24 were of this kind (2026-11-22).
+        """
+        try:
+            window = await self._windows.resolve(case.target, fresh=True)
+        except CompactionError:
+            window = None
+        if window is None or guarded.count.tokens > window.tokens:
+            self._reporter.alarmed(case, guarded, prompt_tokens, reason)
 
     def learn_overflow(self, case: Case, guarded: Guarded | None, overflow: Overflow) -> None:
         """Takes note of an overflow error: what we knew of the window is out of date, and what the error names is true.

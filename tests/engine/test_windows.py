@@ -266,6 +266,21 @@ async def test_a_truncated_reply_raises_the_alarm(prompt_tokens: int, completion
     assert bench.counter.learned == []
 
 
+@pytest.mark.parametrize(("context_length", "alarms"), [(8192, 0), (1024, 1)])
+async def test_a_low_count_is_an_alarm_only_where_the_window_is_smaller_now(
+    bench: Bench, server: LMStudio, context_length: int, alarms: int
+) -> None:
+    """A prompt that fits the window as it is read again has not been cut: its server counts otherwise."""
+    raw = chat(12, words=300)
+    guarded = await bench.compactor.guard(Request(messages=parsed(raw)), case(bench))
+    server.context_length = context_length
+    events = len(bench.events)
+    bench.compactor.learn(case(bench), guarded, prompt_tokens=1000, completion_tokens=10)
+    await bench.compactor.windows.resolve(case(bench).target, fresh=True)
+    await settled()
+    assert [isinstance(event, TruncationAlarm) for event in bench.events[events:]] == [True] * alarms
+
+
 @pytest.mark.parametrize(("ratio", "completion_tokens"), [(1.0, 10), (0.95, 10), (1.05, 0)])
 async def test_an_honest_reply_trains_the_counter(ratio: float, completion_tokens: int) -> None:
     """Empty answers too, where the window was not full."""
