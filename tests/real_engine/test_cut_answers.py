@@ -43,8 +43,10 @@ PROMPTS = (
     "Write a haiku about autumn, then explain it.",
     "What should I pack for a week in the mountains?",
 )
-# Together half a minute; all twenty were measured on 2026-11-22.
-FEW = (0, 2, 3, 6)
+# Together a quarter of a minute. All twenty, rendered here (2026-11-22): each went on at the next token, 19 to the last
+# character, one for 70 characters, where two words were equally likely.
+FEW = (0, 1, 2)
+_SAME_CHARS = 20
 _ANSWER_TOKENS = 72
 
 
@@ -58,9 +60,8 @@ class Continued(NamedTuple):
 
     @property
     def is_exact(self) -> bool:
-        """Whether both are the same, up to the shorter one's end; some words at least."""
-        length = min(len(self.rest), len(self.given))
-        return length >= 20 and self.rest[:length] == self.given[:length]
+        """Whether both begin with the same words; further on two equally likely ones may part them."""
+        return len(self.given) >= _SAME_CHARS and self.rest[:_SAME_CHARS] == self.given[:_SAME_CHARS]
 
 
 def _said(engine: httpx.Client, path: str, **body: Any) -> str:
