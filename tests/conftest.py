@@ -38,6 +38,8 @@ _PROMISES = (
 _LONGEST = (
     "restart",
     "promises",
+    "test_real_engine",
+    "security",
     "test_page",
     "test_acceptance",
     "test_replay",
@@ -69,7 +71,9 @@ class _TogetherScheduling(LoadFileScheduling):  # type: ignore[misc] # pytest-xd
         name = PurePath(file).stem
         if name in _PROMISES:
             return "promises"
-        return "restart" if "integration/test_restart_" in file else file
+        if "integration/test_restart_" in file or name == "test_notices":
+            return "restart"
+        return "security" if "tests/security/" in file else file
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
