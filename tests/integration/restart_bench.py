@@ -130,14 +130,10 @@ def _open(folder: Path, carrier: Carrier, behind_another: bool) -> Iterator[Rest
         router_settings={"num_retries": 0, "disable_cooldowns": True},
     ) as bench:
         # Many cells at once at each; what is shared is tried with "pool".
-        slots = dict.fromkeys(CROWDED, 64)
-        if carrier == "hooks":
-            # Until whole answers grow by hooks, too: beside others each gets an output buffer, and ends after three.
-            slots = dict.fromkeys(bench.groups, 1) | slots | {"pool": 4}
-        for name, parallel in slots.items():
+        for name in CROWDED:
             simulator = bench.simulators[name]
             simulator.unload(simulator.instances[0].id)
-            simulator.load(_KEY, bench.groups[name].window, parallel=parallel)
+            simulator.load(_KEY, bench.groups[name].window, parallel=64)
         # The check of promise P1 after each test looks at `bench`: what is forgiven has to be forgiven there.
         yield Restarting(
             bench.proxy,

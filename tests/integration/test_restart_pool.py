@@ -14,7 +14,7 @@ import pytest
 from litellm_compaction.simulator import ChatCall, Reply
 from tests.integration.bench import SUMMARY, is_summary_call
 from tests.integration.conversations import prose
-from tests.integration.restart_bench import CARRIERS, Restarting, shared, shut, without_restarts
+from tests.integration.restart_bench import CARRIERS, Restarting, changed, shared, shut, without_restarts
 
 pytestmark = pytest.mark.proxy
 
@@ -71,16 +71,18 @@ async def test_client_that_leaves_gives_its_room_back(
     content = prose(f"large {stream} {gate_after_tokens}", 2200)
     body = {"model": "pool", "messages": [{"role": "user", "content": content}], "stream": stream}
     watch = restarting.watch("pool", lambda call: waiting if content in call.sent_text else Reply("Served."))
-    async with httpx.AsyncClient(
-        base_url=restarting.proxy.base_url, headers=restarting.proxy.headers, trust_env=False, timeout=300
-    ) as client:
-        first = asyncio.ensure_future(_read(client, body))
-        assert await asyncio.to_thread(gate.reached.wait, 60)
-        first.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await first
-        second = {**body, "messages": [{"role": "user", "content": prose("second", 2200)}]}
-        assert "Served." in await _read(client, second)
+    # By hooks a whole answer is LiteLLM's own plain request; where an engine runs on with it, its room is not free yet.
+    with changed(restarting.simulators["pool"], runs_on=stream or restarting.carrier == "auto"):
+        async with httpx.AsyncClient(
+            base_url=restarting.proxy.base_url, headers=restarting.proxy.headers, trust_env=False, timeout=300
+        ) as client:
+            first = asyncio.ensure_future(_read(client, body))
+            assert await asyncio.to_thread(gate.reached.wait, 60)
+            first.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await first
+            second = {**body, "messages": [{"role": "user", "content": prose("second", 2200)}]}
+            assert "Served." in await _read(client, second)
     assert {record.outcome for record in watch.records} == {"disconnected", "ok"}
 
 
