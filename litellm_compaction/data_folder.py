@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,6 +11,21 @@ from litellm_compaction.errors import ConfigError
 
 FOLDER_VARIABLE = "LITELLM_COMPACTION_HOME"
 _FOLDER_NAME = "litellm_compaction"
+
+
+def make_private(path: Path) -> None:
+    """Closes a file to other users; one that has become a link is left alone, since its target is another's choice.
+
+    Raises:
+        OSError: it is missing, a link, or another user's.
+    """
+    if os.name != "posix":
+        return
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        os.fchmod(descriptor, 0o600)
+    finally:
+        os.close(descriptor)
 
 
 def data_folder(environ: Mapping[str, str]) -> Path:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Literal, TypeAlias
@@ -123,11 +124,36 @@ _LEVELS: dict[str, int] = {
     "observed": logging.INFO,
 }
 
+# C0 and C1 controls, and all that changes the direction of reading or is not seen.
+_COMMANDS = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]")
+
 # Made once: building one takes a millisecond, reading an event with it some microseconds.
 _READERS: dict[str, TypeAdapter[CompactionEvent] | TypeAdapter[TruncationAlarm]] = {
     "compaction": TypeAdapter(CompactionEvent),
     "truncation_alarm": TypeAdapter(TruncationAlarm),
 }
+
+
+def harmless(text: str, *, keep: str = "") -> str:
+    """`text` for a terminal or a log: what would move its cursor, colour it or turn its text is spelled out.
+
+    Names of models and stored texts are strangers' (terminal escapes; bidirectional controls, CVE-2021-42574).
+
+    Args:
+        text: one line, or more.
+        keep: characters that are wanted all the same.
+    """
+    return _COMMANDS.sub(lambda found: found[0] if found[0] in keep else f"\\u{ord(found[0]):04x}", text)
+
+
+class HarmlessRecords(logging.Filter):
+    """Makes what a log line quotes harmless; numbers and our own words stay as they are."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Lets every record through."""
+        if isinstance(record.args, tuple):
+            record.args = tuple(harmless(value) if isinstance(value, str) else value for value in record.args)
+        return True
 
 
 def event_to_json(event: Kept) -> str:

@@ -14,7 +14,7 @@ from collections.abc import MutableMapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from litellm_compaction.data_folder import FOLDER_VARIABLE, data_folder
+from litellm_compaction.data_folder import FOLDER_VARIABLE, data_folder, make_private
 from litellm_compaction.errors import ConfigError
 
 KEY_VARIABLE = "LITELLM_MASTER_KEY"
@@ -63,7 +63,7 @@ def ensure_master_key(environ: MutableMapping[str, str]) -> MasterKey:
 def _read(path: Path) -> str:
     mode = stat.S_IMODE(path.stat().st_mode)
     if os.name == "posix" and mode & 0o077:
-        path.chmod(0o600)
+        make_private(path)
     key = path.read_text(encoding="utf-8", errors="replace").strip()
     if not key.startswith("sk-") or not key.isprintable() or len(key) < 20:
         raise ConfigError(

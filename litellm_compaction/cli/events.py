@@ -7,7 +7,7 @@ import json
 import time
 from collections.abc import Awaitable, Callable
 
-from litellm_compaction.events import CompactionEvent, TruncationAlarm, event_from_json
+from litellm_compaction.events import CompactionEvent, TruncationAlarm, event_from_json, harmless
 from litellm_compaction.stores import Store, StoredEvent
 
 _POLL_S = 0.5
@@ -40,7 +40,7 @@ async def _print(store: Store, *, last: int, follow: bool, as_json: bool, wait: 
         newest = 0
         while True:
             for event in found:
-                print(_as_json(event) if as_json else _as_line(event), flush=True)
+                print(harmless(_as_json(event) if as_json else _as_line(event)), flush=True)
             if not follow:
                 return 0
             newest = found[-1].number if found else newest

@@ -11,6 +11,7 @@ from pathlib import Path
 from litellm_compaction.cli.config_file import read_config
 from litellm_compaction.config import settings_from
 from litellm_compaction.errors import ConfigError, StoreError
+from litellm_compaction.events import harmless
 from litellm_compaction.stores import Store, StoredCompaction, open_existing
 
 _MINUTE_S, _HOUR_S, _DAY_S = 60, 3600, 86_400
@@ -35,7 +36,7 @@ def ls(store: Store) -> int:
     Raises:
         StoreError: the store cannot be read.
     """
-    print("\n".join(_table(asyncio.run(_compactions(store)))))
+    print("\n".join(map(harmless, _table(asyncio.run(_compactions(store))))))
     return 0
 
 
@@ -48,7 +49,7 @@ def show(store: Store, beginning: str) -> int:
     found = [stored for stored in asyncio.run(_compactions(store)) if stored.id.startswith(beginning)]
     if len(found) != 1:
         raise StoreError(f"{len(found) or 'no'} compactions have an id that begins with {beginning!r}")
-    print("\n".join(_details(found[0])))
+    print("\n".join(harmless(part, keep="\n\t") for part in _details(found[0])))
     return 0
 
 

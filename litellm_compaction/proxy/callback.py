@@ -16,7 +16,7 @@ from litellm.integrations.custom_logger import CustomLogger
 from litellm_compaction.config import Settings
 from litellm_compaction.engine import Compactor
 from litellm_compaction.errors import CompactionError
-from litellm_compaction.events import log_observer
+from litellm_compaction.events import HarmlessRecords, log_observer
 from litellm_compaction.history import History
 from litellm_compaction.models.counter import TokenCounter
 from litellm_compaction.models.sources import Sources
@@ -25,6 +25,7 @@ from litellm_compaction.proxy.boot import load_settings, provide_api_base, provi
 from litellm_compaction.proxy.calls import Call, Calls, headers
 from litellm_compaction.proxy.failing_open import log_failed_open
 from litellm_compaction.proxy.gate import Gate
+from litellm_compaction.proxy.guards import note_credential, raw_headers
 from litellm_compaction.proxy.heartbeat import with_heartbeat
 from litellm_compaction.proxy.held_context import hold_contexts
 from litellm_compaction.proxy.live_settings import FixedSettings, LiveSettings, SettingsSource
@@ -41,6 +42,7 @@ logger = logging.getLogger("litellm_compaction")
 _GUARDED_CALLS = frozenset({"acompletion", "atext_completion"})
 # Routes that LiteLLM turns into those, unless a provider has them itself.
 _BRIDGED_CALLS = frozenset({"anthropic_messages", "aresponses"})
+_harmless = HarmlessRecords()
 _ROUTER_WAIT_S = 0.2
 _ROUTER_TRIES = 600
 
@@ -51,6 +53,7 @@ def load_handler() -> CompactionHandler:
     Raises:
         ConfigError: a setting is unknown or bad; LiteLLM then does not start.
     """
+    logger.addFilter(_harmless)
     if not logger.handlers:
         # LiteLLM configures its own loggers only; without this our warnings would have no format and our
         # notices of compactions no place.
@@ -135,6 +138,7 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
         if self._source.is_asleep:
             return None
         self._calls.serve(data)
+        note_credential(raw_headers(data))
         if call_type not in _GUARDED_CALLS:
             return None
         try:

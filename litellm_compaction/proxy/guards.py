@@ -10,6 +10,7 @@ import hashlib
 import logging
 import os
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -33,6 +34,9 @@ from litellm_compaction.proxy.routing import (
 from litellm_compaction.proxy.wire import asked_output_tokens
 
 logger = logging.getLogger("litellm_compaction")
+# Where LiteLLM looks for a key, in its order (proxy/auth/user_api_key_auth.py, 1.106.2).
+_KEY_HEADERS = ("x-litellm-api-key", "authorization", "api-key", "x-api-key", "x-goog-api-key")
+_credential: ContextVar[str] = ContextVar("litellm_compaction_credential", default="")
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,8 +244,26 @@ def tenant_of(metadata: Mapping[str, Any]) -> str:
 
 
 def _tenant(metadata: Mapping[str, Any]) -> str:
-    """The team, else the user, else the key."""
+    """The team, else the user, else the key, else what the client has shown as one.
+
+    Custom authentication may name none of them. Where nobody is asked for a key all are one.
+    """
     for name in ("team_id", "user_id", "hash"):
         if value := metadata.get(f"user_api_key_{name}"):
             return f"{name}:{value}"
-    return "nobody"
+    return _credential.get() or "nobody"
+
+
+def raw_headers(data: Mapping[str, Any]) -> Mapping[str, str]:
+    """The headers of a request as they came, which LiteLLM keeps for itself in the pre-call hook's data."""
+    secret = data.get("secret_fields")
+    found = secret.get("raw_headers") if isinstance(secret, Mapping) else getattr(secret, "raw_headers", None)
+    return found if isinstance(found, Mapping) else {}
+
+
+def note_credential(headers: Mapping[str, str]) -> None:
+    """Notes what the client that the running task serves has shown as its key, where LiteLLM gives it no identity."""
+    lowered = {str(name).lower(): str(value) for name, value in headers.items()}
+    shown = next((lowered[name] for name in _KEY_HEADERS if lowered.get(name)), "")
+    key = shown.removeprefix("Bearer ").strip().encode(errors="replace")
+    _credential.set(f"shown:{hashlib.blake2b(key, digest_size=16).hexdigest()}" if key else "")

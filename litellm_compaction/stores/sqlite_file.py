@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+from litellm_compaction.data_folder import make_private
 from litellm_compaction.errors import StoreError
 
 logger = logging.getLogger("litellm_compaction")
@@ -299,8 +300,9 @@ def _make_private(path: Path) -> None:
     os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
     if os.name == "posix":
         for suffix in ("", "-wal", "-shm"):
-            with contextlib.suppress(FileNotFoundError):
-                Path(f"{path}{suffix}").chmod(0o600)
+            # Also where somebody has put a link in its place: what it leads to is not ours to close.
+            with contextlib.suppress(OSError):
+                make_private(Path(f"{path}{suffix}"))
 
 
 def _use_wal(connection: sqlite3.Connection) -> None:

@@ -192,6 +192,7 @@ class Client:
             **self.body,
             "litellm_call_id": self.call_id,
             "litellm_logging_obj": log,
+            "secret_fields": {"raw_headers": {"authorization": f"Bearer {self.key}"}},
             place: metadata,
         }
         handler = self.scene.handler

@@ -213,6 +213,16 @@ async def test_true_limit_is_believed_by_whoever_met_it_and_by_all_once_two_have
     assert [await window(key) for key in everybody] == [str(WINDOW)] * 3
 
 
+async def test_keys_without_any_identity_share_nothing(scene: Scene) -> None:
+    """Custom authentication may name neither key nor user nor team; what the client has shown tells them apart."""
+    actions = []
+    for key in ("sk-nobody.1", "sk-nobody.1", "sk-nobody.2"):
+        client = Client(scene, key, conversation("same", 4))
+        await client.send()
+        actions.append(client.headers["x-litellm-compaction"])
+    assert actions == ["compacted", "reused", "compacted"]
+
+
 def _seen(call: ChatCall) -> Reply:
     """A model that says whose text it has seen."""
     said = f"Seen: {' '.join(sorted(words_of(call.messages)))}"

@@ -6,6 +6,7 @@ and a form only with the token that was made for that cookie.
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from collections.abc import Coroutine
 from dataclasses import dataclass
@@ -28,7 +29,15 @@ from litellm_compaction.proxy.pages.overview import (
     rows_for,
 )
 from litellm_compaction.proxy.pages.saving import Refused, write
-from litellm_compaction.proxy.pages.sessions import COOKIE, LIFETIME_S, MAX_KEY_CHARS, Sessions, is_own_request
+from litellm_compaction.proxy.pages.sessions import (
+    COOKIE,
+    LIFETIME_S,
+    MAX_KEY_CHARS,
+    Sessions,
+    SignedOut,
+    WrongKeys,
+    is_own_request,
+)
 from litellm_compaction.proxy.pages.style import SECURITY_HEADERS
 from litellm_compaction.proxy.pages.visitors import Visitor, visitor_of
 from litellm_compaction.proxy.proxy_secret import proxy_secret
@@ -74,6 +83,8 @@ class _Page:
         self._around = around
         self._secret: str | None = None
         self._sessions: Sessions | None = None
+        self._signed_out = SignedOut(around.store)
+        self._wrong_keys = WrongKeys()
 
     async def get(self, request: Request) -> Response:
         """The page, or the form for a key."""
@@ -103,6 +114,8 @@ class _Page:
         if seen.cookie and not self._signer().is_form_token(seen.cookie, form.get("token", "")):
             return _answer(plain_page("This form is out of date, or not from this page."), HTTPStatus.FORBIDDEN)
         if form.get("do") == "sign_out":
+            if seen.cookie:
+                await self._signed_out.add(seen.cookie)
             response = _see_other()
             response.delete_cookie(COOKIE, path=_cookie_path(request))
             return response
@@ -120,6 +133,7 @@ class _Page:
             return _answer(plain_page("This form was not sent from this page."), HTTPStatus.FORBIDDEN)
         is_possible = 0 < len(key) <= MAX_KEY_CHARS and key.isascii() and key.isprintable()
         if not is_possible or await visitor_of(request, key) is None:
+            await asyncio.sleep(self._wrong_keys.delay_s(request.client.host if request.client else ""))
             return _answer(sign_in_page("This proxy does not accept that key."), HTTPStatus.UNAUTHORIZED)
         response = _see_other()
         response.set_cookie(
@@ -143,6 +157,8 @@ class _Page:
             if visitor is not None:
                 return _Seen(visitor, "")
         key = self._signer().open(cookie) if cookie else None
+        if key and await self._signed_out.has(cookie):
+            return None
         visitor = await visitor_of(request, key) if key else None
         return _Seen(visitor, cookie) if visitor else None
 

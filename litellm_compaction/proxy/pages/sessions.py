@@ -1,25 +1,38 @@
 """How a browser stays signed in: its proxy key, encrypted, in a cookie that only the page's own forms can use.
 
-The key travels and rests sealed, so that no worker has to remember a browser. Every look and every change is checked by
-LiteLLM again with that key: a key that is blocked or deleted is out at once.
+The key travels and rests sealed, so that no worker has to remember a browser that is signed in. Every look and every
+change is checked by LiteLLM again with that key: a key that is blocked or deleted is out at once. What is remembered is
+who has signed out, and which addresses have tried wrong keys.
 """
 
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import hmac
+import json
 import secrets
 import time
-from collections.abc import Mapping
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
 from urllib.parse import urlsplit
 
 from cryptography.fernet import Fernet, InvalidToken
+
+from litellm_compaction.errors import CompactionError
+from litellm_compaction.stores import Store
 
 COOKIE = "litellm_compaction"
 LIFETIME_S = 8 * 3600
 # Above what any key or JWT needs; a browser keeps 4096 bytes of a cookie (RFC 6265, 6.1).
 MAX_KEY_CHARS = 2048
+_SCOPE, _SIGNED_OUT = "page", "signed_out"
+_MAX_SIGNED_OUT = 1000
+_FREE_TRIES = 3
+_FIRST_DELAY_S, _MOST_DELAY_S = 0.25, 5.0
+_FORGIVEN_S = 600.0
+_MAX_ADDRESSES = 4096
 
 
 class Sessions:
@@ -55,6 +68,56 @@ class Sessions:
         return hmac.compare_digest(self.form_token(cookie).encode(), token.encode(errors="replace"))
 
 
+class SignedOut:
+    """The cookies whose sessions were ended before their time, for all workers.
+
+    Args:
+        store: shared by them; what it cannot keep, this worker keeps.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._own: dict[str, float] = {}
+
+    async def add(self, cookie: str, now_s: float | None = None) -> None:
+        """Ends a cookie's session."""
+        now = _whole(now_s)
+        known = {**await self._known(), _fingerprint(cookie): float(now + LIFETIME_S)}
+        # The oldest are over soonest.
+        lasting = sorted((item for item in known.items() if item[1] > now), key=lambda item: item[1])
+        self._own = dict(lasting[-_MAX_SIGNED_OUT:])
+        with contextlib.suppress(CompactionError):
+            await self._store.put_fact(_SCOPE, _SIGNED_OUT, json.dumps(self._own))
+
+    async def has(self, cookie: str) -> bool:
+        """Whether a cookie's session was ended."""
+        return _fingerprint(cookie) in await self._known()
+
+    async def _known(self) -> dict[str, float]:
+        try:
+            told = json.loads(await self._store.get_fact(_SCOPE, _SIGNED_OUT) or "{}")
+            return {**self._own, **{str(name): float(until_s) for name, until_s in told.items()}}
+        except (CompactionError, ValueError, TypeError, AttributeError):
+            return self._own
+
+
+class WrongKeys:
+    """How long answers to wrong keys are held back, by address; a right key is never held back."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._tries: OrderedDict[str, tuple[int, float]] = OrderedDict()
+
+    def delay_s(self, address: str) -> float:
+        """Notes one more wrong key; the first few cost nothing, each later one twice the one before."""
+        count, last_s = self._tries.pop(address, (0, 0.0))
+        count = count + 1 if self._clock() - last_s < _FORGIVEN_S else 1
+        self._tries[address] = count, self._clock()
+        if len(self._tries) > _MAX_ADDRESSES:
+            self._tries.popitem(last=False)
+        return 0.0 if count <= _FREE_TRIES else min(_FIRST_DELAY_S * 2.0 ** min(count - _FREE_TRIES, 10), _MOST_DELAY_S)
+
+
 def is_own_request(method: str, headers: Mapping[str, str]) -> bool:
     """Whether what a browser sends by itself counts: the request comes from the page, opens it, or is a script's own.
 
@@ -71,6 +134,10 @@ def is_own_request(method: str, headers: Mapping[str, str]) -> bool:
         return site in ("same-origin", "none") or (method == "GET" and headers.get("sec-fetch-mode") == "navigate")
     origin = headers.get("origin")
     return origin is None or urlsplit(origin).netloc == headers.get("host")
+
+
+def _fingerprint(cookie: str) -> str:
+    return hashlib.blake2b(cookie.encode(errors="replace"), digest_size=16).hexdigest()
 
 
 def _derived(material: bytes, purpose: bytes) -> bytes:

@@ -14,7 +14,7 @@ from typing import Any
 from fastapi import Request
 
 from litellm_compaction.proxy.access import may_use
-from litellm_compaction.proxy.guards import tenant_of
+from litellm_compaction.proxy.guards import note_credential, tenant_of
 
 # LiteLLM refuses a path that it does not know to everybody but administrators (auth/route_checks.py, 1.106.2). Whoever
 # may list models may look here.
@@ -89,6 +89,7 @@ async def visitor_of(request: Request, key: str | None) -> Visitor | None:
     except Exception:  # noqa: BLE001 - whatever it raises is a no
         # Not only its own errors: without `prisma`, 1.106.2 ends with a ModuleNotFoundError at a wrong key.
         return None
+    note_credential(headers)
     role = getattr(auth, "user_role", None)
     return Visitor(role=str(getattr(role, "value", role) or ""), tenant=tenant_of(_metadata_of(auth)), auth=auth)
 
