@@ -27,6 +27,8 @@ _GROUPS = [
     Group("small", 4096),
     Group("off", compaction={"mode": "off"}, guarded=False),
     Group("observed", 4096, compaction={"mode": "observe"}, guarded=False),
+    Group("doubted", 4096, factor=0.8),
+    Group("doubted-floor", 4096, factor=0.8),
     Group("recounted", compaction={"count": "probe"}, factor=1.15),
     *(
         Group(f"first-{factor}-{share}", 4096, factor=factor)

@@ -44,6 +44,34 @@ def test_first_request_fits_before_anything_is_calibrated(guarded: Bench, factor
         assert watch.chats[0].prompt_tokens < 4096 * 0.75
 
 
+def test_doubt_asks_before_it_compacts(guarded: Bench) -> None:
+    """What is too long by our estimate alone goes as it came: one question for its exact number, no more later."""
+    watch = guarded.watch("doubted")
+    messages = talk("doubted", 3000)
+    for turn in range(3):
+        answer = guarded.proxy.chat("doubted", messages)
+        assert (answer.status_code, answer.headers["x-litellm-compaction"]) == (200, "none")
+        assert watch.sent() == messages
+        messages = answered(messages, "Understood.", f"And {turn}?")
+    (question,) = watch.questions
+    assert (question.body or {})["messages"] == watch.sent(0)
+    assert question.prompt_tokens == watch.chats[0].prompt_tokens
+    assert watch.summaries == []
+
+
+def test_doubt_asks_before_it_refuses(guarded: Bench) -> None:
+    """A system prompt and one question that nothing can shrink: refused by our count, and sent by the server's."""
+    watch = guarded.watch("doubted-floor")
+    messages = [
+        {"role": "system", "content": prose("floor rules", 1650)},
+        {"role": "user", "content": prose("floor question", 1650)},
+    ]
+    answer = guarded.proxy.chat("doubted-floor", messages)
+    assert answer.status_code == 200, answer.text
+    assert watch.sent() == messages
+    assert 1 <= len(watch.questions) <= 4
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_growing_conversation_never_overflows(guarded: Bench, stream: bool) -> None:
     """Forty turns of a growing conversation all stay inside the window, and are summarized less than every fifth."""
