@@ -21,7 +21,10 @@ class Rows:
         return {"RECORDER_FILE": str(self.path)}
 
     def of(self, key: str, expected: int) -> list[dict[str, Any]]:
-        """The key's rows, as soon as there are as many as expected: LiteLLM writes them after the answer."""
+        """The key's rows, as soon as there are as many as expected: LiteLLM writes them after the answer.
+
+        Without those of questions, which ask a server to count a prompt and depend on what it has told before.
+        """
         # LiteLLM's own form of a key (litellm/proxy/_types.py, hash_token).
         digest = hashlib.sha256(key.encode()).hexdigest()
         deadline_s = time.monotonic() + 60
@@ -34,4 +37,5 @@ class Rows:
         text = self.path.read_text() if self.path.exists() else ""
         # The other process may be in the middle of a line.
         rows = [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
-        return [row for row in rows if row["identity"]["hash"] == digest]
+        own = [row for row in rows if row["identity"]["hash"] == digest]
+        return [row for row in own if row["max_tokens"] != 1 or row["messages"] == 1]
