@@ -14,8 +14,6 @@ from tests.integration.rows import Rows
 
 pytestmark = pytest.mark.proxy
 
-# Above the trigger by any count that is plausible, so that nobody has to be asked.
-_CERTAIN = 7600
 _CANARY = "YELLOW-CANARY-0815"
 
 
@@ -33,7 +31,7 @@ def _ask(office: Bench, key: str, model: str, messages: Any, **body: Any) -> Any
 def test_one_row_per_call_all_paid_by_the_same_key(office: Bench, rows: Rows, stream: bool) -> None:
     """A compacted request leaves one row for the client's call and one for the summary, of the same key and people."""
     watch, key = office.watch("local"), f"sk-anna.paying.{stream}"
-    messages = talk(f"paying {stream}", _CERTAIN)
+    messages = talk(f"paying {stream}", ONE_ROUND)
     answer = _ask(office, key, "local", messages, user="customer-1", stream=stream)
     assert answer.headers["x-litellm-compaction"] == "compacted"
     assert len(rows.of(key, 2)) == 2
@@ -55,12 +53,12 @@ def test_one_row_per_call_all_paid_by_the_same_key(office: Bench, rows: Rows, st
 def test_rows_are_no_more_than_calls(office: Bench, rows: Rows) -> None:
     """Reuse costs one row, a failed summary one failure row, a refusal no upstream row; nothing is counted twice."""
     watch, key = office.watch("local"), "sk-anna.counting"
-    messages = talk("counting", _CERTAIN)
+    messages = talk("counting", ONE_ROUND)
     _ask(office, key, "local", messages)
     _ask(office, key, "local", messages)
     assert len(rows.of(key, 3)) == 3
     office.watch("local", answers(Reply(fault=Fault("500"))))
-    _ask(office, key, "local", talk("counting a failure", _CERTAIN))
+    _ask(office, key, "local", talk("counting a failure", ONE_ROUND))
     found = rows.of(key, 5)
     _ask(office, key, "local", messages[:3])
     assert len(rows.of(key, 6)) == 6
