@@ -73,6 +73,8 @@ async def _exchange(
     where = f"{method} {_without_userinfo(url)}"
     try:
         status, body = await asyncio.wait_for(_read(http, method, url, headers, content), timeout_s)
+    except httpx.ConnectTimeout as exc:
+        raise ServerUnavailable(f"{where}: timeout, no connection") from exc
     except (httpx.TimeoutException, asyncio.TimeoutError) as exc:
         raise ServerUnavailable(f"{where}: timeout, no answer within {timeout_s:g} s") from exc
     except httpx.ConnectError as exc:

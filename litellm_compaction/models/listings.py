@@ -21,7 +21,7 @@ from litellm_compaction.models.served import SILENT, Api, Served, list_served
 
 # A server whose listing could not be read is asked again this soon, so that nobody queues behind time limits.
 _RETRY_S = 1.0
-# One that has answered before may be busy, as while it loads another model; without its answer requests are refused.
+# One that takes connections may be busy, as while it loads a model; without its answer requests are refused.
 _PATIENT_TIMEOUT_S = 10.0
 # An LM Studio that is started later has to be found; one that does not answer is asked again soon.
 _NOT_LMSTUDIO_S = 60.0
@@ -83,7 +83,7 @@ class Listings:
     Attributes:
         cache_s: how long a listing is served without reading it again.
         http: the client to use; None makes one in the running loop, closed by `aclose`.
-        timeout_s: limit for one request.
+        timeout_s: limit for a connection, and for finding out what a server is.
         on_loaded: is called where a listing of LM Studio's has a loaded model that the one before had not.
     """
 
@@ -141,7 +141,8 @@ class Listings:
             return self.http
         if self._own is None:
             # trust_env=False: a corporate proxy must never see these probes.
-            self._own = httpx.AsyncClient(trust_env=False, timeout=self.timeout_s)
+            # The whole exchange has a limit of its own: a server that cannot be reached shows that sooner.
+            self._own = httpx.AsyncClient(trust_env=False, timeout=httpx.Timeout(None, connect=self.timeout_s))
         return self._own
 
     def invalidate(self, api_base: str, api_key: str | None, apis: tuple[Api, ...] = ()) -> None:
@@ -183,9 +184,8 @@ class Listings:
     async def _read(self, place: _Place, server: _Server) -> None:
         server.begun += 1
         number, began_s = server.begun, self.clock()
-        timeout_s = self.timeout_s if server.reading.failure or server.reading.listing is None else self._patient_s
         try:
-            listing = await self._listing(place, timeout_s)
+            listing = await self._listing(place)
         except ServerUnavailable as exc:
             is_silent = not isinstance(exc, NotThisApi)
             server.reading = server.reading._replace(failure=str(exc), is_silent=is_silent)
@@ -198,14 +198,11 @@ class Listings:
             server.attempted_s = self.clock()
             server.done = number
 
-    async def _listing(self, place: _Place, timeout_s: float) -> Listing | Served:
+    async def _listing(self, place: _Place) -> Listing | Served:
+        patient_s = max(self.timeout_s, _PATIENT_TIMEOUT_S)
         if place.apis:
-            return await list_served(self.client(), place.root, place.api_key, place.apis, timeout_s=timeout_s)
-        return await list_models(self.client(), place.root, place.api_key, timeout_s=timeout_s)
-
-    @property
-    def _patient_s(self) -> float:
-        return max(self.timeout_s, _PATIENT_TIMEOUT_S)
+            return await list_served(self.client(), place.root, place.api_key, place.apis, timeout_s=patient_s)
+        return await list_models(self.client(), place.root, place.api_key, timeout_s=patient_s)
 
     async def _judge(self, place: _Place, verdict: _Verdict) -> None:
         try:

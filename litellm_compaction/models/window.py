@@ -63,7 +63,7 @@ class Windows:
     Args:
         cache_s: how long a value read from a server is served without reading it again.
         http: the client to use; None makes one in the running loop, closed by `aclose`.
-        timeout_s: limit for one request to a server.
+        timeout_s: limit for a connection to a server; its answer is waited for longer.
     """
 
     def __init__(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 
 import httpx
@@ -277,17 +278,27 @@ async def test_a_young_value_that_an_error_made_doubtful_is_refused(server: Fake
         await windows.resolve(target())
 
 
-async def test_a_known_server_that_is_busy_is_waited_for(server: FakeLMStudio, clock: Clock) -> None:
-    """One that has answered before may take longer than the limit for strangers: refusing costs more than waiting."""
-    async with httpx.AsyncClient(transport=httpx.MockTransport(server.handle)) as http:
-        windows = Windows(cache_s=CACHE_S, http=http, clock=clock, timeout_s=0.01)
-        server.list_v1(v1_model(_=8192))
-        await windows.resolve(target())
-        clock.now_s += CACHE_S
-        server.gate = asyncio.Event()
-        # A second of real time is a hundred of those limits, and a tenth of the patience.
-        asyncio.get_running_loop().call_later(0.1, server.gate.set)
-        assert (await windows.resolve(target())).tokens == 8192
+async def test_a_server_that_is_busy_is_waited_for(clock: Clock) -> None:
+    """One that takes connections may take longer than the limit for those: refusing costs more than waiting."""
+    asked, answer = asyncio.Event(), asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        asked.set()
+        await answer.wait()
+        body = json.dumps({"models": [v1_model(_=8192)]}).encode()
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%b" % (len(body), body))
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as listener:
+        port = listener.sockets[0].getsockname()[1]
+        windows = Windows(cache_s=CACHE_S, clock=clock, timeout_s=0.2)
+        waiting = asyncio.create_task(windows.resolve(target(api_base=f"http://127.0.0.1:{port}/v1")))
+        await asyncio.wait_for(asked.wait(), 60)
+        # Twice that limit of real time, and a twenty-fifth of the patience: it must be longer than the one to show.
+        asyncio.get_running_loop().call_later(0.4, answer.set)
+        assert (await waiting).tokens == 8192
         await windows.aclose()
 
 
