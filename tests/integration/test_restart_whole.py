@@ -115,3 +115,45 @@ def test_two_choices_are_left_alone(restarting: Restarting) -> None:
     assert answer.json()["choices"][0]["finish_reason"] == "length"
     assert len(watch.chats) == 1
     assert watch.chats[0].prompt_tokens + watch.bodies[0]["max_tokens"] <= WINDOW
+
+
+@pytest.mark.parametrize("limits", [{}, {"max_tokens": 4000}], ids=["no limit", "limit"])
+@pytest.mark.parametrize("kind", ["text", "call", "json"])
+def test_answer_that_is_alone_in_a_shared_context_is_one_request(
+    restarting: Restarting, kind: str, limits: dict[str, int]
+) -> None:
+    """8,192 tokens for four requests, and nobody else there: the whole rest of the window in one go."""
+    wanted = calls("tool_0", words=2000)
+    text = {"text": prose("alone", 3300), "call": "", "json": json.dumps({"rows": prose("rows", 700).split()})}[kind]
+    watch = restarting.watch("wide", Teller(Reply(text, tool_calls=wanted if kind == "call" else [])))
+    options: dict[str, Any] = {"call": {"tools": tools(1)}, "json": {"response_format": {"type": "json_object"}}}.get(
+        kind, {}
+    )
+    messages = talk(f"alone {kind} {limits}", 2500)
+    choice = _choice(restarting.proxy.chat("wide", messages, **options, **limits))
+    assert len(watch.chats) == 1
+    assert watch.bodies[0]["max_tokens"] >= 3800
+    made = [
+        (call["function"]["name"], call["function"]["arguments"]) for call in choice["message"].get("tool_calls") or []
+    ]
+    assert (choice["message"]["content"] or "", made) == (text, wanted if kind == "call" else [])
+    assert choice["finish_reason"] == ("tool_calls" if kind == "call" else "stop")
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/responses", "/v1/completions"])
+def test_every_route_has_the_whole_rest_of_the_window(restarting: Restarting, path: str) -> None:
+    """Anthropic's, responses and text completions without a stream: one request, all of its text."""
+    if restarting.carrier == "hooks":
+        pytest.skip("the hooks carry chat completions")
+    text = prose(f"alone {path}", 3300)
+    watch = restarting.watch("wide", Teller(Reply(text)))
+    question = prose(f"question {path}", 2500)
+    body: dict[str, Any] = {
+        "/v1/messages": {"max_tokens": 4000, "messages": [{"role": "user", "content": question}]},
+        "/v1/responses": {"max_output_tokens": 4000, "input": question},
+        "/v1/completions": {"max_tokens": 4000, "prompt": question},
+    }[path]
+    answer = restarting.proxy.post({"model": "wide", **body}, path)
+    assert answer.status_code == 200, answer.text
+    assert json.dumps(text[-200:])[1:-1] in json.dumps(answer.json())
+    assert len(watch.chats) == 1
