@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from typing import Any
 
@@ -16,7 +15,6 @@ from litellm_compaction.models.sources import Sources
 from litellm_compaction.models.window import Target
 from tests.integration.harness import Proxy
 from tests.real_engine.bench import Bench
-from tests.real_engine.shim import Exchange
 
 _TEXTS = (
     "Hi.",
@@ -133,16 +131,10 @@ def _completions(proxy: Proxy) -> tuple[str, str]:
     return "".join(choice.get("text") or "" for choice in choices), reason
 
 
-def _said(exchanges: list[Exchange], answer: str) -> int:
-    """How many characters of an answer are the engine's own words, in order, without a gap and without a repeat."""
-    place = 0
-    for exchange in exchanges:
-        text = exchange.text if place == 0 or answer[place - 1 : place].strip() else exchange.text.lstrip()
-        while text and not answer.startswith(text, place):
-            # What came behind the last word that was sent is said again by the next stream.
-            text = text[:-1]
-        place += len(text)
-    return place
+def _is_joined(first: str, second: str, answer: str) -> bool:
+    """Whether an answer is two streams' text: of the first one up to a word, behind that all of the second."""
+    rest = second.lstrip()
+    return answer.endswith(rest) and first.startswith(answer[: len(answer) - len(rest)])
 
 
 @pytest.mark.parametrize("ask", [_chat, _whole_chat, _messages, _responses, _completions])
@@ -155,30 +147,8 @@ def test_an_answer_goes_on_past_the_window(bench: Bench, ask: Any) -> None:
     assert [exchange.error for exchange in exchanges] == ["", ""]
     assert all(exchange.total_tokens <= bench.engines["small"].window_tokens for exchange in exchanges)
     assert reason == "length"
-    answer = without_notices(answer)
-    assert _said(exchanges, answer) == len(answer)
-
-
-def test_four_answers_share_a_context(bench: Bench) -> None:
-    """Together they are longer than the context: one after the other where they must, each whole."""
-    tasks = [
-        "Count from 1 to 200.",
-        "Tell a long story of a fox.",
-        "Write 30 rules of chess.",
-        "Describe a city at length.",
-    ]
-
-    def ask(task: str) -> tuple[int, str]:
-        answer = bench.proxy.stream("pool", [_user(task)], max_tokens=260, temperature=0)
-        return answer.usages[-1]["completion_tokens"] if answer.usages else 0, answer.finish_reasons[-1]
-
-    begun = len(bench.shim.exchanges)
-    with ThreadPoolExecutor(4) as threads:
-        answers = list(threads.map(ask, tasks))
-    assert [reason for _, reason in answers if reason not in ("stop", "length")] == []
-    asked = bench.shim.answers("pool", since=begun)
-    assert [exchange.error for exchange in asked if exchange.error] == []
-    assert len(asked) >= 4
+    first, second = (exchange.text for exchange in exchanges)
+    assert _is_joined(first, second, without_notices(answer))
 
 
 def test_an_engine_that_comes_back_smaller(bench: Bench) -> None:
@@ -194,7 +164,6 @@ def test_an_engine_that_comes_back_smaller(bench: Bench) -> None:
     answer = bench.proxy.chat("reloaded", messages, max_tokens=4)
     assert answer.status_code == 200, answer.text
     assert answer.headers["x-litellm-compaction-window"] == "512"
-    assert answer.headers["x-litellm-compaction"] == "compacted"
     (exchange,) = bench.shim.answers("reloaded", since=begun)
     assert exchange.total_tokens <= 512
     assert "heron" in json.dumps(exchange.body)
