@@ -29,6 +29,10 @@ _WHOLE_TOKENS = 64
 _ITEM_TOKENS = 6
 # What a piece costs beside its text: a dash, a line break, and the eye that has to find the place again.
 _PIECE_COST_CHARS = 40
+# A dash, a word and a line break.
+_LEAST_QUOTATION_TOKENS = 3
+# Behind so many that found no room hardly any will.
+_MOST_MISSES = 200
 _LEAST_WORDS_TOKENS, _LEAST_ROOM_TOKENS, _LEAST_LINE_TOKENS = 32, 24, 12
 # An anchor that stands in 0, 1, 2, … of the assistant's messages: what is come back to matters more, up to a point.
 _USE = tuple(1 + 0.5 * math.log1p(times) for times in range(21))
@@ -73,7 +77,8 @@ def ledger(
     words = "\n".join((WORDS_HEAD, *(quoted[index] for index in sorted(quoted)))) if quoted else ""
     room_tokens = max(budget_tokens - (count(words) if words else 0), 0)
     # What of the user's words found no room is read like the others' lines.
-    read = [message for position, message in enumerate(messages) if position not in {users[index] for index in quoted}]
+    shown = {users[index] for index in quoted}
+    read = [message for position, message in enumerate(messages) if position not in shown]
     lines = _anchor_lines(read, room_tokens, words + known, count, latest)
     return "\n".join(section for section in (words, lines) if section)
 
@@ -101,19 +106,25 @@ def _users_words(
         return {}
     room = budget_tokens - count(WORDS_HEAD)
     # All to one common level: pasted bulk gives way first, a sentence stays whole. The task has twice the level.
-    weights = [2, *(1 for _ in texts[1:])]
-    sizes = [count(text) for text in texts]
-    level = max(common_level(sizes, weights, room - _ITEM_TOKENS * len(texts)), _WHOLE_TOKENS)
-    shown = [
-        "- " + (marked(text, latest) if size <= level * weight else condensed(text, level * weight, count))
-        for text, size, weight in zip(texts, sizes, weights, strict=True)
-    ]
+    shared = room - _ITEM_TOKENS * len(texts)
+    level = _WHOLE_TOKENS
+    if shared > 0:
+        sizes = [count(text) for text in texts]
+        level = max(common_level(sizes, [2, *(1 for _ in texts[1:])], shared), level)
     quoted: dict[int, str] = {}
-    for index in (0, *range(len(shown) - 1, 0, -1)):
-        size = count(shown[index]) + 1
+    misses = 0
+    for index in (0, *range(len(texts) - 1, 0, -1)):
+        # Of 40,000 messages only those are counted that may find room.
+        if room < _LEAST_QUOTATION_TOKENS or misses > _MOST_MISSES:
+            break
+        text, most = texts[index], level * (1 if index else 2)
+        shown = "- " + (marked(text, latest) if count(text) <= most else condensed(text, most, count))
+        size = count(shown) + 1
         if size <= room:
-            quoted[index] = shown[index]
+            quoted[index] = shown
             room -= size
+        else:
+            misses += 1
     return quoted
 
 

@@ -6,6 +6,7 @@ Pure: the engine brings the sizes, the budget and what the store knows, and carr
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -150,7 +151,9 @@ def _summarize(
     doubted = doubted_index(messages)
     if doubted is not None and total(cuts[-1]) + conversation.sizes[doubted] <= target:
         pinned.add(doubted)
-    cut = next((cut for cut in cuts if total(cut) <= target), cuts[-1])
+    # What is kept never grows with the cut; one look at each of 40,000 messages' cuts would add them all up every time.
+    first = bisect_left(cuts, True, key=lambda cut: total(cut) <= target)
+    cut = cuts[min(first, len(cuts) - 1)]
     recent = max((each for each in cuts if each <= len(messages) - depth.keep_recent_messages), default=cut)
     # For the recent messages the ledger's lines may give way to half, never the target: depth is what makes it rare.
     over = total(recent) - target

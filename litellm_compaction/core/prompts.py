@@ -189,22 +189,24 @@ def transcript_parts(
         if level >= _USEFUL_TOKENS or kept_tokens >= _NEARLY_ALL_RATIO * sum(sizes):
             break
     level = max(level, _LEAST_TOKENS)
+    # Only what is cut is counted again.
     cut = [
-        excerpt(block, min(level * weight, room_tokens), count) if size > min(level * weight, room_tokens) else block
-        for block, size, weight in zip(blocks, sizes, weights, strict=True)
+        (block, size) if size <= most else ((short := excerpt(block, most, count)), count(short))
+        for block, size, most in zip(blocks, sizes, (min(level * each, room_tokens) for each in weights), strict=True)
     ]
-    packed = _packed(cut, room_tokens, count)
+    packed = _packed(cut, room_tokens)
     if len(packed) > max_parts:
         head = max_parts // 2
         packed = [*packed[:head], *packed[len(packed) - (max_parts - head) :]]
     return ["\n\n".join(part) for part in packed]
 
 
-def _packed(blocks: Sequence[str], room_tokens: int, count: Callable[[str], int]) -> list[list[str]]:
+def _packed(blocks: Sequence[tuple[str, int]], room_tokens: int) -> list[list[str]]:
+    """Texts, each with its tokens, in parts that have room."""
     parts: list[list[str]] = [[]]
     used = 0
-    for block in blocks:
-        size = count(block) + 2
+    for block, tokens in blocks:
+        size = tokens + 2
         if parts[-1] and used + size > room_tokens:
             parts.append([])
             used = 0

@@ -214,3 +214,22 @@ def test_the_ledger_of_a_longer_conversation_is_no_harder() -> None:
         return lambda: ledger(messages, budget_tokens=2_000, words_tokens=600, count=count)
 
     assert grows_linearly(write, 40)
+
+
+def test_thousands_of_tiny_messages_cost_little_each() -> None:
+    """40,000 messages of a word took 4 s: each was counted twice, and looked for among all that were quoted."""
+    counted = 0
+
+    def counting(text: str) -> int:
+        nonlocal counted
+        counted += 1
+        return count(text)
+
+    def write(messages: int) -> Callable[[], str]:
+        tiny = parsed([user(f"m{number}") for number in range(messages)])
+        return lambda: ledger(tiny, budget_tokens=messages, words_tokens=messages, count=counting)
+
+    assert grows_linearly(write, 500)
+    counted = 0
+    assert write(4_000)().count("- m") > 400
+    assert counted < 4_000

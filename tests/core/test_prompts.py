@@ -280,3 +280,16 @@ def test_answers_are_read_without_wrapping(answer: str, summary: str) -> None:
 def test_refusals(text: str, refused: bool) -> None:
     """A short answer that declines is a refusal; a record that quotes one is not."""
     assert is_refusal(text) is refused
+
+
+def test_a_message_that_stays_whole_is_counted_once() -> None:
+    """Counting is what thousands of tiny messages cost."""
+    read: list[str] = []
+
+    def counting(text: str) -> int:
+        read.append(text)
+        return count(text)
+
+    messages = parsed([user(f"m{number}") for number in range(400)])
+    assert transcript_parts(messages, room_tokens=1_000, max_parts=8, count=counting)
+    assert len(read) == len(set(read)) == len(messages)
