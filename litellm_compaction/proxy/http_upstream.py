@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import httpx
 
@@ -28,8 +28,13 @@ from litellm_compaction.proxy.sse import json_object, read_events
 _WHOLE_DOCUMENT_KEYS = ("response_format",)
 # With which servers refuse a key that they do not know (OpenAI and llama.cpp 400, FastAPI servers 422, others 501).
 _UNKNOWN_KEY_STATUSES = frozenset({400, 404, 405, 415, 422, 501})
-# Not "upstream", which gateways write into errors of all kinds.
-_STREAM = re.compile(r"\bstream(ing)?\b", re.IGNORECASE)
+# What we add to a request that the client may not want.
+Addition: TypeAlias = Literal["usage", "stream"]
+_NAMES: Mapping[Addition, re.Pattern[str]] = {
+    "usage": re.compile(r"stream_options|include_usage"),
+    # Not "upstream", which gateways write into errors of all kinds.
+    "stream": re.compile(r"\bstream(ing)?\b", re.IGNORECASE),
+}
 _MAX_SERVERS = 1024
 _CHAT = "/chat/completions"
 _ALL = frozenset(ALL_WAYS)
@@ -37,24 +42,20 @@ _ALL = frozenset(ALL_WAYS)
 
 @dataclass(slots=True)
 class Abilities:
-    """What servers have refused of the shape of a request, so that each is asked in vain once.
+    """What servers have refused of what we add to a request, so that each is asked in vain once."""
 
-    Attributes:
-        no_usage: addresses that refuse `stream_options`.
-        no_stream: addresses that refuse `stream`.
-    """
+    _refused: dict[Addition, set[str]] = field(default_factory=lambda: {"usage": set(), "stream": set()})
 
-    no_usage: set[str] = field(default_factory=set)
-    no_stream: set[str] = field(default_factory=set)
+    def lacks(self, address: str, addition: Addition) -> bool:
+        """Whether the server at an address has refused an addition."""
+        return address in self._refused[addition]
 
-    def refused(self, address: str, response: httpx.Response, *, needs_stream: bool) -> bool:
-        """Whether `response`, which has been read, refuses what we have added to the request; takes note of it."""
-        if response.status_code not in _UNKNOWN_KEY_STATUSES:
-            return False
-        text = response.text
-        if "stream_options" in text or "include_usage" in text:
-            return _noted(self.no_usage, address)
-        return not needs_stream and _STREAM.search(text) is not None and _noted(self.no_stream, address)
+    def learn(self, address: str, addition: Addition) -> None:
+        """Notes what the server at an address has refused."""
+        addresses = self._refused[addition]
+        if len(addresses) >= _MAX_SERVERS:
+            addresses.clear()
+        addresses.add(address)
 
 
 class HttpUpstream:
@@ -65,6 +66,7 @@ class HttpUpstream:
         request: of LiteLLM's client.
         body: its JSON.
         abilities: what servers refuse.
+        said: gives every text that the client sent.
 
     Attributes:
         headers: of the first answer; None before it.
@@ -72,12 +74,20 @@ class HttpUpstream:
     """
 
     def __init__(
-        self, inner: httpx.AsyncBaseTransport, request: httpx.Request, body: dict[str, Any], abilities: Abilities
+        self,
+        inner: httpx.AsyncBaseTransport,
+        request: httpx.Request,
+        body: dict[str, Any],
+        abilities: Abilities,
+        *,
+        said: Callable[[], str] = str,
     ) -> None:
         self._inner = inner
         self._request = request
         self._body = body
         self._abilities = abilities
+        self._said = said
+        self._left_out: set[Addition] = set()
         self._answers = 0
         self.headers: httpx.Headers | None = None
         self.whole: httpx.Response | None = None
@@ -119,7 +129,7 @@ class HttpUpstream:
         body = {**self._body, **wire.with_output_limit(self._body, max_tokens)}
         if stream:
             body["stream"] = True
-            if self._address not in self._abilities.no_usage:
+            if not self._leaves_out("usage"):
                 body.update(wire.with_usage(body))
         if messages is not None:
             body["messages"] = wire.encode(messages)
@@ -153,7 +163,7 @@ class HttpUpstream:
             UpstreamDropped: the connection broke.
         """
         while True:
-            stream = self.wants_stream or self._address not in self._abilities.no_stream
+            stream = self.wants_stream or not self._leaves_out("stream")
             try:
                 response = await self.send(messages, max_tokens, continuation=continuation, stream=stream)
             except (httpx.ReadError, httpx.RemoteProtocolError) as error:
@@ -166,9 +176,28 @@ class HttpUpstream:
             except BaseException:
                 await response.aclose()
                 raise
-            if not self._abilities.refused(self._address, response, needs_stream=self.wants_stream):
+            if not self._has_refused(response.text):
                 return response
             await response.aclose()
+
+    def _has_refused(self, error: str) -> bool:
+        """Whether an error refuses what we have added; then it is left out of this request from now on.
+
+        For all requests only where the client has not said the words itself: a server may quote it.
+        """
+        addition = _refused_addition(error)
+        if addition is None or addition in self._left_out or (addition == "stream" and self.wants_stream):
+            return False
+        self._left_out.add(addition)
+        if _NAMES[addition].search(self._said()) is None:
+            self._abilities.learn(self._address, addition)
+        return True
+
+    def _leaves_out(self, addition: Addition) -> bool:
+        """Whether an addition is left out of this request; once it is, it stays so."""
+        if self._abilities.lacks(self._address, addition):
+            self._left_out.add(addition)
+        return addition in self._left_out
 
     async def _as_stream(self, response: httpx.Response) -> AsyncIterator[Chunk]:
         """What is no event stream, as one: a whole answer is one chunk.
@@ -191,14 +220,9 @@ class HttpUpstream:
         return str(self._request.url)
 
 
-def _noted(addresses: set[str], address: str) -> bool:
-    """Takes note of an address; False where it is known, so that nothing is asked in vain twice."""
-    if address in addresses:
-        return False
-    if len(addresses) >= _MAX_SERVERS:
-        addresses.clear()
-    addresses.add(address)
-    return True
+def _refused_addition(error: str) -> Addition | None:
+    """Which of our additions an error names."""
+    return next((addition for addition, names in _NAMES.items() if names.search(error)), None)
 
 
 def _completions(url: httpx.URL) -> httpx.URL:

@@ -70,7 +70,7 @@ class GuardedTransport(httpx.AsyncBaseTransport):
                 return await self._inner.handle_async_request(request)
             found = decoded
         asked = replace(self._asked, request=found, stops=wire.stops(body))
-        upstream = HttpUpstream(self._inner, request, body, self._abilities)
+        upstream = HttpUpstream(self._inner, request, body, self._abilities, said=asked.said)
         try:
             prepared = ready or await self._compactor.prepare(asked.request, self._case)
             if not wire.can_be_carried_over(body):

@@ -13,6 +13,7 @@ import pytest
 from litellm_compaction.proxy.exchange import Asked
 from litellm_compaction.proxy.http_upstream import Abilities
 from litellm_compaction.proxy.upstream import GuardedTransport
+from litellm_compaction.proxy.wire import client_texts
 from tests.integration.conversations import talk
 from tests.proxy.scripted import IN_TEXT, Scene, Turn
 
@@ -74,7 +75,14 @@ class Wire:
     async def ask(self, **body: Any) -> httpx.Response:
         """One client request."""
         scene = Scene(body.get("messages", SHORT), [Turn()], window_tokens=self.window_tokens)
-        asked = Asked(request=scene.request, output_tokens=None, is_json=False, notices=IN_TEXT, wants_usage=True)
+        asked = Asked(
+            request=scene.request,
+            output_tokens=None,
+            is_json=False,
+            notices=IN_TEXT,
+            wants_usage=True,
+            said=client_texts({"messages": SHORT, **body}),
+        )
         transport = GuardedTransport(
             httpx.MockTransport(self._serve),
             scene.compactor,
@@ -204,6 +212,27 @@ async def test_server_that_refuses_streams_is_asked_for_whole_answers() -> None:
     streamed = Wire([lambda: refusal])
     assert (await streamed.ask(stream=True)).status_code == 400
     assert len(streamed.sent) == 1
+
+
+@pytest.mark.parametrize("words", ["stream_options", "streaming"])
+async def test_a_client_whose_words_are_quoted_teaches_nothing_of_the_server(words: str) -> None:
+    """An error that quotes it takes our addition out of its own request, and out of nobody else's."""
+    refusal = httpx.Response(400, json={"error": {"message": f"Unexpected role '{words}'"}})
+    answered = [chunk({"content": "Fine."}), chunk({}, "stop")]
+    wire = Wire([lambda: refusal, lambda: refusal, lambda: sse(*answered)])
+    odd = [{"role": words, "content": "hi"}, {"role": "user", "content": "hi"}]
+    assert (await wire.ask(messages=odd)).status_code == 400
+    assert choice_of(await wire.ask())["message"]["content"] == "Fine."
+    asked = [(sent.get("stream"), "stream_options" in sent) for sent in wire.sent]
+    assert (asked[0], asked[2:]) == ((True, True), [(True, True)])
+
+
+async def test_a_client_that_speaks_of_streams_is_served_by_a_server_without_them() -> None:
+    """Its words alone are no reason to refuse it."""
+    refusal = httpx.Response(400, json={"error": {"message": "stream is not supported by this server"}})
+    wire = Wire([lambda: refusal, lambda: whole({"content": "Fine."})])
+    answer = await wire.ask(messages=[{"role": "user", "content": "Does this server support streaming?"}])
+    assert choice_of(answer)["message"]["content"] == "Fine."
 
 
 @pytest.mark.parametrize("stream", [True, False])
