@@ -60,7 +60,7 @@ class Joiner:
         self._starts: list[tuple[int, Overlap]] = []
         self._ended = False
         self._opening: Opening = "undecided" if partial else "new"
-        self._left_out = ""
+        self._left_out = self._echoed = ""
         # Of a text that repeats itself nobody can tell an echo from the next round.
         dense = "".join(shown.split())
         is_telling = len(dense) >= _LEAST_ECHO_CHARS and not repeats_itself(partial, dense)
@@ -76,8 +76,13 @@ class Joiner:
         return self._opening
 
     @property
+    def echoed_text(self) -> str:
+        """What the server has sent back of what it was shown; taken out as well."""
+        return self._echoed
+
+    @property
     def removed_text(self) -> str:
-        """What was taken out of the continuation so far, but for white space and tags."""
+        """What else was taken out of the continuation so far, but for white space and tags."""
         return "".join(self._removed) + self._left_out
 
     @property
@@ -117,10 +122,9 @@ class Joiner:
                 break
             self._echoed_chars += 1
             if self._echoed_chars == len(self._echo):
-                self._opening, self._left_out = "echo", self._held + delta[: index + 1]
+                self._opening, self._echoed = "echo", self._held + delta[: index + 1]
                 self._held = ""
-                self._stage = self._skip_space if self._partial[-1].isspace() else self._pass
-                return self._stage(delta[index + 1 :])
+                return self._behind_echo(delta[index + 1 :])
         else:
             if not self._ended:
                 self._held += delta
@@ -133,7 +137,7 @@ class Joiner:
         if not self._is_trusted:
             self._stage = self._read_tag
         else:
-            self._opening = "new"
+            self._opening = "echo" if self._echoed else "new"
             self._stage = self._skip_space if self._partial[-1].isspace() else self._pass
         return self._stage(delta)
 
@@ -188,9 +192,12 @@ class Joiner:
         text = "".join(self._pieces)
         self._pieces = []
         new = self._first_new(text)
+        begins_like_shown = self._opening != "echo" and self._echoed_chars >= _LEAST_START_CHARS
+        if begins_like_shown or text[:new].strip():
+            self._opening = "anew"
+        elif self._opening == "undecided":
+            self._opening = "new"
         self._left_out = text[:new]
-        begins_like_shown = self._echoed_chars >= _LEAST_START_CHARS
-        self._opening = "anew" if begins_like_shown or self._left_out.strip() else "new"
         self._stage = self._skip_space if self._drops_space(new) else self._pass
         return self._stage(text[new:])
 

@@ -229,11 +229,10 @@ class Relay:
         return cut_tokens + self._removed_tokens()
 
     def _removed_tokens(self) -> int:
-        if self._joiner is None or not self._joiner.removed_text:
+        if self._joiner is None:
             return 0
-        if self._joiner.opening == "echo":
-            return self._echo_tokens if self._has_generated_echo() else 0
-        return min(self._generated.of(self._joiner.removed_text), self.completion_tokens())
+        echo_tokens = self._echo_tokens if self._has_generated_echo() else 0
+        return min(echo_tokens + self._generated.of(self._joiner.removed_text), self.completion_tokens())
 
     def outcome(self) -> Outcome | None:
         """What the stream teaches about the way by which it was asked for; None for nothing."""
@@ -316,13 +315,13 @@ class Relay:
         return self._sent({"content": text[:settled]}) if settled else []
 
     def _joined(self, joiner: Joiner, text: str) -> str:
-        was_open = joiner.opening == "undecided"
+        had_echo = bool(joiner.echoed_text)
         if self._judge is not None and self._judge is not joiner:
             self._judge.feed(text)
         text = joiner.feed(text)
-        if was_open and joiner.opening == "echo":
+        if joiner.echoed_text and not had_echo:
             # The server sends back what it was shown; nothing of that has been generated.
-            self._echo_tokens = self._generated.of(joiner.removed_text)
+            self._echo_tokens = self._generated.of(joiner.echoed_text)
             self._generated = self._generated.anew()
             self._generated.add(text)
         return text

@@ -376,7 +376,7 @@ def opened(partial: str, shown: str, continuation: str) -> tuple[str, str, str]:
         joiner = Joiner(partial, shown=shown)
         deltas = [continuation[place : place + size] for place in range(0, len(continuation), size)]
         text = "".join((*map(joiner.feed, deltas), joiner.finish()))
-        results.add((text, joiner.opening, joiner.removed_text))
+        results.add((text, joiner.opening, joiner.echoed_text + joiner.removed_text))
     assert len(results) == 1, results
     return results.pop()
 
@@ -387,6 +387,13 @@ def test_a_server_may_send_back_what_it_was_shown(shown: str, space: str) -> Non
     """With its echo or without, the answer goes on at the next character."""
     assert opened(FOX, shown, space + "home to sleep.") == ("home to sleep.", "new", "")
     assert opened(FOX, shown, shown + space + "home to sleep.") == ("home to sleep.", "echo", shown)
+
+
+def test_behind_an_echo_a_model_may_begin_anew_all_the_same() -> None:
+    """What the server sends back goes, and what the model says again behind it."""
+    shown = FOX.rstrip()
+    assert opened(FOX, shown, f"{shown} {shown} home to sleep.")[:2] == ("home to sleep.", "anew")
+    assert opened(FOX, shown, f"{shown} Sure, here is the rest:\n\nhome to sleep.")[:2] == ("home to sleep.", "anew")
 
 
 def test_an_answer_that_begins_anew_teaches() -> None:
