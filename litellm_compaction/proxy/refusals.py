@@ -24,7 +24,7 @@ RECOGNIZED = "(exceeds the available context size)"
 # What LiteLLM 1.106.2 and 1.109.1 write around a server's words.
 _FRAME_BEFORE = re.compile(r"\A(?:litellm\.\w+: |\w+Exception - |Error code: \d+ - )+")
 _NOTES = "Set 'context_window_fallback'|LiteLLM: model group |Received Model Group="
-_FRAME_BEHIND = re.compile(rf"(?: ?{re.escape(RECOGNIZED)}|\s*(?:{_NOTES}).*)+\Z", re.DOTALL)
+_FRAME_BEHIND = re.compile(rf"(?: ?{re.escape(RECOGNIZED)}|(?<!\s)\s*(?:{_NOTES}).*)+\Z", re.DOTALL)
 
 
 class _Told(HTTPException):
