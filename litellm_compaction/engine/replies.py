@@ -75,8 +75,8 @@ class Replies:
     async def _alarm_if_cut(self, case: Case, guarded: Guarded, prompt_tokens: int, reason: str) -> None:
         """Raises the alarm where the window, read again, is too small for what was sent.
 
-        A prompt that fits by our count, which is the higher one, cannot have been cut: its server counts otherwise. Of
-        26 alarms in one run with a template that leaves tools out 24 were of this kind (2026-11-22).
+        A prompt that fits by our count, which is the higher one, cannot have been cut: its server counts otherwise, as
+        one does whose template leaves tools out.
         """
         try:
             window = await self._windows.resolve(case.target, fresh=True)
