@@ -172,9 +172,12 @@ class Overlap:
         self.repeated_chars = 0
         self.decided = False
         self._ending = ending
-        self._alive = ending.starts
+        self._starts = frozenset(ending.starts)
+        # The first of the starts at which all that was read stands; None when there is none any more. Those behind it
+        # are looked for when it fails: thousands of starts that all go on would be too many to follow one by one.
+        self._first = min(ending.starts, default=None)
         self._is_indented = False
-        self._space = ""
+        self._space: list[str] = []
         self._repeats_everything = bool(ending.everything)
         self._read_chars = 0
         self._compared_chars = 0
@@ -184,6 +187,12 @@ class Overlap:
 
     def feed(self, text: str) -> None:
         """Reads the next piece of the continuation."""
+        if not self._compared_chars and not self.decided:
+            rest = text.lstrip()
+            space = text[: len(text) - len(rest)]
+            self._space.append(space)
+            self._read_chars += len(space)
+            text = rest
         for char in text:
             if self.decided:
                 return
@@ -204,31 +213,46 @@ class Overlap:
         self._read_chars += 1
         if not char.isspace():
             if not self._compared_chars:
-                self._alive = self._ending.starts_behind(self._space)
-                self._is_indented = self._alive is not self._ending.starts
+                starts = self._ending.starts_behind("".join(self._space))
+                self._is_indented = starts is not self._ending.starts
+                self._starts, self._first = frozenset(starts), min(starts, default=None)
             self._compare(char)
-        elif not self._compared_chars:
-            self._space += char
-        is_open = self._alive or self._repeats_everything or self._completed_chars or not self._compared_chars
-        self.decided = not is_open
+        self.decided = self._first is None and not self._repeats_everything and not self._completed_chars
 
     def _compare(self, char: str) -> None:
         dense, everything, offset = self._ending.dense, self._ending.everything, self._compared_chars
         self._compared_chars += 1
         self._last = char
-        alive = [start for start in self._alive if dense[start + offset] == char]
-        if alive and alive[-1] + self._compared_chars == len(dense):
-            start = alive.pop()
-            is_indented_line = self._is_indented and start == self._ending.last_line_start
-            if is_indented_line or self._ending.is_restart(start):
-                self._completed_chars = self._read_chars
-                self._is_rare_word = start in self._ending.rare_words
-        self._alive = alive
+        if self._first is not None and dense[self._first + offset] != char:
+            read = dense[self._first : self._first + offset] + char
+            self._first = self._next_first(read, self._first + 1)
+        start = len(dense) - self._compared_chars
+        if self._first is not None and start in self._starts:
+            self._complete(start, dense[self._first : self._first + self._compared_chars])
         if self._repeats_everything:
             self._repeats_everything = everything[offset] == char
             if self._repeats_everything and self._compared_chars == len(everything):
                 self._completed_chars = self._read_chars
                 self._repeats_everything = False
+
+    def _next_first(self, read: str, begin: int) -> int | None:
+        """The first start from `begin` on at which all that was read stands; in all, one walk over the ending."""
+        found = self._ending.dense.find(read, begin)
+        while found >= 0 and found not in self._starts:
+            found = self._ending.dense.find(read, found + 1)
+        return found if found >= 0 else None
+
+    def _complete(self, start: int, read: str) -> None:
+        """Takes note of a repeat that reaches the end of the partial, if one from `start` does."""
+        if not self._ending.dense.endswith(read):
+            return
+        is_indented_line = self._is_indented and start == self._ending.last_line_start
+        if is_indented_line or self._ending.is_restart(start):
+            self._completed_chars = self._read_chars
+            self._is_rare_word = start in self._ending.rare_words
+        if start == self._first:
+            # All that start behind it have come to their ends before.
+            self._first = None
 
 
 def _may_start(text: str, place: int) -> bool:

@@ -15,6 +15,8 @@ _LONGEST_WORD_CHARS = 64
 _HELD_OF_LONG_WORD_CHARS = 16
 # A stop string is followed no further: what is held back stays a line at most.
 _WATCHED_STOP_CHARS = 128
+# Where more flags follow each other, one of them may be cut in two: no reason to read 800 KB of them again and again.
+_WATCHED_REGIONALS = 128
 _PUNCTUATION = frozenset(string.punctuation)
 _JOINER = "\u200d"
 # Scripts written without spaces (UAX #14, classes ID and SA), CJK punctuation, emoji, surrogate halves.
@@ -140,7 +142,8 @@ def _is_regional(char: str) -> bool:
 
 
 def _regionals_before(text: str, index: int) -> int:
-    start = index
-    while start > 0 and _is_regional(text[start - 1]):
+    """How many regional indicators stand before a place; of a longer row of flags it looks no further back."""
+    start, earliest = index, max(index - _WATCHED_REGIONALS, 0)
+    while start > earliest and _is_regional(text[start - 1]):
         start -= 1
     return index - start

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from litellm_compaction.core.continuation import Joiner, open_fence, open_think, settled_length, unstopped_length
 from litellm_compaction.core.overlap import repeats_itself
 from tests.core.restarts import CHATTER, GENERATORS, STYLES, draw, is_ambiguous, join
+from tests.work import grows_linearly
 
 FOX = "The quick brown fox jumps over the lazy dog. Then the fox went "
 CODE = "Code:\n\n```python\ndef area(width, height):\n    result = width * height\n    "
@@ -429,3 +430,21 @@ def test_a_server_that_goes_on_itself_loses_no_character(
     places = range(0, len(continuation), 5)
     given_text = "".join((*(joiner.feed(continuation[place : place + 5]) for place in places), joiner.finish()))
     assert given_text == rest or not can_tell
+
+
+@pytest.mark.parametrize("unit", ["\u4e2d", "-", "\U0001f600", "\U0001f1e9", " ", "\n"])
+def test_one_giant_delta_behind_a_text_like_it_is_read_once(unit: str) -> None:
+    """800 KB of flags behind flags held everybody up for 7 s: each place where a repeat may start was followed."""
+
+    def feeding(size: int) -> Callable[[], object]:
+        joiner = Joiner(unit * size + " The end of it")
+        return lambda: (joiner.feed(unit * size), joiner.finish())
+
+    assert grows_linearly(feeding, 1_500)
+
+
+def test_a_repeat_that_starts_at_any_of_thousands_of_places_is_found() -> None:
+    """The places are looked for one behind the other, and none is left out."""
+    partial = "".join(f"row {number} of the long table says {number % 7}\n" for number in range(300)) + "and so it went"
+    for start in (partial.index("row 290"), partial.index("row 299"), partial.index("and so")):
+        assert joined(partial, f"{partial[start:]} on for ever.") == " on for ever."
