@@ -117,7 +117,8 @@ class Answer:
             if not self._asked.is_whole:
                 yield self._one.notice(START_NOTICE + "\n") or self._one.opening()
             guarded = await self._compactor.finish(prepared, self._room)
-            if guarded.action == "compacted" and (notice := self._one.notice(DONE_NOTICE + "\n\n")):
+            # What was announced may have been made by an alike request meanwhile.
+            if guarded.action != "none" and (notice := self._one.notice(DONE_NOTICE + "\n\n")):
                 yield notice
         else:
             guarded = prepared
@@ -174,7 +175,7 @@ class Answer:
                 return
             self._progress.restarts += 1
             self._tell("restarted", again, relay)
-            if is_new and again.action == "compacted" and (notice := self._one.notice(f"{DONE_NOTICE}\n\n")):
+            if is_new and again.action != "none" and (notice := self._one.notice(f"{DONE_NOTICE}\n\n")):
                 yield notice
             guarded = again
         for chunk in self._ending(relay):
