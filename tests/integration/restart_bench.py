@@ -57,7 +57,7 @@ def group(name: str, window: int = WINDOW, **options: Any) -> Group:
     return Group(name, window, key=_KEY, architecture="glm4", simulator=simulator, **options)
 
 
-CROWDED = tuple(f"crowded-{number}" for number in range(8))
+CROWDED = tuple(f"crowded-{number}" for number in range(16))
 _GROUPS = [
     group("local"),
     group("middle", 4096),
