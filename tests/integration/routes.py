@@ -6,7 +6,7 @@ Several files ask it: which deployments are guarded, by whose window, and who pa
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -37,7 +37,7 @@ _GROUPS = [
     Group("pruned", compaction={"pruning_model": "pruner"}),
     Group("pruned-cold", compaction={"pruning_model": "pruner-cold"}),
     Group("pruned-silent", compaction={"pruning_model": "plain"}),
-    Group("pruned-llama", compaction={"pruning_model": "bystander"}),
+    Group("pruned-llama", compaction={"pruning_model": "scribe"}),
     Group("pruned-mapped", compaction={"pruning_model": "mapped"}),
     Group("deep", compaction={"target_ratio": 0.2}),
     Group("wild", 8192),
@@ -53,21 +53,26 @@ _OLLAMA = {"models": [{"name": "qwen3:latest", "model": "qwen3:latest", "context
 
 @dataclass(frozen=True)
 class Servers:
-    """Those that are not LM Studio: one of no kind, llama.cpp's, another of it that nobody opted in, Ollama's."""
+    """Those that are not LM Studio: one of no kind, llama.cpp's, two of it that nobody opted in, Ollama's.
+
+    The scribe is named as a pruning model, and asked as such; the bystander is not named anywhere.
+    """
 
     plain: PlainServer
     llama: PlainServer
     bystander: PlainServer
+    scribe: PlainServer
     ollama: PlainServer
 
 
 @contextmanager
 def serve_others() -> Iterator[Servers]:
     """The servers while the block lasts."""
-    with serve_plain() as plain, serve_plain() as llama, serve_plain() as bystander, serve_plain() as ollama:
-        llama.gets["/props"] = bystander.gets["/props"] = _PROPS
+    with ExitStack() as stack:
+        plain, llama, bystander, scribe, ollama = (stack.enter_context(serve_plain()) for _ in range(5))
+        llama.gets["/props"] = bystander.gets["/props"] = scribe.gets["/props"] = _PROPS
         ollama.gets["/api/ps"] = _OLLAMA
-        yield Servers(plain, llama, bystander, ollama)
+        yield Servers(plain, llama, bystander, scribe, ollama)
 
 
 @contextmanager
@@ -89,6 +94,7 @@ def open_routes(folder: Path, servers: Servers, rows: Rows) -> Iterator[Bench]:
         entry("ollama", "openai/qwen3", ollama, compaction=on),
         entry("bystander", "openai/qwen", bystander),
         entry("bystander-vllm", "hosted_vllm/qwen", bystander),
+        entry("scribe", "openai/qwen", f"{servers.scribe.base_url}/v1"),
     ]
 
     def entries(urls: Mapping[str, str]) -> list[dict[str, Any]]:

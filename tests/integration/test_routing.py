@@ -366,7 +366,7 @@ def test_unusable_pruning_model_is_not_used(
     assert f"pruning_model {pruner} is not used: {why}" in page
 
 
-@pytest.mark.parametrize(("group", "pruner"), [("pruned-llama", "bystander"), ("pruned-mapped", "plain")])
+@pytest.mark.parametrize(("group", "pruner"), [("pruned-llama", "scribe"), ("pruned-mapped", "plain")])
 def test_any_deployment_can_be_the_pruning_model(routes: Bench, servers: Servers, group: str, pruner: str) -> None:
     """A llama.cpp that nobody opted in, by its own window, and one whose window only LiteLLM's map knows."""
     watch = routes.watch(group)
