@@ -238,7 +238,7 @@ def test_reset_of_one_and_of_all(workers: Workers) -> None:
     assert 'value="notices" form="reset-form"' in text
     send(workers.one, {"do": "reset", "reset": "notices"})
     text = look(workers.one).text
-    assert (chosen(text, "notices"), chosen(text, "mode")) == ("content", "observe")
+    assert (chosen(text, "notices"), chosen(text, "mode")) == ("auto", "observe")
     save(workers.one, target_ratio="0.4")
     assert look(workers.one).text.count("changed here to") == 2
     send(workers.one, {"do": "reset", "reset": "*"})
