@@ -79,6 +79,7 @@ class Group:
 
     Attributes:
         window: as loaded; None leaves the model unloaded.
+        slots: answers that fill that window at a time; None for as many as LM Studio gives.
         compaction: `model_info.compaction`.
         guarded: whether promise P1 holds for it.
         simulator: settings of the simulator.
@@ -87,6 +88,7 @@ class Group:
     name: str
     window: int | None = 8192
     _: KW_ONLY
+    slots: int | None = None
     factor: float = 1.0
     key: str = KEY
     provider: str = "lm_studio"
@@ -101,7 +103,7 @@ class Group:
         made = Simulator([model], **self.simulator)
         made.script = answers()
         if self.window is not None:
-            made.load(self.key, self.window)
+            made.load(self.key, self.window, parallel=self.slots)
         return made
 
     def entry(self, base_url: str) -> dict[str, Any]:

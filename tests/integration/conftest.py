@@ -15,6 +15,7 @@ from tests.integration.rows import Rows
 # Several tests change what a group's simulator says or has loaded; these groups are theirs alone.
 _GROUPS = [
     Group("local"),
+    Group("one-slot", slots=1),
     Group("long"),
     Group("twin"),
     Group("clock"),
@@ -71,7 +72,11 @@ def stock(tmp_path_factory: pytest.TempPathFactory, plain: PlainServer) -> Itera
     """The same model list in a proxy without our callback."""
     with open_bench(
         _folder(tmp_path_factory),
-        [Group("local", guarded=False), Group("small", 4096, guarded=False)],
+        [
+            Group("local", guarded=False),
+            Group("one-slot", slots=1, guarded=False),
+            Group("small", 4096, guarded=False),
+        ],
         None,
         entries=plain_entries(plain.base_url),
         router_settings={"num_retries": 0, "disable_cooldowns": True},
