@@ -31,7 +31,7 @@ STRATEGIES = ("summary", "prune", "handoff")
 KINDS = ("slow", "good", "fenced", "thinking", "invalid", "wrong types", "orphans", "echo", "empty", "500")
 RECORD = "### Current state\nStep 3 was settled in src/parser.py:42."
 REFUSAL = "I'm sorry, but I can't help with that."
-TIME_LIMIT_S = 6.0
+TIME_LIMIT_S = 20.0
 _NAME = re.compile(r"cell-(\w+)-(\d+)-(\w+)")
 
 
