@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -30,8 +29,9 @@ def _counting(call: ChatCall) -> Reply:
     """Counts in the client's own words, and goes on after the last word that it sees."""
     if is_summary_call(call.body):
         return Reply(SUMMARY)
-    tag = re.findall(r"count (\w+)", json.dumps(call.messages))[0]
-    done = re.findall(rf"{tag}(\d+)", str(call.messages[-2]["content"])) if len(call.messages) > 1 else []
+    tag = re.findall(r"count (\w+)", call.sent_text)[0]
+    # Whichever way the answer is carried on, the words that the server is shown are in what it is sent.
+    done = re.findall(rf"{tag}(\d+)", call.sent_text)
     return Reply(" ".join(_words(tag)[int(done[-1]) if done else 0 :]))
 
 
@@ -56,7 +56,8 @@ def test_parallel_answers_share_one_context(restarting: Restarting, stream: bool
     with ThreadPoolExecutor(len(_TAGS)) as clients:
         answers = list(clients.map(answer, _TAGS))
     assert [text.split() for text in answers] == [_words(tag) for tag in _TAGS]
-    assert "pool_overflow" not in {record.outcome for record in watch.records}
+    outrun = "the server generated past what its answers hold: a defect, or the proxy was seconds behind 125 tokens/s"
+    assert "pool_overflow" not in {record.outcome for record in watch.records}, outrun
     assert len(watch.chats) > len(_TAGS)
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import Any, Literal
 
 import pytest
 
-from litellm_compaction.engine import Room
+from litellm_compaction.engine import Guarded, Room
 from litellm_compaction.errors import CompactionError, DoesNotFit, Overloaded
 from litellm_compaction.proxy.held_room import guarded_in_room
 from tests.integration.conversations import prose, talk
@@ -147,3 +148,29 @@ async def test_a_client_that_leaves_while_its_summary_is_made_gives_its_room_bac
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     assert await _is_free(scene)
+
+
+async def _beside_as_many_as_fit(limit_tokens: int) -> tuple[Guarded, Room]:
+    """What one answer in a full context was sent, and its room."""
+    scene = Scene([{"role": "user", "content": "Hello."}], [], settings=SHARED, window_tokens=4096)
+    guarded = await scene.guarded()
+    room = scene.compactor.room(scene.case)
+    await room.take(guarded, limit_tokens, can_grow=True)
+    with suppress(Overloaded):
+        for _ in range(100):
+            await scene.compactor.room(scene.case).take(guarded, 4000, can_grow=True)
+    return guarded, room
+
+
+async def test_an_answer_in_a_full_context_stops_before_its_room_ends() -> None:
+    """The server is ahead of what has been read of it: what it generates until it hears of the stop has its room."""
+    guarded, room = await _beside_as_many_as_fit(4000)
+    generated = next(tokens for tokens in range(4096) if not room.covers(guarded, tokens))
+    assert generated > 100
+    assert room.covers(guarded, generated + 50, can_be_cut=False)
+
+
+async def test_an_answer_that_the_server_ends_within_its_room_is_not_stopped() -> None:
+    """A short one holds all of it from the start."""
+    guarded, room = await _beside_as_many_as_fit(60)
+    assert room.covers(guarded, 60)
