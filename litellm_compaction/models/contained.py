@@ -36,7 +36,7 @@ logger = logging.getLogger("litellm_compaction")
 
 # The sandbox's own limit is 4 s. Of a loaded machine a process may get little: the clock decides late.
 _CPU_S, _FIRST_CPU_S, _WALL_S = 5, 2, 30.0
-# An interpreter with jinja2 takes 60 MB of addresses; the largest prompt some times 100 MB.
+# An interpreter with jinja2 took 27 MB of addresses (Linux, Python 3.11, 2026-11-22).
 _MEMORY_BYTES = 1 << 30
 _MOST_FILES = 16
 # Larger requests are counted by the formula: nothing that clients send may end a template for everybody.

@@ -7,7 +7,7 @@ import pytest
 from tests.security.bounded import in_child
 
 # Seconds of one look: what other threads, and the event loop, have to wait for. Seconds for 1 MB, in a thread.
-# Both with room for a machine that runs other work: the slowest measured were 0.03 and 9 s (Python 3.11, 2026-11).
+# Both with room for a machine that runs other work.
 _MOST_LOOK_S, _MOST_WHOLE_S = 0.5, 60.0
 _NOTHING_S = 0.02
 _MOST_GROWTH = 8.0
