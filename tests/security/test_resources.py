@@ -9,7 +9,8 @@ from tests.security.bounded import in_child
 # Seconds of one look: what other threads, and the event loop, have to wait for. Seconds for 1 MB, in a thread.
 # Both with room for a machine that runs other work.
 _MOST_LOOK_S, _MOST_WHOLE_S = 0.5, 60.0
-_NOTHING_S = 0.02
+# Processor clocks of virtual machines step by up to 20 ms: a shorter time says nothing of growth.
+_LEAST_TOLD_S = 0.02
 _MOST_GROWTH = 8.0
 
 
@@ -19,7 +20,7 @@ def test_every_pattern_of_the_package_takes_linear_time_on_hostile_text() -> Non
     rows = in_child(code, {}, cpu_s=180)
     assert len(rows) > 60, "the package's patterns are not found any more"
     for name, row in rows.items():
-        grows = row["long_s"] > _NOTHING_S and row["long_s"] > _MOST_GROWTH * row["short_s"]
+        grows = row["long_s"] > _MOST_GROWTH * max(row["short_s"], _LEAST_TOLD_S)
         assert not grows, f"{name} is worse than linear: {row}"
         assert row["look_s"] < _MOST_LOOK_S, f"{name} holds up everybody: {row}"
         assert row["whole_s"] < _MOST_WHOLE_S, f"{name} is too slow: {row}"
