@@ -18,6 +18,10 @@ MAX_BODY_BYTES = 4 * 1024 * 1024
 _PLACEHOLDER_KEYS = frozenset({"", "fake-api-key"})
 
 
+class Unreached(ServerUnavailable):
+    """No server took the connection."""
+
+
 class NotThisApi(ServerUnavailable):
     """A server answered, but refused the key or does not speak the API that was asked for."""
 
@@ -39,7 +43,8 @@ async def get_json(
     Raises:
         KeyRefused: HTTP 401 or 403.
         NotThisApi: the answer is not JSON or larger than 4 MiB.
-        ServerUnavailable: no connection, timeout, or a server that says that it cannot answer now (429, 5xx).
+        Unreached: nobody took the connection.
+        ServerUnavailable: timeout, or a server that says that it cannot answer now (429, 5xx).
     """
     return await _exchange(http, "GET", url, api_key, None, timeout_s, api)
 
@@ -51,7 +56,7 @@ async def post_json(
 
     Raises:
         ValueError, RecursionError: `asked` cannot be written as JSON.
-        KeyRefused, NotThisApi, ServerUnavailable: as `get_json`.
+        KeyRefused, NotThisApi, Unreached, ServerUnavailable: as `get_json`.
     """
     return await _exchange(http, "POST", url, api_key, json.dumps(asked).encode(), timeout_s, api)
 
@@ -72,13 +77,13 @@ async def _exchange(
         headers.append((b"Authorization", b"Bearer " + api_key.encode("utf-8", "replace")))
     where = f"{method} {_without_userinfo(url)}"
     try:
-        status, body = await asyncio.wait_for(_read(http, method, url, headers, content), timeout_s)
+        status, body = await asyncio.wait_for(_read_again(http, method, url, headers, content), timeout_s)
     except httpx.ConnectTimeout as exc:
-        raise ServerUnavailable(f"{where}: timeout, no connection") from exc
+        raise Unreached(f"{where}: timeout, no connection") from exc
     except (httpx.TimeoutException, asyncio.TimeoutError) as exc:
         raise ServerUnavailable(f"{where}: timeout, no answer within {timeout_s:g} s") from exc
     except httpx.ConnectError as exc:
-        raise ServerUnavailable(f"{where}: no connection ({exc})") from exc
+        raise Unreached(f"{where}: no connection ({exc})") from exc
     except (httpx.HTTPError, httpx.InvalidURL) as exc:
         raise ServerUnavailable(f"{where}: no usable answer ({type(exc).__name__}: {exc})") from exc
     if status in (401, 403):
@@ -94,6 +99,22 @@ async def _exchange(
     except (ValueError, RecursionError) as exc:
         raise NotThisApi(f"{where}: not {api}, HTTP {status} without JSON") from exc
     return parsed
+
+
+async def _read_again(
+    http: httpx.AsyncClient, method: str, url: str, headers: list[tuple[bytes, bytes]], content: bytes | None
+) -> tuple[int, bytes | None]:
+    """The same as `_read`, tried twice where that says nothing about the server.
+
+    One that ends an idle connection, as Node.js does after 5 s (its docs, `server.keepAliveTimeout`), may do so in the
+    moment in which it is used again. A connection that took too long may have waited for this process alone.
+    """
+    try:
+        return await _read(http, method, url, headers, content)
+    except httpx.ConnectError:
+        raise
+    except (httpx.NetworkError, httpx.RemoteProtocolError, httpx.ConnectTimeout):
+        return await _read(http, method, url, headers, content)
 
 
 async def _read(

@@ -15,14 +15,18 @@ from typing import NamedTuple
 import httpx
 
 from litellm_compaction.errors import ServerUnavailable
-from litellm_compaction.models.fetch import NotThisApi
+from litellm_compaction.models.fetch import NotThisApi, Unreached
 from litellm_compaction.models.lmstudio import Listing, answers_as_lmstudio, list_models, server_root
 from litellm_compaction.models.served import SILENT, Api, Served, list_served
 
-# A server whose listing could not be read is asked again this soon, so that nobody queues behind time limits.
+# A server that nobody can reach, or that is no such server, is asked again this soon, so that nobody queues behind time
+# limits. One that takes connections and does not answer is asked by each request: it is alive, and one late answer must
+# not refuse all that come after it.
 _RETRY_S = 1.0
-# One that takes connections may be busy, as while it loads a model; without its answer requests are refused.
-_PATIENT_TIMEOUT_S = 10.0
+# It may be busy, as while it loads a model: just then the last number is the least sure, so its answer is waited for.
+_PATIENT_TIMEOUT_S = 30.0
+# Servers end idle connections after 5 s and more (Node.js; uvicorn), which is how long a listing is kept by default.
+_IDLE_S = 2.0
 # An LM Studio that is started later has to be found; one that does not answer is asked again soon.
 _NOT_LMSTUDIO_S = 60.0
 _NO_ANSWER_S = 5.0
@@ -37,6 +41,7 @@ class Reading(NamedTuple):
         listing: the last good one; None when there has never been one.
         read_s: clock value when its reading began: it says nothing of what came later.
         is_silent: whether it failed because nobody answered.
+        is_busy: whether it failed although somebody took the connection: the next attempt need not wait.
         failure: why the newest attempt failed; "" when it succeeded. With one, `listing` may no longer hold.
     """
 
@@ -44,6 +49,7 @@ class Reading(NamedTuple):
     read_s: float
     failure: str
     is_silent: bool = False
+    is_busy: bool = False
 
 
 _NOTHING = Reading(None, -inf, "")
@@ -118,10 +124,9 @@ class Listings:
         wanted = server.wanted
         if server.done >= wanted:
             now_s = self.clock()
-            has_failed = bool(server.reading.failure)
-            since_s, limit_s = (
-                (server.attempted_s, min(cache_s, _RETRY_S)) if has_failed else (server.reading.read_s, cache_s)
-            )
+            since_s, limit_s = server.reading.read_s, cache_s
+            if server.reading.failure:
+                since_s, limit_s = server.attempted_s, 0.0 if server.reading.is_busy else min(cache_s, _RETRY_S)
             if now_s - since_s < limit_s:
                 return server.reading
             await asyncio.shield(self._flight(place, server))
@@ -142,7 +147,12 @@ class Listings:
         if self._own is None:
             # trust_env=False: a corporate proxy must never see these probes.
             # The whole exchange has a limit of its own: a server that cannot be reached shows that sooner.
-            self._own = httpx.AsyncClient(trust_env=False, timeout=httpx.Timeout(None, connect=self.timeout_s))
+            # No read has to wait for another server's place in the pool.
+            self._own = httpx.AsyncClient(
+                trust_env=False,
+                timeout=httpx.Timeout(None, connect=self.timeout_s),
+                limits=httpx.Limits(max_connections=None, max_keepalive_connections=20, keepalive_expiry=_IDLE_S),
+            )
         return self._own
 
     def invalidate(self, api_base: str, api_key: str | None, apis: tuple[Api, ...] = ()) -> None:
@@ -187,8 +197,11 @@ class Listings:
         try:
             listing = await self._listing(place)
         except ServerUnavailable as exc:
-            is_silent = not isinstance(exc, NotThisApi)
-            server.reading = server.reading._replace(failure=str(exc), is_silent=is_silent)
+            server.reading = server.reading._replace(
+                failure=str(exc),
+                is_silent=not isinstance(exc, NotThisApi),
+                is_busy=not isinstance(exc, (NotThisApi, Unreached)),
+            )
         else:
             is_new = bool(_loaded(listing) - _loaded(server.reading.listing))
             server.reading = Reading(listing, began_s, "")

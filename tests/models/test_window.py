@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import AsyncIterator
 
@@ -12,6 +13,7 @@ from fake_lmstudio import BASE, Clock, FakeLMStudio, v0_model, v1_model
 
 from litellm_compaction.errors import ModelNotLoaded, WindowOutdated, WindowUnknown
 from litellm_compaction.models.window import Target, Windows
+from tests import virtual_time
 
 CACHE_S = 5.0
 
@@ -124,17 +126,106 @@ async def test_a_dead_server_leaves_operator_or_error(server: FakeLMStudio, wind
     assert (window.tokens, window.source, window.instance_id) == (5000, "operator", "qwen/qwen3-8b")
 
 
+@pytest.mark.parametrize(("failure", "tries"), [(httpx.ConnectError("refused"), 1), (httpx.ConnectTimeout("slow"), 2)])
 async def test_a_dead_server_is_not_asked_by_every_request(
-    server: FakeLMStudio, windows: Windows, clock: Clock
+    server: FakeLMStudio, windows: Windows, clock: Clock, failure: Exception, tries: int
 ) -> None:
-    """After a failure the next read waits a few seconds, so requests do not queue behind timeouts."""
-    server.down = httpx.ConnectTimeout("slow")
+    """After a failure the next read waits a few seconds, so requests do not queue behind timeouts.
+
+    A connection that took too long is tried once more: it may have waited for a busy process of ours.
+    """
+    server.down = failure
     for _ in range(5):
         await windows.resolve(target(context_length=5000))
-    assert len(server.requests) == 1
+    assert len(server.requests) == tries
     clock.now_s += CACHE_S
     await windows.resolve(target(context_length=5000))
+    assert len(server.requests) == 2 * tries
+
+
+@pytest.mark.parametrize("failure", [httpx.ReadTimeout("slow"), {"/api/v1/models": httpx.Response(503)}])
+async def test_one_late_answer_refuses_one_request(
+    server: FakeLMStudio, windows: Windows, clock: Clock, failure: Exception | dict[str, object]
+) -> None:
+    """A server that takes connections is alive: whoever comes next asks again, at the same moment already."""
+    answers = server.answers
+    server.list_v1(v1_model(_=8192))
+    await windows.resolve(target())
+    clock.now_s += CACHE_S
+    fail(server, failure)
+    with pytest.raises(WindowOutdated):
+        await windows.resolve(target())
+    server.down, server.answers = None, answers
+    assert (await windows.resolve(target())).tokens == 8192
+
+
+async def test_a_connection_that_ends_as_it_is_used_again_refuses_nobody(clock: Clock) -> None:
+    """Servers end idle connections after as many seconds as a listing is kept: the read is tried once more."""
+    served: list[int] = []
+    serving: list[asyncio.Task[None] | None] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        serving.append(asyncio.current_task())
+        served.append(0)
+        body = json.dumps({"models": [v1_model(_=8192)]}).encode()
+        await reader.readuntil(b"\r\n\r\n")
+        served[-1] += 1
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
+        with contextlib.suppress(asyncio.IncompleteReadError):
+            await reader.readuntil(b"\r\n\r\n")
+            served[-1] += 1
+        writer.close()
+        await writer.wait_closed()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as listener:
+        port = listener.sockets[0].getsockname()[1]
+        # A client that keeps connections for longer than a loaded machine takes for a few reads.
+        async with httpx.AsyncClient(limits=httpx.Limits(keepalive_expiry=600), trust_env=False) as http:
+            windows = Windows(cache_s=CACHE_S, clock=clock, http=http)
+            for _ in range(3):
+                assert (await windows.resolve(target(api_base=f"http://127.0.0.1:{port}/v1"))).tokens == 8192
+                clock.now_s += CACHE_S
+            await windows.aclose()
+        await asyncio.gather(*filter(None, serving))
+    assert served == [2, 2, 1]
+
+
+@pytest.mark.parametrize("failure", [httpx.RemoteProtocolError("gone"), httpx.ReadError("gone")])
+async def test_a_connection_that_always_ends_is_tried_twice(
+    server: FakeLMStudio, windows: Windows, failure: Exception
+) -> None:
+    """No more: something is wrong with that server."""
+    server.down = failure
+    with pytest.raises(WindowUnknown, match="no usable answer"):
+        await windows.resolve(target())
     assert len(server.requests) == 2
+
+
+@pytest.mark.parametrize(("answers_s", "knows"), [(25.0, [True, True, True]), (50.0, [False, False, True])])
+def test_a_slow_listing_is_waited_for_by_all(answers_s: float, knows: list[bool]) -> None:
+    """Half a minute, by one read; a later answer refuses those that waited, and nobody who comes after."""
+
+    async def scene() -> list[bool]:
+        loop = asyncio.get_running_loop()
+
+        async def answer(request: httpx.Request) -> httpx.Response:
+            await asyncio.sleep(answers_s - loop.time())
+            return httpx.Response(200, json={"models": [v1_model(_=8192)]})
+
+        async def ask(after_s: float) -> bool:
+            await asyncio.sleep(after_s)
+            try:
+                return (await windows.resolve(target())).tokens == 8192
+            except WindowUnknown:
+                return False
+
+        async with httpx.AsyncClient(transport=httpx.MockTransport(answer)) as http:
+            windows = Windows(cache_s=CACHE_S, http=http, clock=loop.time)
+            found = list(await asyncio.gather(ask(0), ask(20), ask(30.001)))
+            await windows.aclose()
+            return found
+
+    assert virtual_time.run(scene()) == knows
 
 
 async def test_other_servers_are_never_asked(server: FakeLMStudio, windows: Windows) -> None:
