@@ -12,7 +12,7 @@ from litellm_compaction.cli.config_file import ConfigFile, read_config, shipped_
 from litellm_compaction.cli.examination import examine
 from litellm_compaction.cli.examined import Examined
 from litellm_compaction.cli.findings import Finding, config_findings
-from litellm_compaction.core.carry_over import Way
+from litellm_compaction.engine import Standing
 
 _HERE = Path("config.yaml")
 _SOURCES = {
@@ -59,13 +59,6 @@ def _report(
     }
 
 
-_WAYS: dict[Way, str] = {
-    "raw": "the model goes on inside its answer, by a prompt that is rendered here",
-    "prefill": "the answer's end is the last message, which the server goes on with",
-    "turn": "the model is asked to go on in the user's place",
-}
-
-
 def _lines(file: ConfigFile, rows: Sequence[Examined], findings: Sequence[Finding]) -> Iterator[str]:
     yield f"config   {file.path}"
     for row in rows:
@@ -93,9 +86,8 @@ def _lines(file: ConfigFile, rows: Sequence[Examined], findings: Sequence[Findin
         if row.carrier:
             how = "below LiteLLM's OpenAI client" if row.carrier == "transport" else "by LiteLLM's hooks"
             yield f"  carrier  {row.carrier}: running answers are carried over the limit {how}"
-        if row.ways:
-            seen = ", as it has done" if row.ways[0] in row.gone_on else ""
-            yield f"  goes on  {row.ways[0]}: {_WAYS[row.ways[0]]}{seen}"
+        if goes_on := Standing(row.ways, row.gone_on).in_words():
+            yield f"  goes on  {goes_on}"
     for level, title in (("problem", "Problems"), ("note", "Notes")):
         some = [finding for finding in findings if finding.level == level]
         if some:

@@ -41,11 +41,12 @@ from litellm_compaction.errors import ConfigError, ModelNotLoaded, ServerUnavail
 from litellm_compaction.models.fetch import KeyRefused, NotThisApi
 from litellm_compaction.models.lmstudio import DEFAULT_API_BASE, Listing, list_models, match, server_root
 from litellm_compaction.models.model_files import WantedModel
+from litellm_compaction.models.prompts import renders_exactly
 from litellm_compaction.models.served import PATHS, Served, list_served
 from litellm_compaction.models.sources import Sources, TokenizerSource
 from litellm_compaction.models.targets import Source
 from litellm_compaction.models.window import Target, Window, Windows
-from litellm_compaction.proxy.carriers import Carrier, carrier_of
+from litellm_compaction.proxy.carriers import WAYS_OF, Carrier, carrier_of
 from litellm_compaction.proxy.routing import Deployment, deployment_of, unknown_model
 from litellm_compaction.stores import MemoryStore, Store, open_existing
 
@@ -126,8 +127,7 @@ def _carried(row: Examined, carrier: Carrier) -> Examined:
     """The row with its carrier; LiteLLM's hooks know chats only."""
     if not row.guarded:
         return replace(row, ways=(), gone_on=())
-    kept = tuple(way for way in row.ways if carrier == "transport" or way != "raw")
-    return replace(row, carrier=carrier, ways=kept)
+    return replace(row, carrier=carrier, ways=tuple(way for way in row.ways if way in WAYS_OF[carrier]))
 
 
 def _store(settings: Settings, environ: Mapping[str, str]) -> Store:
@@ -358,11 +358,9 @@ class _Examiner:
     async def _with_ways(self, row: Examined, target: Target, source: TokenizerSource) -> Examined:
         """The row with how its server goes on, as far as anybody knows."""
         # Every source that is no server's leads to the last way, but for LM Studio's models.
-        ways = await self._going_on.ways(target, _AS_SOURCE.get(row.window_source, "operator"))
-        is_rendered = source.family.exact and bool(source.family.template)
-        known = tuple(way for way in ways if is_rendered or way != "raw")
-        gone_on = [way for way in known if await self._going_on.has_gone_on(target, way)]
-        return replace(row, ways=known, gone_on=tuple(gone_on))
+        by = _AS_SOURCE.get(row.window_source, "operator")
+        standing = await self._going_on.standing(target, by, can_render=renders_exactly(source.family))
+        return replace(row, ways=standing.ways, gone_on=standing.gone_on)
 
     def _not_loaded(self, name: str, what: str) -> Finding:
         if self._settings.when_not_loaded == "warm_up":

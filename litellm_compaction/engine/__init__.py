@@ -2,7 +2,7 @@
 
 from litellm_compaction.engine.case import Action, Attempts, Case, Guarded, Measure, Pending, Prospect, PruningModel
 from litellm_compaction.engine.compactor import Compactor
-from litellm_compaction.engine.going_on import ALL_WAYS, GoingOn, Outcome
+from litellm_compaction.engine.going_on import ALL_WAYS, GoingOn, Outcome, Standing
 from litellm_compaction.engine.room import Room, shares_context
 
 __all__ = [
@@ -19,5 +19,6 @@ __all__ = [
     "Prospect",
     "PruningModel",
     "Room",
+    "Standing",
     "shares_context",
 ]

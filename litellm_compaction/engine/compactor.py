@@ -107,7 +107,7 @@ class Compactor:
         self._scales = Scales(windows=windows, counter=counter, sources=self.sources, clock=clock)
         self._outgoing = Outgoing(scales=self._scales, sent=sent)
         self._replies = Replies(windows=windows, counter=counter, lessons=self._lessons, reporter=self._reporter)
-        self._going_on = GoingOn(store, wall_clock)
+        self.going_on = GoingOn(store, wall_clock)
         self._admission = Admission()
         self._prober = Prober(
             windows=windows,
@@ -321,7 +321,7 @@ class Compactor:
             WindowUnknown, ModelNotLoaded: as `guard`.
         """
         window, count_text = await self._scales.text_counter(case)
-        good = [way for way in await self._going_on.ways(case.target, window.source) if way in ways]
+        good = [way for way in await self.going_on.ways(case.target, window.source) if way in ways]
         if request.tools or partial.is_json:
             good = [way for way in good if way != "raw"]
         ends_in_answer = good[:1] not in ([], ["turn"]) and can_end_in_answer(request.messages, partial)
@@ -371,7 +371,7 @@ class Compactor:
             now = datetime.fromtimestamp(self._wall_clock())
             prompt = await asyncio.to_thread(begun_prompt, family, sent, now)
             if prompt is not None:
-                is_trusted = await self._going_on.has_gone_on(case.target, "raw")
+                is_trusted = await self.going_on.has_gone_on(case.target, "raw")
                 return replace(guarded, messages=sent, way="raw", prompt=prompt, is_trusted=is_trusted)
         if "prefill" in prospect.ways:
             return replace(guarded, messages=sent, way="prefill")
@@ -379,7 +379,7 @@ class Compactor:
 
     async def learn_way(self, case: Case, way: Way, outcome: Outcome) -> None:
         """Takes note of how an answer that was carried over has begun; arguments as `GoingOn.learn`."""
-        await self._going_on.learn(case.target, case.label, way, outcome)
+        await self.going_on.learn(case.target, case.label, way, outcome)
 
     async def observe(self, request: Request, case: Case) -> None:
         """Reports what `guard` would do; no model call, no warm-up, no error, no change."""
@@ -430,7 +430,7 @@ class Compactor:
         await self.sources.aclose()
         await self.windows.aclose()
         await self._lessons.aclose()
-        await self._going_on.aclose()
+        await self.going_on.aclose()
         await self._store.aclose()
 
     def _plan(self, work: Work, stored: Sequence[Compaction]) -> Plan:

@@ -11,9 +11,9 @@ import json
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal, TypeAlias, get_args
+from typing import Literal, NamedTuple, TypeAlias, get_args
 
 from litellm_compaction.core.carry_over import Way
 from litellm_compaction.engine.lessons import FACTS_SCOPE
@@ -24,16 +24,24 @@ from litellm_compaction.stores import Store
 logger = logging.getLogger("litellm_compaction")
 
 # What a continuation teaches: it began with something new, or repeated what the server was shown, which it had not
-# generated; the answer began anew; the server did not take such a request.
-Outcome: TypeAlias = Literal["went_on", "began_anew", "refused"]
+# generated; the answer began anew; the server did not take such a request; it failed over this one.
+Outcome: TypeAlias = Literal["went_on", "began_anew", "refused", "failed"]
 
 ALL_WAYS: tuple[Way, ...] = get_args(Way)
+# For people.
+WAYS_IN_WORDS: Mapping[Way, str] = {
+    "raw": "the model goes on inside its answer, by a prompt that is rendered here",
+    "prefill": "the answer's end is the last message, which the server goes on with",
+    "turn": "the model is asked to go on in the user's place",
+}
 # LM Studio goes on with a last message of the assistant (lmstudio-bug-tracker 2041) and puts no template around the
 # prompt of a text completion (its documentation, "Completions"); llama.cpp does both (15 of 15 and 8 of 8 answers,
 # 2026-11), vLLM where it is told to (`continue_final_message`). Ollama renders prompts by its own template.
 _SOURCES: frozenset[Source] = frozenset(("api/v1", "api/v0", "llama.cpp", "vllm"))
 # A server that was updated may do what it did not do before.
 _FORGET_S = 24 * 3600.0
+# One that has broken down over a request is spared such requests while it comes back.
+_SPARE_S = 60.0
 _STORE_TIMEOUT_S = 2.0
 # Wildcard deployments get their model names from clients, so the number of servers and models needs an end.
 _MAX_KNOWN = 4096
@@ -46,15 +54,19 @@ class Record:
     Attributes:
         has_gone_on: at least once.
         failures: since it last did; the newest one at `last_failed_s`, in seconds since 1970.
+        spared_until_s: the server has broken down just now, which says nothing about the way.
     """
 
     has_gone_on: bool = False
     failures: int = 0
     last_failed_s: float = 0.0
+    spared_until_s: float = 0.0
 
     def is_good(self, now_s: float) -> bool:
         """Whether it is worth a try: a single repeat that the model meant does not outweigh what went well."""
-        return self.failures <= self.has_gone_on or now_s - self.last_failed_s > _FORGET_S
+        is_kept = self.failures <= self.has_gone_on or now_s - self.last_failed_s > _FORGET_S
+        # Nor does a clock that was set back spare it for long.
+        return is_kept and not 0 <= self.spared_until_s - now_s <= _SPARE_S
 
 
 @dataclass(slots=True)
@@ -66,6 +78,10 @@ class Records:
     def note(self, way: Way, outcome: Outcome, now_s: float) -> None:
         """Takes note of one continuation."""
         record = self.of.setdefault(way, Record())
+        if outcome == "failed":
+            record.spared_until_s = now_s + _SPARE_S
+            return
+        record.spared_until_s = 0.0
         if outcome == "went_on":
             record.has_gone_on, record.failures = True, 0
             return
@@ -74,7 +90,7 @@ class Records:
         record.failures, record.last_failed_s = record.failures + 1, now_s
 
     def as_json(self) -> str:
-        """For another process."""
+        """For another process; not what passes."""
         return json.dumps({way: [each.has_gone_on, each.failures, each.last_failed_s] for way, each in self.of.items()})
 
     @classmethod
@@ -86,6 +102,29 @@ class Records:
         except (ValueError, TypeError, AttributeError):
             return cls()
         return cls(kept)
+
+
+class Standing(NamedTuple):
+    """How a server goes on, as far as anybody knows.
+
+    Attributes:
+        ways: that are worth a try, best first; those that have failed are left out.
+        gone_on: of these, what it has shown that it does.
+    """
+
+    ways: tuple[Way, ...] = ()
+    gone_on: tuple[Way, ...] = ()
+
+    def among(self, carried: Collection[Way]) -> Standing:
+        """What of it can be sent."""
+        return Standing(*(tuple(way for way in each if way in carried) for each in self))
+
+    def in_words(self) -> str:
+        """The best way for people; "" where there is none."""
+        if not self.ways:
+            return ""
+        best = self.ways[0]
+        return f"{best}: {WAYS_IN_WORDS[best]}{', as it has done' if best in self.gone_on else ''}"
 
 
 class GoingOn:
@@ -119,6 +158,11 @@ class GoingOn:
         record = (await self.records(target)).of.get(way, Record())
         return record.has_gone_on and not record.failures
 
+    async def standing(self, target: Target, source: Source, *, can_render: bool) -> Standing:
+        """How a server goes on; arguments as `ways`, and whether its prompts can be rendered here to the letter."""
+        ways = tuple(way for way in await self.ways(target, source) if can_render or way != "raw")
+        return Standing(ways, tuple([way for way in ways if await self.has_gone_on(target, way)]))
+
     async def records(self, target: Target) -> Records:
         """What a server has shown; read from the store once."""
         key = fact_key(target)
@@ -149,7 +193,7 @@ class GoingOn:
         records.note(way, outcome, now_s)
         if before.is_good(now_s) and not records.of[way].is_good(now_s):
             logger.warning("going_on model=%s way=%s outcome=%s; the next way is used", label, way, outcome)
-        if records.of[way] != before:
+        if replace(records.of[way], spared_until_s=before.spared_until_s) != before:
             task = asyncio.get_running_loop().create_task(self._write(fact_key(target), records.as_json()))
             self._writing.add(task)
             task.add_done_callback(self._writing.discard)

@@ -70,6 +70,11 @@ def render(family: Family, request: Request) -> Prompt | None:
     return _render(chosen, words, request.messages, request.tools)
 
 
+def renders_exactly(family: Family) -> bool:
+    """Whether prompts of a family can be rendered here as its server does, so that it can go on inside them."""
+    return family.exact and bool(family.template)
+
+
 def begun_prompt(family: Family, messages: Sequence[Message], now: datetime) -> BegunPrompt | None:
     """The prompt that ends with the last message, an answer that goes on; None where it cannot be known exactly.
 
@@ -82,7 +87,7 @@ def begun_prompt(family: Family, messages: Sequence[Message], now: datetime) -> 
         now: what templates that write the date write.
     """
     *before, answer = messages
-    if not (family.exact and family.template) or any(message.other_parts for message in messages):
+    if not renders_exactly(family) or any(message.other_parts for message in messages):
         return None
     chosen, words = template(family.template), vocabulary(family.vocabulary)
     if any(words.has_control(text) for message in messages for text in _texts(message)):

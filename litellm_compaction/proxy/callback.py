@@ -120,6 +120,7 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
                     guards=self._gate.guards,
                     windows=self._compactor.windows,
                     sources=self._compactor.sources,
+                    going_on=self._compactor.going_on,
                     store=self._store,
                     turns=self._turns,
                     router=_router,

@@ -10,9 +10,16 @@ from collections.abc import Mapping
 from typing import Literal, TypeAlias
 
 from litellm_compaction.config import Settings
+from litellm_compaction.core.carry_over import Way
+from litellm_compaction.engine import ALL_WAYS
 from litellm_compaction.proxy.routing import Deployment
 
 Carrier: TypeAlias = Literal["transport", "hooks"]
+# By which ways each can have an answer gone on with: LiteLLM's hooks know chats only.
+WAYS_OF: Mapping[Carrier, frozenset[Way]] = {
+    "transport": frozenset(ALL_WAYS),
+    "hooks": frozenset(("prefill", "turn")),
+}
 
 # Replaces LiteLLM's OpenAI client by a handler that ignores the client it is given (tried out on 1.106.2).
 BYPASS_VARIABLE = "EXPERIMENTAL_OPENAI_BASE_LLM_HTTP_HANDLER"

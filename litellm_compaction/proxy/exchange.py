@@ -13,12 +13,15 @@ from typing import Any, Protocol, TypeAlias
 from litellm_compaction.core.carry_over import Way
 from litellm_compaction.core.messages import Message, Request
 from litellm_compaction.engine import Case, Guarded
-from litellm_compaction.errors import CompactionError
+from litellm_compaction.errors import CompactionError, is_crash
 from litellm_compaction.models.prompts import BegunPrompt
 from litellm_compaction.proxy.notices import Notices
 
 # OpenAI's `chat.completion.chunk` as JSON.
 Chunk: TypeAlias = dict[str, Any]
+# Too slow, too early, too many requests.
+_PASSING_STATUSES = frozenset({408, 425, 429})
+_NOT_IMPLEMENTED = 501
 
 
 class Received(dict[str, Any]):
@@ -41,16 +44,34 @@ class UpstreamError(Exception):
     Attributes:
         text: the body, for recognizing an overflow; never logged.
         response: the carrier's own error object, to be passed on unchanged.
+        status: of HTTP, or in the error itself; None where there is none.
     """
 
-    def __init__(self, text: str, response: Any = None) -> None:
+    def __init__(self, text: str, response: Any = None, *, status: int | None = None) -> None:
         super().__init__("the upstream server reported an error")
         self.text = text
         self.response = response
+        self.status = status
+
+    @property
+    def may_pass(self) -> bool:
+        """Whether the server has failed just now, or is too busy, and does not refuse requests like this one.
+
+        RFC 9110, sections 15.5 and 15.6: 4xx is the request's fault, 5xx the server's, except for 501, which says that
+        it knows nothing of the kind.
+        """
+        if is_crash(self.text) or self.status in _PASSING_STATUSES:
+            return True
+        return self.status is not None and self.status >= 500 and self.status != _NOT_IMPLEMENTED
 
 
 class UpstreamDropped(UpstreamError):
     """The connection broke; the carrier's own exception is the cause."""
+
+    @property
+    def may_pass(self) -> bool:
+        """Always."""
+        return True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +87,11 @@ class Continuation:
     way: Way
     prompt: BegunPrompt | None = None
     needs_word: bool = False
+
+    @property
+    def is_the_servers_own(self) -> bool:
+        """Whether the server itself goes on with the answer, so that there is another way where it does not."""
+        return self.way != "turn"
 
 
 class Upstream(Protocol):

@@ -20,6 +20,7 @@ from litellm_compaction.core.messages import Message
 from litellm_compaction.engine import Guarded
 from litellm_compaction.errors import ended_early, is_crash, overflow_from_text
 from litellm_compaction.proxy import wire
+from litellm_compaction.proxy.carriers import WAYS_OF
 from litellm_compaction.proxy.exchange import Chunk, Continuation, Received, UpstreamError
 from litellm_compaction.proxy.internal import call_router
 from litellm_compaction.proxy.one_answer import joined
@@ -30,9 +31,6 @@ _CLIENT_KEYS = (
     "temperature", "top_p", "tools", "tool_choice", "parallel_tool_calls", "functions", "function_call", "stop", "seed",
     "presence_penalty", "frequency_penalty", "logit_bias", "reasoning_effort", "thinking", "top_k", "user",
 )  # fmt: skip
-
-
-_WAYS: frozenset[Way] = frozenset(("prefill", "turn"))
 
 
 class HookedUpstream:
@@ -60,7 +58,7 @@ class HookedUpstream:
     @property
     def ways(self) -> frozenset[Way]:
         """Those that LiteLLM's chats can carry."""
-        return _WAYS
+        return WAYS_OF["hooks"]
 
     @asynccontextmanager
     async def open(
@@ -70,13 +68,13 @@ class HookedUpstream:
         stream, part = self._first, _Part(self._logging)
         if stream is None:
             # LiteLLM 1.109.1 reads the first chunk before it returns: what goes wrong there comes from here.
-            with _understood(part):
+            with _understood(part, continuation):
                 options = {"stream": True, "stream_options": {"include_usage": True}}
                 stream = await self._again(messages, max_tokens, continuation, **options)
             part.log = getattr(stream, "logging_obj", None)
         self._first = None
         try:
-            yield _chunks(stream, part)
+            yield _chunks(stream, part, continuation)
         finally:
             with anyio.CancelScope(shield=True):
                 if (aclose := getattr(stream, "aclose", None)) is not None:
@@ -87,8 +85,10 @@ class HookedUpstream:
         self, messages: Sequence[Message] | None, max_tokens: int, continuation: Continuation | None = None
     ) -> Any:
         """A whole answer: LiteLLM's own the first time, then one more."""
-        first, self._first = self._first, None
-        response = first if first is not None else await self._again(messages, max_tokens, continuation, stream=False)
+        response, self._first = self._first, None
+        if response is None:
+            with _understood_whole(continuation):
+                response = await self._again(messages, max_tokens, continuation, stream=False)
         self.responses.append(response)
         return response
 
@@ -142,7 +142,7 @@ class Whole:
     @property
     def ways(self) -> frozenset[Way]:
         """Those that LiteLLM's chats can carry."""
-        return _WAYS
+        return WAYS_OF["hooks"]
 
     @asynccontextmanager
     async def open(
@@ -179,7 +179,10 @@ class Hooked:
 
         A copy: LiteLLM logs the object that it was given (1.109.1 would log our text in its place).
         """
-        chunks = [chunk async for chunk in self.answer.chunks()]
+        try:
+            chunks = [chunk async for chunk in self.answer.chunks()]
+        except UpstreamError as error:
+            raise error.__cause__ or error from None
         if not self.answer.is_joined:
             # The first may have been an overflow in disguise, and asked again.
             last = self.upstream.responses[-1]
@@ -211,10 +214,10 @@ class _Part:
     has_failed: bool = False
 
 
-async def _chunks(stream: Any, part: _Part) -> AsyncIterator[Chunk]:
+async def _chunks(stream: Any, part: _Part, continuation: Continuation | None) -> AsyncIterator[Chunk]:
     if stream is None:
         return
-    with _understood(part):
+    with _understood(part, continuation):
         async for chunk in stream:
             plain: Chunk = chunk.model_dump(exclude_none=True)
             for choice in plain.get("choices") or ():
@@ -235,11 +238,11 @@ def _has_reported_usage(stream: Any) -> bool:
 
 
 @contextmanager
-def _understood(part: _Part) -> Iterator[None]:
+def _understood(part: _Part, continuation: Continuation | None) -> Iterator[None]:
     """Turns LiteLLM's errors of a stream into what the loop judges; others stay what they are.
 
     Raises:
-        UpstreamError: the window may be full.
+        UpstreamError: the window may be full, or the server has not gone on itself.
     """
     try:
         yield
@@ -249,9 +252,34 @@ def _understood(part: _Part) -> Iterator[None]:
         if ended_early(text):
             # Where LiteLLM does not look for the end of a stream it simply ends, and so it does below the transport.
             return
-        if overflow_from_text(text) is None and not is_crash(text):
+        if overflow_from_text(text) is None and not is_crash(text) and not _has_another_way(continuation):
             raise
-        raise UpstreamError(text, error) from error
+        raise UpstreamError(text, error, status=_status(error)) from error
+
+
+@contextmanager
+def _understood_whole(continuation: Continuation | None) -> Iterator[None]:
+    """Turns LiteLLM's error for a whole answer into what the loop judges, where another way may do.
+
+    Raises:
+        UpstreamError: the server has not gone on itself.
+    """
+    try:
+        yield
+    except Exception as error:
+        if not _has_another_way(continuation):
+            raise
+        raise UpstreamError(str(error), error, status=_status(error)) from error
+
+
+def _has_another_way(continuation: Continuation | None) -> bool:
+    return continuation is not None and continuation.is_the_servers_own
+
+
+def _status(error: Exception) -> int | None:
+    """The status that LiteLLM's errors have, which are the OpenAI client's."""
+    status = getattr(error, "status_code", None)
+    return status if isinstance(status, int) else None
 
 
 async def _one(response: Any) -> AsyncIterator[Chunk]:

@@ -19,8 +19,8 @@ import httpx
 
 from litellm_compaction.core.carry_over import Way
 from litellm_compaction.core.messages import Message
-from litellm_compaction.engine import ALL_WAYS
 from litellm_compaction.proxy import wire
+from litellm_compaction.proxy.carriers import WAYS_OF
 from litellm_compaction.proxy.exchange import Chunk, Continuation, UpstreamDropped, UpstreamError
 from litellm_compaction.proxy.sse import json_object, read_events
 
@@ -37,7 +37,6 @@ _NAMES: Mapping[Addition, re.Pattern[str]] = {
 }
 _MAX_SERVERS = 1024
 _CHAT = "/chat/completions"
-_ALL = frozenset(ALL_WAYS)
 
 
 @dataclass(slots=True)
@@ -101,7 +100,8 @@ class HttpUpstream:
     def ways(self) -> frozenset[Way]:
         """Those by which the server can be made to go on with what this request asks for."""
         has_completions = self._request.url.path.endswith(_CHAT)
-        return _ALL if has_completions and wire.can_be_begun(self._body) else _ALL - {"raw"}
+        ways = WAYS_OF["transport"]
+        return ways if has_completions and wire.can_be_begun(self._body) else ways - {"raw"}
 
     @asynccontextmanager
     async def open(
@@ -166,9 +166,12 @@ class HttpUpstream:
             stream = self.wants_stream or not self._leaves_out("stream")
             try:
                 response = await self.send(messages, max_tokens, continuation=continuation, stream=stream)
-            except (httpx.ReadError, httpx.RemoteProtocolError) as error:
+            except httpx.TransportError as error:
                 # It took the request and broke down over it, which near a full window is what an overflow looks like.
-                raise UpstreamDropped("", None) from error
+                is_broken = isinstance(error, (httpx.ReadError, httpx.RemoteProtocolError))
+                if is_broken or (continuation is not None and continuation.is_the_servers_own):
+                    raise UpstreamDropped("", None) from error
+                raise
             if response.status_code not in _UNKNOWN_KEY_STATUSES:
                 return response
             try:
@@ -260,7 +263,7 @@ def _as_chunk(response: httpx.Response) -> Chunk:
     answer = json_object(response.content) if response.status_code == 200 else {}
     choice = next(iter(answer.get("choices") or ()), None)
     if not isinstance(choice, dict):
-        raise UpstreamError(response.text, response)
+        raise UpstreamError(response.text, response, status=response.status_code)
     message = choice.get("message", {"content": choice["text"]} if "text" in choice else None)
     delta = dict(message) if isinstance(message, dict) else {}
     if isinstance(calls := delta.get("tool_calls"), list):

@@ -9,6 +9,7 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from typing import Any, Literal, TypeAlias
 
 from litellm_compaction.core.continuation import Joiner, settled_length, unstopped_length
@@ -20,8 +21,8 @@ from litellm_compaction.proxy.overflowed import FULL_RATIO, NEAR_FULL_RATIO, jud
 from litellm_compaction.proxy.wire import Usage, usage_of
 
 # How a stream ended: by itself; where the window does; for others that need the room; by an error that means a full
-# window, or by another one; not begun, since the server takes no such request.
-End: TypeAlias = Literal["done", "limit", "share", "overflow", "failed", "refused"]
+# window, or by another one.
+End: TypeAlias = Literal["done", "limit", "share", "overflow", "failed"]
 
 # From here on nothing is sent that could not be taken back: text ends at a word, tool calls are complete.
 _DANGER_RATIO = 0.80
@@ -287,7 +288,11 @@ class Relay:
         return prompt + self.completion_tokens() >= ratio * self._window_tokens
 
     def _fail(self, chunk: Chunk) -> None:
-        error = UpstreamError(json.dumps(chunk.get("error"), default=str), chunk)
+        said = chunk.get("error")
+        code = said.get("code") if isinstance(said, Mapping) else None
+        # The server has taken the request: without a number of its own it failed over its work.
+        status = code if isinstance(code, int) else HTTPStatus.INTERNAL_SERVER_ERROR
+        error = UpstreamError(json.dumps(said, default=str), chunk, status=status)
         if not self.has_overflowed(error):
             self.end, self.error = "failed", error
 

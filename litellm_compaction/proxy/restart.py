@@ -15,7 +15,7 @@ from typing import Any
 
 from litellm_compaction.core.carry_over import Partial, Way
 from litellm_compaction.core.messages import ABORT_NOTICE, ATTEMPTS_NOTICE, DONE_NOTICE, START_NOTICE
-from litellm_compaction.engine import Case, Compactor, Guarded, Pending, Prospect, Room
+from litellm_compaction.engine import Case, Compactor, Guarded, Outcome, Pending, Prospect, Room
 from litellm_compaction.errors import CompactionError, Overflow
 from litellm_compaction.events import CarryOutcome
 from litellm_compaction.proxy.exchange import (
@@ -94,6 +94,7 @@ class Answer:
         self._is_joined = False
         self._progress = Progress()
         self._ways = upstream.ways
+        self._untaken: dict[Way, Outcome] = {}
         self._one = OneAnswer(self._progress, SILENT if asked.is_json else asked.notices)
 
     async def chunks(self) -> AsyncGenerator[Chunk, None]:
@@ -137,8 +138,8 @@ class Answer:
             async with aclosing(self._part(guarded, relay)) as chunks:
                 async for chunk in chunks:
                     yield chunk
-            if relay.end == "refused" and guarded.way is not None:
-                guarded = await self._by_another_way(guarded.way)
+            if (error := self._refusal(guarded, relay)) is not None and guarded.way is not None:
+                guarded = await self._by_another_way(guarded.way, error)
                 continue
             self._note(guarded, relay)
             await self._learn_way(guarded, relay)
@@ -193,31 +194,40 @@ class Answer:
             async with aclosing(self._stream(guarded, relay)) as chunks:
                 async for chunk in chunks:
                     yield chunk
-        except UpstreamDropped:
+        except UpstreamDropped as error:
             relay.finish()
             if relay.end == "done":
-                raise
+                relay.end, relay.error = "failed", error
         except UpstreamError as error:
             if not relay.has_overflowed(error):
-                if guarded.way not in _OWN_WAYS or relay.has_begun:
-                    raise
-                relay.end = "refused"
+                relay.end, relay.error = "failed", error
 
-    async def _by_another_way(self, way: Way) -> Guarded:
+    def _refusal(self, guarded: Guarded, relay: Relay) -> UpstreamError | None:
+        """Why the server has not gone on by itself, so that another way may do; None where it has, or was not asked."""
+        is_refused = relay.end == "failed" and guarded.way in _OWN_WAYS and not relay.has_begun
+        return relay.error if is_refused else None
+
+    async def _by_another_way(self, way: Way, error: UpstreamError) -> Guarded:
         """What to send instead of what the server has not taken; `way` is not tried again for this answer."""
         self._ways -= {way}
-        await self._compactor.learn_way(self._case, way, "refused")
+        self._untaken[way] = "failed" if error.may_pass else "refused"
         return await self._compactor.carry_over(
             self._asked.request, self._partial(), self._case, self._room, ways=self._ways
         )
 
     async def _learn_way(self, guarded: Guarded, relay: Relay) -> None:
-        """Takes note of how the server has gone on."""
-        outcome = relay.outcome()
-        if guarded.way is None or guarded.way not in _OWN_WAYS or outcome is None:
-            return
+        """Takes note of how the server has gone on, and of the ways that it has not taken.
+
+        Of those only where it has taken another one: what it takes in no way says nothing about ways.
+        """
+        outcomes: dict[Way, Outcome] = {}
+        if relay.has_begun:
+            outcomes, self._untaken = self._untaken, {}
+        if guarded.way in _OWN_WAYS and (outcome := relay.outcome()) is not None:
+            outcomes[guarded.way] = outcome
         try:
-            await self._compactor.learn_way(self._case, guarded.way, outcome)
+            for way, outcome in outcomes.items():
+                await self._compactor.learn_way(self._case, way, outcome)
         except Exception as error:  # noqa: BLE001 - as `_learn`
             log_failed_open("learn", error)
 

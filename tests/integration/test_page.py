@@ -143,6 +143,7 @@ def test_an_administrator_sees_everything(workers: Workers) -> None:
     assert "8,192" in text
     assert "api/v1" in text
     assert "transport" in text
+    assert "raw: the model goes on inside its answer" in text
     assert "streaming_ratio: 0.82" in text
     assert re.search(r"[+-]\d+\.\d % \(\d+ counted, \d+ reported\)", text)
 

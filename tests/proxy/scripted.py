@@ -235,6 +235,16 @@ async def summarized(messages: Sequence[Message], *, max_tokens: int, **with_too
 
 
 @dataclass
+class WallClock:
+    """Seconds since 1970, as a test has them."""
+
+    now_s: float = 1.8e9
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@dataclass
 class Scene:
     """One client request with all that answers it."""
 
@@ -257,6 +267,7 @@ class Scene:
         self.server = Server(self.request, self.turns, self.window_tokens, self.chunk_tokens, self.tokens_per_second)
         self.listener = Listening()
         self.counter = TokenCounter()
+        self.clock = WallClock()
         self.compactor = self.compactor_told()
         target = Target(
             key="k",
@@ -285,6 +296,7 @@ class Scene:
             counter=self.counter,
             store=open_store("memory://", ttl_s=60, max_bytes=1 << 20),
             observers=observers,
+            wall_clock=self.clock,
         )
 
     async def guarded(self) -> Guarded:

@@ -14,7 +14,7 @@ from litellm_compaction.core.carry_over import Partial
 from litellm_compaction.core.messages import Message
 from litellm_compaction.models.targets import Source
 from litellm_compaction.models.window import Target
-from litellm_compaction.proxy.exchange import UpstreamError
+from litellm_compaction.proxy.exchange import UpstreamDropped, UpstreamError
 from litellm_compaction.proxy.http_upstream import Abilities, HttpUpstream
 from litellm_compaction.proxy.restart import continuation_of
 from litellm_compaction.simulator import Reply, numbered_words
@@ -87,12 +87,53 @@ async def test_what_a_server_refuses_is_asked_once() -> None:
     assert ways(made) == ["prefill"]
 
 
+@pytest.mark.parametrize("status", [200, 400, 404, 405, 422, 501, None])
+async def test_a_refusal_is_remembered_for_a_day(status: int | None) -> None:
+    """LM Studio refuses a path with 200 and an error (2026-11); whoever has no such path, with 404, 405 or 501."""
+    refused = Turn(refusal=UpstreamError("unexpected endpoint or method", status=status))
+    made = scene(Turn(reply=goes_on(WORDS)), refused, Turn(reply=goes_on(WORDS)))
+    assert (await made.read()).text == WORDS
+    assert (await asked_later(made, 3600)) == ["prefill"]
+    assert (await asked_later(made, 24 * 3600)) == ["raw"]
+
+
+FAILURES = {
+    "500": Turn(refusal=UpstreamError("Internal error", status=500)),
+    "503": Turn(refusal=UpstreamError("Loading model", status=503)),
+    "429": Turn(refusal=UpstreamError("Too many requests", status=429)),
+    "crash in 200": Turn(refusal=UpstreamError("The model has crashed without additional information.", status=200)),
+    "connection": Turn(refusal=UpstreamDropped("")),
+    "error event": Turn(end="error"),
+    "broken stream": Turn(end="drop"),
+}
+
+
+@pytest.mark.parametrize("failure", FAILURES)
+async def test_a_failure_of_the_moment_teaches_nothing(failure: str) -> None:
+    """The next way carries this answer, and those of the next minute; then the best one is tried again."""
+    made = scene(Turn(reply=goes_on(WORDS)), FAILURES[failure], Turn(reply=goes_on(WORDS)))
+    assert (await made.read()).text == WORDS
+    assert ways(made) == ["raw", "prefill"]
+    assert (await asked_later(made, 30)) == ["prefill"]
+    assert (await asked_later(made, 61)) == ["raw"]
+
+
+async def asked_later(made: Scene, seconds: float) -> list[str]:
+    """By which ways the same answer is gone on with after some time, by a server that does as it is told."""
+    made.server.opened.clear()
+    made.server.turns = [Turn(reply=goes_on(WORDS))]
+    made.clock.now_s += seconds
+    assert (await made.read()).text == WORDS
+    return ways(made)
+
+
 async def test_every_way_may_be_refused() -> None:
-    """Then the client hears of the server's error, as of any other."""
+    """Then the client hears of the server's error, as of any other; it says nothing about the ways."""
     made = scene(Turn(reply=goes_on(WORDS)), REFUSED)
     with pytest.raises(UpstreamError):
         await made.read()
     assert ways(made) == ["raw", "prefill", "turn"]
+    assert (await asked_later(made, 0)) == ["raw"]
 
 
 async def test_a_server_that_begins_anew_is_asked_otherwise() -> None:
@@ -109,16 +150,34 @@ async def test_a_server_that_begins_anew_is_asked_otherwise() -> None:
     assert ways(made) == ["prefill"]
 
 
-@pytest.mark.parametrize("is_generated", [False, True])
-async def test_what_is_taken_out_is_not_the_clients(is_generated: bool) -> None:
-    """An answer bounded by the client is as long as it asked, whatever came twice."""
+def begins_anew(messages: Sequence[Message]) -> Reply:
+    """Eighty words before the end of what it has said."""
+    rest = goes_on(WORDS)(messages).content
+    said = WORDS.removesuffix(rest)
+    return Reply(WORDS[said.index(said.split()[-80]) :])
+
+
+@pytest.mark.parametrize(
+    ("repeats", "source"),
+    [
+        (goes_on(WORDS), "operator"),
+        (echoes(WORDS), "operator"),
+        (begins_anew, "operator"),
+        (begins_anew, "ollama"),
+    ],
+)
+async def test_what_is_taken_out_is_not_the_clients(
+    repeats: Callable[[Sequence[Message]], Reply], source: Source
+) -> None:
+    """An answer bounded by the client is as long as it asked, whatever came twice: in the server's own way, or ours."""
     limit = 2100
     made = scene(
         Turn(reply=goes_on(WORDS)),
-        Turn(reply=echoes(WORDS) if is_generated else goes_on(WORDS)),
+        Turn(reply=repeats),
         Turn(reply=goes_on(WORDS)),
         output_tokens=limit,
         chunk_tokens=1,
+        source=source,
     )
     text = (await made.read()).text
     assert WORDS.startswith(text.rstrip())

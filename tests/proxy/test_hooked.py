@@ -6,11 +6,12 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from litellm.exceptions import APIConnectionError
+from litellm.exceptions import APIConnectionError, APIError
 from litellm.types.utils import Delta, ModelResponseStream, StreamingChoices, Usage
 
-from litellm_compaction.proxy.exchange import Received, UpstreamError
-from litellm_compaction.proxy.hooked import HookedUpstream
+from litellm_compaction.core.carry_over import Way
+from litellm_compaction.proxy.exchange import Continuation, Received, UpstreamError
+from litellm_compaction.proxy.hooked import HookedUpstream, Whole
 
 # LiteLLM's own types, which it builds when they are first used.
 pytestmark = pytest.mark.filterwarnings("ignore:.*`ReadOnly` qualifier:UserWarning")
@@ -140,6 +141,25 @@ async def test_other_errors_stay_what_they_are(is_opened: bool) -> None:
     with pytest.raises(APIConnectionError) as raised:
         await _read(upstream)
     assert raised.value is error
+
+
+@pytest.mark.parametrize(("status", "may_pass"), [(400, False), (404, False), (500, True), (503, True)])
+async def test_what_a_server_does_not_go_on_with_itself_is_asked_otherwise(status: int, may_pass: bool) -> None:
+    """The loop judges it, streamed or not; asked in the user's place there is no other way, and it stays what it is."""
+    error = APIError(status_code=status, message="no", llm_provider="openai", model="any")
+    own: Way = "prefill"
+    asking: Way = "turn"
+    for way in (own, asking):
+        upstream = _upstream(None, _Router(error))
+        for opened in (upstream, Whole(upstream)):
+            with pytest.raises(UpstreamError if way == "prefill" else APIError) as raised:
+                async with opened.open(None, 100, continuation=Continuation(way=way)):
+                    pass
+            if isinstance(raised.value, UpstreamError):
+                assert raised.value.__cause__ is error
+                assert raised.value.may_pass is may_pass
+            else:
+                assert raised.value is error
 
 
 async def test_stopped_stream_is_logged_with_what_it_gave() -> None:

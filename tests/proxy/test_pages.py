@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from litellm_compaction.engine import Standing
 from litellm_compaction.events import CompactionEvent, TruncationAlarm, event_to_json
 from litellm_compaction.proxy.pages.content import Content, Field, Notice, Row
 from litellm_compaction.proxy.pages.document import page, plain_page, sign_in_page
@@ -90,6 +91,7 @@ def content(word: str = "local", **changes: Any) -> Content:
         tokenizer=word,
         memory_bytes=54 << 20,
         carrier="transport",
+        goes_on=word,
         accuracy=Accuracy(1000, 900, 1e9),
         own=(word,),
         conflict=word,
@@ -237,6 +239,14 @@ def test_a_row_says_what_counts(known: dict[str, Any], cell: str) -> None:
     """By which vocabulary, whose it is, and what it takes of memory where that is known."""
     row = Row(group="local", model="m", mode="guard", family="qwen3", tokenizer="qwen2", **known)
     assert f"<td>{cell}</td>" in page(content(rows=[row]))
+
+
+def test_a_row_says_how_an_answer_goes_on() -> None:
+    """What carries it over the limit, and in which way its server has shown to go on."""
+    goes_on = Standing(("prefill", "turn"), ("prefill",)).in_words()
+    row = Row(group="local", model="m", mode="guard", carrier="transport", goes_on=goes_on)
+    text = " ".join(_Reader(page(content(rows=[row]))).texts)
+    assert "transport prefill: the answer's end is the last message, which the server goes on with, as it has" in text
 
 
 def test_reuses_in_a_row_are_one() -> None:

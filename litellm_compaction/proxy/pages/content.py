@@ -33,6 +33,7 @@ class Row:
         tokenizer: the vocabulary that counts, or the name of the file that it is from.
         owns_vocabulary: whether that is the model's own.
         memory_bytes: what loading it has cost this process, once for all that share it; None where that is not known.
+        goes_on: how its server is made to go on with an answer at the limit, in words; "" where nobody knows.
         accuracy: of the last answer; None before the first.
         own: settings of its own, which the page does not change, as `key: value`.
         conflict: why changes made here do not reach it; "" where they do.
@@ -50,6 +51,7 @@ class Row:
     owns_vocabulary: bool = False
     memory_bytes: int | None = None
     carrier: str = ""
+    goes_on: str = ""
     accuracy: Accuracy | None = None
     own: tuple[str, ...] = ()
     conflict: str = ""

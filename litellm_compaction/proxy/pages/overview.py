@@ -14,13 +14,15 @@ from typing import Any
 import httpx
 
 from litellm_compaction.config import SAME_MODEL, Settings
+from litellm_compaction.engine import GoingOn
 from litellm_compaction.errors import CompactionError, ModelNotLoaded
 from litellm_compaction.events import Kept, event_from_json
 from litellm_compaction.models.lmstudio import list_models
 from litellm_compaction.models.load_costs import load_cost
+from litellm_compaction.models.prompts import renders_exactly
 from litellm_compaction.models.sources import Sources
 from litellm_compaction.models.window import Target, Windows
-from litellm_compaction.proxy.carriers import carrier_of
+from litellm_compaction.proxy.carriers import WAYS_OF, carrier_of
 from litellm_compaction.proxy.guards import Guard, Guards
 from litellm_compaction.proxy.live_settings import Known, LiveSettings, for_deployment
 from litellm_compaction.proxy.overlay import CHANGEABLE, allowed_values, choices
@@ -59,6 +61,7 @@ class Surroundings:
     guards: Guards
     windows: Windows
     sources: Sources
+    going_on: GoingOn
     store: Store
     turns: Turns
     router: Callable[[], Any]
@@ -212,8 +215,10 @@ async def _row(around: Surroundings, guard: Guard, target: Target, visitor: Visi
         return replace(row, state=str(error) if visitor.sees_all else "not known")
     counting = await around.sources.source(target, window.architecture, window.wanted)
     cost = load_cost(counting.family.vocabulary)
+    goes_on = await around.going_on.standing(target, window.source, can_render=renders_exactly(counting.family))
     return replace(
         row,
+        goes_on=goes_on.among(WAYS_OF[carrier_of(deployment, settings)]).in_words(),
         window_tokens=window.tokens,
         source=window.source,
         parallel=window.parallel,

@@ -26,7 +26,16 @@ def deployments_table(rows: Sequence[Row]) -> Html:
     """One row a deployment."""
     if not rows:
         return tag("p", "None that you may see.", class_="quiet")
-    names = ("Model", "Window", "Source", "Parallel", "Counts by", "Last count", "Carrier", "Own settings")
+    names = (
+        "Model",
+        "Window",
+        "Source",
+        "Parallel",
+        "Counts by",
+        "Last count",
+        "Carried over the limit",
+        "Own settings",
+    )
     return _table("Guarded deployments", names, [_deployment(row) for row in rows])
 
 
@@ -84,7 +93,7 @@ def _deployment(row: Row) -> Html:
         tag("td", "–" if row.parallel is None else str(row.parallel), class_="number"),
         tag("td", _counting(row) if row.tokenizer else "–"),
         tag("td", _accuracy(row)),
-        tag("td", row.carrier or "–"),
+        tag("td", row.carrier or "–", [tag("br"), tag("span", row.goes_on, class_="quiet")] if row.goes_on else None),
         tag("td", f"mode: {row.mode}", [[tag("br"), text] for text in row.own], _conflict(row)),
     )
 
