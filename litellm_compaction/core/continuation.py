@@ -6,6 +6,7 @@ stays.
 
 from __future__ import annotations
 
+import re
 from typing import Literal, TypeAlias
 
 from litellm_compaction.core.enclosures import THINK_END, THINK_START, open_fence, open_think
@@ -24,6 +25,58 @@ _LEAST_ECHO_CHARS = 12
 _LEAST_START_CHARS = 24
 # As much of the last word as `settled_length` may have sent before it cut a word in two.
 _LONG_WORD_CHARS = 48
+# Of white space in a row no rule reads more than a line's length, and of a beginning none more than a few lines.
+_READ_SPACE_CHARS = 160
+_READ_CHARS = 4_000
+_RUN = re.compile(r"\s+|\S+")
+
+
+class _Held:
+    """The beginning of a continuation that nobody can tell yet, read again with each delta.
+
+    Attributes:
+        brief: what rules read of it. A server may send a megabyte of white space, one blank in each delta.
+    """
+
+    def __init__(self) -> None:
+        self._pieces: list[str] = []
+        self._space_chars = 0
+        # Where in `brief` white space is left out, and how much.
+        self._gaps: list[tuple[int, int]] = []
+        self.brief = ""
+
+    def add(self, delta: str) -> bool:
+        """Takes a delta; whether `brief` says more than before."""
+        self._pieces.append(delta)
+        known_chars = len(self.brief)
+        for run in _RUN.finditer(delta):
+            if len(self.brief) >= _READ_CHARS:
+                break
+            self._read(run.group())
+        return len(self.brief) > known_chars
+
+    def _read(self, run: str) -> None:
+        if not run.isspace():
+            self._space_chars = 0
+            self.brief += run
+            return
+        read = run[: max(_READ_SPACE_CHARS - self._space_chars, 0)]
+        self.brief += read
+        self._space_chars += len(run)
+        if len(read) < len(run):
+            place, chars = len(self.brief), len(run) - len(read)
+            if self._gaps and self._gaps[-1][0] == place:
+                chars += self._gaps.pop()[1]
+            self._gaps.append((place, chars))
+
+    def place(self, index: int) -> int:
+        """Where in the whole text a place of `brief` is."""
+        return index + sum(chars for place, chars in self._gaps if place <= index)
+
+    @property
+    def text(self) -> str:
+        """All that was added."""
+        return "".join(self._pieces)
 
 
 class Joiner:
@@ -55,7 +108,8 @@ class Joiner:
         self._is_open_thought = self._continues_thought
         self._sent_end = ""
         self._removed: list[str] = []
-        self._held = ""
+        self._held = _Held()
+        self._thought_end = ""
         self._pieces: list[str] = []
         self._starts: list[tuple[int, Overlap]] = []
         self._ended = False
@@ -122,16 +176,14 @@ class Joiner:
                 break
             self._echoed_chars += 1
             if self._echoed_chars == len(self._echo):
-                self._opening, self._echoed = "echo", self._held + delta[: index + 1]
-                self._held = ""
+                self._opening, self._echoed = "echo", self._taken() + delta[: index + 1]
                 return self._behind_echo(delta[index + 1 :])
         else:
             if not self._ended:
-                self._held += delta
+                self._held.add(delta)
                 return ""
         # What has matched so far is judged like any other repeat.
-        text, self._held = self._held + delta, ""
-        return self._behind_echo(text)
+        return self._behind_echo(self._taken() + delta)
 
     def _behind_echo(self, delta: str) -> str:
         if not self._is_trusted:
@@ -141,40 +193,48 @@ class Joiner:
             self._stage = self._skip_space if self._partial[-1].isspace() else self._pass
         return self._stage(delta)
 
+    def _taken(self) -> str:
+        """What was held; nothing is any more."""
+        held, self._held = self._held, _Held()
+        return held.text
+
     def _read_tag(self, delta: str) -> str:
-        self._held += delta
-        head = self._held.lstrip()
+        if not self._held.add(delta) and not self._ended:
+            return ""
+        head = self._held.brief.lstrip()
         if not self._ended and len(head) < len(THINK_START) and THINK_START.startswith(head):
             return ""
-        text, self._held = self._held, ""
+        text = self._taken()
         self._stage = self._read_preamble
         if head.startswith(THINK_START):
-            text = head[len(THINK_START) :]
+            text = text.lstrip()[len(THINK_START) :]
             if not self._continues_thought:
                 self._stage = self._drop_thought
         return self._stage(text)
 
     def _drop_thought(self, delta: str) -> str:
-        thought, tag, rest = (self._held + delta).partition(THINK_END)
+        thought, tag, rest = (self._thought_end + delta).partition(THINK_END)
         if tag:
             self._removed.append(thought)
-            self._held = ""
             self._stage = self._read_preamble
             return self._stage(rest)
         kept = 0 if self._ended else len(THINK_END) - 1
         settled = max(len(thought) - kept, 0)
         self._removed.append(thought[:settled])
-        self._held = thought[settled:]
+        self._thought_end = thought[settled:]
         return ""
 
     def _read_preamble(self, delta: str) -> str:
-        self._held += delta
-        preamble = read_preamble(self._held, self._scene, ended=self._ended)
+        held = self._held
+        if not held.add(delta) and not self._ended:
+            return ""
+        preamble = read_preamble(held.brief, self._scene, ended=self._ended)
         if preamble is None:
             return ""
         ending = Ending(self._partial)
-        self._starts = [(start, Overlap(ending)) for start in (preamble.certain_chars, *preamble.claimed_chars)]
-        text, self._held = self._held, ""
+        starts = (preamble.certain_chars, *preamble.claimed_chars)
+        self._starts = [(held.place(start), Overlap(ending)) for start in starts]
+        text = self._taken()
         for start, overlap in self._starts:
             overlap.feed(text[start:])
         self._pieces = [text]

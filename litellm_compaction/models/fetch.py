@@ -1,25 +1,70 @@
 """How one JSON document is read from a server, and what went wrong when it was not.
 
 Called by `lmstudio.py`, `served.py` and `server_counts.py`. Foreign errors end here: callers see
-`ServerUnavailable` and nothing of httpx.
+`ServerUnavailable` and nothing of httpx. How much a body may unfold holds for answers too (`proxy/http_upstream.py`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
 
 import httpx
 
 from litellm_compaction.errors import ServerUnavailable
 
 MAX_BODY_BYTES = 4 * 1024 * 1024
+# What a body may be compressed with: at most 1,000 bytes come of one. Of Brotli and Zstandard there may be millions.
+ACCEPTED_ENCODINGS = "gzip, deflate"
+_ENCODINGS = frozenset({"", "identity", "gzip", "x-gzip", "deflate"})
+# Unfolded at once: at most 4 MB come of it, within 20 ms.
+_FOLDED_BYTES = 4096
+# Commas, colons and brackets: reading so many takes 50 to 100 ms, in which nothing else runs (CPython 3.11, 2026-11).
+_MOST_MARKS = 400_000
+_FEW_BYTES = 256 * 1024
 # Values that clients and LiteLLM put where no key is needed.
 _PLACEHOLDER_KEYS = frozenset({"", "fake-api-key"})
 
 
 class Unreached(ServerUnavailable):
     """No server took the connection."""
+
+
+def unfolds_slowly(response: httpx.Response) -> bool:
+    """Makes a body that is compressed come in pieces; False where it is compressed as nobody has asked for.
+
+    httpx unfolds all that has come at once: of 64 KB become 64 MB, and a list of encodings multiplies that.
+    """
+    encoding = response.headers.get("content-encoding", "").strip().lower()
+    if encoding in ("", "identity"):
+        return True
+    if encoding not in _ENCODINGS:
+        return False
+    assert isinstance(response.stream, httpx.AsyncByteStream)  # noqa: S101 - of an asynchronous client
+    response.stream = _Pieces(response.stream)
+    return True
+
+
+def is_quickly_read(content: bytes) -> bool:
+    """Whether parsing a JSON document holds nobody up: it does by its structure, hardly by its text."""
+    return len(content) <= _FEW_BYTES or sum(map(content.count, (b",", b":", b"[", b"{"))) <= _MOST_MARKS
+
+
+class _Pieces(httpx.AsyncByteStream):
+    """A body in small pieces, with room for others between them."""
+
+    def __init__(self, inner: httpx.AsyncByteStream) -> None:
+        self._inner = inner
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        async for data in self._inner:
+            for start in range(0, len(data), _FOLDED_BYTES):
+                yield data[start : start + _FOLDED_BYTES]
+                await asyncio.sleep(0)
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()
 
 
 class NotThisApi(ServerUnavailable):
@@ -42,7 +87,7 @@ async def get_json(
 
     Raises:
         KeyRefused: HTTP 401 or 403.
-        NotThisApi: the answer is not JSON or larger than 4 MiB.
+        NotThisApi: the answer is not JSON, larger than 4 MiB, or nothing but structure.
         Unreached: nobody took the connection.
         ServerUnavailable: timeout, or a server that says that it cannot answer now (429, 5xx).
     """
@@ -70,7 +115,7 @@ async def _exchange(
     timeout_s: float,
     api: str,
 ) -> object:
-    headers = [(b"Accept", b"application/json")]
+    headers = [(b"Accept", b"application/json"), (b"Accept-Encoding", ACCEPTED_ENCODINGS.encode())]
     if content is not None:
         headers.append((b"Content-Type", b"application/json"))
     if api_key is not None and api_key not in _PLACEHOLDER_KEYS:
@@ -91,7 +136,9 @@ async def _exchange(
     if status == 429 or status >= 500:
         raise ServerUnavailable(f"{where}: HTTP {status}")
     if body is None:
-        raise NotThisApi(f"{where}: not {api}, more than {MAX_BODY_BYTES} bytes")
+        raise NotThisApi(f"{where}: not {api}, more than {MAX_BODY_BYTES} bytes, or compressed as nobody has asked for")
+    if not is_quickly_read(body):
+        raise NotThisApi(f"{where}: not {api}, more than {_MOST_MARKS} values")
     if status >= 300:
         raise NotThisApi(f"{where}: not {api}, HTTP {status}")
     try:
@@ -122,6 +169,8 @@ async def _read(
 ) -> tuple[int, bytes | None]:
     """Status and body; the body is None when it is larger than we accept."""
     async with http.stream(method, url, headers=headers, content=content) as response:
+        if not unfolds_slowly(response):
+            return response.status_code, None
         body = bytearray()
         async for piece in response.aiter_bytes():
             body += piece

@@ -19,10 +19,11 @@ import httpx
 
 from litellm_compaction.core.carry_over import Way
 from litellm_compaction.core.messages import Message
+from litellm_compaction.models.fetch import ACCEPTED_ENCODINGS, is_quickly_read, unfolds_slowly
 from litellm_compaction.proxy import wire
 from litellm_compaction.proxy.carriers import WAYS_OF
 from litellm_compaction.proxy.exchange import Chunk, Continuation, UpstreamDropped, UpstreamError
-from litellm_compaction.proxy.sse import json_object, read_events
+from litellm_compaction.proxy.sse import Bounds, json_object, read_body, read_events, unreadable
 
 # What shapes a whole document would make the model start a new one instead of going on with the old.
 _WHOLE_DOCUMENT_KEYS = ("response_format",)
@@ -36,6 +37,10 @@ _NAMES: Mapping[Addition, re.Pattern[str]] = {
     "stream": re.compile(r"\bstream(ing)?\b", re.IGNORECASE),
 }
 _MAX_SERVERS = 1024
+# What an error says stands at its beginning; some quote the whole request behind that.
+_ERROR_BYTES = 2**20
+# What described a transfer that is over.
+HOP_HEADERS = frozenset({"content-encoding", "content-length", "transfer-encoding", "connection"})
 _CHAT = "/chat/completions"
 
 
@@ -114,18 +119,22 @@ class HttpUpstream:
             self.headers = self.headers or response.headers
             self.whole = None
             if response.status_code == 200 and "event-stream" in response.headers.get("content-type", ""):
-                events = read_events(response)
+                events = read_events(response, Bounds.of(max_tokens))
                 is_raw = continuation is not None and continuation.prompt is not None
                 yield _as_chat(events) if is_raw else events
             else:
-                yield await self._as_stream(response)
+                yield await self._as_stream(response, Bounds.of(max_tokens).event_bytes)
         finally:
             await response.aclose()
 
     async def send(
         self, messages: Sequence[Message] | None, max_tokens: int, *, continuation: Continuation | None, stream: bool
     ) -> httpx.Response:
-        """One request to the server; the caller closes the response."""
+        """One request to the server; the caller closes the response.
+
+        Raises:
+            UpstreamError: its answer is compressed as nobody has asked for.
+        """
         body = {**self._body, **wire.with_output_limit(self._body, max_tokens)}
         if stream:
             body["stream"] = True
@@ -143,8 +152,10 @@ class HttpUpstream:
             body |= wire.GOES_ON
         # ASCII with escapes: lone surrogates, which clients do send, have no UTF-8.
         content = json.dumps(body, separators=(",", ":")).encode()
-        headers = [(key, value) for key, value in self._request.headers.raw if key.lower() != b"content-length"]
-        return await self._inner.handle_async_request(
+        left_out = (b"content-length", b"accept-encoding")
+        headers = [(key, value) for key, value in self._request.headers.raw if key.lower() not in left_out]
+        headers.append((b"Accept-Encoding", ACCEPTED_ENCODINGS.encode()))
+        response = await self._inner.handle_async_request(
             httpx.Request(
                 self._request.method,
                 url,
@@ -153,6 +164,10 @@ class HttpUpstream:
                 extensions=self._request.extensions,
             )
         )
+        if not unfolds_slowly(response):
+            await response.aclose()
+            raise unreadable("its answer is compressed in a way that nobody has asked for")
+        return response
 
     async def _streaming(
         self, messages: Sequence[Message] | None, max_tokens: int, *, continuation: Continuation | None
@@ -175,13 +190,12 @@ class HttpUpstream:
             if response.status_code not in _UNKNOWN_KEY_STATUSES:
                 return response
             try:
-                await response.aread()
-            except BaseException:
+                body, _ = await read_body(response, _ERROR_BYTES)
+            finally:
                 await response.aclose()
-                raise
+            response = _read(response, body)
             if not self._has_refused(response.text):
                 return response
-            await response.aclose()
 
     def _has_refused(self, error: str) -> bool:
         """Whether an error refuses what we have added; then it is left out of this request from now on.
@@ -202,17 +216,20 @@ class HttpUpstream:
             self._left_out.add(addition)
         return addition in self._left_out
 
-    async def _as_stream(self, response: httpx.Response) -> AsyncIterator[Chunk]:
+    async def _as_stream(self, response: httpx.Response, most_bytes: int) -> AsyncIterator[Chunk]:
         """What is no event stream, as one: a whole answer is one chunk.
 
         Raises:
             UpstreamDropped: the connection broke.
-            UpstreamError: it is no answer.
+            UpstreamError: it is no answer, or a longer one than the request can have.
         """
-        try:
-            await response.aread()
-        except httpx.TransportError as error:
-            raise UpstreamDropped("", None) from error
+        is_answer = response.status_code == 200
+        body, is_whole = await read_body(response, most_bytes if is_answer else _ERROR_BYTES)
+        if is_answer and not is_whole:
+            raise unreadable(f"its answer has more than {most_bytes} bytes")
+        if is_answer and not is_quickly_read(body):
+            raise unreadable("its answer has too many values")
+        response = _read(response, body)
         chunk = _as_chunk(response)
         if self._answers == 1:
             self.whole = response
@@ -248,6 +265,12 @@ async def _as_chat(events: AsyncIterator[Chunk]) -> AsyncIterator[Chunk]:
                 if isinstance(choice, dict)
             ],
         }
+
+
+def _read(response: httpx.Response, body: bytes) -> httpx.Response:
+    """A response as if it had come with `body`."""
+    headers = [(key, value) for key, value in response.headers.multi_items() if key.lower() not in HOP_HEADERS]
+    return httpx.Response(response.status_code, headers=headers, content=body)
 
 
 async def _one(chunk: Chunk) -> AsyncIterator[Chunk]:

@@ -18,6 +18,7 @@ from litellm_compaction.errors import Overflow, is_crash
 from litellm_compaction.models.generated import GeneratedTokens
 from litellm_compaction.proxy.exchange import Chunk, UpstreamError
 from litellm_compaction.proxy.overflowed import FULL_RATIO, NEAR_FULL_RATIO, judged, most_tokens
+from litellm_compaction.proxy.sse import unreadable
 from litellm_compaction.proxy.wire import Usage, usage_of
 
 # How a stream ended: by itself; where the window does; for others that need the room; by an error that means a full
@@ -35,6 +36,8 @@ _CHOICE_FIELDS = frozenset({"index", "delta", "finish_reason", "logprobs"})
 _OLD_CALL = -1
 _KEPT_REASONING_CHARS = 40_000
 _WORTH_A_RESTART_TOKENS = 32
+# So many windows full no model writes, however wrong our count is; nor does a server send so many pieces.
+_ENDLESS_RATIO = 4
 
 
 @dataclass(slots=True)
@@ -88,11 +91,12 @@ class Relay:
         # What is trusted is judged all the same: a server may be updated.
         self._judge = Joiner(partial, shown=shown) if partial and guarded.is_trusted else self._joiner
         self._echo_tokens = 0
-        self._tail = ""
+        self._tail: list[str] = []
         self._calls: list[dict[str, Any]] = []
         self._flowing: set[int] = set()
         self._call_open = False
         self._received = 0
+        self._pieces = 0
         self._is_shared = False
         self._is_share = False
         self._limit_tokens = 0
@@ -143,7 +147,10 @@ class Relay:
         deltas = [*self._reasoning(delta), *self._text(delta), *self._tool_calls(delta)]
         if others := self._others(delta):
             deltas = [{**deltas[0], **others}, *deltas[1:]] if deltas else [others]
-        if self.used_tokens() >= self._stop_tokens and not self._call_open and self.finish_reason is None:
+        self._pieces += bool(deltas)
+        if max(self._generated.tokens, self._pieces) > _ENDLESS_RATIO * self._window_tokens:
+            self.end, self.error = "failed", unreadable("its answer does not end")
+        elif self.used_tokens() >= self._stop_tokens and not self._call_open and self.finish_reason is None:
             self.end = "limit"
         return deltas
 
@@ -155,8 +162,7 @@ class Relay:
 
     def surrendered(self) -> list[Chunk]:
         """Everything that is held and whole."""
-        text = self._tail + (self._joiner.finish() if self._joiner is not None else "")
-        self._tail = ""
+        text = self._taken_tail() + (self._joiner.finish() if self._joiner is not None else "")
         deltas = self._sent({"content": text}) if text else []
         if self._calls and self.finish_reason in ("tool_calls", "stop", "function_call"):
             deltas.append({"tool_calls": self._calls})
@@ -312,12 +318,23 @@ class Relay:
         self._count(text)
         if self._joiner is not None:
             text = self._joined(self._joiner, text)
-        text = self._tail + text
+        holds_words = self._is_shared or self.is_near_the_end()
+        if holds_words and text.isspace():
+            # It goes out with the next word, and is not looked at again with each blank.
+            self._tail.append(text)
+            return []
+        text = self._taken_tail() + text
         settled = unstopped_length(text, self._stops) if self._stops else len(text)
-        if self._is_shared or self.is_near_the_end():
+        if holds_words:
             settled = settled_length(text[:settled])
-        self._tail = text[settled:]
+        if settled < len(text):
+            self._tail.append(text[settled:])
         return self._sent({"content": text[:settled]}) if settled else []
+
+    def _taken_tail(self) -> str:
+        """What was held of the text; nothing is any more."""
+        held, self._tail = "".join(self._tail), []
+        return held
 
     def _joined(self, joiner: Joiner, text: str) -> str:
         had_echo = bool(joiner.echoed_text)
@@ -340,8 +357,7 @@ class Relay:
             if isinstance(function, Mapping):
                 self._count(_call_text(call))
         self._call_open = True
-        held = self._tail
-        self._tail = ""
+        held = self._taken_tail()
         deltas = self._sent({"content": held}) if held else []
         flowing = [call for call in calls if self._flows(call)]
         append_calls(self._calls, [call for call in calls if call not in flowing])

@@ -18,14 +18,12 @@ from litellm_compaction.engine import Case, Compactor, Guarded, Pending
 from litellm_compaction.errors import CompactionError, overflow_from_text
 from litellm_compaction.proxy import wire
 from litellm_compaction.proxy.exchange import Asked, Chunk, Listener, UpstreamError
-from litellm_compaction.proxy.http_upstream import Abilities, HttpUpstream
+from litellm_compaction.proxy.http_upstream import HOP_HEADERS, Abilities, HttpUpstream
 from litellm_compaction.proxy.notices import SILENT
 from litellm_compaction.proxy.one_answer import joined
 from litellm_compaction.proxy.refusals import RECOGNIZED, bad_request, litellm_error_of, response_of
 from litellm_compaction.proxy.restart import Answer
 from litellm_compaction.proxy.sse import DONE, event_of, json_object
-
-_HOP_HEADERS = frozenset({"content-encoding", "content-length", "transfer-encoding", "connection"})
 
 
 class GuardedTransport(httpx.AsyncBaseTransport):
@@ -191,13 +189,13 @@ def _refusal(error: UpstreamError) -> httpx.Response:
 def _headers(upstream: HttpUpstream, content_type: str) -> list[tuple[str, str]]:
     """The headers of the server's first answer, as far as it has come, for the body that the client gets."""
     own = upstream.headers.multi_items() if upstream.headers is not None else []
-    kept = [(key, value) for key, value in own if key.lower() not in _HOP_HEADERS and key.lower() != "content-type"]
+    kept = [(key, value) for key, value in own if key.lower() not in HOP_HEADERS and key.lower() != "content-type"]
     return [*kept, ("content-type", content_type)]
 
 
 def _copied(response: httpx.Response) -> httpx.Response:
     """A response that has been read, without the headers that described its transfer."""
-    headers = [(key, value) for key, value in response.headers.items() if key.lower() not in _HOP_HEADERS]
+    headers = [(key, value) for key, value in response.headers.items() if key.lower() not in HOP_HEADERS]
     return httpx.Response(response.status_code, headers=headers, content=response.content)
 
 

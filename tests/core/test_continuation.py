@@ -10,8 +10,10 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from litellm_compaction.core.continuation import Joiner, open_fence, open_think, settled_length, unstopped_length
+from litellm_compaction.core import continuation as joining
+from litellm_compaction.core.continuation import Joiner, _Held, open_fence, open_think, settled_length, unstopped_length
 from litellm_compaction.core.overlap import repeats_itself
+from litellm_compaction.core.preamble import Preamble, Scene, read_preamble, scene_of
 from tests.core.restarts import CHATTER, GENERATORS, STYLES, draw, is_ambiguous, join
 from tests.work import grows_linearly
 
@@ -441,6 +443,45 @@ def test_one_giant_delta_behind_a_text_like_it_is_read_once(unit: str) -> None:
         return lambda: (joiner.feed(unit * size), joiner.finish())
 
     assert grows_linearly(feeding, 1_500)
+
+
+_HEADS = ("", " <", "<think>", "Sure", "Sure, continuing:\n", "Assistant:", "...", "```python\n", "\n<think>x</think>")
+
+
+@pytest.mark.parametrize("head", _HEADS)
+def test_white_space_blank_by_blank_is_read_once(head: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server may fill a window with it; all that came before was read again with each of its deltas."""
+    read = [0]
+
+    def counting(text: str, scene: Scene, *, ended: bool) -> Preamble | None:
+        read[0] += len(text)
+        return read_preamble(text, scene, ended=ended)
+
+    monkeypatch.setattr(joining, "read_preamble", counting)
+    joiner = Joiner("Code:\n\n```python\nx = 1 and then it went", shown="x = 1 and then it went")
+    for delta in (head, *" \n" * 20_000, "on"):
+        joiner.feed(delta)
+    joiner.finish()
+    assert read[0] < 200_000
+
+
+@given(
+    st.lists(
+        st.sampled_from((*_HEADS, "on", " ", "\n", " " * 159, " " * 170, "\n" * 400, "a" * 90, ".", "`")), max_size=9
+    ),
+    st.booleans(),
+)
+def test_what_rules_do_not_read_changes_nothing(pieces: list[str], ended: bool) -> None:
+    """Long rows of white space are left out for them, and the places that they find are those of the whole text."""
+    text, held, scene = "".join(pieces), _Held(), scene_of("Then the fox went")
+    for piece in pieces:
+        held.add(piece)
+    assert held.text == text
+    whole, brief = read_preamble(text, scene, ended=ended), read_preamble(held.brief, scene, ended=ended)
+    assert (whole is None) == (brief is None)
+    if whole is not None and brief is not None:
+        assert whole.certain_chars == held.place(brief.certain_chars)
+        assert whole.claimed_chars == tuple(map(held.place, brief.claimed_chars))
 
 
 def test_a_repeat_that_starts_at_any_of_thousands_of_places_is_found() -> None:

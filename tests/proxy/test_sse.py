@@ -10,9 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from litellm_compaction.proxy.exchange import Received, UpstreamDropped
-from litellm_compaction.proxy.sse import event_of, json_object, read_events
+from litellm_compaction.errors import overflow_from_text
+from litellm_compaction.proxy.exchange import Received, UpstreamDropped, UpstreamError
+from litellm_compaction.proxy.sse import Bounds, event_of, json_object, read_body, read_events
 
+_BOUNDS = Bounds.of(1000)
 # What `str.splitlines` takes for the end of a line, and JSON strings may hold as it is.
 _SEPARATORS = "\u2028\u2029\x85\x1c\x0b\x0c"
 
@@ -27,8 +29,8 @@ def _response(pieces: list[bytes], error: Exception | None = None) -> httpx.Resp
     return httpx.Response(200, headers={"content-type": "text/event-stream"}, content=body())
 
 
-async def _read(pieces: list[bytes]) -> list[dict[str, object]]:
-    return [chunk async for chunk in read_events(_response(pieces))]
+async def _read(pieces: list[bytes], bounds: Bounds = _BOUNDS) -> list[dict[str, object]]:
+    return [chunk async for chunk in read_events(_response(pieces), bounds)]
 
 
 @given(
@@ -61,7 +63,7 @@ async def test_broken_connection_is_told_apart() -> None:
     seen: list[object] = []
 
     async def read() -> None:
-        async for chunk in read_events(response):
+        async for chunk in read_events(response, _BOUNDS):
             seen.append(chunk)  # noqa: PERF401 - what came before the error counts
 
     with pytest.raises(UpstreamDropped):
@@ -73,6 +75,33 @@ def test_chunk_goes_on_in_its_own_bytes() -> None:
     """A received chunk is written as it came, any other one as JSON in ASCII: lone surrogates have no UTF-8."""
     assert event_of(Received({"a": 1}, b'data:{"a" : 1}')) == b'data:{"a" : 1}\n\n'
     assert event_of({"a": "\ud800"}) == b'data: {"a":"\\ud800"}\n\n'
+
+
+@pytest.mark.parametrize(
+    ("pieces", "words"),
+    [
+        ([b"data: " + b"x" * 60, b"x" * 60], "a piece of its answer has more than 100 bytes"),
+        ([b": ping\n\n"] * 200, "its answer has more than 1000 bytes"),
+        ([b'data: {"a": [' + b"[]," * 300_000 + b"[]]}\n\n"], "too many values"),
+    ],
+    ids=["line without an end", "stream without an end", "nothing but structure"],
+)
+async def test_server_that_sends_without_end_is_not_read_to_its_end(pieces: list[bytes], words: str) -> None:
+    """What was asked for bounds what is read, and the client is told whose fault it is."""
+    bounds = Bounds(100, 1000) if len(b"".join(pieces)) < 10_000 else _BOUNDS
+    with pytest.raises(UpstreamError, match="server") as caught:
+        await _read(pieces, bounds)
+    assert words in caught.value.text
+    assert caught.value.response.status_code == 502
+    assert overflow_from_text(caught.value.text) is None
+
+
+async def test_body_is_read_as_far_as_it_may_be_long() -> None:
+    """And it is said whether that was all."""
+    assert await read_body(_response([b"ab", b"cd"]), 4) == (b"abcd", True)
+    assert await read_body(_response([b"ab", b"cd", b"ef"]), 3) == (b"abc", False)
+    with pytest.raises(UpstreamDropped):
+        await read_body(_response([b"ab"], httpx.ReadError("gone")), 4)
 
 
 def test_deeply_nested_json_is_not_an_object() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import tracemalloc
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,6 +12,8 @@ from typing import Any
 import httpx
 import pytest
 
+from litellm_compaction.core.settled import settled_length
+from litellm_compaction.proxy import relay
 from litellm_compaction.proxy.exchange import Asked
 from litellm_compaction.proxy.http_upstream import Abilities
 from litellm_compaction.proxy.upstream import GuardedTransport
@@ -71,6 +75,7 @@ class Wire:
     abilities: Abilities = field(default_factory=Abilities)
     window_tokens: int = 2048
     sent: list[Body] = field(default_factory=list)
+    headers: list[httpx.Headers] = field(default_factory=list)
 
     async def ask(self, **body: Any) -> httpx.Response:
         """One client request."""
@@ -97,6 +102,7 @@ class Wire:
 
     async def _serve(self, request: httpx.Request) -> httpx.Response:
         self.sent.append(json.loads(request.content))
+        self.headers.append(request.headers)
         return self.answers[min(len(self.sent), len(self.answers)) - 1]()
 
 
@@ -273,3 +279,86 @@ async def test_what_cannot_be_joined_is_asked_for_as_the_client_did(options: Bod
     answer = await wire.ask(**options)
     assert answer.json() == whole({"content": "Fine."}).json()
     assert "stream" not in wire.sent[0]
+
+
+def folded(body: bytes, encoding: str = "gzip", content_type: str = "application/json") -> httpx.Response:
+    """A body that says how it is compressed."""
+
+    async def pieces() -> AsyncIterator[bytes]:
+        for start in range(0, len(body), 64 * 1024):
+            yield body[start : start + 64 * 1024]
+
+    return httpx.Response(200, headers={"content-encoding": encoding, "content-type": content_type}, content=pieces())
+
+
+BOMB = gzip.compress(b" " * 100_000_000)
+ANSWER = json.dumps({"choices": [{"message": {"content": "One"}}], "usage": USAGE}).encode()
+BOMBS = {
+    "whole": lambda: folded(BOMB),
+    "stream": lambda: folded(BOMB, content_type="text/event-stream"),
+    "twice": lambda: folded(gzip.compress(BOMB), "gzip, gzip"),
+    "br": lambda: folded(BOMB, "br"),
+    "no gzip": lambda: folded(ANSWER),
+    "no gzip, stream": lambda: folded(ANSWER, content_type="text/event-stream"),
+    "long": lambda: httpx.Response(200, content=b" " * 30_000_000),
+    "structure": lambda: httpx.Response(200, content=b'{"choices":[' + b"{}," * 1_000_000 + b"{}]}"),
+}
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize("bomb", BOMBS)
+async def test_answer_that_unfolds_without_end_is_not_read(bomb: str, stream: bool) -> None:
+    """200 kB that become 200 MB cost 27.8 s of processor time; now no more than the answer may have is unfolded."""
+    wire = Wire([BOMBS[bomb]])
+    tracemalloc.start()
+    try:
+        answer = await wire.ask(**({"stream": True} if stream else {}))
+        _, most_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert answer.status_code == 502
+    assert "The model's server cannot be understood" in answer.json()["error"]["message"]
+    assert most_bytes < 80 * 2**20
+    assert len(wire.sent) == 1
+
+
+async def test_compressed_answer_is_read() -> None:
+    """As the server was told that it may."""
+    wire = Wire([lambda: folded(gzip.compress(ANSWER))])
+    assert choice_of(await wire.ask())["message"]["content"] == "One"
+    assert wire.headers[-1]["accept-encoding"] == "gzip, deflate"
+
+
+async def test_long_error_is_told_from_its_beginning() -> None:
+    """Some servers quote the whole request."""
+    wire = Wire([lambda: httpx.Response(500, content=b"broken " * 1_000_000)])
+    answer = await wire.ask()
+    assert (answer.status_code, len(answer.content)) == (500, 2**20)
+
+
+async def test_answer_that_does_not_end_is_ended() -> None:
+    """A server that knows no limit: after four windows it is not listened to any more."""
+    wire = Wire([lambda: sse(*[chunk({"content": "word " * 50})] * 500)], window_tokens=2048)
+    answer = await wire.ask()
+    assert answer.status_code >= 500
+    assert "does not end" in answer.text
+
+
+async def test_white_space_blank_by_blank_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Near the window's end a word is held until the next begins; what stands behind it was read with each blank."""
+    looked = [0]
+
+    def counting(text: str) -> int:
+        looked[0] += len(text)
+        return settled_length(text)
+
+    monkeypatch.setattr(relay, "settled_length", counting)
+    pieces = ["word " * 1_400, *[" "] * 4_000, "last"]
+    wire = Wire([lambda: sse(*map(said, pieces), chunk({}, "stop"))], window_tokens=2048)
+    answer = await wire.ask()
+    assert choice_of(answer)["message"]["content"] == "".join(pieces)
+    assert 0 < looked[0] < 20_000
+
+
+def said(text: str) -> Body:
+    return chunk({"content": text})
