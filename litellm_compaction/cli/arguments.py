@@ -6,29 +6,55 @@ Called by the console script. Each command's module is imported only when it is 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Any, TextIO, get_args
 
 from litellm_compaction import __version__
 from litellm_compaction.cli.argument_types import age_s, demo_tokens, port, positive, tokens
 from litellm_compaction.core.strategies import StrategyName
 from litellm_compaction.errors import CompactionError
+from litellm_compaction.events import harmless
 
 if TYPE_CHECKING:
     from litellm_compaction.stores import Store
+
+
+class _Harmless:
+    """Standard output or error, where what servers and files say commands no terminal, whoever writes it.
+
+    Args:
+        inner: where it goes.
+        keep: what is wanted all the same.
+    """
+
+    def __init__(self, inner: TextIO, keep: str) -> None:
+        self._inner = inner
+        self._keep = keep
+
+    def write(self, text: str) -> int:
+        """Writes `text`, made harmless."""
+        return self._inner.write(harmless(text, keep=self._keep))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The exit code of the command: 0 done, 1 trouble, 2 wrong arguments, 130 interrupted; for `up`, the proxy's."""
     options = parser().parse_args(arguments)
     command: Callable[[argparse.Namespace], int] = options.command
+    # The demo draws, and shows nobody's words but its own.
+    keep = "\n\t\x1b" if options.draws else "\n\t"
+    output, errors = _Harmless(sys.stdout, keep), _Harmless(sys.stderr, keep)
     try:
-        return command(options)
+        with contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors):
+            return command(options)
     except CompactionError as error:
-        print(f"litellm-compaction: {error}", file=sys.stderr)
+        print(f"litellm-compaction: {harmless(str(error), keep=chr(10))}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130
@@ -45,6 +71,7 @@ def parser() -> argparse.ArgumentParser:
         description="Keeps conversations with LM Studio inside the context length that is really loaded.",
     )
     top.add_argument("--version", action="version", version=f"litellm-compaction {__version__}")
+    top.set_defaults(draws=False)
     commands = top.add_subparsers(title="commands", required=True, metavar="COMMAND")
     _add_up(commands.add_parser("up", help="start a LiteLLM proxy with the plug-in in front of LM Studio"))
     _add_demo(commands.add_parser("demo", help="watch a long conversation stay inside a small window"))
@@ -83,7 +110,7 @@ def _add_demo(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--unguarded", action="store_true", help="the same conversation without the plug-in, for comparison"
     )
-    command.set_defaults(command=_demo)
+    command.set_defaults(command=_demo, draws=True)
 
 
 def _add_doctor(command: argparse.ArgumentParser) -> None:

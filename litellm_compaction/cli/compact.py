@@ -21,7 +21,7 @@ from litellm_compaction.core.decisions import Edit, Prune, Summarize
 from litellm_compaction.core.messages import JsonObject, JsonValue, Message, Request, parse_message
 from litellm_compaction.engine import Attempts, Case, Compactor, Guarded, Pending, PruningModel
 from litellm_compaction.errors import ConfigError
-from litellm_compaction.events import CompactionEvent, Event
+from litellm_compaction.events import CompactionEvent, Event, harmless
 from litellm_compaction.models.counter import TokenCounter
 from litellm_compaction.models.window import Target, Windows
 from litellm_compaction.stores import MemoryStore
@@ -72,7 +72,7 @@ def compact(source: str, options: Options, environ: Mapping[str, str]) -> int:
     if options.json:
         print(json.dumps(as_json(report, None if options.dry_run else fields)))
     else:
-        print("\n".join(as_lines(report)))
+        print("\n".join(map(harmless, as_lines(report))))
     return 0
 
 

@@ -14,6 +14,7 @@ from litellm_compaction.cli.requests import Asked, BadRequest, lines, opened, pa
 from litellm_compaction.cli.source_words import cost_words, source_words, template_words, tokenizer_name
 from litellm_compaction.core.messages import Request
 from litellm_compaction.errors import CompactionError, ConfigError
+from litellm_compaction.events import harmless
 from litellm_compaction.models.counter import Count, TokenCounter
 from litellm_compaction.models.lmstudio import DEFAULT_API_BASE, Listing, match
 from litellm_compaction.models.load_costs import load_cost
@@ -62,7 +63,7 @@ def count(
             # Roles may hold what a terminal cannot show, such as lone surrogates.
             print(json.dumps(_document(counted, asked), indent=2))
         else:
-            print("\n".join(_lines(counted, asked, address)))
+            print("\n".join(map(harmless, _lines(counted, asked, address))))
         return 0
 
 

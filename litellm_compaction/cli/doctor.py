@@ -13,6 +13,7 @@ from litellm_compaction.cli.examination import examine
 from litellm_compaction.cli.examined import Examined
 from litellm_compaction.cli.findings import Finding, config_findings
 from litellm_compaction.engine import Standing
+from litellm_compaction.events import harmless
 
 _HERE = Path("config.yaml")
 _SOURCES = {
@@ -44,7 +45,7 @@ def doctor(*, config: Path | None, as_json: bool, environ: Mapping[str, str], pr
     if as_json:
         print(json.dumps(_report(file, rows, findings, has_problem), indent=2, ensure_ascii=False))
     else:
-        print("\n".join(_lines(file, rows, findings)))
+        print("\n".join(map(harmless, _lines(file, rows, findings))))
     return 1 if has_problem else 0
 
 

@@ -271,9 +271,16 @@ def test_signing_in_and_out(workers: Workers) -> None:
         value = browser.cookies["litellm_compaction"]
         other = workers.two.client.get(PAGE, headers={"Cookie": f"litellm_compaction={value}"})
         assert other.status_code == 200
-        answer = browser.post(PAGE, data={"do": "sign_out", "token": hidden(text, "token")})
+        token = hidden(text, "token")
+        answer = browser.post(PAGE, data={"do": "sign_out", "token": token})
         assert answer.status_code == 303
         assert browser.get(PAGE).status_code == 401
+    # Whoever has kept a copy of the cookie is out as well, in every worker.
+    copied = {"Cookie": f"litellm_compaction={value}"}
+    for worker in (workers.one, workers.two):
+        assert worker.client.get(PAGE, headers=copied).status_code == 401
+        again = worker.client.post(PAGE, headers=copied, data={"do": "save", "mode": "off", "token": token})
+        assert again.status_code == 401
 
 
 @pytest.mark.parametrize("key", ["", "sk-nobody", "x" * 5000, "sk\nnewline", "schlüssel"])

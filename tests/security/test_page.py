@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import logging
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
+import httpx
 import pytest
+from fastapi import FastAPI, Request
 
+from litellm_compaction.cli import main
 from litellm_compaction.data_folder import make_private
 from litellm_compaction.events import HarmlessRecords, harmless
-from litellm_compaction.proxy.pages.sessions import LIFETIME_S, Sessions, SignedOut, WrongKeys
+from litellm_compaction.proxy.pages import routes, visitors
+from litellm_compaction.proxy.pages.sessions import LIFETIME_S, Sessions, SignedOut, TooManyTries, WrongKeys
+from litellm_compaction.proxy.pages.visitors import Visitor
 from litellm_compaction.stores import MemoryStore
 
 # What terminals and editors obey, as a model's name may have it.
@@ -38,6 +46,52 @@ def test_names_do_not_command_a_terminal_or_forge_a_log_line(name: str, caplog: 
     logger.warning("compacted model=%s tokens=%d", name, 7)
     assert caplog.messages[-1].isprintable()
     assert caplog.messages[-1].endswith("tokens=7")
+
+
+_REQUEST = json.dumps({"messages": [{"role": "\x1b[31mu\x9bser", "content": "hi"}]})
+_CONFIG = {
+    "model_list": [
+        {"model_name": "NAME", "litellm_params": {"model": "lm_studio/NAME", "api_base": "http://127.0.0.1:9/v1"}}
+    ],
+    "litellm_settings": {"callbacks": ["NAME"]},
+}
+_LINES = {
+    "doctor": ["doctor", "--config", "CONFIG"],
+    "doctor, JSON": ["doctor", "--json", "--config", "CONFIG"],
+    "doctor without a file": ["doctor", "--config", "NAME"],
+    "count": ["count", "--model", "NAME", "--api-base", "http://127.0.0.1:9", "REQUEST"],
+    "count, JSON": ["count", "--json", "--model", "NAME", "--api-base", "http://127.0.0.1:9", "REQUEST"],
+    "count without a file": ["count", "--model", "NAME", "NAME"],
+    "compact": ["compact", "--dry-run", "--model", "NAME", "--window", "4096", "REQUEST"],
+    "compact with a server": [
+        "compact",
+        "--model",
+        "NAME",
+        "--window",
+        "1024",
+        "--api-base",
+        "http://127.0.0.1:9",
+        "LONG",
+    ],
+    "up": ["up", "--config", "NAME"],
+}
+
+
+@pytest.mark.parametrize("line", _LINES)
+@pytest.mark.parametrize("name", ["\x1b[31mqwen", "\x9b31mqwen\u202e", "qwen\x08\r"])
+def test_no_command_writes_what_commands_a_terminal(
+    line: str, name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Names of models and files, and what servers and errors say: on both outputs of every command."""
+    long = [{"role": "user" if number % 2 == 0 else "assistant", "content": f"{name} " * 99} for number in range(9)]
+    files = {"REQUEST": _REQUEST, "LONG": json.dumps({"messages": long}), "CONFIG": json.dumps(_CONFIG)}
+    for file, text in files.items():
+        (tmp_path / file).write_text(text.replace("NAME", json.dumps(name)[1:-1]))
+    monkeypatch.setenv("LITELLM_COMPACTION_HOME", str(tmp_path / "home"))
+    main([str(tmp_path / part) if part in files else part.replace("NAME", name) for part in _LINES[line]])
+    written = "".join(capfd.readouterr())
+    assert written
+    assert [char for char in written if not char.isprintable() and char != "\n"] == []
 
 
 async def test_signing_out_ends_the_session_on_the_server() -> None:
@@ -79,6 +133,82 @@ def test_wrong_keys_are_answered_ever_later_by_address() -> None:
     for number in range(10_000):
         wrong.delay_s(str(number))
     assert len(wrong._tries) <= 4096
+
+
+async def test_keys_tried_at_once_wait_for_each_other() -> None:
+    """Forty wrong ones sent together gain nothing: one is looked at at a time, and most of them not at all."""
+    slept: list[float] = []
+    looks = [0]
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        await asyncio.sleep(0)
+
+    async def look() -> str | None:
+        looks[0] += 1
+        assert looks[0] - 1 == len(slept), "before the one ahead of it was answered"
+        await asyncio.sleep(0)
+        return None
+
+    wrong = WrongKeys(lambda: 0.0, sleep)
+    outcomes = await asyncio.gather(*(wrong.tried("10.0.0.1", look) for _ in range(40)), return_exceptions=True)
+    assert outcomes.count(None) == looks[0] == len(slept)
+    assert looks[0] <= 3 + 8
+    assert sorted(slept) == slept
+    assert all(isinstance(outcome, TooManyTries) for outcome in outcomes if outcome is not None)
+    assert not wrong._lanes
+
+
+async def test_right_keys_wait_for_nothing_but_wrong_ones_of_their_address() -> None:
+    """A burst of good requests is served, whatever others send; one that fails is no reason to hold up the next."""
+    wrong = WrongKeys(lambda: 0.0, lambda seconds: pytest.fail("a right key was held back"))
+
+    async def right() -> str:
+        await asyncio.sleep(0)
+        return "anna"
+
+    async def broken() -> str:
+        raise OSError
+
+    for _ in range(9):
+        wrong.delay_s("10.0.0.1")
+    assert await asyncio.gather(*(wrong.tried("10.0.0.2", right) for _ in range(40))) == ["anna"] * 40
+    assert await wrong.tried("10.0.0.1", right) == "anna"
+    with pytest.raises(OSError):  # noqa: PT011 - its own
+        await wrong.tried("10.0.0.2", broken)
+    assert await wrong.tried("10.0.0.2", right) == "anna"
+
+
+@pytest.mark.parametrize("name", ["Authorization", "X-LiteLLM-API-Key", "api-key", "x-api-key", "X-Own-Key", "form"])
+async def test_wrong_keys_count_however_they_are_sent(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """In any header that LiteLLM reads as well as in the form; somebody who shows none is just shown the form."""
+
+    async def nobody(request: Request, key: str | None) -> Visitor | None:
+        return None
+
+    slept: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+
+    monkeypatch.setattr(routes, "visitor_of", nobody)
+    monkeypatch.setattr(visitors, "_own_header", lambda: "x-own-key")
+    served = routes._Page(SimpleNamespace(store=MemoryStore(ttl_s=60, max_bytes=1 << 20)))  # type: ignore[arg-type]
+    served._wrong_keys = WrongKeys(lambda: 0.0, sleep)
+    app = FastAPI()
+    app.add_api_route("/", served.get, methods=["GET"])
+    app.add_api_route("/", served.post, methods=["POST"])
+    transport = httpx.ASGITransport(app=app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://proxy.example") as client:
+        for number in range(6):
+            if name == "form":
+                answer = await client.post("/", data={"do": "sign_in", "key": f"sk-{number}"})
+            else:
+                answer = await client.get("/", headers={name: f"Bearer sk-{number}"})
+            assert answer.status_code == 401
+        assert slept == [0.0, 0.0, 0.0, 0.5, 1.0, 2.0]
+        assert (await client.get("/")).status_code == 401
+    assert len(slept) == 6
 
 
 @pytest.mark.skipif(os.name != "posix", reason="rights are POSIX's")

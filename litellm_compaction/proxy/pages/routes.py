@@ -6,7 +6,6 @@ and a form only with the token that was made for that cookie.
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from collections.abc import Coroutine
 from dataclasses import dataclass
@@ -35,11 +34,12 @@ from litellm_compaction.proxy.pages.sessions import (
     MAX_KEY_CHARS,
     Sessions,
     SignedOut,
+    TooManyTries,
     WrongKeys,
     is_own_request,
 )
 from litellm_compaction.proxy.pages.style import SECURITY_HEADERS
-from litellm_compaction.proxy.pages.visitors import Visitor, visitor_of
+from litellm_compaction.proxy.pages.visitors import Visitor, shows_key, visitor_of
 from litellm_compaction.proxy.proxy_secret import proxy_secret
 from litellm_compaction.stores import MemoryStore
 
@@ -49,7 +49,6 @@ _ROUTE_NAME = "litellm_compaction_page"
 _FORM_TYPE = "application/x-www-form-urlencoded"
 _MAX_BODY_BYTES = 64 * 1024
 _SHOWN_TALKS = 8
-_KEY_HEADERS = ("authorization", "x-litellm-api-key", "api-key", "x-api-key")
 _DONE = {
     "saved": "Saved. New requests follow it.",
     "reset": "Reset: config.yaml holds again.",
@@ -132,8 +131,7 @@ class _Page:
         if not is_own_request(request.method, request.headers):
             return _answer(plain_page("This form was not sent from this page."), HTTPStatus.FORBIDDEN)
         is_possible = 0 < len(key) <= MAX_KEY_CHARS and key.isascii() and key.isprintable()
-        if not is_possible or await visitor_of(request, key) is None:
-            await asyncio.sleep(self._wrong_keys.delay_s(request.client.host if request.client else ""))
+        if await self._tried(request, key if is_possible else None) is None:
             return _answer(sign_in_page("This proxy does not accept that key."), HTTPStatus.UNAUTHORIZED)
         response = _see_other()
         response.set_cookie(
@@ -152,8 +150,9 @@ class _Page:
             return None
         cookie = request.cookies.get(COOKIE, "")
         # Without any key LiteLLM decides too: its own authentication may be off, or look at other headers.
-        if not cookie or any(name in request.headers for name in _KEY_HEADERS):
-            visitor = await visitor_of(request, None)
+        has_key = shows_key(request)
+        if not cookie or has_key:
+            visitor = await (self._tried(request) if has_key else visitor_of(request, None))
             if visitor is not None:
                 return _Seen(visitor, "")
         key = self._signer().open(cookie) if cookie else None
@@ -161,6 +160,18 @@ class _Page:
             return None
         visitor = await visitor_of(request, key) if key else None
         return _Seen(visitor, cookie) if visitor else None
+
+    async def _tried(self, request: Request, key: str | None = "") -> Visitor | None:
+        """Whose key it is that somebody tries: of the form, "" for one in the headers, None for what can be none.
+
+        Raises:
+            TooManyTries: too many wrong ones of this address wait already.
+        """
+
+        async def look() -> Visitor | None:
+            return None if key is None else await visitor_of(request, key or None)
+
+        return await self._wrong_keys.tried(request.client.host if request.client else "", look)
 
     async def _content(
         self, seen: _Seen, known: Known, *, done: str | None = None, refused: Refused | None = None
@@ -222,6 +233,9 @@ async def _safely(answer: Coroutine[Any, Any, Response]) -> Response:
     """The answer, or a sentence: the proxy's own error page would be JSON, and its log would quote values."""
     try:
         return await answer
+    except TooManyTries:
+        text = "Too many wrong keys have come from your address. Try again in a minute."
+        return _answer(plain_page(text), HTTPStatus.TOO_MANY_REQUESTS)
     except Exception as error:  # noqa: BLE001 - the proxy goes on
         log_failed_open("page", error)
         return _answer(

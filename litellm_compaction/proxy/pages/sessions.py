@@ -7,6 +7,7 @@ who has signed out, and which addresses have tried wrong keys.
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import contextlib
 import hashlib
@@ -15,7 +16,9 @@ import json
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TypeVar
 from urllib.parse import urlsplit
 
 from cryptography.fernet import Fernet, InvalidToken
@@ -33,6 +36,10 @@ _FREE_TRIES = 3
 _FIRST_DELAY_S, _MOST_DELAY_S = 0.25, 5.0
 _FORGIVEN_S = 600.0
 _MAX_ADDRESSES = 4096
+# So many of one address wait for each other; those behind them are not looked at.
+_MAX_WAITING = 8
+
+_Found = TypeVar("_Found")
 
 
 class Sessions:
@@ -101,17 +108,63 @@ class SignedOut:
             return self._own
 
 
-class WrongKeys:
-    """How long answers to wrong keys are held back, by address; a right key is never held back."""
+class TooManyTries(Exception):
+    """So many wrong keys came from an address that this one was not looked at."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+
+@dataclass(slots=True)
+class _Lane:
+    """The tries of one address that are under way."""
+
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    tries: int = 0
+
+
+class WrongKeys:
+    """Answers tries of one address one behind the other, wrong ones ever later.
+
+    A right key waits for nothing but wrong ones of the same address that came before it.
+    """
+
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
         self._clock = clock
+        self._sleep = sleep
         self._tries: OrderedDict[str, tuple[int, float]] = OrderedDict()
+        self._lanes: dict[str, _Lane] = {}
+
+    async def tried(self, address: str, look: Callable[[], Awaitable[_Found | None]]) -> _Found | None:
+        """What a look at a key finds; None for a wrong one, which is answered when its time has come.
+
+        Raises:
+            TooManyTries: others of this address wait already.
+        """
+        lane = self._lanes.setdefault(address, _Lane())
+        lane.tries += 1
+        try:
+            async with lane.turn:
+                if lane.tries > _MAX_WAITING and self._count(address) >= _FREE_TRIES:
+                    raise TooManyTries
+                found = await look()
+                if found is None:
+                    await self._sleep(self.delay_s(address))
+                return found
+        finally:
+            lane.tries -= 1
+            if not lane.tries:
+                self._lanes.pop(address, None)
+
+    def _count(self, address: str) -> int:
+        count, last_s = self._tries.get(address, (0, 0.0))
+        return count if self._clock() - last_s < _FORGIVEN_S else 0
 
     def delay_s(self, address: str) -> float:
         """Notes one more wrong key; the first few cost nothing, each later one twice the one before."""
-        count, last_s = self._tries.pop(address, (0, 0.0))
-        count = count + 1 if self._clock() - last_s < _FORGIVEN_S else 1
+        count = self._count(address) + 1
+        self._tries.pop(address, None)
         self._tries[address] = count, self._clock()
         if len(self._tries) > _MAX_ADDRESSES:
             self._tries.popitem(last=False)

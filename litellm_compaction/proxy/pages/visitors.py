@@ -20,6 +20,7 @@ from litellm_compaction.proxy.guards import note_credential, tenant_of
 # may list models may look here.
 _KNOWN_PATH = "/v1/models"
 _WRITER, _VIEWER = "proxy_admin", "proxy_admin_viewer"
+_KEY_HEADERS = ("authorization", "x-litellm-api-key", "api-key", "x-api-key")
 _KEPT_IN_SCOPE = ("app", "asgi", "client", "http_version", "scheme", "server")
 
 
@@ -57,6 +58,19 @@ class Visitor:
         return self.sees_all or may_use(router, model, {"user_api_key_auth": self.auth})
 
 
+def shows_key(request: Request) -> bool:
+    """Whether a request's headers have a key, be it a good one or not."""
+    return any(name in request.headers for name in (*_KEY_HEADERS, _own_header()) if name)
+
+
+def _own_header() -> str:
+    """The header in which this proxy looks for a key besides the usual ones; "" for none."""
+    from litellm.proxy import proxy_server
+
+    name = (proxy_server.general_settings or {}).get("litellm_key_header_name")
+    return name.lower() if isinstance(name, str) else ""
+
+
 async def visitor_of(request: Request, key: str | None) -> Visitor | None:
     """Who asks, as LiteLLM sees it; None where it refuses.
 
@@ -64,16 +78,14 @@ async def visitor_of(request: Request, key: str | None) -> Visitor | None:
         request: the browser's or a script's; its own headers may carry a key.
         key: of a cookie or the sign-in form, in place of the headers'; None for those.
     """
-    from litellm.proxy import proxy_server
     from litellm.proxy.auth.user_api_key_auth import user_api_key_auth
 
     headers = {name.lower(): value for name, value in request.headers.items() if name.lower() != "cookie"}
     if key is not None:
         headers = {name: value for name, value in headers.items() if name not in ("x-litellm-api-key", "x-api-key")}
         headers["authorization"] = f"Bearer {key}"
-        own_name = (proxy_server.general_settings or {}).get("litellm_key_header_name")
-        if isinstance(own_name, str):
-            headers[own_name.lower()] = f"Bearer {key}"
+        if own_name := _own_header():
+            headers[own_name] = f"Bearer {key}"
     given = {
         "api_key": headers.get("authorization"),
         "azure_api_key_header": headers.get("api-key"),
