@@ -95,6 +95,8 @@ class Case:
         asked_tokens: the client's limit for the answer; None for none.
         now: whether the client wants its conversation compacted before it is answered, whatever the fill.
         focus: the topic that a summary is to keep in detail, in the client's words; "" for none. Untrusted data.
+        goes_on: whether the request makes the model go on with an answer, and begins none.
+        is_supposed: whether it is only asked how a request would go: nobody is told, and nothing is kept of it.
         attempts: shared by all phases of one client request.
     """
 
@@ -110,6 +112,8 @@ class Case:
     tenant: str = ""
     now: bool = False
     focus: str = ""
+    goes_on: bool = False
+    is_supposed: bool = False
 
     @property
     def is_wanted(self) -> bool:
@@ -187,7 +191,7 @@ class Work:
     @property
     def phase(self) -> Phase:
         """Why the request is large: an answer outgrows it, tool results have come in, or it has just grown."""
-        if self.request.messages and self.request.messages[-1].is_ours:
+        if self.case.goes_on:
             return "streaming"
         return "pre_request" if open_round_start(self.request.messages) is None else "tool_response"
 
@@ -256,6 +260,7 @@ class Prospect:
     Attributes:
         request: the conversation as the client sent it.
         partial: the answer so far.
+        roomy: `case`, in which nothing fits that leaves too little room for the rest.
         messages: the conversation that makes the model go on, before any compaction.
         prepared: the same as the engine would send it, or what has to be made first.
         ways: in which the server goes on itself, best first; none where the model is asked to.
@@ -264,6 +269,7 @@ class Prospect:
     request: Request
     partial: Partial
     case: Case
+    roomy: Case
     messages: tuple[Message, ...]
     prepared: Guarded | Pending
     ways: tuple[Way, ...]

@@ -305,7 +305,7 @@ class Compactor:
         room_tokens: int = 0,
         ways: Collection[Way] = _ASKING,
     ) -> Prospect:
-        """How the model could go on with an answer; no model call, and nothing is made yet.
+        """How the model could go on with an answer; only asked: no model call, and nobody is told or taught anything.
 
         Of the answer only the end stays verbatim: as much as leaves the room, else less and less of it.
 
@@ -326,9 +326,9 @@ class Compactor:
             good = [way for way in good if way != "raw"]
         ends_in_answer = good[:1] not in ([], ["turn"]) and can_end_in_answer(request.messages, partial)
         # What the client wanted before its answer is done.
-        case = replace(case, now=False, focus="")
+        case = replace(case, now=False, focus="", goes_on=True)
         # No server is asked: it may still be writing the very answer.
-        roomy = replace(case.with_room(room_tokens), measure=None)
+        roomy = replace(case.with_room(room_tokens), measure=None, is_supposed=True)
         whole_tokens = count_text(partial.text or partial.reasoning)
         tail_tokens = int(_PARTIAL_TAIL_RATIO * case.settings.target_ratio * window.tokens)
         while True:
@@ -350,6 +350,7 @@ class Compactor:
             request=request,
             partial=partial,
             case=case,
+            roomy=replace(roomy, is_supposed=False),
             messages=messages,
             prepared=prepared,
             ways=tuple(good) if ends_in_answer else (),
@@ -361,7 +362,9 @@ class Compactor:
         Raises:
             DoesNotFit, WindowUnknown, ModelNotLoaded, Overloaded: as `finish`.
         """
-        prepared, case = prospect.prepared, prospect.case
+        case = prospect.case
+        # What was only asked is decided again, so that what is sent is told and kept.
+        prepared = await self.prepare(replace(prospect.request, messages=prospect.messages), prospect.roomy)
         guarded = await self.finish(prepared, room) if isinstance(prepared, Pending) else prepared
         sent = prospect.messages if guarded.messages is None else guarded.messages
         if not prospect.ways:
@@ -511,7 +514,7 @@ class Compactor:
         return decided
 
     def _refusal(self, work: Work) -> DoesNotFit:
-        if work.phase != "streaming":
+        if not work.case.goes_on:
             # An answer that cannot be carried over is no refused request: the loop that carries it tells of it.
             self._reporter.decided(work, "refused", after=work.budget.floor_tokens, reason="does_not_fit")
         count, fixed_tokens = work.count, work.conversation.fixed_tokens

@@ -68,7 +68,7 @@ class Outgoing:
 
     def _note(self, work: Work, compaction: Compaction | None) -> None:
         """Remembers what the server's cache will hold; small prompts have no hashes, excerpts are not the client's."""
-        if work.conversation.hashes and not work.is_shortened:
+        if work.conversation.hashes and not work.is_shortened and not work.case.is_supposed:
             self._sent.note(work.case.scope, work.case.target.key, work.conversation.hashes, compaction)
 
 

@@ -180,7 +180,8 @@ class Prober:
             told = await self._answered(work, request, most_tokens)
         if told is None or not self._counter.take_over_exact(target.key, count, told):
             return False
-        self._lessons.keep(target.key)
+        if not work.case.is_supposed:
+            self._lessons.keep(target.key)
         return True
 
     async def _answered(self, work: Work, request: Request, most_tokens: int) -> int | None:

@@ -22,7 +22,7 @@ from litellm_compaction.events import (
 
 
 class Reporter:
-    """Tells observers what was decided.
+    """Tells observers what was decided; nothing of what was only supposed.
 
     Args:
         observers: are told every event.
@@ -59,6 +59,8 @@ class Reporter:
             base: what it continues.
             reason: one word, where nothing was made.
         """
+        if work.case.is_supposed:
+            return
         attempts = work.case.attempts
         if outcome == "reused" and attempts.told_hash == compaction.covered_hash:
             return
@@ -78,6 +80,8 @@ class Reporter:
         reason: str = "",
     ) -> None:
         """Tells of a decision; arguments as `applied`, and `after` for the prompt's tokens where nothing is sent."""
+        if work.case.is_supposed:
+            return
         scope = work.case.scope
         self._tell(
             CompactionEvent(

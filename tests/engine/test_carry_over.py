@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -10,6 +12,8 @@ import pytest
 from litellm_compaction.core.carry_over import Partial
 from litellm_compaction.core.messages import DONE_NOTICE, START_NOTICE, Request, cleaned
 from litellm_compaction.engine import Guarded
+from litellm_compaction.errors import DoesNotFit
+from litellm_compaction.events import CompactionEvent, Event
 from tests.core.conversations import JsonDict, assistant, parsed, result, system, user
 from tests.engine.bench import Bench, FakeAsk, sent
 
@@ -148,3 +152,43 @@ async def test_a_later_compaction_goes_on_from_it() -> None:
 
 def _call(call_id: str) -> JsonDict:
     return {"id": call_id, "type": "function", "function": {"name": "look", "arguments": "{}"}}
+
+
+@pytest.mark.parametrize("begun", ["", BEGUN[:400]], ids=["nothing yet", "begun"])
+@pytest.mark.parametrize("excerpts", ["error", "excerpt"])
+async def test_only_asking_how_an_answer_could_go_on_tells_nobody(begun: str, excerpts: str) -> None:
+    """A prompt above the line, for which no stop gains anything, is no refused request: its client is answered."""
+    bench = Bench()
+    raw = [system("You write."), user("x" * 4 * 3700)]
+    case = bench.case(WINDOW, oversized_user_message=excerpts)
+    with contextlib.suppress(DoesNotFit):
+        await bench.compactor.prospect(Request(messages=parsed(raw)), Partial(text=begun), case, room_tokens=800)
+    assert (bench.events, bench.store.kept, case.attempts.told_hash) == ([], [], "")
+
+
+async def test_a_record_that_is_found_for_going_on_is_told_of_when_it_is_sent() -> None:
+    """Once, and as part of an answer; asking for it as often as one likes leaves no trace."""
+    bench = Bench()
+    talk = [user(f"Question {number}. {'x' * 900}") if number % 2 else assistant("y" * 900) for number in range(1, 18)]
+    await bench.guard([system("You write."), *talk], WINDOW)
+    before, request = len(bench.events), Request(messages=parsed([system("You write."), *talk]))
+    case = bench.case(WINDOW)
+    for _ in range(2):
+        prospect = await bench.compactor.prospect(request, Partial(text=BEGUN[:400]), case)
+    assert isinstance(prospect.prepared, Guarded)
+    assert (prospect.prepared.action, bench.events[before:], case.attempts.told_hash) == ("reused", [], "")
+    await bench.compactor.carried(prospect)
+    assert [(event.outcome, event.phase) for event in _compactions(bench.events[before:])] == [("reused", "streaming")]
+
+
+async def test_an_answer_that_cannot_go_on_after_all_is_no_refused_request() -> None:
+    """Where making the record came out too large: the loop that carries the answer tells how it ends."""
+    bench = Bench()
+    raw = [system("You write."), user("x" * 4 * 4000)]
+    with pytest.raises(DoesNotFit):
+        await bench.compactor.carry_over(Request(messages=parsed(raw)), Partial(text=""), bench.case(WINDOW))
+    assert bench.events == []
+
+
+def _compactions(events: Sequence[Event]) -> list[CompactionEvent]:
+    return [event for event in events if isinstance(event, CompactionEvent)]
