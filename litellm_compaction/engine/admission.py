@@ -3,6 +3,20 @@
 LM Studio ≥ 0.4 shares the loaded context among its parallel slots, and when the running requests together outgrow
 it, all of them die (lmstudio-bug-tracker 1628, 1757, 2201). So a request takes a seat before it is sent, and the seats
 of a pool never hold more than its window. Called by `proxy/` around every upstream request to a pooled instance.
+
+A seat holds all that its request can come to: the prompt, and the `max_tokens` that the server was told. Watching an
+answer while it grows is not enough: a server of 1,000 tokens/s was 300 tokens ahead of a busy proxy when its room
+ended, and four answers overflowed (2026-11-22). With the bound at the server it does not matter how late the proxy
+reads. What follows from it:
+
+- A running seat cannot grow: the server would not know. An answer that comes to its bound goes on as another request,
+  with what is free by then (`exchange`).
+- Every request is promised only the least with which it is worth beginning. What is free beyond that is lent to it
+  (`widen`): all of it to one that is alone, up to an even part beside others, nothing while somebody waits.
+- What was lent is called back when somebody waits for it (`must_give_way`): an answer that can be cut is stopped, and
+  goes on with what it needs. That costs it one more request; the one who waits would else wait for its end. It is
+  stopped only if that lets the next in the queue in, so nobody is cut in vain, and never twice for the same.
+- Room is free when the server has stopped, not when the proxy has: whoever leaves says so (`Room.leave`).
 """
 
 from __future__ import annotations
@@ -16,6 +30,9 @@ from types import TracebackType
 from typing import NamedTuple
 
 from litellm_compaction.errors import Overloaded
+
+# A llama.cpp whose stream was closed was idle after 0.54 s (measured 2026-11-22).
+_STOPPING_S = 0.6
 
 
 class Usage(NamedTuple):
@@ -37,15 +54,17 @@ class Admission:
 
     The queue is strict: a small request never overtakes a large one, so nobody starves; as many from its head are
     admitted together as fit. Restarts (`Seat.exchange`) stand before new entries: their client is in the middle of
-    an answer. Growing answers (`Seat.grow`) do not stand in the queue at all.
+    an answer.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic, *, stopping_s: float = _STOPPING_S) -> None:
         """Makes it without pools.
 
         Args:
             clock: seconds, for the waiting time that an error names; time limits run on the event loop's own clock.
+            stopping_s: how long a server generates on at most after its stream was closed.
         """
+        self.stopping_s = stopping_s
         self._clock = clock
         self._pools: dict[Hashable, _Pool] = {}
         self._present: Counter[Hashable] = Counter()
@@ -101,6 +120,15 @@ class Admission:
             raise
         return seat
 
+    def leave_later(self, seat: Seat) -> None:
+        """Has a seat left when the server has noticed that the stream which it was held for is closed."""
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            seat.leave()
+            return
+        loop.call_later(self.stopping_s, seat.leave)
+
     def usage(self, pool: Hashable) -> Usage:
         """How full `pool` is, for metrics and `doctor`."""
         place = self._pools.get(pool)
@@ -115,13 +143,13 @@ class Seat:
     Leave it when the server is done with the request: a closed upstream may still finish its prefill.
     """
 
-    __slots__ = ("_gives_way", "_pool", "yields")
+    __slots__ = ("_gives_way", "_pool", "needed_tokens")
 
     def __init__(self, pool: _Pool) -> None:
         self._pool = pool
         self._gives_way = False
-        # Whether its answer can be stopped at any moment and go on later; what cannot goes before it.
-        self.yields = False
+        # What it would hold if it were stopped now and went on; None where its answer cannot be cut.
+        self.needed_tokens: int | None = None
 
     @property
     def tokens(self) -> int:
@@ -134,42 +162,46 @@ class Seat:
         return len(self._pool.held_tokens) == 1
 
     @property
+    def is_waited_for(self) -> bool:
+        """Whether anybody waits for room in its pool."""
+        return self._pool.has_waiters
+
+    @property
+    def lent_tokens(self) -> int:
+        """How much it holds that it could do without, for now."""
+        return 0 if self.needed_tokens is None else max(self.tokens - self.needed_tokens, 0)
+
+    @property
     def must_give_way(self) -> bool:
-        """Whether it has to stop now, for one that went before it; once it was told so, it is taken at its word."""
-        if self._gives_way or (self.yields and self._pool.is_overdrawn):
-            self._gives_way = True
+        """Whether it has to stop now, for one that waits; once it was told so, it is taken at its word."""
+        self._gives_way = self._gives_way or self._pool.calls_back(self)
         return self._gives_way
 
     @property
     def is_leaving(self) -> bool:
-        """Whether it was told to give way, so that its room is as good as free."""
+        """Whether it was told to give way, so that what it was lent is as good as free."""
         return self._gives_way
 
-    def grow(self, tokens: int, *, goes_first: bool = False) -> bool:
-        """Whether it now holds at least `tokens`; never waits, and on False nothing has changed.
+    def stay(self) -> None:
+        """Takes back that it gives way: its answer cannot go on later, as it turns out."""
+        self._gives_way, self.needed_tokens = False, None
 
-        With `goes_first` the room of answers that yield counts as free: the pool is overdrawn until one of them has
-        seen that it must give way, which it asks with each piece that it gets.
+    def widen(self, most_tokens: int) -> None:
+        """Makes it hold more, before its request is sent: up to `most_tokens`, of what is free while nobody waits.
 
-        A running answer takes free room before everybody in the queue: if it cannot grow it must be stopped and
-        compacted, which costs more than a later start. The wait of the others stays finite, because an answer is.
-        A seat that is alone may grow over the window, as it may enter over it: it harms nobody else, and the window is
-        its budget's business. A seat that holds nothing does not run: it has to exchange.
+        Beside others no more than an even part, so that the next one finds room. Alone it may hold more than the
+        window, as it may enter with more: it harms nobody else, and the window is its budget's business.
         """
         pool = self._pool
-        held = self.tokens
-        if tokens <= held:
-            return True
-        if held == 0:
-            return False
-        if not pool.fits(tokens, instead_of_tokens=held):
-            firm_tokens = sum(
-                pool.held_tokens[each] for each in pool.held_tokens if each is not self and not each.yields
-            )
-            if not goes_first or firm_tokens + tokens > pool.window_tokens:
-                return False
-        pool.hold(self, tokens)
-        return True
+        if not self.tokens:
+            # Whoever holds nothing does not run: it has to exchange.
+            return
+        if self.is_alone:
+            pool.hold(self, max(self.tokens, most_tokens))
+        elif not pool.has_waiters:
+            even_tokens = min(most_tokens, pool.window_tokens // len(pool.held_tokens))
+            free_tokens = max(pool.window_tokens - pool.used_tokens, 0)
+            pool.hold(self, max(self.tokens, min(even_tokens, self.tokens + free_tokens)))
 
     def shrink(self, tokens: int) -> None:
         """Gives back what it holds above `tokens` (≥ 0); no more than it holds is no change."""
@@ -192,12 +224,11 @@ class Seat:
         pool = self._pool
         if self not in pool.held_tokens or self in pool.exchanges:
             raise RuntimeError("A seat was exchanged after it left or while it waited.")
+        self._gives_way, self.needed_tokens = False, None
         if tokens <= self.tokens and pool.fits(tokens, instead_of_tokens=self.tokens):
-            self._gives_way = False
             self.shrink(tokens)
             return
         pool.hold(self, 0)
-        self._gives_way = False
         await pool.wait(self, tokens, pool.exchanges, timeout_s)
         if self not in pool.held_tokens:
             raise RuntimeError("A seat left while it waited for an exchange.")
@@ -253,10 +284,23 @@ class _Pool:
     entries: _Queue = field(default_factory=OrderedDict)
 
     @property
-    def is_overdrawn(self) -> bool:
-        """Whether more is held than there is, without what those hold who are about to leave."""
-        leaving_tokens = sum(tokens for seat, tokens in self.held_tokens.items() if seat.is_leaving)
-        return len(self.held_tokens) > 1 and self.used_tokens - leaving_tokens > self.window_tokens
+    def has_waiters(self) -> bool:
+        """Whether anybody waits for room."""
+        return self._next() is not None
+
+    def calls_back(self, seat: Seat) -> bool:
+        """Whether what `seat` was lent is needed, with what other seats were lent, for the next one to be let in."""
+        waiter = self._next()
+        if waiter is None or not seat.lent_tokens:
+            return False
+        leaving_tokens = sum(each.lent_tokens for each in self.held_tokens if each.is_leaving)
+        missing_tokens = waiter.tokens - (self.window_tokens - self.used_tokens) - leaving_tokens
+        lent_tokens = sum(each.lent_tokens for each in self.held_tokens if not each.is_leaving)
+        return 0 < missing_tokens <= lent_tokens
+
+    def _next(self) -> _Waiter | None:
+        waiters = (waiter for queue in (self.exchanges, self.entries) for waiter in queue.values())
+        return next((waiter for waiter in waiters if not waiter.turn.done()), None)
 
     def fits(self, tokens: int, *, instead_of_tokens: int = 0) -> bool:
         """Whether `tokens` may be held, in place of some that are held: inside the window, or alone."""

@@ -6,6 +6,7 @@ by the loop that carries an answer; where nothing is shared, or the operator doe
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Literal
@@ -18,13 +19,9 @@ from litellm_compaction.models.window import Window
 
 # A summary's own instruction, answer and thinking beside the history that it reads: 450 + 800 + 800, rounded up.
 SUMMARY_EXTRA_TOKENS = 2100
-# A running answer asks for more room before it needs it, in steps.
-_STEP_TOKENS = 512
-# One that gets no more stops before the end of what it holds: the server generates on until it hears of it. Four
-# answers of 1,000 tokens/s were 300 tokens each ahead of a busy proxy, and overflowed (2026-11-22).
-_AHEAD_TOKENS = 256
-_AHEAD_SHARE = 0.25
-# Of the room with which an answer goes on that was stopped for others; with so many even 256 tokens are a whole window.
+# What makes a model go on, and what the template puts around the answer so far.
+_GOING_ON_TOKENS = 128
+# Of the room with which an answer goes on whose share was too small; with so many even 256 tokens are a whole window.
 _MAX_DOUBLINGS = 12
 
 
@@ -53,6 +50,7 @@ class Room:
         # By its count, which stays the same object where a carrier tells the rest of it anew.
         self._taken_for: Count | None = None
         self._limit_tokens = 0
+        self._is_running = False
         self._cuts = 0
         self._is_lent = False
         self._has_left = False
@@ -62,16 +60,15 @@ class Room:
         """Whether requests to this instance have to be fitted beside each other."""
         return shares_context(self._case.settings.admission, window.parallel)
 
-    async def take(self, guarded: Guarded, limit_tokens: int, *, can_grow: bool) -> int:
-        """Waits for room for a prompt and the beginning, or all, of its answer; gives the bound on the answer's tokens.
+    async def take(self, guarded: Guarded, limit_tokens: int, *, is_watched: bool) -> int:
+        """Waits for room for a prompt and its answer; gives the bound on the answer that the server has to be told.
 
-        Once for each that is sent. An answer that grows while it is watched may have all that the window leaves. One
-        that nobody can watch holds all of it from the start, which it may where it is alone; else a fair share.
+        Once for each that is sent. It may have all that the window leaves where it is alone, else a share.
 
         Args:
             guarded: what is sent.
             limit_tokens: what the window leaves, and the client wants.
-            can_grow: whether the answer is watched.
+            is_watched: whether the answer comes in pieces, can be stopped, and can go on: such a one begins with less.
 
         Raises:
             Overloaded: there was no room in time.
@@ -84,15 +81,12 @@ class Room:
             return limit_tokens
         if self._taken_for is guarded.count:
             return min(limit_tokens, self._limit_tokens)
-        prompt_tokens, answer_tokens = _prompt_tokens(guarded), self._reserve_tokens(guarded)
-        if not can_grow:
-            share = window.tokens // max(window.parallel, 1) - guarded.count.tokens
-            answer_tokens = max(share, answer_tokens)
-        seat = await self._hold(window, prompt_tokens + min(limit_tokens, answer_tokens))
-        if not can_grow:
-            if seat.is_alone:
-                seat.grow(prompt_tokens + limit_tokens)
-            limit_tokens = max(min(limit_tokens, seat.tokens - prompt_tokens), 1)
+        prompt_tokens, least_tokens = _prompt_tokens(guarded), self._reserve_tokens(guarded)
+        if not is_watched:
+            least_tokens = max(window.tokens // max(window.parallel, 1) - guarded.count.tokens, least_tokens)
+        seat = await self._hold(window, prompt_tokens + min(limit_tokens, least_tokens))
+        seat.widen(prompt_tokens + limit_tokens)
+        limit_tokens = max(min(limit_tokens, seat.tokens - prompt_tokens), 1)
         self._taken_for, self._limit_tokens = guarded.count, limit_tokens
         return limit_tokens
 
@@ -137,36 +131,56 @@ class Room:
         if self.is_shared(window):
             await self._hold(window, prompt_tokens)
 
-    def covers(self, guarded: Guarded, generated_tokens: int, *, can_be_cut: bool = True) -> bool:
-        """Whether a running answer may go on: it holds enough, or gets more without waiting.
+    @property
+    def is_waited_for(self) -> bool:
+        """Whether anybody waits for room beside the answer."""
+        return self._seat is not None and self._seat.is_waited_for
+
+    def is_called_back(self, guarded: Guarded, generated_tokens: int, *, can_be_cut: bool) -> bool:
+        """Whether a running answer has to stop, since somebody waits for what it was lent.
 
         Args:
             guarded: what was sent.
             generated_tokens: of its answer so far.
-            can_be_cut: whether it could go on later where it stops now. What can't, such as a tool call, goes before
-                answers that can: those then hear that they have to stop.
+            can_be_cut: whether it could go on later where it stops now.
         """
-        if self._seat is None:
-            return True
-        self._seat.yields = can_be_cut
-        needed = _prompt_tokens(guarded) + generated_tokens + margin_tokens(generated_tokens, guarded.count.error_ratio)
-        if self._seat.must_give_way:
+        seat = self._seat
+        if seat is None:
             return False
-        if needed + _STEP_TOKENS // 2 <= self._seat.tokens:
-            return True
-        wanted = min(needed + _STEP_TOKENS, guarded.window.tokens)
-        if self._seat.grow(wanted, goes_first=not can_be_cut):
-            return True
-        answer_tokens = self._seat.tokens - _prompt_tokens(guarded)
-        if answer_tokens >= self._limit_tokens:
-            # The server's own limit ends it within what is held.
-            return True
-        ahead_tokens = min(_AHEAD_TOKENS, int(_AHEAD_SHARE * max(answer_tokens, 0))) if can_be_cut else 0
-        return needed + ahead_tokens <= self._seat.tokens
+        if not can_be_cut:
+            seat.needed_tokens = None
+            return False
+        again_tokens = guarded.count.tokens + generated_tokens + _GOING_ON_TOKENS
+        margin = margin_tokens(again_tokens, guarded.count.error_ratio)
+        seat.needed_tokens = again_tokens + margin + self._reserve_tokens(guarded)
+        return seat.must_give_way
 
-    def was_cut(self) -> None:
-        """Notes that an answer stopped for others: its next part begins with the double, so that it comes to an end."""
-        self._cuts += 1
+    def stay(self) -> None:
+        """Notes that an answer which was called back runs on: it could not go on later."""
+        if self._seat is not None:
+            self._seat.stay()
+
+    def started(self) -> None:
+        """Notes that the server has begun, and generates for as long as it is not told to stop."""
+        self._is_running = True
+
+    async def stopped(self) -> None:
+        """Waits until the server has noticed that its answer was stopped: until then it holds the room all the same."""
+        if self._is_running and self._seat is not None:
+            await asyncio.sleep(self._admission.stopping_s)
+        self._is_running = False
+
+    def ended(self) -> None:
+        """Notes that the server has ended the answer itself."""
+        self._is_running = False
+
+    def was_cut(self, *, is_spent: bool) -> None:
+        """Notes that an answer goes on as another request, not for its own length's sake.
+
+        Args:
+            is_spent: its share was too small: its next part begins with the double, so that it comes to an end.
+        """
+        self._cuts += is_spent
         self._taken_for = None
 
     def beside(self, window: Window) -> int:
@@ -176,21 +190,25 @@ class Room:
         return max(running - 1, 0)
 
     def leave(self) -> None:
-        """Gives everything back."""
+        """Gives everything back; what an answer holds that has just been stopped, when its server has noticed it."""
         if self._present_in:
             self._admission.go(self._present_in)
             self._present_in = ""
         self._has_left = True
-        if self._seat is not None and not self._is_lent:
-            self._count_seat(-1)
-            self._seat.leave()
-            self._seat = None
+        if self._seat is None or self._is_lent:
+            return
+        self._count_seat(-1)
+        seat, self._seat = self._seat, None
+        if self._is_running:
+            self._admission.leave_later(seat)
+        else:
+            seat.leave()
 
     def _pool(self, window: Window) -> str:
         return f"{self._case.target.api_base} {window.instance_id}"
 
     def _reserve_tokens(self, guarded: Guarded) -> int:
-        """With how much of an answer it begins; after each cut with the double, up to all of the window."""
+        """With how much of an answer it begins; after each share that was spent with the double, up to the window."""
         budget = guarded.budget
         reserve = max(budget.output_buffer_tokens(guarded.count.tokens), budget.rules.answer_min_tokens)
         return min(reserve << min(self._cuts, _MAX_DOUBLINGS), guarded.window.tokens)

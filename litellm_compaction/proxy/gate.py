@@ -190,10 +190,10 @@ class Gate:
             raise call.bad_wish
         if carrier == "transport":
             return await self._carried(router, guard, call, case, kwargs)
-        can_grow = bool(kwargs.get("stream")) and call.is_chat and wire.can_be_carried_over(kwargs)
+        is_watched = bool(kwargs.get("stream")) and call.is_chat and wire.can_be_carried_over(kwargs)
         asked_tokens = wire.asked_output_tokens(kwargs)
         guarded, limit, call.room = await guarded_in_room(
-            self._compactor, request, case, asked_tokens, can_grow=can_grow
+            self._compactor, request, case, asked_tokens, is_watched=is_watched
         )
         call.sent(case, guarded)
         self._publisher.publish(router, deployment, guarded.window)

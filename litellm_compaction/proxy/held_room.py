@@ -29,7 +29,7 @@ async def compacted(compactor: Compactor, prepared: Guarded | Pending, room: Roo
 
 
 async def guarded_in_room(
-    compactor: Compactor, request: Request, case: Case, asked_tokens: int | None, *, can_grow: bool
+    compactor: Compactor, request: Request, case: Case, asked_tokens: int | None, *, is_watched: bool
 ) -> tuple[Guarded, int, Room]:
     """What to send, the bound on its answer, and the room that it holds until its task or stream ends.
 
@@ -38,7 +38,7 @@ async def guarded_in_room(
         request: the conversation.
         case: of the request.
         asked_tokens: the client's bound on the answer.
-        can_grow: whether the answer is watched while it runs.
+        is_watched: whether the answer comes in pieces, and can go on where it was stopped.
 
     Raises:
         DoesNotFit, WindowUnknown, ModelNotLoaded: as the engine.
@@ -47,7 +47,7 @@ async def guarded_in_room(
     room = compactor.room(case)
     try:
         guarded = await compacted(compactor, await compactor.prepare(request, case), room)
-        limit = await room.take(guarded, guarded.max_output_tokens(asked_tokens), can_grow=can_grow)
+        limit = await room.take(guarded, guarded.max_output_tokens(asked_tokens), is_watched=is_watched)
     except BaseException:
         # A client that leaves during the summary, too: nothing else would end what it holds.
         room.leave()

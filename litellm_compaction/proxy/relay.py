@@ -108,6 +108,8 @@ class Relay:
         self.ending_fields: Mapping[str, Any] = {}
         self.finish_reason: str | None = None
         self.end: End | None = None
+        # For others, before its end.
+        self.is_stopped = False
         self.overflow: Overflow | None = None
         self.error: UpstreamError | None = None
         # The end looked like an overflow only because the window was nearly full; that is no knowledge of the window.
@@ -218,11 +220,16 @@ class Relay:
     def stop(self) -> None:
         """Ends the stream because others need its room; a call that the client has begun to get may finish."""
         if self.end is None and not self._flowing and self.finish_reason is None:
-            self.end = "share"
+            self.end, self.is_stopped = "share", True
 
     def go_on_to_the_end(self) -> None:
-        """Stops no more where a compaction would be due: none gains anything, and the server's own limit is the end."""
-        self.end, self._stop_tokens = None, math.inf
+        """Stops no more: nothing would be gained by it, and the server's own limit is the end."""
+        self.end, self.is_stopped, self._stop_tokens = None, False, math.inf
+
+    @property
+    def is_left_running(self) -> bool:
+        """Whether it was we who ended the stream: the server learns of it a moment later."""
+        return self.end in ("limit", "share") and self.finish_reason is None
 
     @property
     def can_be_cut(self) -> bool:

@@ -47,6 +47,8 @@ _WHOLE_WINDOW: Mapping[str, float] = MappingProxyType(
 )
 # After so many stops for others, each with the double room after it, something is wrong: a compaction has to help.
 _MAX_CUTS = 12
+# Of the text that a client has of an answer, before it is cut for others.
+_LEAST_CUT_CHARS = 200
 # In which a server goes on itself, and which some do not take.
 _OWN_WAYS: tuple[Way, ...] = ("raw", "prefill")
 # An overflow without a number at less than this share of the window is not of this answer alone.
@@ -90,6 +92,7 @@ class Answer:
         self._is_watched = is_watched
         self._has_retried = False
         self._cuts = 0
+        self._callbacks = 0
         self._is_resumed = False
         self._is_joined = False
         self._progress = Progress()
@@ -138,6 +141,7 @@ class Answer:
             async with aclosing(self._part(guarded, relay)) as chunks:
                 async for chunk in chunks:
                     yield chunk
+            await self._leave_running(relay)
             if (error := self._refusal(guarded, relay)) is not None and guarded.way is not None:
                 guarded = await self._by_another_way(guarded.way, error)
                 continue
@@ -149,6 +153,8 @@ class Answer:
                 break
             if relay.end == "overflow" and not self._progress.delivered:
                 guarded = await self._harder(relay)
+                continue
+            if self._begins_anew(relay):
                 continue
             if relay.has_whole_calls:
                 for chunk in self._calling(relay):
@@ -163,7 +169,7 @@ class Answer:
             self._is_resumed = relay.end == "share" and not isinstance(prospect.prepared, Pending)
             if self._is_resumed:
                 # Others needed the room: nothing is compacted, nobody has to know.
-                guarded = await self._compactor.carried(prospect)
+                guarded = await self._compactor.carried(prospect, self._room)
                 continue
             is_new = isinstance(prospect.prepared, Pending)
             if is_new and (notice := self._one.notice(f"\n\n{START_NOTICE}\n")):
@@ -207,6 +213,25 @@ class Answer:
         is_refused = relay.end == "failed" and guarded.way in _OWN_WAYS and not relay.has_begun
         return relay.error if is_refused else None
 
+    async def _leave_running(self, relay: Relay) -> None:
+        """Holds the room of a stream that was stopped until its server has noticed."""
+        if self._room is None:
+            return
+        if relay.is_left_running:
+            await self._room.stopped()
+        else:
+            self._room.ended()
+
+    def _begins_anew(self, relay: Relay) -> bool:
+        """Whether an answer that was cut for others is asked for again: the client has nothing of it yet."""
+        if relay.end != "share" or self._progress.delivered:
+            return False
+        self._progress.lost_tokens = self._progress.completion_tokens
+        self._progress.text.clear()
+        self._progress.reasoning = ""
+        self._is_resumed = True
+        return True
+
     async def _by_another_way(self, way: Way, error: UpstreamError) -> Guarded:
         """What to send instead of what the server has not taken; `way` is not tried again for this answer."""
         self._ways -= {way}
@@ -246,7 +271,8 @@ class Answer:
         left = self._output_tokens_left()
         limit = all_tokens = guarded.max_output_tokens(left)
         if self._room is not None:
-            limit = await self._room.take(guarded, limit, can_grow=self._is_watched)
+            limit = await self._room.take(guarded, limit, is_watched=self._is_watched)
+            self._room.started()
         relay.opened(limit, left, is_shared=self._is_shared(guarded), is_share=limit < all_tokens)
         continuation = continuation_of(guarded) if self._progress.text else None
         opened = self._upstream.open(guarded.messages, limit, continuation=continuation)
@@ -254,15 +280,20 @@ class Answer:
             async for chunk in stream:
                 self._one.adopt(chunk)
                 deltas = relay.take(chunk)
+                if not self._progress.delivered and self._is_called_back(guarded, relay):
+                    # Before anybody has a word of it: it is asked for again, without a seam.
+                    relay.stop()
+                    if relay.is_stopped:
+                        return
                 if self._one.goes_on_as_it_came(chunk, deltas):
                     yield chunk
                 else:
                     for delta in deltas:
                         yield self._one.dressed(delta)
                 self._listener.may_pause = self._listener.may_pause or relay.is_near_the_end()
-                if self._is_needed_by_others(guarded, relay):
+                if self._is_called_back(guarded, relay):
                     relay.stop()
-                if relay.end == "limit" and await self._prospect(guarded, relay) is None:
+                if relay.end in ("limit", "share") and not await self._can_go_on(guarded, relay):
                     relay.go_on_to_the_end()
                 if relay.end is not None:
                     return
@@ -270,12 +301,28 @@ class Answer:
             yield self._one.dressed(delta)
         relay.finish()
 
-    def _is_needed_by_others(self, guarded: Guarded, relay: Relay) -> bool:
-        """Whether the answer's room is, so that it has to stop; a document or a call is the last to do so."""
-        if self._room is None:
+    def _is_called_back(self, guarded: Guarded, relay: Relay) -> bool:
+        """Whether somebody waits for the answer's room, so that it has to stop; a document or a call is not cut.
+
+        Nor is one of which the client has so little that nobody could tell it from what a server repeats.
+        """
+        if self._room is None or not self._room.is_waited_for:
             return False
-        can_be_cut = relay.can_be_cut and not self._asked.is_json
-        return not self._room.covers(guarded, relay.generated_tokens, can_be_cut=can_be_cut)
+        has_begun = self._progress.delivered
+        is_telling = not self._progress.text or len(self._progress.sent_text) >= _LEAST_CUT_CHARS
+        is_cuttable = not has_begun or (is_telling and not self._asked.is_json)
+        can_be_cut = is_cuttable and relay.can_be_cut and self._callbacks < _MAX_CUTS
+        return self._room.is_called_back(guarded, relay.generated_tokens, can_be_cut=can_be_cut)
+
+    async def _can_go_on(self, guarded: Guarded, relay: Relay) -> bool:
+        """Whether an answer that is about to be stopped can go on; one that others wait for then runs to its end."""
+        if relay.end == "share" and not self._progress.delivered:
+            return True
+        if await self._prospect(guarded, relay) is not None:
+            return True
+        if relay.end == "share" and self._room is not None:
+            self._room.stay()
+        return False
 
     async def _prospect(self, guarded: Guarded, relay: Relay) -> Prospect | None:
         """How the answer can go on behind `relay`; None where nothing gains enough room to be worth a stop (P5)."""
@@ -308,9 +355,10 @@ class Answer:
         if is_others:
             relay.end = "share"
         if relay.end == "share":
-            self._cuts += 1
+            self._cuts += not relay.is_stopped
+            self._callbacks += relay.is_stopped
             if self._room is not None:
-                self._room.was_cut()
+                self._room.was_cut(is_spent=not relay.is_stopped)
 
     def _partial(self) -> Partial:
         return Partial(text=self._progress.sent_text, reasoning=self._progress.reasoning, is_json=self._asked.is_json)

@@ -208,56 +208,128 @@ async def test_window_grows(desk: Desk) -> None:
     assert desk.usage == (150, 200, 1)
 
 
-# Growing and shrinking
+# What is lent, and called back
 
 
-async def test_grow_into_free_room(desk: Desk) -> None:
-    """A seat grows as far as the others leave room, and a refusal changes nothing."""
-    first = await desk.seat(30)
-    await desk.seat(50)
-    assert first.grow(50)
-    assert not first.grow(51)
-    assert first.tokens == 50
-    assert desk.usage == (100, 100, 0)
-
-
-async def test_grow_to_less(desk: Desk) -> None:
-    """A seat that holds more already keeps it."""
-    first = await desk.seat(30)
-    assert first.grow(20)
-    assert first.tokens == 30
-
-
-async def test_grow_before_queue(desk: Desk) -> None:
-    """A running answer takes the last free room before a restart and an entry that wait."""
-    first, second = await desk.seat(40), await desk.seat(40)
-    restart = await desk.exchange(second, 70)
-    entry = await desk.entry(60)
-    assert first.grow(100)
-    await settled()
-    assert not restart.done()
-    assert not entry.done()
-
-
-async def test_grow_alone(desk: Desk) -> None:
-    """A seat that is alone may grow over the window, as it may enter over it."""
+async def test_alone_a_seat_is_lent_everything(desk: Desk) -> None:
+    """Over the window, too, as it may enter over it; whoever comes then waits."""
     first = await desk.seat(90)
-    assert first.grow(120)
+    first.widen(120)
+    assert first.tokens == 120
     second = await desk.entry(1)
     assert not second.done()
 
 
-async def test_grow_holding_nothing(desk: Desk) -> None:
-    """A seat that waits, that waited in vain, or that has left cannot grow: it would jump the queue."""
+async def test_beside_others_a_seat_is_lent_an_even_part_of_what_is_free(desk: Desk) -> None:
+    """Never more than is free, and never less than it holds."""
+    first, second = await desk.seat(30), await desk.seat(55)
+    first.widen(100)
+    assert (first.tokens, second.tokens) == (45, 55)
+    second.leave()
+    third = await desk.seat(20)
+    third.widen(100)
+    assert third.tokens == 50
+    third.widen(10)
+    assert desk.usage == (95, 100, 0)
+
+
+async def test_nothing_is_lent_while_somebody_waits(desk: Desk) -> None:
+    """It would have to be called back at once."""
+    first, _ = await desk.seat(30), await desk.seat(30)
+    waiting = await desk.entry(60)
+    first.widen(40)
+    assert (first.tokens, waiting.done()) == (30, False)
+
+
+@pytest.mark.parametrize("how", ["waiting", "waited in vain", "left"])
+async def test_whoever_holds_nothing_is_lent_nothing(desk: Desk, how: str) -> None:
+    """It would jump the queue."""
     first, second = await desk.seat(50), await desk.seat(50)
     waiting = await desk.exchange(second, 60)
-    assert not second.grow(10)
-    waiting.cancel()
-    await settled()
-    assert not second.grow(10)
+    if how != "waiting":
+        waiting.cancel()
+        await settled()
+    if how == "left":
+        second.leave()
+    second.widen(10)
+    assert second.tokens == 0
     first.leave()
-    assert not first.grow(10)
-    assert desk.usage == (0, 100, 0)
+
+
+async def test_what_was_lent_is_called_back_for_who_waits(desk: Desk) -> None:
+    """It goes on with what it needs, and the other one is let in; until then nobody is."""
+    first = await desk.seat(30)
+    first.widen(100)
+    first.needed_tokens = 60
+    assert not first.must_give_way
+    entry = await desk.entry(40)
+    assert (first.must_give_way, entry.done()) == (True, False)
+    await first.exchange(60, timeout_s=LONG_S)
+    assert (await entry).tokens == 40
+    assert not first.must_give_way
+
+
+async def test_nobody_is_called_back_in_vain(desk: Desk) -> None:
+    """Where what is lent would not do, it waits for an end; where nothing may be cut, too."""
+    first = await desk.seat(30)
+    first.widen(100)
+    first.needed_tokens = 61
+    await desk.entry(40)
+    assert not first.must_give_way
+    first.needed_tokens = None
+    assert not first.must_give_way
+
+
+async def test_no_more_are_called_back_than_it_takes(desk: Desk) -> None:
+    """The one that is asked first; what it gives back is counted before it has."""
+    first, second = await desk.seat(10), await desk.seat(10)
+    first.widen(100)
+    second.widen(100)
+    first.needed_tokens = second.needed_tokens = 20
+    entry = await desk.entry(30)
+    assert (first.must_give_way, second.must_give_way) == (True, False)
+    await first.exchange(20, timeout_s=LONG_S)
+    assert (await entry).tokens == 30
+    assert desk.usage == (100, 100, 0)
+
+
+async def test_several_give_way_for_a_large_one(desk: Desk) -> None:
+    """And who was told so stays at it, though the other one has left by itself meanwhile."""
+    first, second = await desk.seat(10), await desk.seat(10)
+    first.widen(100)
+    second.widen(100)
+    first.needed_tokens = second.needed_tokens = 20
+    await desk.entry(60)
+    assert (first.must_give_way, second.must_give_way) == (True, True)
+    second.leave()
+    assert first.must_give_way
+
+
+async def test_whoever_cannot_go_on_stays(desk: Desk) -> None:
+    """It is not asked again; another one is."""
+    first, second = await desk.seat(10), await desk.seat(10)
+    first.widen(100)
+    second.widen(100)
+    first.needed_tokens = second.needed_tokens = 20
+    await desk.entry(30)
+    assert first.must_give_way
+    first.stay()
+    assert (first.must_give_way, second.must_give_way) == (False, True)
+
+
+async def test_a_stopped_answer_holds_its_room_until_its_server_knows() -> None:
+    """Whoever leaves in the middle of one gives it back a moment later, in and outside of a running loop."""
+    admission = Admission(stopping_s=0.0)
+    seat = await admission.enter(POOL, window_tokens=WINDOW_TOKENS, tokens=60, timeout_s=LONG_S)
+    admission.leave_later(seat)
+    assert admission.usage(POOL).used_tokens == 60
+    entry = asyncio.ensure_future(admission.enter(POOL, window_tokens=WINDOW_TOKENS, tokens=60, timeout_s=LONG_S))
+    seat = await asyncio.wait_for(entry, HANG_S)
+    await asyncio.to_thread(admission.leave_later, seat)
+    assert admission.usage(POOL).used_tokens == 0
+
+
+# Shrinking
 
 
 async def test_shrink_admits(desk: Desk) -> None:
@@ -584,7 +656,7 @@ class Person:
 
 
 class AdmissionMachine(RuleBasedStateMachine):
-    """Entries, exchanges, growth, leaves, cancellations, time limits and windows in any order."""
+    """Entries, exchanges, loans, leaves, cancellations, time limits and windows in any order."""
 
     @initialize(window_tokens=st.integers(20, 100))
     def open(self, window_tokens: int) -> None:
@@ -672,17 +744,35 @@ class AdmissionMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.running or self.idle)
     @rule(pick=st.integers(0, 50), tokens=st.integers(1, 120))
-    def grow(self, pick: int, tokens: int) -> None:
-        """An answer gets longer: granted exactly when it fits beside the others or is alone."""
+    def widen(self, pick: int, tokens: int) -> None:
+        """A seat is lent more: everything alone, else of what is free, and only while nobody waits."""
         person = self.picked(self.running + self.idle, pick)
         assert person.seat is not None
-        others = sum(other.tokens for other in self.running if other is not person)
-        fits = others == 0 or others + tokens <= self.window_tokens
-        expected = tokens <= person.tokens or (person.tokens > 0 and fits)
-        assert person.seat.grow(tokens) is expected
-        if expected:
-            person.tokens = max(person.tokens, tokens)
+        waiting, seats = self.restarting + self.entering, len(self.running + self.idle + self.restarting)
+        free = max(self.window_tokens - sum(other.tokens for other in self.running), 0)
+        if person.tokens and not waiting:
+            most = tokens if seats == 1 else min(tokens, self.window_tokens // seats, person.tokens + free)
+            person.tokens = max(person.tokens, most)
+        person.seat.widen(tokens)
         self.account()
+
+    @precondition(lambda self: self.running)
+    @rule(pick=st.integers(0, 50), needed_tokens=st.integers(1, 120))
+    def is_called_back(self, pick: int, needed_tokens: int) -> None:
+        """An answer that can be cut is told to stop exactly where that lets the next one in; then it does, or stays."""
+        person = self.picked(self.running, pick)
+        assert person.seat is not None
+        person.seat.needed_tokens = needed_tokens
+        head = next(iter(self.restarting + self.entering), None)
+        used = sum(other.tokens for other in self.running)
+        lent = max(person.tokens - needed_tokens, 0)
+        lets_in = head is not None and lent > 0 and used - lent + head.wants_tokens <= self.window_tokens
+        assert person.seat.must_give_way is lets_in
+        if lets_in and pick % 2:
+            self.exchange(self.running.index(person), needed_tokens, 20)
+            assert head in self.running
+        else:
+            person.seat.stay()
 
     @precondition(lambda self: self.running)
     @rule(pick=st.integers(0, 50), tokens=st.integers(1, 120))

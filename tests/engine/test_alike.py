@@ -38,7 +38,7 @@ class Scene:
     async def busy(self) -> Room:
         """Another answer, which holds so much of the context that no summary fits beside it."""
         room, short = self.room(), await self.bench.guard([user("hello")], WINDOW)
-        await room.take(short, BUSY_TOKENS, can_grow=False)
+        await room.take(short, BUSY_TOKENS, is_watched=False)
         return room
 
     async def asked(self, raw: Sequence[JsonDict]) -> Guarded:
@@ -48,7 +48,7 @@ class Scene:
             prepared = await self.bench.compactor.prepare(Request(messages=parsed(raw)), case)
             assert isinstance(prepared, Pending)
             guarded = await self.bench.compactor.finish(prepared, room)
-            await room.take(guarded, 100, can_grow=True)
+            await room.take(guarded, 100, is_watched=True)
         finally:
             room.leave()
         return guarded
@@ -183,10 +183,10 @@ async def test_restarts_of_alike_answers_share_a_summary() -> None:
 
     async def restarted() -> Guarded:
         room = scene.room()
-        await room.take(short, 2500, can_grow=False)
+        await room.take(short, 2500, is_watched=False)
         try:
             guarded = await scene.bench.compactor.carry_over(request, partial, scene.case(), room)
-            await room.take(guarded, 100, can_grow=True)
+            await room.take(guarded, 100, is_watched=True)
         finally:
             room.leave()
         return guarded

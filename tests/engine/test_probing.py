@@ -292,7 +292,7 @@ async def test_a_question_takes_room_in_a_shared_context() -> None:
     talk = conversation(1900)
     busy = engine.compactor.room(engine.case(WINDOW, admission="pool", admission_timeout_s=0.1))
     running = await engine.guard([{"role": "user", "content": "hello"}], WINDOW, admission="pool")
-    await busy.take(running, WINDOW - 200, can_grow=False)
+    await busy.take(running, WINDOW - 200, is_watched=False)
     await engine.guard(talk, WINDOW, measure=server, asked_tokens=2000, admission="pool", admission_timeout_s=0.1)
     assert server.asked == []
     busy.leave()

@@ -78,6 +78,29 @@ class Opened:
 
 
 @dataclass
+class Context:
+    """A context that several answers fill, of a server that has generated all that it may as soon as it is asked.
+
+    Nothing is ever outrun by it: what it holds at a time is all prompts and all bounds.
+    """
+
+    window_tokens: int
+    used_tokens: int = 0
+    most_tokens: int = 0
+    opened_s: list[float] = field(default_factory=list)
+    closed_s: list[float] = field(default_factory=list)
+
+    def open(self, tokens: int) -> None:
+        self.used_tokens += tokens
+        self.most_tokens = max(self.most_tokens, self.used_tokens)
+        self.opened_s.append(asyncio.get_running_loop().time())
+
+    def close(self, tokens: int) -> None:
+        self.used_tokens -= tokens
+        self.closed_s.append(asyncio.get_running_loop().time())
+
+
+@dataclass
 class Server:
     """An `Upstream` that plays `turns` in order, the last one again and again."""
 
@@ -87,8 +110,10 @@ class Server:
     chunk_tokens: int = 7
     tokens_per_second: float | None = None
     ways: frozenset[Way] = frozenset(ALL_WAYS)
+    context: Context | None = None
     opened: list[Opened] = field(default_factory=list)
     hanging: asyncio.Event = field(default_factory=asyncio.Event)
+    begun: asyncio.Event = field(default_factory=asyncio.Event)
     closed: asyncio.Event = field(default_factory=asyncio.Event)
 
     @asynccontextmanager
@@ -101,6 +126,8 @@ class Server:
         # As the GPT family counts: four tokens a message, three for the reply.
         opened = Opened(messages, max_tokens, continuation, 3 + sum(4 + count(each.text) for each in read))
         self.opened.append(opened)
+        if self.context is not None:
+            self.context.open(opened.prompt_tokens + max_tokens)
         try:
             if turn.end == "hang" and turn.after_tokens == 0:
                 await self._hang()
@@ -110,6 +137,8 @@ class Server:
                 yield _as_received(chunks)
         finally:
             opened.is_open = False
+            if self.context is not None:
+                self.context.close(opened.prompt_tokens + max_tokens)
             self.closed.set()
 
     async def _generate(
@@ -128,6 +157,7 @@ class Server:
             if piece.kind != "hidden":
                 yield envelope.chunk({**role, **envelope.delta(piece)})
                 role = {}
+                self.begun.set()
             await asyncio.sleep(piece.tokens / self.tokens_per_second if self.tokens_per_second else 0)
         if turn.end == "hang":
             await self._hang()

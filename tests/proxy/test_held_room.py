@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections.abc import AsyncIterator
-from contextlib import suppress
+from dataclasses import replace
 from typing import Any, Literal
 
 import pytest
@@ -13,6 +13,7 @@ import pytest
 from litellm_compaction.engine import Guarded, Room
 from litellm_compaction.errors import CompactionError, DoesNotFit, Overloaded
 from litellm_compaction.proxy.held_room import guarded_in_room
+from tests.engine.bench import settled
 from tests.integration.conversations import prose, talk
 from tests.proxy.scripted import Scene
 
@@ -32,7 +33,7 @@ def _scene(**settings: Any) -> Scene:
 
 async def _asked(scene: Scene, ending: Literal["stream", "whole", "error", "hang"]) -> tuple[Any, Room]:
     """A deployment is asked, as LiteLLM does it: in the task in which its hook has run."""
-    _, limit, room = await guarded_in_room(scene.compactor, scene.request, scene.case, None, can_grow=True)
+    _, limit, room = await guarded_in_room(scene.compactor, scene.request, scene.case, None, is_watched=True)
     assert limit > 0
     if ending == "error":
         raise ConnectionError
@@ -46,7 +47,7 @@ async def _is_free(scene: Scene) -> bool:
     """Whether a second request, which does not fit beside the first, is let in."""
     await asyncio.sleep(0)
     try:
-        *_, room = await guarded_in_room(scene.compactor, scene.request, scene.case, None, can_grow=True)
+        *_, room = await guarded_in_room(scene.compactor, scene.request, scene.case, None, is_watched=True)
     except Overloaded:
         return False
     room.leave()
@@ -150,27 +151,58 @@ async def test_a_client_that_leaves_while_its_summary_is_made_gives_its_room_bac
     assert await _is_free(scene)
 
 
-async def _beside_as_many_as_fit(limit_tokens: int) -> tuple[Guarded, Room]:
-    """What one answer in a full context was sent, and its room."""
+async def _beside_as_many_as_fit(limit_tokens: int) -> tuple[Guarded, Room, list[int]]:
+    """What the first of many answers in one context was sent, its room, and the bounds that all of them got."""
     scene = Scene([{"role": "user", "content": "Hello."}], [], settings=SHARED, window_tokens=4096)
     guarded = await scene.guarded()
     room = scene.compactor.room(scene.case)
-    await room.take(guarded, limit_tokens, can_grow=True)
-    with suppress(Overloaded):
-        for _ in range(100):
-            await scene.compactor.room(scene.case).take(guarded, 4000, can_grow=True)
-    return guarded, room
+    limits = [await room.take(guarded, limit_tokens, is_watched=True)]
+    while len(limits) < 100:
+        other = scene.compactor.room(scene.case)
+        try:
+            limits.append(await other.take(guarded, 4000, is_watched=True))
+        except Overloaded:
+            break
+    return guarded, room, limits
 
 
-async def test_an_answer_in_a_full_context_stops_before_its_room_ends() -> None:
-    """The server is ahead of what has been read of it: what it generates until it hears of the stop has its room."""
-    guarded, room = await _beside_as_many_as_fit(4000)
-    generated = next(tokens for tokens in range(4096) if not room.covers(guarded, tokens))
-    assert generated > 100
-    assert room.covers(guarded, generated + 50, can_be_cut=False)
+async def test_answers_in_one_context_are_bounded_so_that_they_fit_together() -> None:
+    """Whatever the server generates before anybody looks: prompts and bounds are never more than the window."""
+    guarded, _, limits = await _beside_as_many_as_fit(60)
+    assert limits[0] == 60
+    assert len(limits) > 2
+    assert len(limits) * guarded.count.tokens + sum(limits) <= 4096
+    assert min(limits[1:]) >= 400
 
 
-async def test_an_answer_that_the_server_ends_within_its_room_is_not_stopped() -> None:
-    """A short one holds all of it from the start."""
-    guarded, room = await _beside_as_many_as_fit(60)
-    assert room.covers(guarded, 60)
+async def test_an_answer_alone_is_called_back_when_another_comes() -> None:
+    """It had all the rest: what it does not need to go on is asked for, as long as that lets the other one in."""
+    scene = Scene([{"role": "user", "content": "Hello."}], [], settings=SHARED, window_tokens=4096)
+    guarded = await scene.guarded()
+    room = scene.compactor.room(scene.case)
+    limit = guarded.max_output_tokens(None)
+    assert await room.take(guarded, limit, is_watched=True) == limit
+    assert not room.is_called_back(guarded, 100, can_be_cut=True)
+    other = scene.compactor.room(scene.case)
+    other._case = replace(scene.case, settings=scene.case.settings.model_copy(update={"admission_timeout_s": 600}))
+    waiting = asyncio.ensure_future(other.take(guarded, limit, is_watched=True))
+    await settled()
+    assert not room.is_called_back(guarded, 100, can_be_cut=False)
+    assert not room.is_called_back(guarded, 3500, can_be_cut=True)
+    assert room.is_called_back(guarded, 100, can_be_cut=True)
+    room.was_cut(is_spent=False)
+    assert not waiting.done()
+    again = await room.take(guarded, limit, is_watched=True)
+    both = again + await asyncio.wait_for(waiting, 60)
+    assert 2 * guarded.count.tokens + both <= 4096
+    assert again >= 400
+
+
+async def test_an_answer_whose_share_was_too_small_goes_on_with_the_double() -> None:
+    """So that it comes to an end, however many there are; one that was called back had not used its own up."""
+    guarded, room, _ = await _beside_as_many_as_fit(4000)
+    shares = []
+    for is_spent in (False, True, True):
+        room.was_cut(is_spent=is_spent)
+        shares.append(room._reserve_tokens(guarded))
+    assert shares == [shares[0], 2 * shares[0], 4 * shares[0]]

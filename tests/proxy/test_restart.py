@@ -20,8 +20,9 @@ from litellm_compaction.proxy.notices import Notices
 from litellm_compaction.simulator import Reply, numbered_words
 from litellm_compaction.simulator.vocabulary import count, decode, encode
 from litellm_compaction.summarizer import SummaryAnswer
+from tests.engine.bench import settled
 from tests.integration.conversations import prose, talk
-from tests.proxy.scripted import RESTARTED, Read, Scene, Turn, goes_on, summarized
+from tests.proxy.scripted import RESTARTED, Context, Read, Scene, Turn, goes_on, summarized
 
 SHORT = [{"role": "user", "content": "Count."}]
 WORDS = numbered_words(1240)  # 2,600 tokens: two streams' worth in a window of 2,048
@@ -619,7 +620,7 @@ async def test_answer_that_stops_for_others_is_whole_and_no_restart(kind: str, i
     """Its share reached, it waits for its turn and goes on: nothing lost, nothing compacted, nothing announced."""
     words = numbered_words(500)
     calls = [("write", json.dumps({"text": prose("arguments", 900)}))]
-    document = json.dumps({"rows": [f"row{number} of many" for number in range(150)]})
+    document = json.dumps({"rows": [f"row{number} of many" for number in range(220)]})
     text = {"text": words, "call": "", "json": document}[kind]
     reply: Any = Reply("", tool_calls=calls) if kind == "call" else goes_on(text)
     scene = _beside_others(
@@ -629,7 +630,7 @@ async def test_answer_that_stops_for_others_is_whole_and_no_restart(kind: str, i
     # Others hold what the answer would need, and cannot be stopped either.
     other = await Scene([{"role": "user", "content": prose("other", 2500)}], [Turn()], window_tokens=4096).guarded()
     other = replace(other, window=replace(other.window, parallel=4))
-    await beside.take(other, 300, can_grow=True)
+    await beside.take(other, 300, is_watched=True)
     reading = asyncio.ensure_future(scene.read(room=scene.compactor.room(scene.case)))
     await asyncio.wait_for(scene.server.closed.wait(), 20)
     assert not reading.done()
@@ -641,18 +642,122 @@ async def test_answer_that_stops_for_others_is_whole_and_no_restart(kind: str, i
     assert len(scene.server.opened) == 2
 
 
-async def test_call_goes_before_text_that_can_go_on_later() -> None:
-    """Of two answers that fill one context the text stops, and the call is not cut; both are whole in the end."""
+def _sharing(context: Context, replies: Sequence[Any], **scene: Any) -> list[Scene]:
+    """Requests to one server that fills one context with all of their answers."""
+    scenes = []
+    for number, reply in enumerate(replies):
+        made = Scene(talk(f"beside {number}", 300), [Turn(reply=reply)], window_tokens=context.window_tokens, **scene)
+        scenes.append(_beside_others(made))
+        made.server.context = context
+        made.compactor = scenes[0].compactor
+    scenes[0].compactor._admission.stopping_s = 0.0
+    return scenes
+
+
+async def _all_read(scenes: Sequence[Scene]) -> list[Read]:
+    room = scenes[0].compactor.room
+    return await asyncio.gather(*(scene.read(room=room(scene.case)) for scene in scenes))
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+@pytest.mark.parametrize("words", [120, 350, 900])
+@pytest.mark.parametrize("count", [2, 4, 7])
+async def test_answers_beside_each_other_never_come_to_more_than_the_window(
+    count: int, words: int, is_whole: bool
+) -> None:
+    """Even where a server has generated all that it may before anybody reads a word; all whole, none compacted."""
+    texts = [" ".join(f"{name}{number}" for number in range(words // 3)) for name in "abcdefg"[:count]]
+    context = Context(4096)
+    scenes = _sharing(context, [goes_on(text) for text in texts], is_whole=is_whole)
+    reads = await _all_read(scenes)
+    assert [(read.raw_text, read.finish_reasons, read.shape_problems()) for read in reads] == [
+        (text, ["stop"], []) for text in texts
+    ]
+    assert [scene.listener.details for scene in scenes] == [{}] * count
+    assert context.most_tokens <= 4096
+    # The first came alone, and had to stop unless it was over soon.
+    assert len(scenes[0].server.opened) > 1 or words == 120
+
+
+async def test_a_call_beside_a_text_comes_whole() -> None:
+    """It is not stopped for the text; where its share is too small it is asked for again, and nobody gets a half."""
     calls = [("write", json.dumps({"text": prose("arguments", 1500)}))]
     words = numbered_words(700)
-    texts = _beside_others(Scene(SHORT, [Turn(reply=goes_on(words))], window_tokens=3072))
-    calling = _beside_others(Scene(SHORT, [Turn(reply=Reply("", tool_calls=calls))], window_tokens=3072))
-    room = texts.compactor.room
-    both = (texts.read(room=room(texts.case)), calling.read(room=room(calling.case)))
-    text, call = await asyncio.gather(*both)
-    assert (text.text, text.finish_reasons) == (words, ["stop"])
-    assert (call.calls, call.finish_reasons, len(calling.server.opened)) == (calls, ["tool_calls"], 1)
-    assert len(texts.server.opened) > 1
+    for replies in ([goes_on(words), Reply("", tool_calls=calls)], [Reply("", tool_calls=calls), goes_on(words)]):
+        context = Context(4096)
+        reads = await _all_read(_sharing(context, replies))
+        assert sorted((read.text, read.calls) for read in reads) == [("", calls), (words, [])]
+        assert context.most_tokens <= 4096
+
+
+async def test_an_answer_that_has_begun_is_stopped_for_one_that_comes() -> None:
+    """Once, and goes on beside it; the newcomer is not let in before the server has noticed the stop."""
+    words, context = numbered_words(600), Context(4096)
+    first, second = _sharing(context, [goes_on(words), Reply("Hello.")])
+    first.compactor._admission.stopping_s = 0.05
+    chunks = (await first.answer(room=first.compactor.room(first.case))).chunks()
+    read = Read([await anext(chunks) for _ in range(20)])
+    reading = asyncio.ensure_future(second.read(room=first.compactor.room(second.case)))
+    await settled()
+    assert second.server.opened == []
+    read.chunks += [chunk async for chunk in chunks]
+    assert (await reading).text == "Hello."
+    assert (read.text, read.shape_problems(), first.listener.details) == (words, [], {})
+    assert [opened.is_continuation for opened in first.server.opened] == [False, True]
+    assert context.most_tokens <= 4096
+    assert context.opened_s[1] - context.closed_s[0] >= 0.05
+
+
+@pytest.mark.parametrize("kind", ["json", "call"])
+async def test_what_cannot_be_cut_runs_to_its_end(kind: str) -> None:
+    """A document or a call that has begun is not stopped; who comes then waits for its end."""
+    document = json.dumps({"rows": [f"row{number} of many" for number in range(220)]})
+    calls = [("write", json.dumps({"text": prose("arguments", 900)}))]
+    reply = Reply(document) if kind == "json" else Reply("", tool_calls=calls)
+    context = Context(4096)
+    first, second = _sharing(context, [reply, Reply("Hello.")], is_json=kind == "json", chunk_tokens=64)
+    chunks = (await first.answer(room=first.compactor.room(first.case))).chunks()
+    if kind == "json":
+        read = Read([await anext(chunks) for _ in range(3)])
+        reading = asyncio.ensure_future(second.read(room=first.compactor.room(second.case)))
+        await settled()
+    else:
+        reading = asyncio.ensure_future(_later(first, second))
+        read = Read()
+    read.chunks += [chunk async for chunk in chunks]
+    assert (read.raw_text, read.calls) == ((document, []) if kind == "json" else ("", calls))
+    assert (await reading).raw_text == "Hello."
+    assert len(first.server.opened) == 1
+    assert context.most_tokens <= 4096
+
+
+async def _later(first: Scene, second: Scene) -> Read:
+    """The second request's answer, asked for when the first one's server has written a part of its own."""
+    await first.server.begun.wait()
+    return await second.read(room=first.compactor.room(second.case))
+
+
+@pytest.mark.parametrize("leaves", ["while it waits", "in the middle"])
+async def test_a_client_that_leaves_beside_others_lets_them_go_on(leaves: str) -> None:
+    """Its room is given to the next one when the server has noticed; nobody waits for ever."""
+    words, context = numbered_words(700), Context(4096)
+    first, second, third = _sharing(context, [goes_on(words), goes_on(words), Reply("Hello.")])
+    chunks = (await first.answer(room=first.compactor.room(first.case))).chunks()
+    read = Read([await anext(chunks) for _ in range(5)])
+    leaving = asyncio.ensure_future(second.read(room=first.compactor.room(second.case)))
+    await settled()
+    if leaves == "in the middle":
+        read.chunks += [await anext(chunks) for _ in range(5)]
+        await asyncio.wait_for(second.server.begun.wait(), 60)
+    leaving.cancel()
+    await asyncio.gather(leaving, return_exceptions=True)
+    reading = asyncio.ensure_future(third.read(room=first.compactor.room(third.case)))
+    read.chunks += [chunk async for chunk in chunks]
+    assert (await asyncio.wait_for(reading, 60)).text == "Hello."
+    assert (read.text, read.shape_problems()) == (words, [])
+    assert context.most_tokens <= 4096
+    await settled()
+    assert not first.compactor._admission._pools
 
 
 @pytest.mark.parametrize("is_whole", [True, False])
@@ -695,3 +800,18 @@ async def test_what_becomes_of_an_answer_at_the_limit_is_told(outcome: str) -> N
     assert last.tokens_before > 0.85 * 2048
     if outcome == "restarted":
         assert last.tokens_after == pytest.approx(scene.server.opened[1].prompt_tokens, abs=40)
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+@pytest.mark.parametrize("kind", ["short", "long", "call"])
+async def test_answered_request_is_never_told_as_refused(kind: str, is_whole: bool) -> None:
+    """A prompt above the line, which nothing can shrink: asking whether a stop would gain anything leaves no event."""
+    calls = [("write", json.dumps({"text": prose("arguments", 900)}))] if kind == "call" else []
+    reply = Reply("" if calls else numbered_words(20 if kind == "short" else 900), tool_calls=calls)
+    messages = [{"role": "user", "content": prose("floor", 7030)}]
+    scene = Scene(messages, [Turn(reply=reply)], window_tokens=8192, chunk_tokens=1, is_whole=is_whole)
+    told: list[Any] = []
+    scene.compactor = scene.compactor_told(told.append)
+    read = await scene.read()
+    assert read.finish_reasons == ["stop" if kind == "short" else "length"]
+    assert [event for event in told if not isinstance(event, CarryEvent)] == []
