@@ -63,8 +63,8 @@ class Compaction:
         stubbed: positions after the lead of the tool results that are sent as stubs.
         dropped: positions after the lead of edited messages that are not sent at all (strategy `prune`).
         shortened: what is sent of edited messages instead of all their text.
-        omissions: what a pruning model says of dropped and shortened messages; it covers nothing on its own, so a later
-            summary reads the originals.
+        omissions: what a pruning model says of dropped and shortened messages, and records of other tools among them;
+            it covers nothing on its own, so a later summary reads the originals.
         begun: how much of the first message that is shown the record stands for as well, or None: an answer was
             carried over the limit inside it.
     """
@@ -103,7 +103,7 @@ class Compaction:
     @property
     def record(self) -> str:
         """The text that travels before the first kept words; "" where stubs alone say everything."""
-        if not (self.replaced_messages or self.segments or self.ledger or self.dropped):
+        if not (self.replaced_messages or self.segments or self.ledger or self.dropped or self.omissions):
             return ""
         said = "\n\n".join(filter(None, (self.summary, self.omissions)))
         text = frame(said, self.ledger, round_number=self.round)

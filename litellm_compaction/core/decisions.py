@@ -87,6 +87,7 @@ class Prune:
         base: the compaction that it continues, or None.
         now_tokens: the prompt without it.
         summary_tokens: bound on what is said of the messages that go.
+        carried_tokens: of records of other tools among them, which is said besides.
         ledger_tokens: bound on their ledger; words_tokens of it may be the user's words.
         predicted_tokens: the prompt that is aimed at.
         otherwise: what to make instead where the model's answer does not do.
@@ -96,6 +97,7 @@ class Prune:
     base: Compaction | None
     now_tokens: int
     summary_tokens: int
+    carried_tokens: int
     ledger_tokens: int
     words_tokens: int
     predicted_tokens: int

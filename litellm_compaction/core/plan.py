@@ -16,8 +16,9 @@ from litellm_compaction.core.compaction import Compaction, Rung, is_applicable
 from litellm_compaction.core.decisions import Depth, Edit, Keep, Plan, Prune, Refuse, Reuse, Summarize
 from litellm_compaction.core.edits import stubs
 from litellm_compaction.core.injections import is_injected
-from litellm_compaction.core.messages import lead_length
-from litellm_compaction.core.records import taken_out
+from litellm_compaction.core.messages import Message, lead_length
+from litellm_compaction.core.pruning import Pruning, Wishes, verified
+from litellm_compaction.core.records import joined, read_record, taken_out
 from litellm_compaction.core.weights import RECORD_TOKENS, Conversation, applied_tokens, kept_tokens
 
 MIN_GAIN_RATIO = 0.10
@@ -288,7 +289,9 @@ def _prune(
         compaction = _editing(conversation, cut - lead, budget, base, "prune")
         words_tokens = _words_tokens(conversation, cut - lead, target, room)
         ledger_tokens = words_tokens + int(_EDIT_LEDGER_SHARE * (room - words_tokens))
-        record_tokens = RECORD_TOKENS + otherwise.summary_tokens + ledger_tokens + count(compaction.summary)
+        carried_tokens = count(compaction.omissions) - count(base.omissions) if base else count(compaction.omissions)
+        said_tokens = otherwise.summary_tokens + carried_tokens
+        record_tokens = RECORD_TOKENS + said_tokens + ledger_tokens + count(compaction.summary)
         least_tokens = kept_tokens(conversation, cut - lead, compaction.pinned) + record_tokens
         if least_tokens > now_tokens * (1 - MIN_GAIN_RATIO) or budget.triggers(least_tokens):
             continue
@@ -297,6 +300,7 @@ def _prune(
             base=base,
             now_tokens=now_tokens,
             summary_tokens=otherwise.summary_tokens,
+            carried_tokens=carried_tokens,
             ledger_tokens=ledger_tokens,
             words_tokens=words_tokens,
             predicted_tokens=target,
@@ -314,7 +318,7 @@ def _editing(
     doubted = doubted_index(conversation.messages)
     if doubted is not None and (doubted - lead >= start or (base and doubted - lead in base.pinned)):
         pinned.add(doubted)
-    return Compaction(
+    compaction = Compaction(
         covered_messages=covered_messages,
         covered_hash=conversation.hashes[covered_messages],
         pinned=pinned_among(pinned, lead, covered_messages),
@@ -329,4 +333,28 @@ def _editing(
         shortened=base.shortened if base else (),
         omissions=base.omissions if base else "",
         begun=base.begun if base else None,
+    )
+    return _with_records(conversation.messages[lead:], compaction)
+
+
+def _with_records(rest: Sequence[Message], compaction: Compaction) -> Compaction:
+    """`compaction` with what records of other tools say among the edited messages, which are sent no more.
+
+    Their words stand beside the ledger as those of a pruning: a later summary reads the records themselves.
+    """
+    span = range(compaction.replaced_messages, compaction.covered_messages)
+    gone = {*compaction.pinned, *compaction.dropped, *(each.position for each in compaction.shortened)}
+    found = {at: each.record for at in span if at not in gone and (each := read_record(rest[at])) and not each.rest}
+    carried = joined(list(found.values()))
+    if carried is None:
+        return compaction
+    before = Pruning(dropped=compaction.dropped, stubbed=compaction.stubbed, shortened=compaction.shortened)
+    pruning = verified(rest, span, found, Wishes(dropped=frozenset(found)), before)
+    return replace(
+        compaction,
+        round=max(compaction.round, carried.round + 1),
+        dropped=pruning.dropped,
+        stubbed=pruning.stubbed,
+        shortened=pruning.shortened,
+        omissions="\n\n".join(filter(None, (compaction.omissions, carried.summary))),
     )

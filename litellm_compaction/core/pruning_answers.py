@@ -141,6 +141,8 @@ def _from_conversation(answer: JsonObject, rest: Sequence[Message], choices: Seq
     found: set[int] = set()
     shortened: dict[int, str] = {}
     left = list(choices)
+    # Nobody has asked about these; a model that writes down all that stays may name them.
+    stays = {_identity(rest[at]) for at in set(range(len(rest))).difference(choices)}
     for entry in kept:
         if not isinstance(entry, Mapping) or not isinstance(entry.get("role"), str):
             raise ValueError("`prunedConversation` holds something that is no message")  # noqa: TRY004
@@ -148,6 +150,8 @@ def _from_conversation(answer: JsonObject, rest: Sequence[Message], choices: Seq
         place = next(
             (at for at in numbered or left if at in left and _is_same(message, rest[at], bool(numbered))), None
         )
+        if place is None and _identity(message) in stays:
+            continue
         if place is None:
             raise ValueError("`prunedConversation` holds a message that the conversation does not have")
         left = left[left.index(place) + 1 :]
@@ -170,6 +174,10 @@ def _is_same(message: Message, original: Message, numbered: bool) -> bool:
         return True
     text = normal_text(original)
     return not original.calls and (message.text.strip() == text or is_excerpt(text, message.text))
+
+
+def _identity(message: Message) -> tuple[str, str, str, tuple[tuple[str, str, str], ...]]:
+    return (message.role, message.call_id, normal_text(message), tuple(_calls(message)))
 
 
 def _calls(message: Message) -> list[tuple[str, str, str]]:

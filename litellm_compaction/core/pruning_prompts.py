@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from litellm_compaction.core.excerpts import common_level, excerpt
 from litellm_compaction.core.messages import Message, render_arguments, without_notices
 from litellm_compaction.core.prompts import defused, focus_lines
-from litellm_compaction.core.strategies import filled
+from litellm_compaction.core.strategies import NO_RESPONSE, filled
 
 PRUNE_PROMPT = """\
 You write the record of what may leave a conversation between a user and an AI assistant, which fills \
@@ -79,6 +79,7 @@ def pruning_prompt(
     focus: str = "",
     messages: Sequence[Message],
     sizes: Sequence[int],
+    unanswered: Sequence[Sequence[str]] = (),
     limit_tokens: int,
     count: Callable[[str], int],
 ) -> str:
@@ -92,6 +93,7 @@ def pruning_prompt(
         focus: the topic that is kept in more detail; "" for none.
         messages: n, as they would be sent; they are numbered from 1.
         sizes: n, tokens.
+        unanswered: n, the names of a message's calls that have no result; none at all where every call has one.
         limit_tokens: bound on the whole.
         count: tokens of a text, for the pruning model.
     """
@@ -113,8 +115,10 @@ def pruning_prompt(
                 for text, size, limit in zip(texts, text_tokens, limits, strict=True)
             )
             lines = "\n".join(
-                _line(number, message, size, text, brief=brief)
-                for number, (message, size, text) in enumerate(zip(messages, sizes, shown, strict=True), start=1)
+                _line(number, message, size, text, waiting, brief=brief)
+                for number, (message, size, text, waiting) in enumerate(
+                    zip(messages, sizes, shown, unanswered or [()] * len(messages), strict=True), start=1
+                )
             )
             # Quoting and the other fields come on top of the texts.
             if count(lines) <= room_tokens:
@@ -128,12 +132,15 @@ def _opening(text: str, tokens: int, limit_tokens: int) -> str:
     return text if tokens <= limit_tokens else f"{text[: len(text) * limit_tokens // tokens]}…"
 
 
-def _line(number: int, message: Message, size: int, text: str, *, brief: bool) -> str:
+def _line(number: int, message: Message, size: int, text: str, waiting: Sequence[str], *, brief: bool) -> str:
     """One message as JSON; a brief one leaves the ids out, which only a conversation written anew would need."""
     shown: dict[str, object] = {"n": number, "role": message.role, "tokens": size, "content": text}
     if message.calls:
         most = _BRIEF_ARGUMENTS_CHARS if brief else _ARGUMENTS_CHARS
         shown["calls"] = [f"{call.name}({defused(render_arguments(call.arguments))[:most]})" for call in message.calls]
+    if waiting:
+        # As every other prompt shows it; a line of its own would be one that can be chosen.
+        shown["results"] = {defused(name): NO_RESPONSE for name in waiting}
     if message.calls and not brief:
         shown["ids"] = [defused(call.id) for call in message.calls]
     if message.call_id and not brief:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from litellm_compaction.core.messages import Message, parse_message, round_end
+from litellm_compaction.core.messages import Message, ToolCall, parse_message, round_end
 
 StrategyName = Literal["summary", "prune", "handoff"]
 
@@ -67,15 +67,28 @@ def with_every_result(messages: Sequence[Message]) -> tuple[Message, ...]:
     A model that sees a call without a result tends to make the call, and strict templates refuse it; the fillers are
     the original hand-off's.
     """
+    missing = unanswered_calls(messages)
+    if not missing:
+        return tuple(messages)
     shown: list[Message] = []
     index = 0
     while index < len(messages):
         end = round_end(messages, index)
         shown += messages[index:end]
-        answered = [message.call_id for message in messages[index + 1 : end]]
-        shown += [_no_response(call.id) for call in messages[index].calls if call.id not in answered]
+        shown += [_no_response(call.id) for call in missing.get(index, ())]
         index = end
     return tuple(shown)
+
+
+def unanswered_calls(messages: Sequence[Message]) -> dict[int, list[ToolCall]]:
+    """The calls whose round holds no result for them, by the position of the message that makes them."""
+    found: dict[int, list[ToolCall]] = {}
+    for index, message in enumerate(messages):
+        if message.calls:
+            answered = {each.call_id for each in messages[index + 1 : round_end(messages, index)]}
+            if missing := [call for call in message.calls if call.id not in answered]:
+                found[index] = missing
+    return found
 
 
 def _no_response(call_id: str) -> Message:

@@ -127,7 +127,8 @@ class Maker:
         replaced = (at for at in range(compaction.replaced_messages) if at not in compaction.pinned)
         shortened = (each.position for each in compaction.shortened)
         hidden_at = sorted({*replaced, *compaction.stubbed, *compaction.dropped, *shortened})
-        hidden = [rest[position] for position in hidden_at]
+        carried, hidden = taken_out([rest[position] for position in hidden_at])
+        hidden = [*(ledger_messages(carried.ledger) if carried else ()), *hidden]
         redact = _redact(work)
 
         def write() -> str:

@@ -5,11 +5,14 @@ Asked by the compactor for everything that it lets through, and whether a new co
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
 
 from litellm_compaction.core.compaction import Compaction, apply
 from litellm_compaction.core.decisions import Edit, Making
+from litellm_compaction.core.messages import Message
+from litellm_compaction.core.strategies import with_every_result
 from litellm_compaction.engine.case import Guarded, Work
 from litellm_compaction.engine.sending import SentPrompts
 from litellm_compaction.engine.weighing import Scales
@@ -43,7 +46,7 @@ class Outgoing:
 
     async def applied(self, work: Work, compaction: Compaction, action: Literal["reused", "compacted"]) -> Guarded:
         """The request with a compaction in place of what it covers; whether that fits is the caller's to ask."""
-        messages = apply(work.conversation.messages, compaction)
+        messages = _with_every_result(apply(work.conversation.messages, compaction))
         self._note(work, compaction)
         count = await self._scales.count(work, messages)
         # What was planned by holds, unless the server has counted the beginning of what is sent: then its number is the
@@ -70,6 +73,13 @@ class Outgoing:
         """Remembers what the server's cache will hold; small prompts have no hashes, excerpts are not the client's."""
         if work.conversation.hashes and not work.is_shortened and not work.case.is_supposed:
             self._sent.note(work.case.scope, work.case.target.key, work.conversation.hashes, compaction)
+
+
+def _with_every_result(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """The messages as strict templates take them; calls at the very end are the client's business."""
+    if messages and messages[-1].calls:
+        return (*with_every_result(messages[:-1]), messages[-1])
+    return with_every_result(messages)
 
 
 def is_enough(work: Work, decision: Making, compaction: Compaction, guarded: Guarded) -> bool:

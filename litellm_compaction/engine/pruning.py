@@ -18,6 +18,7 @@ from litellm_compaction.core.prompts import is_refusal
 from litellm_compaction.core.pruning import Pruning, offered
 from litellm_compaction.core.pruning_answers import decide
 from litellm_compaction.core.pruning_prompts import PRUNE_PROMPT, plan_tokens, pruning_prompt, roomy_answer_tokens
+from litellm_compaction.core.strategies import unanswered_calls
 from litellm_compaction.engine.asking import Asker, why_unusable
 from litellm_compaction.engine.case import PruningModel, Work
 from litellm_compaction.engine.room import SUMMARY_EXTRA_TOKENS
@@ -139,6 +140,7 @@ def _prompt(work: Work, decision: Prune, choices: list[int], limit_tokens: int, 
     conversation, compaction = work.conversation, decision.compaction
     lead = lead_length(conversation.messages)
     shown = edited_part(conversation.messages[lead:], compaction)
+    unanswered = unanswered_calls(conversation.messages)
     offered_now = [(at, shown[at - compaction.replaced_messages]) for at in choices]
     return pruning_prompt(
         prompt=work.case.settings.own_prompt("prune") or PRUNE_PROMPT,
@@ -157,6 +159,9 @@ def _prompt(work: Work, decision: Prune, choices: list[int], limit_tokens: int, 
             min(conversation.sizes[lead + at], work.count_text(message.text) + 4) if message.text else 4
             for at, message in offered_now
             if message is not None
+        ],
+        unanswered=[
+            [call.name for call in unanswered.get(lead + at, ())] for at, message in offered_now if message is not None
         ],
         limit_tokens=limit_tokens,
         count=count,
@@ -178,5 +183,5 @@ def _compaction(work: Work, decision: Prune, question: _Question, answer: str) -
         dropped=pruning.dropped,
         stubbed=pruning.stubbed,
         shortened=pruning.shortened,
-        omissions=excerpt(said, decision.summary_tokens, work.count_text),
+        omissions=excerpt(said, decision.summary_tokens + decision.carried_tokens, work.count_text),
     )

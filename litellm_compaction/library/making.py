@@ -20,7 +20,7 @@ from litellm_compaction.core.pruning_answers import Decided, decide
 from litellm_compaction.core.pruning_prompts import PRUNE_PROMPT, plan_tokens, pruning_prompt, roomy_answer_tokens
 from litellm_compaction.core.records import Record, ledger_messages, listable, write_record
 from litellm_compaction.core.secrets import redacted
-from litellm_compaction.core.strategies import StrategyName
+from litellm_compaction.core.strategies import StrategyName, unanswered_calls
 from litellm_compaction.errors import SummaryFailed
 from litellm_compaction.library.config import CompactionConfig
 from litellm_compaction.library.selection import Selected
@@ -106,6 +106,7 @@ async def pruned(
     answer_tokens = config.summary_tokens + plan_tokens(len(choices))
     thinking_tokens = answer_tokens if family_of("", model).reasons else 0
     offer = [rest[at] for at in choices]
+    unanswered = unanswered_calls(rest)
 
     def ask() -> tuple[str, int]:
         sizes = [count(message.text) + _MESSAGE_TOKENS for message in offer]
@@ -124,6 +125,7 @@ async def pruned(
             focus=focus,
             messages=offer,
             sizes=sizes,
+            unanswered=[[call.name for call in unanswered.get(at, ())] for at in choices],
             limit_tokens=limit_tokens,
             count=count,
         )

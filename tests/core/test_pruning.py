@@ -210,6 +210,11 @@ def test_a_whole_conversation_is_compared_with_the_original() -> None:
     assert wishes == Wishes(dropped=frozenset({1, 2, 3}), shortened={5: kept[2]["content"]}, summary="S")
 
 
+def test_what_stays_in_any_case_may_be_written_down_too() -> None:
+    """A model that writes the conversation anew may name the last messages, which nobody has asked about."""
+    assert read({"prunedConversation": [*full(), user("Go on.")]}) == read({"prunedConversation": full()})
+
+
 def test_a_numbered_message_may_be_worded_otherwise() -> None:
     """Its number says which it is; its own words are then not shown."""
     kept = [{"n": 1, **full()[0]}, {"n": 5, "role": "assistant", "content": "It was read."}]

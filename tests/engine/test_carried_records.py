@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from litellm_compaction.core.anchors import WORDS_HEAD
+from litellm_compaction.core.messages import Message
 from litellm_compaction.core.records import Record, write_record
 from litellm_compaction.errors import SummaryFailed
-from tests.core.conversations import JsonDict, assistant, calls, chat, result, system, user
+from tests.core.conversations import (
+    JsonDict,
+    agent_run,
+    assistant,
+    broken_promises,
+    calls,
+    chat,
+    parsed,
+    result,
+    system,
+    user,
+)
 from tests.engine.bench import SUMMARY, Bench, FakeAsk, sent
 
 WINDOW = 8192
@@ -32,6 +46,58 @@ async def test_a_carried_record_is_merged_and_its_round_counted_up(record: JsonD
     shown = "\n".join(message.text for message in messages)
     assert shown.count("## Session Summary") == 1
     assert "## Session Summary (round 5)" in shown
+
+
+def in_a_run(record: JsonDict) -> list[JsonDict]:
+    """An agent's run with such a record, whose old results alone are worth a compaction."""
+    first = [record] if record["role"] == "user" else [user("Hello."), record, user("Port it.")]
+    return [system(), *first, assistant("Understood."), *agent_run(30, words=600)[1:]]
+
+
+@pytest.mark.parametrize("strategy", ["summary", "prune", "handoff"])
+@pytest.mark.parametrize("record", [user(FOREIGN), assistant(FOREIGN)])
+async def test_where_stubs_alone_do_it_is_merged_too(record: JsonDict, strategy: str) -> None:
+    """No model is asked: what it says stands in the one record that is sent, of the next round."""
+    bench = Bench()
+    raw = in_a_run(record)
+    guarded = await bench.guard(raw, 16_384, strategy=strategy)
+    messages = sent(raw, guarded)
+    assert bench.ask.prompts == []
+    assert broken_promises(parsed(raw), messages) == []
+    assert bench.last.round == 5
+    assert one_record(messages, "round 5")
+    assert [at for at, message in enumerate(messages) if "the port is 9143" in message.text] == [1]
+    # Nobody said it: it is no one's own words.
+    assert "- ## Session" not in messages[1].text
+    later = [*raw, assistant("Done."), user("Thanks. Go on.")]
+    again = await bench.guard(later, 16_384, strategy=strategy)
+    assert again.action == "reused"
+    assert sent(later, again)[: len(messages)] == messages
+
+
+def one_record(messages: Sequence[Message], number: str) -> bool:
+    """Whether there is one record, of that round."""
+    shown = "\n".join(message.text for message in messages)
+    return shown.count("## Session Summary") == 1 and f"## Session Summary ({number})" in shown
+
+
+@pytest.mark.parametrize("record", [user(FOREIGN), assistant(FOREIGN)])
+async def test_a_pruning_merges_it_and_a_later_summary_reads_it(record: JsonDict) -> None:
+    """Beside what the model says of the messages that go; never offered, so that nobody can throw it away."""
+    bench = Bench(ask=FakeAsk('{"drop": ["1-110"], "summary": "Settled: the parser."}'))
+    raw = carrying(record) if record["role"] == "user" else [system(), user("Hello."), *carrying(record)[1:]]
+    messages = sent(raw, await bench.guard(raw, WINDOW, strategy="prune"))
+    assert broken_promises(parsed(raw), messages) == []
+    assert len(bench.ask.prompts) == 1
+    assert one_record(messages, "round 5")
+    assert "the port is 9143" in messages[1].text
+    assert "Settled: the parser." in messages[1].text
+    assert '"content": "## Session' not in bench.ask.prompts[0]
+    bench.ask.answer = SUMMARY
+    later = [*raw, *chat(60, words=60)[1:]]
+    again = sent(later, await bench.guard(later, WINDOW))
+    assert one_record(again, "round 6")
+    assert any("The parser lives in src/parse.rs" in prompt for prompt in bench.ask.prompts[1:])
 
 
 async def test_its_quotations_stay_verbatim() -> None:

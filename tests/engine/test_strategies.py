@@ -27,6 +27,7 @@ from tests.core.conversations import (
     JsonDict,
     as_bytes,
     assistant,
+    broken_promises,
     calls,
     parsed,
     raw_conversations,
@@ -266,6 +267,55 @@ async def test_the_summariser_of_a_handoff_gets_a_whole_history() -> None:
         text = "\n".join(bench.ask.prompts)
         assert NO_RESPONSE in text
         assert UNDERSTOOD in text
+
+
+def without_results() -> list[JsonDict]:
+    """A run in which the client has lost every ninth result, one of them near the end."""
+    raw = talk(9000)
+    lost = [at for at, message in enumerate(raw) if message["role"] == "tool"]
+    for at in reversed([*lost[4::9], lost[-2]]):
+        del raw[at]
+    return raw
+
+
+@pytest.mark.parametrize("clear", [True, False])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+async def test_a_lost_result_is_filled_in_for_the_model_that_answers(strategy: str, clear: bool) -> None:
+    """Of what is sent every call has a result, as strict templates want it, by every rung; the next turn reuses it."""
+    raw = without_results()
+    assert any("calls without results" in each for each in broken_promises(parsed(raw), parsed(raw)))
+    bench = Bench(ask=Model(strategy, "good"))
+    guarded = await bench.guard(raw, strategy=strategy, clear_tool_results=clear)
+    messages = sent(raw, guarded)
+    assert guarded.action == "compacted"
+    assert broken_promises(parsed(raw), messages) == []
+    if strategy != "handoff":
+        assert any(message.role == "tool" and message.text == NO_RESPONSE for message in messages)
+    later = [*raw, assistant("Noted."), user("And?")]
+    again = await bench.guard(later, strategy=strategy, clear_tool_results=clear)
+    assert again.action == "reused"
+    assert sent(later, again)[: len(messages)] == messages
+
+
+async def test_a_call_that_waits_at_the_very_end_is_the_clients_business() -> None:
+    """A result that the model must not take for one is never added where the client has not gone on."""
+    for tail, filled in (([calls("x", "y"), result("x", "X")], ["y"]), ([calls("x")], [])):
+        raw = [*talk(9000), *tail]
+        guarded = await Bench().guard(raw, clear_tool_results=False)
+        assert guarded.messages is not None
+        assert [each.call_id for each in guarded.messages if each.text == NO_RESPONSE] == filled
+
+
+async def test_a_pruning_model_is_shown_what_is_missing() -> None:
+    """In the line of the call: a line of its own could be chosen."""
+    bench = Bench(ask=Model("prune", "good"))
+    raw = without_results()
+    await bench.guard(raw, strategy="prune", clear_tool_results=False)
+    lines = numbers(bench.ask.prompts[0])
+    waiting = [line for line in lines if "results" in line]
+    assert len(waiting) >= 2
+    assert all(line["results"] == {"run": NO_RESPONSE} and line["role"] == "assistant" for line in waiting)
+    assert [line["n"] for line in lines] == list(range(1, len(lines) + 1))
 
 
 async def test_a_failed_handoff_keeps_the_recent_messages() -> None:

@@ -78,6 +78,18 @@ async def test_an_edit_plan_may_come_in_any_dress(kind: str) -> None:
     assert [problem for problem in problems if problem != "null content"] == []
 
 
+async def test_a_model_may_write_the_conversation_anew() -> None:
+    """As the whole list of what stays, which its window has room for: its messages are the caller's own."""
+    raw = agent_run(24)
+    kept = [raw[1], *raw[-20:-12]]
+    completions = FakeCompletion([json.dumps({"prunedConversation": kept, "summary": SAID})])
+    done = await compact(raw, config(strategy="prune"), completions)
+    assert (done.compacted, done.strategy, len(completions.asked)) == (True, "prune", 1)
+    assert all(message in done.messages for message in raw[-18:-12])
+    assert SAID in done.messages[1]["content"]
+    assert completions.asked[0]["max_tokens"] > 3000
+
+
 @pytest.mark.parametrize("kind", ["invalid", "wrong types", "echo", "refusal", "timid", "empty", "error"])
 async def test_a_pruning_that_cannot_be_used_is_followed_by_a_summary(
     kind: str, caplog: pytest.LogCaptureFixture
