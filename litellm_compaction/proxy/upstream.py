@@ -7,8 +7,9 @@ bridges to chat completions.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from dataclasses import replace
+from typing import Any
 
 import httpx
 import litellm
@@ -24,6 +25,8 @@ from litellm_compaction.proxy.one_answer import joined
 from litellm_compaction.proxy.refusals import RECOGNIZED, bad_request, litellm_error_of, response_of
 from litellm_compaction.proxy.restart import Answer
 from litellm_compaction.proxy.sse import DONE, event_of, json_object
+
+_LISTS = ("messages", "tools")
 
 
 class GuardedTransport(httpx.AsyncBaseTransport):
@@ -158,13 +161,33 @@ def client_over(transport: httpx.AsyncBaseTransport, *, api_base: str, api_key: 
         api_base: of the deployment, resolved: LiteLLM's own argument may be None where it comes from the environment.
         api_key: likewise; LM Studio needs none.
     """
-    return AsyncOpenAI(
+    client = AsyncOpenAI(
         api_key=api_key or "fake-api-key",
         base_url=api_base,
         max_retries=0,
         # LiteLLM sets the time limits of each call itself.
         http_client=httpx.AsyncClient(transport=transport, timeout=httpx.Timeout(None), trust_env=False),
     )
+    completions = client.chat.completions
+    completions.create = _as_it_is(completions.create)  # type: ignore[assignment, method-assign]
+    return client
+
+
+def _as_it_is(create: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+    """OpenAI's `create`, which does not look through messages and tools for what its types name otherwise.
+
+    There is no such name in them (openai 2.54, types/chat), and it holds the event loop for 0.3 ms a message: of 40,000
+    for 12 s, in which a stock proxy serves nobody (2026-11-22).
+    """
+
+    async def created(**asked: Any) -> Any:
+        plain = {key: asked[key] for key in _LISTS if wire.is_plain(asked.get(key))}
+        # What is in there already goes before, as ever.
+        extra = {**plain, **(asked.get("extra_body") or {})}
+        kept = {key: value for key, value in asked.items() if key not in plain}
+        return await create(**{"messages": [], **kept, "extra_body": extra})
+
+    return created
 
 
 def _refusal(error: UpstreamError) -> httpx.Response:

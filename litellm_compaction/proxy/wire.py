@@ -44,6 +44,7 @@ _LIFTED = frozenset(
 )  # fmt: skip
 # What only the deployment decides, and how LiteLLM reads the answer.
 _NOT_THE_CLIENTS = frozenset({"model", "stream", _PROVIDER})
+_SCALARS = frozenset({str, int, float, bool, type(None)})
 _OUTPUT_LIMITS = ("max_tokens", "max_completion_tokens")
 
 
@@ -217,6 +218,22 @@ def client_texts(body: Mapping[str, Any]) -> Callable[[], str]:
     """
     sent = [value for key, value in body.items() if key not in _LITELLM_KEYS and isinstance(value, (str, list, dict))]
     return lambda: "\n".join(_texts(sent))
+
+
+def is_plain(value: object) -> bool:
+    """Whether a list is JSON all through: no object of a library is in it."""
+    if not isinstance(value, list):
+        return False
+    waiting: list[object] = [value]
+    while waiting:
+        found = waiting.pop()
+        if type(found) is dict:
+            waiting.extend(found.values())
+        elif type(found) is list:
+            waiting.extend(found)
+        elif type(found) not in _SCALARS:
+            return False
+    return True
 
 
 def _texts(value: object) -> Iterator[str]:

@@ -11,12 +11,15 @@ from typing import Any
 
 import httpx
 import pytest
+from openai import AsyncOpenAI
+from openai._utils import _transform
+from openai.types.chat import ChatCompletionMessage
 
 from litellm_compaction.core.settled import settled_length
 from litellm_compaction.proxy import relay
 from litellm_compaction.proxy.exchange import Asked
 from litellm_compaction.proxy.http_upstream import Abilities
-from litellm_compaction.proxy.upstream import GuardedTransport
+from litellm_compaction.proxy.upstream import GuardedTransport, client_over
 from litellm_compaction.proxy.wire import client_texts
 from tests.integration.conversations import talk
 from tests.proxy.scripted import IN_TEXT, Scene, Turn
@@ -362,3 +365,64 @@ async def test_white_space_blank_by_blank_is_looked_at_once(monkeypatch: pytest.
 
 def said(text: str) -> Body:
     return chunk({"content": text})
+
+
+EVERY_KIND: list[Body] = [
+    {"role": "system", "content": [{"type": "text", "text": "S", "cache_control": {"type": "ephemeral"}}]},
+    {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:x", "detail": "low"}}], "name": "n"},
+    {"role": "assistant", "content": None, "tool_calls": [{"id": "c", "type": "function", "function": {"name": "f"}}]},
+    {"role": "tool", "tool_call_id": "c", "content": ""},
+    {"role": "odd", "content": 7, "more": [None, 1.5, True, {"deep": {"deeper": []}}]},
+    {"content": "no role"},
+]
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}, "strict": True}}, {"odd": 1}]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"messages": EVERY_KIND},
+        {"messages": EVERY_KIND, "tools": TOOLS, "temperature": 0.5, "stop": ["x"]},
+        {"messages": EVERY_KIND, "extra_body": {"ttl": 60}},
+        {"messages": EVERY_KIND, "tools": TOOLS, "extra_body": {"messages": SHORT}},
+        {"messages": (message for message in EVERY_KIND)},
+        {"messages": [*EVERY_KIND, ChatCompletionMessage(role="assistant", content="An object.")]},
+    ],
+)
+async def test_litellms_client_sends_what_openais_does_without_a_look_at_each_value(body: Body) -> None:
+    """The same JSON leaves, whatever is in it."""
+    left: list[Body] = []
+
+    async def serve(request: httpx.Request) -> httpx.Response:
+        left.append(json.loads(request.content))
+        return whole({"content": "One"})
+
+    transport = httpx.MockTransport(serve)
+    given = {**body, "messages": list(body["messages"])}
+    ours = client_over(transport, api_base="http://served/v1", api_key="k")
+    theirs = AsyncOpenAI(api_key="k", base_url="http://served/v1", http_client=httpx.AsyncClient(transport=transport))
+    for client in (ours, theirs):
+        answer = await client.chat.completions.with_raw_response.create(model="m", timeout=5, **given)
+        assert answer.parse().choices[0].message.content == "One"
+        await client.close()
+    assert left[0] == left[1]
+
+
+async def test_long_list_costs_litellms_client_no_more_than_a_short_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each message took 0.3 ms on the event loop: of 40,000, everybody waited for 12 s."""
+    looks = [0]
+    look = _transform._async_transform_recursive
+
+    async def counting(*given: Any, **named: Any) -> Any:
+        looks[0] += 1
+        return await look(*given, **named)
+
+    monkeypatch.setattr(_transform, "_async_transform_recursive", counting)
+    client = client_over(httpx.MockTransport(lambda _: whole({"content": "One"})), api_base="http://s/v1", api_key="k")
+    counts = []
+    for number in (1, 500):
+        looks[0] = 0
+        await client.chat.completions.with_raw_response.create(model="m", messages=SHORT * number, tools=TOOLS * number)  # type: ignore[arg-type]
+        counts.append(looks[0])
+    await client.close()
+    assert counts[0] == counts[1]
