@@ -38,6 +38,7 @@ from litellm_compaction.proxy.routing import (
     as_entry,
     deployment_of,
     has_window_fallback,
+    is_bridged,
     reachable_entries,
 )
 from litellm_compaction.proxy.upstream import GuardedTransport, client_over
@@ -116,7 +117,7 @@ class Gate:
         """
         guards = await self._reachable(router, data)
         request = wire.decode_prompt(data)
-        are_bridged = (guard is not None and guard.deployment.provider == "lm_studio" for guard in guards)
+        are_bridged = (guard is not None and is_bridged(guard.deployment.provider) for guard in guards)
         if request is None or not all(are_bridged):
             return
         model = str(data.get("model"))
@@ -170,9 +171,11 @@ class Gate:
         guard = await self.guards.guard(deployment)
         carrier = carrier_of(deployment, guard.settings) if guard is not None else "hooks"
         request = call.original if call is not None else wire.decode(kwargs)
-        if request is None and carrier == "transport" and "prompt" in kwargs:
-            bridged = wire.decode_prompt(kwargs) if deployment.provider == "lm_studio" else None
-            request = bridged or Request(messages=())
+        if call is None and request is None and "prompt" in kwargs:
+            request = wire.decode_prompt(kwargs, is_bridged=is_bridged(deployment.provider))
+            if carrier == "transport" and (request is None or not is_bridged(deployment.provider)):
+                # Only the transport sees what leaves.
+                request = Request(messages=())
         if guard is None or request is None or (call is not None and call.opted_out):
             kwargs = received if guard is None else kwargs
             if kwargs is not received and not (call and call.rewritten):
@@ -200,7 +203,9 @@ class Gate:
         changed = wire.with_output_limit(kwargs, limit)
         if kwargs.get("stream") and call.is_chat:
             changed |= wire.with_usage(kwargs)
-        if guarded.messages is not None:
+        if "prompt" in kwargs and not kwargs.get("messages"):
+            changed |= wire.with_prompt(kwargs, request, guarded.messages) if guarded.messages is not None else {}
+        elif guarded.messages is not None:
             changed["messages"] = wire.encode(guarded.messages)
         elif call.rewritten or call.original is not call.received:
             changed["messages"] = wire.encode(call.original.messages)

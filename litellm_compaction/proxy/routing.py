@@ -18,6 +18,8 @@ from litellm_compaction.proxy.opted_in import OPENAI_PROVIDERS, is_local_address
 
 Kind: TypeAlias = Literal["lm_studio", "maybe_lm_studio", "opted_in", "foreign"]
 
+# Whose servers LiteLLM asks for text completions; of all others it asks a chat (main.py, `text_completion`, 1.106.2).
+_TEXT_PROVIDERS = frozenset({"openai", "azure", "azure_text", "text-completion-openai", "text-completion-codestral"})
 _MAX_GROUPS = 64
 _SHOWN_NAMES = 20
 
@@ -112,6 +114,11 @@ def asked_deployment_of(
     written = model_info.get("compaction")
     own = {**(written if isinstance(written, Mapping) else {}), "enabled": True}
     return deployment_of(litellm_params, {**model_info, "compaction": own}, group=group, environ=environ)
+
+
+def is_bridged(provider: str) -> bool:
+    """Whether LiteLLM makes a chat of a text completion for this provider."""
+    return provider not in _TEXT_PROVIDERS
 
 
 def group_entries(router: Any, name: str) -> list[Mapping[str, Any]]:

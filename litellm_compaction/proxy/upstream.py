@@ -15,7 +15,7 @@ import httpx
 import litellm
 from openai import APIStatusError, AsyncOpenAI
 
-from litellm_compaction.engine import Case, Compactor, Guarded, Pending
+from litellm_compaction.engine import Case, Compactor, Guarded, Pending, Room
 from litellm_compaction.errors import CompactionError, overflow_from_text
 from litellm_compaction.proxy import wire
 from litellm_compaction.proxy.exchange import Asked, Chunk, Listener, UpstreamError
@@ -68,7 +68,7 @@ class GuardedTransport(httpx.AsyncBaseTransport):
             # What is guarded is what leaves, by whatever way it came into the body.
             ready, decoded = None, wire.decode(body)
             if decoded is None:
-                return await self._inner.handle_async_request(request)
+                return await self._completed(request, body)
             found = decoded
         asked = replace(self._asked, request=found, stops=wire.stops(body))
         upstream = HttpUpstream(self._inner, request, body, self._abilities, said=asked.said)
@@ -87,6 +87,23 @@ class GuardedTransport(httpx.AsyncBaseTransport):
     async def aclose(self) -> None:
         """Nothing: the inner transport belongs to everybody."""
 
+    async def _completed(self, request: httpx.Request, body: dict[str, Any]) -> httpx.Response:
+        """A text completion that the server itself knows, its answer as it comes; nothing of it is a conversation."""
+        found = wire.decode_prompt(body, is_bridged=False)
+        if found is None:
+            return await self._inner.handle_async_request(request)
+        asked = replace(self._asked, request=found, output_tokens=wire.asked_output_tokens(body))
+        try:
+            guarded = await self._compactor.guard(found, self._case)
+            if guarded.messages is not None:
+                body |= wire.with_prompt(body, found, guarded.messages)
+            upstream = HttpUpstream(self._inner, request, body, self._abilities, said=self._asked.said)
+            # A chunk with nothing but the usage would be new to clients of completions.
+            return await self._passed(upstream, guarded, asked, stream=False)
+        except CompactionError as error:
+            self._listener.refused(error)
+            return response_of(error)
+
     def _answer(self, upstream: HttpUpstream, asked: Asked, prepared: Guarded | Pending) -> Answer:
         return Answer(
             self._compactor,
@@ -102,10 +119,17 @@ class GuardedTransport(httpx.AsyncBaseTransport):
         self, upstream: HttpUpstream, prepared: Guarded | Pending, asked: Asked, *, stream: bool
     ) -> httpx.Response:
         """One compacted request, its answer as it comes: several choices or log probabilities cannot be joined."""
-        guarded = await self._compactor.finish(prepared) if isinstance(prepared, Pending) else prepared
-        self._listener.sent(self._case, guarded)
-        limit = guarded.max_output_tokens(asked.output_tokens)
-        return await upstream.send(guarded.messages, limit, continuation=None, stream=stream)
+        room = self._compactor.room(self._case)
+        try:
+            guarded = await self._compactor.finish(prepared, room) if isinstance(prepared, Pending) else prepared
+            self._listener.sent(self._case, guarded)
+            limit = await room.take(guarded, guarded.max_output_tokens(asked.output_tokens), is_watched=False)
+            response = await upstream.send(guarded.messages, limit, continuation=None, stream=stream)
+        except BaseException:
+            room.leave()
+            raise
+        response.stream = _Held(response.stream, room)
+        return response
 
     async def _streamed(self, answer: Answer, upstream: HttpUpstream) -> httpx.Response:
         """A response whose first chunk is already there, so that a refusal keeps its real status."""
@@ -126,6 +150,27 @@ class GuardedTransport(httpx.AsyncBaseTransport):
         if upstream.whole is not None:
             return _copied(upstream.whole)
         return httpx.Response(200, headers=_headers(upstream, "application/json"), json=joined(chunks))
+
+
+class _Held(httpx.AsyncByteStream):
+    """A server's answer that holds its room in a shared context until it has been read, or its client has left."""
+
+    def __init__(self, stream: httpx.SyncByteStream | httpx.AsyncByteStream, room: Room) -> None:
+        assert isinstance(stream, httpx.AsyncByteStream)  # noqa: S101 - of an asynchronous transport
+        self._stream = stream
+        self._room = room
+        room.started()
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        async for piece in self._stream:
+            yield piece
+        self._room.ended()
+
+    async def aclose(self) -> None:
+        try:
+            await self._stream.aclose()
+        finally:
+            self._room.leave()
 
 
 class _EventStream(httpx.AsyncByteStream):

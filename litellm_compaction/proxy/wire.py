@@ -77,10 +77,37 @@ def decode(body: Mapping[str, Any]) -> Request | None:
     )
 
 
-def decode_prompt(body: Mapping[str, Any]) -> Request | None:
-    """The chat request that LiteLLM makes of a text completion for LM Studio; None for anything but one text."""
+def decode_prompt(body: Mapping[str, Any], *, is_bridged: bool = True) -> Request | None:
+    """A text completion as a chat request; None for anything but texts.
+
+    Args:
+        body: with its `prompt`.
+        is_bridged: whether LiteLLM makes one chat of all its texts; else the server answers each of them, as it
+            stands, and the longest is what has to fit.
+    """
     prompt = body.get("prompt")
-    return Request(messages=(user_message(prompt),)) if isinstance(prompt, str) and prompt else None
+    texts = prompt if isinstance(prompt, list) else [prompt]
+    if not texts or not all(isinstance(text, str) and text for text in texts):
+        return None
+    shown = texts if is_bridged else [max(texts, key=len)]
+    return Request(messages=tuple(map(user_message, shown)))
+
+
+def with_prompt(body: Mapping[str, Any], request: Request, sent: Sequence[Message]) -> dict[str, Any]:
+    """The prompt of a text completion with what is sent in place of what it says.
+
+    Args:
+        body: with its `prompt`.
+        request: of `decode_prompt`.
+        sent: instead of its messages.
+    """
+    prompt, texts = body["prompt"], [message.text for message in sent]
+    if not isinstance(prompt, list):
+        return {"prompt": "\n\n".join(texts)}
+    if len(request.messages) == len(prompt):
+        return {"prompt": texts}
+    (longest,) = request.messages
+    return {"prompt": [texts[-1] if text == longest.text else text for text in prompt]}
 
 
 def _parsed(plain: Mapping[str, Any]) -> Message:

@@ -21,7 +21,7 @@ from litellm_compaction.proxy.exchange import Asked
 from litellm_compaction.proxy.http_upstream import Abilities
 from litellm_compaction.proxy.upstream import GuardedTransport, client_over
 from litellm_compaction.proxy.wire import client_texts
-from tests.integration.conversations import talk
+from tests.integration.conversations import prose, talk
 from tests.proxy.scripted import IN_TEXT, Scene, Turn
 
 SHORT = [{"role": "user", "content": "Count."}]
@@ -77,12 +77,26 @@ class Wire:
     answers: Sequence[Callable[[], httpx.Response]]
     abilities: Abilities = field(default_factory=Abilities)
     window_tokens: int = 2048
+    settings: dict[str, Any] = field(default_factory=dict)
     sent: list[Body] = field(default_factory=list)
     headers: list[httpx.Headers] = field(default_factory=list)
 
     async def ask(self, **body: Any) -> httpx.Response:
         """One client request."""
-        scene = Scene(body.get("messages", SHORT), [Turn()], window_tokens=self.window_tokens)
+        transport, _ = await self.transport(**body)
+        async with httpx.AsyncClient(transport=transport) as client:
+            return await client.post("http://served/v1/chat/completions", json={"messages": SHORT, **body})
+
+    async def complete(self, **body: Any) -> httpx.Response:
+        """One text completion."""
+        transport, _ = await self.transport(messages=[])
+        async with httpx.AsyncClient(transport=transport) as client:
+            return await client.post("http://served/v1/completions", json=body)
+
+    async def transport(self, **body: Any) -> tuple[GuardedTransport, Scene]:
+        """What carries one client request."""
+        messages = body.get("messages", SHORT)
+        scene = Scene(messages, [Turn()], window_tokens=self.window_tokens, settings=self.settings)
         asked = Asked(
             request=scene.request,
             output_tokens=None,
@@ -91,17 +105,16 @@ class Wire:
             wants_usage=True,
             said=client_texts({"messages": SHORT, **body}),
         )
-        transport = GuardedTransport(
+        made = GuardedTransport(
             httpx.MockTransport(self._serve),
             scene.compactor,
             scene.case,
             asked,
-            await scene.compactor.prepare(scene.request, scene.case),
+            await scene.compactor.prepare(scene.request, scene.case) if messages else None,
             scene.listener,
             self.abilities,
         )
-        async with httpx.AsyncClient(transport=transport) as client:
-            return await client.post("http://served/v1/chat/completions", json={"messages": SHORT, **body})
+        return made, scene
 
     async def _serve(self, request: httpx.Request) -> httpx.Response:
         self.sent.append(json.loads(request.content))
@@ -426,3 +439,50 @@ async def test_long_list_costs_litellms_client_no_more_than_a_short_one(monkeypa
         counts.append(looks[0])
     await client.close()
     assert counts[0] == counts[1]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("asked", [None, -1, 50, 10**9])
+async def test_text_completion_of_a_server_that_knows_them_is_bounded(asked: int | None, stream: bool) -> None:
+    """What no chat is made of goes out as it came, but for its bound; the answer comes back as the server gave it."""
+    answer = {"id": "cmpl-1", "object": "text_completion", "choices": [{"index": 0, "text": " two", "logprobs": None}]}
+    wire = Wire([lambda: sse(answer) if stream else httpx.Response(200, json=answer)])
+    body = {"prompt": "One", "stream": stream, **({} if asked is None else {"max_tokens": asked})}
+    got = await wire.complete(**body)
+    (sent,) = wire.sent
+    assert (sent["max_tokens"] == 50) == (asked == 50)
+    assert 0 < sent.pop("max_tokens") < 2048
+    body.pop("max_tokens", None)
+    assert sent == body
+    assert got.status_code == 200
+    assert " two" in got.text
+
+
+async def test_text_completion_that_cannot_fit_is_refused_before_it_is_sent() -> None:
+    """The longest of several texts counts: the server answers each by itself."""
+    wire = Wire([lambda: httpx.Response(200, json={})])
+    many = [prose(f"text {number}", 400) for number in range(8)]
+    assert (await wire.complete(prompt=many)).status_code == 200
+    assert wire.sent[0]["prompt"] == many
+    assert wire.sent[0]["max_tokens"] <= 2048 - 400
+    assert (await wire.complete(prompt=[*many, prose("too long", 3000)])).status_code == 400
+    assert len(wire.sent) == 1
+
+
+async def test_prompt_of_tokens_passes_as_it_is() -> None:
+    """Nobody here can count it; its server refuses what does not fit."""
+    wire = Wire([lambda: httpx.Response(200, json={})])
+    await wire.complete(prompt=[1, 2, 3])
+    assert wire.sent == [{"prompt": [1, 2, 3]}]
+
+
+async def test_answer_that_is_passed_holds_its_room_until_it_is_read() -> None:
+    """Several choices are not joined, and take part in what a shared context is filled with all the same."""
+    wire = Wire([lambda: sse(chunk({"content": "Two."}, "stop"))], settings={"admission": "pool"})
+    transport, scene = await wire.transport(messages=SHORT)
+    request = httpx.Request("POST", "http://served/v1/chat/completions", json={"messages": SHORT, "n": 2})
+    response = await transport.handle_async_request(request)
+    (usage,) = (scene.compactor._admission.usage(pool) for pool in scene.compactor._admission._pools)
+    assert usage.used_tokens > wire.sent[0]["max_tokens"]
+    assert b"Two." in await response.aread()
+    assert not scene.compactor._admission._pools

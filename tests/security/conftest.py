@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.bench import KEY, Bench, Group, open_bench
+from tests.integration.bench import KEY, OPEN, Bench, Group, open_bench
 
 BESIDE = Path(__file__).parent / "beside"
 _ON = {"enabled": True, "context_length": 8192}
@@ -19,6 +19,13 @@ _GROUPS = [
     Group("hooked", provider="xinference", compaction=_ON, simulator=_APART),
     Group("small", 4096),
 ]
+
+
+@pytest.fixture(autouse=True)
+def _never_over_the_window() -> Iterator[None]:
+    """P1 here, too: whoever asks for whatever, no guarded request went over its window or without a bound."""
+    yield
+    assert [finding for bench in OPEN for finding in bench.findings()] == []
 
 
 @pytest.fixture(scope="session")
