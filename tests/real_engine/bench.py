@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from tests.integration.harness import Proxy, lm_studio, proxy, write_config
-from tests.real_engine.engine import Engine, running
+from tests.real_engine.engine import Engine
 from tests.real_engine.shim import Shim, serve
 
 # Window and slots of each engine, by the name of its model. llama.cpp rounds windows up to 256.
-ENGINES = {"talk": (2048, 1), "small": (512, 1), "pool": (1024, 4), "reloaded": (1024, 1)}
+ENGINES = {"talk": (2048, 1), "small": (512, 1), "pool": (768, 4), "reloaded": (1024, 1)}
+# The engine `pool` once more, as what it is: a llama.cpp that nobody has told us of its slots.
+LLAMA_CPP = "pool by llama.cpp"
 
 
 @dataclass
@@ -33,12 +36,17 @@ def open_bench(folder: Path, weights: Path) -> Iterator[Bench]:
     here, so that compactions are made without a model.
     """
     settings = {"tokenizer": str(weights), "max_summary_calls": 0, "answer_min_tokens": 48, "window_cache_s": 0.2}
+    engines = {name: Engine(weights, window, slots) for name, (window, slots) in ENGINES.items()}
     with ExitStack() as stack:
-        engines = {
-            name: stack.enter_context(running(weights, window, slots)) for name, (window, slots) in ENGINES.items()
-        }
+        for engine in engines.values():
+            stack.callback(engine.kill)
+        with ThreadPoolExecutor() as threads:
+            list(threads.map(Engine.start, engines.values()))
         shim = stack.enter_context(serve(engines))
         models = [lm_studio(name, name, shim.base_url) for name in engines]
+        own = {"model": "openai/pool", "api_base": f"{shim.base_url}/llama.cpp/pool/v1", "api_key": "none"}
+        opted_in = {"compaction": {"enabled": True}}
+        models.append({"model_name": LLAMA_CPP, "litellm_params": own, "model_info": opted_in})
         router = {"num_retries": 0, "disable_cooldowns": True}
         config = write_config(folder, models, settings, router_settings=router)
         yield Bench(stack.enter_context(proxy(config)), shim, engines, weights)

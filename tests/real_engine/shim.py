@@ -100,6 +100,7 @@ class Shim:
                 Route("/api/v1/models", lambda _: JSONResponse({"models": self._v1()})),
                 Route("/v1/models", lambda _: JSONResponse({"object": "list", "data": self._openai()})),
                 Route("/v1/{path:path}", self._forward, methods=["POST"]),
+                Route("/llama.cpp/{model}/{path:path}", self._bare, methods=["GET", "POST"]),
             ]
         )
 
@@ -129,10 +130,21 @@ class Shim:
             rows.append(row)
         return rows
 
+    async def _bare(self, request: Request) -> Response:
+        """An engine without LM Studio before it."""
+        path = f"/{request.path_params['path']}"
+        if request.method == "POST":
+            return await self._forwarded(path, await request.body())
+        async with httpx.AsyncClient(trust_env=False, timeout=_LIMIT_S) as client:
+            answer = await client.get(self.engines[request.path_params["model"]].base_url + path)
+        return Response(answer.content, answer.status_code, media_type=answer.headers.get("content-type"))
+
     async def _forward(self, request: Request) -> Response:
-        content = await request.body()
+        return await self._forwarded(request.url.path, await request.body())
+
+    async def _forwarded(self, path: str, content: bytes) -> Response:
         body = json.loads(content)
-        exchange = Exchange(model=str(body.get("model")), path=request.url.path, body=body)
+        exchange = Exchange(model=str(body.get("model")), path=path, body=body)
         self.exchanges.append(exchange)
         engine = self.engines.get(exchange.model)
         if engine is None or not engine.base_url:
@@ -141,7 +153,7 @@ class Shim:
             return JSONResponse({"error": {"message": f"Model {exchange.model} is not loaded."}}, 404)
         client = httpx.AsyncClient(trust_env=False, timeout=httpx.Timeout(None))
         try:
-            up = client.build_request("POST", f"{engine.base_url}{request.url.path}", content=content)
+            up = client.build_request("POST", f"{engine.base_url}{path}", content=content)
             up.headers["content-type"] = "application/json"
             answer = await client.send(up, stream=True)
         except httpx.HTTPError as error:

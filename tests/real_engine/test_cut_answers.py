@@ -76,10 +76,14 @@ def _said(engine: httpx.Client, path: str, **body: Any) -> str:
     return text
 
 
-def go_on(engine: httpx.Client, family: Family, way: str, index: int) -> Continued:
+def uncut(engine: httpx.Client, index: int) -> str:
+    """One answer."""
+    return _said(engine, "/v1/chat/completions", messages=[{"role": "user", "content": PROMPTS[index]}])
+
+
+def go_on(engine: httpx.Client, family: Family, way: str, index: int, whole: str) -> Continued:
     """One answer, cut where a restart could have cut it, and gone on with."""
     asked = {"role": "user", "content": PROMPTS[index]}
-    whole = _said(engine, "/v1/chat/completions", messages=[asked])
     partial = whole[: settled_length(whole[: len(whole) * (30 + 10 * (index % 4)) // 100])]
     rest, shown = whole[len(partial) :], partial.rstrip()
     messages = [asked, {"role": "assistant", "content": shown}]
@@ -112,9 +116,17 @@ async def family(weights: Path) -> Family:
     return (await Sources(tokenizer=str(weights)).source(target, "llama", None, patient=True)).family
 
 
+@pytest.fixture(scope="module")
+def answers(engine: httpx.Client) -> dict[int, str]:
+    """What the model says where nothing is cut."""
+    return {index: uncut(engine, index) for index in FEW}
+
+
 @pytest.mark.parametrize("way", ["raw", "prefill"])
-async def test_a_cut_answer_goes_on_at_the_next_token(engine: httpx.Client, family: Family, way: str) -> None:
+async def test_a_cut_answer_goes_on_at_the_next_token(
+    engine: httpx.Client, family: Family, way: str, answers: dict[int, str]
+) -> None:
     """Rendered here or by the engine: no instruction, no seam, nothing begun anew."""
-    continued = [go_on(engine, family, way, index) for index in FEW]
+    continued = [go_on(engine, family, way, index, whole) for index, whole in answers.items()]
     assert [each.opening for each in continued] == ["new"] * len(FEW)
     assert [each for each in continued if not each.is_exact] == []

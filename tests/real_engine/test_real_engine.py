@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 import pytest
@@ -13,8 +15,9 @@ from litellm_compaction.core.messages import Request, parse_message, without_not
 from litellm_compaction.models.counter import TokenCounter
 from litellm_compaction.models.sources import Sources
 from litellm_compaction.models.window import Target
-from tests.integration.harness import Proxy
-from tests.real_engine.bench import Bench
+from tests.integration.harness import Proxy, Streamed
+from tests.real_engine.bench import LLAMA_CPP, Bench
+from tests.real_engine.shim import Exchange
 
 _TEXTS = (
     "Hi.",
@@ -58,9 +61,15 @@ async def test_counts_by_the_models_file_are_the_engines_own(bench: Bench) -> No
     assert wrong == []
 
 
-def test_thirty_turns_overflow_nothing_and_keep_the_prompt_cache(bench: Bench) -> None:
-    """A conversation of twice the window: every turn is answered, nothing is cut, and the cache holds the last turn."""
-    window = bench.engines["talk"].window_tokens
+class Turns(NamedTuple):
+    """A conversation's answers, and in which of its turns it was compacted."""
+
+    asked: list[Exchange]
+    compacted: list[int]
+
+
+def _thirty_turns(bench: Bench) -> Turns:
+    """Twice the window."""
     messages: list[dict[str, Any]] = []
     compacted: list[int] = []
     begun = len(bench.shim.exchanges)
@@ -72,22 +81,28 @@ def test_thirty_turns_overflow_nothing_and_keep_the_prompt_cache(bench: Bench) -
         if answer.headers["x-litellm-compaction"] == "compacted":
             compacted.append(turn)
         messages.append(_assistant(answer.json()["choices"][0]["message"]["content"]))
-    asked = bench.shim.answers("talk", since=begun)
-    assert [exchange.error for exchange in asked if exchange.error] == []
-    assert len(asked) == 30
-    assert max(exchange.total_tokens for exchange in asked) <= window
-    assert 2 <= len(compacted) <= 5
-    for turn, (before, after) in enumerate(pairwise(asked), 1):
-        if turn not in compacted:
-            # All of the last prompt and its answer, but for what the template ends an answer with.
-            assert after.cached_tokens >= before.total_tokens - 2, turn
+    return Turns(bench.shim.answers("talk", since=begun), compacted)
+
+
+@pytest.fixture(scope="module")
+def turns(bench: Bench) -> Iterator[Future[Turns]]:
+    """A conversation that goes on beside the other tests, on an engine and a core of its own: it takes the longest."""
+    with ThreadPoolExecutor(1) as thread:
+        yield thread.submit(_thirty_turns, bench)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _begin_early(request: pytest.FixtureRequest) -> None:
+    """The conversation begins before the first test, where a test that is run looks at it."""
+    if any("turns" in item.fixturenames for item in request.session.items if isinstance(item, pytest.Function)):
+        request.getfixturevalue("turns")
 
 
 # Fills half of the window, so that a restart comes soon; the same for all routes, so that it is read once.
 _NOTES = "\n".join(f"{n}. On day {n} the ship made {n * 37 % 90 + 40} miles." for n in range(1, 13))
 _TASK = "Write a long story about this ship and its crew."
 _TALK = [_user(f"These are notes of a voyage:\n{_NOTES}"), _assistant("I have read them."), _user(_TASK)]
-_ANSWER_TOKENS = 280
+_ANSWER_TOKENS = 250
 
 
 def _events(proxy: Proxy, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
@@ -151,19 +166,87 @@ def test_an_answer_goes_on_past_the_window(bench: Bench, ask: Any) -> None:
     assert _is_joined(first, second, without_notices(answer))
 
 
+# Each fits by itself; together they need a quarter more than the context has.
+_BEINGS = ("lighthouse keeper", "robot gardener", "deep sea diver", "mountain guide")
+_SHARED_ANSWER_TOKENS = 90
+_LOG = "\n".join(f"{n}. The station noted {n * 53 % 97} birds and {n * 37 % 41} ships." for n in range(1, 8))
+
+
+@pytest.mark.parametrize("model", ["pool", LLAMA_CPP])
+def test_four_answers_beside_each_other_are_whole(bench: Bench, model: str) -> None:
+    """Over one unified cache, which a full one ends for all: listed by LM Studio, or by llama.cpp's own /props."""
+    window = bench.engines["pool"].window_tokens
+    begun = len(bench.shim.exchanges)
+
+    def ask(being: str) -> Streamed:
+        asked = [_user(f"A {being} keeps this log:\n{_LOG}\nWrite a long story about the {being}.")]
+        options: dict[str, Any] = {"max_tokens": _SHARED_ANSWER_TOKENS, "temperature": 0}
+        return bench.proxy.stream(model, asked, stream_options={"include_usage": True}, **options)
+
+    with ThreadPoolExecutor() as threads:
+        answers = list(threads.map(ask, _BEINGS))
+    exchanges = bench.shim.answers("pool", since=begun)
+    prompt_tokens = min(each.prompt_tokens for each in exchanges if each.prompt_tokens)
+    assert 4 * (prompt_tokens + _SHARED_ANSWER_TOKENS) > 1.2 * window
+    assert [answer.status for answer in answers] == [200] * 4
+    assert [answer.finish_reasons for answer in answers] == [["length"]] * 4
+    assert [answer.usages[-1]["completion_tokens"] for answer in answers] == [_SHARED_ANSWER_TOKENS] * 4
+    # No answer was ended by the cache, and none was made anew.
+    assert [exchange.error for exchange in exchanges] == [""] * len(exchanges)
+    assert not any("compaction" in answer.usages[-1] for answer in answers)
+    assert [_parts(answer.text, exchanges) for answer in answers] == [""] * 4
+
+
+def _parts(answer: str, exchanges: Sequence[Exchange]) -> str:
+    """What of an answer the engine has not said, in one go or, stopped for others in between, in several."""
+    rest = answer
+    while rest.strip():
+        said = next((each.text for each in exchanges if each.text and rest.startswith(each.text.rstrip())), "")
+        if not said:
+            break
+        rest = rest[len(said.rstrip()) :].lstrip()
+    return rest.strip()
+
+
 def test_an_engine_that_comes_back_smaller(bench: Bench) -> None:
-    """Killed and loaded with half the window: the next turn fits that."""
+    """Killed and loaded with half the window: the long conversation of before is compacted to that, and answered."""
     engine = bench.engines["reloaded"]
-    messages = [_user(f"{_NOTES}\nRemember the word heron."), _assistant("Yes."), _user("How are you?")]
-    assert bench.proxy.chat("reloaded", messages, max_tokens=4).headers["x-litellm-compaction-window"] == "1024"
+    messages = [_user("Remember the word heron."), _assistant("Yes.")]
+    for day in range(13, 19):
+        note = f"On day {day} we saw {day * 7} gulls, {day * 3} terns and an island of {day} miles. "
+        messages += [_user(note * 3 + "Note that."), _assistant("Noted.")]
+    messages.append(_user("How are you?"))
+    begun = len(bench.shim.exchanges)
+    before = bench.proxy.chat("reloaded", messages, max_tokens=4)
+    assert before.headers["x-litellm-compaction-window"] == "1024"
+    assert before.headers["x-litellm-compaction"] == "none"
+    assert bench.shim.answers("reloaded", since=begun)[0].prompt_tokens > 512
     engine.kill()
     assert bench.proxy.chat("reloaded", messages, max_tokens=4).status_code >= 400
     engine.window_tokens = 512
     engine.start()
     begun = len(bench.shim.exchanges)
+    messages += [_assistant("Well."), _user("And what was the word?")]
     answer = bench.proxy.chat("reloaded", messages, max_tokens=4)
     assert answer.status_code == 200, answer.text
     assert answer.headers["x-litellm-compaction-window"] == "512"
+    assert answer.headers["x-litellm-compaction"] == "compacted"
+    assert answer.json()["usage"]["completion_tokens"] > 0
     (exchange,) = bench.shim.answers("reloaded", since=begun)
-    assert exchange.total_tokens <= 512
+    assert (exchange.error, exchange.is_whole) == ("", True)
+    assert 0 < exchange.prompt_tokens < exchange.total_tokens <= 512
     assert "heron" in json.dumps(exchange.body)
+    assert exchange.asked_text.endswith("\n\nAnd what was the word?")
+
+
+def test_thirty_turns_overflow_nothing_and_keep_the_prompt_cache(bench: Bench, turns: Future[Turns]) -> None:
+    """Every turn was answered, nothing cut, and the cache held the last turn."""
+    asked, compacted = turns.result()
+    assert [exchange.error for exchange in asked if exchange.error] == []
+    assert len(asked) == 30
+    assert max(exchange.total_tokens for exchange in asked) <= bench.engines["talk"].window_tokens
+    assert 2 <= len(compacted) <= 5
+    for turn, (before, after) in enumerate(pairwise(asked), 1):
+        if turn not in compacted:
+            # All of the last prompt and its answer, but for what the template ends an answer with.
+            assert after.cached_tokens >= before.total_tokens - 2, turn
