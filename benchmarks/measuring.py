@@ -76,7 +76,9 @@ Method = Callable[[Transcript, Sequence[JsonDict]], Awaitable[Turn]]
 def load(folder: Path) -> list[Transcript]:
     """The conversations in `folder`, by name."""
     loaded = [(path.stem, json.loads(path.read_text())) for path in sorted(folder.glob("*.json"))]
-    return [Transcript(name, each["messages"], each.get("tools") or [], each["facts"]) for name, each in loaded]
+    return [
+        Transcript(name, each["messages"], each.get("tools") or [], each.get("facts") or []) for name, each in loaded
+    ]
 
 
 @lru_cache(maxsize=500_000)

@@ -49,22 +49,16 @@ class Outgoing:
         messages = _with_every_result(apply(work.conversation.messages, compaction))
         self._note(work, compaction)
         count = await self._scales.count(work, messages)
-        # What was planned by holds, unless the server has counted the beginning of what is sent: then its number is the
-        # base, and may lack what the template leaves out before another end.
-        error_ratio = count.error_ratio
-        if count.anchor is None:
-            error_ratio = min(work.budget.error_ratio, count.error_ratio)
         if work.floor_count is not None:
-            # Planned by a floor that the server has counted, and by little doubt about the rest.
+            # Planned by a floor that the server has counted: only the rest is in doubt.
             count = holding(count, [work.floor_count])
-            error_ratio = count.error_ratio
         return Guarded(
             action=action,
             messages=messages,
             tokens_before=work.tokens_before,
             count=count,
             count_text=work.count_text,
-            budget=replace(work.budget, error_ratio=error_ratio, own_error_ratio=None),
+            budget=replace(work.budget, error_ratio=count.error_ratio, own_error_ratio=None),
             window=work.window,
             round=compaction.round,
         )

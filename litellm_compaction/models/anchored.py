@@ -24,7 +24,7 @@ _LOW_ERROR = 0.05
 # More than this cannot be an addition only; taken for one, it would leave no room for the conversation.
 _MAX_ADDED_RATIO = 1.5
 # So sure must a reading be that it is called safe, and never closer than this to what new messages take.
-_SURE_DEVIATIONS, _LEAST_GROWTH_ERROR = 3.0, 0.25
+_SURE_DEVIATIONS, _LEAST_GROWTH_ERROR = 3.0, 0.35
 
 
 class Reading(NamedTuple):
@@ -84,15 +84,7 @@ class Anchored:
         if raw.profile is not None and anchor.profile is not None:
             growth = self._growth(raw.profile.since(anchor.profile))
             tokens = anchor.prompt_tokens + growth.tokens
-            # New text of another kind may take as much as the stand-in's own count, which errs high; what is not known
-            # of it yet, no more than was feared before anything was.
-            most_tokens = new_tokens * max(1.0, prediction.factor) * (1 + raw.error_ratio)
-            most_tokens += new_media_tokens * (1 + raw.error_ratio)
-            wrong_tokens = max(
-                min(_SURE_DEVIATIONS * growth.doubt_tokens, most_tokens - growth.tokens),
-                _LEAST_GROWTH_ERROR * growth.tokens,
-                new_tokens + new_media_tokens - growth.tokens,
-            )
+            wrong_tokens = self._growth_error(raw, growth, prediction.factor, anchor)
         elif new_tokens < 0:
             # The template leaves out what it rendered before; only a rendered prompt shows how much.
             tokens = anchor.prompt_tokens + (new_tokens if raw.exact else 0.0) + new_media_tokens
@@ -116,7 +108,7 @@ class Anchored:
         return Reading(tokens, factor, error_ratio, media_factor)
 
     def read_like_end(
-        self, raw: RawCount, longest: tuple[Anchor, Reading], like: Anchor | None
+        self, raw: RawCount, longest: tuple[Anchor, Reading], like: Anchor | None, missing_tokens: float
     ) -> tuple[Anchor, Reading]:
         """The reading to go by where the longest prefix ends in another role than the request, and so may lack a part.
 
@@ -124,16 +116,20 @@ class Anchored:
             raw: our count.
             longest: the prefix and its reading.
             like: the longest prefix that ends in the request's role.
+            missing_tokens: of system messages that the template may render before such an end only.
         """
         anchor, reading = longest
         if raw.profile is None:
             return longest
+        if missing_tokens and not self._calibrations.of(self._basis).keeps_lead:
+            reading = reading._replace(error_ratio=reading.error_ratio + missing_tokens / reading.tokens)
+            longest = anchor, reading
         if like is not None and like.profile is not None:
             growth = self._growth(raw.profile.since(like.profile))
             tokens = like.prompt_tokens + growth.tokens
             if abs(tokens - reading.tokens) <= _SURE_DEVIATIONS * growth.doubt_tokens + EXACT_ERROR * reading.tokens:
                 return longest
-            most = max(tokens + _SURE_DEVIATIONS * growth.doubt_tokens, reading.tokens)
+            most = max(tokens + self._growth_error(raw, growth, reading.factor, like), reading.tokens)
             factor, media_factor = self._factors(raw, tokens, reading.factor)
             return like, Reading(tokens, factor, max(EXACT_ERROR, most / tokens - 1), media_factor)
         whole = self._calibrations.of(self._basis).growths.predict_whole(raw.profile, raw.tools_tokens)
@@ -141,6 +137,24 @@ class Anchored:
             most = whole.tokens + whole.doubt_tokens
             reading = reading._replace(error_ratio=max(reading.error_ratio, most / reading.tokens - 1))
         return anchor, reading
+
+    def _growth_error(self, raw: RawCount, growth: Growth, factor: float, anchor: Anchor) -> float:
+        """By how much new messages may be more than their growth.
+
+        New text of another kind may take as much as the stand-in's own count, which errs high. After few numbers it may
+        take what was feared before anything was known, later no more than that.
+        """
+        media_tokens = max(0.0, raw.media_tokens - anchor.media_tokens) * self.price(raw).factor
+        text_tokens = raw.text_tokens - anchor.text_tokens
+        most_tokens = (text_tokens * max(1.0, factor) + media_tokens) * (1 + raw.error_ratio)
+        doubt_tokens = most_tokens - growth.tokens
+        if self._calibrations.of(self._basis).growths.is_settled:
+            doubt_tokens = min(doubt_tokens, _SURE_DEVIATIONS * growth.doubt_tokens)
+        return max(
+            doubt_tokens,
+            _LEAST_GROWTH_ERROR * growth.tokens,
+            text_tokens + media_tokens - growth.tokens,
+        )
 
     def least_tokens(self, count: Count) -> float:
         """What the server has counted at least if it has counted all of the prompt; `count` may have no anchor."""
@@ -166,6 +180,14 @@ class Anchored:
             return False
         calibration = self._calibrations.of(self._basis)
         return calibration.lacks(prompt_tokens, count.lead_tokens, count.tokens - prompt_tokens)
+
+    def note_lead(self, count: Count, prompt_tokens: int) -> None:
+        """Takes note of a number that shows that the template renders system messages before any end."""
+        if count.profile is None or count.anchor is None or count.anchor.role != "user" or count.role == "user":
+            return
+        least_tokens = count.tokens * (1 - count.error_ratio)
+        if prompt_tokens > least_tokens and prompt_tokens > count.tokens * (1 + count.error_ratio) - count.lead_tokens:
+            self._calibrations.of(self._basis).keeps_lead = True
 
     def learn(self, count: Count, prompt_tokens: int) -> None:
         """Learns what new messages take by themselves: a ratio of whole prompts has a server's additions in it.

@@ -33,7 +33,6 @@ _LEAST_LEAD, _LEAD_TOLERANCE, _OTHER_PROMPT = 64, 0.35, 1.05
 # Scripts differ by a factor of 4 in how well a stand-in fits (families.py), so a sample with more of a foreign script
 # than the request says nothing about it; one with less errs high.
 _SAME_SHARE, _NEAR_SHARE = 0.05, 0.25
-_OPTIMISM_ERROR = 0.5
 _FIRST_ERROR, _SETTLED_ERROR, _SETTLED_SAMPLES = 0.10, 0.03, 3
 
 
@@ -89,6 +88,7 @@ class Calibration:
     Attributes:
         growths: what new messages took, where a stand-in counts.
         media: what images and sound took, where it does not.
+        keeps_lead: whether its template has rendered the system messages before another end than the user's word.
     """
 
     _samples: tuple[_Sample, ...] = ()
@@ -100,6 +100,7 @@ class Calibration:
     _tools_ratios: tuple[float, ...] = ()
     growths: Growths = field(default_factory=Growths)
     media: MediaPrices = field(default_factory=MediaPrices)
+    keeps_lead: bool = False
 
     def predict(self, raw_tokens: float, mix: Mix, family_error: float) -> Prediction:
         """The factor for a request.
@@ -131,8 +132,9 @@ class Calibration:
         # The factor is already the highest seen; a wild spread says no more than the family's own bound does.
         spread_error = min(2 * spread, max(family_error, _FIRST_ERROR))
         error = max(_SETTLED_ERROR if len(usable) >= _SETTLED_SAMPLES else _FIRST_ERROR, spread_error)
-        # A factor below one was seen on texts that the stand-in counts too high; the next text may be of another kind.
-        error += max(0.0, 1 - factor) * _OPTIMISM_ERROR
+        # A factor below one was seen on texts that the stand-in counts too high; the next text may be of another kind,
+        # and the stand-in's own count errs high already.
+        error = max(error, 1 / factor - 1)
         covered = min(raw_tokens, max(sample.raw_tokens for sample in usable))
         if covered < raw_tokens:
             # What was never confirmed may be text of another kind: there the family's own bound holds.

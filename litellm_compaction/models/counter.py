@@ -87,7 +87,9 @@ class TokenCounter:
         reading = anchored.read(raw, prediction, anchor) if anchor else None
         if anchor is not None and reading is not None and raw.profile is not None and anchor.role != role:
             like = self._anchors.find(target_key, basis, prints, role=role)
-            anchor, reading = anchored.read_like_end(raw, (anchor, reading), like)
+            lead_tokens = sum(raw.sizes[: lead_length(request.messages)]) if role == "user" else 0.0
+            missing_tokens = lead_tokens * max(1.0, prediction.factor)
+            anchor, reading = anchored.read_like_end(raw, (anchor, reading), like, missing_tokens)
         if reading is None:
             reading = anchored.read_alone(raw, prediction)
             factor = reading.factor
@@ -183,6 +185,7 @@ class TokenCounter:
                 return None
             if not _has_added(calibration, count, prompt_tokens):
                 return deviation
+            anchored.note_lead(count, prompt_tokens)
             anchored.learn(count, prompt_tokens)
         _note_tools(calibrations, count, prompt_tokens)
         self._note_anchor(target_key, count, prompt_tokens)
@@ -206,11 +209,13 @@ class TokenCounter:
         if not _LEAST_EXACT_RATIO * solid <= prompt_tokens <= MAX_RATIO * count.raw_tokens:
             return False
         calibrations = self._of(target_key)
+        anchored = Anchored(calibrations, count.basis)
         _note_tools(calibrations, count, prompt_tokens)
+        anchored.note_lead(count, prompt_tokens)
         if count.profile is None or count.role == "user":
             # Of a prompt with another end some templates leave out the system messages: true of it, and of no other.
             _has_added(calibrations.of(count.basis), count, prompt_tokens)
-            Anchored(calibrations, count.basis).learn(count, prompt_tokens)
+            anchored.learn(count, prompt_tokens)
         self._note_anchor(target_key, count, prompt_tokens)
         return True
 

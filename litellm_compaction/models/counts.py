@@ -114,7 +114,9 @@ def holding(count: Count, known: Sequence[Count]) -> Count:
     known_tokens = sum(part.tokens for part in known)
     rest_tokens = max(0.0, rest_raw_tokens) * max(1.0, count.tokens / count.raw_tokens)
     tokens = known_tokens + ceil(rest_tokens)
-    wrong_tokens = sum(part.tokens * part.error_ratio for part in known) + rest_tokens * count.error_ratio
+    # The doubt of a count with an anchor lies in what is behind that, which may be all of the rest.
+    rest_error_ratio = max(count.error_ratio, count.text_error_ratio)
+    wrong_tokens = sum(part.tokens * part.error_ratio for part in known) + rest_tokens * rest_error_ratio
     if tokens + wrong_tokens >= count.tokens * (1 + count.error_ratio):
         return count
     ratio = min(1.0, tokens / count.tokens)

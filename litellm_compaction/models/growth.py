@@ -68,6 +68,8 @@ _WHOLE_RATIO, _WHOLE_TOKENS = 0.08, 60.0
 _TOOLS_RATIO, _TOOLS_DOUBT = 0.6, 0.3
 # In standard deviations.
 _OUTLIER = 3.0
+# Numbers that a fit of fewer is not trusted for what it has not seen.
+_SETTLED = 6
 # The oldest are forgotten some at a time, since fitting anew takes 1 ms.
 _KEPT, _FORGOTTEN = 48, 12
 _SIZE = len(_USUAL)
@@ -171,6 +173,11 @@ class Growths:
         learned, self._samples, self._fit = self._samples, [], _PRIOR
         found = [row for row in (rows if isinstance(rows, list) else ())[-_KEPT:] if _is_row(row)]
         self._add([*(_Sample(Profile(*row[:_SIZE]), *row[_SIZE:]) for row in found), *learned])
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether it has seen so many messages that their doubt is one."""
+        return len(self._samples) >= _SETTLED
 
     @property
     def is_empty(self) -> bool:

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from litellm_compaction.core.messages import JsonValue, Request, parse_message
 from litellm_compaction.models import measures, tokenizers
 from litellm_compaction.models.counter import Count, TokenCounter
+from litellm_compaction.models.counts import holding
 from litellm_compaction.models.families import Family, family_of
 
 # Counted with cl100k, whose tokens are not the model's own.
@@ -280,6 +281,27 @@ async def test_what_was_never_confirmed_keeps_the_wide_promise() -> None:
         counter.learn("t", short, round(short.raw_tokens * 0.8))
     long = await counter.count("t", STAND_IN, request(user(PROSE * 300)))
     assert long.tokens * (1 + long.error_ratio) >= long.raw_tokens * 1.15
+
+
+@pytest.mark.parametrize("ratio", [0.6, 0.7, 0.8, 0.95])
+async def test_a_factor_below_one_lets_no_other_text_through(ratio: float) -> None:
+    """However often it was seen: the next prompt may be of a kind that the stand-in counts right."""
+    counter = TokenCounter()
+    for number in range(6):
+        made = await counter.count("t", STAND_IN, request(user(f"{number} " + PROSE * (80 + number))))
+        counter.learn("t", made, round(made.raw_tokens * ratio))
+    other = await counter.count("t", STAND_IN, request(user(PROSE.replace("brown", "white") * 70)))
+    assert other.tokens < 1.1 * ratio * other.raw_tokens
+    assert other.tokens + other.margin_tokens >= other.raw_tokens
+
+
+async def test_the_rest_of_a_prompt_is_as_doubtful_as_text_nobody_has_counted() -> None:
+    """A count by its prefix is sure of that alone: what is behind it is what other known texts leave in doubt."""
+    made = await TokenCounter().count("t", STAND_IN, request(user(PROSE * 100)))
+    known = replace(made, tokens=1000, raw_tokens=1000.0, overhead_tokens=0, error_ratio=0.02)
+    whole = replace(made, tokens=2000, raw_tokens=2000.0, error_ratio=0.02, text_error_ratio=0.35)
+    assert holding(replace(whole, error_ratio=0.5, text_error_ratio=0.5), [known]).error_ratio == pytest.approx(0.26)
+    assert holding(replace(whole, error_ratio=0.3), [known]).error_ratio == pytest.approx(0.185)
 
 
 async def test_another_script_does_not_make_english_cheap() -> None:

@@ -116,3 +116,40 @@ async def test_something_else_that_is_missing_explains_nothing(missing_ratio: fl
     assert not calibration.lacks(2040, 1000.0, 900.0)
     assert calibration.lacks(2200, 1000.0, 1100.0)
     assert calibration.lacks(2000, 1000.0, 900.0)
+
+
+@pytest.mark.parametrize("family", LEAVING_OUT, ids=lambda family: family.template)
+async def test_a_number_without_it_is_no_base_for_a_prompt_with_it(family: Any) -> None:
+    """A prompt that ends with the user's word has it, though all that is known of its beginning has not.
+
+    Overflows of 34 and 155 tokens in replayed conversations (2026-11-22): a compacted one began with a tool's result.
+    """
+    counter, exact = TokenCounter(), TokenCounter()
+    *before, last = session("user", "tool", "tool", "tool", "user", rules=RULES[:1200])
+    for request in before[1:]:
+        made = await counter.count("t", UNKNOWN, request)
+        counter.take_over_exact("t", made, (await exact.count("t", family, request)).tokens)
+    truth = (await exact.count("t", family, last)).tokens
+    made = await counter.count("t", UNKNOWN, last)
+    assert made.anchor is not None
+    assert made.anchor.role == "tool"
+    assert truth <= made.tokens + made.margin_tokens
+
+
+async def test_who_has_rendered_it_before_another_end_is_not_doubted() -> None:
+    """The number of one turn of tools shows that; without it the user's next word is in doubt by all of it."""
+    doubts: dict[str, float] = {}
+    family = family_of("qwen3", "qwen3-8b")
+    exact = TokenCounter()
+    first, *others, last = session("user", "tool", "tool", "user")
+    for name, learned in {"shown": [first, *others], "unknown": others}.items():
+        counter = TokenCounter()
+        for request in learned:
+            made = await counter.count("t", UNKNOWN, request)
+            counter.take_over_exact("t", made, (await exact.count("t", family, request)).tokens)
+        made = await counter.count("t", UNKNOWN, last)
+        assert made.anchor is not None
+        assert made.anchor.role == "tool"
+        doubts[name] = made.error_ratio * made.tokens
+    assert doubts["shown"] < 200
+    assert doubts["unknown"] - doubts["shown"] > 900
