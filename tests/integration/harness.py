@@ -145,10 +145,14 @@ def free_port() -> int:
 def write_config(
     folder: Path, models: list[dict[str, Any]], settings: Mapping[str, Any] | None, **sections: Any
 ) -> Path:
-    """A config.yaml; `settings` None leaves the callback out."""
+    """A config.yaml; `settings` None leaves the callback out.
+
+    As in the shipped one LiteLLM asks no server for tokenizers: where there is none, it tries for 48 s for each stream
+    of a Llama model, and nobody is served meanwhile (1.106.2, measured 2026-11-22).
+    """
     general = {"master_key": "os.environ/LITELLM_MASTER_KEY", **sections.pop("general_settings", {})}
     config: dict[str, Any] = {"model_list": models, "general_settings": general}
-    litellm_settings = dict(sections.pop("litellm_settings", {}))
+    litellm_settings = {"disable_hf_tokenizer_download": True, **sections.pop("litellm_settings", {})}
     if settings is not None:
         litellm_settings["callbacks"] = ["litellm_compaction.handler", *litellm_settings.pop("callbacks", [])]
         config["callback_settings"] = {"litellm_compaction": dict(settings)}
