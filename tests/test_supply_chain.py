@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
 
+from tools import lock
 from tools.lock import changes, main, read, told, without_places
 
 ROOT = Path(__file__).parents[1]
@@ -164,3 +167,70 @@ def test_places_are_left_out() -> None:
     """A lock that was made behind a mirror says nothing of it."""
     places = "--index-url https://mirror.example/simple\n--extra-index-url file:///wheels\n--find-links /wheels\n"
     assert without_places(f"{places}-i x\na==1 \\\n    --hash={A}\n") == f"a==1 \\\n    --hash={A}\n"
+
+
+def _index(monkeypatch: pytest.MonkeyPatch, alone: str, whole: str | None) -> list[str]:
+    """An index that has `alone` as the newest LiteLLM, and `whole` as all that resolves; what it is asked."""
+    asked: list[str] = []
+
+    def resolved(arguments: Sequence[str], given: str) -> str:
+        asked.append(given)
+        if "--no-deps" in arguments:
+            return f"litellm=={alone}\n"
+        if whole is None:
+            raise subprocess.CalledProcessError(1, "uv", stderr="x needs y, and y is not there")
+        return whole
+
+    monkeypatch.setattr(lock, "resolved", resolved)
+    return asked
+
+
+def _locked_litellm() -> str:
+    [version] = read(LOCKS["run"])["litellm"]
+    return version
+
+
+def test_nothing_is_written_where_the_newest_is_what_the_lock_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """CI then has nothing more to run; what only the tests need does not count."""
+    out = tmp_path / "newest.txt"
+    _index(monkeypatch, _locked_litellm(), LOCKS["run"] + f"pytest==99 \\\n    --hash={A}\n")
+    assert main(["newest", str(out)]) == 0
+    assert not out.exists()
+    assert f"What resolves today is what the lock has (LiteLLM {_locked_litellm()})." in capsys.readouterr().out
+
+
+def test_a_newer_litellm_that_resolves_is_written_with_its_hashes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """CI installs that file; a place of the index does not get into it."""
+    out = tmp_path / "newest.txt"
+    newer = LOCKS["run"].replace(f"litellm=={_locked_litellm()} ", "litellm==1.109.9 ")
+    _index(monkeypatch, "1.109.9", "--index-url https://mirror.example/simple\n" + newer)
+    assert main(["newest", str(out)]) == 0
+    assert capsys.readouterr().out == f"changed  litellm {_locked_litellm()} -> 1.109.9\n"
+    assert "mirror" not in out.read_text(encoding="utf-8")
+    assert list(read(out.read_text(encoding="utf-8"))["litellm"]) == ["1.109.9"]
+
+
+def test_a_newest_litellm_whose_pins_the_index_lacks_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The next one that resolves is taken; where none does, nothing is written and CI goes on."""
+    out = tmp_path / "newest.txt"
+    _index(monkeypatch, "1.109.9", LOCKS["run"])
+    assert main(["newest", str(out)]) == 0
+    assert "LiteLLM 1.109.9 is the newest within the bounds; the index lacks what it pins." in capsys.readouterr().out
+    _index(monkeypatch, "1.109.9", None)
+    assert main(["newest", str(out)]) == 0
+    assert "y is not there" in capsys.readouterr().out
+    assert not out.exists()
+
+
+def test_a_litellm_that_is_named_is_what_is_resolved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that CI can be run with another than the newest."""
+    asked = _index(monkeypatch, "1.105.0", LOCKS["run"].replace(f"litellm=={_locked_litellm()} ", "litellm==1.105.0 "))
+    assert main(["newest", str(tmp_path / "newest.txt"), "--litellm", "1.105.0"]) == 0
+    assert all("litellm==1.105.0\n" in given for given in asked)
+    assert (tmp_path / "newest.txt").stat().st_size

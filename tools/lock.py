@@ -3,6 +3,7 @@
     python tools/lock.py make                   # asks the index anew, writes locks/*.txt, says what changed
     python tools/lock.py compare OLD NEW        # of two files; OLD may be REVISION:locks/run.txt
     python tools/lock.py newest OUT             # what an installation without a lock gets today, if it differs
+    python tools/lock.py newest OUT --litellm 1.105.0   # what it gets beside this LiteLLM
 
 `locks/run.txt` is what the proxy needs, `locks/test.txt` that and the tests, `locks/engine.txt` a real engine for the
 tests that run on one, and `locks/installer.txt` the program that installs them (tools/install.py). Each package stands
@@ -52,12 +53,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     compare.add_argument("new")
     newest = commands.add_parser("newest")
     newest.add_argument("out", type=Path)
+    newest.add_argument("--litellm", default="", metavar="VERSION")
     chosen = parser.parse_args(arguments)
     if chosen.command == "make":
         return make()
     if chosen.command == "compare":
         return told(changes(read(text_of(chosen.old)), read(text_of(chosen.new))))
-    return resolve_newest(chosen.out)
+    return resolve_newest(chosen.out, chosen.litellm)
 
 
 def read(text: str) -> Lock:
@@ -134,11 +136,18 @@ def _write(path: Path, text: str) -> int:
     return told(changes(read(old), read(new)))
 
 
-def resolve_newest(out: Path) -> int:
-    """Writes what pyproject.toml's own bounds lead to today, unless the lock is just that."""
-    newest = _version(resolved(["-", "--no-deps"], _bound("litellm") + "\n"), "litellm")
+def resolve_newest(out: Path, litellm: str = "") -> int:
+    """Writes what pyproject.toml's own bounds lead to today, unless the lock is just that.
+
+    Args:
+        out: left alone where there is nothing to write.
+        litellm: the version to try; "" for the newest that resolves.
+    """
+    wanted = f"litellm=={litellm}\n" if litellm else ""
+    newest = _version(resolved(["-", "--no-deps"], wanted or _bound("litellm") + "\n"), "litellm")
+    sources = ["pyproject.toml", "-", "--extra", "test", "--generate-hashes"]
     try:
-        text = without_places(resolved(["pyproject.toml", "-", "--extra", "test", "--generate-hashes"], _builder()))
+        text = without_places(resolved(sources, _builder() + wanted))
     except subprocess.CalledProcessError as error:
         print(f"The index resolves no LiteLLM within the bounds of pyproject.toml:\n{error.stderr[-2000:]}")
         return 0
