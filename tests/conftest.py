@@ -1,4 +1,4 @@
-"""Hypothesis profiles, and which files are run by the same process, in which order.
+"""Hypothesis profiles, which files are run by the same process, in which order, and which of them are slow.
 
 The profile `ci` always tries the same examples, `deep` (HYPOTHESIS_PROFILE=deep) many random ones.
 """
@@ -6,7 +6,7 @@ The profile `ci` always tries the same examples, `deep` (HYPOTHESIS_PROFILE=deep
 from __future__ import annotations
 
 import os
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any
 
 import pytest
@@ -54,6 +54,32 @@ _LONGEST = (
     "test_compact",
     "test_counter",
 )
+
+
+# What `-m "not slow"` leaves out beside the tests that are marked `proxy`: folders and files of `tests`.
+_SLOW_PLACES = (
+    "integration/",
+    "real_engine/",
+    "security/",
+    "cli/test_children.py",
+    "core/test_continuation_seeded.py",
+    "engine/test_long_conversations.py",
+    "engine/test_strategies.py",
+    "library/test_example.py",
+    "models/test_hub.py",
+    "models/test_sources.py",
+    "models/test_vocabularies.py",
+    "proxy/test_restart_seeded.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks what is not for every few minutes of work."""
+    tests = Path(__file__).parent
+    for item in items:
+        place = item.path.relative_to(tests).as_posix() if item.path.is_relative_to(tests) else ""
+        if item.get_closest_marker("proxy") is not None or place.startswith(_SLOW_PLACES):
+            item.add_marker(pytest.mark.slow)
 
 
 class _TogetherScheduling(LoadFileScheduling):  # type: ignore[misc] # pytest-xdist's types are not exported

@@ -114,6 +114,14 @@ class Group:
         return entry
 
 
+# Groups whose pruning model is given up, by strategy and window.
+LATE = {
+    f"late-{strategy}-{window}": Group(f"late-{strategy}-{window}", window, compaction={"strategy": strategy})
+    for strategy in ("summary", "prune", "handoff")
+    for window in (8192, 16384)
+}
+
+
 @dataclass
 class Watch:
     """What one simulator has seen since the watch began."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.bench import OPEN, THINKING_KEY, Bench, Group, open_bench
+from tests.integration.bench import LATE, OPEN, THINKING_KEY, Bench, Group, open_bench
 from tests.integration.plain_server import PlainServer, plain_entries, serve_plain
 from tests.integration.routes import Servers, open_routes, serve_others
 from tests.integration.rows import Rows
@@ -92,7 +92,14 @@ def permissive(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     """
     with open_bench(
         _folder(tmp_path_factory),
-        [Group("local"), Group("late"), Group("opted", guarded=False), Group("cold", None), *_SABOTAGED],
+        [
+            Group("local"),
+            Group("late"),
+            *LATE.values(),
+            Group("opted", guarded=False),
+            Group("cold", None),
+            *_SABOTAGED,
+        ],
         {
             "oversized_tool_result": "excerpt",
             "oversized_user_message": "excerpt",

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from litellm_compaction.simulator import ChatCall, Fault, Gate, Reply
-from tests.integration.bench import Bench, answers, is_summary_call
+from tests.integration.bench import LATE, Bench, answers, is_summary_call
 from tests.integration.conversations import ONE_ROUND, answered, prose, talk, tool_round, tools
-from tests.integration.validity import text_of
+from tests.integration.validity import problems, text_of
 
 pytestmark = pytest.mark.proxy
 
@@ -393,6 +393,37 @@ def test_late_summariser_is_given_up(permissive: Bench, stream: bool) -> None:
     assert len(watch.chats) == 1
     assert {record.outcome for record in watch.summaries} == {"disconnected"}
     assert permissive.proxy.expect_logged(r"fallback model=late .* reason=timeout", 1 + stream)
+
+
+def test_late_summariser_is_given_up_by_every_strategy(permissive: Bench) -> None:
+    """In both windows: one that fits is made without the model, and the next turn sends the same bytes."""
+    with ThreadPoolExecutor(len(LATE)) as pool:
+        found = dict(zip(LATE, pool.map(lambda name: _given_up(permissive, name), LATE), strict=True))
+    assert {name: wrong for name, wrong in found.items() if wrong} == {}
+
+
+def _given_up(bench: Bench, name: str) -> list[str]:
+    """What is wrong with two turns in front of a model that never gives a record."""
+    window = bench.groups[name].window or 0
+    watch = bench.watch(name, answers(Reply(gate=Gate())))
+    messages = talk(f"given up by {name}", window)
+    later = answered(messages, "Understood.", "Go on then.")
+    first, calls = bench.proxy.chat(name, messages), len(watch.summaries)
+    second = bench.proxy.chat(name, later)
+    done = [(answer.status_code, answer.headers.get("x-litellm-compaction")) for answer in (first, second)]
+    if done != [(200, "compacted"), (200, "reused")] or len(watch.chats) != 2:
+        return [f"answers {done}, {len(watch.chats)} requests"]
+    found = watch.problems(messages, 0) + problems(later, watch.sent(1))
+    if watch.sent(1)[: len(watch.sent(0))] != watch.sent(0) or not 1 <= calls == len(watch.summaries) <= 4:
+        found.append(f"not the same bytes, or another call: {calls}, {len(watch.summaries)}")
+    if watch.chats[0].prompt_tokens > 0.7 * int(first.headers["x-litellm-compaction-tokens-before"]):
+        found.append(f"{watch.chats[0].prompt_tokens} tokens are left")
+    if watch.sent(0)[-5:] != messages[-5:]:
+        found.append("the recent messages are not there")
+    if {record.outcome for record in watch.summaries} != {"disconnected"}:
+        found.append("a summary goes on")
+    told = bench.proxy.expect_logged(rf"fallback model={name} .* reason=timeout")
+    return found if all(f" calls={calls} " in line for line in told) else [*found, *told]
 
 
 def test_failed_summary_is_not_asked_for_again_next_turn(guarded: Bench) -> None:

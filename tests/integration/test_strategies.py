@@ -1,7 +1,7 @@
 """The strategy matrix through a real proxy: promises P1 to P5 whatever the pruning model answers, in two windows.
 
-One test asks all cells at once, so that those that wait for the time limit wait together; it prints the table. What
-only one strategy promises comes behind it.
+One test asks all cells at once and prints the table. What only one strategy promises comes behind it. A pruning model
+that never answers is tried where the time limit is short, in `test_promises.py`: here none may be reached.
 """
 
 from __future__ import annotations
@@ -27,11 +27,9 @@ pytestmark = pytest.mark.proxy
 
 WINDOWS = (8192, 16384)
 STRATEGIES = ("summary", "prune", "handoff")
-# The one that waits begins first.
-KINDS = ("slow", "good", "fenced", "thinking", "invalid", "wrong types", "orphans", "echo", "empty", "500")
+KINDS = ("good", "fenced", "thinking", "invalid", "wrong types", "orphans", "echo", "empty", "500")
 RECORD = "### Current state\nStep 3 was settled in src/parser.py:42."
 REFUSAL = "I'm sorry, but I can't help with that."
-TIME_LIMIT_S = 20.0
 _NAME = re.compile(r"cell-(\w+)-(\d+)-(\w+)")
 
 
@@ -63,8 +61,8 @@ class Outcome:
 
 def expected(cell: Cell) -> tuple[str, str]:
     """The rung that has to come of it, and why it was not the strategy's own."""
-    if cell.kind in ("empty", "slow", "500"):
-        return "truncate", {"empty": "empty", "slow": "timeout", "500": "error"}[cell.kind]
+    if cell.kind in ("empty", "500"):
+        return "truncate", {"empty": "empty", "500": "error"}[cell.kind]
     if cell.strategy == "prune":
         # A summary may be within reach of a model that is not up to an edit plan.
         return ("summary", "invalid") if cell.kind in ("invalid", "wrong types", "echo") else ("prune", "")
@@ -80,7 +78,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     prompt.write_text("You write the record that the OPERATOR wants, in {words} words.", encoding="utf-8")
     # No shared context and no admission: what becomes of a cell depends on no other.
     groups = [Group(str(window), window, simulator={"unified_kv": False}) for window in WINDOWS]
-    own = {"window_cache_s": 600, "summary_timeout_s": TIME_LIMIT_S, "admission": "off", "clear_tool_results": False}
+    own = {"window_cache_s": 600, "summary_timeout_s": 600, "admission": "off", "clear_tool_results": False}
     with open_bench(
         folder,
         groups,
@@ -108,8 +106,8 @@ def _model(call: ChatCall) -> Reply | None:
     if strategy == "prune" and not plan and kind in ("invalid", "wrong types", "echo"):
         return Reply(RECORD)
     good = plan or RECORD
-    if kind in ("slow", "500"):
-        return Reply(good, delay_ms=60_000) if kind == "slow" else Reply(fault=Fault("500"))
+    if kind == "500":
+        return Reply(fault=Fault("500"))
     if kind == "thinking":
         return Reply(f'<think>Perhaps {{"drop": [1]}}?</think>\n{good}', reasoning="Let me see.")
     return Reply(
