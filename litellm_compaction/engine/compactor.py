@@ -6,11 +6,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import math
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Hashable, Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from datetime import datetime
 from typing import Literal, NamedTuple
@@ -54,8 +55,13 @@ _ASKING: frozenset[Way] = frozenset(("turn",))
 _COMPACTED_BEFORE_RATIO = 0.25
 # A shorter end of an answer would not tell the model where it stopped.
 _LEAST_TAIL_TOKENS = 48
-# Tenants with small conversations that were compacted because somebody wanted it.
+# Tenants of which is known whether a small conversation of theirs was compacted, because a client wanted it.
 _MAX_WANTED = 4096
+_WANTED_FACT = "wanted"
+# So long a tenant without any counts as such: another process may be asked for its first.
+_UNWANTED_S = 1.0
+# A store that does not answer delays nobody again soon.
+_STORE_SILENT_S, _STORE_TIMEOUT_S = 30.0, 2.0
 # Of what a compaction leaves, this much may be the verbatim end of the answer that is being carried over.
 _PARTIAL_TAIL_RATIO = 0.35
 
@@ -99,10 +105,10 @@ class Compactor:
         self._reporter = Reporter(observers, clock=clock, wall_clock=wall_clock)
         sent = SentPrompts()
         asker = Asker(windows=windows, counter=counter, sources=self.sources, sent=sent)
-        self._wall_clock = wall_clock
+        self._clock, self._wall_clock = clock, wall_clock
         self._maker = Maker(asker=asker, store=store, clock=clock)
         self._compactions: Flights[_Flown] = Flights()
-        self._wanted: OrderedDict[str, None] = OrderedDict()
+        self._wanted_until_s: OrderedDict[str, float] = OrderedDict()
         self._lessons = Lessons(counter=counter, store=store, clock=clock)
         self._scales = Scales(windows=windows, counter=counter, sources=self.sources, clock=clock)
         self._outgoing = Outgoing(scales=self._scales, sent=sent)
@@ -158,7 +164,7 @@ class Compactor:
         """
         self._lessons.recall(case.target.key)
         work = await self._scales.weigh(request, case)
-        if _is_small(work) and not case.is_wanted and case.scope not in self._wanted:
+        if _is_small(work) and not case.is_wanted and not await self._has_small_ones(case.scope):
             return self._outgoing.unchanged(work)
         work = await _hashed(work)
         stored = await self._find(case.scope, work.conversation.hashes)
@@ -232,7 +238,7 @@ class Compactor:
         await self._maker.keep(work, made)
         if work.case.now:
             work.case.attempts.has_compacted = True
-            self._remember_wanted(work.case.scope)
+            await self._remember_wanted(work.case.scope)
         outcome: EventOutcome = "fallback" if made.compaction.rung == "truncate" else "compacted"
         if flown.work is not work or flown.is_found:
             self._reporter.applied(work, "reused", guarded, made.kept)
@@ -252,7 +258,7 @@ class Compactor:
         if isinstance(decision, Edit) or (isinstance(decision, Summarize) and decision.provisional):
             # No model is asked.
             return _Flown(work, await self._maker.make(work, decision))
-        async with room.for_summary(work.window, work.count.tokens) if room is not None else nullcontext():
+        async with room.for_summary(work.window, work.count.tokens) if room is not None else contextlib.nullcontext():
             found = await self._made_meanwhile(pending)
             if found is not None:
                 return _Flown(work, found, is_found=True)
@@ -440,12 +446,34 @@ class Compactor:
         budget = replace(work.budget, is_wanted=True) if work.case.is_wanted else work.budget
         return plan(work.conversation, budget, work.case.depth, stored, work.count_text)
 
-    def _remember_wanted(self, scope: str) -> None:
-        """From now on small conversations of this tenant are looked up, too: one of them has been compacted."""
-        self._wanted[scope] = None
-        self._wanted.move_to_end(scope)
-        while len(self._wanted) > _MAX_WANTED:
-            self._wanted.popitem(last=False)
+    async def _has_small_ones(self, scope: str) -> bool:
+        """Whether small conversations of this tenant are looked up, too: one of them has been compacted.
+
+        By another process, or before a restart, as well; asked once a second at most, and of memory where it has.
+        """
+        until_s = self._wanted_until_s.get(scope, -math.inf)
+        if until_s <= self._clock():
+            try:
+                found = await asyncio.wait_for(self._store.get_fact(scope, _WANTED_FACT), _STORE_TIMEOUT_S)
+                until_s = math.inf if found is not None else self._clock() + _UNWANTED_S
+            except Exception:  # noqa: BLE001 - the store tells its own troubles; the request is small
+                until_s = self._clock() + _STORE_SILENT_S
+            # What this process has made meanwhile is known better.
+            until_s = max(until_s, self._wanted_until_s.get(scope, until_s))
+            self._note_wanted(scope, until_s)
+        return until_s == math.inf
+
+    async def _remember_wanted(self, scope: str) -> None:
+        """Before the answer begins: the next turn may come to another process."""
+        self._note_wanted(scope, math.inf)
+        with contextlib.suppress(Exception):
+            await asyncio.wait_for(self._store.put_fact(scope, _WANTED_FACT, "1"), _STORE_TIMEOUT_S)
+
+    def _note_wanted(self, scope: str, until_s: float) -> None:
+        self._wanted_until_s[scope] = until_s
+        self._wanted_until_s.move_to_end(scope)
+        while len(self._wanted_until_s) > _MAX_WANTED:
+            self._wanted_until_s.popitem(last=False)
 
     async def _decide(self, work: Work, stored: Sequence[Compaction], *, shorten: bool = True) -> Guarded | Pending:
         decision = self._plan(work, stored)

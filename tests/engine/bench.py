@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -67,8 +68,15 @@ class RecordingStore(MemoryStore):
     def __init__(self) -> None:
         super().__init__(ttl_s=3600, max_bytes=10_000_000)
         self.finds = 0
+        self.facts_read = 0
         self.kept: list[tuple[str, Compaction]] = []
         self.broken = False
+
+    async def get_fact(self, scope: str, key: str) -> str | None:
+        self.facts_read += key == "wanted"
+        if self.broken:
+            raise StoreError("the store is down")
+        return await super().get_fact(scope, key)
 
     async def find(self, scope: str, hashes: Sequence[str]) -> list[Compaction]:
         self.finds += 1
@@ -119,6 +127,16 @@ class FakeAsk:
         return SummaryAnswer(text=self.answer)
 
 
+@dataclass
+class Clock:
+    """Seconds, as a test has them."""
+
+    now_s: float = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
 async def _loads_nothing() -> None:
     return
 
@@ -132,6 +150,7 @@ class Bench:
     store: RecordingStore = field(default_factory=RecordingStore)
     ask: FakeAsk = field(default_factory=FakeAsk)
     events: list[Event] = field(default_factory=list)
+    clock: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
         self.compactor = Compactor(
@@ -139,6 +158,7 @@ class Bench:
             counter=self.counter,
             store=self.store,
             observers=[self.events.append],
+            clock=self.clock,
             wall_clock=lambda: NOW_S,
         )
 

@@ -11,7 +11,7 @@ from litellm_compaction.core.prompts import FRAME_END
 from litellm_compaction.engine import Guarded
 from litellm_compaction.errors import SummaryFailed
 from tests.core.conversations import JsonDict, agent_run, assistant, chat, user
-from tests.engine.bench import SUMMARY, Bench, FakeAsk, sent
+from tests.engine.bench import SUMMARY, Bench, Clock, FakeAsk, RecordingStore, sent
 from tests.engine.test_open_round import DROP_ALL
 
 WINDOW = 32_768
@@ -36,6 +36,37 @@ async def test_it_is_compacted_far_below_the_trigger(strategy: str) -> None:
     assert again.action == "reused"
     assert sent(later, again)[: len(first)] == first
     assert len(bench.ask.prompts) == 1
+
+
+@pytest.mark.parametrize("strategy", ["summary", "prune", "handoff"])
+async def test_it_holds_for_another_process_and_after_a_restart(strategy: str) -> None:
+    """As any other compaction: whoever shares the store sends the same bytes, and asks no model."""
+    store, clock = RecordingStore(), Clock()
+    first = Bench(store=store, ask=FakeAsk(DROP_ALL if strategy == "prune" else SUMMARY))
+    # One worker has served this tenant just before, one starts later.
+    other = Bench(store=store, clock=clock)
+    assert (await other.guard(SMALL, WINDOW, strategy=strategy)).action == "none"
+    shown = sent(SMALL, await wanted(first, SMALL, strategy=strategy))
+    later = [*SMALL, assistant("An answer."), user("Go on.")]
+    clock.now_s += 1.0
+    for bench in (other, Bench(store=store)):
+        guarded = await bench.guard(later, WINDOW, strategy=strategy)
+        assert guarded.action == "reused"
+        assert sent(later, guarded)[: len(shown)] == shown
+        assert bench.ask.prompts == []
+        # What begins otherwise is not its business.
+        other_talk = [SMALL[0], user("Something else."), *later[2:]]
+        assert (await bench.guard(other_talk, WINDOW, strategy=strategy)).action == "none"
+    assert (await Bench(store=store).guard(later, WINDOW, strategy=strategy, scope="others")).action == "none"
+
+
+async def test_a_store_that_is_down_costs_a_small_request_one_look() -> None:
+    """It goes on as it came; the next ones of half a minute do not even ask."""
+    bench = Bench(clock=Clock())
+    bench.store.broken = True
+    for _ in range(20):
+        assert (await bench.guard(SMALL, WINDOW)).action == "none"
+    assert bench.store.facts_read == 1
 
 
 async def test_a_second_look_at_the_same_request_makes_no_second_one() -> None:
