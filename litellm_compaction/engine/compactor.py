@@ -211,8 +211,7 @@ class Compactor:
 
     async def _within_todays_window(self, work: Work, guarded: Guarded, room: Room | None) -> Guarded:
         """`guarded`, made anew where the model has been loaded with a smaller window while it was made."""
-        window = await self._scales.window(work.case)
-        if window.tokens >= guarded.window.tokens:
+        if not await self.has_shrunk(work.case, guarded):
             return guarded
         again = await self.guard(work.request, work.case, room)
         if work.is_shortened and again.messages is None:
@@ -385,6 +384,14 @@ class Compactor:
         if "prefill" in prospect.ways:
             return replace(guarded, messages=sent, way="prefill")
         return await self.carry_over(prospect.request, prospect.partial, case, room)
+
+    async def has_shrunk(self, case: Case, guarded: Guarded) -> bool:
+        """Whether the window is smaller than what is about to be sent was made for: it may have waited for its turn.
+
+        Raises:
+            WindowUnknown, ModelNotLoaded: as `guard`.
+        """
+        return (await self._scales.window(case)).tokens < guarded.window.tokens
 
     async def learn_way(self, case: Case, way: Way, outcome: Outcome) -> None:
         """Takes note of how an answer that was carried over has begun; arguments as `GoingOn.learn`."""

@@ -46,8 +46,12 @@ async def guarded_in_room(
     """
     room = compactor.room(case)
     try:
-        guarded = await compacted(compactor, await compactor.prepare(request, case), room)
-        limit = await room.take(guarded, guarded.max_output_tokens(asked_tokens), is_watched=is_watched)
+        while True:
+            guarded = await compacted(compactor, await compactor.prepare(request, case), room)
+            limit = await room.take(guarded, guarded.max_output_tokens(asked_tokens), is_watched=is_watched)
+            if not await compactor.has_shrunk(case, guarded):
+                # Else the model has been loaded with a smaller window while it waited for its turn.
+                break
     except BaseException:
         # A client that leaves during the summary, too: nothing else would end what it holds.
         room.leave()

@@ -128,7 +128,16 @@ class Answer:
             guarded = prepared
             if guarded.action == "compacted" and (notice := self._one.notice(f"{START_NOTICE}\n{DONE_NOTICE}\n\n")):
                 yield notice
+        relay: Relay | None = None
         while True:
+            try:
+                guarded = await self._seated(guarded)
+            except CompactionError:
+                if relay is None or not self._progress.delivered:
+                    raise
+                for chunk in self._closing(guarded, relay):
+                    yield chunk
+                return
             self._listener.sent(self._case, guarded)
             relay = Relay(
                 self._progress,
@@ -187,6 +196,27 @@ class Answer:
             guarded = again
         for chunk in self._ending(relay):
             yield chunk
+
+    async def _seated(self, guarded: Guarded) -> Guarded:
+        """What to send as soon as there is room for it; made anew where the window has become smaller meanwhile.
+
+        Raises:
+            Overloaded: there was no room in time.
+            DoesNotFit, WindowUnknown, ModelNotLoaded: as the engine.
+        """
+        if self._room is None:
+            return guarded
+        while True:
+            limit = guarded.max_output_tokens(self._output_tokens_left())
+            await self._room.take(guarded, limit, is_watched=self._is_watched)
+            if not await self._compactor.has_shrunk(self._case, guarded):
+                return guarded
+            if guarded.way is None:
+                guarded = await self._compactor.guard(self._asked.request, self._case, self._room)
+            else:
+                guarded = await self._compactor.carry_over(
+                    self._asked.request, self._partial(), self._case, self._room, ways=self._ways
+                )
 
     async def _part(self, guarded: Guarded, relay: Relay) -> AsyncGenerator[Chunk, None]:
         """One upstream stream; `relay.end` says how it ended.

@@ -12,6 +12,7 @@ import pytest
 
 from litellm_compaction.engine import Guarded, Room
 from litellm_compaction.errors import CompactionError, DoesNotFit, Overloaded
+from litellm_compaction.models.window import Target, Window
 from litellm_compaction.proxy.held_room import guarded_in_room
 from tests.engine.bench import settled
 from tests.integration.conversations import prose, talk
@@ -206,3 +207,25 @@ async def test_an_answer_whose_share_was_too_small_goes_on_with_the_double() -> 
         room.was_cut(is_spent=is_spent)
         shares.append(room._reserve_tokens(guarded))
     assert shares == [shares[0], 2 * shares[0], 4 * shares[0]]
+
+
+async def test_a_request_that_waited_fits_the_window_of_its_turn() -> None:
+    """The model has been loaded with a smaller one meanwhile."""
+    scene = _scene(admission_timeout_s=600)
+    stream = await asyncio.ensure_future(_response(scene, "stream"))
+    windows, loaded = scene.compactor.windows, [2048]
+    resolve = windows.resolve
+
+    async def reloaded(target: Target, *, fresh: bool = False) -> Window:
+        return replace(await resolve(target, fresh=fresh), tokens=loaded[0])
+
+    windows.resolve = reloaded  # type: ignore[method-assign]
+    asking = guarded_in_room(scene.compactor, scene.request, scene.case, None, is_watched=True)
+    waiting = asyncio.ensure_future(asking)
+    await settled()
+    loaded[0] = 1600
+    del stream
+    gc.collect()
+    guarded, limit, _ = await asyncio.wait_for(waiting, 60)
+    assert guarded.window.tokens == 1600
+    assert guarded.count.tokens + limit <= 1600

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from litellm_compaction.core.messages import ABORT_NOTICE, ATTEMPTS_NOTICE, DONE_NOTICE, START_NOTICE, Message
+from litellm_compaction.engine import Room
 from litellm_compaction.errors import overflow_from_text
 from litellm_compaction.events import CarryEvent
 from litellm_compaction.models.families import family_of
@@ -815,3 +816,51 @@ async def test_answered_request_is_never_told_as_refused(kind: str, is_whole: bo
     read = await scene.read()
     assert read.finish_reasons == ["stop" if kind == "short" else "length"]
     assert [event for event in told if not isinstance(event, CarryEvent)] == []
+
+
+async def _filled(scene: Scene) -> Room:
+    """The place of another answer that cannot be stopped and has all of the context."""
+    other = Scene([{"role": "user", "content": prose("other", 2500)}], [], window_tokens=scene.window_tokens)
+    guarded = await other.guarded()
+    room = scene.compactor.room(scene.case)
+    await room.take(replace(guarded, window=replace(guarded.window, parallel=4)), 300, is_watched=False)
+    return room
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+async def test_request_that_waited_fits_the_window_of_its_turn(is_whole: bool) -> None:
+    """The model has been loaded with a smaller one meanwhile: it is compacted for that, and nothing is cut."""
+    words, loaded = numbered_words(100), [4096]
+    turns = [Turn(reply=Reply(words))]
+    scene = _beside_others(Scene(talk("reloaded", 2200), turns, window_tokens=4096, is_whole=is_whole))
+    windows = scene.compactor.windows
+    resolve = windows.resolve
+
+    async def reloaded(target: Target, *, fresh: bool = False) -> Window:
+        return replace(await resolve(target, fresh=fresh), tokens=loaded[0])
+
+    windows.resolve = reloaded  # type: ignore[method-assign]
+    beside = await _filled(scene)
+    reading = asyncio.ensure_future(scene.read(room=scene.compactor.room(scene.case)))
+    await settled()
+    assert scene.server.opened == []
+    loaded[0] = 2048
+    beside.leave()
+    read = await asyncio.wait_for(reading, 60)
+    (opened,) = scene.server.opened
+    assert opened.prompt_tokens + opened.max_tokens <= 2048
+    assert (read.text.endswith(words), read.finish_reasons) == (True, ["stop"])
+
+
+async def test_answer_that_finds_no_room_to_go_on_ends_regularly() -> None:
+    """Its client has what was written, and reads that this is not all."""
+    text = numbered_words(900)
+    settings = {"admission_timeout_s": 0.05}
+    scene = _beside_others(Scene(SHORT, [Turn(reply=goes_on(text))], window_tokens=4096, settings=settings))
+    await _filled(scene)
+    read = await scene.read(room=scene.compactor.room(scene.case))
+    assert (read.finish_reasons, read.shape_problems()) == (["length"], [])
+    said, abort, _ = read.text.partition("\n\n⚠️")
+    assert text.startswith(said.rstrip())
+    assert len(said) > 1000
+    assert abort
