@@ -34,7 +34,7 @@ from litellm_compaction.proxy.overflowed import unread_overflow
 from litellm_compaction.proxy.proxy_secret import proxy_secret
 from litellm_compaction.proxy.refusals import Refusal, litellm_error_of, refusal_of, reworded
 from litellm_compaction.proxy.turns import Turns
-from litellm_compaction.proxy.wire import can_be_carried_over, with_details
+from litellm_compaction.proxy.wire import at_the_windows_end, can_be_carried_over, with_details
 from litellm_compaction.stores import open_store
 
 logger = logging.getLogger("litellm_compaction")
@@ -186,17 +186,18 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
         stream = response if hooked is None else hooked.chunks()
         try:
             async for chunk in with_heartbeat(stream, call, every_s=self._settings.heartbeat_s):
-                yield with_details(chunk, call.details)
+                told = with_details(chunk, call.details)
+                yield at_the_windows_end(told) if call.has_filled else told
         finally:
             if hooked is not None:
                 await stream.aclose()
             self._calls.close(request_data)
 
     async def async_post_call_success_hook(self, data: dict[str, Any], user_api_key_dict: Any, response: Any) -> Any:
-        """Carries an answer that was not streamed over the limit, and learns from its usage."""
+        """Carries an answer that was not streamed over the limit, and says where the window has ended it."""
         call = self._calls.get(data)
         if call is None or not call.is_hooked or not can_be_carried_over(data):
-            return None
+            return at_the_windows_end(response) if call is not None and call.has_filled else None
         hooked = self._gate.hooked_answer(_router(), call, response, data, stream=False)
         return await hooked.joined(response)
 

@@ -71,6 +71,7 @@ class Call:
         outlook: for the response's headers, which are sent before the answer.
         action: the strongest thing done for it: compacted, then reused, then none.
         details: what restarts cost beside its usage; None without any.
+        has_filled: whether its answer ends where the window does.
         on_restarts: is told the group and the number of restarts of its answer.
         turns, turn: the plots' memory, and what it holds of this request; None without a page.
     """
@@ -102,6 +103,7 @@ class Call:
     outlook: Outlook | None = None
     action: Action = "none"
     details: Mapping[str, Any] | None = None
+    has_filled: bool = False
     on_restarts: Callable[[str, int], None] | None = None
     turns: Turns | None = None
     turn: Turn | None = None
@@ -140,7 +142,7 @@ class Call:
         if self.tried not in ("", deployment):
             self.case = self.guarded = self.outlook = self.details = None
             self.action = "none"
-            self.is_carried = self.may_pause = False
+            self.is_carried = self.may_pause = self.has_filled = False
         self.tried = deployment
 
     def refused(self, error: CompactionError) -> None:
@@ -188,6 +190,10 @@ class Call:
         self.details = details
         if self.on_restarts is not None:
             self.on_restarts(self.group, details["restarts"])
+
+    def filled(self) -> None:
+        """Notes that the answer ends where the window does."""
+        self.has_filled = True
 
 
 def headers(outlook: Outlook, action: Action) -> dict[str, str]:

@@ -134,6 +134,9 @@ class Listener(Protocol):
     def restarted(self, details: Mapping[str, Any]) -> None:
         """The answer has ended after restarts, which cost `details`."""
 
+    def filled(self) -> None:
+        """The answer ends where its window does, and not because it was finished, or as long as its client wanted."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:

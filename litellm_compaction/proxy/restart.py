@@ -472,6 +472,7 @@ class Answer:
 
     def _closing(self, guarded: Guarded, relay: Relay) -> list[Chunk]:
         """No way out: everything that is held, the notice, a regular end."""
+        self._listener.filled()
         if self._progress.restarts >= self._case.settings.max_restarts and not relay.is_stuck:
             text = ATTEMPTS_NOTICE
             self._tell("attempts", guarded, relay)

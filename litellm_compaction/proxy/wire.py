@@ -5,7 +5,9 @@ The only place where untyped JSON is taken apart. Called by the gate and the str
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeGuard
 
@@ -31,6 +33,8 @@ _CHAT_KEYS = frozenset(
 _MOST_STOPS = 4
 # vLLM's words for a last message that goes on (its OpenAI-compatible server, "Chat API").
 GOES_ON: Mapping[str, Any] = {"continue_final_message": True, "add_generation_prompt": False}
+# Anthropic's stop reasons.
+_CLIENTS_LIMIT, _WINDOWS_END = "max_tokens", "model_context_window_exceeded"
 _PROVIDER = "custom_llm_provider"
 _NO_ROLE = "unknown"
 # What the OpenAI client puts into the body last, over what LiteLLM and its deployment say.
@@ -199,6 +203,38 @@ def with_details(chunk: Any, details: Mapping[str, Any] | None) -> Any:
     if details is not None and (usage := getattr(chunk, "usage", None)) is not None:
         usage.compaction = dict(details)
     return chunk
+
+
+def at_the_windows_end(answer: Any) -> Any:
+    """An answer on Anthropic's route, or an event of it, that ends where the window does, with its own word for that.
+
+    LiteLLM has no `finish_reason` for `model_context_window_exceeded` and writes `max_tokens`, the client's own limit
+    (1.106.2 and 1.109.1; Anthropic, "Handling stop reasons"). What is not such an end comes back as it is.
+    """
+    if isinstance(answer, (bytes, bytearray)):
+        return _event_at_the_windows_end(bytes(answer))
+    if isinstance(answer, dict) and answer.get("type") == "message" and answer.get("stop_reason") == _CLIENTS_LIMIT:
+        # LiteLLM logs the object that it has made.
+        changed = copy(answer)
+        changed["stop_reason"] = _WINDOWS_END
+        return changed
+    return answer
+
+
+def _event_at_the_windows_end(event: bytes) -> bytes:
+    head, data, rest = event.partition(b"data:")
+    if not head.startswith(b"event: message_delta"):
+        return event
+    line, newline, behind = rest.partition(b"\n")
+    try:
+        said = json.loads(line)
+        is_limit = said["delta"]["stop_reason"] == _CLIENTS_LIMIT
+    except (ValueError, KeyError, TypeError):
+        return event
+    if not is_limit:
+        return event
+    said["delta"]["stop_reason"] = _WINDOWS_END
+    return b"".join((head, data, b" ", json.dumps(said).encode(), newline, behind))
 
 
 def is_structured(body: Mapping[str, Any]) -> bool:

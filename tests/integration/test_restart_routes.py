@@ -12,7 +12,7 @@ import pytest
 from litellm_compaction.core.messages import START_NOTICE
 from litellm_compaction.simulator import Gate, Reply
 from tests.integration.bench import SUMMARY
-from tests.integration.conversations import talk
+from tests.integration.conversations import prose, talk
 from tests.integration.restart_bench import (
     CARRIERS,
     LONG,
@@ -66,6 +66,27 @@ def test_whole_messages_are_carried_over(carried: Restarting) -> None:
     assert answer["stop_reason"] == "end_turn"
     assert answer["usage"]["output_tokens"] == sum(record.completion_tokens for record in watch.chats)
     assert len(watch.chats) > 1
+
+
+@pytest.mark.parametrize("limit", [8000, 40])
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
+def test_anthropics_clients_are_told_where_the_window_ends(carried: Restarting, stream: bool, limit: int) -> None:
+    """In Anthropic's own word for it, which is not that for the client's own limit; read by its own client."""
+    carried.watch("local", Teller(Reply(TEXTS["prose"])))
+    anthropic = pytest.importorskip("anthropic", reason="the anthropic client is not installed")
+    asking: dict[str, Any] = {"model": "local", "max_tokens": limit}
+    # It leaves no room for a continuation.
+    asking["messages"] = [{"role": "user", "content": prose(f"sacred {stream} {limit}", 1450)}]
+    with anthropic.Anthropic(base_url=carried.proxy.base_url, api_key=carried.proxy.key, max_retries=0) as client:
+        if stream:
+            with client.messages.stream(**asking) as events:
+                message = events.get_final_message()
+        else:
+            message = client.messages.create(**asking)
+    assert message.stop_reason == ("max_tokens" if limit == 40 else "model_context_window_exceeded")
+    said = "".join(block.text for block in message.content if block.type == "text")
+    assert TEXTS["prose"].startswith(said.partition("\n\n⚠️")[0])
+    assert message.usage.output_tokens >= 40
 
 
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])

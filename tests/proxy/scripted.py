@@ -246,6 +246,7 @@ class Listening:
     may_pause: bool = False
     actions: list[str] = field(default_factory=list)
     details: Mapping[str, Any] = field(default_factory=dict)
+    has_filled: bool = False
 
     def sent(self, case: Case, guarded: Guarded) -> None:
         self.actions.append(guarded.action)
@@ -258,6 +259,9 @@ class Listening:
 
     def restarted(self, details: Mapping[str, Any]) -> None:
         self.details = details
+
+    def filled(self) -> None:
+        self.has_filled = True
 
 
 async def summarized(messages: Sequence[Message], *, max_tokens: int, **with_tools: Any) -> SummaryAnswer:

@@ -239,6 +239,7 @@ async def test_call_that_flows_and_is_cut_ends_the_answer() -> None:
     read = await scene.read()
     assert len(scene.server.opened) == 1
     assert [name for name, _ in read.calls] == ["write"]
+    assert scene.listener.has_filled
     opening, _ = ABORT_NOTICE.split("{used}/{window}")
     assert read.raw_text.startswith(f"\n\n{opening}")
     assert (read.finish_reasons, read.shape_problems()) == (["length"], [])
@@ -273,6 +274,7 @@ async def test_clients_own_limit_is_not_continued(reported: bool | int) -> None:
     assert count(read.raw_text) == 100
     assert (read.finish_reasons, len(scene.server.opened)) == (["length"], 1)
     assert scene.server.opened[0].max_tokens == 100
+    assert not scene.listener.has_filled
 
 
 async def test_clients_limit_holds_over_restarts() -> None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from litellm_compaction.errors import overflow_from_text
 from litellm_compaction.proxy.exchange import Received, UpstreamDropped, UpstreamError
 from litellm_compaction.proxy.sse import Bounds, event_of, json_object, read_body, read_events
+from litellm_compaction.proxy.wire import at_the_windows_end
 
 _BOUNDS = Bounds.of(1000)
 # What `str.splitlines` takes for the end of a line, and JSON strings may hold as it is.
@@ -107,3 +108,37 @@ async def test_body_is_read_as_far_as_it_may_be_long() -> None:
 def test_deeply_nested_json_is_not_an_object() -> None:
     """JSON made to exhaust the stack is passed over like any other nonsense."""
     assert json_object(b"[" * 200_000) == {}
+
+
+_END = b'event: message_delta\ndata: {"type": "message_delta", "delta": {"stop_reason": "max_tokens"}, "usage": {}}\n\n'
+
+
+def test_the_windows_end_has_anthropics_own_word() -> None:
+    """In the one event that says it, and in a whole message, of which a copy goes out: LiteLLM logs its own."""
+    told = at_the_windows_end(_END)
+    assert told == _END.replace(b"max_tokens", b"model_context_window_exceeded")
+    message = {"type": "message", "content": [], "stop_reason": "max_tokens"}
+    assert at_the_windows_end(message) == {**message, "stop_reason": "model_context_window_exceeded"}
+    assert message["stop_reason"] == "max_tokens"
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        b"",
+        b": ping\n\n",
+        b'event: message_delta\ndata: {"delta": {"stop_reason": "max_tok',
+        b"event: message_delta\ndata: [1]\n\n",
+        b'event: message_delta\ndata: {"delta": null}\n\n',
+        _END.replace(b"max_tokens", b"end_turn"),
+        b'event: content_block_delta\ndata: {"delta": {"stop_reason": "max_tokens"}}\n\n',
+        b'data: {"choices": [{"finish_reason": "length"}]}\n\n',
+        {"type": "message", "stop_reason": "end_turn"},
+        {"object": "chat.completion", "stop_reason": "max_tokens"},
+        "event: message_delta",
+        None,
+    ],
+)
+def test_what_is_no_such_end_stays_as_it_is(other: object) -> None:
+    """Other events, other routes' answers, half an event."""
+    assert at_the_windows_end(other) is other
