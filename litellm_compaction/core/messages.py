@@ -163,6 +163,21 @@ def with_text(message: Message, text: str) -> Message:
     return parse_message({**message.raw, "content": text})
 
 
+def with_only_text(message: Message, text: str) -> Message:
+    """`message` with its text replaced and without reasoning and arguments; what it is beside others stays."""
+    raw = {key: value for key, value in message.raw.items() if key not in (*_REASONING_KEYS, "function_call")}
+    if isinstance(calls := raw.get("tool_calls"), list):
+        raw["tool_calls"] = [_without_arguments(call) for call in calls]
+    return with_text(parse_message(raw), text)
+
+
+def _without_arguments(call: JsonValue) -> JsonValue:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(call, Mapping) or not isinstance(function, Mapping):
+        return call
+    return {**call, "function": {**function, "arguments": "{}"}}
+
+
 def lead_length(messages: Sequence[Message]) -> int:
     """How many system or developer messages open the list."""
     for index, message in enumerate(messages):

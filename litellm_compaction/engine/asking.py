@@ -36,6 +36,8 @@ _REQUEST_TOKENS = 200
 _TEMPLATE_TOKENS = 32
 # A decoded token takes a local engine about as long as so many prefilled ones.
 _DECODE_WEIGHT = 15
+# Our count of other scripts may be so many times too high; what is longer still is not counted to know that it is.
+_FAR_TOO_MANY_RATIO = 4
 # The model answered, but not with a record: reformatted, without tools and as quoted data, it may.
 _WORTH_REFORMATTING = frozenset({"tool_call", "empty", "refusal", "echo", "reasoning_only", "longer"})
 
@@ -135,6 +137,9 @@ class Asker:
             return None
         messages, lead = conversation.messages, lead_length(conversation.messages)
         cut = lead + decision.covered_messages
+        begin = lead + (base.replaced_messages if base else 0)
+        if sum(conversation.sizes[begin:cut]) > _FAR_TOO_MANY_RATIO * job.prompt_limit_tokens:
+            return None
         current = apply(messages, base) if base else messages
         prefix = job.strategy.history(current[: len(current) - (len(messages) - cut)])
         earlier: Literal["none", "stays", "goes"]

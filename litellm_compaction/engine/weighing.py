@@ -5,14 +5,16 @@ Asked by the compactor for every request, and again for what it is going to send
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from litellm_compaction.core.boundaries import sacred_indices
 from litellm_compaction.core.budget import Budget
-from litellm_compaction.core.messages import Message, Request
+from litellm_compaction.core.messages import JsonValue, Message, Request, lead_length, with_only_text
 from litellm_compaction.core.weights import RECORD_TOKENS, Conversation
 from litellm_compaction.engine.case import Case, Work
 from litellm_compaction.errors import ModelNotLoaded
@@ -20,10 +22,20 @@ from litellm_compaction.flight import Flights
 from litellm_compaction.models.counter import Count, TokenCounter
 from litellm_compaction.models.families import Family
 from litellm_compaction.models.sources import Sources
+from litellm_compaction.models.templates import chars_of
 from litellm_compaction.models.window import Window, Windows
 
 # By so much what is added to a floor that the server has counted may be more than planned.
 _PLANNED_ERROR = 0.10
+# No vocabulary has a longer token (128 blanks in cl100k and o200k; 2026-11), so more text than this for each token of
+# the window fits by no count: all of it would only cost time, 0.15 s a megabyte.
+_MOST_CHARS_PER_TOKEN = 256
+_ALWAYS_COUNTED_CHARS = 1_000_000
+# What English and code have; for what is not counted at all.
+_USUAL_CHARS_PER_TOKEN = 4
+_LEAST_SAMPLE_CHARS = 1_000
+# A look at more of them takes more than a millisecond.
+_MANY_MESSAGES, _MANY_TOOLS = 2_000, 100
 
 
 class Scales:
@@ -60,12 +72,12 @@ class Scales:
         started_s = self._clock()
         window = await self.window(case)
         family = await self._sources.family(case.target, window)
-        count = await self._counter.count(case.target.key, family, request)
+        count = await self._count(case.target.key, family, request, window.tokens)
         return self._work(request, case, window, family, count, (), started_s)
 
     async def again(self, work: Work) -> Work:
         """`work` by what the counter has learned since."""
-        count = await self._counter.count(work.case.target.key, work.family, work.request)
+        count = await self.count_request(work, work.request)
         weighed = self._work(
             work.request, work.case, work.window, work.family, count, work.conversation.hashes, work.started_s
         )
@@ -74,7 +86,7 @@ class Scales:
     async def shortened(self, work: Work, messages: tuple[Message, ...]) -> Work:
         """`work` with other messages in the client's place; the client will send its own again, so hashes stay."""
         request = replace(work.request, messages=messages)
-        count = await self._counter.count(work.case.target.key, work.family, request)
+        count = await self.count_request(work, request)
         weighed = self._work(
             request, work.case, work.window, work.family, count, work.conversation.hashes, work.started_s
         )
@@ -82,7 +94,19 @@ class Scales:
 
     async def count_request(self, work: Work, request: Request) -> Count:
         """The tokens of a request that is made of `work`'s."""
-        return await self._counter.count(work.case.target.key, work.family, request)
+        return await self._count(work.case.target.key, work.family, request, work.window.tokens)
+
+    async def _count(self, key: str, family: Family, request: Request, window_tokens: int) -> Count:
+        """The tokens of a request; of one that is far too long, what decides is counted and the rest estimated."""
+        reach_chars = max(_MOST_CHARS_PER_TOKEN * window_tokens, _ALWAYS_COUNTED_CHARS)
+        is_long = len(request.messages) > _MANY_MESSAGES or len(request.tools) > _MANY_TOOLS
+        if is_long:
+            counted = await asyncio.to_thread(_within_reach, request, reach_chars)
+        else:
+            counted = _within_reach(request, reach_chars)
+        if counted is None:
+            return await self._counter.count(key, family, request)
+        return _with_rest(await self._counter.count(key, family, counted.request), counted)
 
     def with_floor(self, work: Work, count: Count) -> Work:
         """`work` with sizes by which its floor takes what a better count says.
@@ -126,8 +150,7 @@ class Scales:
 
     async def count(self, work: Work, messages: Sequence[Message]) -> Count:
         """The tokens of a list that may be sent instead of the client's."""
-        request = replace(work.request, messages=tuple(messages))
-        return await self._counter.count(work.case.target.key, work.family, request)
+        return await self.count_request(work, replace(work.request, messages=tuple(messages)))
 
     async def text_counter(self, case: Case) -> tuple[Window, Callable[[str], int]]:
         """A case's window, and how its model counts text.
@@ -190,6 +213,81 @@ class Scales:
             family=family,
             started_s=started_s,
         )
+
+
+class _Counted(NamedTuple):
+    """What of a request is counted.
+
+    Attributes:
+        request: the same, with text left out.
+        chars: how much is left.
+        left_out: n, characters; left_out[i] of messages[i].
+        tools_left_out: characters of the tools.
+    """
+
+    request: Request
+    chars: int
+    left_out: list[int]
+    tools_left_out: int
+
+
+def _within_reach(request: Request, reach_chars: int) -> _Counted | None:
+    """What has to be counted of a request that no window of this size can hold; None for all of it.
+
+    Tools first, then what stays verbatim, then the newest: there a count decides. What is older is covered in any case.
+    """
+    messages = request.messages
+    sizes = [_chars(message) for message in messages]
+    tool_sizes = list(map(chars_of, request.tools))
+    if sum(sizes) + sum(tool_sizes) <= reach_chars:
+        return None
+    left = reach_chars
+    tools: list[JsonValue] = []
+    for tool, size in zip(request.tools, tool_sizes, strict=True):
+        if size > left:
+            break
+        tools.append(tool)
+        left -= size
+    left_out = [0] * len(messages)
+    kept = list(messages)
+    sacred = {*range(lead_length(messages)), *sacred_indices(messages)}
+    for index in (*sorted(sacred), *(index for index in range(len(messages) - 1, -1, -1) if index not in sacred)):
+        # Templates leave out the white space around a text.
+        size = sizes[index] if sizes[index] <= left else min(sizes[index], _chars(messages[index], str.strip))
+        if size > left:
+            kept[index] = with_only_text(messages[index], messages[index].text.strip()[:left])
+            left_out[index] = size - min(left, len(kept[index].text))
+        left = max(left - size, 0)
+    counted = replace(request, messages=tuple(kept), tools=tuple(tools))
+    return _Counted(counted, reach_chars - left, left_out, sum(tool_sizes[len(tools) :]))
+
+
+def _with_rest(count: Count, counted: _Counted) -> Count:
+    """The count of all of a request, by that of what was counted of it; nothing is learned from it."""
+    ratio = 1 / _USUAL_CHARS_PER_TOKEN
+    if counted.chars >= _LEAST_SAMPLE_CHARS:
+        ratio = max(count.tokens / counted.chars, 1 / _MOST_CHARS_PER_TOKEN)
+    tools_tokens = count.tools_tokens + math.ceil(counted.tools_left_out * ratio)
+    sizes = tuple(size + math.ceil(chars * ratio) for size, chars in zip(count.sizes, counted.left_out, strict=True))
+    tokens = count.tokens - count.tools_tokens - sum(count.sizes) + tools_tokens + sum(sizes)
+    raw_tokens = count.raw_tokens * tokens / max(1, count.tokens)
+    return replace(
+        count,
+        tokens=tokens,
+        sizes=sizes,
+        tools_tokens=tools_tokens,
+        raw_tokens=raw_tokens,
+        exact=False,
+        fingerprint=0,
+        anchor=None,
+    )
+
+
+def _chars(message: Message, read: Callable[[str], str] | None = None) -> int:
+    chars = len(message.text if read is None else read(message.text)) + len(message.reasoning)
+    if message.calls:
+        chars += sum(len(call.arguments) + len(call.name) for call in message.calls)
+    return chars
 
 
 async def _run(action: Callable[[], Awaitable[None]]) -> None:

@@ -41,6 +41,9 @@ _THREAD_CHARS = 1_000_000
 _MAX_RECENT = 256
 # What a compaction may leave of a prompt.
 _COMPACTED_RATIO = 0.25
+# A longer text by itself is estimated by pieces of it, which take 10 to 20 ms.
+_EXACT_TEXT_CHARS = 262_144
+_PIECES, _PIECE_CHARS = 8, 16_384
 _WITH_TOOLS = "|tools"
 # Of what no template leaves out, so much is the least that any vocabulary makes: of digits and other scripts.
 _LEAST_EXACT_RATIO = 0.15
@@ -150,10 +153,18 @@ class TokenCounter:
         return self._text_tokens(target_key, family, measure)
 
     def text_counter(self, target_key: str, family: Family) -> Callable[[str], int]:
-        """`count_text` for pure callers: counts in the caller's thread, about 0.1 s per MB when the text is new."""
+        """`count_text` for pure callers: counts in the caller's thread, 0.03 s at most.
+
+        Of a longer text eight pieces stand for all of it: whatever is sent is counted as a request before.
+        """
 
         def count_text_now(text: str) -> int:
             usual = usable(family)
+            if len(text) > _EXACT_TEXT_CHARS:
+                pieces = _pieces(text)
+                counted = self._counting.measures.get_now(usual.vocabulary, [Item((piece,)) for piece in pieces])
+                tokens = sum(self._text_tokens(target_key, usual, measure) for measure in counted)
+                return ceil(tokens * len(text) / sum(map(len, pieces)))
             (measure,) = self._counting.measures.get_now(usual.vocabulary, [Item((text,))])
             return self._text_tokens(target_key, usual, measure)
 
@@ -269,6 +280,12 @@ class TokenCounter:
             if len(self._calibrations) > _MAX_TARGETS:
                 self._calibrations.popitem(last=False)
         return found
+
+
+def _pieces(text: str) -> list[str]:
+    """Equal pieces from all over a text."""
+    step = len(text) // _PIECES
+    return [text[start : start + _PIECE_CHARS] for start in range(0, step * _PIECES, step)]
 
 
 async def _fingerprints(request: Request) -> Fingerprints:

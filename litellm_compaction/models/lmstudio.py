@@ -6,6 +6,7 @@ unknown paths. A GET here never loads a model (only inference requests do; LM St
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -18,6 +19,8 @@ from litellm_compaction.models.model_files import WantedModel
 
 # Where LM Studio's server listens unless it is told otherwise (LM Studio docs, "Running LM Studio as a server").
 DEFAULT_ADDRESS = "http://127.0.0.1:1234"
+# So many take about 5 ms.
+_MANY_ROWS = 200
 DEFAULT_API_BASE = f"{DEFAULT_ADDRESS}/v1"
 
 
@@ -105,13 +108,21 @@ async def list_models(
     """
     root = server_root(api_base)
     try:
-        return _parse_v1(await get_json(http, f"{root}/api/v1/models", api_key, timeout_s))
+        return await _parsed(_parse_v1, await get_json(http, f"{root}/api/v1/models", api_key, timeout_s))
     except NotThisApi as first:
         try:
-            return _parse_v0(await get_json(http, f"{root}/api/v0/models", api_key, timeout_s))
+            return await _parsed(_parse_v0, await get_json(http, f"{root}/api/v0/models", api_key, timeout_s))
         except NotThisApi as second:
             is_refused = isinstance(first, KeyRefused) or isinstance(second, KeyRefused)
             raise (KeyRefused if is_refused else NotThisApi)(f"{first}; {second}") from second
+
+
+async def _parsed(parse: Callable[[object], Listing], answer: object) -> Listing:
+    """The listing in an answer; one of thousands of models takes a second to be read, and others go on meanwhile."""
+    lists = [value for value in answer.values() if isinstance(value, list)] if isinstance(answer, dict) else []
+    if sum(map(len, lists)) <= _MANY_ROWS:
+        return parse(answer)
+    return await asyncio.to_thread(parse, answer)
 
 
 async def answers_as_lmstudio(

@@ -319,9 +319,10 @@ def chars_of(value: Any) -> int:
     open_values: list[Any] = [value]
     while open_values:
         current = open_values.pop()
+        # `dict` first: an abstract class is ten times slower to ask.
         if isinstance(current, str):
             total += len(current)
-        elif isinstance(current, Mapping):
+        elif isinstance(current, (dict, Mapping)):
             open_values += current.values()
             total += 16 * len(current)
         elif isinstance(current, (list, tuple)):

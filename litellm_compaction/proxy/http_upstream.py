@@ -38,7 +38,8 @@ _NAMES: Mapping[Addition, re.Pattern[str]] = {
 }
 _MAX_SERVERS = 1024
 # What an error says stands at its beginning; some quote the whole request behind that.
-_ERROR_BYTES = 2**20
+# LiteLLM looks through an error's text some ten times, 10 s for a megabyte (1.106.2, 2026-11-22).
+_ERROR_BYTES = 32 * 1024
 # What described a transfer that is over.
 HOP_HEADERS = frozenset({"content-encoding", "content-length", "transfer-encoding", "connection"})
 _CHAT = "/chat/completions"

@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable
+from typing import Any
+
 import pytest
 
+from litellm_compaction.core.messages import Request, parse_message
+from litellm_compaction.engine.weighing import Scales
+from litellm_compaction.models.counter import TokenCounter
+from litellm_compaction.models.families import family_of
+from litellm_compaction.models.sources import Sources
+from litellm_compaction.models.vocabularies import Vocabulary
+from litellm_compaction.models.window import Windows
 from tests.security.bounded import in_child
+from tests.security.hooks import Client, Scene, use_router
 
+# LiteLLM's own.
+pytestmark = pytest.mark.filterwarnings("ignore:.*`ReadOnly` qualifier:UserWarning")
 # Seconds of one look: what other threads, and the event loop, have to wait for. Seconds for 1 MB, in a thread.
 # Both with room for a machine that runs other work.
 _MOST_LOOK_S, _MOST_WHOLE_S = 0.5, 60.0
@@ -109,3 +123,108 @@ def test_every_walk_over_a_conversation_is_linear(texts: dict[str, str]) -> None
     """1 MB of each text takes under 15 s of processor time in each function; quadratic work would take hours."""
     for name, seconds in in_child(_WALKS, texts, cpu_s=240).items():
         assert seconds < 15, f"{name}: {seconds} s for 1 MB"
+
+
+_WORDS = "some words of a text "
+_FILL = _WORDS * 400_000
+_HI = {"role": "user", "content": "What is next?"}
+_CALL = {
+    "role": "assistant",
+    "content": None,
+    "tool_calls": [{"id": "c", "function": {"name": "f", "arguments": "{}"}}],
+}
+_ONE_OF_MANY = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
+# What is sent to a window of 8,192 tokens, 4 to 8 MB each; whether something can be made of it.
+_GIANTS: dict[str, tuple[dict[str, Any], bool]] = {
+    "newest message": ({"messages": [{"role": "user", "content": _FILL}]}, False),
+    "old message": (
+        {"messages": [{"role": "user", "content": _FILL}, {"role": "assistant", "content": "x"}, _HI]},
+        True,
+    ),
+    "many old messages": (
+        {
+            "messages": [
+                *[{"role": r, "content": _WORDS * 2_000} for _ in range(100) for r in ("user", "assistant")],
+                _HI,
+            ]
+        },
+        True,
+    ),
+    "system message": ({"messages": [{"role": "system", "content": _FILL}, _HI]}, False),
+    "result": ({"messages": [_HI, _CALL, {"role": "tool", "tool_call_id": "c", "content": _FILL}]}, False),
+    "arguments": (
+        {
+            "messages": [
+                _HI,
+                {
+                    **_CALL,
+                    "tool_calls": [{"id": "c", "function": {"name": "f", "arguments": json.dumps({"x": _FILL})}}],
+                },
+                {"role": "tool", "tool_call_id": "c", "content": "x"},
+            ]
+        },
+        False,
+    ),
+    "one tool": (
+        {"messages": [_HI], "tools": [{"type": "function", "function": {"name": "f", "description": _FILL}}]},
+        False,
+    ),
+    "many tools": ({"messages": [_HI], "tools": [_ONE_OF_MANY] * 40_000}, False),
+}
+
+
+@pytest.mark.parametrize(("giant", "group"), [*((giant, "carried") for giant in _GIANTS), ("old message", "hooked")])
+async def test_what_no_window_holds_is_not_counted_to_its_end(
+    giant: str, group: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """50 MB took 7 s of processor time to be refused; now as much is counted as could be tokens of the window."""
+    body, can_be_made = _GIANTS[giant]
+    counted = [0]
+    lengths = Vocabulary.lengths
+
+    def counting(vocabulary: Vocabulary, texts: Iterable[str]) -> list[int]:
+        listed = list(texts)
+        counted[0] += sum(map(len, listed))
+        return lengths(vocabulary, listed)
+
+    monkeypatch.setattr(Vocabulary, "lengths", counting)
+    scene = Scene()
+    use_router(monkeypatch, scene.router)
+    for entry in scene.router.entries.values():
+        entry["model_info"]["compaction"].update({"context_length": 8192, "enabled": True})
+    asked = Client(scene, "sk-alice", body["messages"], attempts=[group], body={**body})
+    await asked.send()
+    assert 0 < counted[0] < 4_000_000
+    if can_be_made:
+        assert asked.error is None
+        assert asked.headers["x-litellm-compaction"] == "compacted"
+        assert len(json.dumps(asked.sent)) < 100_000
+    else:
+        assert "maximum context length is 8192 tokens" in str(asked.error)
+
+
+async def test_what_decides_is_counted_exactly_beside_what_does_not() -> None:
+    """The old part of a giant conversation is estimated; the floor, and what is newest, is what it would be alone."""
+    counter, key = TokenCounter(), "k"
+    family = family_of("", "llama-3.1-8b")
+    scales = Scales(windows=Windows(cache_s=1), counter=counter, sources=Sources())
+    system, old = {"role": "system", "content": "Be brief."}, {"role": "user", "content": _WORDS * 100_000}
+    newest = [{"role": "assistant", "content": "Read."}, {"role": "user", "content": "And now 12 things?"}]
+    giant = Request(messages=tuple(map(parse_message, [system, old, *newest])))
+    alone = await counter.count(key, family, Request(messages=tuple(map(parse_message, [system, *newest]))))
+    count = await scales._count(key, family, giant, 8192)
+    assert (count.sizes[0], *count.sizes[2:]) == alone.sizes
+    assert count.sizes[1] == pytest.approx(500_000, rel=0.1)
+    assert count.tokens == pytest.approx(sum(count.sizes), abs=100)
+    assert not count.exact
+    assert count.fingerprint == 0
+
+
+async def test_long_text_by_itself_is_estimated_by_pieces_of_it() -> None:
+    """Within a tenth of the exact number, at the cost of 128 kB."""
+    family = family_of("", "llama-3.1-8b")
+    text = _WORDS * 50_000 + "1234567890 " * 50_000
+    counter = TokenCounter()
+    assert counter.text_counter("k", family)(text) == pytest.approx(
+        await counter.count_text("k", family, text), rel=0.1
+    )
