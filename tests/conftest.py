@@ -1,6 +1,7 @@
 """Hypothesis profiles, which files are run by the same process, in which order, and which of them are slow.
 
-The profile `ci` always tries the same examples, `deep` (HYPOTHESIS_PROFILE=deep) many random ones.
+The profile `ci` always tries the same examples, `deep` (HYPOTHESIS_PROFILE=deep) many random ones; `quick`, which
+`-m "not slow"` uses, tries few. A test that needs more than others asks for a multiple of the profile's.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from xdist.scheduler import LoadFileScheduling
 _SLOW = (HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example)
 
 settings.register_profile("ci", derandomize=True, deadline=None, max_examples=60, suppress_health_check=_SLOW)
+settings.register_profile("quick", derandomize=True, deadline=None, max_examples=10, suppress_health_check=_SLOW)
 settings.register_profile("deep", deadline=None, max_examples=2000, suppress_health_check=_SLOW)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
@@ -65,12 +67,21 @@ _SLOW_PLACES = (
     "core/test_continuation_seeded.py",
     "engine/test_long_conversations.py",
     "engine/test_strategies.py",
+    "library/test_compact.py",
     "library/test_example.py",
     "models/test_hub.py",
     "models/test_sources.py",
     "models/test_vocabularies.py",
     "proxy/test_restart_seeded.py",
+    "stores/test_sqlite.py",
+    "stores/test_stores.py",
 )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Fewer examples where only the fast tests are asked for."""
+    if "not slow" in config.getoption("markexpr") and "HYPOTHESIS_PROFILE" not in os.environ:
+        settings.load_profile("quick")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -94,6 +94,9 @@ class _Server:
             access_log=False,
             server_header=False,
             date_header=False,
+            # A client that a busy machine holds up for seconds meets no connection that is being closed: it would look
+            # like a failure of the server's.
+            timeout_keep_alive=60,
         )
         config.load()
         self._uvicorn = uvicorn.Server(config)

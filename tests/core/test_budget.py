@@ -43,7 +43,7 @@ def _budget(window_tokens: int, *, floor_tokens: int = 0, error_ratio: float = 0
     return Budget(rules=RULES, window_tokens=window_tokens, floor_tokens=floor_tokens, error_ratio=error_ratio)
 
 
-@settings(max_examples=250)
+@settings(max_examples=settings().max_examples * 4)
 @given(budgets(), st.data())
 def test_what_fits_leaves_margin_and_answer(budget: Budget, data: st.DataObject) -> None:
     """P1: prompt + margin + least answer stay inside the window, at the limit itself too."""
@@ -58,7 +58,7 @@ def test_what_fits_leaves_margin_and_answer(budget: Budget, data: st.DataObject)
     assert not budget.fits(limit + 1)
 
 
-@settings(max_examples=250)
+@settings(max_examples=settings().max_examples * 4)
 @given(budgets(), st.data())
 def test_the_limit_is_not_far_from_what_would_fit(budget: Budget, data: st.DataObject) -> None:
     """The limit gives nothing away: two tokens more would break the promise."""
@@ -68,7 +68,7 @@ def test_the_limit_is_not_far_from_what_would_fit(budget: Budget, data: st.DataO
     assert prompt + margin + budget.rules.answer_min_tokens > budget.window_tokens
 
 
-@settings(max_examples=250)
+@settings(max_examples=settings().max_examples * 4)
 @given(budgets(), st.integers(1, 1_000_000), st.none() | st.integers(-1, 2_000_000))
 def test_an_answer_never_gets_more_than_is_left_or_asked(budget: Budget, prompt: int, asked: int | None) -> None:
     """Upstream `max_tokens` stays inside the window where the prompt fits, and is never raised."""
@@ -82,7 +82,7 @@ def test_an_answer_never_gets_more_than_is_left_or_asked(budget: Budget, prompt:
             assert allowed >= budget.rules.answer_min_tokens
 
 
-@settings(max_examples=250)
+@settings(max_examples=settings().max_examples * 4)
 @given(budgets(), st.integers(0, 1_100_000), st.integers(0, 1000))
 def test_a_longer_prompt_triggers_sooner(budget: Budget, prompt: int, more: int) -> None:
     """Whatever triggers a compaction, a longer prompt does too; what does not fit always does."""
@@ -92,7 +92,7 @@ def test_a_longer_prompt_triggers_sooner(budget: Budget, prompt: int, more: int)
         assert budget.triggers(prompt)
 
 
-@settings(max_examples=250)
+@settings(max_examples=settings().max_examples * 4)
 @given(budgets(), st.integers(1, 1_100_000))
 def test_the_target_fits(budget: Budget, prompt: int) -> None:
     """A compaction aims at something that may be sent, and at no less than its floor where that fits."""
@@ -101,7 +101,7 @@ def test_the_target_fits(budget: Budget, prompt: int) -> None:
     assert target >= min(budget.floor_tokens, budget.prompt_limit_tokens)
 
 
-@settings(max_examples=250)
+@settings(max_examples=settings().max_examples * 4)
 @given(budgets(), st.integers(1, 1_100_000))
 def test_the_window_that_is_asked_for_is_enough(budget: Budget, prompt: int) -> None:
     """Loaded with what the error names, the same prompt fits; numbers are multiples of 256."""

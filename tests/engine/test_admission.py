@@ -877,4 +877,6 @@ class AdmissionMachine(RuleBasedStateMachine):
 
 
 TestAdmissionMachine = AdmissionMachine.TestCase
-TestAdmissionMachine.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestAdmissionMachine.settings = settings(
+    max_examples=settings().max_examples * 5 // 2, stateful_step_count=40, deadline=None
+)

@@ -500,7 +500,7 @@ async def test_observing_reports_a_refusal() -> None:
 # ------------------------------------------------------------------ any conversation
 
 
-@settings(max_examples=60)
+@settings(max_examples=settings().max_examples)
 @given(
     raw_conversations(max_turns=8),
     st.sampled_from([1024, 2048, 4096, 8192]),

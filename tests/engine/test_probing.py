@@ -16,6 +16,7 @@ from litellm_compaction.models.counter import TokenCounter
 from litellm_compaction.models.families import family_of
 from litellm_compaction.models.window import Windows
 from litellm_compaction.simulator.vocabulary import count
+from tests import virtual_time
 from tests.core.conversations import parsed
 from tests.engine.bench import Bench
 from tests.integration.conversations import prose
@@ -247,8 +248,12 @@ async def settled(engine: Bench) -> None:
         await asyncio.gather(*engine.compactor._lessons._tasks)
 
 
-async def test_what_a_probe_taught_is_kept() -> None:
-    """Sample and recount reach the store as every other number does."""
+def test_what_a_probe_taught_is_kept() -> None:
+    """Sample and recount reach the store as every other number does; in virtual time, as writes wait for each other."""
+    virtual_time.run(_probe_and_read())
+
+
+async def _probe_and_read() -> None:
     for raw, settings in ((conversation(2750), {}), (long_talk(), {"count": "probe"})):
         engine, server = bench(), Server()
         # What an earlier run learned has been read by then.

@@ -353,7 +353,7 @@ async def test_whatever_the_conversation_what_is_sent_is_valid_and_fits(strategy
                 sent(raw[:end], await bench.guard(raw[:end], 4096, strategy=strategy, clear_tool_results=False))
 
 
-@settings(max_examples=60)
+@settings(max_examples=settings().max_examples)
 @given(answer=answers(talk(8192)[1:-5]))
 async def test_whatever_a_pruning_model_answers_it_is_used_well_or_not_at_all(answer: str) -> None:
     """P1 to P5 for any JSON: valid and fitting, a tenth smaller, within the budget of calls, the same bytes again."""

@@ -117,7 +117,7 @@ def _open(folder: Path, carrier: Carrier, behind_another: bool) -> Iterator[Rest
         shutil.copy(path, folder)
     rows = Rows(folder / "rows.jsonl")
     callbacks = ["bystander.handler"] if behind_another else []
-    settings = {"carrier": carrier, "summary_timeout_s": 8, "window_cache_s": 600, "heartbeat_s": 0.5}
+    settings = {"carrier": carrier, "summary_timeout_s": 8, "window_cache_s": 600, "heartbeat_s": 0.2}
     with open_bench(
         folder,
         _GROUPS,

@@ -427,7 +427,7 @@ MESSAGES = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=settings().max_examples * 5, deadline=None)
 @given(raw=st.lists(MESSAGES, max_size=5), tools=st.lists(JSON_VALUES, max_size=3), family=st.sampled_from(FAMILIES))
 def test_any_request_has_a_count(raw: list[dict[str, JsonValue]], tools: list[JsonValue], family: Family) -> None:
     """Malformed calls, nested parts, odd characters: never an exception, never below zero, parts that add up."""
@@ -438,7 +438,7 @@ def test_any_request_has_a_count(raw: list[dict[str, JsonValue]], tools: list[Js
     assert 0 <= made.allowance_tokens <= made.raw_tokens + 1e-6
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=settings().max_examples * 8, deadline=None)
 @given(
     text=st.text(st.characters(codec=None), max_size=300),
     more=st.text(st.characters(categories=["L"]), min_size=1, max_size=100),

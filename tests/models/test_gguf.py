@@ -261,7 +261,9 @@ def test_a_long_header_is_read_in_steps_and_a_longer_one_refused(
     insert=st.booleans(),
 )
 @example(edits=[(8, b"\xff" * 8)], end=None, insert=False)
-@settings(max_examples=500, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=settings().max_examples * 8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 def test_mutations_never_raise_anything_else(
     tmp_path: Path, edits: list[tuple[int, bytes]], end: int | None, insert: bool
 ) -> None:

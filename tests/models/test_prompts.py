@@ -280,7 +280,7 @@ TURNS = st.lists(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=settings().max_examples * 5, deadline=None)
 @given(turns=TURNS, family=st.sampled_from(FAMILIES), has_tools=st.booleans())
 def test_any_conversation_has_a_count(turns: list[dict[str, Any]], family: Family, has_tools: bool) -> None:
     """Special tokens in texts, surrogates, any order of roles: no exception, nothing negative, parts that add up."""
@@ -291,7 +291,7 @@ def test_any_conversation_has_a_count(turns: list[dict[str, Any]], family: Famil
     assert 0 <= made.allowance_tokens <= made.raw_tokens
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=settings().max_examples * 3, deadline=None)
 @given(
     text=ODD,
     more=st.text(st.characters(categories=["L"]), min_size=1, max_size=50),

@@ -65,7 +65,7 @@ def test_pieces_cost_what_the_whole_costs(name: str) -> None:
     assert token_length(name, text) == whole
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=settings().max_examples * 5, deadline=None)
 @given(text=ANY_TEXT, name=st.sampled_from(NAMES))
 def test_any_string_has_a_length(text: str, name: str) -> None:
     """No string raises, none is negative, none costs more than its bytes."""

@@ -107,7 +107,7 @@ def test_pieces_cost_what_the_whole_costs(name: str) -> None:
     assert words_of.length(text) == sum(words_of._encoder.lengths([text]))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=settings().max_examples * 3, deadline=None)
 @given(text=st.text(st.characters(codec=None), max_size=80), name=st.sampled_from(SMALL))
 def test_more_text_never_has_fewer_tokens_by_a_word(text: str, name: str) -> None:
     """A word on a new line adds tokens, whatever stands before it."""

@@ -52,7 +52,7 @@ def by_the_whole(name: str, texts: list[str]) -> list[int]:
     return TokenizersEncoder(encoder(name)._tokenizer).lengths(texts)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=settings().max_examples * 7, deadline=None)
 @given(name=st.sampled_from(NAMES), texts=st.lists(TEXT, max_size=3))
 @example(name="gemma4", texts=["<b> </b> <i> </i>\n> </"])
 @example(name="llama2", texts=["", " ", "a" * 100 + " b"])
