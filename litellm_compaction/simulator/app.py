@@ -19,7 +19,7 @@ from starlette.requests import ClientDisconnect, Request
 from .catalog import Instance, find_model, find_target
 from .connection import Connection, Send
 from .inference import Inference
-from .listings import load_config, openai_models, v0_model, v0_models, v1_models
+from .listings import llama_models, llama_props, load_config, openai_models, v0_model, v0_models, v1_models
 from .records import RequestRecord
 from .refusals import JsonObject, Refusal, bad_field, model_not_found, unauthorized, unknown_path
 from .simulator import Api, Simulator
@@ -38,6 +38,7 @@ _OFFERED: dict[Api, tuple[str, ...]] = {
     "v1": ("/v1/", "/api/v0/", "/api/v1/", "/lmstudio-greeting"),
     "v0": ("/v1/", "/api/v0/", "/lmstudio-greeting"),
     "openai": ("/v1/",),
+    "llama.cpp": ("/v1/", "/props"),
 }
 # Other keys, such as parallel or the KV quantization, are rejected (bt#2024).
 _LOAD_KEYS = {
@@ -142,6 +143,10 @@ class Application:
         loaded = simulator.loaded()
         if route == ("GET", "/lmstudio-greeting"):
             return {"lmstudio": True}
+        if route == ("GET", "/props") and loaded:
+            return llama_props(loaded[0])
+        if route == ("GET", "/v1/models") and simulator.api == "llama.cpp":
+            return llama_models(loaded, tells_whole=simulator.tells_whole)
         if route == ("GET", "/v1/models"):
             return openai_models(simulator.models, loaded, simulator.jit)
         if route == ("GET", "/api/v0/models"):

@@ -22,6 +22,26 @@ def openai_models(models: Sequence[Model], instances: Sequence[Instance], jit: b
     }
 
 
+def llama_props(instance: Instance) -> JsonObject:
+    """`GET /props` of llama.cpp's server: one slot's context, and how many slots (tools/server/README.md)."""
+    return {
+        "default_generation_settings": {"id": 0, "n_ctx": instance.context_length},
+        "total_slots": instance.parallel,
+        "chat_template": "",
+    }
+
+
+def llama_models(instances: Sequence[Instance], *, tells_whole: bool) -> JsonObject:
+    """`GET /v1/models` of llama.cpp's server; newer builds name the context of all slots together in `meta`."""
+    return {
+        "object": "list",
+        "data": [
+            {"id": instance.id, "object": "model", "meta": {"n_ctx": instance.context_length} if tells_whole else None}
+            for instance in instances
+        ],
+    }
+
+
 def v0_models(models: Sequence[Model], instances: Sequence[Instance]) -> JsonObject:
     """`GET /api/v0/models`: one entry per instance, or one per model that is not loaded."""
     entries: list[JsonObject] = []

@@ -23,7 +23,7 @@ from .refusals import MODEL_UNLOADED, ErrorShape, NKeepWording, model_not_found,
 from .script import Fault, Script
 from .template_rules import TemplateRule
 
-Api = Literal["v1", "v0", "openai"]
+Api = Literal["v1", "v0", "openai", "llama.cpp"]
 
 
 @dataclass(eq=False)
@@ -31,7 +31,8 @@ class Simulator:
     """A stand-in for LM Studio's local server.
 
     `overflow` answers a prompt that exceeds the window, `mid_overflow` a window that fills while generating.
-    `api` is the newest generation of endpoints it offers. `tokens_per_second` and `prompt_tokens_per_second`
+    `api` is the newest generation of endpoints it offers, or llama.cpp's server, which tells how much context all its
+    slots have together only as newer builds do (`tells_whole`). `tokens_per_second` and `prompt_tokens_per_second`
     None are as fast as possible. `truncated_usage` says which count a truncated prompt is reported with.
     `reports_usage` False leaves it out of streams, as servers do that do not know `stream_options`.
     `jit_race` lets concurrent JIT requests load several copies (bt#1751, not fixed in 0.4.16). `unified_kv`
@@ -45,6 +46,7 @@ class Simulator:
     overflow: Overflow = "truncate_middle"
     mid_overflow: MidOverflow = "length"
     api: Api = "v1"
+    tells_whole: bool = True
     api_token: str | None = None
     jit: bool = True
     jit_race: bool = True

@@ -1,0 +1,148 @@
+"""Several requests at once in one loaded context, through a real proxy: all whole, each compaction made once.
+
+In front of LM Studio with its default of four slots, and of llama.cpp's server with as many over one unified cache.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from threading import Event
+from typing import Any
+
+import pytest
+
+from litellm_compaction.core.messages import START_NOTICE
+from litellm_compaction.simulator import ChatCall, Reply
+from tests.integration.bench import SUMMARY, Bench, Group, is_summary_call, open_bench
+from tests.integration.conversations import ONE_ROUND, prose, talk
+from tests.integration.restart_bench import CARRIERS, shut, without_restarts
+
+pytestmark = pytest.mark.proxy
+
+_WINDOW = 4096
+_OPTED_IN = {"enabled": True}
+# As fast as a busy proxy cannot read four of them.
+_FAST = {"tokens_per_second": 1000.0, "chunk_tokens": 4}
+_GROUPS = [
+    Group("alike", 8192),
+    # Nobody says that it is shared: the first overflow does, and ends four answers.
+    Group("old", _WINDOW, provider="openai", compaction=_OPTED_IN, guarded=False,
+          simulator={**_FAST, "api": "llama.cpp", "tells_whole": False}),
+    *(
+        Group(f"slots-{how}", _WINDOW, provider="openai", compaction=_OPTED_IN, simulator={**_FAST, "api": "llama.cpp"})
+        for how in ("stream", "whole")
+    ),
+]  # fmt: skip
+_TAGS = ("alpha", "beta", "gamma", "delta")
+_WORDS = 120
+
+
+@pytest.fixture(scope="module", params=CARRIERS)
+def shared(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    """A proxy for each carrier."""
+    settings = {"carrier": request.param, "summary_timeout_s": 300, "admission_timeout_s": 300}
+    with open_bench(
+        tmp_path_factory.mktemp("shared"),
+        _GROUPS,
+        settings,
+        router_settings={"num_retries": 0, "disable_cooldowns": True},
+    ) as bench:
+        yield bench
+
+
+def _words(tag: str) -> str:
+    """Some 350 tokens."""
+    return " ".join(f"{tag}{number}" for number in range(1, _WORDS + 1))
+
+
+def _telling(call: ChatCall) -> Reply:
+    """Says the words of the client that asks, and goes on behind those that it is shown."""
+    if is_summary_call(call.body):
+        return Reply(SUMMARY)
+    text = _words(next(tag for tag in _TAGS if f"Tell {tag}." in call.sent_text))
+    # In the ways to go on the answer so far is the last message of its role, if not the last of all.
+    begun = [str(message.get("content")).rstrip() for message in call.messages if message["role"] == "assistant"]
+    return Reply(text[text.index(begun[-1][-40:]) + len(begun[-1][-40:]) :] if begun else text)
+
+
+def _asked(tag: str, prompt_tokens: int) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": f"{prose(f'{tag} before', prompt_tokens)}\n\nTell {tag}."}]
+
+
+@pytest.mark.parametrize("kind", ["slots", "old"])
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
+def test_four_answers_over_one_unified_cache_are_whole(shared: Bench, kind: str, stream: bool) -> None:
+    """Four of 350 tokens behind 870 of prompt in 4,096: at once they were none of four, each ended by the others."""
+    name = "old" if kind == "old" else f"slots-{'stream' if stream else 'whole'}"
+    watch = shared.watch(name, _telling)
+
+    def answer(tag: str) -> str:
+        messages = _asked(f"{tag}", 870)
+        if stream:
+            return without_restarts(shared.proxy.stream(name, messages).text)
+        content: str = shared.proxy.chat(name, messages).json()["choices"][0]["message"]["content"]
+        return content
+
+    with ThreadPoolExecutor(len(_TAGS)) as clients:
+        answers = list(clients.map(answer, _TAGS))
+    assert answers == [_words(tag) for tag in _TAGS], [record.outcome for record in watch.chats]
+    assert watch.summaries == []
+    if kind == "slots":
+        assert "pool_overflow" not in {record.outcome for record in watch.records}
+
+
+def test_alike_requests_that_wait_for_room_share_one_compaction(shared: Bench, request: pytest.FixtureRequest) -> None:
+    """Four at once with one conversation, behind a document that fills the context: one compaction, four answers.
+
+    Each made its own before: twelve calls in place of three.
+    """
+    document = json.dumps({"rows": [f"row {number}" for number in range(40)]})
+    blocking, writing = shut(), shut()
+
+    def script(call: ChatCall) -> Reply:
+        if is_summary_call(call.body):
+            return Reply(SUMMARY, gate=writing)
+        return Reply(document, gate=blocking, gate_after_tokens=60) if "DOCUMENT" in call.sent_text else Reply("Fine.")
+
+    watch = shared.watch("alike", script)
+    blocker = [{"role": "user", "content": f"DOCUMENT {prose('document', 2500)}"}]
+    messages = talk("alike", ONE_ROUND)
+    with ThreadPoolExecutor(5) as clients:
+        first = clients.submit(shared.proxy.stream, "alike", blocker, response_format={"type": "json_object"})
+        assert blocking.reached.wait(120)
+        waiting = [Event() for _ in range(4)]
+        answers = [clients.submit(_read, shared, messages, each) for each in waiting]
+        if request.node.callspec.params["shared"] == "auto":
+            # By the transport a client reads at once that it has to wait; by hooks nobody can tell who is there.
+            _begun(answers, waiting)
+        assert watch.summaries == []
+        blocking.open()
+        assert writing.reached.wait(120)
+        writing.open()
+        texts = [answer.result() for answer in answers]
+        assert first.result().text == document
+    assert all(text.endswith("Fine.") for text in texts)
+    assert 1 <= len(watch.summaries) <= 3
+
+
+def _begun(answers: list[Future[str]], waiting: list[Event]) -> None:
+    """Returns when each answer has begun."""
+    for answer, each in zip(answers, waiting, strict=True):
+        assert each.wait(120) or answer.result()
+
+
+def _read(bench: Bench, messages: list[dict[str, Any]], has_begun: Event) -> str:
+    body = {"model": "alike", "messages": messages, "stream": True}
+    seen = ""
+    with bench.proxy.client.stream("POST", "/v1/chat/completions", json=body, headers=bench.proxy.headers) as answer:
+        assert answer.status_code == 200, answer.read()
+        for line in answer.iter_lines():
+            if line.startswith("data: {"):
+                choices = json.loads(line.removeprefix("data: "))["choices"]
+                seen += "".join(choice["delta"].get("content") or "" for choice in choices)
+            if START_NOTICE in line:
+                has_begun.set()
+    has_begun.set()
+    return seen
