@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from litellm_compaction.core.boundaries import sacred_indices
 from litellm_compaction.core.budget import Budget
-from litellm_compaction.core.messages import Message, Request, lead_length, user_message
+from litellm_compaction.core.messages import Message, Request, lead_length, user_message, with_text
 from litellm_compaction.engine.case import Guarded, Work
 from litellm_compaction.engine.lessons import Lessons
 from litellm_compaction.engine.replies import truncation
@@ -37,6 +37,8 @@ _LEAST_SAMPLE_TOKENS = 200
 # Of the window: smaller texts leave little in doubt.
 _LEAST_PART_RATIO = 0.05
 _MOST_PARTS, _MOST_PIECES = 4, 64
+# What a number before a text adds to it at most.
+_OTHER_TOKENS = 16
 # What the server has counted is as sure as this.
 _SURE_RATIO = 0.03
 # Some servers report no usage for an answer of one token.
@@ -81,6 +83,7 @@ class Prober:
         self._clock = clock
         self._questions: Flights[bool] = Flights()
         self._silent_until_s: OrderedDict[str, float] = OrderedDict()
+        self._confirmed = 0
 
     async def settled(self, work: Work) -> Work:
         """`work` by the server's own count where that decides: it has to be compacted, or its answer is cut short.
@@ -118,7 +121,26 @@ class Prober:
         count = await self._narrowed(work, request, await self._scales.count_request(work, request))
         if await self._has_told(work, request, count):
             count = await self._scales.count_request(work, request)
+        elif (excess_tokens := _most_tokens(count) - work.window.tokens) > 0:
+            count = await self._without_excess(work, request, count, excess_tokens)
+            if _most_tokens(count) <= work.window.tokens and await self._has_told(work, request, count):
+                count = await self._scales.count_request(work, request)
         return self._scales.with_floor(await self._scales.again(work), count)
+
+    async def _without_excess(self, work: Work, request: Request, count: Count, excess_tokens: int) -> Count:
+        """The count of a request that may be longer than the window, by the server's number for most of it.
+
+        Without the end of its largest text it is not, and shows what the template makes of it: some leave out system
+        messages, what is said beside calls, or calls and results altogether.
+        """
+        shorter = _shortened(work, request, excess_tokens)
+        if shorter is None:
+            return count
+        counted = await self._scales.count_request(work, shorter)
+        bounded = replace(counted, tokens=min(_most_tokens(counted), work.window.tokens) - 1, error_ratio=0.0)
+        if not await self._has_told(work, shorter, bounded):
+            return count
+        return holding(count, [await self._scales.count_request(work, shorter)])
 
     async def _narrowed(self, work: Work, request: Request, count: Count) -> Count:
         """The count of a request that might not fit, by what the server says of its tools and largest texts.
@@ -135,6 +157,8 @@ class Prober:
                 if not await self._has_told(work, part, counted):
                     continue
                 counted = await self._scales.count_request(work, part)
+            if counted.error_ratio > _SURE_RATIO:
+                continue
             known.append(counted)
             narrowed = holding(count, known)
         return narrowed
@@ -174,15 +198,35 @@ class Prober:
     async def _ask(self, work: Work, request: Request, count: Count) -> bool:
         target = work.case.target
         told = await self._windows.tokens_of(target, request)
+        is_confirmed = told is not None
         # Never longer than the window, however wrong our count is: a server may cut it without a word.
         most_tokens = _most_tokens(count)
         if told is None and most_tokens <= work.window.tokens:
             told = await self._answered(work, request, most_tokens)
-        if told is None or not self._counter.take_over_exact(target.key, count, told):
+        if told is None:
             return False
+        if not self._counter.take_over_exact(target.key, count, told, is_confirmed=is_confirmed):
+            is_confirmed = await self._is_whole(work, request, told, most_tokens)
+            if not is_confirmed or not self._counter.take_over_exact(target.key, count, told, is_confirmed=True):
+                return False
         if not work.case.is_supposed:
             self._lessons.keep(target.key)
         return True
+
+    async def _is_whole(self, work: Work, request: Request, told: int, most_tokens: int) -> bool:
+        """Whether a number far below ours is of all of a prompt: a template may leave out calls and their results.
+
+        A server that leaves out what it had in its cache says more where the user's word begins in another way.
+        """
+        first = next((index for index, message in enumerate(request.messages) if message.role == "user"), None)
+        if first is None or most_tokens + _OTHER_TOKENS > work.window.tokens:
+            return False
+        self._confirmed += 1
+        messages = list(request.messages)
+        messages[first] = with_text(messages[first], f"{self._confirmed} {messages[first].text}")
+        other = replace(request, messages=tuple(messages))
+        again = await self._answered(work, other, most_tokens + _OTHER_TOKENS)
+        return again is not None and told <= again <= told + _OTHER_TOKENS
 
     async def _answered(self, work: Work, request: Request, most_tokens: int) -> int | None:
         """What the server reports for an answer of one token; None where it may not be asked, or says nothing."""
@@ -238,12 +282,16 @@ def _decides(budget: Budget, count: Count, asked_tokens: int | None) -> bool:
 
 
 def _least_floor(work: Work) -> int:
-    """What the floor takes at least; tools that are only estimated may take nothing."""
+    """What the floor takes at least; tools that are only estimated may take nothing.
+
+    Nor may system messages before another end than the user's word, in a template that nobody knows.
+    """
     count, conversation = work.count, work.conversation
     ratio = min(1.0, least_tokens(count) / max(1, count.tokens))
     certain = replace(count, anchor=None)
     ratio = min(ratio, least_tokens(certain) / max(1, count.tokens))
-    return int(ratio * conversation.floor_tokens)
+    lead_tokens = count.lead_tokens if count.role != "user" else 0
+    return int(ratio * (conversation.floor_tokens - lead_tokens))
 
 
 def _floor(work: Work) -> Request:
@@ -276,6 +324,20 @@ def _parts(work: Work, request: Request) -> list[Request]:
     if request.tools:
         parts.insert(0, replace(request, messages=(user_message("."),)))
     return parts
+
+
+def _shortened(work: Work, request: Request, excess_tokens: int) -> Request | None:
+    """The request with so much less in its largest text that it certainly is shorter by `excess_tokens`; or None."""
+    messages = request.messages
+    largest = max(range(len(messages)), key=lambda index: len(messages[index].text))
+    text = messages[largest].text
+    text_tokens = work.count_text(text)
+    # Of what is left out, our own count may be twice the server's.
+    kept_tokens = text_tokens - 2 * excess_tokens - _LEAST_DOUBT_TOKENS
+    if kept_tokens <= 0:
+        return None
+    kept = with_text(messages[largest], _beginning(text, kept_tokens, work))
+    return replace(request, messages=(*messages[:largest], kept, *messages[largest + 1 :]))
 
 
 def _texts(message: Message) -> tuple[str, ...]:

@@ -132,8 +132,8 @@ class Scales:
             ),
             fixed_tokens=math.ceil(conversation.fixed_tokens * ratio),
         )
-        # Of what is made, only the rest of the window is still in doubt; it is counted again before it is sent.
-        share = min(1.0, count.tokens / max(1, budget.window_tokens))
+        # Of what is made, only what is added is still in doubt, as much as fits; it is counted again before it is sent.
+        share = min(1.0, count.tokens / max(1, replace(budget, error_ratio=0.0).prompt_limit_tokens))
         rest_ratio = min(budget.error_ratio, _PLANNED_ERROR)
         error_ratio = min(budget.error_ratio, share * count.error_ratio + (1 - share) * rest_ratio)
         return replace(

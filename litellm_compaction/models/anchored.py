@@ -98,7 +98,7 @@ class Anchored:
                 wrong_tokens = max(wrong_tokens, new_tokens * (1 - new.factor))
             wrong_tokens += estimated_tokens * (raw.error_ratio if price.doubt_ratio is None else price.doubt_ratio)
         least = least_ratio(raw.mix, prediction.error_ratio, is_sure=prediction.calibrated or raw.exact)
-        if tokens < least * (raw.tokens - raw.allowance_tokens) * prediction.factor:
+        if not anchor.is_sure and tokens < least * (raw.tokens - raw.allowance_tokens) * prediction.factor:
             return None
         error_ratio = max(EXACT_ERROR, (wrong_tokens + _OLD_TURNS_ERROR * anchor.prompt_tokens) / tokens)
         factor, media_factor = self._factors(raw, tokens, prediction.factor)

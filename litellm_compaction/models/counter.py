@@ -206,10 +206,16 @@ class TokenCounter:
         calibrations.has_warned = True
         return deviation
 
-    def take_over_exact(self, target_key: str, count: Count, prompt_tokens: int) -> bool:
+    def take_over_exact(self, target_key: str, count: Count, prompt_tokens: int, *, is_confirmed: bool = False) -> bool:
         """Takes over what the server says of a prompt that it cannot have cut: asked for, and shorter than its window.
 
         Unlike `learn` it believes the number at once, however far from ours: a template may leave out all the tools.
+
+        Args:
+            target_key: the deployment.
+            count: ours.
+            prompt_tokens: the server's.
+            is_confirmed: it is known to leave out nothing that it had in its cache.
 
         Returns:
             Whether it did; not where the number is no vocabulary's.
@@ -217,7 +223,9 @@ class TokenCounter:
         if count.raw_tokens <= 0 or not count.fingerprint:
             return False
         solid = max(0.0, count.raw_tokens - count.allowance_tokens - count.doubtful_tools_tokens)
-        if not _LEAST_EXACT_RATIO * solid <= prompt_tokens <= MAX_RATIO * count.raw_tokens:
+        if prompt_tokens <= 0 or prompt_tokens > MAX_RATIO * count.raw_tokens:
+            return False
+        if prompt_tokens < _LEAST_EXACT_RATIO * solid and not is_confirmed:
             return False
         calibrations = self._of(target_key)
         anchored = Anchored(calibrations, count.basis)
@@ -227,7 +235,7 @@ class TokenCounter:
             # Of a prompt with another end some templates leave out the system messages: true of it, and of no other.
             _has_added(calibrations.of(count.basis), count, prompt_tokens)
             anchored.learn(count, prompt_tokens)
-        self._note_anchor(target_key, count, prompt_tokens)
+        self._note_anchor(target_key, count, prompt_tokens, is_sure=True)
         return True
 
     def is_suspicious(self, count: Count, prompt_tokens: int) -> bool:
@@ -246,9 +254,11 @@ class TokenCounter:
             return True
         return calibration.explains(count.raw_tokens, count.allowance_tokens, count.mix, prompt_tokens)
 
-    def _note_anchor(self, target_key: str, count: Count, prompt_tokens: int) -> None:
+    def _note_anchor(self, target_key: str, count: Count, prompt_tokens: int, *, is_sure: bool = False) -> None:
         if count.fingerprint:
-            anchor = Anchor(prompt_tokens, count.raw_tokens, count.mix, count.profile, count.role, count.media_tokens)
+            anchor = Anchor(
+                prompt_tokens, count.raw_tokens, count.mix, count.profile, count.role, count.media_tokens, is_sure
+            )
             self._anchors.note(target_key, count.basis, count.fingerprint, anchor)
 
     def gist(self, target_key: str) -> tuple[object, ...]:

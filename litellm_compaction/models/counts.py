@@ -106,7 +106,7 @@ def holding(count: Count, known: Sequence[Count]) -> Count:
         count: of the larger prompt.
         known: of the others, as the server counts them; nothing of the prompt is in two of them.
     """
-    if count.tokens <= 0 or any(part.error_ratio >= count.error_ratio for part in known):
+    if count.tokens <= 0:
         return count
     rest_raw_tokens = count.raw_tokens - sum(
         part.raw_tokens * (1 - part.overhead_tokens / max(1, part.tokens)) for part in known
@@ -115,8 +115,9 @@ def holding(count: Count, known: Sequence[Count]) -> Count:
     rest_tokens = max(0.0, rest_raw_tokens) * max(1.0, count.tokens / count.raw_tokens)
     tokens = known_tokens + ceil(rest_tokens)
     # The doubt of a count with an anchor lies in what is behind that, which may be all of the rest.
-    rest_error_ratio = max(count.error_ratio, count.text_error_ratio)
-    wrong_tokens = sum(part.tokens * part.error_ratio for part in known) + rest_tokens * rest_error_ratio
+    most_ratio = count.tokens / count.raw_tokens * (1 + max(count.error_ratio, count.text_error_ratio))
+    wrong_tokens = sum(part.tokens * part.error_ratio for part in known)
+    wrong_tokens += max(0.0, max(0.0, rest_raw_tokens) * most_ratio - rest_tokens)
     if tokens + wrong_tokens >= count.tokens * (1 + count.error_ratio):
         return count
     ratio = min(1.0, tokens / count.tokens)

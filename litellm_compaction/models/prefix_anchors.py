@@ -35,6 +35,7 @@ class Anchor(NamedTuple):
         role: of its last message: some templates leave out a part of the prompt that depends on it (Mistral Nemo's
             and v3's the system message, where the last one is a tool's).
         media_tokens: the part of `raw_tokens` that images, sound and pages take.
+        is_sure: the server was asked for the number, which holds however far it is from ours.
     """
 
     prompt_tokens: int
@@ -43,6 +44,7 @@ class Anchor(NamedTuple):
     profile: Profile | None = None
     role: str = ""
     media_tokens: float = 0.0
+    is_sure: bool = False
 
     @property
     def text_tokens(self) -> float:
@@ -75,12 +77,12 @@ class Anchors:
             target_key: the deployment.
             basis: how `raw_tokens` were counted; other ways of counting cannot be compared with it.
             fingerprint: of the whole prompt, the last one of its request's.
-            anchor: a second number for the same prompt stands only where it is higher: some servers leave out what
-                was in their cache.
+            anchor: a second number for the same prompt stands only where it is higher, or the server was asked for
+                it: some servers leave out what was in their cache.
         """
         key = (target_key, basis, fingerprint)
         known = self._entries.get(key)
-        if known is None or known.prompt_tokens < anchor.prompt_tokens:
+        if known is None or known.prompt_tokens < anchor.prompt_tokens or anchor.is_sure:
             self._entries[key] = anchor
         self._entries.move_to_end(key)
         if len(self._entries) > _MAX_ANCHORS:
