@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from tools import lock
+from tools import install, lock
 from tools.lock import changes, main, read, told, without_places
 
 ROOT = Path(__file__).parents[1]
@@ -167,6 +167,23 @@ def test_places_are_left_out() -> None:
     """A lock that was made behind a mirror says nothing of it."""
     places = "--index-url https://mirror.example/simple\n--extra-index-url file:///wheels\n--find-links /wheels\n"
     assert without_places(f"{places}-i x\na==1 \\\n    --hash={A}\n") == f"a==1 \\\n    --hash={A}\n"
+
+
+@pytest.mark.parametrize("said", [None, "0"])
+def test_uv_trusts_what_pip_trusts(monkeypatch: pytest.MonkeyPatch, said: str | None) -> None:
+    """Behind a company's own certificates it would else give up, and pip take minutes; who says otherwise is obeyed."""
+    environs: list[dict[str, str]] = []
+
+    def run(command: Sequence[str], *, check: bool, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
+        environs.append(env)
+        return subprocess.CompletedProcess(command, 0)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.delenv("UV_SYSTEM_CERTS", raising=False)
+    if said is not None:
+        monkeypatch.setenv("UV_SYSTEM_CERTS", said)
+    assert install.main(["--tests"]) == 0
+    assert {environ["UV_SYSTEM_CERTS"] for environ in environs} == {said or "1"}
 
 
 def _index(monkeypatch: pytest.MonkeyPatch, alone: str, whole: str | None) -> list[str]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -47,7 +48,9 @@ def _installed(installer: Sequence[str], lock: Path) -> bool:
 
 
 def _ran(*command: str) -> bool:
-    return subprocess.run([sys.executable, "-m", *command], check=False).returncode == 0  # noqa: S603
+    # As pip does, uv then trusts the certificates that this machine trusts, such as a company's own.
+    environ = {"UV_SYSTEM_CERTS": "1", **os.environ}
+    return subprocess.run([sys.executable, "-m", *command], check=False, env=environ).returncode == 0  # noqa: S603
 
 
 if __name__ == "__main__":
