@@ -24,8 +24,8 @@ from litellm_compaction.stores import Store
 logger = logging.getLogger("litellm_compaction")
 
 # What a continuation teaches: it began with something new, or repeated what the server was shown, which it had not
-# generated; the answer began anew; the server did not take such a request; it failed over this one.
-Outcome: TypeAlias = Literal["went_on", "began_anew", "refused", "failed"]
+# generated; the answer began anew; the server does not take such a request. One over which it fails teaches nothing.
+Outcome: TypeAlias = Literal["went_on", "began_anew", "refused"]
 
 ALL_WAYS: tuple[Way, ...] = get_args(Way)
 # For people.
@@ -40,8 +40,6 @@ WAYS_IN_WORDS: Mapping[Way, str] = {
 _SOURCES: frozenset[Source] = frozenset(("api/v1", "api/v0", "llama.cpp", "vllm"))
 # A server that was updated may do what it did not do before.
 _FORGET_S = 24 * 3600.0
-# One that has broken down over a request is spared such requests while it comes back.
-_SPARE_S = 60.0
 _STORE_TIMEOUT_S = 2.0
 # Wildcard deployments get their model names from clients, so the number of servers and models needs an end.
 _MAX_KNOWN = 4096
@@ -54,19 +52,15 @@ class Record:
     Attributes:
         has_gone_on: at least once.
         failures: since it last did; the newest one at `last_failed_s`, in seconds since 1970.
-        spared_until_s: the server has broken down just now, which says nothing about the way.
     """
 
     has_gone_on: bool = False
     failures: int = 0
     last_failed_s: float = 0.0
-    spared_until_s: float = 0.0
 
     def is_good(self, now_s: float) -> bool:
         """Whether it is worth a try: a single repeat that the model meant does not outweigh what went well."""
-        is_kept = self.failures <= self.has_gone_on or now_s - self.last_failed_s > _FORGET_S
-        # Nor does a clock that was set back spare it for long.
-        return is_kept and not 0 <= self.spared_until_s - now_s <= _SPARE_S
+        return self.failures <= self.has_gone_on or now_s - self.last_failed_s > _FORGET_S
 
 
 @dataclass(slots=True)
@@ -78,10 +72,6 @@ class Records:
     def note(self, way: Way, outcome: Outcome, now_s: float) -> None:
         """Takes note of one continuation."""
         record = self.of.setdefault(way, Record())
-        if outcome == "failed":
-            record.spared_until_s = now_s + _SPARE_S
-            return
-        record.spared_until_s = 0.0
         if outcome == "went_on":
             record.has_gone_on, record.failures = True, 0
             return
@@ -90,7 +80,7 @@ class Records:
         record.failures, record.last_failed_s = record.failures + 1, now_s
 
     def as_json(self) -> str:
-        """For another process; not what passes."""
+        """For another process."""
         return json.dumps({way: [each.has_gone_on, each.failures, each.last_failed_s] for way, each in self.of.items()})
 
     @classmethod
@@ -193,7 +183,7 @@ class GoingOn:
         records.note(way, outcome, now_s)
         if before.is_good(now_s) and not records.of[way].is_good(now_s):
             logger.warning("going_on model=%s way=%s outcome=%s; the next way is used", label, way, outcome)
-        if replace(records.of[way], spared_until_s=before.spared_until_s) != before:
+        if records.of[way] != before:
             task = asyncio.get_running_loop().create_task(self._write(fact_key(target), records.as_json()))
             self._writing.add(task)
             task.add_done_callback(self._writing.discard)

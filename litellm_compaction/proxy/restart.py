@@ -97,7 +97,7 @@ class Answer:
         self._is_joined = False
         self._progress = Progress()
         self._ways = upstream.ways
-        self._untaken: dict[Way, Outcome] = {}
+        self._refused: list[Way] = []
         self._one = OneAnswer(self._progress, SILENT if asked.is_json else asked.notices)
 
     async def chunks(self) -> AsyncGenerator[Chunk, None]:
@@ -265,19 +265,21 @@ class Answer:
     async def _by_another_way(self, way: Way, error: UpstreamError) -> Guarded:
         """What to send instead of what the server has not taken; `way` is not tried again for this answer."""
         self._ways -= {way}
-        self._untaken[way] = "failed" if error.may_pass else "refused"
+        if not error.may_pass:
+            self._refused.append(way)
         return await self._compactor.carry_over(
             self._asked.request, self._partial(), self._case, self._room, ways=self._ways
         )
 
     async def _learn_way(self, guarded: Guarded, relay: Relay) -> None:
-        """Takes note of how the server has gone on, and of the ways that it has not taken.
+        """Takes note of how the server has gone on, and of the ways that it has refused.
 
         Of those only where it has taken another one: what it takes in no way says nothing about ways.
         """
         outcomes: dict[Way, Outcome] = {}
         if relay.has_begun:
-            outcomes, self._untaken = self._untaken, {}
+            outcomes = dict.fromkeys(self._refused, "refused")
+            self._refused.clear()
         if guarded.way in _OWN_WAYS and (outcome := relay.outcome()) is not None:
             outcomes[guarded.way] = outcome
         try:

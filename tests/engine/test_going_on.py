@@ -60,26 +60,6 @@ async def test_a_way_that_fails_is_left_for_a_day() -> None:
     assert await going_on.ways(one, "api/v1") == ALL_WAYS
 
 
-async def test_a_server_that_broke_down_is_spared_for_a_minute() -> None:
-    """Whatever it had shown before counts again behind that, and no other process hears of it."""
-    clock, store = Clock(), RecordingStore()
-    going_on = GoingOn(store, clock)
-    one = target()
-    for _ in range(3):
-        await going_on.learn(one, "m", "raw", "failed")
-    assert await going_on.ways(one, "api/v1") == ("prefill", "turn")
-    assert await GoingOn(store, clock).ways(one, "api/v1") == ALL_WAYS
-    clock.now_s -= DAY_S
-    assert await going_on.ways(one, "api/v1") == ALL_WAYS
-    clock.now_s += DAY_S + 61
-    assert await going_on.ways(one, "api/v1") == ALL_WAYS
-    await going_on.learn(one, "m", "raw", "went_on")
-    await going_on.learn(one, "m", "raw", "failed")
-    assert await going_on.has_gone_on(one, "raw")
-    await going_on.aclose()
-    assert await GoingOn(store, clock).has_gone_on(one, "raw")
-
-
 async def test_what_was_learned_outlives_the_process() -> None:
     """Kept in the store, for every deployment that leads to the same model of the same server."""
     store = RecordingStore()
