@@ -88,6 +88,9 @@ def _beat(last: Any, begun: Any) -> Any:
     if not hasattr(last, "choices") or not hasattr(last, "model_copy"):
         return begun
     beat = last.model_copy(deep=True)
+    if getattr(beat, "usage", None) is not None:
+        # What it adds up is said once.
+        beat.usage = None
     for choice in beat.choices:
         choice.finish_reason = None
         delta = getattr(choice, "delta", None)

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from litellm_compaction.core.carry_over import Partial
+from litellm_compaction.core.carry_over import Partial, Way
 from litellm_compaction.core.messages import Message
 from litellm_compaction.models.targets import Source
 from litellm_compaction.models.window import Target
@@ -234,3 +234,25 @@ async def test_vllm_is_told_that_the_message_goes_on() -> None:
     path, sent = await _sent(body, scene(Turn(), source="vllm"))
     assert path == "/v1/chat/completions"
     assert (sent["continue_final_message"], sent["add_generation_prompt"]) == (True, False)
+
+
+@pytest.mark.parametrize("error", [httpx.ReadTimeout, httpx.ConnectError, httpx.PoolTimeout, httpx.WriteError])
+async def test_a_time_limit_at_a_continuation_is_no_end(error: type[httpx.TransportError]) -> None:
+    """Another way may do; where there is none, and for an answer that begins, the client's error stays what it was."""
+
+    def fail(request: httpx.Request) -> httpx.Response:
+        raise error("too late", request=request)
+
+    made = scene(Turn())
+    request = httpx.Request("POST", "http://here/v1/chat/completions")
+    body = {"model": "m", "messages": SHORT}
+    upstream = HttpUpstream(httpx.MockTransport(fail), request, body, Abilities())
+    for ways, expected in ((upstream.ways, UpstreamDropped), (frozenset[Way](("turn",)), error)):
+        guarded = await made.compactor.carry_over(made.request, Partial(text="one two "), made.case, ways=ways)
+        with pytest.raises(expected) as raised:
+            async with upstream.open(guarded.messages, 50, continuation=continuation_of(guarded)):
+                pass
+        assert isinstance(raised.value.__cause__ if expected is UpstreamDropped else raised.value, error)
+    with pytest.raises(error):
+        async with upstream.open(None, 50, continuation=None):
+            pass

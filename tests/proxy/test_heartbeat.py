@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncGenerator
 from typing import Any
 
 import anyio
 import pytest
 from litellm.types.llms.openai import OutputItemAddedEvent, ResponseInProgressEvent
-from litellm.types.utils import ModelResponseStream, TextCompletionResponse
+from litellm.types.utils import ModelResponseStream, TextCompletionResponse, Usage
 
 from litellm_compaction.core.messages import Request
 from litellm_compaction.engine import Attempts
@@ -147,3 +148,22 @@ async def test_client_that_leaves_does_not_interrupt_the_closing() -> None:
         await waits.wait()
         group.cancel_scope.cancel()
     assert closed.is_set()
+
+
+@pytest.mark.parametrize("last", [_DELTA, _WORD])
+async def test_the_usage_is_said_once(last: Any) -> None:
+    """On a slow machine a stream may be silent behind its usage, too: clients add up what they read."""
+    speak = asyncio.Event()
+
+    async def source() -> AsyncGenerator[Any, None]:
+        told = last.model_copy(deep=True)
+        told.usage = Usage(prompt_tokens=3, completion_tokens=2, total_tokens=5)
+        yield told
+        await speak.wait()
+
+    seen: list[Any] = []
+    async for chunk in with_heartbeat(source(), _call(may_pause=True), every_s=0.01):
+        seen.append(json.loads(chunk.model_dump_json(exclude_none=True)))
+        if len(seen) == 3:
+            speak.set()
+    assert [bool(chunk.get("usage")) for chunk in seen][:3] == [True, False, False]
