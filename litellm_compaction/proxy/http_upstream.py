@@ -23,7 +23,7 @@ from litellm_compaction.models.fetch import ACCEPTED_ENCODINGS, is_quickly_read,
 from litellm_compaction.proxy import wire
 from litellm_compaction.proxy.carriers import WAYS_OF
 from litellm_compaction.proxy.exchange import Chunk, Continuation, UpstreamDropped, UpstreamError
-from litellm_compaction.proxy.sse import Bounds, json_object, read_body, read_events, unreadable
+from litellm_compaction.proxy.sse import Bounds, is_chunk, json_object, read_body, read_events, unreadable
 
 # What shapes a whole document would make the model start a new one instead of going on with the old.
 _WHOLE_DOCUMENT_KEYS = ("response_format",)
@@ -285,7 +285,8 @@ def _as_chunk(response: httpx.Response) -> Chunk:
         UpstreamError: it is not an answer.
     """
     answer = json_object(response.content) if response.status_code == 200 else {}
-    choice = next(iter(answer.get("choices") or ()), None)
+    choices = answer.get("choices")
+    choice = choices[0] if isinstance(choices, list) and choices else None
     if not isinstance(choice, dict):
         raise UpstreamError(response.text, response, status=response.status_code)
     message = choice.get("message", {"content": choice["text"]} if "text" in choice else None)
@@ -293,4 +294,7 @@ def _as_chunk(response: httpx.Response) -> Chunk:
     if isinstance(calls := delta.get("tool_calls"), list):
         delta["tool_calls"] = [{"index": index, **call} for index, call in enumerate(calls) if isinstance(call, dict)]
     shown = {key: value for key, value in choice.items() if key not in ("message", "text")}
-    return {**answer, "choices": [{**shown, "index": 0, "delta": delta}]}
+    chunk = {**answer, "choices": [{**shown, "index": 0, "delta": delta}]}
+    if not is_chunk(chunk):
+        raise UpstreamError(response.text, response, status=response.status_code)
+    return chunk

@@ -20,6 +20,7 @@ DONE = b"data: [DONE]\n\n"
 _FIELD = b"data:"
 # More at once gives way to others before the next piece: a thousand of the smallest chunks.
 _MUCH_BYTES = 16 * 1024
+_TEXT = (str, type(None))
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,7 @@ class Bounds:
 
 
 async def read_events(response: httpx.Response, bounds: Bounds) -> AsyncIterator[Chunk]:
-    """The JSON objects of an event stream; what is not one is passed over.
+    """The chunks of an event stream; what is not one is passed over.
 
     Raises:
         UpstreamDropped: the connection broke.
@@ -94,7 +95,7 @@ def unreadable(why: str) -> UpstreamError:
     """The error for an answer that nobody reads to its end."""
     message = f"The model's server cannot be understood: {why}."
     body = {"error": {"message": message, "type": "server_error", "code": "bad_gateway"}}
-    return UpstreamError(message, httpx.Response(502, json=body))
+    return UpstreamError(message, httpx.Response(502, json=body), status=502)
 
 
 def event_of(chunk: Chunk) -> bytes:
@@ -115,6 +116,41 @@ def json_object(content: bytes) -> dict[str, Any]:
     return body if isinstance(body, dict) else {}
 
 
+def is_chunk(chunk: Chunk) -> bool:
+    """Whether a JSON object has a chunk's shape, as far as it is read: a server may send anything.
+
+    `type` and not `isinstance`, since it is asked for each chunk of each answer.
+    """
+    choices = chunk.get("choices")
+    return choices is None or (type(choices) is list and all(map(_is_choice, choices)))
+
+
+def _is_choice(choice: object) -> bool:
+    if type(choice) is not dict or type(choice.get("finish_reason")) not in _TEXT:
+        return False
+    delta = choice.get("delta")
+    if delta is None:
+        return True
+    if type(delta) is not dict or not _is_function(delta.get("function_call")):
+        return False
+    calls = delta.get("tool_calls")
+    return calls is None or (type(calls) is list and all(map(_is_call, calls)))
+
+
+def _is_call(call: object) -> bool:
+    if type(call) is not dict or type(call.get("index", 0)) is not int:
+        return False
+    return type(call.get("id")) in _TEXT and _is_function(call.get("function"))
+
+
+def _is_function(function: object) -> bool:
+    if function is None:
+        return True
+    if type(function) is not dict:
+        return False
+    return type(function.get("name")) in _TEXT and type(function.get("arguments")) in _TEXT
+
+
 def _chunks(lines: Iterable[bytes]) -> Iterator[Received | None]:
     """The chunks in `lines`; None for the end of the stream."""
     for line in lines:
@@ -125,7 +161,7 @@ def _chunks(lines: Iterable[bytes]) -> Iterator[Received | None]:
             yield None
         elif not is_quickly_read(data):
             raise unreadable("a piece of its answer has too many values")
-        elif chunk := json_object(data):
+        elif (chunk := json_object(data)) and is_chunk(chunk):
             yield Received(chunk, line)
 
 

@@ -72,6 +72,18 @@ async def test_broken_connection_is_told_apart() -> None:
     assert seen == [{"a": 1}]
 
 
+@pytest.mark.parametrize(
+    "choices",
+    [True, {}, [None], [[]], [{"delta": []}], [{"finish_reason": {}}], [{"delta": {"tool_calls": {}}}]]
+    + [[{"delta": {"tool_calls": [call]}}] for call in (None, {"index": []}, {"function": []}, {"id": 1})]
+    + [[{"delta": {"tool_calls": [{"function": {"arguments": {}}}]}}], [{"delta": {"function_call": {"name": 1}}}]],
+)
+async def test_chunk_of_another_shape_is_passed_over(choices: object) -> None:
+    """Each of these ended an answer with an error of Python's own, and a traceback in the log."""
+    lines = [b"data: " + json.dumps({"choices": choices}).encode() + b"\n\n", b'data: {"choices": []}\n\n']
+    assert await _read(lines) == [{"choices": []}]
+
+
 def test_chunk_goes_on_in_its_own_bytes() -> None:
     """A received chunk is written as it came, any other one as JSON in ASCII: lone surrogates have no UTF-8."""
     assert event_of(Received({"a": 1}, b'data:{"a" : 1}')) == b'data:{"a" : 1}\n\n'
