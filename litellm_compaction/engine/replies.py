@@ -58,8 +58,8 @@ class Replies:
         if is_low and is_inside and self._lessons.explains(case.target.key, guarded.count, prompt_tokens):
             return
         self._windows.invalidate(case.target)
-        if is_low and is_inside and case.target.is_listed:
-            task = asyncio.create_task(self._alarm_if_cut(case, guarded, prompt_tokens, reason))
+        if case.target.is_listed:
+            task = asyncio.create_task(self._alarm_if_cut(case, guarded, prompt_tokens, completion_tokens, reason))
             self._asking.add(task)
             task.add_done_callback(self._asking.discard)
             return
@@ -72,17 +72,21 @@ class Replies:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _alarm_if_cut(self, case: Case, guarded: Guarded, prompt_tokens: int, reason: str) -> None:
+    async def _alarm_if_cut(
+        self, case: Case, guarded: Guarded, prompt_tokens: int, completion_tokens: int, reason: str
+    ) -> None:
         """Raises the alarm where the window, read again, is too small for what was sent.
 
         A prompt that fits by our count, which is the higher one, cannot have been cut: its server counts otherwise, as
-        one does whose template leaves tools out.
+        one does whose template leaves tools out. One that is above the window we knew fits where the model has been
+        loaded with a larger one since.
         """
         try:
             window = await self._windows.resolve(case.target, fresh=True)
         except CompactionError:
             window = None
-        if window is None or guarded.count.tokens > window.tokens:
+        is_fit = window is not None and guarded.count.tokens <= window.tokens
+        if window is None or not is_fit or _is_full(window.tokens, prompt_tokens, completion_tokens):
             self._reporter.alarmed(case, guarded, prompt_tokens, reason)
 
     def learn_overflow(self, case: Case, guarded: Guarded | None, overflow: Overflow) -> None:
@@ -111,8 +115,14 @@ def truncation(guarded: Guarded, prompt_tokens: int, completion_tokens: int, cou
         completion_tokens: likewise; 0 for an empty answer.
         counter: knows which deviation a tokenizer cannot explain.
     """
-    if prompt_tokens > guarded.window.tokens:
-        return "prompt_above_window"
-    if completion_tokens == 0 and prompt_tokens >= _FULL_WINDOW_RATIO * guarded.window.tokens:
-        return "empty_at_full_window"
+    if full := _is_full(guarded.window.tokens, prompt_tokens, completion_tokens):
+        return full
     return "prompt_far_below_count" if counter.is_suspicious(guarded.count, prompt_tokens) else ""
+
+
+def _is_full(window_tokens: int, prompt_tokens: int, completion_tokens: int) -> str:
+    """One word for a prompt that a window cannot have held with its answer; "" where it can."""
+    if prompt_tokens > window_tokens:
+        return "prompt_above_window"
+    is_empty = completion_tokens == 0
+    return "empty_at_full_window" if is_empty and prompt_tokens >= _FULL_WINDOW_RATIO * window_tokens else ""

@@ -88,11 +88,12 @@ class Deviation:
 
 
 def solid_tokens(count: Count) -> float:
-    """The part of a count that no server may leave out."""
+    """The part of a count that no server may leave out; templates without a place for tools leave those."""
     text_tokens = count.raw_tokens - count.media_tokens
     if text_tokens <= 0:
         return 0.0
-    solid_ratio = 1 - (count.allowance_tokens - count.media_tokens) / text_tokens
+    left_out_tokens = count.allowance_tokens - count.media_tokens + count.doubtful_tools_tokens
+    solid_ratio = max(0.0, 1 - left_out_tokens / text_tokens)
     return (count.tokens - count.media_tokens * count.media_factor) * solid_ratio
 
 

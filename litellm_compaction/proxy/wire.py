@@ -324,7 +324,9 @@ def usage_of(response: object) -> Usage | None:
     prompt, completion = _field(usage, "prompt_tokens"), _field(usage, "completion_tokens")
     if not _is_count(prompt) or not _is_count(completion) or prompt <= 0:
         return None
-    return Usage(prompt, completion)
+    # Part of the prompt, as OpenAI defines it; where it is more, the server leaves it out of the other number.
+    cached = _field(_field(usage, "prompt_tokens_details"), "cached_tokens")
+    return Usage(prompt + cached if _is_count(cached) and cached > prompt else prompt, completion)
 
 
 def _field(value: object, name: str) -> object:

@@ -266,16 +266,28 @@ async def test_a_truncated_reply_raises_the_alarm(prompt_tokens: int, completion
     assert bench.counter.learned == []
 
 
-@pytest.mark.parametrize(("context_length", "alarms"), [(8192, 0), (1024, 1)])
-async def test_a_low_count_is_an_alarm_only_where_the_window_is_smaller_now(
-    bench: Bench, server: LMStudio, context_length: int, alarms: int
+@pytest.mark.parametrize(
+    ("prompt_tokens", "completion_tokens", "context_length", "alarms"),
+    [
+        (1000, 10, 8192, 0),
+        (1000, 10, 1024, 1),
+        (1, 10, 8192, 0),
+        (9000, 10, 8192, 1),
+        (9000, 10, 16384, 0),
+        (8192, 0, 8192, 1),
+        (8192, 0, 16384, 0),
+        (8192, 1, 8192, 0),
+    ],
+)
+async def test_a_number_is_an_alarm_only_where_the_window_of_today_says_so(
+    bench: Bench, server: LMStudio, prompt_tokens: int, completion_tokens: int, context_length: int, alarms: int
 ) -> None:
-    """A prompt that fits the window as it is read again has not been cut: its server counts otherwise."""
+    """A prompt that fits the window as it is read again has not been cut: its server counts otherwise, or has grown."""
     raw = chat(12, words=300)
     guarded = await bench.compactor.guard(Request(messages=parsed(raw)), case(bench))
     server.context_length = context_length
     events = len(bench.events)
-    bench.compactor.learn(case(bench), guarded, prompt_tokens=1000, completion_tokens=10)
+    bench.compactor.learn(case(bench), guarded, prompt_tokens=prompt_tokens, completion_tokens=completion_tokens)
     await bench.compactor.windows.resolve(case(bench).target, fresh=True)
     await settled()
     assert [isinstance(event, TruncationAlarm) for event in bench.events[events:]] == [True] * alarms

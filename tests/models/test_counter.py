@@ -391,6 +391,18 @@ async def test_upper_limits_raise_no_alarm() -> None:
     assert not counter.is_suspicious(chinese, round(chinese.tokens * 0.4))
 
 
+async def test_tools_that_a_template_leaves_out_raise_no_alarm() -> None:
+    """Where tools are only estimated they may take nothing; of the text as much must be there as ever."""
+    family = family_of("", "llama-2-7b")
+    asked = request(user(PROSE * 100), tools=TOOLS * 8)
+    counter = TokenCounter()
+    made = await counter.count("t", family, asked)
+    assert made.doubtful_tools_tokens > 0.3 * made.raw_tokens
+    text = round(made.raw_tokens - made.doubtful_tools_tokens)
+    assert not counter.is_suspicious(made, text)
+    assert counter.is_suspicious(made, round(text * 0.4))
+
+
 async def test_reasoning_that_the_template_drops_does_not_make_text_cheap() -> None:
     """A prompt without its old reasoning does not teach that text costs half."""
     counter = TokenCounter()

@@ -20,7 +20,7 @@ from litellm_compaction.proxy import relay
 from litellm_compaction.proxy.exchange import Asked
 from litellm_compaction.proxy.http_upstream import Abilities
 from litellm_compaction.proxy.upstream import GuardedTransport, client_over
-from litellm_compaction.proxy.wire import client_texts
+from litellm_compaction.proxy.wire import client_texts, usage_of
 from tests.integration.conversations import prose, talk
 from tests.proxy.scripted import IN_TEXT, Scene, Turn
 
@@ -486,3 +486,23 @@ async def test_answer_that_is_passed_holds_its_room_until_it_is_read() -> None:
     assert usage.used_tokens > wire.sent[0]["max_tokens"]
     assert b"Two." in await response.aread()
     assert not scene.compactor._admission._pools
+
+
+@pytest.mark.parametrize(
+    ("usage", "read"),
+    [
+        ({"prompt_tokens": 900, "completion_tokens": 3}, (900, 3)),
+        ({"prompt_tokens": 900, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 800}}, (900, 3)),
+        ({"prompt_tokens": 100, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 800}}, (900, 3)),
+        ({"prompt_tokens": 900, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": None}}, (900, 3)),
+        ({"prompt_tokens": 900, "completion_tokens": 3, "prompt_tokens_details": 7}, (900, 3)),
+        ({"prompt_tokens": 0, "completion_tokens": 3}, None),
+        ({"prompt_tokens": None, "completion_tokens": 3}, None),
+        ({"prompt_tokens": 900}, None),
+        ({"prompt_tokens": True, "completion_tokens": 3}, None),
+        (None, None),
+    ],
+)
+def test_usage_is_the_whole_prompts_or_none(usage: Any, read: tuple[int, int] | None) -> None:
+    """A number without what the server had in its cache would look like a prompt that was cut."""
+    assert usage_of({"usage": usage}) == read
