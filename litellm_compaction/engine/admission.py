@@ -120,14 +120,19 @@ class Admission:
             raise
         return seat
 
-    def leave_later(self, seat: Seat) -> None:
-        """Has a seat left when the server has noticed that the stream which it was held for is closed."""
+    def leave_later(self, seat: Seat, *, after_s: float | None = None) -> None:
+        """Has a seat left when the server has stopped.
+
+        Args:
+            seat: of an answer that nobody reads any more.
+            after_s: when its server will have ended it; None where it ends as soon as it notices that nobody reads.
+        """
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:
             seat.leave()
             return
-        loop.call_later(self.stopping_s, seat.leave)
+        loop.call_later(self.stopping_s if after_s is None else after_s, seat.leave)
 
     def usage(self, pool: Hashable) -> Usage:
         """How full `pool` is, for metrics and `doctor`."""

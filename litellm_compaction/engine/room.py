@@ -19,6 +19,8 @@ from litellm_compaction.models.window import Window
 
 # A summary's own instruction, answer and thinking beside the history that it reads: 450 + 800 + 800, rounded up.
 SUMMARY_EXTRA_TOKENS = 2100
+# As slow as a machine may be that people wait for; a faster one gives its room back later than it could.
+_SLOW_S_PER_TOKEN = 0.05
 # What makes a model go on, and what the template puts around the answer so far.
 _GOING_ON_TOKENS = 128
 # Of the room with which an answer goes on whose share was too small; with so many even 256 tokens are a whole window.
@@ -188,6 +190,21 @@ class Room:
         pool = self._pool(window)
         running = max(self._admission.present(pool), self._admission.seated(pool))
         return max(running - 1, 0)
+
+    def abandon(self) -> None:
+        """Gives everything back when the server must have ended an answer that is no stream, and that nobody reads.
+
+        It writes that to its end (a llama.cpp whose client had left a plain request, for half a minute; measured
+        2026-11-22). Nobody hears when, so its bound at a slow machine's pace decides.
+        """
+        seat = self._seat
+        if seat is None or self._is_lent:
+            self.leave()
+            return
+        self._count_seat(-1)
+        self._seat = None
+        self._admission.leave_later(seat, after_s=self._limit_tokens * _SLOW_S_PER_TOKEN)
+        self.leave()
 
     def leave(self) -> None:
         """Gives everything back; what an answer holds that has just been stopped, when its server has noticed it."""

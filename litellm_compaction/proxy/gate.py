@@ -196,7 +196,7 @@ class Gate:
         is_watched = bool(kwargs.get("stream")) and call.is_chat and wire.can_be_carried_over(kwargs)
         asked_tokens = wire.asked_output_tokens(kwargs)
         guarded, limit, call.room = await guarded_in_room(
-            self._compactor, request, case, asked_tokens, is_watched=is_watched
+            self._compactor, request, case, asked_tokens, is_watched=is_watched, is_stream=bool(kwargs.get("stream"))
         )
         call.sent(case, guarded)
         self._publisher.publish(router, deployment, guarded.window)

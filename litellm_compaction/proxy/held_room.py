@@ -12,6 +12,8 @@ import weakref
 from functools import partial
 from typing import Any
 
+from litellm.exceptions import Timeout
+
 from litellm_compaction.core.messages import Request
 from litellm_compaction.engine import Case, Compactor, Guarded, Pending, Room
 
@@ -29,7 +31,13 @@ async def compacted(compactor: Compactor, prepared: Guarded | Pending, room: Roo
 
 
 async def guarded_in_room(
-    compactor: Compactor, request: Request, case: Case, asked_tokens: int | None, *, is_watched: bool
+    compactor: Compactor,
+    request: Request,
+    case: Case,
+    asked_tokens: int | None,
+    *,
+    is_watched: bool,
+    is_stream: bool = True,
 ) -> tuple[Guarded, int, Room]:
     """What to send, the bound on its answer, and the room that it holds until its task or stream ends.
 
@@ -39,6 +47,7 @@ async def guarded_in_room(
         case: of the request.
         asked_tokens: the client's bound on the answer.
         is_watched: whether the answer comes in pieces, and can go on where it was stopped.
+        is_stream: whether its server hears when nobody reads it any more; a plain answer is written to its end.
 
     Raises:
         DoesNotFit, WindowUnknown, ModelNotLoaded: as the engine.
@@ -58,12 +67,15 @@ async def guarded_in_room(
         raise
     task = asyncio.current_task()
     if task is not None:
-        task.add_done_callback(partial(_asked, room))
+        task.add_done_callback(partial(_asked, room, is_stream))
     return guarded, limit, room
 
 
-def _asked(room: Room, task: asyncio.Task[Any]) -> None:
+def _asked(room: Room, is_stream: bool, task: asyncio.Task[Any]) -> None:
     """The task that asked the deployment has ended: with a stream, which is still open, or for good."""
+    if not is_stream and (task.cancelled() or isinstance(task.exception(), Timeout)):
+        room.abandon()
+        return
     stream = None if task.cancelled() or task.exception() is not None else task.result()
     if not hasattr(stream, "__aiter__"):
         room.leave()

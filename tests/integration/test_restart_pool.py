@@ -77,7 +77,9 @@ async def test_client_that_leaves_gives_its_room_back(
     gate = shut()
     waiting = Reply(prose("waiting", 200), gate=gate, gate_after_tokens=gate_after_tokens)
     content = prose(f"large {stream} {gate_after_tokens}", 2200)
-    body = {"model": "pool", "messages": [{"role": "user", "content": content}], "stream": stream}
+    asked = [{"role": "user", "content": content}]
+    # By hooks the room of a whole answer is kept for as long as its bound may take.
+    body = {"model": "pool", "messages": asked, "stream": stream, "max_tokens": 60}
     watch = restarting.watch("pool", lambda call: waiting if content in call.sent_text else Reply("Served."))
     # By hooks a whole answer is LiteLLM's own plain request; where an engine runs on with it, its room is not free yet.
     with changed(restarting.simulators["pool"], runs_on=stream or restarting.carrier == "auto"):
@@ -92,6 +94,31 @@ async def test_client_that_leaves_gives_its_room_back(
             second = {**body, "messages": [{"role": "user", "content": prose("second", 2200)}]}
             assert "Served." in await _read(client, second)
     assert {record.outcome for record in watch.records} == {"disconnected", "ok"}
+
+
+async def test_plain_answer_that_runs_on_without_its_client_keeps_its_room(restarting: Restarting) -> None:
+    """By hooks it is LiteLLM's own request, which an engine writes to its end: who comes then waits for that."""
+    if restarting.carrier == "auto":
+        pytest.skip("the transport asks for a stream, which ends with its client")
+    gate = shut()
+    left = Reply(prose("left", 200), gate=gate, tokens_per_second=100)
+    content = prose("large and left", 2200)
+    body = {"model": "pool", "messages": [{"role": "user", "content": content}], "max_tokens": 60}
+    watch = restarting.watch("pool", lambda call: left if content in call.sent_text else Reply("Served."))
+    async with httpx.AsyncClient(
+        base_url=restarting.proxy.base_url, headers=restarting.proxy.headers, trust_env=False, timeout=300
+    ) as client:
+        first = asyncio.ensure_future(_read(client, body))
+        assert await asyncio.to_thread(gate.reached.wait, 60)
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
+        await asyncio.to_thread(watch.simulator.wait_until, lambda: watch.chats[0].disconnected_s is not None)
+        gate.open()
+        second = {**body, "messages": [{"role": "user", "content": prose("after it", 2200)}]}
+        assert "Served." in await _read(client, second)
+    assert watch.chats[0].completion_tokens == 60
+    assert "pool_overflow" not in {record.outcome for record in watch.records}
+    assert max(_held_tokens(watch.chats, at) for at in watch.chats) <= 4096
 
 
 async def _read(client: httpx.AsyncClient, body: dict[str, Any]) -> str:

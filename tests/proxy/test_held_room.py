@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 import pytest
+from litellm.exceptions import Timeout
 
 from litellm_compaction.engine import Guarded, Room
 from litellm_compaction.errors import CompactionError, DoesNotFit, Overloaded
@@ -32,10 +33,18 @@ def _scene(**settings: Any) -> Scene:
     return Scene([{"role": "user", "content": prose("held", 1100)}], [], settings={**SHARED, **settings})
 
 
-async def _asked(scene: Scene, ending: Literal["stream", "whole", "error", "hang"]) -> tuple[Any, Room]:
+Ending = Literal["stream", "whole", "error", "timeout", "hang"]
+
+
+async def _asked(scene: Scene, ending: Ending, asked_tokens: int | None = None) -> tuple[Any, Room]:
     """A deployment is asked, as LiteLLM does it: in the task in which its hook has run."""
-    _, limit, room = await guarded_in_room(scene.compactor, scene.request, scene.case, None, is_watched=True)
+    is_stream = asked_tokens is None
+    _, limit, room = await guarded_in_room(
+        scene.compactor, scene.request, scene.case, asked_tokens, is_watched=True, is_stream=is_stream
+    )
     assert limit > 0
+    if ending == "timeout":
+        raise Timeout("too slow", "m", "xinference")
     if ending == "error":
         raise ConnectionError
     if ending == "hang":
@@ -55,8 +64,8 @@ async def _is_free(scene: Scene) -> bool:
     return True
 
 
-async def _response(scene: Scene, ending: Literal["stream", "whole", "error", "hang"]) -> Any:
-    response, _ = await _asked(scene, ending)
+async def _response(scene: Scene, ending: Ending, asked_tokens: int | None = None) -> Any:
+    response, _ = await _asked(scene, ending, asked_tokens)
     return response
 
 
@@ -229,3 +238,20 @@ async def test_a_request_that_waited_fits_the_window_of_its_turn() -> None:
     guarded, limit, _ = await asyncio.wait_for(waiting, 60)
     assert guarded.window.tokens == 1600
     assert guarded.count.tokens + limit <= 1600
+
+
+@pytest.mark.parametrize("ending", ["hang", "timeout"])
+async def test_a_plain_answer_that_nobody_reads_holds_its_room_until_its_server_has_ended(ending: Ending) -> None:
+    """Its client has left, or would not wait: the server writes it to its bound all the same."""
+    scene = _scene()
+    asking = asyncio.ensure_future(_response(scene, ending, asked_tokens=4))
+    if ending == "hang":
+        await asyncio.wait_for(scene.server.hanging.wait(), 60)
+        asking.cancel()
+    await asyncio.gather(asking, return_exceptions=True)
+    (pool,) = scene.compactor._admission._pools
+    assert scene.compactor._admission.usage(pool).used_tokens > 0
+    other = Scene([{"role": "user", "content": prose("next", 1100)}], [], settings={"admission": "pool"})
+    other.compactor = scene.compactor
+    await asyncio.wait_for(_response(other, "whole"), 60)
+    assert not scene.compactor._admission._pools
