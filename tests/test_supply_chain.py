@@ -246,8 +246,11 @@ def test_a_newest_litellm_whose_pins_the_index_lacks_is_said(
 
 
 def test_a_litellm_that_is_named_is_what_is_resolved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that CI can be run with another than the newest."""
+    """So that CI can be run with another than the newest; it fails where that cannot be had."""
     asked = _index(monkeypatch, "1.105.0", LOCKS["run"].replace(f"litellm=={_locked_litellm()} ", "litellm==1.105.0 "))
     assert main(["newest", str(tmp_path / "newest.txt"), "--litellm", "1.105.0"]) == 0
     assert all("litellm==1.105.0\n" in given for given in asked)
     assert (tmp_path / "newest.txt").stat().st_size
+    _index(monkeypatch, "1.105.0", None)
+    assert main(["newest", str(tmp_path / "none.txt"), "--litellm", "1.105.0"]) == 1
+    assert not (tmp_path / "none.txt").exists()

@@ -142,6 +142,9 @@ def resolve_newest(out: Path, litellm: str = "") -> int:
     Args:
         out: left alone where there is nothing to write.
         litellm: the version to try; "" for the newest that resolves.
+
+    Returns:
+        The exit code: 1 where the version that was named does not resolve.
     """
     wanted = f"litellm=={litellm}\n" if litellm else ""
     newest = _version(resolved(["-", "--no-deps"], wanted or _bound("litellm") + "\n"), "litellm")
@@ -149,8 +152,9 @@ def resolve_newest(out: Path, litellm: str = "") -> int:
     try:
         text = without_places(resolved(sources, _builder() + wanted))
     except subprocess.CalledProcessError as error:
-        print(f"The index resolves no LiteLLM within the bounds of pyproject.toml:\n{error.stderr[-2000:]}")
-        return 0
+        sought = f"LiteLLM {litellm}" if litellm else "no LiteLLM within the bounds of pyproject.toml"
+        print(f"The index {'does not resolve' if litellm else 'resolves'} {sought}:\n{error.stderr[-2000:]}")
+        return 1 if litellm else 0
     found = _version(text, "litellm")
     if found != newest:
         print(f"LiteLLM {newest} is the newest within the bounds; the index lacks what it pins. {found} resolves.")
