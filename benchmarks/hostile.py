@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
+import re
 import socket
 import sys
 import tempfile
@@ -63,6 +64,11 @@ class Cost(NamedTuple):
     status: str
     cpu_s: float
     held_s: float
+
+    @property
+    def cell(self) -> str:
+        """In a table."""
+        return f"{self.status:>10} {self.cpu_s:6.2f} s {1e3 * self.held_s:5.0f} ms"
 
 
 Body = dict[str, Any]
@@ -294,7 +300,7 @@ def _costs(base_url: str, settings: dict[str, Any] | None, only: str, rounds: in
 
 def _measured(running: Proxy, only: str, rounds: int) -> Iterator[tuple[str, Cost]]:
     for name, make in _attacks():
-        if only not in name:
+        if re.search(only, name) is None:
             continue
         attack = make()
         for _ in range(rounds):
@@ -306,22 +312,23 @@ def _measured(running: Proxy, only: str, rounds: int) -> Iterator[tuple[str, Cos
             # What is logged and stored after the answer costs, too.
             time.sleep(1)
             after = running.client.get("/probe").json()
-            yield name, Cost(status, after["cpu_s"] - before["cpu_s"], after["held_s"])
+            cost = Cost(status, after["cpu_s"] - before["cpu_s"], after["held_s"])
+            print(f"{name:44} {cost.cell}", file=sys.stderr, flush=True)
+            yield name, cost
 
 
 def main() -> None:
     """Prints the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--only", default="", help="attacks whose names contain this")
+    parser.add_argument("--only", default="", help="attacks whose names match this")
     parser.add_argument("--rounds", type=int, default=1, help="of each; the last one counts")
     options = parser.parse_args()
     with _server() as base_url:
         stock = _costs(base_url, None, options.only, options.rounds)
         ours = _costs(base_url, {}, options.only, options.rounds)
-    print(f"{'':44} {'stock':>24}   {'guarded':>24}   ratio")
+    print(f"{'':44} {'stock':>27}   {'guarded':>27}   ratio")
     for name, cost in ours.items():
-        cells = [f"{each.status:>8} {each.cpu_s:6.2f} s {1e3 * each.held_s:5.0f} ms" for each in (stock[name], cost)]
-        print(f"{name:44} {cells[0]}   {cells[1]}   {cost.cpu_s / max(stock[name].cpu_s, 1e-3):5.2f}")
+        print(f"{name:44} {stock[name].cell}   {cost.cell}   {cost.cpu_s / max(stock[name].cpu_s, 1e-3):5.2f}")
 
 
 if __name__ == "__main__":

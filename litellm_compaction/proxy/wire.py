@@ -43,13 +43,16 @@ _EXTRA = "extra_body"
 _LIFTED = frozenset(
     {
         "messages", "prompt", "tools", "functions", "tool_choice", "function_call", "max_tokens",
-        "max_completion_tokens", "stop", "n", "logprobs", "top_logprobs", "response_format", "stream_options",
+        "max_completion_tokens", "n_predict", "stop", "n", "logprobs", "top_logprobs", "response_format",
+        "stream_options",
     }
 )  # fmt: skip
 # What only the deployment decides, and how LiteLLM reads the answer.
 _NOT_THE_CLIENTS = frozenset({"model", "stream", _PROVIDER})
 _SCALARS = frozenset({str, int, float, bool, type(None)})
 _OUTPUT_LIMITS = ("max_tokens", "max_completion_tokens")
+# llama.cpp's own, which goes before `max_tokens` there (tools/server: "if n_predict is present, we overwrite").
+_LLAMA_LIMIT = "n_predict"
 
 
 class Usage(NamedTuple):
@@ -167,8 +170,9 @@ def _gist(request: Request) -> list[tuple[object, ...]]:
 
 
 def asked_output_tokens(body: Mapping[str, Any]) -> int | None:
-    """The client's limit for the answer: the smaller of both spellings; None when unlimited."""
-    limits = [value for key in _OUTPUT_LIMITS if _is_count(value := body.get(key)) and value >= 0]
+    """The client's limit for the answer: the smallest of all spellings; None when unlimited."""
+    keys = (*_OUTPUT_LIMITS, _LLAMA_LIMIT)
+    limits = [value for key in keys if _is_count(value := body.get(key)) and value >= 0]
     return min(limits) if limits else None
 
 
@@ -183,6 +187,8 @@ def with_output_limit(body: Mapping[str, Any], limit_tokens: int) -> dict[str, A
     given = body.get("max_completion_tokens")
     if _is_count(given):
         changed["max_completion_tokens"] = min(given, limit_tokens) if given >= 0 else limit_tokens
+    if body.get(_LLAMA_LIMIT) is not None:
+        changed[_LLAMA_LIMIT] = limit_tokens
     return changed
 
 

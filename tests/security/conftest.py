@@ -44,5 +44,6 @@ def office(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
         for name in ("local", "hooked"):
             simulator = bench.simulators[name]
             simulator.unload(simulator.instances[0].id)
-            simulator.load(KEY, bench.groups[name].window, parallel=8)
+            # LM Studio's default: a request answers while another one's summary is held.
+            simulator.load(KEY, bench.groups[name].window, parallel=4)
         yield bench

@@ -42,6 +42,15 @@ _PROVIDERS = (
     "ollama_chat",
 )
 _OFF = {"compaction": "off"}
+
+
+def _nested(depth: int) -> list[Any]:
+    value: list[Any] = []
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
 # Fields of a body that a client may send beside a conversation that is too long.
 _SPOOFS: dict[str, dict[str, Any]] = {
     **{f"custom_llm_provider {name}": {"custom_llm_provider": name} for name in _PROVIDERS},
@@ -67,6 +76,13 @@ _SPOOFS: dict[str, dict[str, Any]] = {
     "proxy_server_request": {"proxy_server_request": {"body": {}}},
     "headers": {"extra_headers": {"x-litellm-compaction": "off"}},
     "guardrails": {"disable_global_guardrails": True, "guardrails": []},
+    "n_predict": {"n_predict": 10**9, "max_tokens": 50},
+    "n_predict without end": {"n_predict": -1},
+    "n_predict in extra_body": {"extra_body": {"n_predict": 10**9}},
+    "chat_template": {"chat_template": "{{ messages }}" * 9},
+    "chat_template_kwargs": {"chat_template_kwargs": {"enable_thinking": False, "documents": [{"text": "x"}]}},
+    "prompt": {"prompt": "word " * 9},
+    **{f"a field {depth} deep": {"odd": _nested(depth)} for depth in (200, 900, 941, 950, 959, 990, 5000)},
 }
 # Conversations that come in another way than the one that is looked at.
 _SMUGGLED: dict[str, dict[str, Any]] = {
@@ -103,8 +119,11 @@ async def test_no_field_of_the_body_switches_the_guard_off(
     client = Client(scene, "sk-bob", _LONG, attempts=[group], body=_SPOOFS[spoof])
     await client.send()
     left = [*client.sent, *scene.server.bodies]
-    assert left
+    # What is nested deeper than JSON may be written ends in an error; what leaves without it is as short.
+    assert left or "deep" in spoof
+    left = [{key: value for key, value in body.items() if key != "odd"} for body in left]
     assert all(len(json.dumps(body)) < 6 * WINDOW for body in left)
+    assert all(0 <= body.get(key, 0) < WINDOW for body in left for key in ("max_tokens", "n_predict"))
     assert set(client.providers) <= {None, "openai" if group == "carried" else "deepseek"}
 
 
