@@ -306,7 +306,11 @@ def _floor(work: Work) -> Request:
 
 
 def _parts(work: Work, request: Request) -> list[Request]:
-    """The tools and the largest texts of a request, in pieces that certainly fit, each as a request of its own."""
+    """The tools and the largest texts of a request, in pieces that certainly fit, each as a request of its own.
+
+    With a system message where the request has one: without it some templates add one of 500 tokens and more.
+    """
+    lead = tuple(with_text(message, ".") for message in request.messages[: min(1, lead_length(request.messages))])
     limit_tokens = int(_SAMPLE_WINDOW_RATIO * work.window.tokens / (1 + work.budget.error_ratio))
     least_tokens = int(_LEAST_PART_RATIO * work.window.tokens)
     texts = {text for message in request.messages for text in _texts(message)}
@@ -320,9 +324,9 @@ def _parts(work: Work, request: Request) -> list[Request]:
             pieces.append((work.count_text(piece), piece))
             rest = rest[len(piece) :]
     largest = sorted(pieces, key=lambda piece: -piece[0])[:_MOST_PARTS]
-    parts = [Request(messages=(user_message(piece),)) for _, piece in largest]
+    parts = [Request(messages=(*lead, user_message(piece))) for _, piece in largest]
     if request.tools:
-        parts.insert(0, replace(request, messages=(user_message("."),)))
+        parts.insert(0, replace(request, messages=(*lead, user_message("."))))
     return parts
 
 

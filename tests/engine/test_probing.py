@@ -380,3 +380,20 @@ async def test_a_number_without_what_was_cached_is_believed_by_nobody() -> None:
         assert server.tokens(parsed(talk)) + guarded.max_output_tokens(None) <= WINDOW
         assert guarded.count.tokens >= server.tokens(parsed(talk))
     assert len(server.asked) >= 3
+
+
+class Defaulting(Server):
+    """Its template adds a system message of its own where the client sends none (Mistral Small: 500 tokens)."""
+
+    def tokens(self, messages: Sequence[Message]) -> int:
+        return super().tokens(messages) + (0 if messages[0].role == "system" else 600)
+
+
+async def test_a_part_is_asked_for_beside_a_system_message() -> None:
+    """A template's own would be taken for what the part's text costs, and make all other texts dear."""
+    server, engine = Defaulting(0.9), bench()
+    guarded = await engine.guard(conversation(2750), WINDOW, measure=server)
+    assert guarded.messages is None
+    assert {request.messages[0].role for request in server.requests} == {"system"}
+    other = await engine.guard([*conversation(200), *conversation(1500)[1:]], WINDOW, measure=server)
+    assert other.count.tokens < 1.3 * server.tokens(parsed([*conversation(200), *conversation(1500)[1:]]))
