@@ -215,3 +215,8 @@ async def test_summary_calls_count_as_requests_of_the_key(
         with pytest.raises(SummaryFailed, match="rate_limit"):
             await ask([user_message("text")], max_tokens=5)
     assert len(router.asked) == calls
+    counted = limiter.internal_usage_cache.dual_cache.in_memory_cache.cache_dict
+    used = [count for name, count in counted.items() if str(name).endswith(":requests")]
+    # What is refused is not counted: the client's own next request has what the summary did not get.
+    assert all(int(count) == calls for count in used)
+    assert used or not {"rpm_limit", "user_rpm_limit"} & limits.keys()
