@@ -147,6 +147,9 @@ class Anchored:
         media_tokens = max(0.0, raw.media_tokens - anchor.media_tokens) * self.price(raw).factor
         text_tokens = raw.text_tokens - anchor.text_tokens
         most_tokens = (text_tokens * max(1.0, factor) + media_tokens) * (1 + raw.error_ratio)
+        if raw.profile is not None and anchor.profile is not None:
+            # In some vocabularies every digit stands alone, which a log or a table shows first.
+            most_tokens += max(0.0, raw.profile.digit_tokens - anchor.profile.digit_tokens)
         doubt_tokens = most_tokens - growth.tokens
         if self._calibrations.of(self._basis).growths.is_settled:
             doubt_tokens = min(doubt_tokens, _SURE_DEVIATIONS * growth.doubt_tokens)

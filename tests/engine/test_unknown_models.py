@@ -64,6 +64,7 @@ def agent(seed: int, turns: int = 24) -> Transcript:
         ("nobody-knows", "gemma-4-12b"),
         ("nobody-knows", "qwen3-8b:no-calls"),
         ("glm-4", "mistral-nemo"),
+        ("glm-4", "mistral-7b-instruct-v0.3"),
         ("glm-4", "llama-3.1-8b"),
     ],
 )
