@@ -67,6 +67,9 @@ _CONTROL = re.compile(
     # The lines between which a pruning model is shown its data.
     r"|(?i:END OF THE DATA)|(?m:^CONVERSATION TO CONDENSE:|^RECORD SO FAR |^PARTIAL RECORDS OF ONE )",
 )
+# Longer than any of them, with what has to follow it.
+_LONGEST_CONTROL_CHARS = 64
+_SLICE_CHARS = 65_536
 _REFUSAL = re.compile(
     r"\A\W*(?:i(?:'|’)?m sorry|sorry,|i (?:can(?:'|’)?t|cannot|am unable|won(?:'|’)t)|as an ai)\b", re.IGNORECASE
 )
@@ -92,7 +95,17 @@ def frame(summary: str, ledger: str, *, round_number: int, headed: bool = False)
 
 def defused(text: str) -> str:
     """`text` with template control tokens broken by a space: untrusted data adds no role, tool or system text."""
-    return _CONTROL.sub(lambda found: found[0][:1] + " " + found[0][1:], text)
+    pieces: list[str] = []
+    kept = searched = 0
+    # In slices: one search holds the interpreter to its end, for 2 s in a text of 50 MB.
+    for begin in range(0, len(text), _SLICE_CHARS):
+        end = begin + _SLICE_CHARS
+        for found in _CONTROL.finditer(text, max(begin, searched), end + _LONGEST_CONTROL_CHARS):
+            if found.start() >= end:
+                break
+            pieces += (text[kept : found.start() + 1], " ")
+            kept, searched = found.start() + 1, found.end()
+    return "".join((*pieces, text[kept:]))
 
 
 def render_message(message: Message) -> str:
