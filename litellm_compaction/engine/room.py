@@ -21,6 +21,8 @@ from litellm_compaction.models.window import Window
 SUMMARY_EXTRA_TOKENS = 2100
 # As slow as a machine may be that people wait for; a faster one gives its room back later than it could.
 _SLOW_S_PER_TOKEN = 0.05
+# Most answers are far shorter than their bound: nobody waits longer for one that nobody reads.
+_MOST_ABANDONED_S = 10.0
 # What makes a model go on, and what the template puts around the answer so far.
 _GOING_ON_TOKENS = 128
 # Of the room with which an answer goes on whose share was too small; with so many even 256 tokens are a whole window.
@@ -195,7 +197,8 @@ class Room:
         """Gives everything back when the server must have ended an answer that is no stream, and that nobody reads.
 
         It writes that to its end (a llama.cpp whose client had left a plain request, for half a minute; measured
-        2026-11-22). Nobody hears when, so its bound at a slow machine's pace decides.
+        2026-11-22). Nobody hears when, so its bound at a slow machine's pace decides, and for 10 s at most: an overflow
+        by a longer one is rarer than others who would wait for minutes, and their answers are restarted.
         """
         seat = self._seat
         if seat is None or self._is_lent:
@@ -203,7 +206,7 @@ class Room:
             return
         self._count_seat(-1)
         self._seat = None
-        self._admission.leave_later(seat, after_s=self._limit_tokens * _SLOW_S_PER_TOKEN)
+        self._admission.leave_later(seat, after_s=min(self._limit_tokens * _SLOW_S_PER_TOKEN, _MOST_ABANDONED_S))
         self.leave()
 
     def leave(self) -> None:
