@@ -98,6 +98,16 @@ class BadWish(CompactionError):
     """A client asks something of the guard in a shape that is not known; says what is allowed, never what was said."""
 
 
+class TooDeep(CompactionError):
+    """A request is nested deeper than Python reads or writes JSON, so that nobody can say how long it is."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "The request is nested too deep to be read, so it was not sent. Send fewer than 900 levels of lists and "
+            "objects inside each other."
+        )
+
+
 class SummaryFailed(CompactionError):
     """The pruning model gave nothing that can be used; `reason` is one word for logs and metrics."""
 

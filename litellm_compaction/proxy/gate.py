@@ -17,7 +17,14 @@ import httpx
 
 from litellm_compaction.core.messages import Request, cleaned
 from litellm_compaction.engine import Attempts, Case, Compactor, Guarded, Pending
-from litellm_compaction.errors import BadWish, CompactionError, DoesNotFit, ModelNotLoaded, WindowUnknown
+from litellm_compaction.errors import (
+    BadWish,
+    CompactionError,
+    DoesNotFit,
+    ModelNotLoaded,
+    TooDeep,
+    WindowUnknown,
+)
 from litellm_compaction.proxy import wire
 from litellm_compaction.proxy.calls import Call, Calls
 from litellm_compaction.proxy.carriers import carrier_of
@@ -169,20 +176,34 @@ class Gate:
         deployment = self._deployment_of(kwargs, group)
         call = self._call_of(kwargs, metadata, deployment)
         guard = await self.guards.guard(deployment)
-        carrier = carrier_of(deployment, guard.settings) if guard is not None else "hooks"
+        if guard is None:
+            return {**received, "messages": wire.encode(call.received.messages)} if call and call.rewritten else None
+        try:
+            return await self._for(guard, call, router, received, kwargs)
+        except RecursionError as error:
+            if guard.settings.mode == "observe":
+                raise
+            # How deep a request is nested is the client's choice, and must not switch the guard off.
+            raise TooDeep from error
+
+    async def _for(
+        self, guard: Guard, call: Call | None, router: Any, received: Mapping[str, Any], kwargs: Mapping[str, Any]
+    ) -> dict[str, Any] | None:
+        """The arguments of a call to a guarded deployment; `received` as they came, `kwargs` as its entry has them."""
+        deployment = guard.deployment
+        carrier = carrier_of(deployment, guard.settings)
         request = call.original if call is not None else wire.decode(kwargs)
         if call is None and request is None and "prompt" in kwargs:
             request = wire.decode_prompt(kwargs, is_bridged=is_bridged(deployment.provider))
             if carrier == "transport" and (request is None or not is_bridged(deployment.provider)):
                 # Only the transport sees what leaves.
                 request = Request(messages=())
-        if guard is None or request is None or (call is not None and call.opted_out):
-            kwargs = received if guard is None else kwargs
+        if request is None or (call is not None and call.opted_out):
             if kwargs is not received and not (call and call.rewritten):
                 return {**kwargs}
             return {**kwargs, "messages": wire.encode(call.received.messages)} if call and call.rewritten else None
         if call is None:
-            call = self._calls.open(kwargs, self._new_call(request, group, kwargs))
+            call = self._calls.open(kwargs, self._new_call(request, deployment.group, kwargs))
             call.begins_attempt(deployment.id)
             request = call.original
         case = await self.guards.case(router, guard, call, kwargs)

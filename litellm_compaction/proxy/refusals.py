@@ -15,7 +15,15 @@ import litellm
 from fastapi import HTTPException
 from litellm.proxy._types import ProxyException
 
-from litellm_compaction.errors import BadWish, CompactionError, DoesNotFit, Overloaded, ServerUnavailable, WindowUnread
+from litellm_compaction.errors import (
+    BadWish,
+    CompactionError,
+    DoesNotFit,
+    Overloaded,
+    ServerUnavailable,
+    TooDeep,
+    WindowUnread,
+)
 
 # What OpenAI's API says of a prompt that is too long; clients compact their side by it.
 TOO_LONG = "context_length_exceeded"
@@ -73,6 +81,9 @@ def litellm_error_of(error: CompactionError, kwargs: Mapping[str, Any]) -> Excep
     kind = litellm.ServiceUnavailableError if others or is_down else litellm.BadRequestError
     if isinstance(error, DoesNotFit):
         kind = litellm.ContextWindowExceededError
+    elif isinstance(error, TooDeep):
+        # No other deployment could read it, and none of them is to blame.
+        kind = litellm.BadRequestError
     mapped: Exception = kind(
         message=error.for_clients,
         model=str(kwargs.get("model") or ""),

@@ -16,7 +16,7 @@ import litellm
 from openai import APIStatusError, AsyncOpenAI
 
 from litellm_compaction.engine import Case, Compactor, Guarded, Pending, Room
-from litellm_compaction.errors import CompactionError, overflow_from_text
+from litellm_compaction.errors import CompactionError, TooDeep, overflow_from_text
 from litellm_compaction.proxy import wire
 from litellm_compaction.proxy.exchange import Asked, Chunk, Listener, UpstreamError
 from litellm_compaction.proxy.http_upstream import HOP_HEADERS, Abilities, HttpUpstream
@@ -63,6 +63,9 @@ class GuardedTransport(httpx.AsyncBaseTransport):
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """The answer to LiteLLM's one call."""
         body = json_object(await request.aread())
+        if not body:
+            # What cannot be read cannot be guarded.
+            return self._refused(TooDeep())
         ready, found = self._prepared, self._asked.request
         if ready is None or not wire.is_same_request(body, found):
             # What is guarded is what leaves, by whatever way it came into the body.
@@ -81,8 +84,9 @@ class GuardedTransport(httpx.AsyncBaseTransport):
             asked = replace(asked, notices=SILENT, is_whole=True)
             return await self._whole(self._answer(upstream, asked, prepared), upstream)
         except CompactionError as error:
-            self._listener.refused(error)
-            return response_of(error)
+            return self._refused(error)
+        except RecursionError:
+            return self._refused(TooDeep())
 
     async def aclose(self) -> None:
         """Nothing: the inner transport belongs to everybody."""
@@ -101,8 +105,11 @@ class GuardedTransport(httpx.AsyncBaseTransport):
             # A chunk with nothing but the usage would be new to clients of completions.
             return await self._passed(upstream, guarded, asked, stream=False)
         except CompactionError as error:
-            self._listener.refused(error)
-            return response_of(error)
+            return self._refused(error)
+
+    def _refused(self, error: CompactionError) -> httpx.Response:
+        self._listener.refused(error)
+        return response_of(error)
 
     def _answer(self, upstream: HttpUpstream, asked: Asked, prepared: Guarded | Pending) -> Answer:
         return Answer(
