@@ -133,6 +133,7 @@ class GuardedTransport(httpx.AsyncBaseTransport):
             limit = await room.take(guarded, guarded.max_output_tokens(asked.output_tokens), is_watched=False)
             response = await upstream.send(guarded.messages, limit, continuation=None, stream=stream)
         except BaseException:
+            # Also on cancellation: without an answer nothing else would end what it holds.
             room.leave()
             raise
         response.stream = _Held(response.stream, room)

@@ -140,5 +140,6 @@ def test_every_token_counts_against_the_key(restarting: Restarting) -> None:
     small = {"model": "local", "messages": [{"role": "user", "content": "Hi."}]}
     deadline_s = time.monotonic() + 60
     while (again := restarting.proxy.post(small, headers=key)).status_code == 200 and time.monotonic() < deadline_s:
+        # LiteLLM counts in the proxy's process, after the answer: there is nothing to wait for but the next try.
         time.sleep(0.1)
     assert again.status_code == 429, again.text
