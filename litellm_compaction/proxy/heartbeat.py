@@ -35,7 +35,7 @@ async def with_heartbeat(response: AsyncIterable[Any], call: Call, *, every_s: f
                 last = await source.__anext__()
             except StopAsyncIteration:
                 return
-            begun = last if _is_in_progress(last) else begun
+            begun = _copied(last) if _is_in_progress(last) else begun
             yield last
             continue
         waiting = asyncio.ensure_future(_next(source))
@@ -57,7 +57,7 @@ async def with_heartbeat(response: AsyncIterable[Any], call: Call, *, every_s: f
                     waiting.exception()  # marks it as retrieved
         if last is _END:
             return
-        begun = last if _is_in_progress(last) else begun
+        begun = _copied(last) if _is_in_progress(last) else begun
         yield last
 
 
@@ -69,6 +69,11 @@ async def _next(source: AsyncIterator[Any]) -> Any:
     async for chunk in source:
         return chunk
     return _END
+
+
+def _copied(event: Any) -> Any:
+    """An event that stays as it is: LiteLLM hides the answer's id in the one that it sends, and would do so again."""
+    return event.model_copy(deep=True) if hasattr(event, "model_copy") else event
 
 
 def _is_in_progress(event: Any) -> bool:
@@ -86,7 +91,7 @@ def _beat(last: Any, begun: Any) -> Any:
         # Other streams of bytes than Anthropic's name no events; a comment is legal in all of them.
         return b'event: ping\ndata: {"type": "ping"}\n\n' if last.lstrip().startswith(b"event:") else b": ping\n\n"
     if not hasattr(last, "choices") or not hasattr(last, "model_copy"):
-        return begun
+        return _copied(begun)
     beat = last.model_copy(deep=True)
     if getattr(beat, "usage", None) is not None:
         # What it adds up is said once.
