@@ -108,6 +108,16 @@ class TooDeep(CompactionError):
         )
 
 
+class OwnTemplate(CompactionError):
+    """A client brings its own chat template, which may write the prompt any number of times."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "The request brings its own chat_template, so nobody can say how many tokens its prompt takes, and it was "
+            "not sent. Leave it out, or have the model served with that template (vLLM: --chat-template)."
+        )
+
+
 class SummaryFailed(CompactionError):
     """The pruning model gave nothing that can be used; `reason` is one word for logs and metrics."""
 

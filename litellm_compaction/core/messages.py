@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 JsonValue: TypeAlias = "bool | int | float | str | Sequence[JsonValue] | Mapping[str, JsonValue] | None"
@@ -95,11 +95,20 @@ class Request:
         messages: n, oldest first.
         tools: the request's tool schemas, in the client's order, never edited.
         tool_choice: as the client sent it, None for none.
+        extras: other fields that a server may write into the prompt, by their names (`documents`,
+            `chat_template_kwargs`), never edited; none where what they add lies within every margin.
     """
 
     messages: tuple[Message, ...]
     tools: tuple[JsonValue, ...] = ()
     tool_choice: JsonValue = None
+    extras: JsonObject = field(default_factory=dict)
+
+    @property
+    def has_own_template(self) -> bool:
+        """Whether the client brings the chat template, by one of the two ways that vLLM has for it."""
+        arguments = self.extras.get("chat_template_kwargs")
+        return "chat_template" in self.extras or (isinstance(arguments, Mapping) and "chat_template" in arguments)
 
 
 def parse_message(raw: JsonObject) -> Message:

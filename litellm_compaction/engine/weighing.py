@@ -17,7 +17,7 @@ from litellm_compaction.core.budget import Budget
 from litellm_compaction.core.messages import JsonValue, Message, Request, lead_length, with_only_text
 from litellm_compaction.core.weights import RECORD_TOKENS, Conversation
 from litellm_compaction.engine.case import Case, Work
-from litellm_compaction.errors import ModelNotLoaded
+from litellm_compaction.errors import ModelNotLoaded, OwnTemplate
 from litellm_compaction.flight import Flights
 from litellm_compaction.models.counter import Count, TokenCounter
 from litellm_compaction.models.families import Family
@@ -68,8 +68,11 @@ class Scales:
         Raises:
             WindowUnknown: nobody says how large the window is.
             ModelNotLoaded: `when_not_loaded` is `error`, or the warm-up did not load the model.
+            OwnTemplate: the client brings a template, and the server is not LM Studio, which has its own in any case.
         """
         started_s = self._clock()
+        if request.has_own_template and not case.target.is_lmstudio:
+            raise OwnTemplate
         window = await self.window(case)
         family = await self._sources.family(case.target, window)
         count = await self._count(case.target.key, family, request, window.tokens)

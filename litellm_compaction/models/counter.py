@@ -6,12 +6,13 @@ Called by the engine on every request, and with the server's `prompt_tokens` aft
 from __future__ import annotations
 
 import asyncio
+import json
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from itertools import accumulate, pairwise
 from math import ceil
 
-from litellm_compaction.core.messages import Request, lead_length
+from litellm_compaction.core.messages import JsonObject, Request, lead_length
 from litellm_compaction.models.anchored import Anchored
 from litellm_compaction.models.calibration import (
     MAX_RATIO,
@@ -29,6 +30,7 @@ from litellm_compaction.models.formula import mix_of, raw_tokens
 from litellm_compaction.models.measures import Item, Measure
 from litellm_compaction.models.prefix_anchors import Anchor, Anchors, Fingerprints, fingerprints
 from litellm_compaction.models.raw_count import RawCount
+from litellm_compaction.models.templates import chars_of
 from litellm_compaction.models.usable import usable, usable_soon
 
 __all__ = ["Count", "Deviation", "TokenCounter"]
@@ -37,6 +39,7 @@ __all__ = ["Count", "Deviation", "TokenCounter"]
 _MAX_TARGETS = 4096
 # Hashes of more text than this are made outside the event loop's thread.
 _THREAD_CHARS = 1_000_000
+_EXTRAS_THREAD_CHARS = 250_000
 # Whole counts, of about 30 bytes per message.
 _MAX_RECENT = 256
 # What a compaction may leave of a prompt.
@@ -61,16 +64,22 @@ class TokenCounter:
         self._calibrations: OrderedDict[str, Calibrations] = OrderedDict()
 
     async def count(self, target_key: str, family: Family, request: Request) -> Count:
-        """The tokens of a request. Never raises on its content.
+        """The tokens of a request. Raises on nothing in its messages and tools.
 
         Args:
             target_key: the deployment, for what its server has counted.
             family: of its model.
             request: what is sent to it.
+
+        Raises:
+            RecursionError: its extras are nested deeper than JSON is written.
         """
         family = await usable_soon(family)
         prints = await _fingerprints(request)
         raw = await self._raw(family, request, prints)
+        extras_tokens = await self._extras_tokens(family, request.extras) if request.extras else 0.0
+        if extras_tokens:
+            raw = raw.with_extras(extras_tokens)
         basis = _basis(family, rendered=raw.rendered)
         calibrations = self._of(target_key)
         if raw.rendered and raw.doubtful_tools_tokens:
@@ -118,6 +127,7 @@ class TokenCounter:
             media_tokens=raw.media_tokens,
             media_factor=reading.media_factor,
             allowance_tokens=raw.allowance_tokens,
+            extras_tokens=extras_tokens,
             doubtful_tools_tokens=raw.doubtful_tools_tokens,
             mix=raw.mix,
             calibrated=prediction.calibrated,
@@ -141,6 +151,15 @@ class TokenCounter:
         if len(self._recent) > _MAX_RECENT:
             self._recent.popitem(last=False)
         return found
+
+    async def _extras_tokens(self, family: Family, extras: JsonObject) -> float:
+        """What the text of a request's extras takes at most, if a template writes it once; long ones by pieces."""
+        is_long = chars_of(extras) > _EXTRAS_THREAD_CHARS
+        text = await asyncio.to_thread(_as_text, extras) if is_long else _as_text(extras)
+        pieces = _pieces(text) if len(text) > _EXACT_TEXT_CHARS else [text]
+        measured = await self._counting.measures.get(family.vocabulary, [Item((piece,)) for piece in pieces])
+        tokens = sum(raw_tokens(measure, family) for measure in measured)
+        return tokens * len(text) / max(1, sum(map(len, pieces)))
 
     async def prepare(self, family: Family) -> None:
         """Loads what counts a family, so that no request is the first one: some calls hold the interpreter lock."""
@@ -179,7 +198,8 @@ class TokenCounter:
         Returns:
             A deviation where the number was refused, and the first time that an exact family is off by more than 5 %.
         """
-        if prompt_tokens <= 0 or count.raw_tokens <= 0:
+        if prompt_tokens <= 0 or count.raw_tokens <= 0 or count.extras_tokens:
+            # Whether a server writes extras into the prompt is no measure of text, and a client's to choose.
             return None
         deviation = Deviation(
             expected=round(count.raw_tokens), actual=prompt_tokens, ratio=prompt_tokens / count.raw_tokens
@@ -227,6 +247,9 @@ class TokenCounter:
             return False
         if prompt_tokens < _LEAST_EXACT_RATIO * solid and not is_confirmed:
             return False
+        if count.extras_tokens:
+            self._note_anchor(target_key, count, prompt_tokens, is_sure=True)
+            return True
         calibrations = self._of(target_key)
         anchored = Anchored(calibrations, count.basis)
         _note_tools(calibrations, count, prompt_tokens)
@@ -292,6 +315,10 @@ class TokenCounter:
         return found
 
 
+def _as_text(extras: JsonObject) -> str:
+    return json.dumps(extras, ensure_ascii=False, default=str)
+
+
 def _pieces(text: str) -> list[str]:
     """Equal pieces from all over a text."""
     step = len(text) // _PIECES
@@ -299,7 +326,8 @@ def _pieces(text: str) -> list[str]:
 
 
 async def _fingerprints(request: Request) -> Fingerprints:
-    if sum(len(message.text) for message in request.messages) > _THREAD_CHARS:
+    chars = sum(len(message.text) for message in request.messages)
+    if chars + (chars_of(request.extras) if request.extras else 0) > _THREAD_CHARS:
         return await asyncio.to_thread(fingerprints, request)
     return fingerprints(request)
 

@@ -38,6 +38,7 @@ class Count:
         media_tokens: the part of raw_tokens that images, sound and pages take by estimate; media_factor: of that, what
             is in `tokens`.
         allowance_tokens: the part of raw_tokens that may be rendered as far less: images, reasoning of older turns.
+        extras_tokens: the part of them that the request's extras take, which a server may not render at all.
         doubtful_tools_tokens: the part of raw_tokens that tools take by estimate; the template may leave them out.
         mix: what the text consists of: beyond ASCII, stand-ins count up to 4 times too much, of digits up to 3 times.
         calibrated: the server has confirmed like requests.
@@ -61,6 +62,7 @@ class Count:
     media_tokens: float = 0.0
     media_factor: float = 1.0
     allowance_tokens: float = 0.0
+    extras_tokens: float = 0.0
     doubtful_tools_tokens: float = 0.0
     text_ratio: float = 1.0
     mix: Mix = PLAIN

@@ -56,6 +56,15 @@ class RawCount(NamedTuple):
         """All others."""
         return self.tokens - self.media_tokens
 
+    def with_extras(self, tokens: float) -> RawCount:
+        """The same with text around the messages that a server may render, or may not."""
+        return self._replace(
+            overhead_tokens=self.overhead_tokens + tokens,
+            allowance_tokens=self.allowance_tokens + tokens,
+            error_ratio=max(self.error_ratio, _OTHER_ERROR),
+            exact=False,
+        )
+
     def with_tools_priced(self, ratio: float, *, exact: bool) -> RawCount:
         """The same where a server has shown what it makes of tools: so much of their estimate.
 

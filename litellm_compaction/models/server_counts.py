@@ -20,6 +20,8 @@ from litellm_compaction.models.lmstudio import server_root
 
 TokenizerApi: TypeAlias = Literal["llama.cpp", "vllm"]
 TOKENIZER_APIS: tuple[TokenizerApi, ...] = ("llama.cpp", "vllm")
+# The other extras of a chat are unknown to vLLM's `/tokenize` ("Tokenizer API"), which would leave them out.
+_VLLM_EXTRAS = frozenset({"chat_template_kwargs"})
 # 100,000 tokens take llama.cpp about 0.1 s; a server that generates may be slower to answer.
 _LIMIT_S = 5.0
 
@@ -59,8 +61,10 @@ async def tokens_by_server(
     """
     if any(message.other_parts for message in request.messages):
         return None
+    if api == "vllm" and not request.extras.keys() <= _VLLM_EXTRAS:
+        return None
     root = server_root(api_base)
-    body: dict[str, JsonValue] = {"messages": [dict(message.raw) for message in request.messages]}
+    body: dict[str, JsonValue] = {**request.extras, "messages": [dict(message.raw) for message in request.messages]}
     if request.tools:
         body["tools"] = list(request.tools)
         if request.tool_choice is not None:

@@ -15,7 +15,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from litellm_compaction.core.messages import Request
+from litellm_compaction.core.messages import JsonValue, Request
 from litellm_compaction.engine import Action, Attempts, Case, Guarded, Pending, Room
 from litellm_compaction.errors import BadWish, CompactionError
 from litellm_compaction.proxy.failing_open import log_failed_open
@@ -117,16 +117,19 @@ class Call:
         """Notes what LiteLLM has in its hands from now on; a copy, so that a change made in place is seen, too."""
         self.in_hand = _copied(messages)
 
-    def is_of(self, tenant: str, messages: object, tools: object = None) -> bool:
-        """Whether a call to a deployment is this request: the same tenant's, with the same messages and tools.
+    def is_of(
+        self, tenant: str, messages: object, tools: object = None, extras: Mapping[str, JsonValue] | None = None
+    ) -> bool:
+        """Whether a call to a deployment is this request: the same tenant's, with the same messages, tools and extras.
 
         LiteLLM also makes calls of its own on a request's behalf, with other messages, and other callbacks change them:
         what is guarded is what leaves.
         """
         if self.tenant != tenant:
             return False
+        received = (self.in_hand, list(self.received.tools), self.received.extras)
         try:
-            return (self.in_hand, list(self.received.tools)) == (messages or [], tools or [])
+            return received == (messages or [], tools or [], extras or {})
         except RecursionError:
             # Nested as deep as JSON goes, and copied since: looked at anew.
             return False

@@ -267,7 +267,8 @@ class Gate:
             return None
         call.begins_attempt(deployment.id)
         tenant = tenant_of(metadata)
-        if call.is_of(tenant, kwargs.get("messages"), kwargs.get("tools") or kwargs.get("functions")):
+        tools = kwargs.get("tools") or kwargs.get("functions")
+        if call.is_of(tenant, kwargs.get("messages"), tools, wire.extras_of(kwargs)):
             return call
         request = wire.decode(kwargs) if call.tenant == tenant else None
         if request is None:

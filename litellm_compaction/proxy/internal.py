@@ -229,6 +229,8 @@ def prompt_measure(router: Any, model: str, parent: Mapping[str, Any], *, timeou
         with_tools = {"tools": list(request.tools), "tool_choice": request.tool_choice} if request.tools else {}
         if request.tool_choice is None:
             with_tools.pop("tool_choice", None)
+        if request.extras:
+            with_tools["extra_body"] = dict(request.extras)
         try:
             response = await call_router(
                 router,

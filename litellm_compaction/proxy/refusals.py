@@ -20,6 +20,7 @@ from litellm_compaction.errors import (
     CompactionError,
     DoesNotFit,
     Overloaded,
+    OwnTemplate,
     ServerUnavailable,
     TooDeep,
     WindowUnread,
@@ -81,8 +82,8 @@ def litellm_error_of(error: CompactionError, kwargs: Mapping[str, Any]) -> Excep
     kind = litellm.ServiceUnavailableError if others or is_down else litellm.BadRequestError
     if isinstance(error, DoesNotFit):
         kind = litellm.ContextWindowExceededError
-    elif isinstance(error, TooDeep):
-        # No other deployment could read it, and none of them is to blame.
+    elif isinstance(error, (TooDeep, OwnTemplate)):
+        # No other deployment could tell more of it, and none of them is to blame.
         kind = litellm.BadRequestError
     mapped: Exception = kind(
         message=error.for_clients,
@@ -136,6 +137,8 @@ def _kind(error: CompactionError) -> _Kind:
         return _Kind(400, "invalid_request_error", "messages", TOO_LONG)
     if isinstance(error, BadWish):
         return _Kind(400, "invalid_request_error", "metadata", "")
+    if isinstance(error, OwnTemplate):
+        return _Kind(400, "invalid_request_error", "chat_template", "")
     if isinstance(error, Overloaded):
         return _Kind(503, "overloaded_error", None, "")
     if isinstance(error, (WindowUnread, ServerUnavailable)):

@@ -6,12 +6,12 @@ The only place where untyped JSON is taken apart. Called by the gate and the str
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeGuard
 
-from litellm_compaction.core.messages import Message, Request, parse_message, user_message
+from litellm_compaction.core.messages import JsonValue, Message, Request, parse_message, user_message
 
 # What LiteLLM adds to a request.
 _LITELLM_KEYS = frozenset({"metadata", "litellm_metadata", "proxy_server_request", "secret_fields", "model_info"})
@@ -49,6 +49,12 @@ _LIFTED = frozenset(
 )  # fmt: skip
 # What only the deployment decides, and how LiteLLM reads the answer.
 _NOT_THE_CLIENTS = frozenset({"model", "stream", _PROVIDER})
+# What servers hand to the chat template besides messages and tools: vLLM all of it ("Chat API", extra parameters;
+# `suffix` is for text completions), llama.cpp the arguments (tools/server, "merge the template args"), LM Studio the
+# effort. Grammars and schemas of the answer, predictions and biases are in no prompt.
+_EXTRAS = ("chat_template", "chat_template_kwargs", "documents", "reasoning_effort", "suffix")
+# Less than the least margin in tokens, so that no ordinary `{"enable_thinking": false}` makes a count an estimate.
+_LEAST_EXTRAS_CHARS = 64
 _SCALARS = frozenset({str, int, float, bool, type(None)})
 _OUTPUT_LIMITS = ("max_tokens", "max_completion_tokens")
 # llama.cpp's own, which goes before `max_tokens` there (tools/server: "if n_predict is present, we overwrite").
@@ -81,7 +87,44 @@ def decode(body: Mapping[str, Any]) -> Request | None:
         messages=tuple(parsed),
         tools=tuple(tools) if isinstance(tools, Sequence) else (),
         tool_choice=body.get("tool_choice"),
+        extras=extras_of(body),
     )
+
+
+def extras_of(body: Mapping[str, Any]) -> Mapping[str, JsonValue]:
+    """The fields of a body that a server may write into the prompt besides messages and tools; none if they are tiny.
+
+    Tools count as such where `decode` does not read them: what is no list, and functions beside tools.
+    """
+    inner = body.get(_EXTRA)
+    given = {**body, **inner} if isinstance(inner, Mapping) else body
+    found = {key: given[key] for key in _EXTRAS if given.get(key) is not None}
+    tools, functions = body.get("tools"), body.get("functions")
+    if tools and not isinstance(tools, Sequence):
+        found["tools"] = tools
+    if functions and (tools or not isinstance(functions, Sequence)):
+        found["functions"] = functions
+    if not found or (_is_tiny(found.values()) and not Request(messages=(), extras=found).has_own_template):
+        return {}
+    return found
+
+
+def _is_tiny(values: Iterable[object]) -> bool:
+    """Whether values take so little room that no margin is touched; looks no further than it has to."""
+    waiting, chars = list(values), 0
+    while waiting:
+        value = waiting.pop()
+        chars += 1
+        if isinstance(value, str):
+            chars += len(value)
+        elif isinstance(value, Mapping):
+            chars += sum(map(len, map(str, list(value)[:_LEAST_EXTRAS_CHARS])))
+            waiting += list(value.values())[:_LEAST_EXTRAS_CHARS]
+        elif isinstance(value, Sequence):
+            waiting += value[:_LEAST_EXTRAS_CHARS]
+        if chars > _LEAST_EXTRAS_CHARS:
+            return False
+    return True
 
 
 def decode_prompt(body: Mapping[str, Any], *, is_bridged: bool = True) -> Request | None:
@@ -97,7 +140,7 @@ def decode_prompt(body: Mapping[str, Any], *, is_bridged: bool = True) -> Reques
     if not texts or not all(isinstance(text, str) and text for text in texts):
         return None
     shown = texts if is_bridged else [max(texts, key=len)]
-    return Request(messages=tuple(map(user_message, shown)))
+    return Request(messages=tuple(map(user_message, shown)), extras=extras_of(body))
 
 
 def with_prompt(body: Mapping[str, Any], request: Request, sent: Sequence[Message]) -> dict[str, Any]:
@@ -154,7 +197,7 @@ def without_overrides(body: Mapping[str, Any], provider: str) -> Mapping[str, An
 def is_same_request(body: Mapping[str, Any], request: Request) -> bool:
     """Whether a body says what `request` does; LiteLLM may have written the same in other words."""
     tools = body.get("tools") or body.get("functions") or []
-    if list(request.tools) != tools:
+    if list(request.tools) != tools or extras_of(body) != request.extras:
         return False
     if body.get("messages") == encode(request.messages):
         return True

@@ -70,6 +70,36 @@ async def test_what_the_server_counts_low_enough_is_sent() -> None:
     assert guarded.count.tokens + guarded.count.margin_tokens + guarded.max_output_tokens(None) <= WINDOW
 
 
+@pytest.mark.parametrize("is_rendered", [True, False])
+async def test_extras_are_in_doubt_until_the_server_says(is_rendered: bool) -> None:
+    """Documents that no template writes take no room; the question has them, and nothing is learned of other text."""
+    document = prose("document", 1500)
+
+    class Renders(Server):
+        async def __call__(self, request: Request, *, answer_tokens: int = 1) -> int | None:
+            told = await super().__call__(request, answer_tokens=answer_tokens)
+            return told if told is None or not is_rendered else told + count(document)
+
+    server, engine, raw = Renders(1.0), bench(), conversation(600)
+    plain = await engine.guard(raw, WINDOW)
+    request = Request(messages=parsed(raw), extras={"documents": [document]})
+    for _ in range(2):
+        guarded = await engine.compactor.guard(request, engine.case(WINDOW, measure=server, asked_tokens=2000))
+        assert guarded.messages is None
+        assert server.requests[-1] == request
+        assert guarded.count.tokens == server.asked[-1] + is_rendered * count(document)
+    assert server.requests.count(request) == 1, "the next turn knows"
+    engine.compactor.learn(engine.case(WINDOW), guarded, prompt_tokens=3500, completion_tokens=1)
+    assert (await engine.guard(raw, WINDOW)).count == plain.count
+
+
+async def test_extras_that_nobody_counts_take_all_that_they_can() -> None:
+    """Where the server says nothing, a request that fits without them only is refused."""
+    request = Request(messages=parsed(conversation(600)), extras={"documents": [prose("document", 3600)]})
+    with pytest.raises(DoesNotFit, match="maximum context length"):
+        await bench().compactor.guard(request, bench().case(WINDOW))
+
+
 async def test_without_an_answer_it_is_refused() -> None:
     """A server that does not say, or that nobody may ask, changes nothing."""
     for measure in (Server(says=False), None):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -65,6 +66,21 @@ async def test_vllm_counts_at_once() -> None:
     assert await tokens(server, "vllm") == 77
     ((_, body),) = server.asked
     assert (body["model"], body["add_generation_prompt"], body["tools"]) == ("m", True, list(TOOLS))
+
+
+async def test_extras_are_counted_where_the_tokenizer_takes_them() -> None:
+    """llama.cpp renders what its chat does; vLLM takes the template's arguments, and would leave out the rest."""
+    with_arguments = replace(ASKED, extras={"chat_template_kwargs": {"note": "x"}})
+    with_documents = replace(ASKED, extras={"documents": ["x"], **with_arguments.extras})
+    for request in (with_arguments, with_documents):
+        server = Server({"/apply-template": {"prompt": "one two"}, "/tokenize": words})
+        assert await tokens(server, "llama.cpp", request) == 2
+        assert server.asked[0][1].items() >= request.extras.items()
+    server = Server({"/tokenize": {"count": 77}})
+    assert await tokens(server, "vllm", with_arguments) == 77
+    assert server.asked[0][1]["chat_template_kwargs"] == {"note": "x"}
+    assert await tokens(server, "vllm", with_documents) is None
+    assert len(server.asked) == 1
 
 
 BROKEN: list[Any] = [

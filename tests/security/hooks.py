@@ -28,8 +28,11 @@ ROUTES: tuple[Route, ...] = ("acompletion", "anthropic_messages", "aresponses")
 # A public address is nobody's LM Studio, so that nobody is asked for a window.
 BASE = "https://upstream.example/v1"
 WINDOW = 1200
-# LiteLLM sends what OpenAI's API does not have as it came.
-_UNKNOWN_TO_OPENAI = ("n_predict", "chat_template", "chat_template_kwargs", "odd")
+# What LiteLLM sends as it came.
+_AS_THEY_CAME = (
+    *("n_predict", "chat_template", "chat_template_kwargs", "documents", "reasoning_effort", "suffix", "odd"),
+    *("tools", "functions", "response_format", "grammar", "prediction", "logit_bias", "echo"),
+)
 _DEPLOYMENTS = {"carried": "openai/test", "hooked": "deepseek/test", "foreign": "deepseek/foreign"}
 
 
@@ -246,7 +249,7 @@ class Client:
             "model": "test",
             "messages": changed["messages"],
             "stream": self.stream,
-            **{key: changed[key] for key in _UNKNOWN_TO_OPENAI if key in changed},
+            **{key: changed[key] for key in _AS_THEY_CAME if key in changed},
             **changed.get("extra_body", {}),
         }
         transport = changed["client"]._client._transport
@@ -262,7 +265,7 @@ class Client:
 
     async def _hooked(self, changed: dict[str, Any], data: dict[str, Any]) -> None:
         self.sent.append(
-            {key: changed[key] for key in ("messages", "max_tokens", "tools", *_UNKNOWN_TO_OPENAI) if key in changed}
+            {key: changed[key] for key in ("messages", "max_tokens", *_AS_THEY_CAME) if key in changed}
             | changed.get("extra_body", {})
         )
         said = f"Seen: {' '.join(sorted(words_of(changed['messages'])))}"

@@ -103,6 +103,42 @@ _SMUGGLED: dict[str, dict[str, Any]] = {
     "functions": {"functions": [_BIG_TOOL["function"]]},
 }
 _HI = [{"role": "user", "content": "hi"}]
+_MANY = "word " * 9000
+# What servers write into the prompt besides messages and tools, each longer than the window.
+_RENDERED: dict[str, dict[str, Any]] = {
+    "documents": {"documents": [{"title": "a", "text": _MANY}]},
+    "documents that are text": {"documents": _MANY},
+    "an argument of the template": {"chat_template_kwargs": {"note": _MANY}},
+    "an argument's names": {"chat_template_kwargs": {f"name of argument {number}": 1 for number in range(9000)}},
+    "an argument's numbers": {"chat_template_kwargs": {"ids": list(range(9000))}},
+    "an argument's depth": {"chat_template_kwargs": {"deep": _nested(9000)}},
+    "messages as an argument": {"chat_template_kwargs": {"messages": _LONG}},
+    "tools as an argument": {"chat_template_kwargs": {"tools": [_BIG_TOOL]}},
+    "effort": {"reasoning_effort": _MANY},
+    "tools as an object": {"tools": {"f": _BIG_TOOL}},
+    "tools as text": {"tools": _MANY},
+    "functions beside tools": {"tools": [{"type": "function", "function": {"name": "g"}}], "functions": [_BIG_TOOL]},
+    "functions as an object": {"functions": {"f": _BIG_TOOL}},
+    "suffix": {"suffix": _MANY},
+}
+# Templates of a client's own, which may write anything any number of times.
+_TEMPLATES: dict[str, dict[str, Any]] = {
+    "template": {"chat_template": "{% for i in range(9999) %}{{ messages[0].content }}{% endfor %}"},
+    "template as an argument": {"chat_template_kwargs": {"chat_template": "{{ messages }}" * 99}},
+    "template that is no text": {"chat_template": ["x"]},
+}
+# What shapes how an answer is chosen, and is in no prompt: however long, it takes no room in the window.
+_NOT_RENDERED: dict[str, dict[str, Any]] = {
+    "schema": {
+        "response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": {"description": _MANY}}}
+    },
+    "grammar": {"grammar": _MANY},
+    "prediction": {"prediction": {"type": "content", "content": _MANY}},
+    "biases": {"logit_bias": {str(number): 1 for number in range(9000)}},
+    "echo": {"echo": True},
+    "few arguments": {"chat_template_kwargs": {"enable_thinking": False}},
+    "effort": {"reasoning_effort": "high"},
+}
 
 
 @pytest.mark.parametrize("group", ["carried", "hooked"])
@@ -119,6 +155,69 @@ async def test_extra_body_is_guarded_like_the_body(monkeypatch: pytest.MonkeyPat
     assert left or client.error is not None or "maximum context length" in client.read
 
 
+@pytest.mark.parametrize("place", ["body", "extra_body"])
+@pytest.mark.parametrize("group", ["carried", "hooked"])
+@pytest.mark.parametrize("field", _RENDERED)
+async def test_what_a_server_renders_takes_room(
+    monkeypatch: pytest.MonkeyPatch, field: str, group: str, place: str
+) -> None:
+    """Longer than the window nothing leaves, and the client is told how many tokens there are; by each carrier."""
+    scene, given = Scene(), _RENDERED[field]
+    use_router(monkeypatch, scene.router)
+    client = Client(scene, "sk-bob", _HI, attempts=[group], body=given if place == "body" else {"extra_body": given})
+    await client.send()
+    assert [*client.sent, *scene.server.bodies] == []
+    told = client.read or str(client.error)
+    assert "maximum context length is 1200 tokens" in told or "nested too deep" in told
+    assert "nested too deep" not in told or "depth" in field
+
+
+@pytest.mark.parametrize("group", ["carried", "hooked"])
+@pytest.mark.parametrize("template", _TEMPLATES)
+async def test_a_clients_own_template_is_refused(monkeypatch: pytest.MonkeyPatch, template: str, group: str) -> None:
+    """It may write the prompt any number of times: nobody can say how long that is, so nothing is sent."""
+    for given in (_TEMPLATES[template], {"extra_body": _TEMPLATES[template]}):
+        scene = Scene()
+        use_router(monkeypatch, scene.router)
+        client = Client(scene, "sk-bob", _HI, attempts=[group], body=given)
+        await client.send()
+        assert [*client.sent, *scene.server.bodies] == []
+        assert "chat_template" in (client.read or str(client.error))
+
+
+@pytest.mark.parametrize("group", ["carried", "hooked"])
+@pytest.mark.parametrize("field", _NOT_RENDERED)
+async def test_what_no_server_renders_leaves_as_it_came(
+    monkeypatch: pytest.MonkeyPatch, field: str, group: str
+) -> None:
+    """No room is taken for it, and the tests above see the server's side of the same fields."""
+    scene, given = Scene(), _NOT_RENDERED[field]
+    use_router(monkeypatch, scene.router)
+    plain, client = (Client(scene, "sk-bob", _HI, attempts=[group], body=body) for body in ({}, given))
+    for each in (plain, client):
+        each.sent = scene.server.bodies if group == "carried" else each.sent
+        await each.send()
+    (name,) = given
+    assert client.error is None
+    assert client.sent[-1][name] == given[name]
+    assert client.sent[-1]["max_tokens"] == (plain.sent[0])["max_tokens"]
+    assert scene.router.asked == []
+
+
+@pytest.mark.parametrize("group", ["carried", "hooked"])
+async def test_what_a_server_renders_leaves_room_for_the_answer(monkeypatch: pytest.MonkeyPatch, group: str) -> None:
+    """A few documents go along; the answer has what they leave of the window."""
+    scene = Scene()
+    use_router(monkeypatch, scene.router)
+    given = {"documents": [{"text": "word " * 200}]}
+    client = Client(scene, "sk-bob", conversation("bob", 0), attempts=[group], body=given)
+    await client.send()
+    assert client.error is None
+    (left,) = client.sent
+    assert left["documents"] == given["documents"]
+    assert 256 <= left["max_tokens"] <= WINDOW - 200
+
+
 @pytest.mark.parametrize("group", ["carried", "hooked"])
 @pytest.mark.parametrize("spoof", _SPOOFS)
 async def test_no_field_of_the_body_switches_the_guard_off(
@@ -131,7 +230,8 @@ async def test_no_field_of_the_body_switches_the_guard_off(
     await client.send()
     left = [*client.sent, *scene.server.bodies]
     # What is nested deeper than JSON may be written ends in an error; what leaves without it is as short.
-    assert left or "deep" in spoof
+    # A template of the client's own is refused.
+    assert left or "deep" in spoof or spoof == "chat_template"
     left = [{key: value for key, value in body.items() if key != "odd"} for body in left]
     assert all(len(json.dumps(body)) < 6 * WINDOW for body in left)
     assert all(0 <= body.get(key, 0) < WINDOW for body in left for key in ("max_tokens", "n_predict"))
