@@ -64,6 +64,7 @@ class Call:
         is_carried: whether the transport does all that happens while its answer is open.
         is_read: whether its answer has reached the loop that carries it.
         may_pause: whether its answer nears the limit, so that a compaction may silence it for a while.
+        begins_silently: whether nothing is told before its answer begins, so that LiteLLM may keep what opens a stream.
         refusal: what we last refused it with; None where we did not.
         tried: id of the deployment that it went to last, "" before the first.
         room: what it holds of a shared context where the hooks carry it, until it ends.
@@ -95,6 +96,7 @@ class Call:
     is_carried: bool = False
     is_read: bool = False
     may_pause: bool = False
+    begins_silently: bool = False
     refusal: CompactionError | None = None
     tried: str = ""
     room: Room | None = None
@@ -145,7 +147,7 @@ class Call:
         if self.tried not in ("", deployment):
             self.case = self.guarded = self.outlook = self.details = None
             self.action = "none"
-            self.is_carried = self.may_pause = self.has_filled = False
+            self.is_carried = self.may_pause = self.begins_silently = self.has_filled = False
         self.tried = deployment
 
     def refused(self, error: CompactionError) -> None:

@@ -298,6 +298,7 @@ class Gate:
             call.is_told = self._announced.is_next_in_a_row(prepared)
         # LiteLLM logs and bills by the usage chunk, and keeps it from a client that did not ask for it.
         asked = self._asked(call, case, kwargs, wants_usage=True)
+        call.begins_silently = not call.is_chat and (asked.is_json or asked.notices.before == "off")
         inner = self._inner_transport()
         transport = GuardedTransport(inner, self._compactor, case, asked, prepared, call, self._abilities)
         target = guard.deployment.target

@@ -21,6 +21,10 @@ async def with_heartbeat(response: AsyncIterable[Any], call: Call, *, every_s: f
     Clients and load balancers close connections on which nothing moves. The race against the clock costs a task,
     so it is run only where a pause may come.
 
+    A stream that waits before anybody is told anything opens with a comment: LiteLLM's router keeps what opens a
+    Responses stream (`_responses_stream_holds_event`), and a Messages stream where the request may be tried again
+    (`_aanthropic_messages_streaming_iterator`), until some of the answer has come (1.106.2 and 1.109.1).
+
     Args:
         response: LiteLLM's stream of any route.
         call: the request that it answers.
@@ -29,6 +33,8 @@ async def with_heartbeat(response: AsyncIterable[Any], call: Call, *, every_s: f
     source = response.__aiter__()
     last: Any = None
     begun: Any = None
+    if call.may_pause and call.begins_silently:
+        yield _COMMENT
     while True:
         if not call.may_pause:
             try:
@@ -41,7 +47,8 @@ async def with_heartbeat(response: AsyncIterable[Any], call: Call, *, every_s: f
         waiting = asyncio.ensure_future(_next(source))
         try:
             while not (await asyncio.wait({waiting}, timeout=every_s))[0]:
-                if (beat := _beat(last, begun)) is not None:
+                beat = _COMMENT if last is None and call.begins_silently else _beat(last, begun)
+                if beat is not None:
                     yield beat
             last = await waiting
         except StopAsyncIteration:
@@ -62,6 +69,8 @@ async def with_heartbeat(response: AsyncIterable[Any], call: Call, *, every_s: f
 
 
 _END = object()
+# Legal in every stream of events, and read by no client.
+_COMMENT = b": ping\n\n"
 
 
 async def _next(source: AsyncIterator[Any]) -> Any:
@@ -89,7 +98,7 @@ def _beat(last: Any, begun: Any) -> Any:
     """
     if isinstance(last, (bytes, bytearray)):
         # Other streams of bytes than Anthropic's name no events; a comment is legal in all of them.
-        return b'event: ping\ndata: {"type": "ping"}\n\n' if last.lstrip().startswith(b"event:") else b": ping\n\n"
+        return b'event: ping\ndata: {"type": "ping"}\n\n' if last.lstrip().startswith(b"event:") else _COMMENT
     if not hasattr(last, "choices") or not hasattr(last, "model_copy"):
         return _copied(begun)
     beat = last.model_copy(deep=True)

@@ -61,6 +61,8 @@ CROWDED = tuple(f"crowded-{number}" for number in range(16))
 _GROUPS = [
     group("local"),
     group("middle", 4096),
+    # LiteLLM's own sign of life, while a hook of ours makes it wait.
+    group("kept-alive", 4096, params={"keepalive_seconds": 1}),
     group("wide", 8192),
     *(
         group(f"overflowing-{overflow}-{stream}", factor=2.0, simulator={"overflow": overflow})
@@ -117,7 +119,7 @@ def _open(folder: Path, carrier: Carrier, behind_another: bool) -> Iterator[Rest
         shutil.copy(path, folder)
     rows = Rows(folder / "rows.jsonl")
     callbacks = ["bystander.handler"] if behind_another else []
-    settings = {"carrier": carrier, "summary_timeout_s": 8, "window_cache_s": 600, "heartbeat_s": 0.2}
+    settings = {"carrier": carrier, "summary_timeout_s": 120, "window_cache_s": 600, "heartbeat_s": 0.2}
     with open_bench(
         folder,
         _GROUPS,

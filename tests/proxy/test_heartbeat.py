@@ -18,10 +18,11 @@ from litellm_compaction.proxy.calls import Call
 from litellm_compaction.proxy.heartbeat import with_heartbeat
 
 
-def _call(*, may_pause: bool) -> Call:
+def _call(*, may_pause: bool, begins_silently: bool = False) -> Call:
     request = Request(messages=())
-    attempts = Attempts(summary_calls_left=1)
-    return Call(received=request, original=request, group="g", attempts=attempts, may_pause=may_pause)
+    call = Call(received=request, original=request, group="g", attempts=Attempts(summary_calls_left=1))
+    call.may_pause, call.begins_silently = may_pause, begins_silently
+    return call
 
 
 @pytest.mark.parametrize("may_pause", [False, True])
@@ -95,6 +96,23 @@ async def test_each_route_has_a_beat(before: list[Any], beats: Any) -> None:
             assert beat == beats
     finally:
         await stream.aclose()
+
+
+async def test_a_stream_that_begins_silently_opens_with_a_comment() -> None:
+    """LiteLLM keeps what opens a stream until some of the answer has come; a comment goes out before all that."""
+    stream = with_heartbeat(_SilentBehind([]), _call(may_pause=True, begins_silently=True), every_s=0.001)
+    assert [await anext(stream) for _ in range(3)] == [b": ping\n\n"] * 3
+    await stream.aclose()
+    stream = with_heartbeat(_SilentBehind([_PROGRESS]), _call(may_pause=True, begins_silently=True), every_s=0.001)
+    assert [await anext(stream) for _ in range(3)] == [b": ping\n\n", _PROGRESS, _PROGRESS]
+    await stream.aclose()
+
+
+async def test_a_stream_that_need_not_wait_opens_with_its_answer() -> None:
+    """Where nothing is compacted an answer is LiteLLM's own, from its first byte on."""
+    stream = with_heartbeat(_SilentBehind([_PROGRESS]), _call(may_pause=False, begins_silently=True), every_s=0.001)
+    assert await anext(stream) == _PROGRESS
+    await stream.aclose()
 
 
 async def test_a_beat_is_as_the_event_was_made() -> None:
