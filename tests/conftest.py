@@ -14,6 +14,9 @@ import pytest
 from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadFileScheduling
 
+# LiteLLM asks the internet for prices when it is imported, and for eight seconds where there is none.
+os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
+
 # Conversations are large values; building them is not what is being tested.
 _SLOW = (HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example)
 
@@ -22,7 +25,7 @@ settings.register_profile("quick", derandomize=True, deadline=None, max_examples
 settings.register_profile("deep", deadline=None, max_examples=2000, suppress_health_check=_SLOW)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
-# Files that ask the same proxies: starting one takes 5 to 10 s of processor time.
+# Files that ask the same proxies: what these have learned, and the windows that they have read, is kept.
 _PROMISES = (
     "test_accounting",
     "test_alarm",

@@ -237,6 +237,7 @@ def open_bench(
     entries: Sequence[dict[str, Any]] = (),
     make_entries: Callable[[Mapping[str, str]], Sequence[dict[str, Any]]] | None = None,
     environ: Mapping[str, str] | None = None,
+    executable: bool = False,
     **sections: Any,
 ) -> Iterator[Bench]:
     """A bench for `groups`.
@@ -244,6 +245,7 @@ def open_bench(
     Args:
         entries: further `model_list` entries.
         make_entries: further ones that need the simulators' addresses, by group.
+        environ, executable: of `harness.proxy`.
         sections: of config.yaml.
     """
     for path in _BESIDE.glob("*.py"):
@@ -253,7 +255,8 @@ def open_bench(
         urls = {name: stack.enter_context(serve(simulator)).base_url for name, simulator in simulators.items()}
         models = [group.entry(urls[group.name]) for group in groups]
         models += [*entries, *(make_entries(urls) if make_entries else ())]
-        running = stack.enter_context(proxy(write_config(folder, models, settings, **sections), **(environ or {})))
+        config = write_config(folder, models, settings, **sections)
+        running = stack.enter_context(proxy(config, executable=executable, **(environ or {})))
         bench = Bench(running, {group.name: group for group in groups}, simulators, folder)
         OPEN.append(bench)
         try:

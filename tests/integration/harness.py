@@ -1,4 +1,4 @@
-"""A real stock proxy as its users start it: `litellm --config config.yaml`, in a process of its own."""
+"""A real stock proxy as its users run it: `litellm --config config.yaml`, in a process of its own."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ from typing import Any
 import httpx
 import yaml
 
+from tests.integration import preloaded
+
 MASTER_KEY = "sk-test-0f9d8c7b6a5e4d3c2b1a0f9e8d7c6b5a"
 CHAT = "/v1/chat/completions"
 # The tests' own client speaks as a person's does, so that it is told of compactions in the text; programs are tested
@@ -26,6 +28,8 @@ BROWSER = "Mozilla/5.0 (X11; Linux x86_64) AppleWebKit/537.36 (KHTML, like Gecko
 # Each only bounds a hang: on a busy machine a start has taken two minutes.
 _START_LIMIT_S = 300
 _LIMIT_S = 60
+# Set to start every proxy as its users do, where a test may find a difference.
+_EXECUTABLE_ONLY = bool(os.environ.get("TESTS_START_EXECUTABLES"))
 
 
 @dataclass(frozen=True)
@@ -73,7 +77,7 @@ class Proxy:
     """A running proxy: its address, its key, and every line it has logged."""
 
     base_url: str
-    process: subprocess.Popen[str]
+    process: subprocess.Popen[str] | preloaded.Copy
     client: httpx.Client
     lines: list[str] = field(default_factory=list)
     key: str = MASTER_KEY
@@ -164,30 +168,33 @@ def write_config(
 
 
 @contextmanager
-def proxy(config: Path, **environ: str) -> Iterator[Proxy]:
+def proxy(config: Path, *, executable: bool = False, **environ: str) -> Iterator[Proxy]:
     """A proxy that answers, with the config's folder for its data; ended by its own handle.
+
+    Args:
+        config: its config.yaml.
+        executable: start the installed executable, and no copy of a process that has imported LiteLLM.
+        environ: beside `environment`.
 
     Raises:
         RuntimeError: it ended instead of starting; with its last lines.
     """
     port = free_port()
-    process = subprocess.Popen(
-        [
-            str(Path(sys.executable).with_name("litellm")),
-            "--config",
-            str(config),
-            "--port",
-            str(port),
-            "--host",
-            "127.0.0.1",
-        ],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        cwd=config.parent,
-        env=environment(**{"XDG_DATA_HOME": str(config.parent), **environ}),
-    )
+    arguments = ["--config", str(config), "--port", str(port), "--host", "127.0.0.1"]
+    whole = environment(**{"XDG_DATA_HOME": str(config.parent), **environ})
+    process: subprocess.Popen[str] | preloaded.Copy | None = None
+    if not (executable or _EXECUTABLE_ONLY):
+        process = preloaded.start(arguments, config.parent, whole)
+    if process is None:
+        process = subprocess.Popen(
+            [str(Path(sys.executable).with_name("litellm")), *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            cwd=config.parent,
+            env=whole,
+        )
     base_url = f"http://127.0.0.1:{port}"
     client = httpx.Client(
         base_url=base_url,
