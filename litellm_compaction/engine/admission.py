@@ -148,13 +148,14 @@ class Seat:
     Leave it when the server is done with the request: a closed upstream may still finish its prefill.
     """
 
-    __slots__ = ("_gives_way", "_pool", "needed_tokens")
+    __slots__ = ("_gives_way", "_hear", "_pool", "needed_tokens")
 
     def __init__(self, pool: _Pool) -> None:
         self._pool = pool
         self._gives_way = False
         # What it would hold if it were stopped now and went on; None where its answer cannot be cut.
         self.needed_tokens: int | None = None
+        self._hear: Callable[[], None] | None = None
 
     @property
     def tokens(self) -> int:
@@ -186,6 +187,24 @@ class Seat:
     def is_leaving(self) -> bool:
         """Whether it was told to give way, so that what it was lent is as good as free."""
         return self._gives_way
+
+    def listen(self, hear: Callable[[], None] | None) -> None:
+        """Has `hear` called, in a moment and whenever somebody else is the next who waits: it looks at `must_give_way`.
+
+        A server may be silent for minutes; what is asked only with its next words would be asked too late.
+
+        Args:
+            hear: must not change the pool; None for nobody.
+        """
+        self._hear = hear
+        if hear is not None:
+            # Who came before it could listen has told nobody; by then its server is waited for.
+            asyncio.get_running_loop().call_soon(self._pool.tell)
+
+    def hear(self) -> None:
+        """Tells whoever listens."""
+        if self._hear is not None:
+            self._hear()
 
     def stay(self) -> None:
         """Takes back that it gives way: its answer cannot go on later, as it turns out."""
@@ -277,6 +296,7 @@ class _Pool:
         held_tokens: of all seats that have not left; 0 for those that wait.
         exchanges: seats that wait for a restart, longest first.
         entries: seats that wait for their first tokens, longest first; behind all exchanges.
+        told_of: who was the next to wait when the running ones were last told.
     """
 
     name: str
@@ -287,6 +307,7 @@ class _Pool:
     held_tokens: dict[Seat, int] = field(default_factory=dict)
     exchanges: _Queue = field(default_factory=OrderedDict)
     entries: _Queue = field(default_factory=OrderedDict)
+    told_of: _Waiter | None = None
 
     @property
     def has_waiters(self) -> bool:
@@ -325,10 +346,22 @@ class _Pool:
                 # Done in the queue: cancelled or out of time, and its task has not run since.
                 if not waiter.turn.done():
                     if not self.fits(waiter.tokens):
+                        if waiter is not self.told_of:
+                            self.told_of = waiter
+                            self.tell()
                         return
                     self.hold(seat, waiter.tokens)
                     waiter.turn.set_result(None)
                 del queue[seat]
+
+    def tell(self) -> None:
+        """Has all who run look whether they have to give way, for one that waits.
+
+        Twice: stopping one may be worth it only with another, who says just now what it could do without.
+        """
+        for _ in range(2 if self.has_waiters else 0):
+            for seat in self.held_tokens:
+                seat.hear()
 
     async def wait(self, seat: Seat, tokens: int, queue: _Queue, timeout_s: float) -> None:
         """Returns when `seat`, which holds nothing, holds `tokens`; on any exception it still holds nothing."""

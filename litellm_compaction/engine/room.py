@@ -7,8 +7,8 @@ by the loop that carries an answer; where nothing is shared, or the operator doe
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Literal
 
 from litellm_compaction.core.budget import margin_tokens
@@ -158,6 +158,19 @@ class Room:
         margin = margin_tokens(again_tokens, guarded.count.error_ratio)
         seat.needed_tokens = again_tokens + margin + self._reserve_tokens(guarded)
         return seat.must_give_way
+
+    @contextmanager
+    def listening(self, hear: Callable[[], None]) -> Generator[None, None, None]:
+        """Has `hear` called when somebody waits for room, which may be a reason to stop a silent server."""
+        seat = self._seat
+        if seat is None:
+            yield
+            return
+        seat.listen(hear)
+        try:
+            yield
+        finally:
+            seat.listen(None)
 
     def stay(self) -> None:
         """Notes that an answer which was called back runs on: it could not go on later."""

@@ -5,13 +5,16 @@ Written once, over an abstract upstream (`exchange.py`); `upstream.py` and `hook
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections import Counter
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
+
+import anyio
 
 from litellm_compaction.core.carry_over import Partial, Way
 from litellm_compaction.core.messages import ABORT_NOTICE, ATTEMPTS_NOTICE, DONE_NOTICE, START_NOTICE
@@ -54,6 +57,41 @@ _OWN_WAYS: tuple[Way, ...] = ("raw", "prefill")
 # An overflow without a number at less than this share of the window is not of this answer alone.
 _FAR_BELOW_RATIO = 0.5
 _STILL_TOO_LARGE = "The compacted prompt still exceeds the available context size."
+
+
+_T = TypeVar("_T")
+
+
+class Waiting:
+    """A wait for a server that somebody else may end.
+
+    Attributes:
+        is_interrupted: whether that has happened.
+    """
+
+    def __init__(self) -> None:
+        self.is_interrupted = False
+        self._scope: anyio.CancelScope | None = None
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether the server is waited for at this moment."""
+        return self._scope is not None
+
+    def interrupt(self) -> None:
+        """Ends the wait that is under way; where there is none, whoever waits has heard of the server meanwhile."""
+        if self._scope is not None:
+            self._scope.cancel()
+
+    async def until(self, coming: Awaitable[_T]) -> _T | None:
+        """What comes; None where the wait was ended before."""
+        with anyio.CancelScope() as self._scope:
+            try:
+                return await coming
+            finally:
+                self._scope = None
+        self.is_interrupted = True
+        return None
 
 
 class Answer:
@@ -308,8 +346,9 @@ class Answer:
         relay.opened(limit, left, is_shared=self._is_shared(guarded), is_share=limit < all_tokens)
         continuation = continuation_of(guarded) if self._progress.text else None
         opened = self._upstream.open(guarded.messages, limit, continuation=continuation)
-        async with opened as stream:
-            async for chunk in stream:
+        async with AsyncExitStack() as stack, self._interrupted(guarded, relay) as waiting:
+            stream = await waiting.until(stack.enter_async_context(opened))
+            while stream is not None and (chunk := await waiting.until(anext(stream, None))) is not None:
                 self._one.adopt(chunk)
                 deltas = relay.take(chunk)
                 if not self._progress.delivered and self._is_called_back(guarded, relay):
@@ -329,9 +368,42 @@ class Answer:
                     relay.go_on_to_the_end()
                 if relay.end is not None:
                     return
+            if waiting.is_interrupted:
+                return
         for delta in relay.flush():
             yield self._one.dressed(delta)
         relay.finish()
+
+    @asynccontextmanager
+    async def _interrupted(self, guarded: Guarded, relay: Relay) -> AsyncGenerator[Waiting, None]:
+        """Ends the wait for a silent server as soon as the answer is called back, if it can go on later."""
+        waiting = Waiting()
+        if self._room is None or not self._is_watched:
+            yield waiting
+            return
+        looking: asyncio.Task[None] | None = None
+
+        async def look() -> None:
+            if await self._can_go_on(guarded, relay):
+                waiting.interrupt()
+            else:
+                relay.go_on_to_the_end()
+
+        def hear() -> None:
+            nonlocal looking
+            # Between two waits its next words are at hand, and with them the same question.
+            if not waiting.is_silent or relay.is_stopped or not self._is_called_back(guarded, relay):
+                return
+            relay.stop()
+            if relay.is_stopped:
+                looking = asyncio.ensure_future(look())
+
+        try:
+            with self._room.listening(hear):
+                yield waiting
+        finally:
+            if looking is not None:
+                looking.cancel()
 
     def _is_called_back(self, guarded: Guarded, relay: Relay) -> bool:
         """Whether somebody waits for the answer's room, so that it has to stop; a document or a call is not cut.
