@@ -85,16 +85,28 @@ _SLOW_PLACES = (
 
 def pytest_configure(config: pytest.Config) -> None:
     """Fewer examples where only the fast tests are asked for."""
-    if "not slow" in config.getoption("markexpr") and "HYPOTHESIS_PROFILE" not in os.environ:
+    if _is_fast(config) and "HYPOTHESIS_PROFILE" not in os.environ:
         settings.load_profile("quick")
+
+
+def _is_fast(config: pytest.Config) -> bool:
+    return "not slow" in str(config.getoption("markexpr"))
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """What the fast tests leave out is not imported: the clients of the others are large."""
+    return True if _is_fast(config) and _is_in_slow_place(collection_path) else None
+
+
+def _is_in_slow_place(path: Path) -> bool:
+    tests = Path(__file__).parent
+    return path.is_relative_to(tests) and f"{path.relative_to(tests).as_posix()}/".startswith(_SLOW_PLACES)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Marks what is not for every few minutes of work."""
-    tests = Path(__file__).parent
     for item in items:
-        place = item.path.relative_to(tests).as_posix() if item.path.is_relative_to(tests) else ""
-        if item.get_closest_marker("proxy") is not None or place.startswith(_SLOW_PLACES):
+        if item.get_closest_marker("proxy") is not None or _is_in_slow_place(item.path):
             item.add_marker(pytest.mark.slow)
 
 

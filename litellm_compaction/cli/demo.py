@@ -95,7 +95,8 @@ def demo(*, turns: int, context_tokens: int, fast: bool, color: bool, guarded: b
     )
     conversation = Conversation(context_tokens)
     stage = _Stage(conversation, report_of(context_tokens))
-    simulator = Simulator([Model(MODEL)], script=stage.reply)
+    # Only whole answers are shown: what the proxy would do for each token is time in which nobody sees anything.
+    simulator = Simulator([Model(MODEL)], script=stage.reply, chunk_tokens=8)
     simulator.load(MODEL, context_tokens)
     with _terminated_like_interrupted(), serve(simulator) as address, tempfile.TemporaryDirectory() as folder:
         plugin = "with the plug-in" if guarded else "WITHOUT the plug-in"

@@ -30,7 +30,8 @@ def scene(folder: Path) -> Iterator[Proxy]:
     Args:
         folder: for its configuration and its store.
     """
-    simulator = Simulator([Model(name, publisher="qwen", architecture="qwen2") for name in (_CODER, _SMALL)])
+    models = [Model(name, publisher="qwen", architecture="qwen2") for name in (_CODER, _SMALL)]
+    simulator = Simulator(models, chunk_tokens=16)
     simulator.script = _reply
     simulator.load(_CODER, 16384, parallel=2)
     simulator.load(_SMALL, 8192)

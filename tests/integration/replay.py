@@ -71,12 +71,17 @@ def summariser(kind: str, facts: list[str]) -> Callable[[ChatCall], Reply | None
     return script
 
 
-def replay(proxy: Proxy, simulator: Simulator, model: str, transcript: Transcript, *, stream: bool) -> Replay:
-    """Sends every request that the conversation's client has sent, in order."""
+def replay(
+    proxy: Proxy, simulator: Simulator, model: str, transcript: Transcript, *, stream: bool, every: int = 1
+) -> Replay:
+    """Sends every request that the conversation's client has sent, in order.
+
+    Args:
+        every: 2 sends every other one, the last in any case.
+    """
     result = Replay(transcript.name)
-    for index, message in enumerate(transcript.messages):
-        if message["role"] != "assistant" or index < 2:
-            continue
+    asked = [index for index, message in enumerate(transcript.messages) if message["role"] == "assistant" and index > 1]
+    for index in sorted({*asked[::every], *asked[-1:]}):
         sent = transcript.messages[:index]
         body: dict[str, Any] = {"model": model, "messages": sent, "stream": stream}
         if transcript.tools:

@@ -77,7 +77,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     prompt = folder / "handoff.txt"
     prompt.write_text("You write the record that the OPERATOR wants, in {words} words.", encoding="utf-8")
     # No shared context and no admission: what becomes of a cell depends on no other.
-    groups = [Group(str(window), window, simulator={"unified_kv": False}) for window in WINDOWS]
+    groups = [Group(str(window), window, simulator={"unified_kv": False, "chunk_tokens": 64}) for window in WINDOWS]
     own = {"window_cache_s": 600, "summary_timeout_s": 600, "admission": "off", "clear_tool_results": False}
     with open_bench(
         folder,
