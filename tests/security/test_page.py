@@ -21,6 +21,9 @@ from litellm_compaction.proxy.pages.sessions import LIFETIME_S, Sessions, Signed
 from litellm_compaction.proxy.pages.visitors import Visitor
 from litellm_compaction.stores import MemoryStore
 
+# LiteLLM's own, while its proxy is imported.
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
+
 # What terminals and editors obey, as a model's name may have it.
 _COMMANDS = {
     "colour": "\x1b[31mqwen",
@@ -177,6 +180,84 @@ async def test_right_keys_wait_for_nothing_but_wrong_ones_of_their_address() -> 
     with pytest.raises(OSError):  # noqa: PT011 - its own
         await wrong.tried("10.0.0.2", broken)
     assert await wrong.tried("10.0.0.2", right) == "anna"
+
+
+_NGINX = "10.0.0.1"
+# (trusted_proxy_ranges, use_x_forwarded_for, the peer, what it forwards, whose tries they are).
+_WAYS: dict[str, tuple[object, bool, str, str, str]] = {
+    "no proxy is trusted": (None, False, _NGINX, "203.0.113.7", _NGINX),
+    "a header that anybody can send": (None, True, _NGINX, "203.0.113.7", _NGINX),
+    "a trusted proxy": (["10.0.0.0/8"], False, _NGINX, "203.0.113.7", "203.0.113.7"),
+    "forged by the client of a trusted proxy": (
+        ["10.0.0.0/8"],
+        True,
+        _NGINX,
+        "198.51.100.1, 203.0.113.7",
+        "203.0.113.7",
+    ),
+    "two trusted proxies": (["10.0.0.0/8"], False, _NGINX, "203.0.113.7, 10.9.9.9", "203.0.113.7"),
+    "somebody beside the trusted proxy": (["10.0.0.0/8"], True, "192.0.2.1", "203.0.113.7", "192.0.2.1"),
+    "a trusted proxy that says nothing": (["10.0.0.0/8"], False, _NGINX, "", _NGINX),
+    "no address": (["10.0.0.0/8"], False, _NGINX, "a\r\nb, <b>", _NGINX),
+    "one of a subscriber's 2**64": (["10.0.0.0/8"], False, _NGINX, "2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
+    "its own, directly": (None, False, "2001:db8:1:2::9", "", "2001:db8:1:2::/64"),
+    "an IPv4 address in IPv6's clothes": (None, False, "::ffff:192.0.2.1", "", "192.0.2.1"),
+    "ranges that are none": ([17, "x/99"], False, _NGINX, "203.0.113.7", _NGINX),
+}
+
+
+@pytest.mark.parametrize("way", _WAYS)
+def test_tries_are_of_whoever_sends_them(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind a reverse proxy that LiteLLM is told to trust each client has its own throttle; nobody can choose one."""
+    from litellm.proxy import proxy_server
+
+    ranges, use_forwarded, peer, forwarded, whose = _WAYS[way]
+    general = {"trusted_proxy_ranges": ranges, "use_x_forwarded_for": use_forwarded}
+    monkeypatch.setattr(proxy_server, "general_settings", general)
+    headers = [(b"x-forwarded-for", forwarded.encode())] if forwarded else []
+    request = Request({"type": "http", "headers": headers, "client": (peer, 1234)})
+    assert visitors.address_of(request) == whose
+    assert visitors.address_of(Request({"type": "http", "headers": headers, "client": None})) == ""
+
+
+async def test_keys_that_were_right_are_not_locked_out() -> None:
+    """Whoever floods the page with wrong keys from one address holds up nobody there who has been in before."""
+    stuck = asyncio.Event()
+
+    async def sleep(seconds: float) -> None:
+        await stuck.wait()
+
+    async def right() -> str:
+        return "anna"
+
+    async def nobody() -> None:
+        return None
+
+    wrong = WrongKeys(lambda: 0.0, sleep)
+    assert await wrong.tried(_NGINX, right, key="sk-anna") == "anna"
+    for _ in range(3):
+        wrong.delay_s(_NGINX)
+    flood = [asyncio.create_task(wrong.tried(_NGINX, nobody, key=f"sk-{number}")) for number in range(40)]
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert await wrong.tried(_NGINX, right, key="sk-anna") == "anna"
+    # Blocked since: looked at once more at once, then in turn like any other.
+    looks: list[str] = []
+
+    async def blocked() -> None:
+        looks.append("blocked")
+
+    tries = [asyncio.create_task(wrong.tried(_NGINX, blocked, key="sk-anna")) for _ in range(2)]
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert looks == ["blocked"]
+    stuck.set()
+    outcomes = await asyncio.gather(*flood, *tries, return_exceptions=True)
+    assert {type(outcome) for outcome in outcomes} == {TooManyTries, type(None)}
+    for number in range(5000):
+        await wrong.tried(str(number), right, key=f"sk-{number}")
+    assert len(wrong._right) <= 4096
+    assert "sk-" not in repr(wrong._right)
 
 
 @pytest.mark.parametrize("name", ["Authorization", "X-LiteLLM-API-Key", "api-key", "x-api-key", "X-Own-Key", "form"])

@@ -39,7 +39,7 @@ from litellm_compaction.proxy.pages.sessions import (
     is_own_request,
 )
 from litellm_compaction.proxy.pages.style import SECURITY_HEADERS
-from litellm_compaction.proxy.pages.visitors import Visitor, shows_key, visitor_of
+from litellm_compaction.proxy.pages.visitors import Visitor, address_of, keys_shown, shows_key, visitor_of
 from litellm_compaction.proxy.proxy_secret import proxy_secret
 from litellm_compaction.stores import MemoryStore
 
@@ -171,7 +171,7 @@ class _Page:
         async def look() -> Visitor | None:
             return None if key is None else await visitor_of(request, key or None)
 
-        return await self._wrong_keys.tried(request.client.host if request.client else "", look)
+        return await self._wrong_keys.tried(address_of(request), look, key or keys_shown(request))
 
     async def _content(
         self, seen: _Seen, known: Known, *, done: str | None = None, refused: Refused | None = None

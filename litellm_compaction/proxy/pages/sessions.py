@@ -38,6 +38,7 @@ _FORGIVEN_S = 600.0
 _MAX_ADDRESSES = 4096
 # So many of one address wait for each other; those behind them are not looked at.
 _MAX_WAITING = 8
+_MAX_RIGHT = 4096
 
 _Found = TypeVar("_Found")
 
@@ -123,7 +124,9 @@ class _Lane:
 class WrongKeys:
     """Answers tries of one address one behind the other, wrong ones ever later.
 
-    A right key waits for nothing but wrong ones of the same address that came before it.
+    A right key waits for nothing but wrong ones of the same address that came before it, and one that has been right
+    before not for them either: many people may share one address, whoever floods the page among them. There is no limit
+    for all addresses together, by which a few would keep everybody out: keys are too long to be guessed at any rate.
     """
 
     def __init__(
@@ -135,13 +138,35 @@ class WrongKeys:
         self._sleep = sleep
         self._tries: OrderedDict[str, tuple[int, float]] = OrderedDict()
         self._lanes: dict[str, _Lane] = {}
+        self._salt = secrets.token_bytes(16)
+        self._right: OrderedDict[bytes, None] = OrderedDict()
 
-    async def tried(self, address: str, look: Callable[[], Awaitable[_Found | None]]) -> _Found | None:
+    async def tried(self, address: str, look: Callable[[], Awaitable[_Found | None]], key: str = "") -> _Found | None:
         """What a look at a key finds; None for a wrong one, which is answered when its time has come.
+
+        Args:
+            address: who tries it.
+            look: at the key.
+            key: to know it again, as a hash of this process.
 
         Raises:
             TooManyTries: others of this address wait already.
         """
+        name = hashlib.blake2b(key.encode(errors="replace"), digest_size=16, key=self._salt).digest()
+        if key and name in self._right:
+            found = await look()
+            if found is None:
+                self._right.pop(name, None)
+                await self._sleep(self.delay_s(address))
+            return found
+        found = await self._in_turn(address, look)
+        if key and found is not None:
+            self._right[name] = None
+            if len(self._right) > _MAX_RIGHT:
+                self._right.popitem(last=False)
+        return found
+
+    async def _in_turn(self, address: str, look: Callable[[], Awaitable[_Found | None]]) -> _Found | None:
         lane = self._lanes.setdefault(address, _Lane())
         lane.tries += 1
         try:

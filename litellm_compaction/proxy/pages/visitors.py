@@ -6,6 +6,7 @@ team, user or key has done, and the models that they may call.
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Mapping
 from dataclasses import dataclass
 from inspect import signature
@@ -61,6 +62,41 @@ class Visitor:
 def shows_key(request: Request) -> bool:
     """Whether a request's headers have a key, be it a good one or not."""
     return any(name in request.headers for name in (*_KEY_HEADERS, _own_header()) if name)
+
+
+def keys_shown(request: Request) -> str:
+    """All that a request's headers have for keys, to tell whether it is the same as another's; "" for none."""
+    names = (*_KEY_HEADERS, _own_header())
+    return "\n".join(value for name in names if name and (value := request.headers.get(name)))
+
+
+def address_of(request: Request) -> str:
+    """Whose request it is, for counting wrong keys; "" where nobody says.
+
+    Behind reverse proxies that the operator has LiteLLM trust (`general_settings.trusted_proxy_ranges`) the last
+    address that none of them has. `use_x_forwarded_for` alone trusts what any client can write. An IPv6 subscriber has
+    2**64 addresses or more (RFC 6177), which count as one.
+    """
+    found = request.client.host if request.client else ""
+    try:
+        from litellm.proxy.auth.network import TrustedProxyConfig, resolve_client_ip
+        from litellm.proxy.auth.trusted_proxy_utils import get_trusted_proxy_cidrs
+
+        ranges = get_trusted_proxy_cidrs()
+        config = TrustedProxyConfig(use_forwarded_for=bool(ranges), trusted_proxy_cidrs=ranges)
+        found = resolve_client_ip(request, config)[0] or ""
+    except (ImportError, AttributeError, TypeError, ValueError):
+        # An older LiteLLM, which knows no such proxies.
+        pass
+    try:
+        address = ipaddress.ip_address(found)
+    except ValueError:
+        return found
+    if isinstance(address, ipaddress.IPv4Address):
+        return str(address)
+    if address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
+    return str(ipaddress.ip_network((address, 64), strict=False))
 
 
 def _own_header() -> str:
