@@ -172,6 +172,17 @@ class Compactor:
             work = await self._prober.settled(work)
         return await self._decide(work, stored)
 
+    async def bound(self, prompt_tokens: int, case: Case) -> Guarded:
+        """What to send for a prompt of so many token ids, which nothing can compact: itself, with a bound.
+
+        Raises:
+            WindowUnknown, ModelNotLoaded, DoesNotFit: as `guard`.
+        """
+        work = await self._scales.weigh_ids(prompt_tokens, case)
+        if not work.budget.own.fits(prompt_tokens):
+            raise self._refusal(work)
+        return self._outgoing.unchanged(work)
+
     async def finish(self, pending: Pending, room: Room | None = None) -> Guarded:
         """Makes the compaction that `prepare` found necessary, or waits for who makes the same one already.
 

@@ -14,6 +14,7 @@ from typing import Literal
 from litellm_compaction.core.budget import margin_tokens
 from litellm_compaction.engine.admission import Admission, Seat
 from litellm_compaction.engine.case import Case, Guarded
+from litellm_compaction.errors import DoesNotFit, Share
 from litellm_compaction.models.counter import Count
 from litellm_compaction.models.window import Window
 
@@ -64,7 +65,9 @@ class Room:
         """Whether requests to this instance have to be fitted beside each other."""
         return shares_context(self._case.settings.admission, window.parallel)
 
-    async def take(self, guarded: Guarded, limit_tokens: int, *, is_watched: bool) -> int:
+    async def take(
+        self, guarded: Guarded, limit_tokens: int, *, is_watched: bool, answers: int = 1, prompts: int = 1
+    ) -> int:
         """Waits for room for a prompt and its answer; gives the bound on the answer that the server has to be told.
 
         Once for each that is sent. It may have all that the window leaves where it is alone, else a share.
@@ -73,8 +76,11 @@ class Room:
             guarded: what is sent.
             limit_tokens: what the window leaves, and the client wants.
             is_watched: whether the answer comes in pieces, can be stopped, and can go on: such a one begins with less.
+            answers: how many the server writes to each prompt (`n`) at once, each up to the bound; they share it.
+            prompts: how many of them the request has, none longer than the one that was counted.
 
         Raises:
+            DoesNotFit: so many answers fit the context under no circumstances.
             Overloaded: there was no room in time.
         """
         window = guarded.window
@@ -85,12 +91,15 @@ class Room:
             return limit_tokens
         if self._taken_for is guarded.count:
             return min(limit_tokens, self._limit_tokens)
-        prompt_tokens, least_tokens = _prompt_tokens(guarded), self._reserve_tokens(guarded)
+        prompt_tokens, least_tokens = prompts * _prompt_tokens(guarded), self._reserve_tokens(guarded)
         if not is_watched:
             least_tokens = max(window.tokens // max(window.parallel, 1) - guarded.count.tokens, least_tokens)
-        seat = await self._hold(window, prompt_tokens + min(limit_tokens, least_tokens))
-        seat.widen(prompt_tokens + limit_tokens)
-        limit_tokens = max(min(limit_tokens, seat.tokens - prompt_tokens), 1)
+        if (written := prompts * answers) > 1:
+            least_tokens = _least_of_several(guarded, limit_tokens, least_tokens, prompts=prompts, written=written)
+        seat = await self._hold(window, prompt_tokens + written * min(limit_tokens, least_tokens))
+        most_tokens = prompt_tokens + written * limit_tokens
+        seat.widen(most_tokens if written == 1 else min(most_tokens, window.tokens))
+        limit_tokens = max(min(limit_tokens, (seat.tokens - prompt_tokens) // written), 1)
         self._taken_for, self._limit_tokens = guarded.count, limit_tokens
         return limit_tokens
 
@@ -268,3 +277,28 @@ class Room:
 def _prompt_tokens(guarded: Guarded) -> int:
     """The most that the prompt can take."""
     return guarded.count.tokens + margin_tokens(guarded.count.tokens, guarded.count.error_ratio)
+
+
+def _least_of_several(guarded: Guarded, limit_tokens: int, least_tokens: int, *, prompts: int, written: int) -> int:
+    """With how much each of several answers begins, so that all of them fit the context together.
+
+    Raises:
+        DoesNotFit: not even the shortest do.
+    """
+    window_tokens, prompt_tokens = guarded.window.tokens, prompts * _prompt_tokens(guarded)
+    shortest_tokens = min(limit_tokens, guarded.budget.rules.answer_min_tokens)
+    needed_tokens = prompt_tokens + written * shortest_tokens
+    if needed_tokens > window_tokens:
+        counted = "its prompt" if prompts == 1 else f"{prompts} prompts"
+        raise DoesNotFit(
+            f"This model's maximum context length is {window_tokens} tokens, which all answers of a request share. "
+            f"However, you asked for {written} answers: {counted} and {shortest_tokens} tokens for each of them need "
+            f"{needed_tokens} tokens (context_length_exceeded). Ask for fewer at a time.",
+            shares=(
+                Share(counted, prompt_tokens),
+                Share(f"{written} answers of {shortest_tokens}", written * shortest_tokens),
+            ),
+            window_tokens=window_tokens,
+            needed_tokens=needed_tokens,
+        )
+    return min(least_tokens, (window_tokens - prompt_tokens) // written)

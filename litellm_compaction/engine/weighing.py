@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from litellm_compaction.core.boundaries import sacred_indices
 from litellm_compaction.core.budget import Budget
-from litellm_compaction.core.messages import JsonValue, Message, Request, lead_length, with_only_text
+from litellm_compaction.core.messages import JsonValue, Message, Request, lead_length, user_message, with_only_text
 from litellm_compaction.core.weights import RECORD_TOKENS, Conversation
 from litellm_compaction.engine.case import Case, Work
 from litellm_compaction.errors import ModelNotLoaded, OwnTemplate
@@ -77,6 +77,19 @@ class Scales:
         family = await self._sources.family(case.target, window)
         count = await self._count(case.target.key, family, request, window.tokens)
         return self._work(request, case, window, family, count, (), started_s)
+
+    async def weigh_ids(self, tokens: int, case: Case) -> Work:
+        """A prompt that a client has given as so many token ids: it has no text, and its count is exact.
+
+        Raises:
+            WindowUnknown, ModelNotLoaded: as `weigh`.
+        """
+        work = await self.weigh(Request(messages=(user_message(""),)), case)
+        own = replace(work.count, tokens=tokens, raw_tokens=tokens, sizes=(tokens,), tools_tokens=0, overhead_tokens=0)
+        count = replace(
+            own, error_ratio=0.0, text_error_ratio=0.0, text_ratio=1.0, exact=True, fingerprint=0, anchor=None
+        )
+        return self._work(work.request, case, work.window, work.family, count, (), work.started_s)
 
     async def again(self, work: Work) -> Work:
         """`work` by what the counter has learned since."""

@@ -195,8 +195,9 @@ class Gate:
         request = call.original if call is not None else wire.decode(kwargs)
         if call is None and request is None and "prompt" in kwargs:
             request = wire.decode_prompt(kwargs, is_bridged=is_bridged(deployment.provider))
-            if carrier == "transport" and (request is None or not is_bridged(deployment.provider)):
-                # Only the transport sees what leaves.
+            is_carried = carrier == "transport" and (request is None or not is_bridged(deployment.provider))
+            if is_carried or wire.longest_ids(kwargs) is not None:
+                # Only the transport sees what leaves; of token ids nobody sees more than their number.
                 request = Request(messages=())
         if request is None or (call is not None and call.opted_out):
             if kwargs is not received and not (call and call.rewritten):
@@ -216,8 +217,16 @@ class Gate:
             return await self._carried(router, guard, call, case, kwargs)
         is_watched = bool(kwargs.get("stream")) and call.is_chat and wire.can_be_carried_over(kwargs)
         asked_tokens = wire.asked_output_tokens(kwargs)
+        ids = None if request.messages else wire.longest_ids(kwargs)
         guarded, limit, call.room = await guarded_in_room(
-            self._compactor, request, case, asked_tokens, is_watched=is_watched, is_stream=bool(kwargs.get("stream"))
+            self._compactor,
+            request if ids is None else ids,
+            case,
+            asked_tokens,
+            is_watched=is_watched,
+            is_stream=bool(kwargs.get("stream")),
+            answers=wire.asked_answers(kwargs),
+            prompts=1 if is_bridged(deployment.provider) else wire.asked_prompts(kwargs),
         )
         call.sent(case, guarded)
         self._publisher.publish(router, deployment, guarded.window)

@@ -32,22 +32,26 @@ async def compacted(compactor: Compactor, prepared: Guarded | Pending, room: Roo
 
 async def guarded_in_room(
     compactor: Compactor,
-    request: Request,
+    request: Request | int,
     case: Case,
     asked_tokens: int | None,
     *,
     is_watched: bool,
     is_stream: bool = True,
+    answers: int = 1,
+    prompts: int = 1,
 ) -> tuple[Guarded, int, Room]:
     """What to send, the bound on its answer, and the room that it holds until its task or stream ends.
 
     Args:
         compactor: decides.
-        request: the conversation.
+        request: the conversation, or the number of token ids in a prompt that consists of them.
         case: of the request.
         asked_tokens: the client's bound on the answer.
         is_watched: whether the answer comes in pieces, and can go on where it was stopped.
         is_stream: whether its server hears when nobody reads it any more; a plain answer is written to its end.
+        answers: how many the client wants to each prompt.
+        prompts: how many of those the server answers.
 
     Raises:
         DoesNotFit, WindowUnknown, ModelNotLoaded: as the engine.
@@ -56,8 +60,12 @@ async def guarded_in_room(
     room = compactor.room(case)
     try:
         while True:
-            guarded = await compacted(compactor, await compactor.prepare(request, case), room)
-            limit = await room.take(guarded, guarded.max_output_tokens(asked_tokens), is_watched=is_watched)
+            if isinstance(request, int):
+                guarded = await compactor.bound(request, case)
+            else:
+                guarded = await compacted(compactor, await compactor.prepare(request, case), room)
+            limit = guarded.max_output_tokens(asked_tokens)
+            limit = await room.take(guarded, limit, is_watched=is_watched, answers=answers, prompts=prompts)
             if not await compactor.has_shrunk(case, guarded):
                 # Else the model has been loaded with a smaller window while it waited for its turn.
                 break

@@ -78,7 +78,8 @@ class GuardedTransport(httpx.AsyncBaseTransport):
         try:
             prepared = ready or await self._compactor.prepare(asked.request, self._case)
             if not wire.can_be_carried_over(body):
-                return await self._passed(upstream, prepared, asked, stream=bool(body.get("stream")))
+                answers = wire.asked_answers(body)
+                return await self._passed(upstream, prepared, asked, stream=bool(body.get("stream")), answers=answers)
             if upstream.wants_stream:
                 return await self._streamed(self._answer(upstream, asked, prepared), upstream)
             asked = replace(asked, notices=SILENT, is_whole=True)
@@ -93,17 +94,22 @@ class GuardedTransport(httpx.AsyncBaseTransport):
 
     async def _completed(self, request: httpx.Request, body: dict[str, Any]) -> httpx.Response:
         """A text completion that the server itself knows, its answer as it comes; nothing of it is a conversation."""
-        found = wire.decode_prompt(body, is_bridged=False)
-        if found is None:
+        found, ids = wire.decode_prompt(body, is_bridged=False), wire.longest_ids(body)
+        if found is None and ids is None:
             return await self._inner.handle_async_request(request)
-        asked = replace(self._asked, request=found, output_tokens=wire.asked_output_tokens(body))
+        asked = replace(self._asked, output_tokens=wire.asked_output_tokens(body))
         try:
-            guarded = await self._compactor.guard(found, self._case)
-            if guarded.messages is not None:
-                body |= wire.with_prompt(body, found, guarded.messages)
+            if found is None:
+                guarded = await self._compactor.bound(ids or 0, self._case)
+            else:
+                asked = replace(asked, request=found)
+                guarded = await self._compactor.guard(found, self._case)
+                if guarded.messages is not None:
+                    body |= wire.with_prompt(body, found, guarded.messages)
             upstream = HttpUpstream(self._inner, request, body, self._abilities, said=self._asked.said)
             # A chunk with nothing but the usage would be new to clients of completions.
-            return await self._passed(upstream, guarded, asked, stream=False)
+            answers, prompts = wire.asked_answers(body), wire.asked_prompts(body)
+            return await self._passed(upstream, guarded, asked, stream=False, answers=answers, prompts=prompts)
         except CompactionError as error:
             return self._refused(error)
 
@@ -123,14 +129,22 @@ class GuardedTransport(httpx.AsyncBaseTransport):
         )
 
     async def _passed(
-        self, upstream: HttpUpstream, prepared: Guarded | Pending, asked: Asked, *, stream: bool
+        self,
+        upstream: HttpUpstream,
+        prepared: Guarded | Pending,
+        asked: Asked,
+        *,
+        stream: bool,
+        answers: int,
+        prompts: int = 1,
     ) -> httpx.Response:
         """One compacted request, its answer as it comes: several choices or log probabilities cannot be joined."""
         room = self._compactor.room(self._case)
         try:
             guarded = await self._compactor.finish(prepared, room) if isinstance(prepared, Pending) else prepared
             self._listener.sent(self._case, guarded)
-            limit = await room.take(guarded, guarded.max_output_tokens(asked.output_tokens), is_watched=False)
+            limit = guarded.max_output_tokens(asked.output_tokens)
+            limit = await room.take(guarded, limit, is_watched=False, answers=answers, prompts=prompts)
             response = await upstream.send(guarded.messages, limit, continuation=None, stream=stream)
         except BaseException:
             # Also on cancellation: without an answer nothing else would end what it holds.

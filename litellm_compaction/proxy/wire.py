@@ -43,8 +43,8 @@ _EXTRA = "extra_body"
 _LIFTED = frozenset(
     {
         "messages", "prompt", "tools", "functions", "tool_choice", "function_call", "max_tokens",
-        "max_completion_tokens", "n_predict", "stop", "n", "logprobs", "top_logprobs", "response_format",
-        "stream_options",
+        "max_completion_tokens", "n_predict", "stop", "n", "n_cmpl", "best_of", "logprobs", "top_logprobs",
+        "response_format", "stream_options",
     }
 )  # fmt: skip
 # What only the deployment decides, and how LiteLLM reads the answer.
@@ -59,6 +59,8 @@ _SCALARS = frozenset({str, int, float, bool, type(None)})
 _OUTPUT_LIMITS = ("max_tokens", "max_completion_tokens")
 # llama.cpp's own, which goes before `max_tokens` there (tools/server: "if n_predict is present, we overwrite").
 _LLAMA_LIMIT = "n_predict"
+_ANSWERS = ("n", "n_cmpl", "best_of")
+_MOST_DIGITS = 18
 
 
 class Usage(NamedTuple):
@@ -141,6 +143,33 @@ def decode_prompt(body: Mapping[str, Any], *, is_bridged: bool = True) -> Reques
         return None
     shown = texts if is_bridged else [max(texts, key=len)]
     return Request(messages=tuple(map(user_message, shown)), extras=extras_of(body))
+
+
+def longest_ids(body: Mapping[str, Any]) -> int | None:
+    """The tokens of a text completion's longest prompt, where it is given as token ids; None for other prompts.
+
+    An id is a token; a text between ids, which llama.cpp takes, has at most one for each of its bytes.
+    """
+    prompts = _prompts(body)
+    if not any(type(piece) is int for prompt in prompts for piece in prompt):
+        return None
+    if not all(isinstance(piece, (int, str)) for prompt in prompts for piece in prompt):
+        return None
+    return max(sum(_most_tokens(piece) for piece in prompt) for prompt in prompts)
+
+
+def _prompts(body: Mapping[str, Any]) -> list[list[Any]]:
+    """The prompts of a text completion, each as its ids and texts."""
+    prompt = body.get("prompt")
+    if not isinstance(prompt, list) or not prompt:
+        return []
+    if any(isinstance(each, list) for each in prompt) or all(isinstance(each, str) for each in prompt):
+        return [each if isinstance(each, list) else [each] for each in prompt]
+    return [prompt]
+
+
+def _most_tokens(piece: int | str) -> int:
+    return len(piece.encode("utf-8", "surrogatepass")) if isinstance(piece, str) else 1
 
 
 def with_prompt(body: Mapping[str, Any], request: Request, sent: Sequence[Message]) -> dict[str, Any]:
@@ -364,7 +393,33 @@ def _texts(value: object) -> Iterator[str]:
 
 def can_be_carried_over(body: Mapping[str, Any]) -> bool:
     """Whether an answer can be joined from two: not with several choices or log probabilities."""
-    return body.get("n") in (None, 1) and not body.get("logprobs")
+    return body.get("n") in (None, 1) and asked_answers(body) == 1 and not body.get("logprobs")
+
+
+def asked_answers(body: Mapping[str, Any]) -> int:
+    """How many answers a client wants to each prompt, in all spellings; the server writes them at once.
+
+    LM Studio's list of parameters has none of them, and it writes one; llama.cpp, whose engine it has, writes them all
+    (tools/server, `n` and `n_cmpl`, prompt shared), vLLM too, with `best_of` before it chooses. What a server may read
+    as a number is one.
+    """
+    inner = body.get(_EXTRA)
+    given = {**body, **inner} if isinstance(inner, Mapping) else body
+    return max(1, *(_as_count(given.get(key)) for key in _ANSWERS))
+
+
+def asked_prompts(body: Mapping[str, Any]) -> int:
+    """How many prompts a text completion has that its server answers one by one."""
+    return max(len(_prompts(body)), 1)
+
+
+def _as_count(value: object) -> int:
+    """A number as lenient servers read it; 1 for what is none."""
+    if isinstance(value, str) and value.strip().isdecimal() and len(value) <= _MOST_DIGITS:
+        return int(value)
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return value if _is_count(value) else 1
 
 
 def usage_of(response: object) -> Usage | None:

@@ -185,6 +185,53 @@ async def test_answers_in_one_context_are_bounded_so_that_they_fit_together() ->
     assert min(limits[1:]) >= 400
 
 
+@pytest.mark.parametrize(("answers", "prompts"), [(1, 1), (3, 1), (8, 1), (1, 3), (2, 2)])
+@pytest.mark.parametrize("is_watched", [True, False])
+@pytest.mark.parametrize("asked_tokens", [None, 40])
+async def test_several_answers_fit_the_context_together(
+    answers: int, prompts: int, is_watched: bool, asked_tokens: int | None
+) -> None:
+    """A server writes `n` answers at once: each gets its part of the window, and all are seated."""
+    scene = Scene([{"role": "user", "content": prose("several", 300)}], [], settings=SHARED, window_tokens=4096)
+    guarded, limit, room = await guarded_in_room(
+        scene.compactor,
+        scene.request,
+        scene.case,
+        asked_tokens,
+        is_watched=is_watched,
+        answers=answers,
+        prompts=prompts,
+    )
+    written_tokens = answers * prompts * limit
+    assert prompts * guarded.count.tokens + written_tokens <= 4096
+    assert limit == 40 or written_tokens > 0.6 * 4096
+    (pool,) = scene.compactor._admission._pools
+    assert scene.compactor._admission.usage(pool).used_tokens >= prompts * guarded.count.tokens + written_tokens
+    room.leave()
+
+
+@pytest.mark.parametrize(("answers", "prompts"), [(20, 1), (1, 20), (10**18, 1)])
+async def test_more_answers_than_can_fit_are_refused(answers: int, prompts: int) -> None:
+    """At once, with who needs how much, and not by an overflow for everybody."""
+    scene = Scene([{"role": "user", "content": prose("several", 300)}], [], settings=SHARED, window_tokens=4096)
+    with pytest.raises(DoesNotFit, match=f"you asked for {answers * prompts} answers") as raised:
+        await guarded_in_room(
+            scene.compactor, scene.request, scene.case, None, is_watched=False, answers=answers, prompts=prompts
+        )
+    assert sum(share.tokens for share in raised.value.shares) == raised.value.needed_tokens > 4096
+    assert not scene.compactor._admission._pools
+
+
+async def test_a_prompt_of_token_ids_takes_room_like_any_other() -> None:
+    """By the hooks, too: it is bounded, seated, and refused where it cannot fit."""
+    scene = Scene([{"role": "user", "content": "Hello."}], [], settings=SHARED, window_tokens=4096)
+    guarded, limit, room = await guarded_in_room(scene.compactor, 1000, scene.case, None, is_watched=False)
+    assert (guarded.count.tokens, guarded.messages, limit) == (1000, None, 4096 - 1000 - 64)
+    room.leave()
+    with pytest.raises(DoesNotFit, match="4000 tokens that cannot be compacted"):
+        await guarded_in_room(scene.compactor, 4000, scene.case, None, is_watched=False)
+
+
 async def test_an_answer_alone_is_called_back_when_another_comes() -> None:
     """It had all the rest: what it does not need to go on is asked for, as long as that lets the other one in."""
     scene = Scene([{"role": "user", "content": "Hello."}], [], settings=SHARED, window_tokens=4096)

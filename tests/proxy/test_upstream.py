@@ -297,6 +297,60 @@ async def test_what_cannot_be_joined_is_asked_for_as_the_client_did(options: Bod
     assert "stream" not in wire.sent[0]
 
 
+@pytest.mark.parametrize(
+    ("prompt", "ids"),
+    [
+        ([7] * 500, 500),
+        ([[7] * 500, [7] * 20], 500),
+        ([[7] * 20, [8] * 500], 500),
+        ([*([7] * 480), "twenty bytes of text"], 500),
+        (["a text", [7] * 500], 500),
+        ([0], 1),
+    ],
+)
+@pytest.mark.parametrize("asked", [{}, {"max_tokens": 100_000}, {"max_tokens": 5}])
+async def test_prompt_of_token_ids_is_bounded(prompt: list[Any], ids: int, asked: Body) -> None:
+    """Their number is their count; the longest of several decides."""
+    wire = Wire([lambda: whole({"content": "Fine."})])
+    await wire.complete(prompt=prompt, **asked)
+    (sent,) = wire.sent
+    assert sent == {"prompt": prompt, "max_tokens": min(asked.get("max_tokens", 2048), 2048 - 64 - ids)}
+
+
+@pytest.mark.parametrize("prompt", [[7] * 1800, [[7], [7] * 1800], [7] * 2_000_000])
+async def test_prompt_of_token_ids_that_cannot_fit_is_refused(prompt: list[Any]) -> None:
+    """Nothing in it can be compacted."""
+    wire = Wire([])
+    answer = await wire.complete(prompt=prompt)
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert "maximum context length is 2048 tokens" in error["message"]
+    assert wire.sent == []
+
+
+@pytest.mark.parametrize(
+    ("options", "answers"),
+    [
+        ({"n": 3}, 3),
+        ({"n": "3"}, 3),
+        ({"n": 3.0}, 3),
+        ({"n_cmpl": 4}, 4),
+        ({"n": 2, "best_of": 5}, 5),
+        ({"n": True, "best_of": None}, 1),
+        ({"n": -2}, 1),
+        ({"n": [3]}, 1),
+        ({"n": 0.5}, 1),
+    ],
+)
+async def test_each_of_several_answers_gets_its_part_of_a_shared_window(options: Body, answers: int) -> None:
+    """A server writes them at once into one context, whatever it takes for their number."""
+    wire = Wire([lambda: whole({"content": "Fine."})], settings={"admission": "pool"})
+    await wire.ask(**options, logprobs=True)
+    alone = Wire([lambda: whole({"content": "Fine."})], settings={"admission": "pool"})
+    await alone.ask(logprobs=True)
+    assert wire.sent[0]["max_tokens"] == pytest.approx(alone.sent[0]["max_tokens"] / answers, abs=1)
+
+
 def folded(body: bytes, encoding: str = "gzip", content_type: str = "application/json") -> httpx.Response:
     """A body that says how it is compressed."""
 
@@ -469,11 +523,12 @@ async def test_text_completion_that_cannot_fit_is_refused_before_it_is_sent() ->
     assert len(wire.sent) == 1
 
 
-async def test_prompt_of_tokens_passes_as_it_is() -> None:
+@pytest.mark.parametrize("prompt", [{"prompt_string": "x"}, [], [[]], [1, None], [True], [[1], {}]])
+async def test_prompt_of_no_known_shape_passes_as_it_is(prompt: Any) -> None:
     """Nobody here can count it; its server refuses what does not fit."""
     wire = Wire([lambda: httpx.Response(200, json={})])
-    await wire.complete(prompt=[1, 2, 3])
-    assert wire.sent == [{"prompt": [1, 2, 3]}]
+    await wire.complete(prompt=prompt)
+    assert wire.sent == [{"prompt": prompt}]
 
 
 async def test_answer_that_is_passed_holds_its_room_until_it_is_read() -> None:
