@@ -304,6 +304,16 @@ async def test_pruning_model_obeys_litellms_own_checks(monkeypatch: pytest.Monke
     assert len(asked.asked) == allowed
 
 
+@pytest.mark.parametrize("caller", [caller for caller in _CALLERS if "budget" not in caller])
+def test_lists_of_key_and_team_hold_by_themselves(caller: str) -> None:
+    """Where LiteLLM has no checks of its own, and on the page, the lists that a key carries decide alone."""
+    names = ("chat-8k", "pruner-large")
+    entries = [{"model_name": name, "litellm_params": {"model": f"openai/{name}", "api_key": "k"}} for name in names]
+    fields, allowed = _CALLERS[caller]
+    metadata = {"user_api_key_auth": UserAPIKeyAuth(api_key="sk-1", **fields)}
+    assert access.may_use(LiteLLMRouter(model_list=entries), "pruner-large", metadata) is allowed
+
+
 @pytest.mark.parametrize("is_same", [True, False])
 @pytest.mark.parametrize(
     ("limits", "calls"),

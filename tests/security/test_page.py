@@ -14,12 +14,15 @@ import pytest
 from fastapi import FastAPI, Request
 
 from litellm_compaction.cli import main
+from litellm_compaction.config import settings_from
 from litellm_compaction.data_folder import make_private
 from litellm_compaction.events import HarmlessRecords, harmless
-from litellm_compaction.proxy.pages import routes, visitors
+from litellm_compaction.proxy.callback import CompactionHandler
+from litellm_compaction.proxy.pages import Surroundings, routes, visitors
 from litellm_compaction.proxy.pages.sessions import LIFETIME_S, Sessions, SignedOut, TooManyTries, WrongKeys
 from litellm_compaction.proxy.pages.visitors import Visitor
 from litellm_compaction.stores import MemoryStore
+from tests.security.hooks import Router
 
 # LiteLLM's own, while its proxy is imported.
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
@@ -290,6 +293,72 @@ async def test_wrong_keys_count_however_they_are_sent(monkeypatch: pytest.Monkey
         assert slept == [0.0, 0.0, 0.0, 0.5, 1.0, 2.0]
         assert (await client.get("/")).status_code == 401
     assert len(slept) == 6
+
+
+_FORM = {"content-type": "application/x-www-form-urlencoded"}
+# (method, path, headers, body, status): what an administrator's browser may be made to send.
+_ODD: dict[str, tuple[str, str, dict[str, str], bytes, int]] = {
+    "a body of 70 kB": ("POST", "/", _FORM, b"do=save&mode=" + b"x" * 70_000, 415),
+    "200 fields": ("POST", "/", _FORM, b"&".join(b"a%d=1" % number for number in range(200)), 415),
+    "JSON": ("POST", "/", {"content-type": "application/json"}, b'{"do": "save", "mode": "off"}', 415),
+    "plain text, which other sites may send": ("POST", "/", {"content-type": "text/plain"}, b"do=save&mode=off", 415),
+    "no type": ("POST", "/", {}, b"do=save&mode=off", 415),
+    "no UTF-8": ("POST", "/", _FORM, b"do=save&mode=\xff\xfe", 415),
+    "another site": ("POST", "/", {**_FORM, "origin": "https://evil.example"}, b"do=save&mode=off", 401),
+    "no origin at all": ("POST", "/", {**_FORM, "origin": "null"}, b"do=save&mode=off", 401),
+    "the same site": ("POST", "/", {**_FORM, "sec-fetch-site": "same-site"}, b"do=save&mode=off", 401),
+    "another method": ("PUT", "/", _FORM, b"do=save&mode=off", 405),
+    "deleting": ("DELETE", "/", {}, b"", 405),
+    "a path": ("GET", "/../etc/passwd", {}, b"", 404),
+    "a path in disguise": ("GET", "/%2e%2e%2fetc%2fpasswd", {}, b"", 404),
+    "a message of the address": ("GET", "/?done=<script>alert(1)</script>&next=https://evil.example", {}, b"", 200),
+}
+
+
+@pytest.mark.parametrize("odd", _ODD)
+async def test_an_administrators_browser_cannot_be_used(monkeypatch: pytest.MonkeyPatch, odd: str) -> None:
+    """Nothing is saved by what is no form of the page's own; nothing of the address is shown, or followed."""
+
+    async def administrator(request: Request, key: str | None) -> Visitor | None:
+        return Visitor(role="proxy_admin", tenant="t", auth=None)
+
+    monkeypatch.setattr(routes, "visitor_of", administrator)
+    written: list[object] = []
+
+    async def write(around: object, form: object, *_: object) -> str:
+        written.append(form)
+        return "same"
+
+    monkeypatch.setattr(routes, "write", write)
+    handler = CompactionHandler(settings_from({"store": "memory://"}))
+    assert handler._live is not None
+    assert handler._turns is not None
+    around = Surroundings(
+        live=handler._live,
+        guards=handler._gate.guards,
+        windows=handler._compactor.windows,
+        sources=handler._compactor.sources,
+        store=handler._store,
+        turns=handler._turns,
+        going_on=handler._compactor.going_on,
+        router=Router,
+    )
+    served = routes._Page(around)
+    app = FastAPI()
+    app.add_api_route("/", served.get, methods=["GET"])
+    app.add_api_route("/", served.post, methods=["POST"])
+    method, path, headers, body, status = _ODD[odd]
+    transport = httpx.ASGITransport(app=app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://proxy.example") as client:
+        answer = await client.request(method, path, headers=headers, content=body)
+        assert answer.status_code == status
+        assert written == []
+        assert "evil" not in answer.text + answer.headers.get("location", "")
+        assert "alert(1)" not in answer.text
+        # What the page's own form sends arrives: the others were refused for what they are.
+        assert (await client.post("/", headers=_FORM, content=b"do=save&mode=off")).status_code == 303
+    assert written[-1] == {"do": "save", "mode": "off"}
+    await handler._compactor.aclose()
 
 
 @pytest.mark.skipif(os.name != "posix", reason="rights are POSIX's")

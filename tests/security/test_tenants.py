@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
+import httpx
 import pytest
 
 from litellm_compaction.core.messages import Request
@@ -22,6 +23,7 @@ from litellm_compaction.simulator import ChatCall, Gate, Reply
 from tests.integration.bench import Bench, is_summary_call
 from tests.integration.conversations import ONE_ROUND, talk
 from tests.integration.harness import CHAT
+from tests.security.beside.identities import IDENTITIES
 from tests.security.hooks import ROUTES, WINDOW, Client, Logging, Scene, conversation, pauses, use_router, words_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*`ReadOnly` qualifier:UserWarning")
@@ -50,7 +52,11 @@ def scene(monkeypatch: pytest.MonkeyPatch) -> Scene:
 
 
 async def test_two_tenants_under_one_call_id_never_meet(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
-    """10,000 random interleavings of every id, route, carrier, retry, fallback and order."""
+    """10,000 random interleavings of every id, route, carrier, retry, fallback and order.
+
+    Seen failing (2026-11-22): with `Calls` keyed by the client's id ({'CANARY-sk-red-anna-2'} == {'CANARY-sk-bob-2'}),
+    also where the tenant is then not compared. One scope for all is met by the test below.
+    """
     chance = random.Random(12)
     actions: Counter[str] = Counter()
     for number in range(math.ceil(_INTERLEAVINGS / math.comb(len(_KEYS), 2))):
@@ -221,6 +227,132 @@ async def test_keys_without_any_identity_share_nothing(scene: Scene) -> None:
         await client.send()
         actions.append(client.headers["x-litellm-compaction"])
     assert actions == ["compacted", "reused", "compacted"]
+
+
+_ALICE: dict[str, Any] = {
+    "user_api_key": "sk-alice",
+    "user_api_key_hash": "sk-alice",
+    "user_api_key_user_id": "alice",
+    "user_api_key_end_user_id": "alice",
+    "user_api_key_auth": {"api_key": "sk-alice", "user_id": "alice"},
+    "model_group": "local",
+}
+# What somebody sends who wants to be taken for Alice: fields of the body, and headers.
+_AS_ALICE: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
+    "user": ({"user": "alice"}, {}),
+    "metadata": ({"metadata": _ALICE}, {}),
+    "metadata as text": ({"metadata": json.dumps(_ALICE)}, {}),
+    "litellm_metadata": ({"litellm_metadata": _ALICE}, {}),
+    "litellm_metadata as text": ({"litellm_metadata": json.dumps(_ALICE)}, {}),
+    "both": ({"metadata": _ALICE, "litellm_metadata": _ALICE}, {}),
+    "metadata in metadata": ({"metadata": {"metadata": _ALICE, "requester_metadata": _ALICE}}, {}),
+    "the body itself": (_ALICE, {}),
+    "litellm_params": ({"litellm_params": {"metadata": _ALICE, "litellm_metadata": _ALICE}}, {}),
+    "metadata in extra_body": ({"extra_body": {"metadata": _ALICE}}, {}),
+    "litellm_metadata in extra_body": ({"extra_body": {"litellm_metadata": _ALICE}}, {}),
+    "user in extra_body": ({"extra_body": {"user": "alice"}}, {}),
+    "proxy_server_request": ({"proxy_server_request": {"headers": {"authorization": "Bearer sk-alice"}}}, {}),
+    "secret_fields": ({"secret_fields": {"raw_headers": {"authorization": "Bearer sk-alice"}}}, {}),
+    "user_api_key_dict": ({"user_api_key_dict": {"user_id": "alice", "api_key": "sk-alice"}}, {}),
+    "user_id": ({"user_id": "alice", "team_id": None, "end_user": "alice"}, {}),
+    "logging object": ({"litellm_logging_obj": {"model_call_details": {"metadata": _ALICE}}}, {}),
+    "call id": ({"litellm_call_id": "alice-1"}, {}),
+    "session": ({"litellm_session_id": "alice-1", "litellm_trace_id": "alice-1"}, {}),
+    "model_info": ({"model_info": {"id": "local", "team_id": "alice"}}, {}),
+    "callback_settings": ({"callback_settings": {"litellm_compaction": {"scope": "alice"}}}, {}),
+    "dynamic parameters": ({"standard_callback_dynamic_params": _ALICE}, {}),
+    "cache": ({"cache": {"use-cache": True, "namespace": "alice"}}, {}),
+    "cache key": ({"prompt_cache_key": "alice-1", "safety_identifier": "alice"}, {}),
+    "fallbacks": ({"fallbacks": [{"model": "local", "metadata": _ALICE}]}, {}),
+    "tags": ({"tags": ["User-Agent: alice", "alice"]}, {}),
+    "header call id": ({}, {"x-litellm-call-id": "alice-1"}),
+    "header user": ({}, {"x-litellm-user-id": "alice", "x-litellm-user": "alice"}),
+    "header end user": ({}, {"x-litellm-end-user-id": "alice", "x-end-user-id": "alice"}),
+    "header customer": ({}, {"x-litellm-customer-id": "alice"}),
+    "header trace": ({}, {"x-litellm-trace-id": "alice-1", "x-litellm-session-id": "alice-1"}),
+    "header tags": ({}, {"x-litellm-tags": "alice"}),
+    "header agent": ({}, {"x-litellm-agent-id": "alice", "x-litellm-key-alias": "alice"}),
+    "header team and organization": ({}, {"x-litellm-team-id": "alice", "x-litellm-org-id": "alice"}),
+    "header of Open WebUI": ({}, {"x-openwebui-user-id": "alice", "x-openwebui-user-email": "alice"}),
+    "header metadata": ({}, {"x-litellm-metadata": json.dumps(_ALICE)}),
+    "a second key": ({}, {"x-api-key": "sk-alice", "api-key": "sk-alice"}),
+}
+
+
+@pytest.mark.proxy
+@pytest.mark.parametrize("group", ["local", "hooked"])
+def test_nobody_is_taken_for_another_by_what_they_send(office: Bench, group: str) -> None:
+    """Alice's record of a conversation is there, and serves her; whoever else sends it pays for one of their own."""
+    office.watch(group, _seen)
+    messages = talk(f"CANARY-alice spoofed {group}", ONE_ROUND)
+
+    def action(key: str, body: dict[str, Any], headers: dict[str, str]) -> str:
+        said = {"Authorization": f"Bearer {key}", **headers}
+        asked = {"model": group, "messages": messages, "max_tokens": 50, **body}
+        answer = office.proxy.client.post(CHAT, content=json.dumps(asked).encode(), headers=said)
+        return answer.headers.get("x-litellm-compaction", "") if answer.status_code == 200 else str(answer.status_code)
+
+    assert [action("sk-alice", {}, {}) for _ in range(2)] == ["compacted", "reused"]
+    # Each with a key, and so a scope, of its own.
+    rows = enumerate(_AS_ALICE.items())
+    found = {name: action(f"sk-other-key.{group}{number}", *given) for number, (name, given) in rows}
+    assert [name for name, done in found.items() if done not in ("compacted", "400", "401", "403", "422")] == []
+    assert list(found.values()).count("compacted") >= 30, found
+    assert action("sk-alice", {}, {}) == "reused"
+
+
+async def test_a_record_serves_its_own_tenant_only(scene: Scene) -> None:
+    """Of sixteen identities with the very same conversation only two of one team share a record."""
+    actions = {}
+    for key in IDENTITIES:
+        client = Client(scene, key, conversation("same", 4), attempts=["hooked"])
+        await client.send()
+        actions[key] = client.headers["x-litellm-compaction"]
+    assert actions == dict.fromkeys(IDENTITIES, "compacted") | {"sk-red-arno": "reused"}
+
+
+_USAGES: tuple[Any, ...] = (
+    {"prompt_tokens": 10**9, "completion_tokens": 10**9},
+    {"prompt_tokens": 10**9, "completion_tokens": 1},
+    {"prompt_tokens": 1, "completion_tokens": 10**9},
+    {"prompt_tokens": -5, "completion_tokens": -5},
+    {"prompt_tokens": 0, "completion_tokens": 0},
+    {"prompt_tokens": True, "completion_tokens": True},
+    {"prompt_tokens": "900", "completion_tokens": "1"},
+    {"prompt_tokens": 1e308, "completion_tokens": 1e308},
+    {"prompt_tokens": [9], "completion_tokens": {}},
+    {"prompt_tokens": 1, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": 10**9}},
+    {"prompt_tokens": WINDOW + 1, "completion_tokens": 1},
+    [],
+    "all",
+)
+
+
+async def test_a_server_that_lies_of_usage_to_one_changes_nothing_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither window nor count, whatever numbers came with another tenant's answers."""
+
+    def told(usage: Any) -> httpx.Response:
+        message = {"role": "assistant", "content": "Fine."}
+        return httpx.Response(200, json={"id": "1", "choices": [{"index": 0, "message": message}], "usage": usage})
+
+    async def seen(scene: Scene) -> tuple[str, str, str]:
+        asked = Client(scene, "sk-alice", conversation("alice", 1))
+        await asked.send()
+        names = ("", "-window", "-tokens-before")
+        window, tokens, action = (asked.headers[f"x-litellm-compaction{name}"] for name in reversed(names))
+        return window, tokens, action
+
+    fresh = Scene()
+    use_router(monkeypatch, fresh.router)
+    expected = await seen(fresh)
+    for usage in _USAGES:
+        scene, heard = Scene(), []
+        use_router(monkeypatch, scene.router)
+        for number in range(4):
+            scene.server.answer = lambda body, usage=usage, heard=heard: heard.append(body) or told(usage)
+            await Client(scene, "sk-bob", conversation(f"bob-{number}", 1)).send()
+        assert len(heard) >= 4, "the lie was told"
+        assert await seen(scene) == expected, usage
 
 
 def _seen(call: ChatCall) -> Reply:
