@@ -78,6 +78,7 @@ class _Server:
 @dataclass(slots=True)
 class _Verdict:
     value: bool | None = None
+    was_waited_for: bool = False
     until_s: float = -inf
     flight: asyncio.Task[None] | None = None
 
@@ -162,7 +163,10 @@ class Listings:
             server.wanted = server.begun + 1
 
     async def is_lmstudio(self, api_base: str, api_key: str | None) -> bool | None:
-        """Whether the server is LM Studio: a yes is kept, a no for 60 s, None (nobody answered) for 5 s."""
+        """Whether the server is LM Studio: a yes is kept, a no for 60 s, None (nobody answered) for 5 s.
+
+        One that has not answered yet is waited for, by every request that wants to know.
+        """
         place = _Place(server_root(api_base), api_key)
         verdict = self._verdicts.setdefault(place, _Verdict())
         if self.clock() >= verdict.until_s:
@@ -218,12 +222,18 @@ class Listings:
         return await list_models(self.client(), place.root, place.api_key, timeout_s=patient_s)
 
     async def _judge(self, place: _Place, verdict: _Verdict) -> None:
+        """Asks a server whether it is LM Studio.
+
+        One that takes the connection and is silent may be LM Studio that loads a model: requests would pass it without
+        a guard, so it is waited for as long as for its list. Once: others may never answer what they do not know.
+        """
+        timeout_s = self.timeout_s if verdict.was_waited_for else max(self.timeout_s, _PATIENT_TIMEOUT_S)
         try:
-            verdict.value = await answers_as_lmstudio(
-                self.client(), place.root, place.api_key, timeout_s=self.timeout_s
-            )
-        except ServerUnavailable:
+            verdict.value = await answers_as_lmstudio(self.client(), place.root, place.api_key, timeout_s=timeout_s)
+            verdict.was_waited_for = True
+        except ServerUnavailable as error:
             verdict.value = None
+            verdict.was_waited_for = verdict.was_waited_for or not isinstance(error, Unreached)
         keep_s = {True: inf, False: _NOT_LMSTUDIO_S, None: _NO_ANSWER_S}[verdict.value]
         verdict.until_s = self.clock() + keep_s
 

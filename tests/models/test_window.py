@@ -11,7 +11,8 @@ import httpx
 import pytest
 from fake_lmstudio import BASE, Clock, FakeLMStudio, v0_model, v1_model
 
-from litellm_compaction.errors import ModelNotLoaded, WindowOutdated, WindowUnknown
+from litellm_compaction.errors import ModelNotLoaded, ServerUnavailable, WindowOutdated, WindowUnknown
+from litellm_compaction.models.fetch import Unreached
 from litellm_compaction.models.window import Target, Windows
 from tests import virtual_time
 
@@ -518,6 +519,38 @@ async def test_the_verdict_is_cached_by_kind(server: FakeLMStudio, windows: Wind
     clock.now_s += 10**6
     assert await windows.is_lmstudio(BASE, None) is True
     assert len(server.requests) == sent
+
+
+async def test_a_server_that_is_silent_is_waited_for_once(
+    windows: Windows, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """LM Studio that loads a model takes its time; one that never answers keeps nobody waiting again and again."""
+    waited: list[float] = []
+    answers: list[bool | Exception] = [
+        Unreached("no connection"),
+        ServerUnavailable("no answer within 30 s"),
+        ServerUnavailable("no answer within 3 s"),
+        False,
+        ServerUnavailable("no answer within 30 s"),
+        True,
+    ]
+
+    async def asked(*_: object, timeout_s: float) -> bool:
+        waited.append(timeout_s)
+        answer = answers[len(waited) - 1]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr("litellm_compaction.models.listings.answers_as_lmstudio", asked)
+    found = []
+    for _ in answers:
+        found.append(await windows.is_lmstudio(BASE, None))
+        clock.now_s += 60
+    assert found == [None, None, None, False, None, True]
+    patient_s, quick_s = waited[0], waited[2]
+    assert waited == [patient_s, patient_s, quick_s, quick_s, quick_s, quick_s]
+    assert patient_s > quick_s
 
 
 async def test_closing_ends_reads_that_run(server: FakeLMStudio, windows: Windows) -> None:
