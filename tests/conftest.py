@@ -39,21 +39,29 @@ _PROMISES = (
 )
 
 
+# Folders whose files share a proxy, and what is dear to start beside it.
+_TOGETHER = ("security", "real_engine")
+
 # What takes longest, first: a file that takes half a minute must not be the last to begin.
 _LONGEST = (
     "restart",
     "promises",
-    "test_real_engine",
+    "real_engine",
     "security",
-    "test_page",
-    "test_acceptance",
     "test_replay",
-    "test_restart_seeded",
     "test_up",
+    "test_acceptance",
     "test_demo",
-    "test_page_browser",
     "test_strategies",
+    "test_page",
+    "test_wishes",
+    "test_page_browser",
+    "test_long_conversations",
+    "test_shared_contexts",
+    "test_goldens",
     "test_sources",
+    "test_restart_seeded",
+    "test_refusals",
     "test_config_start",
     "test_plan",
     "test_compact",
@@ -127,7 +135,7 @@ class _TogetherScheduling(LoadFileScheduling):  # type: ignore[misc] # pytest-xd
             return "promises"
         if "integration/test_restart_" in file or name == "test_notices":
             return "restart"
-        return "security" if "tests/security/" in file else file
+        return next((folder for folder in _TOGETHER if f"tests/{folder}/" in file), file)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
