@@ -77,6 +77,7 @@ _GROUPS = [
     group("breaking", 4096),
     # Nobody else teaches how it counts.
     group("unreported", 4096),
+    group("full"),
     # Several conversations at once through each calibration; one that hangs holds up those of its own group only.
     *(group(name, simulator={"unified_kv": False}, params={"timeout": 6}) for name in CROWDED),
     # Far ahead of a busy proxy that reads four answers: it has nothing but its bounds to keep to.

@@ -277,10 +277,13 @@ def test_restarts_end_regularly(restarting: Restarting) -> None:
 
 
 def test_answer_that_cannot_be_carried_over_says_so(restarting: Restarting) -> None:
-    """A sacred message that leaves no room for a continuation: the numbers, then a regular end."""
-    messages = [{"role": "user", "content": prose("sacred", 1450)}]
-    restarting.watch("local", Teller(Reply(TEXTS["prose"])))
-    answer = restarting.proxy.stream("local", messages)
+    """A sacred message that leaves no room for a continuation: the numbers, then a regular end.
+
+    Of a model that nobody has counted for: what others had taught decided how wide a margin was left.
+    """
+    messages = [{"role": "user", "content": prose("sacred", 1530)}]
+    restarting.watch("full", Teller(Reply(TEXTS["prose"])))
+    answer = restarting.proxy.stream("full", messages)
     assert stream_problems(answer) == []
     assert answer.finish_reasons == ["length"]
     assert "⚠️ Context limit exceeded (" in answer.text
