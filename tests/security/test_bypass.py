@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -312,6 +313,29 @@ def test_lists_of_key_and_team_hold_by_themselves(caller: str) -> None:
     fields, allowed = _CALLERS[caller]
     metadata = {"user_api_key_auth": UserAPIKeyAuth(api_key="sk-1", **fields)}
     assert access.may_use(LiteLLMRouter(model_list=entries), "pruner-large", metadata) is allowed
+
+
+@pytest.mark.parametrize(("listed", "allowed"), [(_ONLY, False), ([*_ONLY, "pruner-large"], True)], ids=["no", "yes"])
+@pytest.mark.parametrize(("field", "lookup"), [("user_id", "get_user_object"), ("project_id", "get_project_object")])
+async def test_lists_in_litellms_database_hold(
+    monkeypatch: pytest.MonkeyPatch, field: str, lookup: str, listed: list[str], allowed: bool
+) -> None:
+    """A user's and a project's lists of models stand in the database only: LiteLLM's own checks read them there."""
+    proxy_server = importlib.import_module("litellm.proxy.proxy_server")
+    auth_checks = importlib.import_module("litellm.proxy.auth.auth_checks")
+    looked_up: list[object] = []
+
+    async def stored(**asked: Any) -> Any:
+        looked_up.append(asked.get(field))
+        return SimpleNamespace(models=listed, user_id="u", project_id="u", project_alias="", user_role=None)
+
+    monkeypatch.setattr(proxy_server, "prisma_client", object())
+    monkeypatch.setattr(auth_checks, lookup, stored)
+    names = ("chat-8k", "pruner-large")
+    entries = [{"model_name": name, "litellm_params": {"model": f"openai/{name}", "api_key": "k"}} for name in names]
+    metadata = {"user_api_key_auth": UserAPIKeyAuth(**{"api_key": "sk-1", field: "u"})}
+    assert await access.is_allowed(LiteLLMRouter(model_list=entries), "pruner-large", metadata) is allowed
+    assert looked_up == ["u"]
 
 
 @pytest.mark.parametrize("is_same", [True, False])
