@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from litellm_compaction.config import settings_from
 from litellm_compaction.core.anchors import ledger
 from litellm_compaction.core.messages import parse_message
 from litellm_compaction.core.secrets import MARKER, redacted, redactor
+from litellm_compaction.engine.making import _written
 from litellm_compaction.errors import ConfigError
 from tests.engine.bench import Bench, FakeAsk
 from tests.engine.test_guard import LONG
+from tests.stores.compactions import compaction
 
 H = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b"
 JWT = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0NTY3ODkwIn0.dozjgNryP4J3jVmNHl0w5N_XgL0n3I9PlFUP0THsR8U"
@@ -150,6 +154,30 @@ async def test_no_secret_enters_a_store() -> None:
     (kept,) = [compaction for _, compaction in bench.store.kept]
     assert "hunter2" not in repr(kept)
     assert MARKER in kept.segments[0].text
+
+
+async def test_an_operators_patterns_keep_theirs_out_of_a_store() -> None:
+    """From the settings to what is written."""
+    raw = [*LONG[:2], {"role": "user", "content": "Customer KD-123456 asks"}, {"role": "assistant", "content": "ok"}]
+    bench = Bench(ask=FakeAsk("## State\nCustomer KD-123456 is served first, and all else is as it was in the text."))
+    guarded = await bench.guard([*raw, *LONG[2:]], redact_patterns=[r"KD-\d{6}"])
+    assert guarded.action == "compacted"
+    (kept,) = [compaction for _, compaction in bench.store.kept]
+    assert "KD-123456" not in repr(kept)
+    assert f"Customer {MARKER}" in repr(kept)
+
+
+def test_whatever_is_written_is_looked_at_once_more() -> None:
+    """Every text of a compaction, wherever it came from."""
+    (text, secret), *_ = SECRETS
+    written = _written(
+        replace(
+            compaction("x"), ledger=text, omissions=text, segments=(replace(compaction("x").segments[0], text=text),)
+        ),
+        redacted,
+    )
+    assert secret not in repr(written)
+    assert repr(written).count(MARKER) == 3
 
 
 def test_off_keeps_everything() -> None:
