@@ -3,8 +3,12 @@
     python benchmarks/hostile.py [--only WORD] [--rounds 1]
 
 Two real proxies one after the other, stock and guarded, with a server that answers as told. For each attack the
-processor time of the whole proxy, and the longest time in which its event loop served nobody: the smaller of the time
-and the processor time between two ticks of 5 ms, so that another program's load does not count.
+processor time of the whole proxy, and the longest times, each in milliseconds:
+- held: in which its event loop served nobody, stock LiteLLM's own work included: the smaller of the time and the
+  processor time between two ticks of 5 ms, so that another program's load does not count;
+- by us: which a step of ours takes of the loop's thread, from one suspension to the next (`--lines` shows which);
+- by threads: in which it waited while threads worked: who holds the interpreter lock, or another use of the processors;
+- garbage: of one collection of Python's, whoever made the objects.
 """
 
 from __future__ import annotations
@@ -31,25 +35,133 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests.integration.harness import CHAT, Proxy, lm_studio, proxy, write_config
 
 _PROBE = """
-import asyncio, time
+import asyncio, collections.abc, gc, time
 from litellm.integrations.custom_logger import CustomLogger
 from litellm.proxy import proxy_server
+from litellm_compaction.proxy import internal, upstream
+from litellm_compaction.proxy.callback import CompactionHandler
+
+TOLD_S = 0.02
 
 class Probe(CustomLogger):
-    held_s = 0.0
     def __init__(self):
         super().__init__()
         proxy_server.app.add_api_route("/probe", self.read, methods=["GET"])
-        self.ticking = asyncio.get_running_loop().create_task(self.tick())
+        self.forget()
+        loop = asyncio.get_running_loop()
+        loop.set_task_factory(self.task)
+        for owner, name in (
+            *((CompactionHandler, name) for name in vars(CompactionHandler) if name.startswith("async_")),
+            (upstream.GuardedTransport, "handle_async_request"),
+        ):
+            wrap = self.stream if "iterator" in name else self.call
+            setattr(owner, name, wrap(getattr(owner, name)))
+        internal.call_router = self.foreign(internal.call_router)
+        chunks, as_it_is = upstream._EventStream.__aiter__, upstream._as_it_is
+        upstream._EventStream.__aiter__ = self.stream(chunks)
+        upstream._as_it_is = lambda create, own: self.call(as_it_is(self.foreign(create), own))
+        gc.callbacks.append(self.collect)
+        self.ticking = loop.create_task(self.tick())
+    def forget(self):
+        self.held_s, self.ours_s, self.threads_s, self.gc_s, self.where = 0.0, 0.0, 0.0, 0.0, {}
+    def collect(self, phase, info):
+        # Python's collector of garbage, in whatever thread: everybody waits.
+        if phase == "start":
+            self.collecting_s = time.thread_time()
+        else:
+            self.gc_s = max(self.gc_s, time.thread_time() - self.collecting_s)
     async def tick(self):
         while True:
-            wall_s, cpu_s = time.perf_counter(), time.process_time()
+            wall_s, cpu_s, own_s = time.perf_counter(), time.process_time(), time.thread_time()
             await asyncio.sleep(0.005)
             wall_s, cpu_s = time.perf_counter() - wall_s - 0.005, time.process_time() - cpu_s
-            self.held_s = max(self.held_s, min(wall_s, cpu_s))
+            own_s = time.thread_time() - own_s
+            gap_s = min(wall_s, cpu_s)
+            self.held_s = max(self.held_s, gap_s)
+            self.threads_s = max(self.threads_s, gap_s - own_s)
+    def task(self, loop, coro, **options):
+        code = getattr(coro, "cr_code", None)
+        if code is not None and "/litellm_compaction/" in code.co_filename:
+            coro = Timed(coro, self)
+        return asyncio.Task(coro, loop=loop, **options)
+    def call(self, run):
+        async def timed(*args, **options):
+            return await Timed(run(*args, **options), self)
+        return timed
+    def foreign(self, run):
+        async def timed(*args, **options):
+            return await Foreign(run(*args, **options), self)
+        return timed
+    def stream(self, run):
+        async def timed(*args, **options):
+            inner = run(*args, **options)
+            try:
+                while True:
+                    try:
+                        item = await Timed(inner.__anext__(), self, inner)
+                    except StopAsyncIteration:
+                        return
+                    yield item
+            finally:
+                await inner.aclose()
+        return timed
     async def read(self):
-        held_s, self.held_s = self.held_s, 0.0
-        return {"held_s": held_s, "cpu_s": time.process_time()}
+        found = {"held_s": self.held_s, "ours_s": self.ours_s, "threads_s": self.threads_s, "gc_s": self.gc_s,
+                 "cpu_s": time.process_time(), "where": sorted(self.where.items(), key=lambda item: -item[1])[:12]}
+        self.forget()
+        return found
+
+class Timed(collections.abc.Coroutine):
+    # What of the loop's thread each step of ours takes, from one suspension to the next, without what it calls that is
+    # LiteLLM's again.
+    innermost = None
+    def __init__(self, inner, probe, told=None):
+        self.inner, self.probe, self.told = inner, probe, told or inner
+        self.inside_s = 0.0
+    def send(self, value):
+        return self.step(self.inner.send, value)
+    def throw(self, *error):
+        return self.step(self.inner.throw, *error)
+    def close(self):
+        self.inner.close()
+    def __await__(self):
+        return self
+    def __iter__(self):
+        return self
+    def __next__(self):
+        return self.send(None)
+    def step(self, run, *given):
+        before, outer, Timed.innermost = self.place(), Timed.innermost, self
+        self.inside_s, begun_s = 0.0, time.thread_time()
+        try:
+            return run(*given)
+        finally:
+            took_s = time.thread_time() - begun_s
+            Timed.innermost = outer
+            if outer is not None:
+                outer.inside_s += took_s
+            self.note(before, took_s - self.inside_s)
+    def note(self, before, took_s):
+        self.probe.ours_s = max(self.probe.ours_s, took_s)
+        if took_s > TOLD_S:
+            line = before + " -> " + self.place()
+            self.probe.where[line] = max(self.probe.where.get(line, 0.0), took_s)
+    def place(self):
+        coro, lines = self.told, []
+        while coro is not None:
+            frame = self.of(coro, "_frame")
+            file = frame.f_code.co_filename if frame is not None else ""
+            if "/litellm_compaction/" in file:
+                lines.append("%s:%d" % (file.rpartition("/litellm_compaction/")[2], frame.f_lineno))
+            coro = self.of(coro, "_await")
+        return " ".join(lines[-2:]) or "end"
+
+    def of(self, coro, what):
+        return next((found for kind in ("cr", "ag", "gi") if (found := getattr(coro, kind + what, None))), None)
+
+class Foreign(Timed):
+    def note(self, before, took_s):
+        pass
 
 handler = Probe()
 """
@@ -64,11 +176,15 @@ class Cost(NamedTuple):
     status: str
     cpu_s: float
     held_s: float
+    ours_s: float
+    threads_s: float
+    gc_s: float
 
     @property
     def cell(self) -> str:
         """In a table."""
-        return f"{self.status:>10} {self.cpu_s:6.2f} s {1e3 * self.held_s:5.0f} ms"
+        held = (self.held_s, self.ours_s, self.threads_s, self.gc_s)
+        return f"{self.status:>10} {self.cpu_s:6.2f} s" + "".join(f" {1e3 * each:5.0f} ms" for each in held)
 
 
 Body = dict[str, Any]
@@ -280,7 +396,9 @@ def _server() -> Iterator[str]:
         server.shutdown()
 
 
-def _costs(base_url: str, settings: dict[str, Any] | None, only: str, rounds: int) -> dict[str, Cost]:
+def _costs(
+    base_url: str, settings: dict[str, Any] | None, only: str, rounds: int, shows_lines: bool
+) -> dict[str, Cost]:
     models = [lm_studio(name, f"qwen-{name}", base_url) for name in _WINDOWS]
     models += [lm_studio(f"narrow-{name}", "qwen-narrow", f"{base_url}/{name}") for name in _ANSWERS]
     models += [lm_studio(f"listing-{name}", "qwen", f"{base_url}/{name}") for name in _LISTINGS]
@@ -295,10 +413,10 @@ def _costs(base_url: str, settings: dict[str, Any] | None, only: str, rounds: in
         )
         with proxy(config) as running:
             _sent("narrow", _HI)(running)
-            return dict(_measured(running, only, rounds))
+            return dict(_measured(running, only, rounds, shows_lines))
 
 
-def _measured(running: Proxy, only: str, rounds: int) -> Iterator[tuple[str, Cost]]:
+def _measured(running: Proxy, only: str, rounds: int, shows_lines: bool) -> Iterator[tuple[str, Cost]]:
     for name, make in _attacks():
         if re.search(only, name) is None:
             continue
@@ -312,8 +430,17 @@ def _measured(running: Proxy, only: str, rounds: int) -> Iterator[tuple[str, Cos
             # What is logged and stored after the answer costs, too.
             time.sleep(1)
             after = running.client.get("/probe").json()
-            cost = Cost(status, after["cpu_s"] - before["cpu_s"], after["held_s"])
+            cost = Cost(
+                status,
+                after["cpu_s"] - before["cpu_s"],
+                after["held_s"],
+                after["ours_s"],
+                after["threads_s"],
+                after["gc_s"],
+            )
             print(f"{name:44} {cost.cell}", file=sys.stderr, flush=True)
+            for line, seconds in after["where"] if shows_lines else ():
+                print(f"    {1e3 * seconds:6.0f} ms  {line}", file=sys.stderr, flush=True)
             yield name, cost
 
 
@@ -322,13 +449,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--only", default="", help="attacks whose names match this")
     parser.add_argument("--rounds", type=int, default=1, help="of each; the last one counts")
+    parser.add_argument("--lines", action="store_true", help="shows which lines held the event loop over 30 ms")
+    parser.add_argument("--guarded-only", action="store_true", help="leaves the stock proxy out")
     options = parser.parse_args()
+    sides = {"guarded": {}} if options.guarded_only else {"stock": None, "guarded": {}}
     with _server() as base_url:
-        stock = _costs(base_url, None, options.only, options.rounds)
-        ours = _costs(base_url, {}, options.only, options.rounds)
-    print(f"{'':44} {'stock':>27}   {'guarded':>27}   ratio")
-    for name, cost in ours.items():
-        print(f"{name:44} {stock[name].cell}   {cost.cell}   {cost.cpu_s / max(stock[name].cpu_s, 1e-3):5.2f}")
+        costs = {
+            side: _costs(base_url, settings, options.only, options.rounds, options.lines)
+            for side, settings in sides.items()
+        }
+    heads = "   ".join(f"{f'{side}: processor, held, by us, by threads, garbage':>54}" for side in sides)
+    print(f"{'':44} {heads}")
+    for name, cost in costs["guarded"].items():
+        row = "   ".join(each[name].cell for each in costs.values())
+        ratio = cost.cpu_s / max(costs.get("stock", costs["guarded"])[name].cpu_s, 1e-3)
+        print(f"{name:44} {row}   {ratio:5.2f}")
 
 
 if __name__ == "__main__":

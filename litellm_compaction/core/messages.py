@@ -33,8 +33,11 @@ _NOTICES = re.compile(
     )
     + r")(?:\n\n|\n?\Z|\n(?=</think))"
 )
+_SLICE_CHARS, _LONGEST_NOTICE_CHARS = 262_144, 512
 # A client that writes thoughts into its text leaves this where they were a notice only.
 _EMPTY_THOUGHTS = re.compile(r"\A\s*<think(?:ing)?>\s*</think(?:ing)?>\s*")
+_AS_IT_READS = json.JSONEncoder(ensure_ascii=False, default=str)
+_ESCAPED = json.JSONEncoder(default=str)
 _REASONING_KEYS = ("reasoning_content", "reasoning")
 # What stands for an answer of which nothing but a notice came: some templates refuse an empty message, and without
 # it two user messages would meet (promise P3).
@@ -229,10 +232,24 @@ def newest_user_index(messages: Sequence[Message]) -> int | None:
 
 def without_notices(text: str) -> str:
     """`text` without the lines that we put into answers: clients send them back as the assistant's words."""
-    if "⚙️" not in text and "✅" not in text and "⚠️" not in text:
+    # One character each: a search for two takes ten times as long.
+    if "⚙" not in text and "✅" not in text and "⚠" not in text:
         return text
-    stripped = _NOTICES.sub("", text)
-    return text if stripped == text else _EMPTY_THOUGHTS.sub("", stripped)
+    pieces: list[str] = []
+    kept = 0
+    # In slices: one search holds the interpreter, and with it the event loop, to its end.
+    for begin in range(0, len(text), _SLICE_CHARS):
+        end = begin + _SLICE_CHARS
+        for found in _NOTICES.finditer(text, max(begin, kept), end + _LONGEST_NOTICE_CHARS):
+            if found.start() >= end:
+                break
+            pieces.append(text[kept : found.start()])
+            kept = found.end()
+    if not kept:
+        return text
+    stripped = "".join((*pieces, text[kept:]))
+    thoughts = _EMPTY_THOUGHTS.match(stripped)
+    return stripped[thoughts.end() :] if thoughts is not None else stripped
 
 
 def cleaned(message: Message) -> Message:
@@ -308,7 +325,7 @@ def _content(content: JsonValue) -> tuple[str, tuple[str, ...]]:
             else:
                 others.append(_string(part.get("type")) if isinstance(part, Mapping) else "unknown")
         return "\n".join(texts), tuple(others)
-    return json.dumps(content, ensure_ascii=False, default=str), ()
+    return _dumped(content, _AS_IT_READS), ()
 
 
 def _parts(message: Message) -> Sequence[JsonValue]:
@@ -323,14 +340,14 @@ def _calls(calls: JsonValue) -> tuple[ToolCall, ...]:
     for call in calls:
         function = call.get("function") if isinstance(call, Mapping) else None
         if not isinstance(call, Mapping) or not isinstance(function, Mapping):
-            found.append(ToolCall(id="", name="", arguments=json.dumps(call, default=str)))
+            found.append(ToolCall(id="", name="", arguments=_dumped(call, _ESCAPED)))
             continue
         arguments = function.get("arguments")
         found.append(
             ToolCall(
                 id=_string(call.get("id")),
                 name=_string(function.get("name")),
-                arguments=arguments if isinstance(arguments, str) else json.dumps(arguments, default=str),
+                arguments=arguments if isinstance(arguments, str) else _dumped(arguments, _ESCAPED),
             )
         )
     return tuple(found)
@@ -346,6 +363,11 @@ def _without_notice_parts(parts: Sequence[JsonValue], key: str) -> list[JsonValu
         elif stripped:
             kept.append({**part, key: stripped} if isinstance(part, Mapping) else stripped)
     return kept
+
+
+def _dumped(value: JsonValue, encoder: json.JSONEncoder) -> str:
+    # Value by value: written at once, a large one would hold up all other threads.
+    return "".join(encoder.iterencode(value))
 
 
 def _string(value: JsonValue) -> str:

@@ -66,7 +66,7 @@ _SAID = re.compile(
 )
 _KEY_BEGINS = re.compile(r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----")
 _KEY_BODY = re.compile(r"(?:[A-Za-z0-9+/=\s:,]|\\n){0,20000}")
-_KEY_ENDS, _KEY_CHARS = "-----END", 20_000
+_KEY_SIGN, _KEY_ENDS, _KEY_CHARS = "-----BEGIN ", "-----END", 20_000
 # What stands behind such a name in code, types and templates.
 _NO_SECRETS = frozenset(
     (
@@ -86,9 +86,11 @@ _TOKEN_HINTS = (
     *("gocspx", "hf_", "gsk_", "r8_", "tvly-", "npm_", "pypi-", "_v1_", "shp", "lsv2_", "sg.", "age-secret", "eyj"),
 )
 _NAME_HINTS = ("pass", "kennw", "contras", "secret", "token", "pwd", "credential", "key", "connection", "密", "口令")
+_KEY_HINTS = ("private key",)
 _OPTION_HINTS = ("-u ", "-u\t", "-user", "-pass", "-token", "-api", "-secret")
 # One search through more than this would hold up other threads. Nothing but private keys reaches over lines.
 _SLICE_CHARS = 32_768
+_LONGEST_HINT_CHARS = 32
 
 
 def redacted(text: str, patterns: Sequence[re.Pattern[str]] = ()) -> str:
@@ -98,14 +100,24 @@ def redacted(text: str, patterns: Sequence[re.Pattern[str]] = ()) -> str:
         text: any.
         patterns: the operator's own; what their group `secret` matches goes, else the whole match.
     """
-    lower = text.lower()
-    if "private key" in lower:
+    hinted = _hinted(text)
+    if _KEY_HINTS in hinted:
         text = _without_keys(text)
-    searches = [search for hints, search in _SEARCHES if any(map(lower.__contains__, hints))]
+    searches = [search for hints, search in _SEARCHES if hints in hinted]
     searches += [partial(pattern.sub, _own) for pattern in patterns]
     if not searches:
         return text
     return "".join(_through(piece, searches) for piece in _pieces(text))
+
+
+def _hinted(text: str) -> set[Sequence[str]]:
+    """The lists of hints of which one or more stand in a text, in whatever case."""
+    waiting = {_KEY_HINTS, *(hints for hints, _ in _SEARCHES)}
+    found: set[Sequence[str]] = set()
+    for start in range(0, len(text), _SLICE_CHARS):
+        lower = text[start : start + _SLICE_CHARS + _LONGEST_HINT_CHARS].lower()
+        found |= {hints for hints in waiting - found if any(map(lower.__contains__, hints))}
+    return found
 
 
 def _through(text: str, searches: Sequence[Redact]) -> str:
@@ -188,7 +200,7 @@ def _put(found: re.Match[str], group: str) -> str:
 def _without_keys(text: str) -> str:
     kept: list[str] = []
     start = 0
-    while (begun := _KEY_BEGINS.search(text, start)) is not None:
+    while (begun := _key_from(text, start)) is not None:
         kept += (text[start : begun.end()], MARKER)
         start = begun.end()
         if text.startswith(MARKER, start):
@@ -198,6 +210,17 @@ def _without_keys(text: str) -> str:
         body = _KEY_BODY.match(text, start)
         start = end if end >= 0 else body.end() if body is not None else start
     return "".join((*kept, text[start:]))
+
+
+def _key_from(text: str, start: int) -> re.Match[str] | None:
+    """The next line that begins a private key."""
+    for least in range(start, len(text), _SLICE_CHARS):
+        most = min(least + _SLICE_CHARS, len(text))
+        at = least - 1
+        while (at := text.find(_KEY_SIGN, at + 1, most + len(_KEY_SIGN) - 1)) >= 0:
+            if (begun := _KEY_BEGINS.match(text, at)) is not None:
+                return begun
+    return None
 
 
 _SEARCHES: tuple[tuple[Sequence[str], Redact], ...] = (

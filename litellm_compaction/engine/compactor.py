@@ -20,7 +20,7 @@ from litellm_compaction.core.carry_over import Partial, Way, can_end_in_answer, 
 from litellm_compaction.core.chain import chain
 from litellm_compaction.core.compaction import Compaction, is_applicable
 from litellm_compaction.core.decisions import Edit, Keep, Making, Plan, Prune, Reuse, Summarize
-from litellm_compaction.core.messages import Request
+from litellm_compaction.core.messages import Message, Request
 from litellm_compaction.core.oversize import refusal, shortened
 from litellm_compaction.core.plan import plan, usable
 from litellm_compaction.engine.admission import Admission
@@ -35,7 +35,7 @@ from litellm_compaction.engine.replies import Replies
 from litellm_compaction.engine.reporting import Reporter
 from litellm_compaction.engine.room import Room
 from litellm_compaction.engine.sending import SentPrompts
-from litellm_compaction.engine.threads import off_loop
+from litellm_compaction.engine.threads import is_long, off_loop, off_loop_if
 from litellm_compaction.engine.weighing import Scales
 from litellm_compaction.errors import CompactionError, DoesNotFit, Overflow
 from litellm_compaction.events import CarryOutcome, Observer
@@ -180,7 +180,7 @@ class Compactor:
         """
         work = await self._scales.weigh_ids(prompt_tokens, case)
         if not work.budget.own.fits(prompt_tokens):
-            raise self._refusal(work)
+            raise await self._refusal(work)
         return self._outgoing.unchanged(work)
 
     async def finish(self, pending: Pending, room: Room | None = None) -> Guarded:
@@ -218,7 +218,7 @@ class Compactor:
             if guarded.budget.fits(guarded.count.tokens):
                 self._reporter.applied(work, "fallback", guarded, bare, reason="bare")
                 return guarded
-        raise self._refusal(work)
+        raise await self._refusal(work)
 
     async def _within_todays_window(self, work: Work, guarded: Guarded, room: Room | None) -> Guarded:
         """`guarded`, made anew where the model has been loaded with a smaller window while it was made."""
@@ -280,7 +280,7 @@ class Compactor:
         stored = await self._find(work.case.scope, work.conversation.hashes)
         if all(each in pending.stored for each in stored):
             return None
-        decision = self._plan(work, stored)
+        decision = await self._plan(work, stored)
         if not isinstance(decision, Reuse) or decision.compaction in pending.stored:
             return None
         guarded = await self._outgoing.applied(work, decision.compaction, "reused")
@@ -361,7 +361,7 @@ class Compactor:
                     break
             tail_tokens = max(min(tail_tokens, whole_tokens) // 2, _LEAST_TAIL_TOKENS)
         if isinstance(prepared, Pending) and not prepared.will_fit:
-            raise self._refusal(prepared.work)
+            raise await self._refusal(prepared.work)
         return Prospect(
             request=request,
             partial=partial,
@@ -416,7 +416,7 @@ class Compactor:
             return
         if work.budget.own.triggers(work.count.tokens):
             work = await _hashed(work)
-            decision = self._plan(work, ())
+            decision = await self._plan(work, ())
             after = decision.predicted_tokens if isinstance(decision, Edit | Prune | Summarize) else work.count.tokens
             self._reporter.decided(work, "observed", after=after, reason=type(decision).__name__.lower())
 
@@ -460,9 +460,13 @@ class Compactor:
         await self.going_on.aclose()
         await self._store.aclose()
 
-    def _plan(self, work: Work, stored: Sequence[Compaction]) -> Plan:
+    async def _plan(self, work: Work, stored: Sequence[Compaction]) -> Plan:
+        conversation = work.conversation
         budget = replace(work.budget, is_wanted=True) if work.case.is_wanted else work.budget
-        return plan(work.conversation, budget, work.case.depth, stored, work.count_text)
+        return await off_loop_if(
+            is_long(conversation.messages),
+            lambda: plan(conversation, budget, work.case.depth, stored, work.count_text),
+        )
 
     async def _has_small_ones(self, scope: str) -> bool:
         """Whether small conversations of this tenant are looked up, too: one of them has been compacted.
@@ -494,7 +498,7 @@ class Compactor:
             self._wanted_until_s.popitem(last=False)
 
     async def _decide(self, work: Work, stored: Sequence[Compaction], *, shorten: bool = True) -> Guarded | Pending:
-        decision = self._plan(work, stored)
+        decision = await self._plan(work, stored)
         if isinstance(decision, Keep):
             return self._outgoing.unchanged(work)
         if isinstance(decision, Reuse):
@@ -502,7 +506,7 @@ class Compactor:
             if guarded.budget.fits(guarded.count.tokens):
                 self._reporter.applied(work, "reused", guarded, decision.compaction)
                 return guarded
-            decision = self._plan(work, ())
+            decision = await self._plan(work, ())
         elif isinstance(decision, Edit | Prune | Summarize):
             reused = await self._reused(work, stored)
             if reused is not None:
@@ -530,7 +534,9 @@ class Compactor:
 
         What the planner foresees of it is an estimate; the server may have counted all of it but the newest messages.
         """
-        for compaction in usable(work.conversation, stored)[:1]:
+        messages = work.conversation.messages
+        found = await off_loop_if(bool(stored) and is_long(messages), lambda: usable(work.conversation, stored))
+        for compaction in found[:1]:
             if compaction.provisional:
                 continue
             guarded = await self._applied_surely(work, compaction, "reused")
@@ -543,29 +549,38 @@ class Compactor:
         self, work: Work, stored: Sequence[Compaction], *, shorten: bool
     ) -> Guarded | Pending:
         """The request with its largest texts cut to excerpts where the operator allows it, else the error."""
-        settings = work.case.settings
-        messages = shorten and shortened(
-            work.conversation,
-            work.budget,
-            tool_results=settings.oversized_tool_result == "excerpt",
-            user_message=settings.oversized_user_message == "excerpt",
-            count=work.count_text,
-        )
+        messages = await self._shortened(work) if shorten else None
         if not messages:
-            raise self._refusal(work)
+            raise await self._refusal(work)
         again = await self._scales.shortened(work, messages)
         decided = await self._decide(again, stored, shorten=False)
         if isinstance(decided, Guarded) and decided.round == 0:
             self._reporter.decided(work, "fallback", guarded=decided, reason="excerpt")
         return decided
 
-    def _refusal(self, work: Work) -> DoesNotFit:
+    async def _shortened(self, work: Work) -> tuple[Message, ...] | None:
+        settings = work.case.settings
+        return await off_loop_if(
+            is_long(work.conversation.messages),
+            lambda: shortened(
+                work.conversation,
+                work.budget,
+                tool_results=settings.oversized_tool_result == "excerpt",
+                user_message=settings.oversized_user_message == "excerpt",
+                count=work.count_text,
+            ),
+        )
+
+    async def _refusal(self, work: Work) -> DoesNotFit:
         if not work.case.goes_on:
             # An answer that cannot be carried over is no refused request: the loop that carries it tells of it.
             self._reporter.decided(work, "refused", after=work.budget.floor_tokens, reason="does_not_fit")
         count, fixed_tokens = work.count, work.conversation.fixed_tokens
         tools_share = count.tools_tokens / max(1, count.tools_tokens + count.overhead_tokens)
-        return refusal(work.case.label, work.conversation, work.budget, round(tools_share * fixed_tokens))
+        return await off_loop_if(
+            is_long(work.conversation.messages),
+            lambda: refusal(work.case.label, work.conversation, work.budget, round(tools_share * fixed_tokens)),
+        )
 
     async def _find(self, scope: str, hashes: Sequence[str]) -> list[Compaction]:
         try:

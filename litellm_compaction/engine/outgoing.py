@@ -15,6 +15,7 @@ from litellm_compaction.core.messages import Message
 from litellm_compaction.core.strategies import with_every_result
 from litellm_compaction.engine.case import Guarded, Work
 from litellm_compaction.engine.sending import SentPrompts
+from litellm_compaction.engine.threads import is_long, off_loop_if
 from litellm_compaction.engine.weighing import Scales
 from litellm_compaction.models.counts import holding
 
@@ -46,7 +47,8 @@ class Outgoing:
 
     async def applied(self, work: Work, compaction: Compaction, action: Literal["reused", "compacted"]) -> Guarded:
         """The request with a compaction in place of what it covers; whether that fits is the caller's to ask."""
-        messages = _with_every_result(apply(work.conversation.messages, compaction))
+        covered = work.conversation.messages
+        messages = await off_loop_if(is_long(covered), lambda: _with_every_result(apply(covered, compaction)))
         self._note(work, compaction)
         count = await self._scales.count(work, messages)
         if work.floor_count is not None:

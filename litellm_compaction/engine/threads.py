@@ -1,21 +1,65 @@
-"""Where work over a whole conversation runs, so that the event loop is never held up for long."""
+"""Where work over a whole conversation runs, so that the event loop is never held up for long.
+
+A thread that runs Python lets the loop's go on every 5 ms. One call into C does not (`json`, `re`, a copy): what it is
+given has to be cut into slices.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from litellm_compaction.core.messages import Message
 
 # Work over more text than this leaves the event loop: the ledger takes about 0.3 ms for 1,000 characters.
 _OFF_LOOP_CHARS = 20_000
+# Reading this many messages, parts or calls takes 2 to 3 ms, as does looking through so much text.
+_OFF_LOOP_ITEMS, _CHARS_OF_AN_ITEM = 400, 2_000
 
 _Result = TypeVar("_Result")
 
 
 async def off_loop(messages: Sequence[Message], run: Callable[[], _Result]) -> _Result:
     """The result of `run`, a walk over `messages`; in a thread where it would hold up the event loop."""
-    if sum(len(message.text) for message in messages) < _OFF_LOOP_CHARS:
+    if len(messages) <= _OFF_LOOP_ITEMS and sum(len(message.text) for message in messages) < _OFF_LOOP_CHARS:
         return run()
     return await asyncio.to_thread(run)
+
+
+async def off_loop_if(is_long: bool, run: Callable[[], _Result]) -> _Result:
+    """The result of `run`; in a thread where that is said to be long."""
+    return await asyncio.to_thread(run) if is_long else run()
+
+
+def is_long(*lists: object) -> bool:
+    """Whether lists of JSON, such as `messages` and `tools`, hold so much that a walk over them takes some ms."""
+    left = _OFF_LOOP_ITEMS
+    for each in lists:
+        if not isinstance(each, Sequence) or isinstance(each, str):
+            continue
+        left -= len(each)
+        if left < 0:
+            return True
+        for value in each:
+            left -= _items(value)
+        if left < 0:
+            return True
+    return False
+
+
+def _items(value: object) -> int:
+    """What a message or a tool counts for beside itself: the lists in it, and its texts."""
+    if isinstance(value, Message):
+        value = value.raw
+    if isinstance(value, str):
+        return len(value) // _CHARS_OF_AN_ITEM
+    if not isinstance(value, Mapping):
+        return 0
+    items = 0
+    for part in value.values():
+        if isinstance(part, str):
+            items += len(part) // _CHARS_OF_AN_ITEM
+        elif isinstance(part, (Sequence, Mapping)):
+            items += len(part)
+    return items

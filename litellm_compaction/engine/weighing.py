@@ -5,7 +5,6 @@ Asked by the compactor for every request, and again for what it is going to send
 
 from __future__ import annotations
 
-import asyncio
 import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -17,6 +16,7 @@ from litellm_compaction.core.budget import Budget
 from litellm_compaction.core.messages import JsonValue, Message, Request, lead_length, user_message, with_only_text
 from litellm_compaction.core.weights import RECORD_TOKENS, Conversation
 from litellm_compaction.engine.case import Case, Work
+from litellm_compaction.engine.threads import is_long, off_loop_if
 from litellm_compaction.errors import ModelNotLoaded, OwnTemplate
 from litellm_compaction.flight import Flights
 from litellm_compaction.models.counter import Count, TokenCounter
@@ -76,7 +76,9 @@ class Scales:
         window = await self.window(case)
         family = await self._sources.family(case.target, window)
         count = await self._count(case.target.key, family, request, window.tokens)
-        return self._work(request, case, window, family, count, (), started_s)
+        return await off_loop_if(
+            is_long(request.messages), lambda: self._work(request, case, window, family, count, (), started_s)
+        )
 
     async def weigh_ids(self, tokens: int, case: Case) -> Work:
         """A prompt that a client has given as so many token ids: it has no text, and its count is exact.
@@ -115,11 +117,10 @@ class Scales:
     async def _count(self, key: str, family: Family, request: Request, window_tokens: int) -> Count:
         """The tokens of a request; of one that is far too long, what decides is counted and the rest estimated."""
         reach_chars = max(_MOST_CHARS_PER_TOKEN * window_tokens, _ALWAYS_COUNTED_CHARS)
-        is_long = len(request.messages) > _MANY_MESSAGES or len(request.tools) > _MANY_TOOLS
-        if is_long:
-            counted = await asyncio.to_thread(_within_reach, request, reach_chars)
-        else:
-            counted = _within_reach(request, reach_chars)
+        has_many = len(request.messages) > _MANY_MESSAGES or len(request.tools) > _MANY_TOOLS
+        counted = await off_loop_if(
+            has_many or is_long(request.messages, request.tools), lambda: _within_reach(request, reach_chars)
+        )
         if counted is None:
             return await self._counter.count(key, family, request)
         return _with_rest(await self._counter.count(key, family, counted.request), counted)

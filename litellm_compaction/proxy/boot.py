@@ -5,6 +5,7 @@ An error raised here stops the proxy's start, so a wrong setting is never found 
 
 from __future__ import annotations
 
+import gc
 import logging
 import multiprocessing
 import os
@@ -55,6 +56,17 @@ def load_settings() -> Settings:
         if own.pruning_model is not None:
             _check_pruning_model(config, own.pruning_model, place)
     return settings
+
+
+def spare_collections() -> None:
+    """Has Python's garbage collector pass over what the process has loaded so far.
+
+    LiteLLM and what it imports are more than a million objects, which every full collection looks at while nobody else
+    gets on: 500 to 700 ms, stock or guarded, whenever a request makes as many objects as a quarter of these (measured
+    2026-11-22 with 40,000 messages). What is passed over is freed all the same where its last reference goes.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 def _check_pruning_model(config: Mapping[str, Any], name: str, place: str) -> None:

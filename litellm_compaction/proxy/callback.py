@@ -21,7 +21,13 @@ from litellm_compaction.history import History
 from litellm_compaction.models.counter import TokenCounter
 from litellm_compaction.models.sources import Sources
 from litellm_compaction.models.window import Windows
-from litellm_compaction.proxy.boot import load_settings, provide_api_base, provide_master_key, warn_of_bypass
+from litellm_compaction.proxy.boot import (
+    load_settings,
+    provide_api_base,
+    provide_master_key,
+    spare_collections,
+    warn_of_bypass,
+)
 from litellm_compaction.proxy.calls import Call, Calls, headers
 from litellm_compaction.proxy.failing_open import log_failed_open
 from litellm_compaction.proxy.gate import Gate
@@ -247,6 +253,7 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
     async def _probe_when_ready(self) -> None:
         for _ in range(_ROUTER_TRIES):
             if (router := _router()) is not None:
+                spare_collections()
                 try:
                     await self._gate.preparing.start(router)
                 except Exception as error:  # noqa: BLE001 - fails open (P8)

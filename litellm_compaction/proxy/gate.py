@@ -17,6 +17,7 @@ import httpx
 
 from litellm_compaction.core.messages import Request, cleaned
 from litellm_compaction.engine import Attempts, Case, Compactor, Guarded, Pending
+from litellm_compaction.engine.threads import is_long, off_loop_if
 from litellm_compaction.errors import (
     BadWish,
     CompactionError,
@@ -83,11 +84,11 @@ class Gate:
         """
         guards = await self._reachable(router, data)
         known = [guard for guard in guards if guard is not None]
-        request = wire.decode(data) if known else None
+        request = await _decoded(data) if known else None
         if request is None:
             return
         model = str(data.get("model"))
-        call = self._calls.open(data, self._new_call(request, model, data))
+        call = self._calls.open(data, await self._new_call(request, model, data))
         call.is_chat = True
         cases = await self._certain(router, guards, call, data)
         if not cases:
@@ -128,7 +129,7 @@ class Gate:
         if request is None or not all(are_bridged):
             return
         model = str(data.get("model"))
-        call = self._new_call(request, model, data)
+        call = await self._new_call(request, model, data)
         cases = await self._certain(router, guards, call, data)
         if not cases or has_window_fallback(router, model):
             return
@@ -174,7 +175,7 @@ class Gate:
         metadata = metadata_of(kwargs)
         group = str(metadata.get("model_group") or "")
         deployment = self._deployment_of(kwargs, group)
-        call = self._call_of(kwargs, metadata, deployment)
+        call = await self._call_of(kwargs, metadata, deployment)
         guard = await self.guards.guard(deployment)
         if guard is None:
             return {**received, "messages": wire.encode(call.received.messages)} if call and call.rewritten else None
@@ -192,7 +193,7 @@ class Gate:
         """The arguments of a call to a guarded deployment; `received` as they came, `kwargs` as its entry has them."""
         deployment = guard.deployment
         carrier = carrier_of(deployment, guard.settings)
-        request = call.original if call is not None else wire.decode(kwargs)
+        request = call.original if call is not None else await _decoded(kwargs)
         if call is None and request is None and "prompt" in kwargs:
             request = wire.decode_prompt(kwargs, is_bridged=is_bridged(deployment.provider))
             is_carried = carrier == "transport" and (request is None or not is_bridged(deployment.provider))
@@ -204,7 +205,7 @@ class Gate:
                 return {**kwargs}
             return {**kwargs, "messages": wire.encode(call.received.messages)} if call and call.rewritten else None
         if call is None:
-            call = self._calls.open(kwargs, self._new_call(request, deployment.group, kwargs))
+            call = self._calls.open(kwargs, await self._new_call(request, deployment.group, kwargs))
             call.begins_attempt(deployment.id)
             request = call.original
         case = await self.guards.case(router, guard, call, kwargs)
@@ -266,7 +267,9 @@ class Gate:
         own = self.guards.deployment(as_entry(found))
         return kwargs if own.kind == "foreign" else wire.without_overrides(kwargs, own.provider)
 
-    def _call_of(self, kwargs: Mapping[str, Any], metadata: Mapping[str, Any], deployment: Deployment) -> Call | None:
+    async def _call_of(
+        self, kwargs: Mapping[str, Any], metadata: Mapping[str, Any], deployment: Deployment
+    ) -> Call | None:
         """What is remembered of the request that a deployment is asked for; None for nothing.
 
         Where the messages are others by now, only what does not depend on them.
@@ -276,14 +279,15 @@ class Gate:
             return None
         call.begins_attempt(deployment.id)
         tenant = tenant_of(metadata)
-        tools = kwargs.get("tools") or kwargs.get("functions")
-        if call.is_of(tenant, kwargs.get("messages"), tools, wire.extras_of(kwargs)):
+        messages, tools = kwargs.get("messages"), kwargs.get("tools") or kwargs.get("functions")
+        extras = wire.extras_of(kwargs)
+        if await off_loop_if(is_long(messages, tools), lambda: call.is_of(tenant, messages, tools, extras)):
             return call
-        request = wire.decode(kwargs) if call.tenant == tenant else None
+        request = await _decoded(kwargs) if call.tenant == tenant else None
         if request is None:
             self._calls.close(kwargs)
             return None
-        fresh = self._new_call(request, deployment.group, kwargs)
+        fresh = await self._new_call(request, deployment.group, kwargs)
         fresh.is_chat, fresh.attempts = call.is_chat, call.attempts
         fresh.begins_attempt(deployment.id)
         return self._calls.open(kwargs, fresh)
@@ -360,7 +364,11 @@ class Gate:
             self._inner = connect()
         return self._inner
 
-    def _new_call(self, received: Request, group: str, body: Mapping[str, Any]) -> Call:
+    async def _new_call(self, received: Request, group: str, body: Mapping[str, Any]) -> Call:
+        messages, prompt = body.get("messages"), body.get("prompt")
+        return await off_loop_if(is_long(messages, [prompt]), lambda: self._call_from(received, group, body))
+
+    def _call_from(self, received: Request, group: str, body: Mapping[str, Any]) -> Call:
         messages = tuple(cleaned(message) for message in received.messages)
         bad_wish: BadWish | None = None
         try:
@@ -391,3 +399,8 @@ class Gate:
             return (await self._compactor.windows.resolve(case.target)).tokens
         except CompactionError:
             return 0
+
+
+async def _decoded(body: Mapping[str, Any]) -> Request | None:
+    """The request in a body; read beside the event loop where that takes long."""
+    return await off_loop_if(is_long(body.get("messages")), lambda: wire.decode(body))

@@ -7,8 +7,10 @@ bridges to chat completions.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import replace
+from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import httpx
@@ -16,6 +18,7 @@ import litellm
 from openai import APIStatusError, AsyncOpenAI
 
 from litellm_compaction.engine import Case, Compactor, Guarded, Pending, Room
+from litellm_compaction.engine.threads import is_long, off_loop_if
 from litellm_compaction.errors import CompactionError, TooDeep, overflow_from_text
 from litellm_compaction.proxy import wire
 from litellm_compaction.proxy.exchange import Asked, Chunk, Listener, UpstreamError
@@ -27,9 +30,21 @@ from litellm_compaction.proxy.restart import Answer
 from litellm_compaction.proxy.sse import DONE, event_of, json_object
 
 _LISTS = ("messages", "tools")
+# Reading this much JSON takes 2 ms.
+_OFF_LOOP_BYTES = 200_000
 
 
-class GuardedTransport(httpx.AsyncBaseTransport):
+class ListTransport(httpx.AsyncBaseTransport):
+    """A transport that is given what is long beside a body's bytes.
+
+    Attributes:
+        lists: keys of the next body that do not come in its bytes.
+    """
+
+    lists: Mapping[str, Any] = MappingProxyType({})
+
+
+class GuardedTransport(ListTransport):
     """Carries one client request to its deployment, over as many upstream requests as it takes.
 
     Args:
@@ -62,14 +77,17 @@ class GuardedTransport(httpx.AsyncBaseTransport):
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """The answer to LiteLLM's one call."""
-        body = json_object(await request.aread())
+        content = await request.aread()
+        body = await off_loop_if(len(content) > _OFF_LOOP_BYTES, lambda: json_object(content))
         if not body:
             # What cannot be read cannot be guarded.
             return self._refused(TooDeep())
+        body |= self.lists
         ready, found = self._prepared, self._asked.request
-        if ready is None or not wire.is_same_request(body, found):
+        long = is_long(body.get("messages"), body.get("tools"))
+        if ready is None or not await off_loop_if(long, lambda: wire.is_same_request(body, found)):
             # What is guarded is what leaves, by whatever way it came into the body.
-            ready, decoded = None, wire.decode(body)
+            ready, decoded = None, await off_loop_if(long, lambda: wire.decode(body))
             if decoded is None:
                 return await self._completed(request, body)
             found = decoded
@@ -220,7 +238,7 @@ class _EventStream(httpx.AsyncByteStream):
         await self._chunks.aclose()
 
 
-def client_over(transport: httpx.AsyncBaseTransport, *, api_base: str, api_key: str | None) -> AsyncOpenAI:
+def client_over(transport: ListTransport, *, api_base: str, api_key: str | None) -> AsyncOpenAI:
     """The OpenAI client that LiteLLM will use for this one call.
 
     Args:
@@ -236,23 +254,30 @@ def client_over(transport: httpx.AsyncBaseTransport, *, api_base: str, api_key: 
         http_client=httpx.AsyncClient(transport=transport, timeout=httpx.Timeout(None), trust_env=False),
     )
     completions = client.chat.completions
-    completions.create = _as_it_is(completions.create)  # type: ignore[assignment, method-assign]
+    completions.create = _as_it_is(completions.create, transport)  # type: ignore[assignment, method-assign]
     return client
 
 
-def _as_it_is(create: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+def _as_it_is(create: Callable[..., Awaitable[Any]], transport: ListTransport) -> Callable[..., Awaitable[Any]]:
     """OpenAI's `create`, which does not look through messages and tools for what its types name otherwise.
 
     There is no such name in them (openai 2.54, types/chat), and it holds the event loop for 0.3 ms a message: of 40,000
-    for 12 s, in which a stock proxy serves nobody (2026-11-22).
+    for 12 s, in which a stock proxy serves nobody (2026-11-22). Nor does it write them as JSON, which the transport
+    would have to read again: of 50 MB for 0.7 s.
     """
 
     async def created(**asked: Any) -> Any:
-        plain = {key: asked[key] for key in _LISTS if wire.is_plain(asked.get(key))}
+        extra = asked.get("extra_body") or {}
         # What is in there already goes before, as ever.
-        extra = {**plain, **(asked.get("extra_body") or {})}
+        lists = {key: asked[key] for key in _LISTS if key in asked and key not in extra}
+        long = is_long(*lists.values())
+        plain = {key: value for key, value in lists.items() if await off_loop_if(long, partial(wire.is_plain, value))}
+        if not wire.is_conversation(plain.get("messages")):
+            # What the transport does not read goes on as it came.
+            plain = {}
+        transport.lists = plain
         kept = {key: value for key, value in asked.items() if key not in plain}
-        return await create(**{"messages": [], **kept, "extra_body": extra})
+        return await create(**{"messages": [], **kept})
 
     return created
 

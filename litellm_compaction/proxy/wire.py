@@ -377,6 +377,11 @@ def is_plain(value: object) -> bool:
     return True
 
 
+def is_conversation(messages: object) -> bool:
+    """Whether `decode` reads a list of messages."""
+    return isinstance(messages, list) and bool(messages) and all(isinstance(each, Mapping) for each in messages)
+
+
 def _texts(value: object) -> Iterator[str]:
     # Not by recursion: JSON may be nested deeper than Python calls may be.
     waiting = [value]

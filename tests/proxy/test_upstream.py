@@ -19,7 +19,7 @@ from litellm_compaction.core.settled import settled_length
 from litellm_compaction.proxy import relay
 from litellm_compaction.proxy.exchange import Asked
 from litellm_compaction.proxy.http_upstream import Abilities
-from litellm_compaction.proxy.upstream import GuardedTransport, client_over
+from litellm_compaction.proxy.upstream import GuardedTransport, ListTransport, client_over
 from litellm_compaction.proxy.wire import client_texts, usage_of
 from tests.integration.conversations import prose, talk
 from tests.proxy.scripted import IN_TEXT, Scene, Turn
@@ -445,6 +445,10 @@ EVERY_KIND: list[Body] = [
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}, "strict": True}}, {"odd": 1}]
 
 
+class _Reading(httpx.MockTransport, ListTransport):
+    """Any transport that is given lists beside the body's bytes."""
+
+
 @pytest.mark.parametrize(
     "body",
     [
@@ -461,10 +465,10 @@ async def test_litellms_client_sends_what_openais_does_without_a_look_at_each_va
     left: list[Body] = []
 
     async def serve(request: httpx.Request) -> httpx.Response:
-        left.append(json.loads(request.content))
+        left.append({**json.loads(request.content), **(transport.lists if not left else {})})
         return whole({"content": "One"})
 
-    transport = httpx.MockTransport(serve)
+    transport = _Reading(serve)
     given = {**body, "messages": list(body["messages"])}
     ours = client_over(transport, api_base="http://served/v1", api_key="k")
     theirs = AsyncOpenAI(api_key="k", base_url="http://served/v1", http_client=httpx.AsyncClient(transport=transport))
@@ -485,7 +489,7 @@ async def test_long_list_costs_litellms_client_no_more_than_a_short_one(monkeypa
         return await look(*given, **named)
 
     monkeypatch.setattr(_transform, "_async_transform_recursive", counting)
-    client = client_over(httpx.MockTransport(lambda _: whole({"content": "One"})), api_base="http://s/v1", api_key="k")
+    client = client_over(_Reading(lambda _: whole({"content": "One"})), api_base="http://s/v1", api_key="k")
     counts = []
     for number in (1, 500):
         looks[0] = 0

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Iterable
+import threading
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
 
-from litellm_compaction.core.messages import Request, parse_message
+from litellm_compaction.core import secrets
+from litellm_compaction.core.chain import _normal_form
+from litellm_compaction.core.messages import START_NOTICE, Request, parse_message
+from litellm_compaction.engine import compactor, outgoing, weighing
+from litellm_compaction.engine.threads import is_long
 from litellm_compaction.engine.weighing import Scales
 from litellm_compaction.models.counter import TokenCounter
 from litellm_compaction.models.families import family_of
 from litellm_compaction.models.sources import Sources
 from litellm_compaction.models.vocabularies import Vocabulary
 from litellm_compaction.models.window import Windows
+from litellm_compaction.proxy import calls, wire
 from tests.security.bounded import in_child
 from tests.security.hooks import Client, Scene, use_router
 
@@ -228,3 +235,127 @@ async def test_long_text_by_itself_is_estimated_by_pieces_of_it() -> None:
     assert counter.text_counter("k", family)(text) == pytest.approx(
         await counter.count_text("k", family, text), rel=0.1
     )
+
+
+_TINY = [{"role": ("user", "assistant")[number % 2], "content": f"go on {number}"} for number in range(4_001)]
+_IN_PARTS = [{"role": "user", "content": [{"type": "text", "text": "go on"}] * 4_000}]
+_MANY_CALLS = [_HI, {**_CALL, "tool_calls": _CALL["tool_calls"] * 4_000}, _HI]
+_READERS = {
+    wire: ("decode", "client_texts", "is_plain", "is_same_request"),
+    calls.Call: ("is_of",),
+    compactor: ("plan",),
+    outgoing: ("apply",),
+    weighing: ("_within_reach",),
+}
+
+
+def _is_long(given: object) -> bool:
+    messages = given.get("messages") if isinstance(given, dict) else getattr(given, "messages", given)
+    return is_long(messages)
+
+
+def _watched(
+    monkeypatch: pytest.MonkeyPatch, of_size: Callable[[object], bool] = lambda _: True
+) -> dict[str, set[bool]]:
+    """Of each function that walks over a request: whether it has run in the event loop's thread, and in another."""
+    on_loop: dict[str, set[bool]] = {}
+    here = threading.get_ident()
+
+    def watch(owner: Any, name: str) -> None:
+        run = getattr(owner, name)
+
+        def watched(*given: Any, **named: Any) -> Any:
+            if any(map(of_size, given)):
+                on_loop.setdefault(name, set()).add(threading.get_ident() == here)
+            return run(*given, **named)
+
+        monkeypatch.setattr(owner, name, watched)
+
+    for owner, names in _READERS.items():
+        for name in names:
+            watch(owner, name)
+    return on_loop
+
+
+async def _sent(monkeypatch: pytest.MonkeyPatch, messages: list[dict[str, Any]], group: str) -> None:
+    scene = Scene()
+    use_router(monkeypatch, scene.router)
+    for entry in scene.router.entries.values():
+        entry["model_info"]["compaction"].update({"context_length": 8192, "enabled": True})
+    await Client(scene, "sk-alice", messages, attempts=[group], body={"messages": messages}).send()
+
+
+@pytest.mark.parametrize("group", ["carried", "hooked"])
+@pytest.mark.parametrize("messages", [_TINY, _IN_PARTS, _MANY_CALLS], ids=["messages", "parts", "calls"])
+async def test_a_long_request_is_read_beside_the_event_loop(
+    messages: list[dict[str, Any]], group: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Reading 40,000 messages took 0.7 s, and deciding about them 0.8 s, in which the proxy served nobody."""
+    on_loop = _watched(monkeypatch, _is_long)
+    await _sent(monkeypatch, messages, group)
+    assert {"decode", "client_texts", "_within_reach"} <= on_loop.keys()
+    assert {name: where for name, where in on_loop.items() if True in where} == {}
+
+
+@pytest.mark.parametrize("group", ["carried", "hooked"])
+async def test_a_short_request_waits_for_no_thread(group: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread costs more than the work that it would take over."""
+    on_loop = _watched(monkeypatch)
+    await _sent(monkeypatch, [_HI], group)
+    assert {"decode", "client_texts", "_within_reach"} <= on_loop.keys()
+    assert {name: where for name, where in on_loop.items() if False in where} == {}
+
+
+async def test_a_thread_that_reads_a_request_is_not_waited_for_where_its_client_leaves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It ends by itself, and nothing is remembered of the request."""
+    begun, may_end = asyncio.Event(), threading.Event()
+    loop, decode = asyncio.get_running_loop(), wire.decode
+
+    def slow(body: Any) -> Any:
+        loop.call_soon_threadsafe(begun.set)
+        may_end.wait()
+        return decode(body)
+
+    monkeypatch.setattr(wire, "decode", slow)
+    scene = Scene()
+    use_router(monkeypatch, scene.router)
+    for entry in scene.router.entries.values():
+        entry["model_info"]["compaction"].update({"context_length": 8192, "enabled": True})
+    sending = loop.create_task(Client(scene, "sk-alice", _TINY, body={"messages": _TINY}).send())
+    await begun.wait()
+    sending.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await sending
+    may_end.set()
+    assert not scene.calls._calls
+
+
+# 3 MB of each: what is looked at in one call must not grow with it.
+_LONG = {
+    "words": _WORDS * 150_000,
+    "notices": f"{START_NOTICE}\n" * 70_000,
+    "Chinese": "成文字的内容 " * 400_000,
+    "keys": "private key -----BEGIN " * 130_000,
+}
+
+
+@pytest.mark.parametrize("text", _LONG.values(), ids=_LONG.keys())
+def test_a_long_text_is_hashed_in_slices_as_if_it_were_whole(text: str) -> None:
+    """JSON of 50 MB is written in one call, which holds everybody up for 0.6 s; the hash is what it was."""
+    message = parse_message({"role": "user", "content": text})
+    pieces = list(_normal_form(message))
+    assert max(map(len, pieces)) <= 6 * 262_144
+    whole = json.dumps(["user", text.strip(), [], "", []], ensure_ascii=True, separators=(",", ":"))
+    assert b"".join(pieces) == whole.encode()
+
+
+def test_secrets_are_looked_for_in_slices() -> None:
+    """Looking for 80 words in 50 MB took 2.9 s; one that lies across two slices is found all the same."""
+    key = "-----BEGIN RSA PRIVATE KEY-----\n" + "MIIEow" * 50 + "\n-----END RSA PRIVATE KEY-----"
+    for edge in (32_768, 65_536):
+        for shift in range(0, 40, 3):
+            text = "x" * (edge - shift) + key + " ghp_" + "a1B2" * 9 + " " + "y" * 40_000
+            assert "MIIEow" not in secrets.redacted(text)
+            assert "a1B2" not in secrets.redacted("x " * ((edge - shift) // 2) + " ghp_" + "a1B2" * 9 + " y" * 40_000)
