@@ -62,6 +62,14 @@ async def test_the_old_part_becomes_one_record() -> None:
     assert done.tokens_after == await count_tokens(done.messages, model="qwen/qwen3-8b") < done.tokens_before / 2
 
 
+async def test_no_secret_of_a_summary_is_written_down() -> None:
+    """What is written into the conversation is read by later requests, and may be stored by the caller."""
+    done = await compact(chat(20), config(), FakeCompletion([f"{SUMMARY}\nThe login uses DB_PASSWORD=hunter2."]))
+    assert done.compacted
+    assert "DB_PASSWORD=[secret removed]" in carrier(done.messages)
+    assert "hunter2" not in carrier(done.messages)
+
+
 async def test_the_summariser_is_called_like_acompletion() -> None:
     """With model, messages, max_tokens and temperature, and nothing else; another model where one is named."""
     completions = FakeCompletion()
