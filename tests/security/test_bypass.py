@@ -17,7 +17,7 @@ from litellm.proxy.utils import InternalUsageCache
 
 from litellm_compaction.core.messages import user_message
 from litellm_compaction.errors import SummaryFailed
-from litellm_compaction.proxy import access
+from litellm_compaction.proxy import access, internal
 from litellm_compaction.proxy.internal import summary_asker
 from tests.integration.bench import Bench
 from tests.integration.conversations import talk
@@ -336,6 +336,21 @@ async def test_lists_in_litellms_database_hold(
     metadata = {"user_api_key_auth": UserAPIKeyAuth(**{"api_key": "sk-1", field: "u"})}
     assert await access.is_allowed(LiteLLMRouter(model_list=entries), "pruner-large", metadata) is allowed
     assert looked_up == ["u"]
+
+
+@pytest.mark.parametrize("check", ["is_allowed", "takes_place"])
+async def test_checks_that_fail_let_nothing_through(monkeypatch: pytest.MonkeyPatch, check: str) -> None:
+    """As LiteLLM's own: without an answer the pruning model is not asked."""
+
+    async def broken(*_: object) -> bool:
+        raise RuntimeError("no database")
+
+    monkeypatch.setattr(internal, check, broken)
+    router = Router()
+    ask = summary_asker(router, "carried", {}, timeout_s=5, group="carried")
+    with pytest.raises(SummaryFailed, match="not_checked"):
+        await ask([user_message("text")], max_tokens=5)
+    assert router.asked == []
 
 
 @pytest.mark.parametrize("is_same", [True, False])
