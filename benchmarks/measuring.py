@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from litellm_compaction.core.budget import Budget, Rules
-from litellm_compaction.models.tokenizers import token_length
+from litellm_compaction.tokenizers.registry import token_length
 from tests.integration.validity import problems, searchable
 
 JsonDict = dict[str, Any]

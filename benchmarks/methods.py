@@ -23,9 +23,9 @@ from benchmarks.summarisers import Kind, summary
 from litellm_compaction.core.boundaries import latest_cut, sacred_indices
 from litellm_compaction.core.messages import Message, Request, lead_length, newest_user_index, parse_message
 from litellm_compaction.errors import DoesNotFit, SummaryFailed
-from litellm_compaction.models.counter import Count
-from litellm_compaction.models.families import Family
 from litellm_compaction.summarizer import SummaryAnswer
+from litellm_compaction.tokenizers.families import Family
+from litellm_compaction.tokens.counter import Count
 from tests.engine.bench import Bench, FakeAsk, FakeCounter
 
 _SUMMARY_TOKENS = 800

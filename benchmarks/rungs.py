@@ -22,13 +22,13 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from litellm_compaction.core.anchors import ledger
 from litellm_compaction.core.edits import edited, stubs
 from litellm_compaction.core.messages import Request, parse_message
-from litellm_compaction.models.counter import TokenCounter
-from litellm_compaction.models.counting import Counting
-from litellm_compaction.models.families import family_of
-from litellm_compaction.models.gguf import read_gguf
-from litellm_compaction.models.prefix_anchors import fingerprints
+from litellm_compaction.tokenizers.families import family_of
+from litellm_compaction.tokenizers.gguf import read_gguf
+from litellm_compaction.tokens.counter import TokenCounter
+from litellm_compaction.tokens.prefix import fingerprints
+from litellm_compaction.tokens.rendered import Counting
 from tests.core.conversations import agent_run
-from tests.models.gguf_writer import Array, bpe_fields, gguf
+from tests.tokenizers.gguf_writer import Array, bpe_fields, gguf
 
 _FAMILY = family_of("llama", "llama-3.1-8b")
 _VOCABULARY_TOKENS = 150_000

@@ -26,9 +26,9 @@ from benchmarks.accuracy_requests import JsonObject, kinds
 from benchmarks.engine_models import MODELS, write_model
 from benchmarks.llama_server import VARIABLE, LlamaServer, Refused, program, served
 from litellm_compaction.core.messages import Request, parse_message
-from litellm_compaction.models.counter import TokenCounter
-from litellm_compaction.models.counts import Count
-from litellm_compaction.models.families import Family
+from litellm_compaction.tokenizers.families import Family
+from litellm_compaction.tokens.count import Count
+from litellm_compaction.tokens.counter import TokenCounter
 
 _FOLDER_VARIABLE = "COMPACTION_TRANSCRIPTS"
 _CUTS = 12

@@ -21,9 +21,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from litellm_compaction.core.messages import Message, Request, parse_message
-from litellm_compaction.models.counter import TokenCounter
-from litellm_compaction.models.families import family_of
-from litellm_compaction.models.prefix_anchors import Anchors
+from litellm_compaction.tokenizers.families import family_of
+from litellm_compaction.tokens.counter import TokenCounter
+from litellm_compaction.tokens.prefix import Anchors
 
 TRUTHS = {
     "qwen3": ("qwen3", "qwen3-8b"),

@@ -28,13 +28,12 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from litellm_compaction.core.messages import Request, parse_message
-from litellm_compaction.models.counter import TokenCounter
-from litellm_compaction.models.counting import Counting
-from litellm_compaction.models.families import Family, family_of
-from litellm_compaction.models.generated import GeneratedTokens
-from litellm_compaction.models.load_costs import load_cost
-from litellm_compaction.models.prefix_anchors import fingerprints
-from litellm_compaction.models.tokenizers import vocabulary
+from litellm_compaction.tokenizers.families import Family, family_of
+from litellm_compaction.tokenizers.registry import load_cost, vocabulary
+from litellm_compaction.tokens.counter import TokenCounter
+from litellm_compaction.tokens.generated import GeneratedTokens
+from litellm_compaction.tokens.prefix import fingerprints
+from litellm_compaction.tokens.rendered import Counting
 
 MODELS = {
     "llama3.1": ("llama", "llama-3.1-8b"),

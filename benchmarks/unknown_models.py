@@ -35,11 +35,11 @@ from litellm_compaction.core.messages import JsonValue, Message, Request
 from litellm_compaction.core.weights import RECORD_TOKENS
 from litellm_compaction.engine import Guarded, PruningModel
 from litellm_compaction.errors import DoesNotFit
-from litellm_compaction.models.counter import TokenCounter
-from litellm_compaction.models.counting import Counting
-from litellm_compaction.models.families import Family, family_of
-from litellm_compaction.models.prompts import render
 from litellm_compaction.summarizer import SummaryAnswer
+from litellm_compaction.tokenizers.families import Family, family_of
+from litellm_compaction.tokens.counter import TokenCounter
+from litellm_compaction.tokens.prompt import render
+from litellm_compaction.tokens.rendered import Counting
 from tests.core.conversations import parsed
 from tests.engine.bench import SUMMARY, Bench
 from tests.integration.validity import problems

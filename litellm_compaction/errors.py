@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-# How `models/fetch.py` says whom it asked.
+# How `windows/fetch.py` says whom it asked.
 _ASKED = re.compile(r"GET \S+(?=:)")
 
 

@@ -1,4 +1,4 @@
-"""Counts golden requests with a real llama.cpp, for tests/models/test_engine_golden.py.
+"""Counts golden requests with a real llama.cpp, for tests/tokens/test_engine_golden.py.
 
     LLAMA_SERVER=/path/to/llama-server python tools/build_engine_golden.py [--models FOLDER]
 
@@ -23,7 +23,7 @@ from benchmarks.accuracy_requests import JsonObject, kinds
 from benchmarks.engine_models import MODELS, write_model
 from benchmarks.llama_server import VARIABLE, LlamaServer, Refused, program, served
 
-GOLDEN = Path(__file__).parents[1] / "tests" / "models" / "golden" / "engine.json"
+GOLDEN = Path(__file__).parents[1] / "tests" / "tokens" / "golden" / "engine.json"
 # Long requests say nothing that short ones do not, and take most of the time.
 LEFT_OUT = frozenset({"long"})
 # Counted with the vocabulary and the template of another one that is listed.

@@ -1,4 +1,4 @@
-"""Counts golden prompts with other people's programs, for tests/models/test_golden.py.
+"""Counts golden prompts with other people's programs, for tests/tokens/test_golden.py.
 
     python tools/build_golden.py FOLDER
 
@@ -31,8 +31,8 @@ from tokenizers import Tokenizer
 from transformers.utils import chat_template_utils
 
 ROOT = Path(__file__).parent.parent
-TEMPLATES = ROOT / "litellm_compaction" / "models" / "chat_templates"
-GOLDEN = ROOT / "tests" / "models" / "golden" / "prompts.json"
+TEMPLATES = ROOT / "litellm_compaction" / "templates" / "jinja"
+GOLDEN = ROOT / "tests" / "tokens" / "golden" / "prompts.json"
 TODAY = datetime.datetime(2026, 11, 21, 12, 34, 56, tzinfo=datetime.timezone.utc)
 
 TOOLS = [

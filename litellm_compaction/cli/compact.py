@@ -22,9 +22,9 @@ from litellm_compaction.core.messages import JsonObject, JsonValue, Message, Req
 from litellm_compaction.engine import Attempts, Case, Compactor, Guarded, Pending, PruningModel
 from litellm_compaction.errors import ConfigError
 from litellm_compaction.events import CompactionEvent, Event, harmless
-from litellm_compaction.models.counter import TokenCounter
-from litellm_compaction.models.window import Target, Windows
 from litellm_compaction.stores import MemoryStore
+from litellm_compaction.tokens.counter import TokenCounter
+from litellm_compaction.windows.windows import Target, Windows
 
 _DEFAULT_API_BASE = "http://127.0.0.1:1234/v1"
 _PROGRESS_S = 1.0

@@ -15,13 +15,12 @@ from litellm_compaction.cli.source_words import cost_words, source_words, templa
 from litellm_compaction.core.messages import Request
 from litellm_compaction.errors import CompactionError, ConfigError
 from litellm_compaction.events import harmless
-from litellm_compaction.models.counter import Count, TokenCounter
-from litellm_compaction.models.lmstudio import DEFAULT_API_BASE, Listing, match
-from litellm_compaction.models.load_costs import load_cost
-from litellm_compaction.models.model_files import ModelFiles, WantedModel
-from litellm_compaction.models.sources import Sources, TokenizerSource
-from litellm_compaction.models.tokenizer_settings import check_tokenizer
-from litellm_compaction.models.window import Target
+from litellm_compaction.tokenizers.model_files import ModelFiles
+from litellm_compaction.tokenizers.registry import load_cost
+from litellm_compaction.tokenizers.sources import Sources, TokenizerSource, check_tokenizer
+from litellm_compaction.tokens.counter import Count, TokenCounter
+from litellm_compaction.windows.lmstudio import DEFAULT_API_BASE, Listing, WantedModel, match
+from litellm_compaction.windows.windows import Target
 
 
 def count(

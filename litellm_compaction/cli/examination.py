@@ -38,17 +38,15 @@ from litellm_compaction.cli.probing import probe
 from litellm_compaction.config import SAME_MODEL, Settings
 from litellm_compaction.engine import GoingOn, shares_context
 from litellm_compaction.errors import ConfigError, ModelNotLoaded, ServerUnavailable, StoreError, WindowUnknown
-from litellm_compaction.models.fetch import KeyRefused, NotThisApi
-from litellm_compaction.models.lmstudio import DEFAULT_API_BASE, Listing, list_models, match, server_root
-from litellm_compaction.models.model_files import WantedModel
-from litellm_compaction.models.prompts import renders_exactly
-from litellm_compaction.models.served import PATHS, Served, list_served
-from litellm_compaction.models.sources import Sources, TokenizerSource
-from litellm_compaction.models.targets import Source
-from litellm_compaction.models.window import Target, Window, Windows
 from litellm_compaction.proxy.carriers import WAYS_OF, Carrier, carrier_of
 from litellm_compaction.proxy.routing import Deployment, deployment_of, unknown_model
 from litellm_compaction.stores import MemoryStore, Store, open_existing
+from litellm_compaction.tokenizers.sources import Sources, TokenizerSource
+from litellm_compaction.tokens.prompt import renders_exactly
+from litellm_compaction.windows.fetch import KeyRefused, NotThisApi
+from litellm_compaction.windows.lmstudio import DEFAULT_API_BASE, Listing, WantedModel, list_models, match, server_root
+from litellm_compaction.windows.other_servers import PATHS, Served, list_served
+from litellm_compaction.windows.windows import Source, Target, Window, Windows
 
 _LIMIT_S = 3.0
 _AS_SOURCE: dict[str, Source] = {source: source for source in get_args(Source)}

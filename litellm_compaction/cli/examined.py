@@ -13,14 +13,12 @@ from litellm_compaction.cli.findings import Finding, entry_section, note
 from litellm_compaction.cli.probing import Probe
 from litellm_compaction.cli.source_words import cost_words, source_words, template_words, tokenizer_name
 from litellm_compaction.core.carry_over import Way
-from litellm_compaction.models.lmstudio import Listing
-from litellm_compaction.models.load_costs import load_cost
-from litellm_compaction.models.served import PATHS, Served
-from litellm_compaction.models.sources import TokenizerSource
-from litellm_compaction.models.tokenizers import why_broken
-from litellm_compaction.models.usable import usable_soon
-from litellm_compaction.models.window import Target, Window
 from litellm_compaction.proxy.routing import Deployment
+from litellm_compaction.tokenizers.registry import load_cost, usable_soon, why_broken
+from litellm_compaction.tokenizers.sources import TokenizerSource
+from litellm_compaction.windows.lmstudio import Listing
+from litellm_compaction.windows.other_servers import PATHS, Served
+from litellm_compaction.windows.windows import Target, Window
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +33,7 @@ class Examined:
         reachable, loaded: None where it was not asked, or nobody knows.
         api: version of LM Studio's API; "" where it was not asked.
         tokenizer: the vocabulary or file that counts; exact says whether it is the model's own.
-        tokenizer_source: its kind, as in `models/sources.py`; tokenizer_words and template_words are for people.
+        tokenizer_source: its kind, as in `tokenizers/sources.py`; tokenizer_words and template_words are for people.
         tokenizer_load_ms, tokenizer_memory_bytes: what loading it has cost, once for all deployments that share it;
             None where it was not loaded, or the system does not say.
         probes: our count against the server's, where that was wanted.

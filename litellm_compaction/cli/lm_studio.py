@@ -7,8 +7,8 @@ import asyncio
 import httpx
 
 from litellm_compaction.errors import ServerUnavailable
-from litellm_compaction.models.fetch import KeyRefused
-from litellm_compaction.models.lmstudio import Listing, answers_as_lmstudio, list_models
+from litellm_compaction.windows.fetch import KeyRefused
+from litellm_compaction.windows.lmstudio import Listing, answers_as_lmstudio, list_models
 
 _LIMIT_S = 2.0
 

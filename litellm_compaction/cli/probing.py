@@ -12,9 +12,9 @@ import httpx
 
 from litellm_compaction.cli.findings import Finding, note, problem
 from litellm_compaction.core.messages import Request, parse_message
-from litellm_compaction.models.counter import Count, TokenCounter
-from litellm_compaction.models.sources import TokenizerSource
-from litellm_compaction.models.window import Target
+from litellm_compaction.tokenizers.sources import TokenizerSource
+from litellm_compaction.tokens.counter import Count, TokenCounter
+from litellm_compaction.windows.windows import Target
 
 # Generous: the server may be busy with a long prompt.
 _LIMIT_S = 120.0

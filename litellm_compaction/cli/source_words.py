@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from litellm_compaction.models.load_costs import LoadCost
-from litellm_compaction.models.sources import Kind, TokenizerSource
+from litellm_compaction.tokenizers.registry import LoadCost
+from litellm_compaction.tokenizers.sources import Kind, TokenizerSource
 
 _WORDS: Mapping[Kind, str] = {
     "operator": "{}, as the operator wrote",

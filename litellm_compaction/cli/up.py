@@ -28,8 +28,8 @@ from litellm_compaction.cli.lm_studio import listing_of
 from litellm_compaction.config import settings_from
 from litellm_compaction.errors import ConfigError, ServerUnavailable
 from litellm_compaction.master_key import KEY_VARIABLE, ensure_master_key
-from litellm_compaction.models.fetch import KeyRefused
-from litellm_compaction.models.lmstudio import DEFAULT_ADDRESS, Listing, server_root
+from litellm_compaction.windows.fetch import KeyRefused
+from litellm_compaction.windows.lmstudio import DEFAULT_ADDRESS, Listing, server_root
 
 SIMULATED_MODEL = "qwen/qwen3-8b"
 SIMULATED_WINDOW_TOKENS = 8192

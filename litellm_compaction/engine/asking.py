@@ -26,10 +26,10 @@ from litellm_compaction.engine.case import PruningModel, Work
 from litellm_compaction.engine.sending import SentPrompts
 from litellm_compaction.engine.threads import off_loop
 from litellm_compaction.errors import ModelNotLoaded, SummaryFailed, WindowUnknown, WindowUnread
-from litellm_compaction.models.counter import TokenCounter
-from litellm_compaction.models.sources import Sources
-from litellm_compaction.models.window import Windows
 from litellm_compaction.summarizer import SummaryJob, Upstream, summarize, summarize_appended
+from litellm_compaction.tokenizers.sources import Sources
+from litellm_compaction.tokens.counter import TokenCounter
+from litellm_compaction.windows.windows import Windows
 
 _REQUEST_TOKENS = 200
 # The chat template's own tokens around the summariser's one user message, rounded up.

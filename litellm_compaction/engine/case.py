@@ -17,12 +17,11 @@ from litellm_compaction.core.decisions import Depth, Making
 from litellm_compaction.core.messages import Message, Request, open_round_start
 from litellm_compaction.core.weights import Conversation
 from litellm_compaction.events import Phase
-from litellm_compaction.models.counter import Count
-from litellm_compaction.models.families import Family
-from litellm_compaction.models.prompts import BegunPrompt
-from litellm_compaction.models.thinking import no_thinking_switch
-from litellm_compaction.models.window import Target, Window
 from litellm_compaction.summarizer import Ask, ending_in
+from litellm_compaction.tokenizers.families import Family, no_thinking_switch
+from litellm_compaction.tokens.counter import Count
+from litellm_compaction.tokens.prompt import BegunPrompt
+from litellm_compaction.windows.windows import Target, Window
 
 # What was done to a request, as clients may be told.
 Action: TypeAlias = Literal["none", "reused", "compacted"]

@@ -41,11 +41,11 @@ from litellm_compaction.errors import CompactionError, DoesNotFit, Overflow
 from litellm_compaction.events import CarryOutcome, Observer
 from litellm_compaction.events import Outcome as EventOutcome
 from litellm_compaction.flight import Flights
-from litellm_compaction.models.counter import TokenCounter
-from litellm_compaction.models.prompts import begun_prompt
-from litellm_compaction.models.sources import Sources, TokenizerSource
-from litellm_compaction.models.window import Target, Windows
 from litellm_compaction.stores import Store
+from litellm_compaction.tokenizers.sources import Sources, TokenizerSource
+from litellm_compaction.tokens.counter import TokenCounter
+from litellm_compaction.tokens.prompt import begun_prompt
+from litellm_compaction.windows.windows import Target, Windows
 
 logger = logging.getLogger("litellm_compaction")
 

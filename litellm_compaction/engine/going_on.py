@@ -17,9 +17,9 @@ from typing import Literal, NamedTuple, TypeAlias, get_args
 
 from litellm_compaction.core.carry_over import Way
 from litellm_compaction.engine.lessons import FACTS_SCOPE
-from litellm_compaction.models.lmstudio import server_root
-from litellm_compaction.models.targets import Source, Target
 from litellm_compaction.stores import Store
+from litellm_compaction.windows.lmstudio import server_root
+from litellm_compaction.windows.windows import Source, Target
 
 logger = logging.getLogger("litellm_compaction")
 

@@ -13,8 +13,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 
-from litellm_compaction.models.counter import Count, TokenCounter
 from litellm_compaction.stores import Store
+from litellm_compaction.tokens.counter import Count, TokenCounter
 
 logger = logging.getLogger("litellm_compaction")
 

@@ -17,7 +17,7 @@ from litellm_compaction.engine.case import Guarded, Work
 from litellm_compaction.engine.sending import SentPrompts
 from litellm_compaction.engine.threads import is_long, off_loop_if
 from litellm_compaction.engine.weighing import Scales
-from litellm_compaction.models.counts import holding
+from litellm_compaction.tokens.count import holding
 
 
 class Outgoing:

@@ -25,9 +25,9 @@ from litellm_compaction.engine.room import Room
 from litellm_compaction.engine.weighing import Scales
 from litellm_compaction.errors import Overloaded
 from litellm_compaction.flight import Flights
-from litellm_compaction.models.counter import Count, TokenCounter
-from litellm_compaction.models.counts import holding, least_tokens
-from litellm_compaction.models.window import Windows
+from litellm_compaction.tokens.count import holding, least_tokens
+from litellm_compaction.tokens.counter import Count, TokenCounter
+from litellm_compaction.windows.windows import Windows
 
 logger = logging.getLogger("litellm_compaction")
 

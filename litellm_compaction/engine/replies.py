@@ -12,8 +12,8 @@ from litellm_compaction.engine.case import Case, Guarded
 from litellm_compaction.engine.lessons import Lessons
 from litellm_compaction.engine.reporting import Reporter
 from litellm_compaction.errors import CompactionError, Overflow
-from litellm_compaction.models.counter import TokenCounter
-from litellm_compaction.models.window import Windows
+from litellm_compaction.tokens.counter import TokenCounter
+from litellm_compaction.windows.windows import Windows
 
 _FULL_WINDOW_RATIO = 0.98
 # A prompt that fills more of the window than this may have been cut to it.

@@ -15,8 +15,8 @@ from litellm_compaction.core.budget import margin_tokens
 from litellm_compaction.engine.admission import Admission, Seat
 from litellm_compaction.engine.case import Case, Guarded
 from litellm_compaction.errors import DoesNotFit, Share
-from litellm_compaction.models.counter import Count
-from litellm_compaction.models.window import Window
+from litellm_compaction.tokens.counter import Count
+from litellm_compaction.windows.windows import Window
 
 # A summary's own instruction, answer and thinking beside the history that it reads: 450 + 800 + 800, rounded up.
 SUMMARY_EXTRA_TOKENS = 2100

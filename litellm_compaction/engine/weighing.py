@@ -19,11 +19,11 @@ from litellm_compaction.engine.case import Case, Work
 from litellm_compaction.engine.threads import is_long, off_loop_if
 from litellm_compaction.errors import ModelNotLoaded, OwnTemplate
 from litellm_compaction.flight import Flights
-from litellm_compaction.models.counter import Count, TokenCounter
-from litellm_compaction.models.families import Family
-from litellm_compaction.models.sources import Sources
-from litellm_compaction.models.templates import chars_of
-from litellm_compaction.models.window import Window, Windows
+from litellm_compaction.templates.template import chars_of
+from litellm_compaction.tokenizers.families import Family
+from litellm_compaction.tokenizers.sources import Sources
+from litellm_compaction.tokens.counter import Count, TokenCounter
+from litellm_compaction.windows.windows import Window, Windows
 
 # By so much what is added to a floor that the server has counted may be more than planned.
 _PLANNED_ERROR = 0.10

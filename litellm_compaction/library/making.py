@@ -26,8 +26,8 @@ from litellm_compaction.library.config import CompactionConfig
 from litellm_compaction.library.selection import Selected
 from litellm_compaction.library.summaries import REQUEST_TOKENS, Completion, asker, prompt_limit_tokens, summary_of
 from litellm_compaction.library.tokens import text_counter
-from litellm_compaction.models.families import family_of
 from litellm_compaction.summarizer import answer_to
+from litellm_compaction.tokenizers.families import family_of
 
 logger = logging.getLogger("litellm_compaction")
 

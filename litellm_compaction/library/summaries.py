@@ -15,9 +15,8 @@ from litellm_compaction.core.strategies import strategy_of
 from litellm_compaction.errors import SummaryFailed
 from litellm_compaction.library.config import CompactionConfig
 from litellm_compaction.library.tokens import parsed, text_counter
-from litellm_compaction.models.families import family_of
-from litellm_compaction.models.thinking import no_thinking_switch
 from litellm_compaction.summarizer import Ask, SummaryAnswer, SummaryJob, ending_in, summarize
+from litellm_compaction.tokenizers.families import family_of, no_thinking_switch
 
 # Called with `model=, messages=, max_tokens=, temperature=`; answers as OpenAI's chat completions, object or dict:
 # `litellm.acompletion`, `AsyncOpenAI().chat.completions.create`, or a function of the caller's.

@@ -8,8 +8,8 @@ from functools import cache
 
 from litellm_compaction.core.messages import JsonObject, JsonValue, Message, Request, parse_message
 from litellm_compaction.library.config import CompactionConfig
-from litellm_compaction.models.counter import TokenCounter
-from litellm_compaction.models.families import family_of
+from litellm_compaction.tokenizers.families import family_of
+from litellm_compaction.tokens.counter import TokenCounter
 
 # English prose and code have about four characters to a token; other scripts have fewer, so this errs low there.
 _TOKEN_CHARS = 4

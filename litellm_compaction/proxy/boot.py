@@ -18,11 +18,11 @@ from litellm_compaction.config import Settings, deployment_settings_from, settin
 from litellm_compaction.engine import shares_context
 from litellm_compaction.errors import ConfigError
 from litellm_compaction.master_key import ensure_master_key
-from litellm_compaction.models.lmstudio import DEFAULT_API_BASE
-from litellm_compaction.models.tokenizer_settings import check_sources, check_tokenizer
 from litellm_compaction.proxy.carriers import BYPASS_VARIABLE, is_bypassed
 from litellm_compaction.proxy.misplaced import SECTION, SETTINGS_PLACE, misplaced
 from litellm_compaction.proxy.routing import unknown_model
+from litellm_compaction.tokenizers.sources import check_sources, check_tokenizer
+from litellm_compaction.windows.lmstudio import DEFAULT_API_BASE
 
 logger = logging.getLogger("litellm_compaction")
 

@@ -18,9 +18,6 @@ from litellm_compaction.engine import Compactor
 from litellm_compaction.errors import CompactionError
 from litellm_compaction.events import HarmlessRecords, log_observer
 from litellm_compaction.history import History
-from litellm_compaction.models.counter import TokenCounter
-from litellm_compaction.models.sources import Sources
-from litellm_compaction.models.window import Windows
 from litellm_compaction.proxy.boot import (
     load_settings,
     provide_api_base,
@@ -42,6 +39,9 @@ from litellm_compaction.proxy.refusals import Refusal, litellm_error_of, refusal
 from litellm_compaction.proxy.turns import Turns
 from litellm_compaction.proxy.wire import at_the_windows_end, can_be_carried_over, with_details
 from litellm_compaction.stores import open_store
+from litellm_compaction.tokenizers.sources import Sources
+from litellm_compaction.tokens.counter import TokenCounter
+from litellm_compaction.windows.windows import Windows
 
 logger = logging.getLogger("litellm_compaction")
 # What every bridged route (chat, messages, responses) becomes at the deployment, and text completions.

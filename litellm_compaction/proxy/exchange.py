@@ -14,8 +14,8 @@ from litellm_compaction.core.carry_over import Way
 from litellm_compaction.core.messages import Message, Request
 from litellm_compaction.engine import Case, Guarded
 from litellm_compaction.errors import CompactionError, is_crash
-from litellm_compaction.models.prompts import BegunPrompt
 from litellm_compaction.proxy.notices import Notices
+from litellm_compaction.tokens.prompt import BegunPrompt
 
 # OpenAI's `chat.completion.chunk` as JSON.
 Chunk: TypeAlias = dict[str, Any]

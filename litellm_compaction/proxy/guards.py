@@ -17,7 +17,6 @@ from typing import Any
 from litellm_compaction.config import SAME_MODEL, Settings
 from litellm_compaction.engine import Case, PruningModel
 from litellm_compaction.errors import CompactionError, ModelNotLoaded, WindowUnread
-from litellm_compaction.models.window import Target, Windows
 from litellm_compaction.proxy.access import may_use, with_credentials
 from litellm_compaction.proxy.calls import Call
 from litellm_compaction.proxy.internal import prompt_measure, summary_asker, warm_up
@@ -32,6 +31,7 @@ from litellm_compaction.proxy.routing import (
     router_entries,
 )
 from litellm_compaction.proxy.wire import asked_output_tokens
+from litellm_compaction.windows.windows import Target, Windows
 
 logger = logging.getLogger("litellm_compaction")
 # Where LiteLLM looks for a key, in its order (proxy/auth/user_api_key_auth.py, 1.106.2).

@@ -19,11 +19,11 @@ import httpx
 
 from litellm_compaction.core.carry_over import Way
 from litellm_compaction.core.messages import Message
-from litellm_compaction.models.fetch import ACCEPTED_ENCODINGS, is_quickly_read, unfolds_slowly
 from litellm_compaction.proxy import wire
 from litellm_compaction.proxy.carriers import WAYS_OF
 from litellm_compaction.proxy.exchange import Chunk, Continuation, UpstreamDropped, UpstreamError
 from litellm_compaction.proxy.sse import Bounds, is_chunk, json_object, read_body, read_events, unreadable
+from litellm_compaction.windows.fetch import ACCEPTED_ENCODINGS, is_quickly_read, unfolds_slowly
 
 # What shapes a whole document would make the model start a new one instead of going on with the old.
 _WHOLE_DOCUMENT_KEYS = ("response_format",)

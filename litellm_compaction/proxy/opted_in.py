@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from litellm_compaction.models.served import Api
-from litellm_compaction.models.window import Source, Target
+from litellm_compaction.windows.other_servers import Api
+from litellm_compaction.windows.windows import Source, Target
 
 # What the issue asks for where nothing else is known of a hosted model; never for LM Studio or another own server.
 DEFAULT_WINDOW_TOKENS = 128_000

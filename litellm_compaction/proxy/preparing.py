@@ -1,6 +1,6 @@
 """What is done before the first request: windows are looked at, and what counts prompts is loaded.
 
-Asked at start, and told by `models/window.py` when LM Studio has loaded another model. Making a vocabulary holds the
+Asked at start, and told by `windows/windows.py` when LM Studio has loaded another model. Making a vocabulary holds the
 interpreter lock for 50 to 500 ms, which every running stream would feel in the middle of a request.
 """
 
@@ -16,11 +16,11 @@ from typing import Any
 from litellm_compaction.config import SAME_MODEL
 from litellm_compaction.engine import Compactor
 from litellm_compaction.errors import ModelNotLoaded, WindowUnknown
-from litellm_compaction.models.window import Target
 from litellm_compaction.proxy.boot import warn_of_workers
 from litellm_compaction.proxy.failing_open import log_failed_open
 from litellm_compaction.proxy.guards import Guard, Guards
 from litellm_compaction.proxy.publishing import Publisher
+from litellm_compaction.windows.windows import Target
 
 logger = logging.getLogger("litellm_compaction")
 # Names come from LM Studio's list, which is bounded for each server.

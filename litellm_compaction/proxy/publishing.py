@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, MutableMapping
 from typing import Any
 
-from litellm_compaction.models.window import Window
 from litellm_compaction.proxy.routing import Deployment
+from litellm_compaction.windows.windows import Window
 
 _KEY = "max_input_tokens"
 

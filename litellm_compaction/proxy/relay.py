@@ -15,11 +15,11 @@ from typing import Any, Literal, TypeAlias
 from litellm_compaction.core.continuation import Joiner, settled_length, unstopped_length
 from litellm_compaction.engine import Guarded, Outcome
 from litellm_compaction.errors import Overflow, is_crash
-from litellm_compaction.models.generated import GeneratedTokens
 from litellm_compaction.proxy.exchange import Chunk, UpstreamError
 from litellm_compaction.proxy.overflowed import FULL_RATIO, NEAR_FULL_RATIO, judged, most_tokens
 from litellm_compaction.proxy.sse import unreadable
 from litellm_compaction.proxy.wire import Usage, usage_of
+from litellm_compaction.tokens.generated import GeneratedTokens
 
 # How a stream ended: by itself; where the window does; for others that need the room; by an error that means a full
 # window, or by another one.

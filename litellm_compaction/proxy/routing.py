@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from litellm_compaction.config import SAME_MODEL, DeploymentSettings, deployment_settings_from
-from litellm_compaction.models.window import Target
 from litellm_compaction.proxy.opted_in import OPENAI_PROVIDERS, is_local_address, opted_in_target
+from litellm_compaction.windows.windows import Target
 
 Kind: TypeAlias = Literal["lm_studio", "maybe_lm_studio", "opted_in", "foreign"]
 

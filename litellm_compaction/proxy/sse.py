@@ -13,8 +13,8 @@ from typing import Any
 
 import httpx
 
-from litellm_compaction.models.fetch import is_quickly_read
 from litellm_compaction.proxy.exchange import Chunk, Received, UpstreamDropped, UpstreamError
+from litellm_compaction.windows.fetch import is_quickly_read
 
 DONE = b"data: [DONE]\n\n"
 _FIELD = b"data:"

@@ -17,14 +17,14 @@ import pytest
 from litellm_compaction.cli import requests
 from litellm_compaction.cli.arguments import main
 from litellm_compaction.core.messages import Request, parse_message
-from litellm_compaction.models.counter import TokenCounter
-from litellm_compaction.models.families import family_of
 from litellm_compaction.simulator import Address
+from litellm_compaction.tokenizers.families import family_of
+from litellm_compaction.tokens.counter import TokenCounter
 from tests.cli.conftest import GPT_OSS, QWEN
-from tests.models.gguf_writer import bpe_fields, gguf
+from tests.tokenizers.gguf_writer import bpe_fields, gguf
 
 NOWHERE = "http://127.0.0.1:9/v1"
-CASES = json.loads((Path(__file__).parents[1] / "models" / "golden" / "prompts.json").read_text("utf-8"))["cases"]
+CASES = json.loads((Path(__file__).parents[1] / "tokens" / "golden" / "prompts.json").read_text("utf-8"))["cases"]
 AGENT = CASES["agent, 6 calls"]
 Run = Callable[..., tuple[int, str, str]]
 

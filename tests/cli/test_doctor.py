@@ -12,12 +12,12 @@ import pytest
 from litellm_compaction.cli.doctor import doctor
 from litellm_compaction.cli.source_words import cost_words
 from litellm_compaction.errors import CompactionError
-from litellm_compaction.models import tokenizers
-from litellm_compaction.models.load_costs import load_cost
 from litellm_compaction.simulator import Address, Model, Simulator, serve
+from litellm_compaction.tokenizers import registry as tokenizers
+from litellm_compaction.tokenizers.registry import load_cost
 from tests.cli.conftest import GPT_OSS, QWEN, config, deployment
 from tests.integration.plain_server import PlainServer, serve_plain
-from tests.models.gguf_writer import bpe_fields, gguf
+from tests.tokenizers.gguf_writer import bpe_fields, gguf
 
 Report = Callable[..., tuple[int, dict[str, Any]]]
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from litellm_compaction.core.anchors import ledger
-from litellm_compaction.models.tokenizers import token_length
+from litellm_compaction.tokenizers.registry import token_length
 from tests.core.conversations import (
     JsonDict,
     agent_run,

@@ -17,8 +17,8 @@ from litellm_compaction.core.messages import lead_length
 from litellm_compaction.core.plan import MIN_GAIN_RATIO, Depth, Edit, Keep, Plan, Refuse, Reuse, Summarize, plan
 from litellm_compaction.core.prompts import frame
 from litellm_compaction.core.weights import RECORD_TOKENS, Conversation, applied_tokens, kept_tokens
-from litellm_compaction.models.families import family_of
-from litellm_compaction.models.tokenizers import token_length
+from litellm_compaction.tokenizers.families import family_of
+from litellm_compaction.tokenizers.registry import token_length
 from tests.core.conversations import (
     DEPTH,
     JsonDict,

@@ -19,7 +19,7 @@ from litellm_compaction.core.prompts import (
     summary_prompt,
     transcript_parts,
 )
-from litellm_compaction.models.tokenizers import token_length
+from litellm_compaction.tokenizers.registry import token_length
 from tests.core.conversations import (
     JsonDict,
     agent_run,

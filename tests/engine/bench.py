@@ -15,11 +15,11 @@ from litellm_compaction.core.messages import Message, Request
 from litellm_compaction.engine import Attempts, Case, Compactor, Guarded, Measure, PruningModel
 from litellm_compaction.errors import StoreError
 from litellm_compaction.events import CompactionEvent, Event
-from litellm_compaction.models.counter import Count, TokenCounter
-from litellm_compaction.models.families import Family
-from litellm_compaction.models.window import Target, Windows
 from litellm_compaction.stores import MemoryStore
 from litellm_compaction.summarizer import SummaryAnswer
+from litellm_compaction.tokenizers.families import Family
+from litellm_compaction.tokens.counter import Count, TokenCounter
+from litellm_compaction.windows.windows import Target, Windows
 from tests.core.conversations import JsonDict, broken_promises, count, parsed, size
 
 SUMMARY = "### Original task\nPort the parser.\n### Current state\nHalf of it is done."

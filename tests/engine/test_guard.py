@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from litellm_compaction.core.messages import Request
 from litellm_compaction.engine import Attempts
 from litellm_compaction.errors import DoesNotFit, SummaryFailed, WindowUnknown
-from litellm_compaction.models.counter import TokenCounter
+from litellm_compaction.tokens.counter import TokenCounter
 from tests.core.conversations import (
     JsonDict,
     agent_run,

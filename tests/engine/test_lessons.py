@@ -11,9 +11,9 @@ import pytest
 from litellm_compaction.core.messages import Request
 from litellm_compaction.engine.lessons import FACTS_SCOPE, Lessons
 from litellm_compaction.errors import Overflow, StoreError
-from litellm_compaction.models.counter import Count, TokenCounter
-from litellm_compaction.models.families import family_of
 from litellm_compaction.stores import MemoryStore
+from litellm_compaction.tokenizers.families import family_of
+from litellm_compaction.tokens.counter import Count, TokenCounter
 from tests.core.conversations import chat, parsed
 from tests.engine.bench import Bench, RecordingStore, settled
 

@@ -12,7 +12,7 @@ from litellm_compaction.core.messages import Request
 from litellm_compaction.engine.outgoing import Outgoing, is_enough
 from litellm_compaction.engine.sending import SentPrompts
 from litellm_compaction.engine.weighing import Scales
-from litellm_compaction.models.sources import Sources
+from litellm_compaction.tokenizers.sources import Sources
 from tests.core.conversations import chat, parsed
 from tests.engine.bench import Bench
 

@@ -12,10 +12,10 @@ import pytest
 from litellm_compaction.core.messages import Message, Request, lead_length
 from litellm_compaction.engine import Attempts
 from litellm_compaction.errors import DoesNotFit
-from litellm_compaction.models.counter import TokenCounter
-from litellm_compaction.models.families import family_of
-from litellm_compaction.models.window import Windows
 from litellm_compaction.simulator.vocabulary import count
+from litellm_compaction.tokenizers.families import family_of
+from litellm_compaction.tokens.counter import TokenCounter
+from litellm_compaction.windows.windows import Windows
 from tests import virtual_time
 from tests.core.conversations import parsed
 from tests.engine.bench import Bench

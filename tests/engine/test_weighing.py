@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from litellm_compaction.core.messages import Request
 from litellm_compaction.engine.weighing import Scales
-from litellm_compaction.models.counter import TokenCounter
-from litellm_compaction.models.families import family_of
-from litellm_compaction.models.sources import Sources
-from litellm_compaction.models.window import Windows
+from litellm_compaction.tokenizers.families import family_of
+from litellm_compaction.tokenizers.sources import Sources
+from litellm_compaction.tokens.counter import TokenCounter
+from litellm_compaction.windows.windows import Windows
 from tests.core.conversations import chat, parsed
 from tests.engine.bench import Bench
 

@@ -14,8 +14,8 @@ from litellm_compaction.core.messages import Request
 from litellm_compaction.engine import Case
 from litellm_compaction.errors import ModelNotLoaded, Overflow
 from litellm_compaction.events import TruncationAlarm
-from litellm_compaction.models.counter import TokenCounter
-from litellm_compaction.models.window import Windows
+from litellm_compaction.tokens.counter import TokenCounter
+from litellm_compaction.windows.windows import Windows
 from tests.core.conversations import as_bytes, chat, parsed
 from tests.engine.bench import NOW_S, SUMMARY, Bench, FakeCounter, sent, settled
 

@@ -19,8 +19,6 @@ from litellm_compaction.core.messages import DONE_NOTICE, START_NOTICE, Message,
 from litellm_compaction.engine import ALL_WAYS, Attempts, Case, Compactor, Guarded, PruningModel, Room
 from litellm_compaction.errors import CompactionError
 from litellm_compaction.events import Observer
-from litellm_compaction.models.counter import TokenCounter
-from litellm_compaction.models.window import Target, Windows
 from litellm_compaction.proxy.exchange import Asked, Chunk, Continuation, Received, UpstreamDropped, UpstreamError
 from litellm_compaction.proxy.notices import Notices
 from litellm_compaction.proxy.restart import Answer
@@ -30,6 +28,8 @@ from litellm_compaction.simulator.vocabulary import count
 from litellm_compaction.simulator.wire import Envelope
 from litellm_compaction.stores import open_store
 from litellm_compaction.summarizer import SummaryAnswer
+from litellm_compaction.tokens.counter import TokenCounter
+from litellm_compaction.windows.windows import Target, Windows
 
 RESTARTED = f"\n\n{START_NOTICE}\n{DONE_NOTICE}\n\n"
 IN_TEXT = Notices("content", "content")

@@ -13,10 +13,10 @@ import pytest
 
 from litellm_compaction.config import Settings
 from litellm_compaction.errors import ConfigError
-from litellm_compaction.models.sources import Sources
 from litellm_compaction.proxy import boot
 from litellm_compaction.proxy.routing import deployment_of
-from tests.models.gguf_writer import bpe_fields, gguf
+from litellm_compaction.tokenizers.sources import Sources
+from tests.tokenizers.gguf_writer import bpe_fields, gguf
 
 
 def loaded(monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], own: dict[str, Any] | None = None) -> Settings:

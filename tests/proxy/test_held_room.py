@@ -13,8 +13,8 @@ from litellm.exceptions import Timeout
 
 from litellm_compaction.engine import Guarded, Room
 from litellm_compaction.errors import CompactionError, DoesNotFit, Overloaded
-from litellm_compaction.models.window import Target, Window
 from litellm_compaction.proxy.held_room import guarded_in_room
+from litellm_compaction.windows.windows import Target, Window
 from tests.engine.bench import settled
 from tests.integration.conversations import prose, talk
 from tests.proxy.scripted import Scene

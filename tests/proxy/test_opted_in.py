@@ -10,12 +10,12 @@ import pytest
 
 from litellm_compaction.config import Settings
 from litellm_compaction.errors import ModelNotLoaded, WindowUnknown
-from litellm_compaction.models.window import Target, Window, Windows
 from litellm_compaction.proxy.guards import Guards
 from litellm_compaction.proxy.live_settings import FixedSettings
 from litellm_compaction.proxy.opted_in import max_input_tokens
 from litellm_compaction.proxy.publishing import Publisher
 from litellm_compaction.proxy.routing import Deployment, deployment_of
+from litellm_compaction.windows.windows import Target, Window, Windows
 
 ON = {"compaction": {"enabled": True}}
 LOCAL = "http://127.0.0.1:8080/v1"

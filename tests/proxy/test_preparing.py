@@ -12,12 +12,12 @@ import pytest
 
 from litellm_compaction.config import Settings
 from litellm_compaction.errors import ModelNotLoaded, WindowUnknown
-from litellm_compaction.models.families import family_of
-from litellm_compaction.models.sources import TokenizerSource, bundled
-from litellm_compaction.models.window import Target
 from litellm_compaction.proxy.preparing import Preparing, _reaches
 from litellm_compaction.proxy.publishing import Publisher
 from litellm_compaction.proxy.routing import deployment_of, router_entries
+from litellm_compaction.tokenizers.families import family_of
+from litellm_compaction.tokenizers.sources import TokenizerSource, bundled
+from litellm_compaction.windows.windows import Target
 
 
 @dataclass

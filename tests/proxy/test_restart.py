@@ -15,13 +15,13 @@ from litellm_compaction.core.messages import ABORT_NOTICE, ATTEMPTS_NOTICE, DONE
 from litellm_compaction.engine import Room
 from litellm_compaction.errors import overflow_from_text
 from litellm_compaction.events import CarryEvent
-from litellm_compaction.models.families import family_of
-from litellm_compaction.models.window import Target, Window
 from litellm_compaction.proxy.exchange import Chunk, UpstreamDropped, UpstreamError
 from litellm_compaction.proxy.notices import Notices
 from litellm_compaction.simulator import Reply, numbered_words
 from litellm_compaction.simulator.vocabulary import count, decode, encode
 from litellm_compaction.summarizer import SummaryAnswer
+from litellm_compaction.tokenizers.families import family_of
+from litellm_compaction.windows.windows import Target, Window
 from tests.engine.bench import settled
 from tests.integration.conversations import prose, talk
 from tests.proxy.scripted import RESTARTED, Context, Read, Scene, Turn, goes_on, summarized

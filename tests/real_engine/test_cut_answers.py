@@ -15,10 +15,10 @@ import pytest
 
 from litellm_compaction.core.continuation import Joiner, Opening, settled_length
 from litellm_compaction.core.messages import parse_message
-from litellm_compaction.models.families import Family
-from litellm_compaction.models.prompts import begun_prompt
-from litellm_compaction.models.sources import Sources
-from litellm_compaction.models.window import Target
+from litellm_compaction.tokenizers.families import Family
+from litellm_compaction.tokenizers.sources import Sources
+from litellm_compaction.tokens.prompt import begun_prompt
+from litellm_compaction.windows.windows import Target
 from tests.real_engine.engine import Engine, running
 
 PROMPTS = (

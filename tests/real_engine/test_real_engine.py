@@ -12,9 +12,9 @@ import httpx
 import pytest
 
 from litellm_compaction.core.messages import Request, parse_message, without_notices
-from litellm_compaction.models.counter import TokenCounter
-from litellm_compaction.models.sources import Sources
-from litellm_compaction.models.window import Target, Windows
+from litellm_compaction.tokenizers.sources import Sources
+from litellm_compaction.tokens.counter import TokenCounter
+from litellm_compaction.windows.windows import Target, Windows
 from tests.integration.harness import Proxy, Streamed
 from tests.real_engine.bench import LLAMA_CPP, Bench
 from tests.real_engine.shim import Exchange

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from litellm_compaction.errors import UnusableModelFile
-from litellm_compaction.models import contained
-from litellm_compaction.models.contained import Containment, is_buried, remember_in
-from litellm_compaction.models.template_filters import TemplateRefusal
-from litellm_compaction.models.templates import StrangersTemplate, Template, add_template, template
-from litellm_compaction.models.tokenizer_json import read_tokenizer_json
+from litellm_compaction.templates import contained
+from litellm_compaction.templates.contained import Containment, is_buried, remember_in
+from litellm_compaction.templates.filters import TemplateRefusal
+from litellm_compaction.templates.template import StrangersTemplate, Template, add_template, template
+from litellm_compaction.tokenizers.files import read_tokenizer_json
 from tests.security import bounded
 from tests.security.templates import HELD, UNBOUNDED
 

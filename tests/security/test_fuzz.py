@@ -32,20 +32,27 @@ from litellm_compaction.core.messages import parse_message
 from litellm_compaction.core.records import read_record
 from litellm_compaction.core.secrets import redacted
 from litellm_compaction.errors import ConfigError, ServerUnavailable, UnusableModelFile, overflow_from_text
-from litellm_compaction.models.fetch import NotThisApi
-from litellm_compaction.models.gguf import read_gguf
-from litellm_compaction.models.lmstudio import Listing, _parse_v0, _parse_v1, answers_as_lmstudio, list_models, match
-from litellm_compaction.models.served import Api, Served, _read, find_served, list_served
-from litellm_compaction.models.server_counts import TOKENIZER_APIS, tokens_by_server
-from litellm_compaction.models.template_filters import TemplateRefusal
-from litellm_compaction.models.templates import Template
-from litellm_compaction.models.tokenizer_json import read_tokenizer_json
 from litellm_compaction.proxy.callback import CompactionHandler
 from litellm_compaction.proxy.overlay import CHANGEABLE
 from litellm_compaction.proxy.pages import Surroundings, routes
 from litellm_compaction.proxy.pages.overview import revision_of
 from litellm_compaction.proxy.pages.visitors import Visitor
 from litellm_compaction.stores.codec import decode
+from litellm_compaction.templates.filters import TemplateRefusal
+from litellm_compaction.templates.template import Template
+from litellm_compaction.tokenizers.files import read_tokenizer_json
+from litellm_compaction.tokenizers.gguf import read_gguf
+from litellm_compaction.windows.fetch import NotThisApi
+from litellm_compaction.windows.lmstudio import Listing, _parse_v0, _parse_v1, answers_as_lmstudio, list_models, match
+from litellm_compaction.windows.other_servers import (
+    TOKENIZER_APIS,
+    Api,
+    Served,
+    _read,
+    find_served,
+    list_served,
+    tokens_by_server,
+)
 from tests.proxy.test_upstream import Wire
 from tests.security.bounded import ROOT, in_child
 from tests.security.hooks import Router
@@ -331,12 +338,12 @@ _MUTATED = """
 import random, struct, sys, tempfile, time, tracemalloc
 from pathlib import Path
 sys.path.insert(0, given["models"])
-from gguf_writer import Array, bpe_fields, gguf
+from tests.tokenizers.gguf_writer import Array, bpe_fields, gguf
 from litellm_compaction.errors import UnusableModelFile
-from litellm_compaction.models.gguf import read_gguf
-from litellm_compaction.models.lmstudio import Listing, _parse_v0, _parse_v1, answers_as_lmstudio, list_models, match
-from litellm_compaction.models.served import Api, Served, _read, find_served, list_served
-from litellm_compaction.models.server_counts import TOKENIZER_APIS, tokens_by_server
+from litellm_compaction.tokenizers.gguf import read_gguf
+from litellm_compaction.windows.lmstudio import Listing, _parse_v0, _parse_v1, answers_as_lmstudio, list_models, match
+from litellm_compaction.windows.other_servers import Api, Served, _read, find_served, list_served
+from litellm_compaction.windows.other_servers import TOKENIZER_APIS, tokens_by_server
 chance = random.Random(given["seed"])
 spm = {
     "general.architecture": "llama", "tokenizer.ggml.model": "llama",

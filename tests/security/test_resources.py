@@ -16,12 +16,12 @@ from litellm_compaction.core.messages import START_NOTICE, Request, parse_messag
 from litellm_compaction.engine import compactor, outgoing, weighing
 from litellm_compaction.engine.threads import is_long
 from litellm_compaction.engine.weighing import Scales
-from litellm_compaction.models.counter import TokenCounter
-from litellm_compaction.models.families import family_of
-from litellm_compaction.models.sources import Sources
-from litellm_compaction.models.vocabularies import Vocabulary
-from litellm_compaction.models.window import Windows
 from litellm_compaction.proxy import calls, wire
+from litellm_compaction.tokenizers.families import family_of
+from litellm_compaction.tokenizers.sources import Sources
+from litellm_compaction.tokenizers.vocabulary import Vocabulary
+from litellm_compaction.tokens.counter import TokenCounter
+from litellm_compaction.windows.windows import Windows
 from tests.security.bounded import in_child
 from tests.security.hooks import Client, Scene, use_router
 

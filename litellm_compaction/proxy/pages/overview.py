@@ -17,11 +17,6 @@ from litellm_compaction.config import SAME_MODEL, Settings
 from litellm_compaction.engine import GoingOn
 from litellm_compaction.errors import CompactionError, ModelNotLoaded
 from litellm_compaction.events import Kept, event_from_json
-from litellm_compaction.models.lmstudio import list_models
-from litellm_compaction.models.load_costs import load_cost
-from litellm_compaction.models.prompts import renders_exactly
-from litellm_compaction.models.sources import Sources
-from litellm_compaction.models.window import Target, Windows
 from litellm_compaction.proxy.carriers import WAYS_OF, carrier_of
 from litellm_compaction.proxy.guards import Guard, Guards
 from litellm_compaction.proxy.live_settings import Known, LiveSettings, for_deployment
@@ -32,6 +27,11 @@ from litellm_compaction.proxy.pages.visitors import Visitor
 from litellm_compaction.proxy.routing import router_entries
 from litellm_compaction.proxy.turns import Turns
 from litellm_compaction.stores import Store
+from litellm_compaction.tokenizers.registry import load_cost
+from litellm_compaction.tokenizers.sources import Sources
+from litellm_compaction.tokens.prompt import renders_exactly
+from litellm_compaction.windows.lmstudio import list_models
+from litellm_compaction.windows.windows import Target, Windows
 
 SHOWN_EVENTS = 200
 _LIMIT_S = 2.0

@@ -6,7 +6,7 @@ from typing import Any
 
 from litellm.integrations.custom_logger import CustomLogger
 
-from litellm_compaction.models.counter import Count, TokenCounter
+from litellm_compaction.tokens.counter import Count, TokenCounter
 
 _count, _learn = TokenCounter.count, TokenCounter.learn
 

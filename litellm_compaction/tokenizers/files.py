@@ -1,0 +1,406 @@
+"""A vocabulary and templates out of a .gguf or tokenizer.json file, ready to count with; each file is read once.
+
+Read in worker threads, and at start for what operators name. A Hugging Face `tokenizer.json` is not turned into
+`VocabularyData`: it carries its own normalizers, pre-tokenizers and decoders, which only the `tokenizers` package
+applies.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import stat
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from tokenizers import Encoding, Tokenizer
+
+from litellm_compaction.errors import UnusableModelFile
+from litellm_compaction.templates.template import add_template, template
+from litellm_compaction.tokenizers.encoders import VocabularyData, is_foreign_failure
+from litellm_compaction.tokenizers.gguf import GgufHeader, first_part, read_gguf
+from litellm_compaction.tokenizers.model_files import TOKENIZER
+from litellm_compaction.tokenizers.registry import Loading, add_vocabulary, install_vocabulary, is_loaded, vocabulary
+from litellm_compaction.tokenizers.vocabulary import Vocabulary
+
+# Gemma's file is the largest known, 33 MB.
+_MAX_BYTES = 128 * 2**20
+# tokenizer_config.json repeats all added tokens, and templates take up to 30 kB.
+_MAX_SIDE_BYTES = 8 * 2**20
+# A normalizer may make more characters of one: U+FDFA becomes 18 under NFKC, a space three bytes' worth of `▁`.
+_MOST_GROWTH = 64
+# What every tokenizer is tried with: runs, on which patterns backtrack, and a bit of everything.
+_PROBES = (
+    *(char * 512 for char in (" ", "a", "0", ".", "\n", "中", "é", "_")),
+    "a1 " * 170 + "!",
+    "".join(map(chr, range(32, 1024))) + "😀\u200d️ﷺ",
+)
+_MOST_TOKENS_PER_BYTE, _MOST_PROBE_S = 4, 2.0
+
+
+class _Unusable(Exception):
+    """What is wrong with a file; mapped once, in `read_tokenizer_json`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JsonTokenizer:
+    """A loaded tokenizer.json; safe to use from several threads.
+
+    Attributes:
+        special_tokens: ids by text, of what the file marks as special.
+        bos_token: "" if tokenizer_config.json names none.
+        eos_token: "" if tokenizer_config.json names none.
+        adds_bos: the tokenizer puts `bos_token` before a text when it is asked for special tokens.
+        chat_template: from chat_template.jinja, tokenizer_config.json or chat_template.json beside it; "" if none.
+        fingerprint: stable identity, for caches.
+    """
+
+    special_tokens: dict[str, int]
+    bos_token: str
+    eos_token: str
+    adds_bos: bool
+    chat_template: str
+    fingerprint: str
+    _tokenizer: Tokenizer = field(repr=False, compare=False)
+    # Holds a word once it has failed: a stack trace of Rust's goes to stderr each time.
+    _failed: list[str] = field(default_factory=list, repr=False, compare=False)
+
+    def count(self, text: str) -> int:
+        """Tokens of a text, without BOS or EOS around it; special tokens in it are one token each.
+
+        About 0.5 s per MB, of which other threads lose 5 to 10 ms; `Tokenizer.encode` would hold the interpreter lock
+        for 0.9 s (tokenizers 0.23.3, Qwen 2's vocabulary, 2026-11). Lone surrogates count as replacement characters.
+        """
+        if not text:
+            return 0
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        encoding = None if self._failed else _encode(self._tokenizer, text, special=False)
+        if encoding is None:
+            self._failed[:] = ["panic"]
+        # No token is shorter than one byte.
+        return len(encoding) if encoding is not None else len(text.encode())
+
+
+def read_tokenizer_json(path: Path) -> JsonTokenizer:
+    """The tokenizer of a file, or of the tokenizer.json in a folder: 0.3 to 0.8 s and about 100 MB.
+
+    `tokenizers` holds the interpreter lock all that time (0.6 s for Qwen 2's 11 MB, tokenizers 0.23.3), in any thread:
+    best done before requests come in.
+
+    Raises:
+        UnusableModelFile: it is absent, unreadable, larger than 128 MiB, or no tokenizer.json. What lies beside it
+            never fails: a broken tokenizer_config.json is as good as none.
+    """
+    try:
+        if path.is_dir():
+            path /= "tokenizer.json"
+        raw = _read_bytes(path, _MAX_BYTES)
+        tokenizer = _load_json(raw)
+    except _Unusable as exc:
+        raise UnusableModelFile(str(path), str(exc)) from exc
+    except (OSError, ValueError) as exc:
+        # ValueError: a path with a null character.
+        reason = exc.strerror if isinstance(exc, OSError) and exc.strerror else "it has an impossible path"
+        raise UnusableModelFile(
+            str(path), f"it cannot be read: {reason}", advice="Check the path and the permissions of the proxy's user."
+        ) from exc
+    config = _side_object(path.with_name("tokenizer_config.json"))
+    bos_token = _token_text(config.get("bos_token"))
+    template = (
+        _side_text(path.with_name("chat_template.jinja"))
+        or _default_template(config.get("chat_template"))
+        or _default_template(_side_object(path.with_name("chat_template.json")).get("chat_template"))
+    )
+    return JsonTokenizer(
+        special_tokens={
+            token.content: index for index, token in tokenizer.get_added_tokens_decoder().items() if token.special
+        },
+        bos_token=bos_token,
+        eos_token=_token_text(config.get("eos_token")),
+        adds_bos=_adds_bos(tokenizer, bos_token, config.get("add_bos_token")),
+        chat_template=template,
+        fingerprint=hashlib.blake2b(raw + b"\0" + template.encode("utf-8", "replace"), digest_size=16).hexdigest(),
+        _tokenizer=tokenizer,
+    )
+
+
+def _load_json(raw: bytes) -> Tokenizer:
+    try:
+        tokenizer = Tokenizer.from_buffer(raw)
+    except BaseException as exc:
+        if not _is_of_tokenizers(exc):
+            raise
+        raise _Unusable(f"it is no tokenizer.json: {str(exc)[:200]}") from exc
+    _must_be_tame(tokenizer)
+    # Some files cut to the length that the model was trained with, which would hide the rest of a text.
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def _must_be_tame(tokenizer: Tokenizer) -> None:
+    """Refuses what makes any number of tokens of a few characters, or takes long over them.
+
+    30 characters became 30 million tokens (2026-11). A probe alone would miss a rule for a rare character.
+
+    Raises:
+        _Unusable: it is such a file.
+    """
+    growth = _growth(tokenizer)
+    if growth > _MOST_GROWTH:
+        raise _Unusable(f"its normalizer makes {growth} characters of one; at most {_MOST_GROWTH} are allowed")
+    begun_s = time.thread_time()
+    for probe in _PROBES:
+        encoding = _encode(tokenizer, probe, special=False)
+        if time.thread_time() - begun_s > _MOST_PROBE_S:
+            raise _Unusable(f"it takes more than {_MOST_PROBE_S:g} s for {sum(map(len, _PROBES))} characters")
+        if encoding is not None and len(encoding) > _MOST_TOKENS_PER_BYTE * len(probe.encode()):
+            raise _Unusable(f"it makes {len(encoding)} tokens of {len(probe)} characters")
+
+
+def _growth(tokenizer: Tokenizer) -> int:
+    """How many characters the rules of a normalizer make of one, at most."""
+    if tokenizer.normalizer is None:
+        return 1
+    growth = 1
+    rules: list[object] = [json.loads(tokenizer.normalizer.__getstate__())]
+    while rules:
+        rule = rules.pop()
+        if not isinstance(rule, dict):
+            continue
+        rules += rule.get("normalizers") or ()
+        content = rule.get("content") or rule.get("prepend") or ""
+        pattern = rule.get("pattern")
+        plain = pattern.get("String") if isinstance(pattern, dict) else None
+        growth *= max(1, -(-len(str(content)) // max(1, len(str(plain or "")))))
+    return growth
+
+
+def _encode(tokenizer: Tokenizer, text: str, *, special: bool) -> Encoding | None:
+    """The tokens of a text; None where the file's own rules fail on it (no unknown token, a bad post-processor)."""
+    try:
+        return tokenizer.encode_batch_fast([text], add_special_tokens=special)[0]
+    except BaseException as exc:
+        if not _is_of_tokenizers(exc):
+            raise
+        return None
+
+
+def _is_of_tokenizers(exc: BaseException) -> bool:
+    """Its errors are ValueError or bare Exception; its Rust side panics with a BaseException that has no import."""
+    return isinstance(exc, ValueError) or type(exc) is Exception or type(exc).__name__ == "PanicException"
+
+
+def _adds_bos(tokenizer: Tokenizer, bos_token: str, given: object) -> bool:
+    if not bos_token:
+        return False
+    encoding = _encode(tokenizer, "", special=True)
+    return given is True or (encoding is not None and encoding.tokens[:1] == [bos_token])
+
+
+def _read_bytes(path: Path, max_bytes: int) -> bytes:
+    # Opening a pipe would wait for a writer.
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise _Unusable("this is no file")
+    with path.open("rb") as file:
+        raw = file.read(max_bytes + 1)
+    if len(raw) > max_bytes:
+        raise _Unusable(f"it is larger than {max_bytes} bytes")
+    return raw
+
+
+def _side_text(path: Path) -> str:
+    try:
+        return _read_bytes(path, _MAX_SIDE_BYTES).decode("utf-8", "replace")
+    except (_Unusable, OSError):
+        return ""
+
+
+def _side_object(path: Path) -> dict[str, object]:
+    try:
+        value = json.loads(_side_text(path) or "{}")
+    except (ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _token_text(value: object) -> str:
+    """A token as tokenizer_config.json writes it: a text, or an object with its `content`."""
+    content = value.get("content") if isinstance(value, dict) else value
+    return content if isinstance(content, str) else ""
+
+
+def _default_template(value: object) -> str:
+    """A template, or the one named "default" of a list of named ones."""
+    if isinstance(value, list):
+        named = {entry.get("name"): entry.get("template") for entry in value if _is_named(entry)}
+        value = named.get("default")
+    return value if isinstance(value, str) else ""
+
+
+def _is_named(entry: object) -> bool:
+    return isinstance(entry, dict) and isinstance(entry.get("name"), str)
+
+
+_CONTROL = 3
+_MAX_FILES = 256
+_Identity = tuple[str, int, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenizerFile:
+    """What a file gives for counting.
+
+    Attributes:
+        vocabulary: its name in `registry.py`, loaded; files with the same tokens share it.
+        template: its name in `template.py`; "" where the file has none that can be rendered.
+        tool_template: of the one for requests with tools; "" where `template` serves them too.
+    """
+
+    path: Path
+    vocabulary: str
+    template: str
+    tool_template: str
+
+
+_files: dict[_Identity, TokenizerFile] = {}
+_lock = threading.Lock()
+
+
+def load_tokenizer_file(path: Path) -> TokenizerFile:
+    """The vocabulary and templates of a file, or of the tokenizer.json in a folder; again only if it has changed.
+
+    First time 0.3 to 1.5 s and 50 to 130 MB; one file at a time. For a tokenizer.json about 0.6 s of it hold the
+    interpreter lock (`files.py`).
+
+    Raises:
+        UnusableModelFile: it is absent, damaged, or of a kind that cannot be counted with.
+    """
+    with _lock:
+        place = _place(path)
+        identity = _identity(place)
+        found = _files.get(identity) if identity is not None else None
+        if found is None:
+            found = _load(place)
+            if identity is not None:
+                _files[identity] = found
+                if len(_files) > _MAX_FILES:
+                    del _files[next(iter(_files))]
+        return found
+
+
+def _place(path: Path) -> Path:
+    """The file that is read: of a folder its tokenizer.json, of a split model its first part."""
+    try:
+        return path / TOKENIZER if path.is_dir() else first_part(path)
+    except (OSError, ValueError):
+        return path
+
+
+def _identity(path: Path) -> _Identity | None:
+    """What changes when the file does; None lets the reader say what is wrong with it."""
+    try:
+        known = path.stat()
+    except (OSError, ValueError):
+        return None
+    # A new template beside it is as good as a new file.
+    beside = [_mtime_ns(path.with_name(name)) for name in ("tokenizer_config.json", "chat_template.jinja")]
+    newest_ns = max(known.st_mtime_ns, *beside) if path.suffix.lower() == ".json" else known.st_mtime_ns
+    return str(path), newest_ns, known.st_size
+
+
+def _mtime_ns(path: Path) -> int:
+    try:
+        return path.stat().st_mtime_ns
+    except (OSError, ValueError):
+        return -1
+
+
+def _load(path: Path) -> TokenizerFile:
+    if path.suffix.lower() == ".json":
+        return _from_json(path)
+    begun = Loading()
+    return _from_gguf(path, read_gguf(path), begun)
+
+
+def _from_gguf(path: Path, header: GgufHeader, begun: Loading) -> TokenizerFile:
+    data = header.vocabulary
+    name = _digest(data)
+    if not is_loaded(name):
+        add_vocabulary(replace(data, fingerprint=name), begun)
+        try:
+            vocabulary(name)
+        except BaseException as exc:
+            if not is_foreign_failure(exc):
+                raise
+            raise UnusableModelFile(str(path), f"its vocabulary cannot be used: {exc}") from exc
+    chat = _template(data.chat_template)
+    return TokenizerFile(
+        path=path, vocabulary=name, template=chat, tool_template=_template(header.tool_chat_template) if chat else ""
+    )
+
+
+def _from_json(path: Path) -> TokenizerFile:
+    begun = Loading()
+    tokenizer = read_tokenizer_json(path)
+    name = f"json:{tokenizer.fingerprint}"
+    if not is_loaded(name):
+        begun.note(name)
+        install_vocabulary(name, Vocabulary(_bare(name, tokenizer), _JsonEncoder(tokenizer)))
+    return TokenizerFile(path=path, vocabulary=name, template=_template(tokenizer.chat_template), tool_template="")
+
+
+class _JsonEncoder:
+    def __init__(self, tokenizer: JsonTokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    def lengths(self, pieces: Sequence[str]) -> list[int]:
+        """Tokens of each piece."""
+        return [self._tokenizer.count(piece) for piece in pieces]
+
+
+def _bare(name: str, tokenizer: JsonTokenizer) -> VocabularyData:
+    """What is special about a tokenizer.json; its own normalizer adds spaces, so nothing else has to."""
+    tokens = list(tokenizer.special_tokens)
+    for token in (tokenizer.bos_token, tokenizer.eos_token):
+        if token and token not in tokens:
+            tokens.append(token)
+    return VocabularyData(
+        kind="bpe",
+        pre="",
+        tokens=tuple(tokens),
+        scores=(),
+        token_types=(_CONTROL,) * len(tokens),
+        merges=(),
+        bos_id=tokens.index(tokenizer.bos_token) if tokenizer.bos_token else None,
+        eos_id=tokens.index(tokenizer.eos_token) if tokenizer.eos_token else None,
+        adds_bos=tokenizer.adds_bos,
+        chat_template="",
+        fingerprint=name,
+    )
+
+
+def _template(source: str) -> str:
+    """The name under which a template can be rendered; "" if it cannot even render one short message."""
+    if not source:
+        return ""
+    name = f"file:{hashlib.blake2b(source.encode('utf-8', 'replace'), digest_size=16).hexdigest()}"
+    add_template(name, source)
+    return name if template(name).is_usable else ""
+
+
+def _digest(data: VocabularyData) -> str:
+    """The same for all files whose vocabularies count alike, whatever their templates: one of them takes 50 MB."""
+    digest = hashlib.blake2b(digest_size=16)
+    for texts in (data.tokens, data.merges):
+        digest.update("\0".join(texts).encode("utf-8", "surrogatepass"))
+        digest.update(b"\1")
+    digest.update(repr((data.kind, data.pre, data.bos_id, data.eos_id, data.adds_bos, data.adds_space_prefix)).encode())
+    digest.update(repr((data.scores, data.token_types)).encode())
+    return f"gguf:{digest.hexdigest()}"

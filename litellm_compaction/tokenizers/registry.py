@@ -1,0 +1,409 @@
+"""Vocabularies by name: offline, loaded once per process, for any string.
+
+Names are those of the packs inside this package, of the two files that LiteLLM ships (`cl100k_base`, `o200k_base`, and
+`gpt-oss` made of the latter), `heuristic` for four characters per token, and whatever was added at run time. Safe to
+call from worker threads. The packs are built by tools/build_packs.py; NOTICE names sources and licences.
+
+A damaged pack refuses no request and never passes for an exact count: the family is then counted by a stand-in. What
+loading a vocabulary cost in time and memory is noted for logs, `count`, `doctor` and the settings page.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import importlib.util
+import json
+import logging
+import lzma
+import os
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import tiktoken
+
+from litellm_compaction.errors import CompactionError
+from litellm_compaction.templates.template import is_compiled, template
+from litellm_compaction.tokenizers.encoders import (
+    CharactersEncoder,
+    TiktokenEncoder,
+    VocabularyData,
+    is_foreign_failure,
+    tiktoken_pattern,
+)
+from litellm_compaction.tokenizers.families import FORMULA_ERROR, Family, stand_in
+from litellm_compaction.tokenizers.vocabulary import Vocabulary
+
+logger = logging.getLogger("litellm_compaction")
+_STATM = Path("/proc/self/statm")
+
+
+class LoadCost(NamedTuple):
+    """The cost of one vocabulary.
+
+    Attributes:
+        load_ms: from the first look at the file.
+        memory_bytes: by which the process has grown meanwhile, other work included; None where the system does not say.
+    """
+
+    load_ms: float
+    memory_bytes: int | None
+
+
+_costs: dict[str, LoadCost] = {}
+
+
+class Loading:
+    """A vocabulary that is being loaded since this was made."""
+
+    def __init__(self) -> None:
+        self._begun_s, self._before = time.perf_counter(), _resident_bytes()
+
+    def note(self, name: str) -> None:
+        """Notes what the vocabulary has cost, now that it is there."""
+        load_ms, after = 1e3 * (time.perf_counter() - self._begun_s), _resident_bytes()
+        grown = max(0, after - self._before) if self._before is not None and after is not None else None
+        _costs[name] = LoadCost(load_ms, grown)
+        words = f"{grown / 2**20:.0f}" if grown is not None else "unknown"
+        logger.info("vocabulary_loaded name=%s load_ms=%.0f memory_mb=%s", name, load_ms, words)
+
+
+def load_cost(name: str) -> LoadCost | None:
+    """What a vocabulary has cost; None where it has not been loaded."""
+    return _costs.get(name)
+
+
+def _resident_bytes() -> int | None:
+    """Of this process, where the system has a file that says so (Linux)."""
+    try:
+        pages = int(_STATM.read_text().split()[1])
+    except (OSError, ValueError, IndexError):
+        return None
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+_FOLDER = Path(__file__).parent / "packs"
+_PACK_NORMAL, _PACK_CONTROL, _PACK_USER_DEFINED = 1, 3, 4
+# DeepSeek renamed some of the special tokens in the models that it distilled R1 into (their tokenizer_config.json).
+_DISTILLS: dict[str, tuple[str, dict[int, str]]] = {
+    "r1-distill-llama": (
+        "llama3",
+        {
+            128000: "<｜begin▁of▁sentence｜>",
+            128001: "<｜end▁of▁sentence｜>",
+            128011: "<｜User｜>",
+            128012: "<｜Assistant｜>",
+            128013: "<think>",
+            128014: "</think>",
+            128015: "<｜▁pad▁｜>",
+        },
+    ),
+    "r1-distill-qwen": (
+        "qwen2",
+        {
+            151643: "<｜end▁of▁sentence｜>",
+            151644: "<｜User｜>",
+            151645: "<｜Assistant｜>",
+            151646: "<｜begin▁of▁sentence｜>",
+            151647: "<|EOT|>",
+            151648: "<think>",
+            151649: "</think>",
+        },
+    ),
+}
+
+
+def has_pack(name: str) -> bool:
+    """Whether the package holds this vocabulary."""
+    return name in _DISTILLS or (_FOLDER / f"{name}.json.xz").is_file()
+
+
+def read_pack(name: str) -> VocabularyData:
+    """One vocabulary: 0.1–0.5 s.
+
+    Raises:
+        CompactionError: the file is damaged.
+    """
+    if name in _DISTILLS:
+        return _distilled(name)
+    packed = (_FOLDER / f"{name}.json.xz").read_bytes()
+    digest = hashlib.sha256(packed).hexdigest()
+    if f"{digest}  {name}.json.xz" not in (_FOLDER / "SHA256SUMS").read_text().splitlines():
+        raise CompactionError(
+            f"The vocabulary pack {name} is damaged (SHA-256 {digest}): reinstall litellm-compaction."
+        )
+    data = json.loads(lzma.decompress(packed))
+    tokens: list[str] = data["tokens"]
+    kinds = [_PACK_NORMAL] * len(tokens)
+    for index, kind in data["token_types"].items():
+        kinds[int(index)] = kind
+    return VocabularyData(
+        kind=data["kind"],
+        pre=data["pre"],
+        tokens=tuple(tokens),
+        scores=tuple(data["scores"]),
+        token_types=tuple(kinds),
+        merges=tuple(f"{tokens[left]} {tokens[right]}" for left, right in data["merges"]),
+        bos_id=data["bos_id"],
+        eos_id=data["eos_id"],
+        adds_bos=data["adds_bos"],
+        chat_template="",
+        fingerprint=f"pack:{name}:{digest[:16]}",
+        # llama.cpp strips behind Phi-3's special tokens only where a file's name says "Phi-3", which converters write
+        # as "Phi 3"; without the file the higher count stands.
+        strips_after_special=False,
+    )
+
+
+def _distilled(name: str) -> VocabularyData:
+    base, renamed = _DISTILLS[name]
+    data = read_pack(base)
+    tokens, kinds = list(data.tokens), list(data.token_types)
+    for index, token in renamed.items():
+        tokens[index] = token
+        kinds[index] = _PACK_CONTROL if "of▁sentence" in token else _PACK_USER_DEFINED
+    return replace(
+        data,
+        tokens=tuple(tokens),
+        token_types=tuple(kinds),
+        bos_id=tokens.index("<｜begin▁of▁sentence｜>"),
+        eos_id=tokens.index("<｜end▁of▁sentence｜>"),
+        adds_bos=True,
+        fingerprint=f"{data.fingerprint}:{name}",
+    )
+
+
+# tiktoken stores a file under the SHA-1 of its address.
+_FILES = {
+    "cl100k_base": "9b5ad71b2ce5302211f9c61530b329a4922fc6a4",
+    "o200k_base": "fb374d419588a4632f3f557e76b4b70aebbca790",
+}
+_CACHE_VARIABLE = "TIKTOKEN_CACHE_DIR"
+# Of o200k_harmony (openai-harmony's and llama.cpp's vocabulary of gpt-oss, 2026-11); the gaps are <|reserved_…|>.
+HARMONY_TOKENS = {
+    199998: "<|startoftext|>",
+    199999: "<|endoftext|>",
+    200002: "<|return|>",
+    200003: "<|constrain|>",
+    200005: "<|channel|>",
+    200006: "<|start|>",
+    200007: "<|end|>",
+    200008: "<|message|>",
+    200012: "<|call|>",
+    200018: "<|endofprompt|>",
+}
+_HARMONY_SIZE = 201088
+_CONTROL = 3
+
+_loaded: dict[str, Vocabulary] = {}
+_added: dict[str, VocabularyData] = {}
+_begun: dict[str, Loading] = {}
+# Why a vocabulary could not be loaded: trying again would cost every request as much as the first time.
+_broken: dict[str, str] = {}
+_lock = threading.Lock()
+
+
+def vocabulary(name: str) -> Vocabulary:
+    """The vocabulary, loaded once per process: 0.1–2 s and 10–130 MB the first time.
+
+    Raises:
+        CompactionError: its file is damaged or not on this machine; it is never downloaded, nor tried again before a
+            restart.
+    """
+    found = _loaded.get(name)
+    if found is None:
+        with _lock:
+            found = _loaded.get(name)
+            if found is None:
+                found = _loaded[name] = _load_once(name)
+    return found
+
+
+def add_vocabulary(data: VocabularyData, loading: Loading | None = None) -> str:
+    """Makes a vocabulary that was read elsewhere known; gives the name to ask for it.
+
+    Args:
+        data: of it.
+        loading: began before it was read, so that its cost is all of it.
+    """
+    _added[data.fingerprint] = data
+    if loading is not None:
+        _begun[data.fingerprint] = loading
+    return data.fingerprint
+
+
+def install_vocabulary(name: str, made: Vocabulary) -> None:
+    """Makes a vocabulary that was built elsewhere known under a name."""
+    _loaded[name] = made
+
+
+def is_loaded(name: str) -> bool:
+    """Whether `vocabulary(name)` returns at once."""
+    return name in _loaded
+
+
+def is_broken(name: str) -> bool:
+    """Whether `vocabulary(name)` has failed, and so fails at once."""
+    return name in _broken
+
+
+def why_broken(name: str) -> str:
+    """Why `vocabulary(name)` has failed, and what to do; "" where it has not."""
+    return _broken.get(name, "")
+
+
+def token_length(name: str, text: str) -> int:
+    """Tokens of `text` by itself; see `Vocabulary.lengths`."""
+    return vocabulary(name).length(text)
+
+
+def _load_once(name: str) -> Vocabulary:
+    if name in _broken:
+        raise CompactionError(_broken[name])
+    try:
+        loading = _begun.pop(name, None) or Loading()
+        made = _load(name)
+    except CompactionError as error:
+        _broken[name] = str(error)
+        raise
+    except BaseException as exc:
+        if not is_foreign_failure(exc):
+            raise
+        _broken[name] = f"The vocabulary {name} cannot be used ({type(exc).__name__}: {str(exc)[:200]})."
+        raise CompactionError(_broken[name]) from exc
+    loading.note(name)
+    return made
+
+
+def _load(name: str) -> Vocabulary:
+    if name in _added:
+        # The encoder holds all that is needed from here on.
+        return Vocabulary(_added.pop(name))
+    if name == "heuristic":
+        return Vocabulary(_bare(name), CharactersEncoder())
+    if has_pack(name):
+        return Vocabulary(read_pack(name))
+    if name == "gpt-oss":
+        return _gpt_oss()
+    return Vocabulary(_bare(name), TiktokenEncoder(_published(name)))
+
+
+def _gpt_oss() -> Vocabulary:
+    """o200k with harmony's special tokens and llama.cpp's pre-tokenizer, which differs on combining marks."""
+    ranks = _published("o200k_base")._mergeable_ranks
+    encoding = tiktoken.Encoding(
+        "gpt-oss", pat_str=str(tiktoken_pattern("gpt-4o")), mergeable_ranks=ranks, special_tokens={}
+    )
+    first = min(HARMONY_TOKENS)
+    special = [HARMONY_TOKENS.get(index, f"<|reserved_{index}|>") for index in range(first, _HARMONY_SIZE)]
+    return Vocabulary(_bare("gpt-oss", special), TiktokenEncoder(encoding))
+
+
+def _bare(name: str, special: list[str] | None = None) -> VocabularyData:
+    """The data of a vocabulary whose encoder is there already: only what is special about it."""
+    special = special or []
+    return VocabularyData(
+        kind="bpe",
+        pre="gpt-4o",
+        tokens=tuple(special),
+        scores=(),
+        token_types=(_CONTROL,) * len(special),
+        merges=(),
+        bos_id=None,
+        eos_id=None,
+        adds_bos=False,
+        chat_template="",
+        fingerprint=name,
+    )
+
+
+def _published(name: str) -> tiktoken.Encoding:
+    """One of tiktoken's own vocabularies."""
+    folder = _folder(name)
+    before = os.environ.get(_CACHE_VARIABLE)
+    os.environ[_CACHE_VARIABLE] = str(folder)
+    try:
+        return tiktoken.get_encoding(name)
+    finally:
+        if before is None:
+            del os.environ[_CACHE_VARIABLE]
+        else:
+            os.environ[_CACHE_VARIABLE] = before
+
+
+def _folder(name: str) -> Path:
+    """Where the vocabulary's file lies: the operator's tiktoken folder if it has it, else LiteLLM's."""
+    folders = [Path(os.environ[_CACHE_VARIABLE])] if os.environ.get(_CACHE_VARIABLE) else []
+    # Looked up without importing LiteLLM, which takes seconds and belongs to the edges.
+    spec = importlib.util.find_spec("litellm")
+    places = (spec.submodule_search_locations or ()) if spec is not None else ()
+    folders += [Path(place) / "litellm_core_utils" / "tokenizers" for place in places]
+    for folder in folders:
+        if (folder / _FILES.get(name, name)).is_file():
+            return folder
+    raise CompactionError(
+        f"The vocabulary {name} is not in {' or '.join(map(str, folders)) or 'LiteLLM'}: "
+        f"reinstall LiteLLM, or point {_CACHE_VARIABLE} to a folder with tiktoken's file {_FILES.get(name, name)}."
+    )
+
+
+_broken_templates: set[str] = set()
+
+
+async def usable_soon(family: Family) -> Family:
+    """As `usable`; what is not loaded yet is loaded in a thread."""
+    family = _without_broken(family)
+    return family if _is_ready(family) else await asyncio.to_thread(usable, family)
+
+
+def usable(family: Family) -> Family:
+    """The family with its vocabulary loaded, or what stands in for it: 0.1–2 s the first time. Never raises."""
+    family = _without_broken(family)
+    while not _is_ready(family):
+        _load_family(family)
+        family = _without_broken(family)
+    return family
+
+
+def _is_ready(family: Family) -> bool:
+    return is_loaded(family.vocabulary) and all(map(is_compiled, _templates(family)))
+
+
+def _templates(family: Family) -> list[str]:
+    return [name for name in (family.template, family.tool_template) if name]
+
+
+def _without_broken(family: Family) -> Family:
+    while is_broken(family.vocabulary):
+        family = stand_in(family)
+    if _broken_templates and any(name in _broken_templates for name in _templates(family)):
+        error_ratio = max(FORMULA_ERROR, family.error_ratio)
+        return replace(family, template="", tool_template="", exact=False, error_ratio=error_ratio)
+    return family
+
+
+def _load_family(family: Family) -> None:
+    """Loads what is missing, or notes once that it is broken."""
+    try:
+        vocabulary(family.vocabulary)
+    except CompactionError as error:
+        logger.warning("vocabulary family=%s counted with a stand-in that errs high: %s", family.name, error)
+        return
+    for name in _templates(family):
+        _load_template(name, family)
+
+
+def _load_template(name: str, family: Family) -> None:
+    try:
+        template(name)
+    except (KeyError, OSError, ValueError) as error:
+        _broken_templates.add(name)
+        logger.warning(
+            "template family=%s counted by a formula: %s cannot be read (%s); reinstall litellm-compaction",
+            family.name,
+            name,
+            type(error).__name__,
+        )

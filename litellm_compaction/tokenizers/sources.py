@@ -1,0 +1,436 @@
+"""By which vocabulary and template a deployment is counted; the one module that knows the order of sources.
+
+The order: what the operator wrote; the server's own file of the model, LM Studio's or llama.cpp's, where it is on this
+machine; the packs of this package, by family; a download, where the operator allows it; a stand-in that usage
+corrects. Settings that cannot be followed are found at start, and by `doctor`, before a request finds them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import logging
+import os
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Literal, NamedTuple, TypeAlias
+from urllib.parse import urlsplit
+
+from litellm_compaction.config import AUTO_TOKENIZER, Settings
+from litellm_compaction.data_folder import data_folder
+from litellm_compaction.errors import ConfigError, UnusableModelFile
+from litellm_compaction.templates.contained import remember_in
+from litellm_compaction.tokenizers.families import FORMULA_ERROR, HEURISTIC, Family, family_of
+from litellm_compaction.tokenizers.files import TokenizerFile, load_tokenizer_file
+from litellm_compaction.tokenizers.hub import PREFIX, Hub, is_repository, repository_of
+from litellm_compaction.tokenizers.model_files import ModelFiles
+from litellm_compaction.tokenizers.registry import is_loaded
+from litellm_compaction.windows.lmstudio import WantedModel
+from litellm_compaction.windows.windows import Target, Window
+
+__all__ = ["Kind", "Sources", "TokenizerSource", "with_file"]
+
+logger = logging.getLogger("litellm_compaction")
+
+
+_REFUSED_TEMPLATES = "refused_templates"
+# A header takes 0.1–0.4 s to read: worth this much of one request's time, since a stand-in might compact it for
+# nothing. Whatever takes longer, or comes from a slow disk, is counted with by later requests.
+_WAIT_S = 0.3
+# Where the pack that would count instead is not loaded either: loading both would take longer than the file alone.
+_COLD_WAIT_S = 2.0
+# How often folders are looked at for new files.
+_RECHECK_S = 60.0
+# Wildcard deployments get their model names from clients.
+_MAX_QUESTIONS = 4096
+
+
+class _Question(NamedTuple):
+    """What decides about a source: the operator's word, LM Studio's, and the model's name.
+
+    `wanted` is None where no file can be here, `repository` "" where nothing may be downloaded.
+    """
+
+    written: str
+    architecture: str
+    model: str
+    wanted: WantedModel | None
+    repository: str
+
+
+class _Answer(NamedTuple):
+    source: TokenizerSource
+    until_s: float
+
+
+class _Search(NamedTuple):
+    task: asyncio.Task[None]
+    until_s: float
+
+
+class Sources:
+    """The sources of all deployments; without arguments the package's own vocabularies only.
+
+    Args:
+        tokenizer: the global setting; "" or `auto` is the usual order.
+        files: of the LM Studio on this machine.
+        is_folder_given: the operator says that `files` are those of servers elsewhere too, as in a container.
+        downloads: models without another source may be looked for by the name that LM Studio gives them.
+        hub: where `downloads` and repositories named by the operator come from.
+        on_failure: is told once of each file that cannot be used; None writes a warning.
+        wait_s: for how long a request may wait for a file to be read.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(
+        self,
+        *,
+        tokenizer: str = "",
+        files: ModelFiles | None = None,
+        is_folder_given: bool = False,
+        downloads: bool = False,
+        hub: Hub | None = None,
+        on_failure: Callable[[str], None] | None = None,
+        wait_s: float = _WAIT_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._files = files
+        self._is_folder_given = is_folder_given
+        self._downloads = downloads
+        self._hub = hub or Hub()
+        self._on_failure = on_failure or _warn
+        self._wait_s = wait_s
+        self._clock = clock
+        self._answers: OrderedDict[_Question, _Answer] = OrderedDict()
+        self._searches: dict[_Question, _Search] = {}
+        self._told: set[str] = set()
+
+    @classmethod
+    def of(cls, settings: Settings, *, on_failure: Callable[[str], None] | None = None) -> Sources:
+        """The sources that an operator's settings allow."""
+        folder = expanded(settings.models_folder) if settings.models_folder else None
+        _remember_refused_templates(settings)
+        return cls(
+            tokenizer=settings.tokenizer,
+            files=ModelFiles(folder),
+            is_folder_given=folder is not None,
+            downloads=settings.tokenizer_download,
+            on_failure=on_failure,
+        )
+
+    async def family(self, target: Target, window: Window) -> Family:
+        """The family that counts a deployment's prompts; see `source`."""
+        return (await self.source(target, window.architecture, window.wanted)).family
+
+    async def source(
+        self, target: Target, architecture: str, wanted: WantedModel | None, *, patient: bool = False
+    ) -> TokenizerSource:
+        """What counts a deployment's prompts: from memory in microseconds. Never raises.
+
+        A file is read in a thread, once. While that lasts, requests wait for 0.3 s from its beginning at most, 2 s
+        where the next source would have to be loaded too; then the next source counts, which is exact or errs high.
+
+        Args:
+            target: the deployment.
+            architecture: as LM Studio lists it; "" where it was not asked.
+            wanted: as LM Studio lists the model; None where it was not asked.
+            patient: wait until all has been read.
+        """
+        question = self._question(target, architecture, wanted)
+        known = self._answers.get(question)
+        if known is not None and self._clock() < known.until_s:
+            return known.source
+        if not self._may_have_file(question):
+            return self._note(question, _without_file(question), float("inf"))
+        search = self._start(question)
+        if known is not None and not patient:
+            return known.source
+        await asyncio.wait({search.task}, timeout=None if patient else max(0.0, search.until_s - self._clock()))
+        known = self._answers.get(question)
+        return known.source if known is not None else _without_file(question)
+
+    async def aclose(self) -> None:
+        """Waits for no file any more."""
+        for search in self._searches.values():
+            search.task.cancel()
+        self._searches.clear()
+
+    def _question(self, target: Target, architecture: str, wanted: WantedModel | None) -> _Question:
+        written = target.tokenizer or self._tokenizer
+        written = "" if written == AUTO_TOKENIZER else written
+        is_reachable = self._is_folder_given or is_this_machine(target.api_base)
+        repository = repository_of(written)
+        if repository is None and self._downloads and not written:
+            repository = _repository(wanted) if wanted is not None else ""
+        return _Question(
+            written=written,
+            architecture=architecture,
+            model=target.model,
+            wanted=wanted if self._files is not None and is_reachable else None,
+            repository=repository or "",
+        )
+
+    def _may_have_file(self, question: _Question) -> bool:
+        if question.repository and not _without_file(question).family.owns_vocabulary:
+            return True
+        if repository_of(question.written) is not None:
+            return True
+        return tokenizer_path(question.written) is not None if question.written else question.wanted is not None
+
+    def _start(self, question: _Question) -> _Search:
+        search = self._searches.get(question)
+        if search is None:
+            task = asyncio.ensure_future(self._search(question))
+            instead = _without_file(question)
+            is_cold = instead.kind == "pack" and not is_loaded(instead.family.vocabulary)
+            until_s = self._clock() + (_COLD_WAIT_S if is_cold else self._wait_s)
+            search = self._searches[question] = _Search(task, until_s)
+            task.add_done_callback(lambda _: self._searches.pop(question, None))
+        return search
+
+    async def _search(self, question: _Question) -> None:
+        source = await asyncio.to_thread(self._search_now, question)
+        is_named = repository_of(question.written) is not None
+        if question.repository and (is_named or source.kind == "stand_in"):
+            source = await self._downloaded(question, source)
+        self._note(question, source, self._clock() + _RECHECK_S)
+        for failure in source.failures:
+            if failure not in self._told:
+                self._told.add(failure)
+                self._on_failure(failure)
+
+    async def _downloaded(self, question: _Question, otherwise: TokenizerSource) -> TokenizerSource:
+        try:
+            folder = await self._hub.folder(question.repository)
+            file = await asyncio.to_thread(load_tokenizer_file, folder)
+        except UnusableModelFile as error:
+            return replace(otherwise, failures=(*otherwise.failures, str(error)))
+        base = family_of(question.architecture, question.model)
+        return TokenizerSource(
+            kind="download", family=with_file(base, file), path=file.path, failures=otherwise.failures
+        )
+
+    def _search_now(self, question: _Question) -> TokenizerSource:
+        base = family_of(question.architecture, question.model)
+        failures: list[str] = []
+        for kind, path in self._places(question):
+            try:
+                file = load_tokenizer_file(path)
+            except UnusableModelFile as error:  # noqa: PERF203 - two at most
+                failures.append(str(error))
+            else:
+                found = with_file(base, file)
+                return TokenizerSource(kind=kind, family=found, path=file.path, failures=tuple(failures))
+        return replace(bundled(base), failures=tuple(failures))
+
+    def _places(self, question: _Question) -> Iterator[tuple[Kind, Path]]:
+        """The files that may hold the vocabulary, in the order of sources."""
+        path = tokenizer_path(question.written) if question.written else None
+        if path is not None:
+            yield "operator", path
+        if question.wanted is not None and question.wanted.path:
+            # Relative to the folder in which the server was started, which nobody knows.
+            own = Path(question.wanted.path)
+            if own.is_absolute() and own.suffix.lower() == ".gguf" and own.is_file():
+                yield "server_file", own
+        elif question.wanted is not None and self._files is not None:
+            found = self._files.find(question.wanted)
+            if found is not None:
+                yield "lm_studio_file", found.path
+
+    def _note(self, question: _Question, source: TokenizerSource, until_s: float) -> TokenizerSource:
+        self._answers[question] = _Answer(source, until_s)
+        self._answers.move_to_end(question)
+        if len(self._answers) > _MAX_QUESTIONS:
+            self._answers.popitem(last=False)
+        return source
+
+
+def _without_file(question: _Question) -> TokenizerSource:
+    """The source where no file is at hand, or not yet."""
+    base = family_of(question.architecture, question.model)
+    if question.written == HEURISTIC.name:
+        return TokenizerSource(kind="heuristic", family=replace(HEURISTIC, reasons=base.reasons))
+    if question.written and repository_of(question.written) is None and tokenizer_path(question.written) is None:
+        named = replace(family_of("", question.written), reasons=base.reasons)
+        return replace(bundled(named), kind="operator")
+    return bundled(base)
+
+
+def _repository(wanted: WantedModel) -> str:
+    """Under which name a model's own files may be published; "" where LM Studio says too little.
+
+    Never by what a client calls a model: whoever may name any would fill the disk.
+    """
+    key = wanted.key if "/" in wanted.key else f"{wanted.publisher}/{wanted.key}"
+    return key if is_repository(key) else ""
+
+
+def _remember_refused_templates(settings: Settings) -> None:
+    """Over restarts, unless the operator wants nothing on the disk."""
+    path: Path | None = None
+    if not settings.store.startswith("memory:"):
+        with contextlib.suppress(ConfigError):
+            path = data_folder(os.environ) / _REFUSED_TEMPLATES
+    remember_in(path)
+
+
+def _warn(failure: str) -> None:
+    logger.warning("tokenizer %s The next source counts meanwhile.", failure)
+
+
+Kind: TypeAlias = Literal["operator", "lm_studio_file", "server_file", "pack", "download", "stand_in", "heuristic"]
+
+# As `families.py` promises of a near family's template.
+_NEAR_ERROR = 0.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenizerSource:
+    """What counts a deployment's prompts.
+
+    Attributes:
+        kind: where the vocabulary comes from.
+        family: counts with it.
+        path: of the file; None where the vocabulary is not from one.
+        failures: what is wrong with the sources that should have come before it, and what to do.
+    """
+
+    kind: Kind
+    family: Family
+    path: Path | None = None
+    failures: tuple[str, ...] = ()
+
+    @property
+    def template(self) -> Literal["file", "package", "formula"]:
+        """Whether the chat template is the file's, this package's, or a formula stands for it."""
+        if not self.family.template:
+            return "formula"
+        return "file" if self.family.template.startswith("file:") else "package"
+
+
+def with_file(base: Family, file: TokenizerFile) -> Family:
+    """The family counted with a file: exactly, where the file has the template too.
+
+    Args:
+        base: its costs stand for what the template refuses.
+    """
+    own = replace(
+        base,
+        vocabulary=file.vocabulary,
+        template=file.template,
+        tool_template=file.tool_template,
+        owns_vocabulary=True,
+        exact=True,
+        text_ratio=1.0,
+        single_digits=False,
+        error_ratio=0.02,
+    )
+    if file.template:
+        return own
+    error_ratio = max(base.error_ratio, _NEAR_ERROR) if base.template else FORMULA_ERROR
+    return replace(own, template=base.template, exact=False, error_ratio=error_ratio)
+
+
+def bundled(family: Family) -> TokenizerSource:
+    """The family as this package counts it, with its own vocabulary or a stand-in."""
+    return TokenizerSource(kind="pack" if family.owns_vocabulary else "stand_in", family=family)
+
+
+_FILE_SUFFIXES = (".gguf", ".json")
+
+
+def check_tokenizer(value: str, place: str) -> None:
+    """Makes sure that a `tokenizer:` setting can be followed; reads the file, so that it is there from the start.
+
+    Args:
+        value: as written.
+        place: how the key is called in errors.
+
+    Raises:
+        ConfigError: there is no such file, it cannot be used, or nobody knows such a model.
+    """
+    if value in (AUTO_TOKENIZER, HEURISTIC.name):
+        return
+    repository = repository_of(value)
+    if repository is not None:
+        # Asked for when it is needed: a proxy starts offline too.
+        if not is_repository(repository):
+            raise ConfigError(f"{place} = {value!r}: allowed behind `{PREFIX}`: a repository, as organisation/name")
+        return
+    path = tokenizer_path(value)
+    if path is None:
+        if family_of("", value).name == "unknown":
+            raise ConfigError(
+                f"{place} = {value!r}: allowed: {AUTO_TOKENIZER}, {HEURISTIC.name}, the path of a .gguf or "
+                f"tokenizer.json file or of the folder with it, {PREFIX}organisation/name for a download from Hugging "
+                "Face, or a model's name of a known family (llama-3.1-8b)"
+            )
+        return
+    try:
+        load_tokenizer_file(path)
+    except UnusableModelFile as error:
+        raise ConfigError(
+            f"{place} = {value!r}: {error.problem}. Write the path of an intact .gguf or tokenizer.json file of the "
+            f"model, or `{AUTO_TOKENIZER}`."
+        ) from error
+
+
+def check_sources(settings: Settings, place: str) -> None:
+    """Makes sure that the global settings about tokenizers can be followed.
+
+    Raises:
+        ConfigError: see `check_tokenizer`; or `models_folder` is no folder.
+    """
+    check_tokenizer(settings.tokenizer, f"{place}.tokenizer")
+    if settings.models_folder and not _is_folder(expanded(settings.models_folder)):
+        raise ConfigError(
+            f"{place}.models_folder = {settings.models_folder!r}: allowed: a folder that is there, as the proxy sees "
+            "it, with LM Studio's <publisher>/<model> folders in it; or leave it out"
+        )
+
+
+def tokenizer_path(value: str) -> Path | None:
+    """The path that a `tokenizer:` setting is; None where it is `auto`, `heuristic`, a repository, or a model."""
+    if value in (AUTO_TOKENIZER, HEURISTIC.name) or repository_of(value) is not None:
+        return None
+    looks_like_path = "/" in value or "\\" in value or value.lower().endswith(_FILE_SUFFIXES)
+    return expanded(value) if looks_like_path or _is_folder(Path(value)) else None
+
+
+@lru_cache(maxsize=256)
+def is_this_machine(api_base: str | None) -> bool:
+    """Whether an address certainly leads to the machine that the proxy runs on."""
+    if not api_base:
+        return False
+    try:
+        host = urlsplit(api_base if "//" in api_base else f"//{api_base}").hostname or ""
+        return host == "localhost" or host.endswith(".localhost") or _is_own(ipaddress.ip_address(host))
+    except ValueError:
+        return False
+
+
+def _is_own(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
+    return address.is_loopback or address.is_unspecified
+
+
+def expanded(value: str) -> Path:
+    """The path that an operator wrote, with `~` for the home folder."""
+    try:
+        return Path(value).expanduser()
+    except RuntimeError:
+        # There is no home folder; the reader will say that there is no such file.
+        return Path(value)
+
+
+def _is_folder(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except (OSError, ValueError):
+        return False

@@ -1,0 +1,361 @@
+"""How far our count of a deployment's prompts was from the server's, and what that says about the next one.
+
+The server's number is `prompt_tokens` of its answers. A ratio is trusted only for requests like the ones that it was
+seen on: of the same mix of scripts, and as far as they are not much longer. A deployment has one calibration for each
+way in which its prompts were counted, and all of them are kept together.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from math import log, log2
+from typing import NamedTuple
+
+from litellm_compaction.tokens.growth import Growths
+from litellm_compaction.tokens.media import MediaPrices
+
+# An exact count may still meet a server that renders a little differently.
+EXACT_ERROR = 0.02
+# Below this the template's constants decide the ratio, not the vocabulary.
+TINY_TOKENS = 200
+# Nobody loads a model with a context length below this, so nothing was cut from a shorter prompt.
+MIN_TRUNCATED_TOKENS = 1024
+_KEPT = 16
+# Text that is a little shorter than we count looks like tools that take less than nothing.
+_TOOLS_TOLERANCE = 0.2
+_MAX_NUMBER = 1e9
+_DOUBTS = 6
+# Where a server cuts prompts to its window or to a part of it, the longer one keeps a clearly smaller share: at 0.8,
+# prompts that differ by a quarter are 5 % apart if the cut takes the same text from both.
+_OTHER_SIZE, _SAME_RATIO, _MIN_CUT_RATIO = 1.25, 0.02, 0.5
+_MIN_RATIO, MAX_RATIO = 0.3, 4.0
+# What is missing is a system message if it is about as much: ours is an estimate (0.97 to 1.34 of it, 2026-11).
+_LEAST_LEAD, _LEAD_TOLERANCE, _OTHER_PROMPT = 64, 0.35, 1.05
+# Scripts differ by a factor of 4 in how well a stand-in fits (families.py), so a sample with more of a foreign script
+# than the request says nothing about it; one with less errs high.
+_SAME_SHARE, _NEAR_SHARE = 0.05, 0.25
+_FIRST_ERROR, _SETTLED_ERROR, _SETTLED_SAMPLES = 0.10, 0.03, 3
+
+
+class Prediction(NamedTuple):
+    """What the samples say about a request.
+
+    Attributes:
+        factor: true tokens per raw token, at least as much as in any like request of late.
+        error_ratio: true count ≤ raw × factor × (1 + this).
+        calibrated: samples of the same mix of scripts exist.
+    """
+
+    factor: float
+    error_ratio: float
+    calibrated: bool
+
+
+class Mix(NamedTuple):
+    """What a text consists of, as far as stand-in vocabularies fit it differently: parts of its tokens, 0–1.
+
+    Attributes:
+        other_share: beyond ASCII.
+        digit_share: counted because every digit may stand alone.
+    """
+
+    other_share: float
+    digit_share: float
+
+    def says_nothing_of(self, request: Mix) -> bool:
+        """Whether a sample of this mix holds more of what stand-ins count too high, and so would mislead."""
+        return any(mine > theirs + _SAME_SHARE for mine, theirs in zip(self, request, strict=True))
+
+    def is_near(self, request: Mix) -> bool:
+        """Whether a sample of this mix is about as good as one of the request's own."""
+        return all(mine >= theirs - _NEAR_SHARE for mine, theirs in zip(self, request, strict=True))
+
+
+PLAIN = Mix(other_share=0.0, digit_share=0.0)
+
+
+class _Sample(NamedTuple):
+    ratio: float
+    raw_tokens: float
+    mix: Mix
+
+
+@dataclass(slots=True)
+class Calibration:
+    """The last ratios of one deployment, longer prompts and tiny ones apart, and those that looked like a cut.
+
+    The event loop teaches it while threads that count texts ask it: what they read is replaced, and never changed.
+
+    Attributes:
+        growths: what new messages took, where a stand-in counts.
+        media: what images and sound took, where it does not.
+        keeps_lead: whether its template has rendered the system messages before another end than the user's word.
+    """
+
+    _samples: tuple[_Sample, ...] = ()
+    _doubts: tuple[_Sample, ...] = ()
+    _extra_tokens: tuple[float, ...] = ()
+    _was_low: bool = False
+    _drops_lead: bool = False
+    _lacking_tokens: int = 0
+    _tools_ratios: tuple[float, ...] = ()
+    growths: Growths = field(default_factory=Growths)
+    media: MediaPrices = field(default_factory=MediaPrices)
+    keeps_lead: bool = False
+
+    def predict(self, raw_tokens: float, mix: Mix, family_error: float) -> Prediction:
+        """The factor for a request.
+
+        Args:
+            raw_tokens: our uncalibrated count.
+            mix: what it consists of.
+            family_error: the family's own error_ratio; holds for whatever no sample covers.
+        """
+        found = self._by_samples(raw_tokens, mix, family_error)
+        if family_error <= EXACT_ERROR and abs(found.factor - 1) <= EXACT_ERROR:
+            # The server agrees, so few samples are no reason for doubt.
+            return found._replace(error_ratio=min(found.error_ratio, EXACT_ERROR))
+        return found
+
+    def _by_samples(self, raw_tokens: float, mix: Mix, family_error: float) -> Prediction:
+        usable = [sample for sample in self._samples if not sample.mix.says_nothing_of(mix)]
+        near = [sample for sample in usable if sample.mix.is_near(mix)]
+        usable = near or usable
+        if not usable:
+            # A tiny prompt shows what the template adds, never how well the vocabulary fits.
+            extra_tokens = max((0.0, *self._extra_tokens))
+            return Prediction(1 + extra_tokens / max(1.0, raw_tokens), family_error, calibrated=False)
+        # Constants blow up the ratios of prompts far shorter than this one.
+        usable = [sample for sample in usable if 4 * sample.raw_tokens >= raw_tokens] or usable
+        ratios = [sample.ratio for sample in usable]
+        factor = max(ratios)
+        spread = factor - min(ratios)
+        # The factor is already the highest seen; a wild spread says no more than the family's own bound does.
+        spread_error = min(2 * spread, max(family_error, _FIRST_ERROR))
+        error = max(_SETTLED_ERROR if len(usable) >= _SETTLED_SAMPLES else _FIRST_ERROR, spread_error)
+        # A factor below one was seen on texts that the stand-in counts too high; the next text may be of another kind,
+        # and the stand-in's own count errs high already.
+        error = max(error, 1 / factor - 1)
+        covered = min(raw_tokens, max(sample.raw_tokens for sample in usable))
+        if covered < raw_tokens:
+            # What was never confirmed may be text of another kind: there the family's own bound holds.
+            bound = covered * factor * (1 + error) + (raw_tokens - covered) * max(1.0, factor) * (1 + family_error)
+            error = max(error, bound / (raw_tokens * factor) - 1)
+        return Prediction(factor, error, calibrated=bool(near))
+
+    def add(self, raw_tokens: float, allowance_tokens: float, mix: Mix, prompt_tokens: int) -> float:
+        """Takes a true count over, unless its ratio is nonsense; gives the ratio.
+
+        Args:
+            allowance_tokens: the part of `raw_tokens` that the server may have counted as nothing at all.
+        """
+        whole = prompt_tokens / raw_tokens
+        ratio = whole
+        solid_tokens = raw_tokens - allowance_tokens
+        if allowance_tokens > 0.1 * raw_tokens and solid_tokens > 0:
+            # Either all of the allowance was really used or none: the reading that is nearer to what we knew.
+            known = max((sample.ratio for sample in self._samples), default=1.0)
+            without = prompt_tokens / solid_tokens
+            ratio = min((without, whole), key=lambda reading: abs(log(max(reading, 1e-9) / known)))
+        if not is_plausible(ratio):
+            return ratio
+        if min(prompt_tokens, raw_tokens) < TINY_TOKENS:
+            self._extra_tokens = (*self._extra_tokens, prompt_tokens - raw_tokens)[-_KEPT:]
+        else:
+            self._samples = (*self._samples, _Sample(ratio, raw_tokens, mix))[-_KEPT:]
+        return ratio
+
+    def explains(self, raw_tokens: float, allowance_tokens: float, mix: Mix, prompt_tokens: int) -> bool:
+        """Whether a number so low that the prompt seems cut is how this server counts; then it is a sample.
+
+        A cut leaves about as much of every prompt, or takes about as much from it. A server that counts otherwise
+        shows the same ratio on prompts of clearly different size, or on one that is too short to have been cut.
+        Otherwise the number is kept as a doubt, for the next one.
+        """
+        doubt = _Sample(prompt_tokens / raw_tokens, raw_tokens, mix)
+        if doubt.ratio < _MIN_CUT_RATIO or allowance_tokens > 0.1 * raw_tokens:
+            return False
+        short = [sample for sample in self._samples if TINY_TOKENS <= sample.raw_tokens < MIN_TRUNCATED_TOKENS]
+        others = [
+            other
+            for other in (*short, *self._doubts)
+            if max(doubt.raw_tokens, other.raw_tokens) >= _OTHER_SIZE * min(doubt.raw_tokens, other.raw_tokens)
+            and abs(doubt.ratio / other.ratio - 1) <= _SAME_RATIO
+            and not other.mix.says_nothing_of(mix)
+            and not mix.says_nothing_of(other.mix)
+        ]
+        if not others:
+            self._doubts = (*self._doubts, doubt)[-_DOUBTS:]
+            return False
+        # The higher ratios are those of another template or server under this name.
+        self._samples = (*others, doubt)[-_KEPT:]
+        self._doubts = ()
+        return True
+
+    def believes(self, prompt_tokens: int, least_tokens: float) -> bool:
+        """Whether a number is the whole prompt's, and not without what the server had in its cache.
+
+        Of numbers below `least_tokens`, the second in a row is believed: templates that render less of what is old
+        look the same, once in a while.
+        """
+        believed = prompt_tokens >= least_tokens or self._was_low
+        self._was_low = not believed
+        return believed
+
+    def lacks(self, prompt_tokens: int, lead_tokens: float, missing_tokens: float) -> bool:
+        """Whether a prompt that ends in another role than those before it is without its system messages.
+
+        Mistral Nemo's and v3's templates render them only where the last message is the user's. A server that cuts
+        leaves about as much of every prompt, so the first number of that kind is a doubt, and the next one is believed
+        where its prompt is of another size.
+
+        Args:
+            prompt_tokens: the server's number.
+            lead_tokens: what the system messages take.
+            missing_tokens: by how much the number is below ours.
+        """
+        if lead_tokens < _LEAST_LEAD or abs(missing_tokens - lead_tokens) > _LEAD_TOLERANCE * lead_tokens:
+            return False
+        other = self._lacking_tokens or prompt_tokens
+        self._lacking_tokens = other
+        self._drops_lead |= max(other, prompt_tokens) >= _OTHER_PROMPT * min(other, prompt_tokens)
+        return self._drops_lead
+
+    @property
+    def tools_ratio(self) -> float | None:
+        """Of the estimate of tools that the template drops, what the server makes of them; None where nobody knows."""
+        return max(self._tools_ratios, default=None)
+
+    def note_tools(self, ratio: float, sure_tokens: float) -> None:
+        """Takes over what the server has made of such tools.
+
+        Args:
+            ratio: true tokens per estimated one.
+            sure_tokens: of the rest of that prompt; a share of it may be the server's own.
+        """
+        if -_TOOLS_TOLERANCE <= ratio <= MAX_RATIO and sure_tokens > 0:
+            self._tools_ratios = (*self._tools_ratios, max(0.0, round(ratio, 4)))[-_KEPT:]
+
+    def as_json(self) -> list[list[float]]:
+        """All that it has learned, in short: samples, tokens that tiny prompts had more, prices, growths, tools.
+
+        Told by length: 4, 1, 2, all others, and 3.
+        """
+        samples = [
+            [round(sample.ratio, 5), round(sample.raw_tokens), *(round(share, 4) for share in sample.mix)]
+            for sample in self._samples
+        ]
+        extras = [[extra_tokens] for extra_tokens in self._extra_tokens]
+        tools = [[ratio, 0.0, 0.0] for ratio in self._tools_ratios]
+        return [*samples, *extras, *self.media.as_json(), *self.growths.as_json(), *tools]
+
+    def take_over(self, rows: object) -> None:
+        """Puts what `as_json` once gave behind what was learned since; skips rows that it cannot have written."""
+        samples: list[_Sample] = []
+        extras: list[float] = []
+        for row in rows if isinstance(rows, list) else ():
+            if not isinstance(row, list) or not all(_is_number(value) for value in row):
+                continue
+            if len(row) == 1 and abs(row[0]) < TINY_TOKENS * MAX_RATIO:
+                extras.append(row[0])
+            elif len(row) == 3 and 0 <= row[0] <= MAX_RATIO:
+                self._tools_ratios = (row[0], *self._tools_ratios)[-_KEPT:]
+            elif len(row) == 4 and is_plausible(row[0]) and row[1] > 0 and max(row[2:]) <= 1 and min(row[2:]) >= 0:
+                samples.append(_Sample(row[0], row[1], Mix(*row[2:])))
+        self._samples = (*samples, *self._samples)[-_KEPT:]
+        self._extra_tokens = (*extras, *self._extra_tokens)[-_KEPT:]
+        self.media.take_over(rows)
+        self.growths.take_over(rows)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing has been learned yet."""
+        has_tools = bool(self._tools_ratios)
+        has_text = bool(self._samples or self._extra_tokens)
+        return not has_text and not has_tools and self.media.is_empty and self.growths.is_empty
+
+    def gist(self) -> tuple[int, ...]:
+        """Changes only where the next prediction changes noticeably: ratios by 1 %, lengths by a factor of 2."""
+        ratios = [sample.ratio for sample in self._samples] or [1.0]
+        longest = max((sample.raw_tokens for sample in self._samples), default=1.0)
+        shares = max((max(sample.mix) for sample in self._samples), default=0.0)
+        return (
+            min(len(self._samples), _SETTLED_SAMPLES),
+            min(len(self._extra_tokens), 1),
+            round(100 * log(max(ratios))),
+            round(100 * log(min(ratios))),
+            round(log2(longest)),
+            round(shares / _NEAR_SHARE),
+            round(20 * (self.tools_ratio if self.tools_ratio is not None else -1)),
+            *self.media.gist(),
+            *self.growths.gist(),
+        )
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < _MAX_NUMBER
+
+
+def is_between_plausible(prompt_tokens: float, least_raw: float, most_raw: float) -> bool:
+    """Whether a vocabulary can explain a number by any count between two."""
+    return _MIN_RATIO * least_raw <= prompt_tokens <= MAX_RATIO * most_raw
+
+
+def is_plausible(ratio: float) -> bool:
+    """Whether a vocabulary can explain the ratio; otherwise something else happened to the prompt."""
+    return _MIN_RATIO <= ratio <= MAX_RATIO
+
+
+_NEW = "|new"
+_MAX_BASES = 8
+_VERSION = 1
+
+
+class Calibrations:
+    """A deployment's calibrations by basis, which is how prompts were counted: of other ways they say nothing.
+
+    Attributes:
+        has_warned: whether it has been told that the deployment's exact family is off.
+    """
+
+    def __init__(self) -> None:
+        self.has_warned = False
+        self._by_basis: dict[str, Calibration] = {}
+
+    def of(self, basis: str) -> Calibration:
+        """What whole prompts take."""
+        found = self._by_basis.get(basis)
+        if found is None:
+            # A thread that counts a text may ask for the same one in between.
+            found = self._by_basis.setdefault(basis, Calibration())
+        return found
+
+    def of_new(self, basis: str) -> Calibration:
+        """What new messages take by themselves, without what a server adds to every prompt."""
+        return self.of(basis + _NEW)
+
+    def gist(self) -> tuple[object, ...]:
+        """Changes only when what was learned has changed noticeably."""
+        return tuple((basis, found.gist()) for basis, found in self._learned())
+
+    def as_json(self) -> str:
+        """What was learned, for another process; no text of anybody."""
+        return json.dumps({"version": _VERSION, "calibrations": {k: found.as_json() for k, found in self._learned()}})
+
+    def take_over(self, text: str) -> None:
+        """Adds what another process has learned; whatever `as_json` cannot have written is ignored."""
+        try:
+            facts = json.loads(text)
+        except (RecursionError, ValueError):
+            return
+        if not isinstance(facts, dict) or facts.get("version") != _VERSION:
+            return
+        by_basis = facts.get("calibrations")
+        for basis, rows in list(by_basis.items())[:_MAX_BASES] if isinstance(by_basis, dict) else ():
+            self.of(basis).take_over(rows)
+
+    def _learned(self) -> list[tuple[str, Calibration]]:
+        # A copy at once: a thread that counts a text may add a basis meanwhile.
+        known = list(self._by_basis.items())
+        return [(basis, found) for basis, found in known if not found.is_empty][-_MAX_BASES:]

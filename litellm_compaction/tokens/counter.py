@@ -1,0 +1,364 @@
+"""How many tokens a request takes, message by message, and how far that can be from the truth.
+
+Called by the engine on every request, and with the server's `prompt_tokens` after every answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from itertools import accumulate, pairwise
+from math import ceil
+
+from litellm_compaction.core.messages import JsonObject, Request, lead_length
+from litellm_compaction.templates.template import chars_of
+from litellm_compaction.tokenizers.families import Family
+from litellm_compaction.tokenizers.registry import usable, usable_soon
+from litellm_compaction.tokens.anchored import Anchored
+from litellm_compaction.tokens.calibration import (
+    MAX_RATIO,
+    MIN_TRUNCATED_TOKENS,
+    TINY_TOKENS,
+    Calibration,
+    Calibrations,
+    is_between_plausible,
+    is_plausible,
+)
+from litellm_compaction.tokens.count import Count, Deviation, RawCount, least_ratio_of, solid_tokens
+from litellm_compaction.tokens.formula import Item, Measure, mix_of, raw_tokens
+from litellm_compaction.tokens.prefix import Anchor, Anchors, Fingerprints, fingerprints
+from litellm_compaction.tokens.rendered import Counting
+
+__all__ = ["Count", "Deviation", "TokenCounter"]
+
+# Wildcard deployments get their model names from clients, so the number of calibrations needs an end.
+_MAX_TARGETS = 4096
+# Hashes of more text than this are made outside the event loop's thread.
+_THREAD_CHARS = 1_000_000
+_EXTRAS_THREAD_CHARS = 250_000
+# Whole counts, of about 30 bytes per message.
+_MAX_RECENT = 256
+# What a compaction may leave of a prompt.
+_COMPACTED_RATIO = 0.25
+# A longer text by itself is estimated by pieces of it, which take 10 to 20 ms.
+_EXACT_TEXT_CHARS = 262_144
+_PIECES, _PIECE_CHARS = 8, 16_384
+_WITH_TOOLS = "|tools"
+# Of what no template leaves out, so much is the least that any vocabulary makes: of digits and other scripts.
+_LEAST_EXACT_RATIO = 0.15
+# With more images than this a number says little of the text beside them.
+_MOST_MEDIA_RATIO = 1 / 3
+
+
+class TokenCounter:
+    """Counts for any number of deployments, and remembers what their servers counted."""
+
+    def __init__(self) -> None:
+        self._counting = Counting()
+        self._anchors = Anchors()
+        self._recent: OrderedDict[tuple[Family, int], RawCount] = OrderedDict()
+        self._calibrations: OrderedDict[str, Calibrations] = OrderedDict()
+
+    async def count(self, target_key: str, family: Family, request: Request) -> Count:
+        """The tokens of a request. Raises on nothing in its messages and tools.
+
+        Args:
+            target_key: the deployment, for what its server has counted.
+            family: of its model.
+            request: what is sent to it.
+
+        Raises:
+            RecursionError: its extras are nested deeper than JSON is written.
+        """
+        family = await usable_soon(family)
+        prints = await _fingerprints(request)
+        raw = await self._raw(family, request, prints)
+        extras_tokens = await self._extras_tokens(family, request.extras) if request.extras else 0.0
+        if extras_tokens:
+            raw = raw.with_extras(extras_tokens)
+        basis = _basis(family, rendered=raw.rendered)
+        calibrations = self._of(target_key)
+        if raw.rendered and raw.doubtful_tools_tokens:
+            ratio = calibrations.of(basis).tools_ratio
+            if ratio is None:
+                # Numbers of prompts with tools of which nothing is known say nothing about those without.
+                basis += _WITH_TOOLS
+            else:
+                raw = raw.with_tools_priced(ratio, exact=family.exact and raw.allowance_tokens == 0)
+        prediction = calibrations.of(basis).predict(raw.text_tokens, raw.mix, raw.error_ratio)
+        # Of a shorter prompt more samples hold, and the one that says most counts.
+        shorter = calibrations.of(basis).predict(raw.text_tokens * _COMPACTED_RATIO, raw.mix, raw.error_ratio)
+        text_factor = max(prediction.factor, shorter.factor)
+        role = request.messages[-1].role if request.messages else ""
+        anchor = self._anchors.find(target_key, basis, prints)
+        anchored = Anchored(calibrations, basis)
+        reading = anchored.read(raw, prediction, anchor) if anchor else None
+        if anchor is not None and reading is not None and raw.profile is not None and anchor.role != role:
+            like = self._anchors.find(target_key, basis, prints, role=role)
+            lead_tokens = sum(raw.sizes[: lead_length(request.messages)]) if role == "user" else 0.0
+            missing_tokens = lead_tokens * max(1.0, prediction.factor)
+            anchor, reading = anchored.read_like_end(raw, (anchor, reading), like, missing_tokens)
+        if reading is None:
+            reading = anchored.read_alone(raw, prediction)
+            factor = reading.factor
+            sizes = tuple(map(ceil, raw.sizes_by(factor, reading.media_factor)))
+            tools_tokens = ceil(raw.tools_tokens * factor)
+            overhead_tokens = ceil(raw.overhead_tokens * factor)
+        else:
+            parts = raw.sizes_by(reading.factor, reading.media_factor)
+            tools_tokens, *rounded = _rounded((raw.tools_tokens * reading.factor, *parts))
+            sizes = tuple(rounded)
+            overhead_tokens = max(0, ceil(reading.tokens) - tools_tokens - sum(sizes))
+        return Count(
+            tokens=overhead_tokens + tools_tokens + sum(sizes),
+            sizes=sizes,
+            tools_tokens=tools_tokens,
+            overhead_tokens=overhead_tokens,
+            error_ratio=reading.error_ratio,
+            text_error_ratio=max(reading.error_ratio, prediction.error_ratio),
+            text_ratio=max(1.0, text_factor / max(reading.factor, 0.01)),
+            exact=raw.exact and raw.allowance_tokens == 0,
+            raw_tokens=raw.tokens,
+            rendered=raw.rendered,
+            media_tokens=raw.media_tokens,
+            media_factor=reading.media_factor,
+            allowance_tokens=raw.allowance_tokens,
+            extras_tokens=extras_tokens,
+            doubtful_tools_tokens=raw.doubtful_tools_tokens,
+            mix=raw.mix,
+            calibrated=prediction.calibrated,
+            basis=basis,
+            profile=raw.profile,
+            role=role,
+            lead_tokens=sum(sizes[: lead_length(request.messages)]) if raw.profile is not None else 0,
+            fingerprint=prints[-1] if prints else 0,
+            anchor=anchor,
+        )
+
+    async def _raw(self, family: Family, request: Request, prints: Fingerprints) -> RawCount:
+        """The uncalibrated count; a request that has just been counted, as two hooks do, is not counted again."""
+        if not prints:
+            return await self._counting.count(family, request)
+        key = (family, prints[-1])
+        found = self._recent.pop(key, None)
+        if found is None:
+            found = await self._counting.count(family, request, prints)
+        self._recent[key] = found
+        if len(self._recent) > _MAX_RECENT:
+            self._recent.popitem(last=False)
+        return found
+
+    async def _extras_tokens(self, family: Family, extras: JsonObject) -> float:
+        """What the text of a request's extras takes at most, if a template writes it once; long ones by pieces."""
+        is_long = chars_of(extras) > _EXTRAS_THREAD_CHARS
+        text = await asyncio.to_thread(_as_text, extras) if is_long else _as_text(extras)
+        pieces = _pieces(text) if len(text) > _EXACT_TEXT_CHARS else [text]
+        measured = await self._counting.measures.get(family.vocabulary, [Item((piece,)) for piece in pieces])
+        tokens = sum(raw_tokens(measure, family) for measure in measured)
+        return tokens * len(text) / max(1, sum(map(len, pieces)))
+
+    async def prepare(self, family: Family) -> None:
+        """Loads what counts a family, so that no request is the first one: some calls hold the interpreter lock."""
+        await usable_soon(family)
+
+    async def count_text(self, target_key: str, family: Family, text: str) -> int:
+        """Calibrated tokens of a text by itself, without any template around it."""
+        family = await usable_soon(family)
+        (measure,) = await self._counting.measures.get(family.vocabulary, [Item((text,))])
+        return self._text_tokens(target_key, family, measure)
+
+    def text_counter(self, target_key: str, family: Family) -> Callable[[str], int]:
+        """`count_text` for pure callers: counts in the caller's thread, 0.03 s at most.
+
+        Of a longer text eight pieces stand for all of it: whatever is sent is counted as a request before.
+        """
+
+        def count_text_now(text: str) -> int:
+            usual = usable(family)
+            if len(text) > _EXACT_TEXT_CHARS:
+                pieces = _pieces(text)
+                counted = self._counting.measures.get_now(usual.vocabulary, [Item((piece,)) for piece in pieces])
+                tokens = sum(self._text_tokens(target_key, usual, measure) for measure in counted)
+                return ceil(tokens * len(text) / sum(map(len, pieces)))
+            (measure,) = self._counting.measures.get_now(usual.vocabulary, [Item((text,))])
+            return self._text_tokens(target_key, usual, measure)
+
+        return count_text_now
+
+    def learn(self, target_key: str, count: Count, prompt_tokens: int) -> Deviation | None:
+        """Takes over what the server counted for the request that `count` belongs to.
+
+        Not learned: no number (≤ 0), a ratio that no vocabulary explains, a prompt that was probably cut, and the first
+        number that may leave out what the server had in its cache.
+
+        Returns:
+            A deviation where the number was refused, and the first time that an exact family is off by more than 5 %.
+        """
+        if prompt_tokens <= 0 or count.raw_tokens <= 0 or count.extras_tokens:
+            # Whether a server writes extras into the prompt is no measure of text, and a client's to choose.
+            return None
+        deviation = Deviation(
+            expected=round(count.raw_tokens), actual=prompt_tokens, ratio=prompt_tokens / count.raw_tokens
+        )
+        calibrations = self._of(target_key)
+        if self.is_suspicious(count, prompt_tokens):
+            if not self.explains(target_key, count, prompt_tokens):
+                return deviation
+        else:
+            calibration, anchored = calibrations.of(count.basis), Anchored(calibrations, count.basis)
+            if not calibration.believes(prompt_tokens, anchored.least_tokens(count)):
+                if anchored.lacks_lead(count, prompt_tokens):
+                    self._note_anchor(target_key, count, prompt_tokens)
+                return None
+            if not _has_added(calibration, count, prompt_tokens):
+                return deviation
+            anchored.note_lead(count, prompt_tokens)
+            anchored.learn(count, prompt_tokens)
+        _note_tools(calibrations, count, prompt_tokens)
+        self._note_anchor(target_key, count, prompt_tokens)
+        off = count.exact and prompt_tokens >= TINY_TOKENS and abs(deviation.ratio - 1) > 0.05
+        if not off or calibrations.has_warned:
+            return None
+        calibrations.has_warned = True
+        return deviation
+
+    def take_over_exact(self, target_key: str, count: Count, prompt_tokens: int, *, is_confirmed: bool = False) -> bool:
+        """Takes over what the server says of a prompt that it cannot have cut: asked for, and shorter than its window.
+
+        Unlike `learn` it believes the number at once, however far from ours: a template may leave out all the tools.
+
+        Args:
+            target_key: the deployment.
+            count: ours.
+            prompt_tokens: the server's.
+            is_confirmed: it is known to leave out nothing that it had in its cache.
+
+        Returns:
+            Whether it did; not where the number is no vocabulary's.
+        """
+        if count.raw_tokens <= 0 or not count.fingerprint:
+            return False
+        solid = max(0.0, count.raw_tokens - count.allowance_tokens - count.doubtful_tools_tokens)
+        if prompt_tokens <= 0 or prompt_tokens > MAX_RATIO * count.raw_tokens:
+            return False
+        if prompt_tokens < _LEAST_EXACT_RATIO * solid and not is_confirmed:
+            return False
+        if count.extras_tokens:
+            self._note_anchor(target_key, count, prompt_tokens, is_sure=True)
+            return True
+        calibrations = self._of(target_key)
+        anchored = Anchored(calibrations, count.basis)
+        _note_tools(calibrations, count, prompt_tokens)
+        anchored.note_lead(count, prompt_tokens)
+        if count.profile is None or count.role == "user":
+            # Of a prompt with another end some templates leave out the system messages: true of it, and of no other.
+            _has_added(calibrations.of(count.basis), count, prompt_tokens)
+            anchored.learn(count, prompt_tokens)
+        self._note_anchor(target_key, count, prompt_tokens, is_sure=True)
+        return True
+
+    def is_suspicious(self, count: Count, prompt_tokens: int) -> bool:
+        """Whether the server's number is so far below ours that it has probably cut the prompt."""
+        sure_tokens = solid_tokens(count)
+        if prompt_tokens <= 0 or sure_tokens < MIN_TRUNCATED_TOKENS:
+            return False
+        return prompt_tokens < least_ratio_of(count) * sure_tokens
+
+    def explains(self, target_key: str, count: Count, prompt_tokens: int) -> bool:
+        """Whether a suspicious number is how this server counts, after others like it; then it is learned."""
+        calibrations = self._of(target_key)
+        calibration = calibrations.of(count.basis)
+        if Anchored(calibrations, count.basis).lacks_lead(count, prompt_tokens):
+            self._note_anchor(target_key, count, prompt_tokens)
+            return True
+        return calibration.explains(count.raw_tokens, count.allowance_tokens, count.mix, prompt_tokens)
+
+    def _note_anchor(self, target_key: str, count: Count, prompt_tokens: int, *, is_sure: bool = False) -> None:
+        if count.fingerprint:
+            anchor = Anchor(
+                prompt_tokens, count.raw_tokens, count.mix, count.profile, count.role, count.media_tokens, is_sure
+            )
+            self._anchors.note(target_key, count.basis, count.fingerprint, anchor)
+
+    def gist(self, target_key: str) -> tuple[object, ...]:
+        """Changes only when what was learned of a deployment has changed noticeably."""
+        known = self._calibrations.get(target_key)
+        return known.gist() if known is not None else ()
+
+    def as_json(self, target_key: str) -> str:
+        """What was learned of a deployment, for another process; no text of anybody."""
+        return self._calibrations.get(target_key, Calibrations()).as_json()
+
+    def take_over(self, target_key: str, text: str) -> None:
+        """Adds what another process has learned; whatever `as_json` cannot have written is ignored."""
+        self._of(target_key).take_over(text)
+
+    def _text_tokens(self, target_key: str, family: Family, measure: Measure) -> int:
+        tokens, rendered = raw_tokens(measure, family), bool(family.template)
+        basis, mix = _basis(family, rendered=rendered), mix_of([measure], family)
+        prediction = self._of(target_key).of(basis).predict(tokens, mix, family.error_ratio)
+        # What a server injects into prompts says nothing of a text by itself.
+        factor = 1.0 if rendered and not prediction.calibrated else prediction.factor
+        return ceil(tokens * factor)
+
+    def _of(self, target_key: str) -> Calibrations:
+        found = self._calibrations.get(target_key)
+        if found is None:
+            # Threads that count texts ask, too.
+            found = self._calibrations.setdefault(target_key, Calibrations())
+            if len(self._calibrations) > _MAX_TARGETS:
+                self._calibrations.popitem(last=False)
+        return found
+
+
+def _as_text(extras: JsonObject) -> str:
+    return json.dumps(extras, ensure_ascii=False, default=str)
+
+
+def _pieces(text: str) -> list[str]:
+    """Equal pieces from all over a text."""
+    step = len(text) // _PIECES
+    return [text[start : start + _PIECE_CHARS] for start in range(0, step * _PIECES, step)]
+
+
+async def _fingerprints(request: Request) -> Fingerprints:
+    chars = sum(len(message.text) for message in request.messages)
+    if chars + (chars_of(request.extras) if request.extras else 0) > _THREAD_CHARS:
+        return await asyncio.to_thread(fingerprints, request)
+    return fingerprints(request)
+
+
+def _note_tools(calibrations: Calibrations, count: Count, prompt_tokens: int) -> None:
+    """Takes over what a server makes of tools that the template drops, where nothing else in the prompt is in doubt."""
+    if count.rendered and count.doubtful_tools_tokens and not count.allowance_tokens and count.anchor is None:
+        calibration = calibrations.of(count.basis.removesuffix(_WITH_TOOLS))
+        sure_tokens = count.raw_tokens - count.doubtful_tools_tokens
+        calibration.note_tools((prompt_tokens - sure_tokens) / count.doubtful_tools_tokens, sure_tokens)
+
+
+def _has_added(calibration: Calibration, count: Count, prompt_tokens: int) -> bool:
+    """Whether a vocabulary explains the number; if it says enough of text, that is a sample of what text takes."""
+    media_tokens, text_tokens = count.media_tokens, count.raw_tokens - count.media_tokens
+    if not media_tokens:
+        ratio = calibration.add(count.raw_tokens, count.allowance_tokens, count.mix, prompt_tokens)
+        return is_plausible(ratio)
+    text_prompt_tokens = round(prompt_tokens - media_tokens * count.media_factor)
+    is_mostly_text = media_tokens * count.media_factor <= _MOST_MEDIA_RATIO * text_tokens
+    # Of an exact count the difference is what media cost (`anchored.py`).
+    if count.profile is not None and is_mostly_text and text_prompt_tokens > 0:
+        calibration.add(text_tokens, count.allowance_tokens - media_tokens, count.mix, text_prompt_tokens)
+    return is_between_plausible(prompt_tokens, text_tokens, count.raw_tokens)
+
+
+def _basis(family: Family, *, rendered: bool) -> str:
+    """What was learned of rendered prompts says nothing about the formula, nor of one vocabulary about another."""
+    return "|".join((family.name, family.vocabulary, family.template if rendered else ""))
+
+
+def _rounded(sizes: Iterable[float]) -> list[int]:
+    """Sizes in whole tokens that add up to no more than one above the exact sum."""
+    # Less than what a sum of such numbers may be off.
+    edges = [0, *(ceil(edge - 1e-6) for edge in accumulate(sizes))]
+    return [after - before for before, after in pairwise(edges)]

@@ -1,0 +1,183 @@
+"""The exact prompt of a request: rendered, and cut at special tokens, ready to be counted, or to be sent as it is.
+
+Called by `rendered.py` to count it, by the engine to go on with an answer. Whatever a template refuses gives no count
+here, and is estimated there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from typing import NamedTuple
+
+from litellm_compaction.core.messages import JsonValue, Message, Request, parse_message, user_message, with_text
+from litellm_compaction.templates.filters import TemplateRefusal
+from litellm_compaction.templates.template import Template, has_odd_ids, shape, template
+from litellm_compaction.tokenizers.families import Family
+from litellm_compaction.tokenizers.registry import vocabulary
+from litellm_compaction.tokenizers.vocabulary import Segment, Vocabulary
+
+_THINK_START, _THINK_END = "<think>", "</think>"
+_NEEDLE = "zq7"
+
+
+class Prompt(NamedTuple):
+    """A rendered request.
+
+    Attributes:
+        text: all of it.
+        parts: the same, as the template has written it.
+        is_faithful: no engine would refuse what it was rendered from.
+    """
+
+    text: str
+    parts: list[str]
+    is_faithful: bool
+
+
+class BegunPrompt(NamedTuple):
+    """A prompt that ends inside an answer.
+
+    Attributes:
+        text: without the token with which the server begins every prompt itself.
+        end_of_turn: what ends the answer in the template; "" where it names no token for that.
+    """
+
+    text: str
+    end_of_turn: str
+
+
+def texts_of(text: str, segments: Sequence[Segment]) -> list[str]:
+    """The ordinary texts among the segments of a prompt, in order."""
+    return [text[segment.start : segment.end] for segment in segments if not segment.is_special]
+
+
+def render(family: Family, request: Request) -> Prompt | None:
+    """The prompt; None where the family has no template, or it refuses the request.
+
+    Without tools where the template drops them (`drops_tools`). Loads the vocabulary and the template when needed: up
+    to 2 s.
+    """
+    if not family.template:
+        return None
+    chosen, words = template(family.template_for(tools=bool(request.tools))), vocabulary(family.vocabulary)
+    if not chosen.renders_calls and any(message.calls or message.role == "tool" for message in request.messages):
+        # A server shows them in a way of its own, so that leaving them out would count too little.
+        return None
+    return _render(chosen, words, request.messages, request.tools)
+
+
+def renders_exactly(family: Family) -> bool:
+    """Whether prompts of a family can be rendered here as its server does, so that it can go on inside them."""
+    return family.exact and bool(family.template)
+
+
+def begun_prompt(family: Family, messages: Sequence[Message], now: datetime) -> BegunPrompt | None:
+    """The prompt that ends with the last message, an answer that goes on; None where it cannot be known exactly.
+
+    It is sent to servers that put no template around it and take the names of control tokens in it for these tokens, as
+    they do where they render the template themselves. So none may stand in anybody's text.
+
+    Args:
+        family: of the model.
+        messages: of a request without tools; the last one is an assistant's, of text.
+        now: what templates that write the date write.
+    """
+    *before, answer = messages
+    if not renders_exactly(family) or any(message.other_parts for message in messages):
+        return None
+    chosen, words = template(family.template), vocabulary(family.vocabulary)
+    if any(words.has_control(text) for message in messages for text in _texts(message)):
+        return None
+    if not chosen.renders_calls and any(message.calls or message.role == "tool" for message in before):
+        return None
+    rendered = _render(chosen, words, before, (), now)
+    written = _render(chosen, words, (*before, with_text(answer, _NEEDLE)), (), now)
+    if rendered is None or written is None or not rendered.is_faithful or _NEEDLE not in written.text:
+        return None
+    start = written.text.rindex(_NEEDLE)
+    opening = _opening(rendered.text, written.text[:start])
+    if opening is None:
+        return None
+    text = rendered.text.removeprefix(words.bos) if words.adds_bos else rendered.text
+    begun = answer.text.lstrip() if opening[-1:].isspace() else answer.text
+    return BegunPrompt(f"{text}{opening}{begun}", _end_of_turn(words, written.text[start + len(_NEEDLE) :]))
+
+
+def _texts(message: Message) -> Iterator[str]:
+    """All that a template may write of a message."""
+    yield from (message.text, message.reasoning)
+    for call in message.calls:
+        yield from (call.name, call.arguments)
+
+
+def _opening(prompt: str, written: str) -> str | None:
+    """What stands between a prompt and an answer to it; None where the template does not show it.
+
+    Args:
+        prompt: up to where the model begins.
+        written: the same as a template writes it before an earlier answer, past the name of a channel (gpt-oss) or the
+            thoughts (Qwen 3: an empty block).
+    """
+    if written.startswith(prompt):
+        return written[len(prompt) :]
+    # Thoughts that the prompt has begun and earlier answers go without (DeepSeek R1, QwQ) are over.
+    return f"\n{_THINK_END}\n\n" if prompt.rstrip().endswith(_THINK_START) else None
+
+
+def _end_of_turn(words: Vocabulary, behind: str) -> str:
+    """The special token that follows an answer, "" where there is none."""
+    segment = next(iter(words.split(behind.lstrip())), None)
+    return behind.lstrip()[: segment.end] if segment is not None and segment.is_special else ""
+
+
+def drops_tools(family: Family, request: Request) -> bool:
+    """Whether a request has tools of which its family's template says nothing; servers may show them all the same."""
+    return bool(request.tools) and not template(family.template_for(tools=True)).renders_tools
+
+
+def tool_prompts(family: Family, request: Request) -> tuple[Prompt, Prompt] | None:
+    """A tiny conversation with the request's tools and without: the difference is what the tools take."""
+    chosen, words = template(family.template_for(tools=True)), vocabulary(family.vocabulary)
+    messages: tuple[Message, ...] = (user_message("x"),)
+    if has_system(request) and chosen.takes_system:
+        messages = (parse_message({"role": "system", "content": "x"}), *messages)
+    with_tools = _render(chosen, words, messages, request.tools)
+    without = _render(chosen, words, messages, ())
+    return (with_tools, without) if with_tools is not None and without is not None else None
+
+
+def _render(
+    chosen: Template,
+    words: Vocabulary,
+    messages: Sequence[Message],
+    tools: Sequence[JsonValue],
+    now: datetime | None = None,
+) -> Prompt | None:
+    shaped = shape(messages, chosen, short_ids=chosen.wants_short_ids and has_odd_ids(messages))
+    try:
+        parts = chosen.parts(shaped.messages, tools, bos=words.bos, eos=words.eos, now=now)
+    except TemplateRefusal:
+        return None
+    text = "".join(parts)
+    if words.adds_bos and not text.startswith(words.bos):
+        # The engine adds it to every prompt, and has taken it off the rendered one before (common/chat.cpp).
+        parts.insert(0, words.bos)
+        text = words.bos + text
+    return Prompt(text, parts, shaped.is_faithful)
+
+
+def has_system(request: Request) -> bool:
+    """Whether the request begins with a system message."""
+    return bool(request.messages) and request.messages[0].is_system
+
+
+def tools_key(tools: Sequence[JsonValue]) -> str:
+    """Equal for equal tools."""
+    try:
+        text = json.dumps(tools, default=str)
+    except (RecursionError, ValueError):
+        return ""
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()

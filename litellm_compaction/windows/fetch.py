@@ -1,0 +1,185 @@
+"""How one JSON document is read from a server, and what went wrong when it was not.
+
+Foreign errors end here: callers see `ServerUnavailable` and nothing of httpx. How much a body may unfold holds for
+answers too (`proxy/http_upstream.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+
+import httpx
+
+from litellm_compaction.errors import ServerUnavailable
+
+MAX_BODY_BYTES = 4 * 1024 * 1024
+# What a body may be compressed with: at most 1,000 bytes come of one. Of Brotli and Zstandard there may be millions.
+ACCEPTED_ENCODINGS = "gzip, deflate"
+_ENCODINGS = frozenset({"", "identity", "gzip", "x-gzip", "deflate"})
+# Unfolded at once: at most 4 MB come of it, within 20 ms.
+_FOLDED_BYTES = 4096
+# Commas, colons and brackets: reading so many takes 50 to 100 ms, in which nothing else runs (CPython 3.11, 2026-11).
+_MOST_MARKS = 400_000
+_FEW_BYTES = 256 * 1024
+# Values that clients and LiteLLM put where no key is needed.
+_PLACEHOLDER_KEYS = frozenset({"", "fake-api-key"})
+
+
+class Unreached(ServerUnavailable):
+    """No server took the connection."""
+
+
+def unfolds_slowly(response: httpx.Response) -> bool:
+    """Makes a body that is compressed come in pieces; False where it is compressed as nobody has asked for.
+
+    httpx unfolds all that has come at once: of 64 KB become 64 MB, and a list of encodings multiplies that.
+    """
+    encoding = response.headers.get("content-encoding", "").strip().lower()
+    if encoding in ("", "identity"):
+        return True
+    if encoding not in _ENCODINGS:
+        return False
+    assert isinstance(response.stream, httpx.AsyncByteStream)  # noqa: S101 - of an asynchronous client
+    response.stream = _Pieces(response.stream)
+    return True
+
+
+def is_quickly_read(content: bytes) -> bool:
+    """Whether parsing a JSON document holds nobody up: it does by its structure, hardly by its text."""
+    return len(content) <= _FEW_BYTES or sum(map(content.count, (b",", b":", b"[", b"{"))) <= _MOST_MARKS
+
+
+class _Pieces(httpx.AsyncByteStream):
+    """A body in small pieces, with room for others between them."""
+
+    def __init__(self, inner: httpx.AsyncByteStream) -> None:
+        self._inner = inner
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        async for data in self._inner:
+            for start in range(0, len(data), _FOLDED_BYTES):
+                yield data[start : start + _FOLDED_BYTES]
+                await asyncio.sleep(0)
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()
+
+
+class NotThisApi(ServerUnavailable):
+    """A server answered, but refused the key or does not speak the API that was asked for."""
+
+
+class KeyRefused(NotThisApi):
+    """A server answered, and wants another key, or one at all."""
+
+
+async def get_json(
+    http: httpx.AsyncClient, url: str, api_key: str | None, timeout_s: float, *, api: str = "LM Studio's API"
+) -> object:
+    """The parsed body of a 2xx answer.
+
+    Args:
+        api_key: sent as bearer token unless it is a placeholder.
+        timeout_s: limit for the whole exchange, body included.
+        api: what is expected there, for errors.
+
+    Raises:
+        KeyRefused: HTTP 401 or 403.
+        NotThisApi: the answer is not JSON, larger than 4 MiB, or nothing but structure.
+        Unreached: nobody took the connection.
+        ServerUnavailable: timeout, or a server that says that it cannot answer now (429, 5xx).
+    """
+    return await _exchange(http, "GET", url, api_key, None, timeout_s, api)
+
+
+async def post_json(
+    http: httpx.AsyncClient, url: str, api_key: str | None, asked: object, timeout_s: float, *, api: str
+) -> object:
+    """The same for a question of more than an address, which is sent as JSON.
+
+    Raises:
+        ValueError, RecursionError: `asked` cannot be written as JSON.
+        KeyRefused, NotThisApi, Unreached, ServerUnavailable: as `get_json`.
+    """
+    return await _exchange(http, "POST", url, api_key, json.dumps(asked).encode(), timeout_s, api)
+
+
+async def _exchange(
+    http: httpx.AsyncClient,
+    method: str,
+    url: str,
+    api_key: str | None,
+    content: bytes | None,
+    timeout_s: float,
+    api: str,
+) -> object:
+    headers = [(b"Accept", b"application/json"), (b"Accept-Encoding", ACCEPTED_ENCODINGS.encode())]
+    if content is not None:
+        headers.append((b"Content-Type", b"application/json"))
+    if api_key is not None and api_key not in _PLACEHOLDER_KEYS:
+        headers.append((b"Authorization", b"Bearer " + api_key.encode("utf-8", "replace")))
+    where = f"{method} {_without_userinfo(url)}"
+    try:
+        status, body = await asyncio.wait_for(_read_again(http, method, url, headers, content), timeout_s)
+    except httpx.ConnectTimeout as exc:
+        raise Unreached(f"{where}: timeout, no connection") from exc
+    except (httpx.TimeoutException, asyncio.TimeoutError) as exc:
+        raise ServerUnavailable(f"{where}: timeout, no answer within {timeout_s:g} s") from exc
+    except httpx.ConnectError as exc:
+        raise Unreached(f"{where}: no connection ({exc})") from exc
+    except (httpx.HTTPError, httpx.InvalidURL) as exc:
+        raise ServerUnavailable(f"{where}: no usable answer ({type(exc).__name__}: {exc})") from exc
+    if status in (401, 403):
+        raise KeyRefused(f"{where}: HTTP {status}, the API key was refused")
+    if status == 429 or status >= 500:
+        raise ServerUnavailable(f"{where}: HTTP {status}")
+    if body is None:
+        raise NotThisApi(f"{where}: not {api}, more than {MAX_BODY_BYTES} bytes, or compressed as nobody has asked for")
+    if not is_quickly_read(body):
+        raise NotThisApi(f"{where}: not {api}, more than {_MOST_MARKS} values")
+    if status >= 300:
+        raise NotThisApi(f"{where}: not {api}, HTTP {status}")
+    try:
+        parsed: object = json.loads(body)
+    except (ValueError, RecursionError) as exc:
+        raise NotThisApi(f"{where}: not {api}, HTTP {status} without JSON") from exc
+    return parsed
+
+
+async def _read_again(
+    http: httpx.AsyncClient, method: str, url: str, headers: list[tuple[bytes, bytes]], content: bytes | None
+) -> tuple[int, bytes | None]:
+    """The same as `_read`, tried twice where that says nothing about the server.
+
+    One that ends an idle connection, as Node.js does after 5 s (its docs, `server.keepAliveTimeout`), may do so in the
+    moment in which it is used again. A connection that took too long may have waited for this process alone.
+    """
+    try:
+        return await _read(http, method, url, headers, content)
+    except httpx.ConnectError:
+        raise
+    except (httpx.NetworkError, httpx.RemoteProtocolError, httpx.ConnectTimeout):
+        return await _read(http, method, url, headers, content)
+
+
+async def _read(
+    http: httpx.AsyncClient, method: str, url: str, headers: list[tuple[bytes, bytes]], content: bytes | None
+) -> tuple[int, bytes | None]:
+    """Status and body; the body is None when it is larger than we accept."""
+    async with http.stream(method, url, headers=headers, content=content) as response:
+        if not unfolds_slowly(response):
+            return response.status_code, None
+        body = bytearray()
+        async for piece in response.aiter_bytes():
+            body += piece
+            if len(body) > MAX_BODY_BYTES:
+                return response.status_code, None
+        return response.status_code, bytes(body)
+
+
+def _without_userinfo(url: str) -> str:
+    scheme, separator, rest = url.partition("://")
+    authority, slash, path = rest.partition("/")
+    return f"{scheme}{separator}{authority.rpartition('@')[2]}{slash}{path}"

@@ -1,0 +1,389 @@
+"""LM Studio's API: the models it lists, their loaded instances, and how a server is known to be LM Studio at all.
+
+Shapes are validated, never status alone: LM Studio answers 200 with an error body on unknown paths. The reading is
+tolerant of missing and new fields; the fields that must be there are LM Studio's own marks (`loaded_instances`,
+`state`), which no other server's listing has. A GET here never loads a model (only inference requests do; LM Studio
+docs, "ttl-and-auto-evict").
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Annotated, Literal, TypeVar
+
+import httpx
+from pydantic import BaseModel, BeforeValidator, ValidationError
+
+from litellm_compaction.windows.fetch import KeyRefused, NotThisApi, get_json
+
+# Where LM Studio's server listens unless it is told otherwise (LM Studio docs, "Running LM Studio as a server").
+DEFAULT_ADDRESS = "http://127.0.0.1:1234"
+# So many take about 5 ms.
+_MANY_ROWS = 200
+DEFAULT_API_BASE = f"{DEFAULT_ADDRESS}/v1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WantedModel:
+    """A model as LM Studio lists it; "" for what it does not say.
+
+    Attributes:
+        key: `key` of /api/v1/models, `id` of /api/v0/models.
+        publisher: decides between repositories of equal names.
+        variant: `selected_variant`, such as `google/gemma-4-26b-a4b@q4_k_m`.
+        quantization: its name, such as `Q4_K_M`; preferred, but all have the same vocabulary.
+        file_format: `format` of v1, `compatibility_type` of v0.
+        path: of the very file, where the server says it (llama.cpp's `model_path`).
+    """
+
+    key: str
+    publisher: str = ""
+    variant: str = ""
+    quantization: str = ""
+    file_format: Literal["gguf", "mlx", ""] = ""
+    path: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Instance:
+    """One loaded copy of a model.
+
+    Attributes:
+        id: a valid `model` value of a request.
+        context_length: tokens with which it is loaded; None when the server does not say.
+        parallel: requests that share this context length at the same time; 1 where they queue.
+    """
+
+    id: str
+    context_length: int | None
+    parallel: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListedModel:
+    """One downloaded model.
+
+    Attributes:
+        max_context_length: what the architecture allows, in tokens. Never a budget.
+        variants: `key@quant` names of the same model.
+        instances: empty when the model is not loaded.
+        selected_variant: which of `variants` a request for `key` reaches; "" when the server does not say.
+        quantization: its name, such as `Q4_K_M`; "" when the server does not say.
+        file_format: "" when the server does not say, or names another.
+    """
+
+    key: str
+    publisher: str
+    architecture: str
+    kind: Literal["llm", "embedding"]
+    max_context_length: int | None
+    variants: tuple[str, ...]
+    instances: tuple[Instance, ...]
+    selected_variant: str = ""
+    quantization: str = ""
+    file_format: Literal["gguf", "mlx", ""] = ""
+
+    @property
+    def wanted(self) -> WantedModel:
+        """What finds its file on the server's machine."""
+        return WantedModel(
+            key=self.key,
+            publisher=self.publisher,
+            variant=self.selected_variant,
+            quantization=self.quantization,
+            file_format=self.file_format,
+        )
+
+    @property
+    def loaded(self) -> bool:
+        """Whether at least one instance is loaded."""
+        return bool(self.instances)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listing:
+    """All models that a server has, and which version of its API said so."""
+
+    api: Literal["v1", "v0"]
+    models: tuple[ListedModel, ...]
+
+
+def server_root(api_base: str) -> str:
+    """`api_base` without trailing slashes and `/v1`: where LM Studio's own paths begin."""
+    return api_base.strip().rstrip("/").removesuffix("/v1").rstrip("/")
+
+
+async def list_models(
+    http: httpx.AsyncClient, api_base: str, api_key: str | None, *, timeout_s: float = 3.0
+) -> Listing:
+    """What the server lists: `/api/v1/models` (LM Studio 0.4+), else `/api/v0/models` (0.3.6+).
+
+    Args:
+        timeout_s: limit for each of the two requests, body included.
+
+    Raises:
+        KeyRefused: something answered, and refused the key.
+        NotThisApi: something answered, but both paths have another shape.
+        ServerUnavailable: nothing answered (no connection, timeout, a gateway's 5xx).
+    """
+    root = server_root(api_base)
+    try:
+        return await _parsed(_parse_v1, await get_json(http, f"{root}/api/v1/models", api_key, timeout_s))
+    except NotThisApi as first:
+        try:
+            return await _parsed(_parse_v0, await get_json(http, f"{root}/api/v0/models", api_key, timeout_s))
+        except NotThisApi as second:
+            is_refused = isinstance(first, KeyRefused) or isinstance(second, KeyRefused)
+            raise (KeyRefused if is_refused else NotThisApi)(f"{first}; {second}") from second
+
+
+async def _parsed(parse: Callable[[object], Listing], answer: object) -> Listing:
+    """The listing in an answer; one of thousands of models takes a second to be read, and others go on meanwhile."""
+    lists = [value for value in answer.values() if isinstance(value, list)] if isinstance(answer, dict) else []
+    if sum(map(len, lists)) <= _MANY_ROWS:
+        return parse(answer)
+    return await asyncio.to_thread(parse, answer)
+
+
+async def answers_as_lmstudio(
+    http: httpx.AsyncClient, api_base: str, api_key: str | None, *, timeout_s: float = 3.0
+) -> bool:
+    """Whether the server is LM Studio: it greets as such (lmstudio-js), or lists at least one model as LM Studio does.
+
+    Raises:
+        ServerUnavailable: nothing answered, so nobody knows.
+    """
+    try:
+        greeting = await get_json(http, f"{server_root(api_base)}/lmstudio-greeting", api_key, timeout_s)
+    except NotThisApi:
+        greeting = None
+    if isinstance(greeting, dict) and greeting.get("lmstudio") is True:
+        return True
+    try:
+        # An empty list is no proof: other servers answer `{"models": []}` too.
+        return bool((await list_models(http, api_base, api_key, timeout_s=timeout_s)).models)
+    except NotThisApi:
+        return False
+
+
+def match(listing: Listing, model: str) -> tuple[ListedModel, Instance | None] | None:
+    """Which listed model, and which loaded instance of it, a request for `model` reaches; None when unknown.
+
+    Order: instance id, key, variant, without `@quant`, without `publisher/`, then the same ignoring case. An exact
+    instance id wins; otherwise the smallest instance, since LM Studio sends a key to its canonical instance even if
+    a larger one is loaded (openclaw issue 141357). The instance is None when the model is not loaded.
+    """
+    found = _match(listing, model, lambda name: name)
+    return found if found is not None else _match(listing, model, str.casefold)
+
+
+def _match(listing: Listing, model: str, fold: Callable[[str], str]) -> tuple[ListedModel, Instance | None] | None:
+    wanted = fold(model)
+    for listed in listing.models:
+        for instance in listed.instances:
+            if fold(instance.id) == wanted:
+                return listed, instance
+    bare = _without_quant(wanted)
+    steps: tuple[Callable[[ListedModel], bool], ...] = (
+        lambda listed: fold(listed.key) == wanted,
+        lambda listed: any(fold(variant) == wanted for variant in listed.variants),
+        lambda listed: _without_quant(fold(listed.key)) == bare,
+        lambda listed: _without_publisher(_without_quant(fold(listed.key))) == _without_publisher(bare),
+    )
+    for step in steps:
+        found = [listed for listed in listing.models if step(listed)]
+        if found:
+            return _smallest(found)
+    return None
+
+
+def _smallest(found: list[ListedModel]) -> tuple[ListedModel, Instance | None]:
+    loaded = [(listed, instance) for listed in found for instance in listed.instances]
+    if not loaded:
+        return found[0], None
+    # A copy without a number says nothing about the smallest.
+    return min(loaded, key=lambda pair: pair[1].context_length or float("inf"))
+
+
+def _without_quant(name: str) -> str:
+    return name.partition("@")[0]
+
+
+def _without_publisher(name: str) -> str:
+    return name.rpartition("/")[2]
+
+
+def _parse_v1(answer: object) -> Listing:
+    return Listing(
+        api="v1",
+        models=tuple(
+            ListedModel(
+                key=row.key,
+                publisher=row.publisher,
+                architecture=row.architecture,
+                kind="embedding" if row.type.startswith("embedding") else "llm",
+                max_context_length=row.max_context_length,
+                variants=tuple(name for name in row.variants if isinstance(name, str)),
+                # Engines that cannot run requests in parallel do not list `parallel`.
+                instances=tuple(
+                    Instance(id=copy.id, context_length=copy.config.context_length, parallel=copy.config.parallel or 1)
+                    for copy in row.loaded_instances
+                ),
+                selected_variant=row.selected_variant,
+                quantization=row.quantization,
+                file_format=row.format,
+            )
+            for row in read_v1(answer)
+        ),
+    )
+
+
+def _parse_v0(answer: object) -> Listing:
+    return Listing(
+        api="v0",
+        models=tuple(
+            ListedModel(
+                key=row.id,
+                publisher=row.publisher,
+                architecture=row.arch,
+                kind="embedding" if row.type.startswith("embedding") else "llm",
+                max_context_length=row.max_context_length,
+                variants=(),
+                # Before 0.4 requests queue: one at a time.
+                instances=(Instance(id=row.id, context_length=row.loaded_context_length, parallel=1),)
+                if row.state == "loaded"
+                else (),
+                quantization=row.quantization,
+                file_format=row.compatibility_type,
+            )
+            for row in read_v0(answer)
+        ),
+    )
+
+
+def _positive_or_none(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
+
+
+def text_or_empty(value: object) -> str:
+    """`value`, or "" for what is no text."""
+    return value if isinstance(value, str) else ""
+
+
+def _quantization_name(value: object) -> str:
+    """Its name: an object in v1, a text in v0."""
+    return text_or_empty(value.get("name") if isinstance(value, dict) else value)
+
+
+def _known_format(value: object) -> str:
+    return value if value in ("gguf", "mlx") else ""
+
+
+def list_or_empty(value: object) -> object:
+    """`value`, or an empty list for JSON's null."""
+    return [] if value is None else value
+
+
+Tokens = Annotated["int | None", BeforeValidator(_positive_or_none)]
+_Text = Annotated[str, BeforeValidator(text_or_empty)]
+_Quantization = Annotated[str, BeforeValidator(_quantization_name)]
+_Format = Annotated[Literal["gguf", "mlx", ""], BeforeValidator(_known_format)]
+
+
+class V1Config(BaseModel):
+    """With which settings an instance is loaded; embedding models name few of them."""
+
+    context_length: Tokens = None
+    parallel: Tokens = None
+
+
+class V1Instance(BaseModel):
+    """One entry of `loaded_instances`."""
+
+    id: str
+    config: V1Config = V1Config()
+
+
+class V1Model(BaseModel):
+    """One entry of `models` (LM Studio docs, rest/list)."""
+
+    key: str
+    type: _Text = "llm"
+    publisher: _Text = ""
+    architecture: _Text = ""
+    loaded_instances: Annotated[list[V1Instance], BeforeValidator(list_or_empty)]
+    max_context_length: Tokens = None
+    variants: Annotated[list[object], BeforeValidator(list_or_empty)] = []
+    selected_variant: _Text = ""
+    quantization: _Quantization = ""
+    format: _Format = ""
+
+
+class _V1Listing(BaseModel):
+    models: list[object]
+
+
+class V0Model(BaseModel):
+    """One entry of `data`; `loaded_context_length` is undocumented, so optional (zed pull request 25606)."""
+
+    id: str
+    type: _Text = "llm"
+    publisher: _Text = ""
+    arch: _Text = ""
+    state: Literal["loaded", "not-loaded"]
+    loaded_context_length: Tokens = None
+    max_context_length: Tokens = None
+    quantization: _Quantization = ""
+    compatibility_type: _Format = ""
+
+
+class _V0Listing(BaseModel):
+    data: list[object]
+
+
+_Entry = TypeVar("_Entry", bound=BaseModel)
+
+
+def read_v1(answer: object) -> list[V1Model]:
+    """The models of a `/api/v1/models` answer.
+
+    Raises:
+        NotThisApi: it is something else.
+    """
+    path = "/api/v1/models"
+    return list(_entries(_valid(answer, _V1Listing, path).models, V1Model, path))
+
+
+def read_v0(answer: object) -> list[V0Model]:
+    """The models of a `/api/v0/models` answer.
+
+    Raises:
+        NotThisApi: it is something else.
+    """
+    path = "/api/v0/models"
+    return list(_entries(_valid(answer, _V0Listing, path).data, V0Model, path))
+
+
+def _entries(rows: list[object], shape: type[_Entry], path: str) -> Iterator[_Entry]:
+    """The rows that have the shape: one odd row must not hide the others, only odd rows are another API."""
+    failure: NotThisApi | None = None
+    found = False
+    for row in rows:
+        try:
+            entry = _valid(row, shape, path)
+        except NotThisApi as exc:  # noqa: PERF203 - tens of rows, every few seconds
+            failure = exc
+        else:
+            found = True
+            yield entry
+    if failure is not None and not found:
+        raise failure
+
+
+def _valid(answer: object, shape: type[_Entry], path: str) -> _Entry:
+    try:
+        return shape.model_validate(answer)
+    except ValidationError as exc:
+        raise NotThisApi(f"{path}: not LM Studio's API, the answer has another shape") from exc

@@ -1,0 +1,465 @@
+"""The context length that a deployment's model is loaded with: where the number comes from, and how old it may be.
+
+The engine asks for every request: from memory in microseconds, over the network only when the value is old. An old
+value is never used: a model may have been loaded anew with a smaller window, and LM Studio would cut silently.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Literal, NamedTuple, TypeAlias, TypeVar
+
+import httpx
+
+from litellm_compaction.core.messages import Request
+from litellm_compaction.errors import ModelNotLoaded, WindowOutdated, WindowUnknown, WindowUnread
+from litellm_compaction.windows.cache import Listings, Reading
+from litellm_compaction.windows.lmstudio import Listing, WantedModel, match
+from litellm_compaction.windows.other_servers import PATHS, TOKENIZER_APIS, Api, Served, find_served, tokens_by_server
+
+__all__ = ["Source", "Target", "Window", "Windows"]
+
+logger = logging.getLogger("litellm_compaction")
+
+_LEARNED_S = 600.0
+# Of one target, the newest: enough that two of many tenants meet.
+_MAX_WITNESSES = 64
+_EVERYBODY = ""
+# Wildcard deployments get their model names from clients, so the number of targets needs an end.
+_MAX_TARGETS = 4096
+
+_Entry = TypeVar("_Entry")
+
+
+class _Learned(NamedTuple):
+    """A limit that an overflow taught; `against` is what the listing said then."""
+
+    tokens: int
+    against: int | None
+    until_s: float
+
+
+class _Seen(NamedTuple):
+    """What a server said of one target.
+
+    Attributes:
+        tokens: last.
+        before_tokens: the last other number; None where it has always said the same.
+    """
+
+    tokens: int
+    before_tokens: int | None
+
+
+class Windows:
+    """The windows of all targets.
+
+    Args:
+        cache_s: how long a value read from a server is served without reading it again.
+        http: the client to use; None makes one in the running loop, closed by `aclose`.
+        timeout_s: limit for a connection to a server; its answer is waited for longer.
+    """
+
+    def __init__(
+        self,
+        *,
+        cache_s: float,
+        http: httpx.AsyncClient | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        timeout_s: float = 3.0,
+    ) -> None:
+        self._clock = clock
+        self._listings = Listings(cache_s=cache_s, http=http, clock=clock, timeout_s=timeout_s)
+        self._known: OrderedDict[str, Known] = OrderedDict()
+        self._shared: OrderedDict[str, int] = OrderedDict()
+        self._last: OrderedDict[str, Window] = OrderedDict()
+        self._seen: OrderedDict[str, _Seen] = OrderedDict()
+        self._unproven: set[str] = set()
+        self._learned: OrderedDict[str, OrderedDict[str, _Learned]] = OrderedDict()
+
+    @property
+    def on_loaded(self) -> Callable[[], None] | None:
+        """Is called where a new listing has a loaded model that the one before had not, in the event loop."""
+        return self._listings.on_loaded
+
+    @on_loaded.setter
+    def on_loaded(self, told: Callable[[], None] | None) -> None:
+        self._listings.on_loaded = told
+
+    async def resolve(self, target: Target, *, fresh: bool = False) -> Window:
+        """The window of a target: its server's own number, else the operator's, else a learned limit.
+
+        `max_context_length` is never used, and LM Studio has no default: a guess would let it cut silently.
+
+        Raises:
+            ModelNotLoaded: LM Studio lists the model without a loaded instance. An operator's number does not help:
+                loading on request may use another context length (lmstudio-bug-tracker 1463). Ollama has not loaded
+                it, and its operator wrote no number.
+            WindowUnknown: nobody gave a number; the message says who was asked and what the answer was.
+            WindowOutdated: the server gave one, but does not answer any more, and nothing says what holds now.
+        """
+        if target.api_base is None or not target.is_listed:
+            return self._without_listing(target, "no server was asked")
+        place = (target.api_base, target.api_key, apis_of(target))
+        reading = await self._listings.get(*place, fresh=fresh)
+        known = self._find(target, reading)
+        if known.not_loaded and target.is_lmstudio:
+            raise ModelNotLoaded(target.model)
+        if known.not_loaded and (target.context_length is None or target.context_source in GUESSES):
+            raise ModelNotLoaded(target.model, server="Ollama")
+        if known.window is None:
+            return self._without_listing(target, known.absence, is_silent=reading.is_silent)
+        window = self._capped(target, as_asked(target, known.window))
+        if reading.failure:
+            return self._remember(target, self._least_known(target, window, reading))
+        self._unproven.discard(target.key)
+        self._see(target, as_asked(target, known.window).tokens)
+        return self._remember(target, window)
+
+    def peek(self, target: Target) -> Window | None:
+        """The last window that `resolve` gave for the target, without asking anybody."""
+        return self._last.get(target.key)
+
+    def learn(self, target: Target, window_tokens: int) -> None:
+        """Takes over a limit that an overflow error named: `resolve` gives no more until the listed value changes.
+
+        To whoever asked; to everybody as soon as a second tenant's request was told the same number: an error text may
+        be of a client's making, and must not decide about other people's windows. After 600 s the listed value counts
+        again; a limit that is the only number known stays. Ignored: a limit below one token, or above the listed one.
+        """
+        listed = self._listed(target)
+        if window_tokens < 1 or (listed is not None and window_tokens > listed):
+            return
+        learned = _Learned(window_tokens, listed, self._clock() + _LEARNED_S)
+        witnesses = self._learned.setdefault(target.key, OrderedDict())
+        others = (told for asker, told in witnesses.items() if asker not in (target.asker, _EVERYBODY))
+        if any(told.tokens == window_tokens and self._clock() < told.until_s for told in others):
+            witnesses[_EVERYBODY] = learned
+        witnesses[target.asker] = learned
+        witnesses.move_to_end(target.asker)
+        if len(witnesses) > _MAX_WITNESSES:
+            del witnesses[next(asker for asker in witnesses if asker != _EVERYBODY)]
+        _bound(self._learned)
+
+    def served(self, target: Target, tokens: int) -> None:
+        """Forgets every limit below a prompt that the server has counted and answered since."""
+        witnesses = self._learned.get(target.key)
+        if witnesses is None:
+            return
+        for asker in [asker for asker, told in witnesses.items() if told.tokens < tokens]:
+            del witnesses[asker]
+
+    def learn_shared(self, target: Target, parallel: int) -> bool:
+        """Takes over that so many requests fill one context together, which no listing says; whether that is news.
+
+        It holds for as long as this process runs: a server that serves fewer at once after all only lets some wait.
+        """
+        known = self._shared.get(target.key, 1)
+        self._shared[target.key] = max(parallel, known, 2)
+        _bound(self._shared)
+        return known == 1
+
+    def invalidate(self, target: Target) -> None:
+        """Makes the next `resolve` of this server wait for a fresh read."""
+        if target.api_base is not None:
+            self._listings.invalidate(target.api_base, target.api_key, apis_of(target))
+
+    async def tokens_of(self, target: Target, request: Request) -> int | None:
+        """What the target's server counts for a request, where it has a tokenizer to ask; else None. Never raises."""
+        if target.api_base is None or not target.is_listed:
+            return None
+        reading = self._listings.last(target.api_base, target.api_key, apis_of(target))
+        served = reading.listing if reading is not None else None
+        api = next((api for api in TOKENIZER_APIS if isinstance(served, Served) and served.api == api), None)
+        if api is None:
+            return None
+        return await tokens_by_server(
+            self._listings.client(), api, target.api_base, target.api_key, target.model, request
+        )
+
+    async def loaded(self, target: Target) -> tuple[str, ...]:
+        """The chat models that a target's LM Studio has loaded; empty where it is none, or does not answer."""
+        if target.api_base is None or not target.is_lmstudio:
+            return ()
+        listing = (await self._listings.get(target.api_base, target.api_key)).listing
+        if not isinstance(listing, Listing):
+            return ()
+        return tuple(model.key for model in listing.models if model.kind == "llm" and model.loaded)
+
+    async def is_lmstudio(self, api_base: str, api_key: str | None) -> bool | None:
+        """Whether a server is LM Studio; None when nobody answered. Cached: yes for good, no 60 s, None 5 s."""
+        return await self._listings.is_lmstudio(api_base, api_key)
+
+    async def aclose(self) -> None:
+        """Ends background reads and closes the client if it was made here."""
+        await self._listings.aclose()
+
+    def _find(self, target: Target, reading: Reading) -> Known:
+        known = self._known.get(target.key)
+        if known is not None and known.reading is reading and known.model == target.model:
+            return known
+        known = look_up(target, reading)
+        self._known[target.key] = known
+        _bound(self._known)
+        return known
+
+    def _listed(self, target: Target) -> int | None:
+        """What the newest known listing says, before learned limits."""
+        if target.api_base is None or not target.is_listed:
+            return None
+        reading = self._listings.last(target.api_base, target.api_key, apis_of(target))
+        if reading is None:
+            return None
+        window = self._find(target, reading).window
+        return as_asked(target, window).tokens if window is not None else None
+
+    def _capped(self, target: Target, window: Window) -> Window:
+        """A listed window, no larger than what was learned by whoever asks, or by two others."""
+        witnesses = self._learned.get(target.key, OrderedDict())
+        tokens = window.tokens
+        for asker in {_EVERYBODY, target.asker} & witnesses.keys():
+            learned = witnesses[asker]
+            if learned.against not in (None, window.tokens) or self._clock() >= learned.until_s:
+                del witnesses[asker]
+                continue
+            if learned.against is None:
+                # Learned before LM Studio was heard; from now on it holds against the value seen here.
+                witnesses[asker] = learned._replace(against=window.tokens)
+            tokens = min(tokens, learned.tokens)
+        return window if tokens == window.tokens else replace(window, tokens=tokens, source="learned")
+
+    def _told(self, target: Target) -> _Learned | None:
+        """The smallest limit that was learned by whoever asks, or by two others; None for none."""
+        witnesses = self._learned.get(target.key, OrderedDict())
+        told = [witnesses[asker] for asker in {_EVERYBODY, target.asker} if asker in witnesses]
+        return min(told, key=lambda learned: learned.tokens, default=None)
+
+    def _see(self, target: Target, tokens: int) -> None:
+        seen = self._seen.get(target.key)
+        if seen is None or seen.tokens != tokens:
+            self._seen[target.key] = _Seen(tokens, seen.tokens if seen is not None else None)
+            _bound(self._seen)
+
+    def _least_known(self, target: Target, window: Window, reading: Reading) -> Window:
+        """What is sure enough to be used while the server does not answer: the smallest of several numbers.
+
+        The last one alone is not: a model that was loaded anew with a smaller window looks the same.
+
+        Raises:
+            WindowOutdated: there is only that one.
+        """
+        seen = self._seen.get(target.key)
+        written = target.context_length if target.context_source not in GUESSES else None
+        others = [tokens for tokens in (seen and seen.before_tokens, written) if tokens]
+        if not others:
+            raise WindowOutdated(
+                target.model, tokens=window.tokens, age_s=self._clock() - reading.read_s, failure=reading.failure
+            )
+        tokens = min(window.tokens, *others)
+        if target.key not in self._unproven:
+            if len(self._unproven) >= _MAX_TARGETS:
+                self._unproven.clear()
+            self._unproven.add(target.key)
+            logger.warning(
+                "window_not_read model=%s tokens=%d: the smallest known number counts until its server answers: %s",
+                target.model,
+                tokens,
+                reading.failure,
+            )
+        return replace(window, tokens=tokens)
+
+    def _without_listing(self, target: Target, reason: str, *, is_silent: bool = False) -> Window:
+        learned = self._told(target)
+        now_s = self._clock()
+        operator = target.context_length if (target.context_length or 0) > 0 else None
+        if operator is not None:
+            # What a server said of itself is worth more than a guess, however old it is.
+            holds = learned is not None and (now_s < learned.until_s or target.context_source in GUESSES)
+            tokens = min(operator, learned.tokens) if learned is not None and holds else operator
+        elif learned is not None:
+            tokens = learned.tokens
+        else:
+            kind = WindowUnread if is_silent else WindowUnknown
+            raise kind(target.model, tried=f"{reason}; no context length is configured; no overflow error named one")
+        return self._remember(
+            target,
+            Window(
+                tokens=tokens,
+                source=target.context_source if tokens == operator else "learned",
+                architecture="",
+                instance_id=target.model,
+                parallel=1,
+                read_s=now_s,
+            ),
+        )
+
+    def _remember(self, target: Target, window: Window) -> Window:
+        if (parallel := self._shared.get(target.key, 1)) > window.parallel:
+            window = replace(window, parallel=parallel)
+        self._last[target.key] = window
+        _bound(self._last)
+        return window
+
+
+def _bound(entries: OrderedDict[str, _Entry]) -> None:
+    while len(entries) > _MAX_TARGETS:
+        entries.popitem(last=False)
+
+
+# LM Studio's API · the API of another server · what the operator wrote, or LiteLLM's model map · an overflow error.
+Source: TypeAlias = Literal[
+    "api/v1",
+    "api/v0",
+    "llama.cpp",
+    "vllm",
+    "ollama",
+    "operator",
+    "max_input_tokens",
+    "model_map",
+    "default",
+    "learned",
+]
+# What is known of a kind of model, and not of the server behind this address.
+GUESSES = ("model_map", "default")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """A deployment as this layer needs it.
+
+    Attributes:
+        key: stable identity of the deployment.
+        model: as LM Studio knows it, without provider prefix.
+        context_length: tokens that the operator wrote down; used only where the server does not say.
+        context_source: where `context_length` comes from.
+        apis: by which a server that is not LM Studio is asked for its window; empty leaves it in peace.
+        asked_tokens: what each request tells the server to allocate (Ollama's `num_ctx`): its window is no larger.
+        asker: who asks, as a fingerprint: what an overflow of theirs has taught holds for them first.
+        tokenizer: what its operator wrote for this deployment; "" follows the global setting (`sources.py`).
+    """
+
+    key: str
+    model: str
+    api_base: str | None
+    api_key: str | None = field(repr=False)
+    context_length: int | None
+    context_source: Source = "operator"
+    is_lmstudio: bool = True
+    apis: tuple[Api, ...] = ()
+    asked_tokens: int | None = None
+    tokenizer: str = ""
+    asker: str = ""
+
+    @property
+    def is_listed(self) -> bool:
+        """Whether there is a server to ask."""
+        return self.api_base is not None and (self.is_lmstudio or bool(self.apis))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """The context length to stay inside.
+
+    Attributes:
+        architecture: as LM Studio names it; "" when it was not asked.
+        instance_id: the loaded copy that the number belongs to; the model's name when LM Studio was not asked.
+        parallel: requests that share `tokens` at the same time.
+        slots: requests that have `tokens` each at the same time, as llama.cpp's server says; older ones do not say
+            whether they share a unified cache.
+        read_s: clock value when the number was read; old where later reads failed.
+        wanted: the model as its server lists it, which finds its file; None where it says nothing of that.
+    """
+
+    tokens: int
+    source: Source
+    architecture: str
+    instance_id: str
+    parallel: int
+    read_s: float
+    slots: int = 1
+    wanted: WantedModel | None = None
+
+
+class Known(NamedTuple):
+    """What a listing says of one target; kept until the listing changes.
+
+    `window` is None and `absence` says why, where the listing gives no number.
+    """
+
+    reading: Reading
+    model: str
+    window: Window | None
+    absence: str
+    not_loaded: bool
+
+
+def apis_of(target: Target) -> tuple[Api, ...]:
+    """What the target's server may speak besides LM Studio's own API."""
+    return () if target.is_lmstudio else target.apis
+
+
+def as_asked(target: Target, window: Window) -> Window:
+    """The window, no larger than the requests themselves make it: another client may have loaded the model larger."""
+    if target.asked_tokens is None or window.tokens <= target.asked_tokens:
+        return window
+    return replace(window, tokens=target.asked_tokens, source="operator")
+
+
+def look_up(target: Target, reading: Reading) -> Known:
+    """The target's window by a listing of its server."""
+    listing = reading.listing
+    if listing is None:
+        return Known(reading, target.model, None, reading.failure, not_loaded=False)
+    if isinstance(listing, Served):
+        return _look_up_served(target, reading, listing)
+    path = f"/api/{listing.api}/models"
+    found = match(listing, target.model)
+    if found is None:
+        absence = f"{path} lists {len(listing.models)} models, none of them {target.model}"
+        return Known(reading, target.model, None, absence, not_loaded=False)
+    listed, instance = found
+    if instance is None:
+        return Known(reading, target.model, None, f"{path}: not loaded", not_loaded=True)
+    if instance.context_length is None:
+        absence = f"{path} lists {instance.id} as loaded, without a context length"
+        return Known(reading, target.model, None, absence, not_loaded=False)
+    window = Window(
+        tokens=instance.context_length,
+        source="api/v1" if listing.api == "v1" else "api/v0",
+        architecture=listed.architecture,
+        instance_id=instance.id,
+        parallel=instance.parallel,
+        read_s=reading.read_s,
+        wanted=listed.wanted,
+    )
+    return Known(reading, target.model, window, "", not_loaded=False)
+
+
+def _look_up_served(target: Target, reading: Reading, served: Served) -> Known:
+    """The window as another server tells it.
+
+    What is not loaded has none; Ollama loads it with the first request.
+    """
+    if served.api is None:
+        absence = f"its server tells no context length ({', '.join(PATHS[api] for api in target.apis)})"
+        return Known(reading, target.model, None, absence, not_loaded=False)
+    found = find_served(served, target.model)
+    if found is None or found.context_length is None:
+        absence = f"{PATHS[served.api]} names no context length of {target.model}"
+        is_loadable = found is None and served.api == "ollama"
+        return Known(reading, target.model, None, absence, not_loaded=is_loadable)
+    window = Window(
+        tokens=found.context_length,
+        source=served.api,
+        architecture="",
+        instance_id=target.model,
+        parallel=found.slots if found.is_shared else 1,
+        slots=found.slots,
+        read_s=reading.read_s,
+        wanted=WantedModel(key=target.model, path=found.path) if found.path else None,
+    )
+    return Known(reading, target.model, window, "", not_loaded=False)

@@ -1,0 +1,195 @@
+"""A later turn counts only what is new, and gives the numbers that looking at everything would give."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from dataclasses import replace
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from litellm_compaction.core.messages import Request, parse_message
+from litellm_compaction.templates import template as templates
+from litellm_compaction.tokenizers.encoders import CharactersEncoder, VocabularyData
+from litellm_compaction.tokenizers.families import Family, family_of
+from litellm_compaction.tokenizers.registry import install_vocabulary
+from litellm_compaction.tokenizers.vocabulary import Segment, Vocabulary
+from litellm_compaction.tokens import attribution as scale
+from litellm_compaction.tokens.attribution import Beginnings, Scale
+from litellm_compaction.tokens.prefix import fingerprints
+from litellm_compaction.tokens.rendered import Counting
+
+TEMPLATES = sorted(path.stem for path in (Path(templates.__file__).parent / "jinja").glob("*.jinja"))
+SPECIAL = re.compile(r"<[^<>\s]{1,40}>|\[/?[A-Z_]{3,}\]")
+LONG = "One more sentence, so that the text is long enough to be remembered. " * 40
+TOOL = {
+    "type": "function",
+    "function": {"name": "look", "description": "Looks.", "parameters": {"type": "object", "properties": {}}},
+}
+TOOLS = (TOOL, {"type": "function", "function": {"name": "hear", "description": "Hears.", "parameters": {}}})
+
+
+def family(name: str) -> Family:
+    """A family with one of the package's templates, whose vocabulary knows the template's special tokens only."""
+    vocabulary = f"characters of {name}"
+    named = set(SPECIAL.findall(templates.template(name).source)) | {"<s>", "</s>"}
+    # What follows a special token may make it another one.
+    tokens = (*sorted(named), *(f"{token}{more}" for token in sorted(named) for more in ("z", "\nz")))
+    data = VocabularyData(
+        kind="bpe",
+        pre="",
+        tokens=tokens,
+        scores=(),
+        token_types=(3,) * len(tokens),
+        merges=(),
+        bos_id=tokens.index("<s>"),
+        eos_id=tokens.index("</s>"),
+        adds_bos=False,
+        chat_template="",
+        fingerprint=vocabulary,
+    )
+    install_vocabulary(vocabulary, Vocabulary(data, CharactersEncoder()))
+    base = family_of("llama", "llama-3.1-8b")
+    return replace(base, vocabulary=vocabulary, template=name, tool_template="")
+
+
+FAMILIES = {name: family(name) for name in TEMPLATES}
+
+TEXT = st.one_of(
+    st.sampled_from(
+        ["ok", "z", "zebra", "", LONG, f'"{LONG}"\n', "</s>z", "<think>a</think>b", "look", "a\nb", "<|im_end|>"]
+    ),
+    st.text(max_size=30),
+)
+
+
+def call(text: str) -> list[dict[str, Any]]:
+    arguments = json.dumps({"path": text})
+    return [{"id": "call00001", "type": "function", "function": {"name": "look", "arguments": arguments}}]
+
+
+def tool_round(text: str, result: str) -> list[dict[str, Any]]:
+    return [
+        {"role": "assistant", "content": "", "tool_calls": call(text)},
+        {"role": "tool", "tool_call_id": "call00001", "content": result},
+    ]
+
+
+ANSWER = st.one_of(
+    st.builds(lambda text: [{"role": "assistant", "content": text}], TEXT),
+    st.builds(lambda text, thought: [{"role": "assistant", "content": text, "reasoning_content": thought}], TEXT, TEXT),
+    st.builds(
+        lambda path, result, text: [*tool_round(path, result), {"role": "assistant", "content": text}], TEXT, TEXT, TEXT
+    ),
+)
+EXCHANGE = st.builds(lambda answer, text: [*answer, {"role": "user", "content": text}], ANSWER, TEXT)
+STEP = st.one_of(
+    st.tuples(st.just("append"), EXCHANGE),
+    st.tuples(st.just("append"), EXCHANGE),
+    st.tuples(st.just("cut"), st.integers(1, 3)),
+    st.tuples(st.just("edit"), st.tuples(st.integers(0, 12), TEXT)),
+    st.tuples(st.just("system"), TEXT),
+    st.tuples(st.just("tools"), st.integers(0, 2)),
+)
+
+
+def changed(
+    said: list[dict[str, Any]], system: str, tools: int, step: tuple[str, Any]
+) -> tuple[list[dict[str, Any]], str, int]:
+    what, value = step
+    if what == "append":
+        return [*said, *value], system, tools
+    if what == "cut":
+        return said[:-value], system, tools
+    if what == "edit" and said:
+        index, text = value
+        at = index % len(said)
+        return [*said[:at], {**said[at], "content": text}, *said[at + 1 :]], system, tools
+    return said, value if what == "system" else system, value if what == "tools" else tools
+
+
+@settings(max_examples=settings().max_examples * 4, deadline=None)
+@given(name=st.sampled_from(TEMPLATES), steps=st.lists(STEP, min_size=2, max_size=7), first=TEXT)
+def test_what_is_remembered_changes_no_number(name: str, steps: list[tuple[str, Any]], first: str) -> None:
+    """Turns appended, cut off and edited, other tools, another system prompt: as if each were the first request."""
+    remembering = Counting()
+    said: list[dict[str, Any]] = [{"role": "user", "content": first}]
+    system, tools = "You help.", 0
+    for step in steps:
+        said, system, tools = changed(said, system, tools, step)
+        messages = [{"role": "system", "content": system}, *said]
+        request = Request(messages=tuple(map(parse_message, messages)), tools=TOOLS[:tools])
+        made = asyncio.run(remembering.count(FAMILIES[name], request, fingerprints(request)))
+        assert made == asyncio.run(Counting().count(FAMILIES[name], request))
+
+
+def conversation(turns: int) -> list[dict[str, Any]]:
+    return [{"role": ("user", "assistant")[index % 2], "content": f"{index} {LONG}"} for index in range(turns)]
+
+
+def as_request(messages: list[dict[str, Any]]) -> Request:
+    return Request(messages=tuple(map(parse_message, messages)))
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_the_next_turn_looks_at_the_end_only(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a conversation that has grown by two messages at most the last six are cut at special tokens again."""
+    seen: list[int] = []
+    split = Vocabulary.split
+
+    def spy(self: Vocabulary, prompt: str, position: int = 0) -> Any:
+        seen.append(len(prompt) - position)
+        return split(self, prompt, position)
+
+    monkeypatch.setattr(Vocabulary, "split", spy)
+    counting = Counting()
+    for turns in (21, 23):
+        request = as_request(conversation(turns))
+        made = asyncio.run(counting.count(FAMILIES[name], request, fingerprints(request)))
+        assert made.rendered
+    assert seen[0] > 21 * len(LONG)
+    assert seen[1] < 6.5 * len(LONG)
+
+
+def test_what_is_remembered_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts of many conversations are forgotten, the oldest first, and a very long one does not stay alone."""
+    monkeypatch.setattr(scale, "_MAX_SIZE", 600)
+    counting = Counting()
+    requests = [as_request([{"role": "user", "content": f"{index}"}, *conversation(9)[1:]]) for index in range(30)]
+    for request in requests:
+        asyncio.run(counting.count(FAMILIES["llama3.1"], request, fingerprints(request)))
+    kept = counting._beginnings._entries
+    assert 2 < len(kept) < 15
+    assert (
+        sum(len(each.scale.segments) + len(each.hashes) for each in kept.values()) == counting._beginnings._size <= 600
+    )
+    assert [key[2] for key in kept] == [fingerprints(request)[-1] for request in requests[-len(kept) :]]
+
+
+def test_only_what_stands_before_a_change_is_known() -> None:
+    """Parts that a template has written in another way end what is known, whatever is the same behind them."""
+    parts = ["<s>", "system text", "<s>", "old text of a turn", "<s>", "a later text", "<s>", "end"]
+    text = "".join(parts)
+    ends = list(accumulate(map(len, parts)))
+    segments = [Segment(end - len(part), end, part == "<s>") for part, end in zip(parts, ends, strict=True)]
+    known = Beginnings()
+    known.note(("v", "t"), (1, 2), parts, Scale(segments, [2, 5, 3, 1]), [])
+    longer = [*parts, "<s>", "more"]
+    assert known.find(("v", "t"), (1, 2, 3), longer, 3).scale.end == len(text) - len("end")
+    changed = [*longer[:3], "another text here", *longer[4:]]
+    assert known.find(("v", "t"), (1, 2, 3), changed, 3).scale.end == len("<s>")
+    assert known.find(("v", "t"), (1, 5), longer, 3).scale.end == 0
+    assert known.find(("v", "u"), (1, 2, 3), longer, 3).scale.end == 0
+
+
+def test_text_without_special_tokens_is_never_cut() -> None:
+    """Where a prompt is one text, a longer one is another text, whose first tokens may differ."""
+    known = Beginnings()
+    known.note(("v", "t"), (1, 2), ["one", " text"], Scale([Segment(0, 8, False)], [2]), [])
+    assert known.find(("v", "t"), (1, 2, 3), ["one", " text", "ual"], 0).scale.end == 0

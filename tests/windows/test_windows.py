@@ -1,0 +1,572 @@
+"""The window of a target: sources, age, single flight, learned limits."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+
+import httpx
+import pytest
+
+from litellm_compaction.errors import ModelNotLoaded, ServerUnavailable, WindowOutdated, WindowUnknown
+from litellm_compaction.windows.fetch import Unreached
+from litellm_compaction.windows.windows import Target, Windows
+from tests import virtual_time
+from tests.windows.fake_lmstudio import BASE, Clock, FakeLMStudio, v0_model, v1_model
+
+CACHE_S = 5.0
+
+
+@pytest.fixture
+async def windows(http: httpx.AsyncClient, clock: Clock) -> AsyncIterator[Windows]:
+    made = Windows(cache_s=CACHE_S, http=http, clock=clock)
+    yield made
+    await made.aclose()
+
+
+def target(
+    model: str = "qwen/qwen3-8b",
+    *,
+    context_length: int | None = None,
+    is_lmstudio: bool = True,
+    api_base: str | None = BASE,
+) -> Target:
+    return Target(
+        key=f"id-{model}",
+        model=model,
+        api_base=api_base,
+        api_key="sk-secret",
+        context_length=context_length,
+        is_lmstudio=is_lmstudio,
+    )
+
+
+async def _settle() -> None:
+    """Lets background reads over the mock transport end."""
+    for _ in range(50):
+        await asyncio.sleep(0)
+
+
+def test_a_target_hides_its_key() -> None:
+    """The API key is in no representation, so in no log."""
+    assert "sk-secret" not in repr(target())
+
+
+async def test_the_loaded_length_is_the_window(server: FakeLMStudio, windows: Windows, clock: Clock) -> None:
+    """The number is that of the loaded instance, never max_context_length, whatever the operator wrote."""
+    server.list_v1(v1_model(_=12288))
+    window = await windows.resolve(target(context_length=99999))
+    assert (window.tokens, window.source, window.architecture) == (12288, "api/v1", "qwen3")
+    assert (window.instance_id, window.parallel, window.read_s) == ("qwen/qwen3-8b", 4, clock())
+
+
+async def test_what_is_loaded_behind_a_wildcard(server: FakeLMStudio, windows: Windows) -> None:
+    """Chat models with an instance, of a server that is LM Studio and answers; of any other nothing."""
+    embedding = v1_model("text-embedding-x", _=2048) | {"type": "embedding"}
+    server.list_v1(v1_model("qwen/qwen3-8b", _=12288), v1_model("idle"), embedding)
+    assert await windows.loaded(target("*")) == ("qwen/qwen3-8b",)
+    assert await windows.loaded(target("*", is_lmstudio=False)) == ()
+    assert await windows.loaded(target("*", api_base=None)) == ()
+
+
+async def test_a_newly_loaded_model_is_told(server: FakeLMStudio, windows: Windows, clock: Clock) -> None:
+    """Once for each listing that has a chat model which the one before had not; not for those that go."""
+    told: list[float] = []
+    windows.on_loaded = lambda: told.append(clock())
+    embedding = v1_model("text-embedding-x", _=2048) | {"type": "embedding"}
+    lists = [("a",), ("a",), ("a", "b"), ("b",), ("a", "b")]
+    for number, keys in enumerate(lists):
+        server.list_v1(*(v1_model(key, _=4096) for key in keys), v1_model("idle"), *([embedding] if number else []))
+        windows.invalidate(target("b"))
+        await windows.loaded(target("*"))
+        clock.now_s += 1
+    assert [at - told[0] for at in told] == [0, 2, 4]
+
+
+async def test_v0_serves_older_servers(server: FakeLMStudio, windows: Windows) -> None:
+    """Where there is no v1, the window comes from v0."""
+    server.list_v0(v0_model("qwen3-8b", tokens=4096))
+    window = await windows.resolve(target())
+    assert (window.tokens, window.source, window.parallel) == (4096, "api/v0", 1)
+
+
+async def test_a_listing_without_a_length_needs_the_operator(server: FakeLMStudio, windows: Windows) -> None:
+    """v0 does not always name loaded_context_length; then only the operator's number counts."""
+    server.list_v0(v0_model("qwen3-8b", tokens=None))
+    with pytest.raises(WindowUnknown, match="without a context length"):
+        await windows.resolve(target())
+    assert (await windows.resolve(target(context_length=7000))).source == "operator"
+
+
+async def test_not_loaded_is_not_the_operators_number(server: FakeLMStudio, windows: Windows) -> None:
+    """Loading on request may use another length than the operator's, so there is no window yet."""
+    server.list_v1(v1_model())
+    with pytest.raises(ModelNotLoaded):
+        await windows.resolve(target(context_length=32768))
+
+
+async def test_an_unlisted_model_falls_back(server: FakeLMStudio, windows: Windows) -> None:
+    """Operator first, then a learned limit, else an error that says what was tried."""
+    server.list_v1(v1_model(_=8192))
+    with pytest.raises(WindowUnknown, match="/api/v1/models lists 1 models, none of them other"):
+        await windows.resolve(target("other"))
+    windows.learn(target("other"), 6000)
+    assert (await windows.resolve(target("other"))).source == "learned"
+    window = await windows.resolve(target("other", context_length=5000))
+    assert (window.tokens, window.source) == (5000, "operator")
+
+
+async def test_a_dead_server_leaves_operator_or_error(server: FakeLMStudio, windows: Windows) -> None:
+    """Without any good listing the operator's number is all there is; the error tells why."""
+    server.down = httpx.ConnectError("refused")
+    with pytest.raises(WindowUnknown, match="no connection"):
+        await windows.resolve(target())
+    window = await windows.resolve(target(context_length=5000))
+    assert (window.tokens, window.source, window.instance_id) == (5000, "operator", "qwen/qwen3-8b")
+
+
+@pytest.mark.parametrize(("failure", "tries"), [(httpx.ConnectError("refused"), 1), (httpx.ConnectTimeout("slow"), 2)])
+async def test_a_dead_server_is_not_asked_by_every_request(
+    server: FakeLMStudio, windows: Windows, clock: Clock, failure: Exception, tries: int
+) -> None:
+    """After a failure the next read waits a few seconds, so requests do not queue behind timeouts.
+
+    A connection that took too long is tried once more: it may have waited for a busy process of ours.
+    """
+    server.down = failure
+    for _ in range(5):
+        await windows.resolve(target(context_length=5000))
+    assert len(server.requests) == tries
+    clock.now_s += CACHE_S
+    await windows.resolve(target(context_length=5000))
+    assert len(server.requests) == 2 * tries
+
+
+@pytest.mark.parametrize("failure", [httpx.ReadTimeout("slow"), {"/api/v1/models": httpx.Response(503)}])
+async def test_one_late_answer_refuses_one_request(
+    server: FakeLMStudio, windows: Windows, clock: Clock, failure: Exception | dict[str, object]
+) -> None:
+    """A server that takes connections is alive: whoever comes next asks again, at the same moment already."""
+    answers = server.answers
+    server.list_v1(v1_model(_=8192))
+    await windows.resolve(target())
+    clock.now_s += CACHE_S
+    fail(server, failure)
+    with pytest.raises(WindowOutdated):
+        await windows.resolve(target())
+    server.down, server.answers = None, answers
+    assert (await windows.resolve(target())).tokens == 8192
+
+
+async def test_a_connection_that_ends_as_it_is_used_again_refuses_nobody(clock: Clock) -> None:
+    """Servers end idle connections after as many seconds as a listing is kept: the read is tried once more."""
+    served: list[int] = []
+    serving: list[asyncio.Task[None] | None] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        serving.append(asyncio.current_task())
+        served.append(0)
+        body = json.dumps({"models": [v1_model(_=8192)]}).encode()
+        await reader.readuntil(b"\r\n\r\n")
+        served[-1] += 1
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
+        with contextlib.suppress(asyncio.IncompleteReadError):
+            await reader.readuntil(b"\r\n\r\n")
+            served[-1] += 1
+        writer.close()
+        await writer.wait_closed()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as listener:
+        port = listener.sockets[0].getsockname()[1]
+        # A client that keeps connections for longer than a loaded machine takes for a few reads.
+        async with httpx.AsyncClient(limits=httpx.Limits(keepalive_expiry=600), trust_env=False) as http:
+            windows = Windows(cache_s=CACHE_S, clock=clock, http=http)
+            for _ in range(3):
+                assert (await windows.resolve(target(api_base=f"http://127.0.0.1:{port}/v1"))).tokens == 8192
+                clock.now_s += CACHE_S
+            await windows.aclose()
+        await asyncio.gather(*filter(None, serving))
+    assert served == [2, 2, 1]
+
+
+@pytest.mark.parametrize("failure", [httpx.RemoteProtocolError("gone"), httpx.ReadError("gone")])
+async def test_a_connection_that_always_ends_is_tried_twice(
+    server: FakeLMStudio, windows: Windows, failure: Exception
+) -> None:
+    """No more: something is wrong with that server."""
+    server.down = failure
+    with pytest.raises(WindowUnknown, match="no usable answer"):
+        await windows.resolve(target())
+    assert len(server.requests) == 2
+
+
+@pytest.mark.parametrize(("answers_s", "knows"), [(25.0, [True, True, True]), (50.0, [False, False, True])])
+def test_a_slow_listing_is_waited_for_by_all(answers_s: float, knows: list[bool]) -> None:
+    """Half a minute, by one read; a later answer refuses those that waited, and nobody who comes after."""
+
+    async def scene() -> list[bool]:
+        loop = asyncio.get_running_loop()
+
+        async def answer(request: httpx.Request) -> httpx.Response:
+            await asyncio.sleep(answers_s - loop.time())
+            return httpx.Response(200, json={"models": [v1_model(_=8192)]})
+
+        async def ask(after_s: float) -> bool:
+            await asyncio.sleep(after_s)
+            try:
+                return (await windows.resolve(target())).tokens == 8192
+            except WindowUnknown:
+                return False
+
+        async with httpx.AsyncClient(transport=httpx.MockTransport(answer)) as http:
+            windows = Windows(cache_s=CACHE_S, http=http, clock=loop.time)
+            found = list(await asyncio.gather(ask(0), ask(20), ask(30.001)))
+            await windows.aclose()
+            return found
+
+    assert virtual_time.run(scene()) == knows
+
+
+async def test_other_servers_are_never_asked(server: FakeLMStudio, windows: Windows) -> None:
+    """No request is sent for a target that is not LM Studio."""
+    window = await windows.resolve(target(context_length=128000, is_lmstudio=False))
+    assert (window.tokens, window.source) == (128000, "operator")
+    with pytest.raises(WindowUnknown):
+        await windows.resolve(target(is_lmstudio=False), fresh=True)
+    windows.invalidate(target(is_lmstudio=False))
+    windows.learn(target(is_lmstudio=False), 9000)
+    assert (await windows.resolve(target(is_lmstudio=False))).tokens == 9000
+    with pytest.raises(WindowUnknown):
+        await windows.resolve(target("n", api_base=None))
+    assert server.requests == []
+
+
+async def test_young_values_come_from_memory(server: FakeLMStudio, windows: Windows, clock: Clock) -> None:
+    """Within cache_s nothing is sent, for any model of the same server."""
+    server.list_v1(v1_model(_=8192), v1_model("b/other", _=4096))
+    await windows.resolve(target())
+    clock.now_s += CACHE_S - 0.1
+    await windows.resolve(target())
+    assert (await windows.resolve(target("other"))).tokens == 4096
+    assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize("age_s", [CACHE_S, 7.0, 30.0, 60.0, 10_000.0])
+async def test_an_old_value_is_read_again_before_it_is_used(
+    server: FakeLMStudio, windows: Windows, clock: Clock, age_s: float
+) -> None:
+    """Past cache_s a hundred callers wait for one read, and none of them gets the larger window of before."""
+    server.list_v1(v1_model(_=32768))
+    await windows.resolve(target())
+    server.list_v1(v1_model(_=4096))
+    clock.now_s += age_s
+    found = await asyncio.gather(*(windows.resolve(target()) for _ in range(100)))
+    assert {window.tokens for window in found} == {4096}
+    assert len(server.requests) == 2
+
+
+async def test_a_value_is_as_old_as_its_reading_began(server: FakeLMStudio, windows: Windows, clock: Clock) -> None:
+    """What a slow server says is of the moment in which it was asked, not of that in which its answer came."""
+    server.list_v1(v1_model(_=32768))
+    server.gate = asyncio.Event()
+    asked = asyncio.create_task(windows.resolve(target()))
+    await _settle()
+    server.list_v1(v1_model(_=4096))
+    clock.now_s += CACHE_S
+    server.gate.set()
+    await asked
+    assert (await windows.resolve(target())).tokens == 4096
+
+
+async def test_an_old_absence_is_not_served(server: FakeLMStudio, windows: Windows, clock: Clock) -> None:
+    """A model that was loaded in the meantime is found by the very next request."""
+    server.list_v1(v1_model())
+    with pytest.raises(ModelNotLoaded):
+        await windows.resolve(target())
+    server.list_v1(v1_model(_=4096))
+    clock.now_s += CACHE_S
+    assert (await windows.resolve(target())).tokens == 4096
+
+
+FAILURES: list[Exception | dict[str, object]] = [
+    httpx.ConnectError("refused"),
+    httpx.ReadTimeout("slow"),
+    {"/api/v1/models": httpx.Response(503)},
+    {"/api/v1/models": httpx.Response(401), "/api/v0/models": httpx.Response(401)},
+    {"/api/v1/models": {"error": "Unexpected endpoint."}},
+]
+
+
+def fail(server: FakeLMStudio, failure: Exception | dict[str, object]) -> None:
+    if isinstance(failure, Exception):
+        server.down = failure
+    else:
+        server.answers = failure
+
+
+@pytest.mark.parametrize("failure", FAILURES)
+async def test_one_number_that_cannot_be_read_again_is_refused(
+    server: FakeLMStudio, windows: Windows, clock: Clock, failure: Exception | dict[str, object]
+) -> None:
+    """It may be that of a larger window than the model has now; the error says how old it is and what failed."""
+    answers = server.answers
+    server.list_v1(v1_model(_=32768))
+    await windows.resolve(target())
+    clock.now_s += 7
+    fail(server, failure)
+    for _ in range(3):
+        with pytest.raises(WindowOutdated, match="32768 tokens, is 7 s old"):
+            await windows.resolve(target())
+    clock.now_s += 1
+    server.down, server.answers = None, answers
+    server.list_v1(v1_model(_=4096))
+    assert (await windows.resolve(target())).tokens == 4096
+
+
+@pytest.mark.parametrize("failure", FAILURES)
+@pytest.mark.parametrize(("first", "second"), [(4096, 32768), (32768, 4096)])
+async def test_of_two_numbers_the_smaller_counts_while_a_server_does_not_answer(
+    server: FakeLMStudio,
+    windows: Windows,
+    clock: Clock,
+    failure: Exception | dict[str, object],
+    first: int,
+    second: int,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Of the last two that it has said; its operator is told once."""
+    for tokens in (first, second):
+        server.list_v1(v1_model(_=tokens))
+        await windows.resolve(target(), fresh=True)
+    fail(server, failure)
+    for _ in range(5):
+        clock.now_s += CACHE_S + 1
+        assert (await windows.resolve(target())).tokens == 4096
+    assert len([record for record in caplog.records if "window_not_read" in record.message]) == 1
+
+
+async def test_an_operators_number_counts_where_it_is_smaller(
+    server: FakeLMStudio, windows: Windows, clock: Clock
+) -> None:
+    """Whoever writes one down wants it used where the server says nothing; a larger one lifts nothing."""
+    for written, expected in ((6000, 6000), (50_000, 8192)):
+        server.down = None
+        server.list_v1(v1_model(_=8192))
+        assert (await windows.resolve(target(context_length=written), fresh=True)).tokens == 8192
+        server.down = httpx.ConnectError("refused")
+        clock.now_s += CACHE_S
+        assert (await windows.resolve(target(context_length=written))).tokens == expected
+
+
+async def test_a_young_value_that_an_error_made_doubtful_is_refused(server: FakeLMStudio, windows: Windows) -> None:
+    """After an error the value is read again at once; where that fails, nobody knows what holds."""
+    server.list_v1(v1_model(_=8192))
+    await windows.resolve(target())
+    windows.invalidate(target())
+    server.down = httpx.ConnectError("refused")
+    with pytest.raises(WindowOutdated):
+        await windows.resolve(target())
+
+
+async def test_a_server_that_is_busy_is_waited_for(clock: Clock) -> None:
+    """One that takes connections may take longer than the limit for those: refusing costs more than waiting."""
+    asked, answer = asyncio.Event(), asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        asked.set()
+        await answer.wait()
+        body = json.dumps({"models": [v1_model(_=8192)]}).encode()
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%b" % (len(body), body))
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as listener:
+        port = listener.sockets[0].getsockname()[1]
+        windows = Windows(cache_s=CACHE_S, clock=clock, timeout_s=0.2)
+        waiting = asyncio.create_task(windows.resolve(target(api_base=f"http://127.0.0.1:{port}/v1")))
+        await asyncio.wait_for(asked.wait(), 60)
+        # Twice that limit of real time, and a twenty-fifth of the patience: it must be longer than the one to show.
+        asyncio.get_running_loop().call_later(0.4, answer.set)
+        assert (await waiting).tokens == 8192
+        await windows.aclose()
+
+
+async def test_fresh_reads_are_shared(server: FakeLMStudio, windows: Windows) -> None:
+    """Callers at the same time share one read."""
+    server.list_v1(v1_model(_=8192))
+    found = await asyncio.gather(*(windows.resolve(target(), fresh=True) for _ in range(20)))
+    assert {window.tokens for window in found} == {8192}
+    assert len(server.requests) == 1
+
+
+async def test_fresh_means_begun_after_the_call(server: FakeLMStudio, windows: Windows, clock: Clock) -> None:
+    """A read that was already under way does not count as fresh: it may have seen the model before it was loaded."""
+    server.list_v1(v1_model())
+    server.gate = asyncio.Event()
+    early = asyncio.create_task(windows.resolve(target()))
+    await _settle()
+    server.list_v1(v1_model(_=8192))
+    late = [asyncio.create_task(windows.resolve(target(), fresh=True)) for _ in range(5)]
+    await _settle()
+    server.gate.set()
+    assert {(await task).tokens for task in late} == {8192}
+    with pytest.raises(ModelNotLoaded):
+        await early
+    assert len(server.requests) == 2
+
+
+async def test_one_cancelled_waiter_leaves_the_others(server: FakeLMStudio, windows: Windows) -> None:
+    """Cancelling one caller does not cancel the read that others wait for."""
+    server.list_v1(v1_model(_=8192))
+    server.gate = asyncio.Event()
+    first, second = (asyncio.create_task(windows.resolve(target())) for _ in range(2))
+    await _settle()
+    first.cancel()
+    await _settle()
+    server.gate.set()
+    assert (await second).tokens == 8192
+    assert first.cancelled()
+    assert len(server.requests) == 1
+
+
+async def test_invalidate_makes_the_next_call_wait(server: FakeLMStudio, windows: Windows) -> None:
+    """After an error the next resolve reads again, even within cache_s."""
+    server.list_v1(v1_model(_=8192))
+    await windows.resolve(target())
+    server.list_v1(v1_model(_=4096))
+    windows.invalidate(target())
+    assert (await windows.resolve(target())).tokens == 4096
+    assert (await windows.resolve(target())).tokens == 4096
+    assert len(server.requests) == 2
+
+
+async def test_peek_sends_nothing(server: FakeLMStudio, windows: Windows) -> None:
+    """The last known window, or None before there is one."""
+    server.list_v1(v1_model(_=8192))
+    assert windows.peek(target()) is None
+    window = await windows.resolve(target())
+    assert windows.peek(target()) == window
+    assert len(server.requests) == 1
+
+
+async def test_a_learned_limit_lowers_the_window_for_a_while(
+    server: FakeLMStudio, windows: Windows, clock: Clock
+) -> None:
+    """An overflow error's limit counts for 600 s, then the listed value counts again."""
+    server.list_v1(v1_model(_=8192))
+    await windows.resolve(target())
+    windows.learn(target(), 6000)
+    window = await windows.resolve(target())
+    assert (window.tokens, window.source, window.parallel) == (6000, "learned", 4)
+    clock.now_s += 600
+    assert (await windows.resolve(target(), fresh=True)).tokens == 8192
+
+
+async def test_a_changed_listing_ends_a_learned_limit(server: FakeLMStudio, windows: Windows) -> None:
+    """A model that was loaded anew has another limit."""
+    server.list_v1(v1_model(_=8192))
+    await windows.resolve(target())
+    windows.learn(target(), 6000)
+    server.list_v1(v1_model(_=16384))
+    assert (await windows.resolve(target(), fresh=True)).tokens == 16384
+    server.list_v1(v1_model(_=8192))
+    assert (await windows.resolve(target(), fresh=True)).tokens == 8192
+
+
+@pytest.mark.parametrize("nonsense", [0, -5, 8193, 10**9])
+async def test_nonsense_is_not_learned(server: FakeLMStudio, windows: Windows, nonsense: int) -> None:
+    """A limit below one token, or above the listed one, changes nothing."""
+    server.list_v1(v1_model(_=8192))
+    await windows.resolve(target())
+    windows.learn(target(), nonsense)
+    assert (await windows.resolve(target())).tokens == 8192
+
+
+async def test_a_limit_learned_before_the_listing_holds(server: FakeLMStudio, windows: Windows, clock: Clock) -> None:
+    """A limit that was the only number known still lowers a listing that appears later, and never expires alone."""
+    server.down = httpx.ConnectError("refused")
+    windows.learn(target(), 6000)
+    clock.now_s += 6000
+    assert (await windows.resolve(target())).tokens == 6000
+    windows.learn(target(), 6000)
+    assert (await windows.resolve(target(context_length=9000))).source == "learned"
+    server.down = None
+    server.list_v1(v1_model(_=8192))
+    assert (await windows.resolve(target(), fresh=True)).tokens == 6000
+    server.list_v1(v1_model(_=10000))
+    assert (await windows.resolve(target(), fresh=True)).tokens == 10000
+
+
+async def test_the_verdict_is_cached_by_kind(server: FakeLMStudio, windows: Windows, clock: Clock) -> None:
+    """Unknown is asked again after 5 s, no after 60 s, yes never; callers at the same time share one probe."""
+    server.down = httpx.ConnectError("refused")
+    assert await asyncio.gather(*(windows.is_lmstudio(BASE, None) for _ in range(5))) == [None] * 5
+    assert len(server.requests) == 1
+    server.down = None
+    assert await windows.is_lmstudio(BASE, None) is None
+    clock.now_s += 5
+    assert await windows.is_lmstudio(BASE, None) is False
+    server.answers["/lmstudio-greeting"] = {"lmstudio": True}
+    clock.now_s += 59
+    assert await windows.is_lmstudio(BASE, None) is False
+    clock.now_s += 1
+    assert await windows.is_lmstudio(BASE, None) is True
+    sent = len(server.requests)
+    server.answers.clear()
+    clock.now_s += 10**6
+    assert await windows.is_lmstudio(BASE, None) is True
+    assert len(server.requests) == sent
+
+
+async def test_a_server_that_is_silent_is_waited_for_once(
+    windows: Windows, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """LM Studio that loads a model takes its time; one that never answers keeps nobody waiting again and again."""
+    waited: list[float] = []
+    answers: list[bool | Exception] = [
+        Unreached("no connection"),
+        ServerUnavailable("no answer within 30 s"),
+        ServerUnavailable("no answer within 3 s"),
+        False,
+        ServerUnavailable("no answer within 30 s"),
+        True,
+    ]
+
+    async def asked(*_: object, timeout_s: float) -> bool:
+        waited.append(timeout_s)
+        answer = answers[len(waited) - 1]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr("litellm_compaction.windows.cache.answers_as_lmstudio", asked)
+    found = []
+    for _ in answers:
+        found.append(await windows.is_lmstudio(BASE, None))
+        clock.now_s += 60
+    assert found == [None, None, None, False, None, True]
+    patient_s, quick_s = waited[0], waited[2]
+    assert waited == [patient_s, patient_s, quick_s, quick_s, quick_s, quick_s]
+    assert patient_s > quick_s
+
+
+async def test_closing_ends_reads_that_run(server: FakeLMStudio, windows: Windows) -> None:
+    """Nothing is left behind when the proxy stops, and waiters are told."""
+    server.gate = asyncio.Event()
+    waiter = asyncio.create_task(windows.resolve(target()))
+    await _settle()
+    await windows.aclose()
+    with pytest.raises(asyncio.CancelledError):
+        await waiter
+
+
+async def test_an_own_client_is_made_and_closed() -> None:
+    """Without a client given, one is made at the first read; a port that nobody listens on is an error of ours."""
+    windows = Windows(cache_s=CACHE_S, timeout_s=2.0)
+    with pytest.raises(WindowUnknown, match="no connection"):
+        await windows.resolve(target(api_base="http://127.0.0.1:9"))
+    await windows.aclose()
+    await windows.aclose()
