@@ -20,7 +20,7 @@ from benchmarks.measuring import (
     size,
 )
 from benchmarks.summarisers import Kind, summary
-from litellm_compaction.core.boundaries import latest_cut, sacred_indices
+from litellm_compaction.core.cut_points import latest_cut, sacred_indices
 from litellm_compaction.core.messages import Message, Request, lead_length, newest_user_index, parse_message
 from litellm_compaction.errors import DoesNotFit, SummaryFailed
 from litellm_compaction.summarizer import SummaryAnswer

@@ -19,8 +19,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from litellm_compaction.core.anchors import ledger
-from litellm_compaction.core.edits import edited, stubs
+from litellm_compaction.core.clearing import edited, stubs
+from litellm_compaction.core.ledger import ledger
 from litellm_compaction.core.messages import Request, parse_message
 from litellm_compaction.tokenizers.families import family_of
 from litellm_compaction.tokenizers.gguf import read_gguf

@@ -30,9 +30,9 @@ from typing import NamedTuple
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.measuring import JsonDict, Transcript, budget, load
-from litellm_compaction.core.boundaries import sacred_indices
+from litellm_compaction.core.conversation import RECORD_TOKENS
+from litellm_compaction.core.cut_points import sacred_indices
 from litellm_compaction.core.messages import JsonValue, Message, Request
-from litellm_compaction.core.weights import RECORD_TOKENS
 from litellm_compaction.engine import Guarded, PruningModel
 from litellm_compaction.errors import DoesNotFit
 from litellm_compaction.summarizer import SummaryAnswer

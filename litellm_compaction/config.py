@@ -1,21 +1,145 @@
 """What an operator can set, with unit, default and reason; everything else is refused at start.
 
-`callback_settings.litellm_compaction` in config.yaml becomes `Settings`, `model_info.compaction` of a
-deployment becomes `DeploymentSettings`, and `Settings.for_deployment` joins the two.
+`callback_settings.litellm_compaction` in config.yaml becomes `Settings`, `model_info.compaction` of a deployment
+becomes `DeploymentSettings`, and `Settings.for_deployment` joins the two.
+
+The operator's own prompts are files, read once and checked at start: plain text in UTF-8, in which `{words}` and the
+other placeholders of the strategy are replaced by numbers and every other brace is text. What is to be condensed
+follows the prompt, or stands before it; it needs no placeholder.
+
+The operator's own regular expressions must take linear time on any text. That is decided by their form, since no trial
+finds the text on which a pattern explodes: what may be repeated without an end, or very often inside something that is
+repeated, is refused, with what to write instead.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 import re
+import warnings
 from collections.abc import Mapping
-from typing import Annotated, Literal, TypeVar
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from litellm_compaction.errors import ConfigError
-from litellm_compaction.linear_patterns import must_be_linear
-from litellm_compaction.prompt_files import StrategyName, read_prompt
+
+with warnings.catch_warnings():
+    # Python 3.11 and later call it `re._parser`, and warn of the old name.
+    warnings.simplefilter("ignore", DeprecationWarning)
+    import sre_constants as kinds
+    import sre_parse as parser
+
+_MAX_CHARS = 2000
+# Ways to go on from one character of a text, at most: 10 s for 1 MB.
+_MAX_STEPS = 2_000
+
+
+def must_be_linear(pattern: str) -> None:
+    """Returns if `pattern` is linear.
+
+    Raises:
+        ValueError: it is not, or it is none; says what to change.
+    """
+    if len(pattern) > _MAX_CHARS:
+        raise ValueError(f"a pattern is too long: {len(pattern)} characters, at most {_MAX_CHARS}")
+    try:
+        compiled = re.compile(pattern)
+        tree = parser.parse(pattern)
+    except (re.error, RecursionError, OverflowError) as error:
+        raise ValueError(f"the pattern {pattern!r} cannot be read: {error}") from None
+    steps = _steps(tree, pattern)
+    if compiled.match("") is not None or tree.getwidth()[0] == 0:
+        raise ValueError(f"the pattern {pattern!r} matches the empty text")
+    if steps > _MAX_STEPS:
+        raise ValueError(f"the pattern {pattern!r} may try {steps} steps at each character; at most {_MAX_STEPS}")
+
+
+def _steps(tree: Any, pattern: str) -> int:
+    """How often a search may go on from one place: repetitions in a row multiply, as do those inside each other."""
+    steps = 1
+    for kind, value in tree:
+        if kind in (kinds.GROUPREF, kinds.GROUPREF_EXISTS):
+            raise ValueError(f"the pattern {pattern!r} has a reference to a group, which can take exponential time")
+        if kind in (kinds.MAX_REPEAT, kinds.MIN_REPEAT) or str(kind) == "POSSESSIVE_REPEAT":
+            least, most, inner = value
+            if most == kinds.MAXREPEAT:
+                raise ValueError(
+                    f"the pattern {pattern!r} has a repetition without an end: write {{1,200}} for +, {{0,200}} for *"
+                )
+            inside = _steps(inner, pattern)
+            # Of a repetition of one thing only the length varies.
+            steps *= inside**most if inside > 1 and most <= 16 else _STEPS_TOO_MANY if inside > 1 else most - least + 1
+        elif kind is kinds.BRANCH:
+            steps *= sum(_steps(branch, pattern) for branch in value[1])
+        elif kind is kinds.SUBPATTERN:
+            steps *= _steps(value[-1], pattern)
+        elif kind in (kinds.ASSERT, kinds.ASSERT_NOT):
+            steps *= _steps(value[1], pattern)
+        steps = min(steps, _STEPS_TOO_MANY)
+    return steps
+
+
+_STEPS_TOO_MANY = 10**12
+
+
+StrategyName = Literal["summary", "prune", "handoff"]
+
+# A longer instruction takes a small model's window from the conversation.
+_MAX_BYTES = 16 * 1024
+_PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")
+
+
+class Placeholders(NamedTuple):
+    """What a strategy's prompt must hold, and what it may hold."""
+
+    required: tuple[str, ...]
+    optional: tuple[str, ...]
+
+
+PLACEHOLDERS: Mapping[StrategyName, Placeholders] = {
+    "summary": Placeholders(("words",), ("round",)),
+    "handoff": Placeholders(("words",), ("round",)),
+    "prune": Placeholders(("words", "target_tokens"), ("current_tokens", "limit_tokens", "round")),
+}
+
+
+@functools.lru_cache(maxsize=64)
+def read_prompt(strategy: StrategyName, path: str) -> str:
+    """The prompt in the file `path`, checked; a file is read once in the life of a process.
+
+    Args:
+        strategy: whose placeholders it has.
+        path: absolute, relative to the working directory, or with `~`.
+
+    Raises:
+        ValueError: it cannot be read, or its placeholders are not the strategy's; says what is allowed.
+    """
+    file = Path(path).expanduser()
+    try:
+        with file.open("rb") as opened:
+            data = opened.read(_MAX_BYTES + 1)
+    except OSError as error:
+        raise ValueError(f"{strategy}: {path}: {error.strerror}; allowed: a readable text file") from None
+    if len(data) > _MAX_BYTES:
+        raise ValueError(f"{strategy}: {path}: longer than allowed: {_MAX_BYTES} bytes")
+    try:
+        text = data.decode("utf-8-sig").strip()
+    except UnicodeDecodeError:
+        raise ValueError(f"{strategy}: {path}: allowed: text in UTF-8") from None
+    required, optional = PLACEHOLDERS[strategy]
+    found = set(_PLACEHOLDER.findall(text))
+    unknown = sorted(found - {*required, *optional})
+    missing = [name for name in required if name not in found]
+    if unknown or missing:
+        wrong = [*(f"unknown placeholder {{{name}}}" for name in unknown), *(f"without {{{name}}}" for name in missing)]
+        known = ", ".join(f"{{{name}}}" for name in required)
+        more = ", ".join(f"{{{name}}}" for name in optional)
+        raise ValueError(f"{strategy}: {path}: {', '.join(wrong)}; required: {known}; allowed besides: {more}")
+    return text
+
 
 # As core/budget.py counts them at most: settings and core do not import each other.
 RESERVES_MAX_RATIO = 0.75

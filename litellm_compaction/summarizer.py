@@ -15,6 +15,8 @@ from typing import Protocol
 
 from litellm_compaction.core.messages import JsonValue, Message, user_message, with_text
 from litellm_compaction.core.prompts import (
+    STRATEGIES,
+    Strategy,
     is_echo,
     is_refusal,
     merge_prompt,
@@ -22,7 +24,6 @@ from litellm_compaction.core.prompts import (
     summary_prompt,
     transcript_parts,
 )
-from litellm_compaction.core.strategies import STRATEGIES, Strategy
 from litellm_compaction.errors import SummaryFailed
 
 # Words for a token bound: 0.6 words a token leaves room in every language we measured.

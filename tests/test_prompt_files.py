@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from litellm_compaction.config import Settings, settings_from
+from litellm_compaction.config import PLACEHOLDERS, Settings, StrategyName, settings_from
 from litellm_compaction.errors import ConfigError
-from litellm_compaction.prompt_files import PLACEHOLDERS, StrategyName
 
 
 def test_a_prompt_is_read_once(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TextIO, get_args
 
 from litellm_compaction import __version__
 from litellm_compaction.cli.argument_types import age_s, demo_tokens, port, positive, tokens
-from litellm_compaction.core.strategies import StrategyName
+from litellm_compaction.core.prompts import StrategyName
 from litellm_compaction.errors import CompactionError
 from litellm_compaction.events import harmless
 

@@ -15,10 +15,10 @@ import httpx
 from litellm_compaction.cli.chat_server import chat_server
 from litellm_compaction.cli.compact_report import Report, as_json, as_lines
 from litellm_compaction.config import Settings, settings_from
-from litellm_compaction.core.boundaries import pinned_positions
 from litellm_compaction.core.compaction import Compaction, Rung
-from litellm_compaction.core.decisions import Edit, Prune, Summarize
+from litellm_compaction.core.cut_points import pinned_positions
 from litellm_compaction.core.messages import JsonObject, JsonValue, Message, Request, parse_message
+from litellm_compaction.core.plan import Edit, Prune, Summarize
 from litellm_compaction.engine import Attempts, Case, Compactor, Guarded, Pending, PruningModel
 from litellm_compaction.errors import ConfigError
 from litellm_compaction.events import CompactionEvent, Event, harmless

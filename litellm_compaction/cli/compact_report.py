@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Literal, NamedTuple, TypeAlias
 
+from litellm_compaction.core.clearing import superseded_reads
 from litellm_compaction.core.compaction import Compaction, Rung, edited_part
-from litellm_compaction.core.edits import superseded_reads
 from litellm_compaction.core.messages import JsonObject, JsonValue, Message, lead_length
 from litellm_compaction.events import CompactionEvent
 

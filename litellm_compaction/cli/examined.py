@@ -12,7 +12,7 @@ from litellm_compaction.cli.config_file import Section
 from litellm_compaction.cli.findings import Finding, entry_section, note
 from litellm_compaction.cli.probing import Probe
 from litellm_compaction.cli.source_words import cost_words, source_words, template_words, tokenizer_name
-from litellm_compaction.core.carry_over import Way
+from litellm_compaction.core.continuation.request import Way
 from litellm_compaction.proxy.routing import Deployment
 from litellm_compaction.tokenizers.registry import load_cost, usable_soon, why_broken
 from litellm_compaction.tokenizers.sources import TokenizerSource

@@ -1,9 +1,9 @@
 """The one orchestrator: counts, decides, asks, applies, stores, reports."""
 
-from litellm_compaction.engine.case import Action, Attempts, Case, Guarded, Measure, Pending, Prospect, PruningModel
+from litellm_compaction.engine.admission import Room, shares_context
 from litellm_compaction.engine.compactor import Compactor
+from litellm_compaction.engine.context import Action, Attempts, Case, Guarded, Measure, Pending, Prospect, PruningModel
 from litellm_compaction.engine.going_on import ALL_WAYS, GoingOn, Outcome, Standing
-from litellm_compaction.engine.room import Room, shares_context
 
 __all__ = [
     "ALL_WAYS",

@@ -16,31 +16,25 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Literal, NamedTuple
 
-from litellm_compaction.core.carry_over import Partial, Way, can_end_in_answer, carried_over
-from litellm_compaction.core.chain import chain
+from litellm_compaction.concurrency import Flights
 from litellm_compaction.core.compaction import Compaction, is_applicable
-from litellm_compaction.core.decisions import Edit, Keep, Making, Plan, Prune, Reuse, Summarize
-from litellm_compaction.core.messages import Message, Request
-from litellm_compaction.core.oversize import refusal, shortened
-from litellm_compaction.core.plan import plan, usable
-from litellm_compaction.engine.admission import Admission
-from litellm_compaction.engine.asking import Asker
-from litellm_compaction.engine.case import Case, Guarded, Pending, Prospect, Work
+from litellm_compaction.core.continuation.request import Partial, Way, can_end_in_answer, carried_over
+from litellm_compaction.core.messages import Message, Request, chain
+from litellm_compaction.core.plan import Edit, Keep, Making, Plan, Prune, Reuse, Summarize, plan, usable
+from litellm_compaction.core.refusal import refusal, shortened
+from litellm_compaction.engine.admission import Admission, Room
+from litellm_compaction.engine.ask import Asker, SentPrompts
+from litellm_compaction.engine.build import Made, Maker, alike, same
+from litellm_compaction.engine.context import Case, Guarded, Pending, Prospect, Work
+from litellm_compaction.engine.feedback import Lessons, Replies
 from litellm_compaction.engine.going_on import GoingOn, Outcome
-from litellm_compaction.engine.lessons import Lessons
-from litellm_compaction.engine.making import Made, Maker, alike, same
-from litellm_compaction.engine.outgoing import Outgoing, is_enough
+from litellm_compaction.engine.measure import Outgoing, Scales, is_enough
 from litellm_compaction.engine.probing import Prober
-from litellm_compaction.engine.replies import Replies
 from litellm_compaction.engine.reporting import Reporter
-from litellm_compaction.engine.room import Room
-from litellm_compaction.engine.sending import SentPrompts
 from litellm_compaction.engine.threads import is_long, off_loop, off_loop_if
-from litellm_compaction.engine.weighing import Scales
 from litellm_compaction.errors import CompactionError, DoesNotFit, Overflow
 from litellm_compaction.events import CarryOutcome, Observer
 from litellm_compaction.events import Outcome as EventOutcome
-from litellm_compaction.flight import Flights
 from litellm_compaction.stores import Store
 from litellm_compaction.tokenizers.sources import Sources, TokenizerSource
 from litellm_compaction.tokens.counter import TokenCounter

@@ -15,8 +15,8 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple, TypeAlias, get_args
 
-from litellm_compaction.core.carry_over import Way
-from litellm_compaction.engine.lessons import FACTS_SCOPE
+from litellm_compaction.core.continuation.request import Way
+from litellm_compaction.engine.feedback import FACTS_SCOPE
 from litellm_compaction.stores import Store
 from litellm_compaction.windows.lmstudio import server_root
 from litellm_compaction.windows.windows import Source, Target

@@ -15,16 +15,15 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import replace
 
-from litellm_compaction.core.boundaries import sacred_indices
+from litellm_compaction.concurrency import Flights
 from litellm_compaction.core.budget import Budget
+from litellm_compaction.core.cut_points import sacred_indices
 from litellm_compaction.core.messages import Message, Request, lead_length, user_message, with_text
-from litellm_compaction.engine.case import Guarded, Work
-from litellm_compaction.engine.lessons import Lessons
-from litellm_compaction.engine.replies import truncation
-from litellm_compaction.engine.room import Room
-from litellm_compaction.engine.weighing import Scales
+from litellm_compaction.engine.admission import Room
+from litellm_compaction.engine.context import Guarded, Work
+from litellm_compaction.engine.feedback import Lessons, truncation
+from litellm_compaction.engine.measure import Scales
 from litellm_compaction.errors import Overloaded
-from litellm_compaction.flight import Flights
 from litellm_compaction.tokens.count import holding, least_tokens
 from litellm_compaction.tokens.counter import Count, TokenCounter
 from litellm_compaction.windows.windows import Windows

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from litellm_compaction.core.compaction import Compaction, compaction_id
-from litellm_compaction.engine.case import Case, Guarded, Work
-from litellm_compaction.engine.making import Made
+from litellm_compaction.engine.build import Made
+from litellm_compaction.engine.context import Case, Guarded, Work
 from litellm_compaction.events import (
     CarryEvent,
     CarryOutcome,

@@ -7,11 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, cast
 
+from litellm_compaction.core.conversation import RECORD_TOKENS
 from litellm_compaction.core.messages import JsonObject, JsonValue
 from litellm_compaction.core.plan import MIN_GAIN_RATIO
-from litellm_compaction.core.prompts import one_line_topic
-from litellm_compaction.core.strategies import StrategyName
-from litellm_compaction.core.weights import RECORD_TOKENS
+from litellm_compaction.core.prompts import StrategyName, one_line_topic
 from litellm_compaction.library.config import CompactionConfig
 from litellm_compaction.library.making import Made, pruned, summarized
 from litellm_compaction.library.selection import Selected, Unselected, select

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from typing import get_args
 
 from litellm_compaction.core.budget import RESERVES_MAX_RATIO
-from litellm_compaction.core.strategies import StrategyName
+from litellm_compaction.core.prompts import StrategyName
 from litellm_compaction.errors import ConfigError
 
 # As the proxy bounds its summaries (core/plan.py): in a small window the record may not crowd out the conversation.

@@ -10,17 +10,24 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from litellm_compaction.core.anchors import ledger
-from litellm_compaction.core.boundaries import request_text
 from litellm_compaction.core.compaction import Compaction, apply
+from litellm_compaction.core.cut_points import request_text
 from litellm_compaction.core.excerpts import excerpt
+from litellm_compaction.core.ledger import ledger
 from litellm_compaction.core.messages import Message, visible_text
-from litellm_compaction.core.pruning import Pruning, offered
-from litellm_compaction.core.pruning_answers import Decided, decide
-from litellm_compaction.core.pruning_prompts import PRUNE_PROMPT, plan_tokens, pruning_prompt, roomy_answer_tokens
-from litellm_compaction.core.records import Record, ledger_messages, listable, write_record
+from litellm_compaction.core.prompts import StrategyName, unanswered_calls
+from litellm_compaction.core.pruning import (
+    PRUNE_PROMPT,
+    Decided,
+    Pruning,
+    decide,
+    offered,
+    plan_tokens,
+    pruning_prompt,
+    roomy_answer_tokens,
+)
+from litellm_compaction.core.record import Record, ledger_messages, listable, write_record
 from litellm_compaction.core.secrets import redacted
-from litellm_compaction.core.strategies import StrategyName, unanswered_calls
 from litellm_compaction.errors import SummaryFailed
 from litellm_compaction.library.config import CompactionConfig
 from litellm_compaction.library.selection import Selected

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from litellm_compaction.core.boundaries import doubted_index, legal_cuts, pinned_among, request_indices
+from litellm_compaction.core.conversation import RECORD_TOKENS
+from litellm_compaction.core.cut_points import doubted_index, legal_cuts, pinned_among, request_indices
 from litellm_compaction.core.messages import JsonObject, JsonValue, Message, lead_length
-from litellm_compaction.core.records import Record, joined, read_record
-from litellm_compaction.core.weights import RECORD_TOKENS
+from litellm_compaction.core.record import Record, joined, read_record
 from litellm_compaction.library.config import CompactionConfig
 from litellm_compaction.library.tokens import message_estimate, parsed
 
@@ -97,7 +97,7 @@ def select_messages(messages: Sequence[JsonObject], config: CompactionConfig) ->
 def select(messages: Sequence[Message], config: CompactionConfig) -> Selected:
     """The conversation divided at the last legal cut before the recent messages, for a hand-off at the last one.
 
-    The cuts are the proxy's (`core/boundaries.py`): a call stays with its results, and the newest tool round, or the
+    The cuts are the proxy's (`core/cut_points.py`): a call stays with its results, and the newest tool round, or the
     message that waits for an answer, is never covered. A system message that opens with `## Session Summary` is an
     earlier summary like any other, not an instruction.
     """

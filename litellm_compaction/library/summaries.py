@@ -7,11 +7,10 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TypeAlias
 
 from litellm_compaction.core.budget import Budget, Rules
-from litellm_compaction.core.edits import edited, superseded_reads
+from litellm_compaction.core.clearing import edited, superseded_reads
 from litellm_compaction.core.excerpts import excerpt
 from litellm_compaction.core.messages import JsonObject, JsonValue, Message, parse_message
-from litellm_compaction.core.prompts import one_line_topic
-from litellm_compaction.core.strategies import strategy_of
+from litellm_compaction.core.prompts import one_line_topic, strategy_of
 from litellm_compaction.errors import SummaryFailed
 from litellm_compaction.library.config import CompactionConfig
 from litellm_compaction.library.tokens import parsed, text_counter

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Literal, TypeAlias
 
 from litellm_compaction.config import Settings
-from litellm_compaction.core.carry_over import Way
+from litellm_compaction.core.continuation.request import Way
 from litellm_compaction.engine import ALL_WAYS
 from litellm_compaction.proxy.routing import Deployment
 

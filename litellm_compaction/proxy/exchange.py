@@ -10,7 +10,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
-from litellm_compaction.core.carry_over import Way
+from litellm_compaction.core.continuation.request import Way
 from litellm_compaction.core.messages import Message, Request
 from litellm_compaction.engine import Case, Guarded
 from litellm_compaction.errors import CompactionError, is_crash

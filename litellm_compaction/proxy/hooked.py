@@ -15,7 +15,7 @@ import anyio
 from litellm.types.utils import Choices, ModelResponse, ModelResponseStream, Usage
 from litellm.types.utils import Message as AnswerMessage
 
-from litellm_compaction.core.carry_over import Way
+from litellm_compaction.core.continuation.request import Way
 from litellm_compaction.core.messages import Message
 from litellm_compaction.engine import Guarded
 from litellm_compaction.errors import ended_early, is_crash, overflow_from_text

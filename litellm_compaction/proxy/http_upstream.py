@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeAlias
 
 import httpx
 
-from litellm_compaction.core.carry_over import Way
+from litellm_compaction.core.continuation.request import Way
 from litellm_compaction.core.messages import Message
 from litellm_compaction.proxy import wire
 from litellm_compaction.proxy.carriers import WAYS_OF

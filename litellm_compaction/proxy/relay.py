@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any, Literal, TypeAlias
 
-from litellm_compaction.core.continuation import Joiner, settled_length, unstopped_length
+from litellm_compaction.core.continuation.joiner import Joiner, settled_length, unstopped_length
 from litellm_compaction.engine import Guarded, Outcome
 from litellm_compaction.errors import Overflow, is_crash
 from litellm_compaction.proxy.exchange import Chunk, UpstreamError

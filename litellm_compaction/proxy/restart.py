@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import anyio
 
-from litellm_compaction.core.carry_over import Partial, Way
+from litellm_compaction.core.continuation.request import Partial, Way
 from litellm_compaction.core.messages import ABORT_NOTICE, ATTEMPTS_NOTICE, DONE_NOTICE, START_NOTICE
 from litellm_compaction.engine import Case, Compactor, Guarded, Outcome, Pending, Prospect, Room
 from litellm_compaction.errors import CompactionError, Overflow

@@ -7,8 +7,8 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from litellm_compaction.data_folder import data_folder
 from litellm_compaction.errors import ConfigError, StoreError
+from litellm_compaction.paths import data_folder
 from litellm_compaction.stores.memory import MemoryStore
 from litellm_compaction.stores.protocol import Plot, Store, StoredCompaction, StoredEvent
 from litellm_compaction.stores.sqlite import SqliteStore

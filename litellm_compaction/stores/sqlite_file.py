@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from litellm_compaction.data_folder import make_private
 from litellm_compaction.errors import StoreError
+from litellm_compaction.paths import make_private
 
 logger = logging.getLogger("litellm_compaction")
 

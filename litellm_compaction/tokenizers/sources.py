@@ -22,8 +22,8 @@ from typing import Literal, NamedTuple, TypeAlias
 from urllib.parse import urlsplit
 
 from litellm_compaction.config import AUTO_TOKENIZER, Settings
-from litellm_compaction.data_folder import data_folder
 from litellm_compaction.errors import ConfigError, UnusableModelFile
+from litellm_compaction.paths import data_folder
 from litellm_compaction.templates.contained import remember_in
 from litellm_compaction.tokenizers.families import FORMULA_ERROR, HEURISTIC, Family, family_of
 from litellm_compaction.tokenizers.files import TokenizerFile, load_tokenizer_file

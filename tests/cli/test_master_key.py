@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from litellm_compaction.data_folder import data_folder
 from litellm_compaction.errors import ConfigError
 from litellm_compaction.master_key import ensure_master_key
+from litellm_compaction.paths import data_folder
 
 posix = pytest.mark.skipif(os.name != "posix", reason="file modes are POSIX")
 

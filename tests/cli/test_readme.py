@@ -13,8 +13,7 @@ from pydantic import BaseModel
 from litellm_compaction.cli.arguments import parser
 from litellm_compaction.cli.config_file import read_config
 from litellm_compaction.cli.findings import config_findings
-from litellm_compaction.config import DeploymentSettings, Settings
-from litellm_compaction.prompt_files import PLACEHOLDERS
+from litellm_compaction.config import PLACEHOLDERS, DeploymentSettings, Settings
 from tests.cli.readme_table import table
 
 ROOT = Path(__file__).parents[2]

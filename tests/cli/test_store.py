@@ -15,7 +15,7 @@ import pytest
 
 from litellm_compaction.cli import main
 from litellm_compaction.cli.events import events
-from litellm_compaction.core.pruned import Shortened
+from litellm_compaction.core.compaction import Shortened
 from litellm_compaction.events import CompactionEvent, TruncationAlarm, event_to_json
 from litellm_compaction.stores import MemoryStore, SqliteStore, Store, open_existing
 from tests.cli.conftest import config

@@ -9,11 +9,10 @@ from typing import Any
 from hypothesis import strategies as st
 
 from litellm_compaction.core.budget import Budget, Rules
-from litellm_compaction.core.chain import chain
-from litellm_compaction.core.injections import is_injected
-from litellm_compaction.core.messages import Message, lead_length, newest_user_index, parse_message
+from litellm_compaction.core.conversation import Conversation
+from litellm_compaction.core.cut_points import is_injected
+from litellm_compaction.core.messages import Message, chain, lead_length, newest_user_index, parse_message
 from litellm_compaction.core.plan import Depth
-from litellm_compaction.core.weights import Conversation
 
 JsonDict = dict[str, Any]
 

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from litellm_compaction.core.continuation import Joiner, open_fence, settled_length
+from litellm_compaction.core.continuation.joiner import Joiner, open_fence, settled_length
 
 WORDS = (
     *("the", "a", "of", "and", "model", "window", "answer", "river", "stone", "light", "carries"),

@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from litellm_compaction.core.boundaries import legal_cuts, pinned_positions
-from litellm_compaction.core.chain import chain
 from litellm_compaction.core.compaction import Compaction, Segment, apply, is_applicable
-from litellm_compaction.core.messages import Message, lead_length
+from litellm_compaction.core.cut_points import legal_cuts, pinned_positions
+from litellm_compaction.core.messages import Message, chain, lead_length
 from litellm_compaction.core.prompts import FRAME_BEGIN, FRAME_END
 from tests.core.conversations import (
     JsonDict,

@@ -10,10 +10,17 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from litellm_compaction.core import continuation as joining
-from litellm_compaction.core.continuation import Joiner, _Held, open_fence, open_think, settled_length, unstopped_length
-from litellm_compaction.core.overlap import repeats_itself
-from litellm_compaction.core.preamble import Preamble, Scene, read_preamble, scene_of
+from litellm_compaction.core.continuation import joiner as joining
+from litellm_compaction.core.continuation.joiner import (
+    Joiner,
+    _Held,
+    open_fence,
+    open_think,
+    settled_length,
+    unstopped_length,
+)
+from litellm_compaction.core.continuation.overlap import repeats_itself
+from litellm_compaction.core.continuation.preamble import Preamble, Scene, read_preamble, scene_of
 from tests.core.restarts import CHATTER, GENERATORS, STYLES, draw, is_ambiguous, join
 from tests.work import grows_linearly
 

@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from litellm_compaction.core.continuation import Joiner
+from litellm_compaction.core.continuation.joiner import Joiner
 from tests.core.restarts import GENERATORS, STYLES, Restart, dense, draw, is_ambiguous, is_distinctive, join
 
 _RESTARTS = 1000

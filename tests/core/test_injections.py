@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from litellm_compaction.core.injections import is_injected
+from litellm_compaction.core.cut_points import is_injected
 from litellm_compaction.core.messages import parse_message
 from tests.core.conversations import JsonDict, assistant, image, user
 

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from litellm_compaction.core.chain import chain
 from litellm_compaction.core.messages import (
     ABORT_NOTICE,
     ATTEMPTS_NOTICE,
@@ -19,6 +18,7 @@ from litellm_compaction.core.messages import (
     START_NOTICE,
     Message,
     ToolCall,
+    chain,
     cleaned,
     lead_length,
     newest_user_index,

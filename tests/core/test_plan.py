@@ -10,13 +10,13 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from litellm_compaction.core.boundaries import legal_cuts, pinned_positions, sacred_indices
 from litellm_compaction.core.budget import Budget
 from litellm_compaction.core.compaction import Compaction, Segment, apply, is_applicable
+from litellm_compaction.core.conversation import RECORD_TOKENS, Conversation, applied_tokens, kept_tokens
+from litellm_compaction.core.cut_points import legal_cuts, pinned_positions, sacred_indices
 from litellm_compaction.core.messages import lead_length
 from litellm_compaction.core.plan import MIN_GAIN_RATIO, Depth, Edit, Keep, Plan, Refuse, Reuse, Summarize, plan
 from litellm_compaction.core.prompts import frame
-from litellm_compaction.core.weights import RECORD_TOKENS, Conversation, applied_tokens, kept_tokens
 from litellm_compaction.tokenizers.families import family_of
 from litellm_compaction.tokenizers.registry import token_length
 from tests.core.conversations import (

@@ -12,14 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from litellm_compaction.core.boundaries import legal_cuts, pinned_positions
-from litellm_compaction.core.chain import chain, normal_text
-from litellm_compaction.core.compaction import Compaction, apply
-from litellm_compaction.core.messages import Message, lead_length
+from litellm_compaction.core.compaction import GAP, REMOVED, Compaction, apply, kept_text, spans_of
+from litellm_compaction.core.cut_points import legal_cuts, pinned_positions
+from litellm_compaction.core.messages import Message, chain, lead_length, normal_text
 from litellm_compaction.core.prompts import FRAME_END
-from litellm_compaction.core.pruned import GAP, REMOVED, kept_text, spans_of
-from litellm_compaction.core.pruning import Pruning, Wishes, offered, verified
-from litellm_compaction.core.pruning_answers import read_answer
+from litellm_compaction.core.pruning import Pruning, Wishes, offered, read_answer, verified
 from litellm_compaction.stores.codec import decode, encode
 from tests.core.conversations import (
     JsonDict,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from litellm_compaction.core.pruning_prompts import pruning_prompt
+from litellm_compaction.core.pruning import pruning_prompt
 from tests.core.conversations import assistant, calls, count, parsed, result, user
 
 

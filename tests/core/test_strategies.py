@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 
-from litellm_compaction.core.boundaries import pinned_positions
-from litellm_compaction.core.chain import chain
+from litellm_compaction.config import PLACEHOLDERS
 from litellm_compaction.core.compaction import Compaction, Segment, apply
+from litellm_compaction.core.cut_points import pinned_positions
+from litellm_compaction.core.messages import chain
 from litellm_compaction.core.plan import Summarize, plan
-from litellm_compaction.core.strategies import (
+from litellm_compaction.core.prompts import (
     NO_RESPONSE,
     STRATEGIES,
     UNDERSTOOD,
@@ -18,7 +19,6 @@ from litellm_compaction.core.strategies import (
     filled,
     strategy_of,
 )
-from litellm_compaction.prompt_files import PLACEHOLDERS
 from tests.core.conversations import (
     DEPTH,
     JsonDict,

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from litellm_compaction.core import supersession
-from litellm_compaction.core.anchors import ledger
-from litellm_compaction.core.supersession import latest_values, marked
+from litellm_compaction.core import ledger as supersession
+from litellm_compaction.core.ledger import latest_values, ledger, marked
 from tests.core.conversations import assistant, calls, count, parsed, result, user
 from tests.work import grows_linearly
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from litellm_compaction.core.carry_over import Partial
+from litellm_compaction.core.continuation.request import Partial
 from litellm_compaction.core.messages import Request
 from litellm_compaction.engine import Case, Guarded, Pending, Room
 from litellm_compaction.errors import Overloaded

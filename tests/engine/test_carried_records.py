@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from litellm_compaction.core.anchors import WORDS_HEAD
+from litellm_compaction.core.ledger import WORDS_HEAD
 from litellm_compaction.core.messages import Message
-from litellm_compaction.core.records import Record, write_record
+from litellm_compaction.core.record import Record, write_record
 from litellm_compaction.errors import SummaryFailed
 from tests.core.conversations import (
     JsonDict,

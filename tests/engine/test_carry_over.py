@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from litellm_compaction.core.carry_over import Partial
+from litellm_compaction.core.continuation.request import Partial
 from litellm_compaction.core.messages import DONE_NOTICE, START_NOTICE, Request, cleaned
 from litellm_compaction.engine import Guarded
 from litellm_compaction.errors import DoesNotFit

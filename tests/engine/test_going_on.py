@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from litellm_compaction.core.carry_over import GO_ON_START, Partial, Way
+from litellm_compaction.core.continuation.request import GO_ON_START, Partial, Way
 from litellm_compaction.core.messages import Request
 from litellm_compaction.engine import Guarded
+from litellm_compaction.engine.feedback import FACTS_SCOPE
 from litellm_compaction.engine.going_on import ALL_WAYS, GoingOn, fact_key
-from litellm_compaction.engine.lessons import FACTS_SCOPE
 from litellm_compaction.windows.windows import Target
 from tests.core.conversations import JsonDict, assistant, parsed, system, user
 from tests.engine.bench import Bench, RecordingStore

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given, settings
 
-from litellm_compaction.core.anchors import ANCHORS_HEAD, WORDS_HEAD
+from litellm_compaction.core.ledger import ANCHORS_HEAD, WORDS_HEAD
 from litellm_compaction.core.messages import Message
 from litellm_compaction.errors import DoesNotFit
 from tests.core.conversations import (

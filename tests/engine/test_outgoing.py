@@ -7,11 +7,10 @@ from dataclasses import replace
 import pytest
 
 from litellm_compaction.core.compaction import Compaction, Rung
-from litellm_compaction.core.decisions import Edit, Summarize
 from litellm_compaction.core.messages import Request
-from litellm_compaction.engine.outgoing import Outgoing, is_enough
-from litellm_compaction.engine.sending import SentPrompts
-from litellm_compaction.engine.weighing import Scales
+from litellm_compaction.core.plan import Edit, Summarize
+from litellm_compaction.engine.ask import SentPrompts
+from litellm_compaction.engine.measure import Outgoing, Scales, is_enough
 from litellm_compaction.tokenizers.sources import Sources
 from tests.core.conversations import chat, parsed
 from tests.engine.bench import Bench

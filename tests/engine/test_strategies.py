@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 
-from litellm_compaction.core.carry_over import Partial
 from litellm_compaction.core.compaction import Compaction
-from litellm_compaction.core.decisions import Making
+from litellm_compaction.core.continuation.request import Partial
 from litellm_compaction.core.messages import Message, Request
-from litellm_compaction.core.strategies import NO_RESPONSE, UNDERSTOOD
+from litellm_compaction.core.plan import Making
+from litellm_compaction.core.prompts import NO_RESPONSE, UNDERSTOOD
 from litellm_compaction.engine import compactor
-from litellm_compaction.engine.case import Guarded, Work
-from litellm_compaction.engine.room import SUMMARY_EXTRA_TOKENS
+from litellm_compaction.engine.admission import SUMMARY_EXTRA_TOKENS
+from litellm_compaction.engine.context import Guarded, Work
 from litellm_compaction.errors import DoesNotFit, SummaryFailed
 from litellm_compaction.summarizer import SummaryAnswer
 from tests.core.conversations import (

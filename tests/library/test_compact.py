@@ -15,8 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from litellm_compaction import CompactionConfig, compact, count_tokens, generate_summary, safe_compact
-from litellm_compaction.core.prompts import FRAME_BEGIN, FRAME_END
-from litellm_compaction.core.strategies import StrategyName
+from litellm_compaction.core.prompts import FRAME_BEGIN, FRAME_END, StrategyName
 from litellm_compaction.errors import ConfigError, SummaryFailed
 from tests.core.conversations import (
     JsonDict,

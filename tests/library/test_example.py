@@ -12,7 +12,7 @@ from typing import Any, get_args
 import pytest
 
 from litellm_compaction import CompactionConfig, count_tokens
-from litellm_compaction.core.strategies import StrategyName
+from litellm_compaction.core.prompts import StrategyName
 from tests.core.conversations import broken_promises, chat, parsed
 from tests.integration.bench import edit_plan
 from tests.library.scripted import FakeCompletion

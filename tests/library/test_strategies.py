@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from litellm_compaction import compact, count_tokens, safe_compact, select_messages
+from litellm_compaction.core.compaction import GAP
 from litellm_compaction.core.prompts import FRAME_END, LAST_REQUEST
-from litellm_compaction.core.pruned import GAP
 from litellm_compaction.errors import SummaryFailed
 from tests.core.conversations import agent_run, assistant, broken_promises, calls, chat, parsed, result, system, user
 from tests.integration.bench import edit_plan

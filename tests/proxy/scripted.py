@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from litellm_compaction.config import Settings
-from litellm_compaction.core.carry_over import Way
+from litellm_compaction.core.continuation.request import Way
 from litellm_compaction.core.messages import DONE_NOTICE, START_NOTICE, Message, Request, parse_message
 from litellm_compaction.engine import ALL_WAYS, Attempts, Case, Compactor, Guarded, PruningModel, Room
 from litellm_compaction.errors import CompactionError

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from litellm_compaction.core.carry_over import Partial, Way
+from litellm_compaction.core.continuation.request import Partial, Way
 from litellm_compaction.core.messages import Message
 from litellm_compaction.proxy.exchange import UpstreamDropped, UpstreamError
 from litellm_compaction.proxy.http_upstream import Abilities, HttpUpstream

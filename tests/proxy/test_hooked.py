@@ -9,7 +9,7 @@ import pytest
 from litellm.exceptions import APIConnectionError, APIError
 from litellm.types.utils import Delta, ModelResponseStream, StreamingChoices, Usage
 
-from litellm_compaction.core.carry_over import Way
+from litellm_compaction.core.continuation.request import Way
 from litellm_compaction.proxy.exchange import Continuation, Received, UpstreamError
 from litellm_compaction.proxy.hooked import HookedUpstream, Whole
 

@@ -15,7 +15,7 @@ from openai import AsyncOpenAI
 from openai._utils import _transform
 from openai.types.chat import ChatCompletionMessage
 
-from litellm_compaction.core.settled import settled_length
+from litellm_compaction.core.continuation.text import settled_length
 from litellm_compaction.proxy import relay
 from litellm_compaction.proxy.exchange import Asked
 from litellm_compaction.proxy.http_upstream import Abilities

@@ -29,7 +29,7 @@ from litellm_compaction.config import deployment_settings_from, settings_from
 from litellm_compaction.core.compaction import Compaction
 from litellm_compaction.core.messages import Request as ChatRequest
 from litellm_compaction.core.messages import parse_message
-from litellm_compaction.core.records import read_record
+from litellm_compaction.core.record import read_record
 from litellm_compaction.core.secrets import redacted
 from litellm_compaction.errors import ConfigError, ServerUnavailable, UnusableModelFile, overflow_from_text
 from litellm_compaction.proxy.callback import CompactionHandler

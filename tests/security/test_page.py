@@ -15,8 +15,8 @@ from fastapi import FastAPI, Request
 
 from litellm_compaction.cli import main
 from litellm_compaction.config import settings_from
-from litellm_compaction.data_folder import make_private
 from litellm_compaction.events import HarmlessRecords, harmless
+from litellm_compaction.paths import make_private
 from litellm_compaction.proxy.callback import CompactionHandler
 from litellm_compaction.proxy.pages import Surroundings, routes, visitors
 from litellm_compaction.proxy.pages.sessions import LIFETIME_S, Sessions, SignedOut, TooManyTries, WrongKeys

@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 
 from litellm_compaction.core import secrets
-from litellm_compaction.core.chain import _normal_form
-from litellm_compaction.core.messages import START_NOTICE, Request, parse_message
-from litellm_compaction.engine import compactor, outgoing, weighing
+from litellm_compaction.core.messages import START_NOTICE, Request, _normal_form, parse_message
+from litellm_compaction.engine import compactor
+from litellm_compaction.engine import measure as outgoing
+from litellm_compaction.engine import measure as weighing
+from litellm_compaction.engine.measure import Scales
 from litellm_compaction.engine.threads import is_long
-from litellm_compaction.engine.weighing import Scales
 from litellm_compaction.proxy import calls, wire
 from litellm_compaction.tokenizers.families import family_of
 from litellm_compaction.tokenizers.sources import Sources

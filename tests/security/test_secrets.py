@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from litellm_compaction.config import settings_from
-from litellm_compaction.core.anchors import ledger
+from litellm_compaction.core.ledger import ledger
 from litellm_compaction.core.messages import parse_message
 from litellm_compaction.core.secrets import MARKER, redacted, redactor
-from litellm_compaction.engine.making import _written
+from litellm_compaction.engine.build import _written
 from litellm_compaction.errors import ConfigError
 from tests.engine.bench import Bench, FakeAsk
 from tests.engine.test_guard import LONG

@@ -6,8 +6,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from litellm_compaction.core.begun import Begun
-from litellm_compaction.core.compaction import Compaction, Segment
+from litellm_compaction.core.compaction import Begun, Compaction, Segment
 
 
 def compaction(name: str, *, covered: int = 4, text: str = "What happened.", provisional: bool = False) -> Compaction:

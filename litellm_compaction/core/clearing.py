@@ -1,0 +1,139 @@
+"""Rung 1 of the ladder: old tool results, reasoning and images give way to one line each, without any model.
+
+Masking old results is as good as summarising on SWE-bench at half the cost (JetBrains, arXiv 2508.21433). The planner
+asks what can go and what it saves; `compaction.apply` writes the stubs anew for every request, so they depend on
+nothing but the messages: no token counter, no clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+from litellm_compaction.core.continuation.text import outside_thoughts
+from litellm_compaction.core.messages import (
+    JsonValue,
+    Message,
+    ToolCall,
+    canonical_arguments,
+    parse_message,
+    render_arguments,
+    with_text,
+)
+
+_ARGUMENTS_CHARS = 120
+_ADDRESS_CHARS = 120
+# A result that is hardly longer than its stub stays.
+_LEAST_SAVED_CHARS = 80
+_IMAGE_KINDS = frozenset({"image_url", "input_image", "image"})
+_NOTHING_LEFT = "[Old reasoning was removed.]"
+_REASONING_KEYS = frozenset({"reasoning_content", "reasoning", "thinking_blocks", "reasoning_details"})
+
+
+def edited(messages: Sequence[Message], stubbed: Collection[int], *, untouched: Collection[int] = ()) -> list[Message]:
+    """The messages without old reasoning and images, and with a stub for each result in `stubbed`.
+
+    Roles, ids, calls and the number of messages stay; a message without anything to drop stays the same object.
+
+    Args:
+        messages: n, oldest first; each result behind its call.
+        stubbed: positions of the tool results that become stubs.
+        untouched: positions of messages that stay as they are, images included.
+    """
+    calls = _calls_by_position(messages)
+    shown: list[Message] = []
+    for position, message in enumerate(messages):
+        if position in untouched:
+            shown.append(message)
+        elif position in stubbed:
+            shown.append(with_text(_without_images(message), stub(message, calls.get(position))))
+        else:
+            shown.append(_without_images(_without_reasoning(message)))
+    return shown
+
+
+def stub(result: Message, call: ToolCall | None) -> str:
+    """The line that stands for an old tool result: tool, short arguments, size, and how to get it back."""
+    # Roughly a token for four ASCII characters, and one for any other (12 languages, 2026-11).
+    plain = len(result.text.encode("ascii", "ignore"))
+    tokens = plain // 4 + len(result.text) - plain
+    what = "an earlier call" if call is None else f"{call.name}({_short(render_arguments(call.arguments))})"
+    return f"[Old result of {what}, about {tokens} tokens, was removed. Call the tool again if it is needed.]"
+
+
+def stubs(messages: Sequence[Message]) -> dict[int, str]:
+    """The stub of every result that would shrink as one, by position: superseded reads first, then oldest first."""
+    calls = _calls_by_position(messages)
+    superseded = superseded_reads(messages)
+    found = {
+        position: stub(message, calls.get(position))
+        for position, message in enumerate(messages)
+        if message.role == "tool"
+    }
+    shrinking = [at for at, line in found.items() if len(messages[at].text) - len(line) >= _LEAST_SAVED_CHARS]
+    shrinking.sort(key=lambda position: (position not in superseded, position))
+    return {position: found[position] for position in shrinking}
+
+
+def superseded_reads(messages: Sequence[Message]) -> frozenset[int]:
+    """The positions of results that a later call of the same tool with the same arguments (normal form) repeats.
+
+    The newest says what holds now. A result whose call is unknown supersedes nothing and is not superseded.
+    """
+    calls = _calls_by_position(messages)
+    newest = {(call.name, canonical_arguments(call.arguments)): position for position, call in calls.items()}
+    return frozenset(set(calls) - set(newest.values()))
+
+
+def _calls_by_position(messages: Sequence[Message]) -> dict[int, ToolCall]:
+    """For each tool result the call that it answers: ids may repeat over the rounds, the nearest before it counts."""
+    waiting: dict[str, ToolCall] = {}
+    found: dict[int, ToolCall] = {}
+    for position, message in enumerate(messages):
+        waiting.update((call.id, call) for call in message.calls)
+        if message.role == "tool" and message.call_id in waiting:
+            found[position] = waiting[message.call_id]
+    return found
+
+
+def _short(arguments: str) -> str:
+    line = " ".join(arguments.split())
+    return line if len(line) <= _ARGUMENTS_CHARS else line[:_ARGUMENTS_CHARS] + "…"
+
+
+def _without_reasoning(message: Message) -> Message:
+    if message.role != "assistant":
+        return message
+    raw = message.raw
+    if any(key in raw for key in _REASONING_KEYS):
+        message = parse_message({key: value for key, value in raw.items() if key not in _REASONING_KEYS})
+    if "<think" in message.text:
+        content = message.raw.get("content")
+        if isinstance(content, str):
+            # Some templates refuse an assistant message that says nothing and calls nothing.
+            first, *others = outside_thoughts(content)
+            said = "".join((first, *(part.lstrip() for part in others)))
+            return with_text(message, said or ("" if message.calls else _NOTHING_LEFT))
+    return message
+
+
+def _without_images(message: Message) -> Message:
+    content = message.raw.get("content")
+    if not isinstance(content, list) or not _IMAGE_KINDS.intersection(message.other_parts):
+        return message
+    return parse_message({**message.raw, "content": list(_stubbed_parts(content))})
+
+
+def _stubbed_parts(parts: Iterable[JsonValue]) -> Iterable[JsonValue]:
+    for part in parts:
+        if isinstance(part, Mapping) and part.get("type") in _IMAGE_KINDS:
+            yield {"type": "text", "text": f"[An image was here{_address(part)}; it was removed.]"}
+        else:
+            yield part
+
+
+def _address(part: Mapping[str, JsonValue]) -> str:
+    """Where a linked image can be found again; an inline one cannot."""
+    holder = part.get("image_url")
+    url = holder.get("url") if isinstance(holder, Mapping) else holder
+    linked = isinstance(url, str) and url.startswith("http")
+    return f", {str(url)[:_ADDRESS_CHARS]}" if linked else ""

@@ -1,0 +1,99 @@
+"""A conversation with what it weighs, before and after a compaction is applied to it.
+
+Asked by the planner for every candidate; tokens throughout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from litellm_compaction.core.compaction import Compaction, edited_part
+from litellm_compaction.core.cut_points import sacred_indices
+from litellm_compaction.core.messages import Message, lead_length, normal_text
+
+# A record without summary and ledger: markers, note and message overhead, measured with o200k and rounded up.
+RECORD_TOKENS = 130
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conversation:
+    """Messages with what they weigh.
+
+    Attributes:
+        messages: n, oldest first.
+        sizes: n, tokens; sizes[i] belongs to messages[i].
+        fixed_tokens: tools and what the template adds once.
+        hashes: chain entries, one more than there are messages after the lead.
+        own_tokens: the whole prompt as it came, where it is known better than by its parts; else None.
+    """
+
+    messages: tuple[Message, ...]
+    sizes: tuple[int, ...]
+    fixed_tokens: int
+    hashes: tuple[str, ...]
+    own_tokens: int | None = None
+
+    @property
+    def tokens(self) -> int:
+        """The whole prompt as it came."""
+        return self.fixed_tokens + sum(self.sizes) if self.own_tokens is None else self.own_tokens
+
+    @property
+    def lead_tokens(self) -> int:
+        """Tools, what the template adds, and the leading system messages."""
+        return self.fixed_tokens + sum(self.sizes[: lead_length(self.messages)])
+
+    @property
+    def floor_tokens(self) -> int:
+        """What no compaction can shrink: tools, system and sacred messages, and the bare record."""
+        sacred = sacred_indices(self.messages)
+        record = RECORD_TOKENS if len(sacred) < len(self.messages) else 0
+        return self.fixed_tokens + record + sum(self.sizes[index] for index in sacred)
+
+
+def applied_tokens(conversation: Conversation, compaction: Compaction, count: Callable[[str], int]) -> int:
+    """The estimated prompt after `compaction` is applied."""
+    start, covered = compaction.replaced_messages, compaction.covered_messages
+    behind_record = [position for position in compaction.pinned if position < start]
+    lead = lead_length(conversation.messages)
+    kept = kept_tokens(conversation, start, behind_record) - sum(conversation.sizes[lead + start : lead + covered])
+    kept -= _begun_tokens(conversation, compaction, count)
+    return kept + sum(_edited_sizes(conversation, compaction, count)) + count(compaction.record) + 8
+
+
+def kept_tokens(conversation: Conversation, covered_messages: int, pinned: Iterable[int]) -> int:
+    """What stays as it is when so many messages after the lead are replaced, all but the pinned ones."""
+    lead = lead_length(conversation.messages)
+    sizes = conversation.sizes
+    kept = conversation.fixed_tokens + sum(sizes[:lead]) + sum(sizes[lead + covered_messages :])
+    return kept + sum(sizes[lead + position] for position in pinned)
+
+
+def _begun_tokens(conversation: Conversation, compaction: Compaction, count: Callable[[str], int]) -> int:
+    """What the first message that is shown weighs less for what the record stands for."""
+    start, first = compaction.replaced_messages, lead_length(conversation.messages) + compaction.replaced_messages
+    is_cut = any(each.position == start for each in compaction.shortened) or start in compaction.dropped
+    if compaction.begun is None or is_cut:
+        return 0
+    head = normal_text(conversation.messages[first])[: compaction.begun.chars]
+    return min(count(head), max(conversation.sizes[first] - 4, 0))
+
+
+def _edited_sizes(conversation: Conversation, compaction: Compaction, count: Callable[[str], int]) -> list[int]:
+    """What the edited messages weigh, in their order."""
+    lead = lead_length(conversation.messages)
+    span = slice(lead + compaction.replaced_messages, lead + compaction.covered_messages)
+    shown = edited_part(conversation.messages[lead:], compaction)
+    return [
+        0 if new is None else size if new is old else _edited_size(old, new, size, count)
+        for old, new, size in zip(conversation.messages[span], shown, conversation.sizes[span], strict=True)
+    ]
+
+
+def _edited_size(old: Message, new: Message, size: int, count: Callable[[str], int]) -> int:
+    if old.other_parts and not old.calls:
+        # What an image weighs is not known here; what is left is text.
+        return min(count(new.text) + 8, size)
+    dropped = count(old.text) + count(old.reasoning)
+    return min(max(size - dropped, 4) + count(new.text), size)

@@ -1,0 +1,544 @@
+"""The anchor ledger: what survives a compaction verbatim, without any model.
+
+First the user's own words, because a constraint cannot be recognised by signal words (summaries keep 17 % of side
+constraints, arXiv 2608.11242); then the lines that name paths, ids, numbers, commands and errors, which summaries lose
+first (paths 9.8 %, numbers 1.9 % survive, deja-vu 543). Deterministic, bounded, in linear time, for any language.
+
+What is an anchor is a matter of its form, so it is the same in any language; what a line is worth is a matter of who
+says it, where, and how often the assistant came back to it. Where a thing was given several values, the older line
+keeps its words and says what came later; only what people and assistants state counts, since rows of a tool's output
+share their keys without replacing each other.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+from litellm_compaction.core.cut_points import is_injected
+from litellm_compaction.core.excerpts import common_level, condensed
+from litellm_compaction.core.messages import Message, render_arguments, without_notices
+from litellm_compaction.core.secrets import Redact, redacted, without_secrets
+
+# "port = 8080", "`timeout`: 30 s", "the base url is now https://…", "Port ist 8080"; the name is what stands before.
+# Each alternative begins with a plain character, so that the search skips ordinary text quickly.
+_VALUE = re.compile(
+    r"(?:[=:]|i(?<=[\s`'\"]i)s(?: now)?(?= )|i(?<=[\s`'\"]i)st(?: jetzt)?(?= )|e(?<=[\s`'\"]e)st?(?= )"
+    r"|t(?<=[\s`'\"]t)o(?= ))[ \t]*"
+    r"[`'\"]?((?!//)(?=[^\s,;`'\"\d/_]{0,80}[\d/_])[^\s,;`'\"<>]{1,80})"
+)
+_NAME = re.compile(r"[A-Za-z_][\w.-]{2,40}\Z")
+_NAME_CHARS = 48
+_QUOTES = "`'\""
+# "端口是8080"; as above, the name is what stands before: a search that began with it tried 400 ways at each character.
+_STATEMENT_CJK = re.compile(r"(?:是|为|成)[ \t]*((?=[^\s\d，。；]{0,40}\d)[^\s，。；]{1,40})")
+_NAME_CJK = re.compile(r"[\u4e00-\u9fff]{2,6}\Z")
+_NAME_CHARS_CJK = 6
+# One search through more than this would hold up other threads.
+_SLICE_CHARS = 4096
+_MARK = " (later: {values})"
+
+
+def latest_values(texts: Iterable[str]) -> dict[str, str]:
+    """The last stated value of everything that `texts`, oldest first, give a number, a path or an id to."""
+    latest: dict[str, str] = {}
+    for text in texts:
+        for key, value in _statements(text):
+            latest.pop(key, None)
+            latest[key] = value
+    return latest
+
+
+def marked(line: str, latest: Mapping[str, str]) -> str:
+    """`line`, with the values that hold now behind it where it states others."""
+    changed = {key: latest[key] for key, value in _statements(line) if latest.get(key, value) != value}
+    return (
+        line + _MARK.format(values=", ".join(f"{key} {value}" for key, value in changed.items())) if changed else line
+    )
+
+
+def _statements(text: str) -> Iterator[tuple[str, str]]:
+    for start, end in _slices(text):
+        for found in _VALUE.finditer(text, start, end):
+            value = found[1].rstrip(".:)")
+            before = text[max(found.start() - _NAME_CHARS, 0) : found.start()].rstrip(" \t")
+            name = _NAME.search(before[:-1] if before[-1:] in _QUOTES else before)
+            # "I pass dtypes to `_wrap`" moves something; "timeout to 30" gives it a value.
+            is_moved = found[0].startswith("to") and not re.search(r"[\d/]", value)
+            if name is not None and not is_moved:
+                yield name[0].lower(), value
+    if text.isascii():
+        return
+    named = 0
+    for start, end in _slices(text):
+        for found in _STATEMENT_CJK.finditer(text, start, end):
+            before = text[max(named, found.start() - _NAME_CHARS_CJK - 1) : found.start()]
+            name = _NAME_CJK.search(before.removesuffix("改")) or _NAME_CJK.search(before)
+            if name is not None:
+                named = found.end()
+                yield name[0], found[1].rstrip(".:)")
+
+
+def _slices(text: str) -> Iterator[tuple[int, int]]:
+    """Where a text is cut: at the end of a line, else behind a word."""
+    start = 0
+    while len(text) - start > _SLICE_CHARS:
+        least, most = start + _SLICE_CHARS // 2, start + _SLICE_CHARS
+        at = text.rfind("\n", least, most)
+        end = (at if at >= 0 else text.rfind(" ", least, most)) + 1 or most
+        yield start, end
+        start = end
+    yield start, len(text)
+
+
+_PIECE_CHARS = 160
+# Anchors per 1,000 characters are many in logs: what is older than this many characters has only its user's words.
+SCANNED_CHARS = 120_000
+# Of one giant result the two ends say what it was and how it came out; the rest must not hide older messages.
+SCANNED_PER_MESSAGE_CHARS = 12_000
+_ANCHORS_PER_PIECE = 24
+# A row of figures is one thing to know, however many it has.
+_NUMBERS_PER_PIECE = 4
+# A shorter line without an anchor ("So the plan is:") states nothing.
+_LEAST_STATEMENT_CHARS = 30
+
+# What makes a word worth keeping, best first where two begin at the same place. Every repetition is bounded, so that
+# hostile text costs linear time.
+_KINDS: tuple[tuple[str, float], ...] = (
+    (r"\b[\w.]{0,60}(?:Error|Exception|Warning|Fault|Failure|Panic):", 3.0),
+    (r"\bhttps?://[^\s\"'<>)\]]{1,200}", 2.0),
+    (r"(?:[\w.@~-]{0,60}/){1,16}[\w.@-]{1,80}\.\w{1,8}\b(?::\d{1,9})?", 2.5),
+    (r"(?<![\w/.])/(?:[\w.@-]{1,60}/){1,16}[\w.@-]{1,80}", 2.0),
+    (
+        r"\b[\w-]{1,80}\.(?:py|js|ts|tsx|c|h|cc|cpp|rs|go|java|md|json|ya?ml|toml|txt|sh|sql|html|css|pony)\b",
+        2.0,
+    ),
+    (r"\b(?=[A-Z0-9]{0,40}\d)(?=[A-Z0-9]{0,40}[A-Z])[A-Z0-9]{5,40}\b", 3.0),
+    (r"\b(?=[0-9a-f]{0,40}[a-f])(?=[0-9a-f]{0,40}\d)[0-9a-f]{7,40}\b", 1.5),
+    (r"\b[a-zA-Z]\w{0,40}_\w{1,60}(?:\(\))?", 1.2),
+    (r"\b[a-z]{1,40}(?:[A-Z][a-z0-9]{1,40}){1,8}\b", 1.0),
+    (r"\b[\w.]{0,60}(?:Error|Exception|Warning|Fault|Failure|Panic)\b", 1.0),
+    (r"\$?\d[\d,:-]{0,20}(?:\.\d{1,12})?%?", 0.8),
+)
+_ANCHOR = re.compile("|".join(f"({pattern})" for pattern, _ in _KINDS))
+_WEIGHTS = tuple(weight for _, weight in _KINDS)
+_NUMBER_GROUP = len(_KINDS)
+# Words without any of these hold no anchor.
+_MAY_BE_ANCHOR = re.compile(r"[\d_/]|[a-z][A-Z]|\.\w|rror|xception|arning|ault|ailure|anic")
+# What somebody sets off as code.
+_SPAN = re.compile(r"`([^`]{2,60})`")
+_SPAN_WEIGHT = 1.2
+# Where a long line is divided: behind a sentence, an item, a word.
+_SEPARATORS = (". ", "。", "; ", "}, ", "], ", ", ", " ")
+# Who says it: an assistant's words tell what mattered, a listing names everything.
+_USER, _ASSISTANT, _CALL = 1.6, 1.6, 1.2
+# A short result says how something came out, a long one is a listing: from 1.2 down to 0.4.
+_SHORT_RESULT_CHARS, _LONG_RESULT_CHARS = 400, 6_000
+_SHORT_RESULT, _LONG_RESULT = 1.2, 0.4
+# How a step came out: what the first words behind a result, and all of a short one, say beside their anchors.
+_OUTCOME = 4.0
+# What the user's words say beside their anchors, where there was no room to quote them all.
+_USERS_OWN = 1.5
+_SHORT_OUTCOME = 3.0
+# Source code can be read again, and names in every line what one line says once.
+_CODE = re.compile(
+    r"(?:\d+[:\s-]\s*)?(?:import |from \w|def |class |return\b|raise |except\b|try:|elif |else\b|while |@\w|#|//|/\*|"
+    r"\*|\.\. |>>> |\.\.\. |self\.|func |fn |let |const |var |public |private |static )"
+)
+_CODE_ENDS = (":", "{", "(", ";")
+_CODE_RATIO = 0.4
+# Signal words, as prefixes of lower-case words and as parts of a lower-case line.
+_FAILURE_WORDS = (
+    *("error", "fail", "fatal", "traceback", "segfault", "assert", "cannot", "denied", "missing", "unable"),
+    *("couldn't", "can't", "fehler", "erreur", "échou", "falló", "fallo"),
+)
+_FAILURE_PARTS = ("not found", "no such", "could not")
+_DECISION_WORDS = (
+    *("decid", "instead", "because", "therefore", "must", "fixed", "fixes", "conclu", "confirm", "i'll", "i’ll"),
+    *("revert", "entschied", "deshalb", "weil", "muss", "parce", "donc", "porque", "debe"),
+)
+_DECISION_PARTS = ("should not", "will use", "root cause", "problem is", "issue is", "bug is", "problem was")
+_DECISION_PARTS_CJK = ("决定", "因为", "必须", "错误", "计划", "准备")
+_FAILURE_SIGNAL = 1.5
+_OPENING = "([{\"'`*_"
+# The words with which the parts above begin or end: only lines with one of them are searched for parts.
+_PART_WORDS = ("found", "such", "could", "should", "will", "cause", "problem", "issue", "bug")
+_FAILS, _DECIDES, _PART = 1, 2, 4
+# What was only asked or weighed says little of what is.
+_DOUBTS = ("wait", "maybe", "perhaps", "hmm", "if i ", "let's ", "let’s ", "let me ")
+_DOUBT_RATIO = 0.6
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A line that may stand in the ledger.
+
+    Attributes:
+        text: on one line, at most about 160 characters.
+        anchors: what it names, with the weight that each has here.
+        weight: what it says beside its anchors.
+        is_stated: whether a person or an assistant states it in words.
+    """
+
+    text: str
+    anchors: Mapping[str, float]
+    weight: float
+    is_stated: bool
+
+
+def candidates(messages: Sequence[Message]) -> tuple[list[Line], dict[str, int]]:
+    """The lines worth a place, oldest first, and in how many of the assistant's messages each of its anchors stands.
+
+    Args:
+        messages: the covered part, oldest first, without the user's messages that are quoted elsewhere.
+    """
+    found: list[Line] = []
+    used: dict[str, int] = {}
+    scanned = 0
+    seen: set[str] = set()
+    # Newest first, so that the bound on scanned text drops the oldest and a repeated line keeps its latest place.
+    for index in range(len(messages) - 1, -1, -1):
+        message = messages[index]
+        is_stated = message.role in ("user", "assistant")
+        named: set[str] = set()
+        for text, ratio, bonus in reversed(_lines(message, index > 0 and messages[index - 1].role == "tool")):
+            scanned += len(text)
+            if scanned > SCANNED_CHARS:
+                break
+            parts = text.split()
+            shown = " ".join(parts)
+            if len(shown) < 4 or shown in seen:
+                continue
+            seen.add(shown)
+            anchors, signal = _read(parts, shown, ratio)
+            if message.role == "assistant":
+                named.update(anchors)
+            signal += bonus
+            if anchors or (signal > 1 and len(shown) >= _LEAST_STATEMENT_CHARS):
+                if _is_doubtful(shown) if is_stated else _is_code(shown):
+                    doubt = _DOUBT_RATIO if is_stated else _CODE_RATIO
+                    signal *= doubt
+                    anchors = {anchor: weight * doubt for anchor, weight in anchors.items()}
+                found.append(Line(shown, anchors, signal * ratio, is_stated))
+        for anchor in named:
+            used[anchor] = used.get(anchor, 0) + 1
+        if scanned > SCANNED_CHARS:
+            break
+    found.reverse()
+    return found, used
+
+
+def _is_doubtful(shown: str) -> bool:
+    return shown.endswith("?") or shown[:12].lower().startswith(_DOUBTS)
+
+
+def _is_code(shown: str) -> bool:
+    return shown.endswith(_CODE_ENDS) or _CODE.match(shown) is not None
+
+
+def _lines(message: Message, follows_result: bool) -> list[tuple[str, float, float]]:
+    """The pieces of a message, with the weight of who said them and what their place says."""
+    if message.role == "user":
+        return [(piece, _USER, _USERS_OWN) for piece in _pieces(message.text)]
+    if message.role != "assistant":
+        ratio = _result_ratio(len(message.text))
+        bonus = _SHORT_OUTCOME if ratio == _SHORT_RESULT else 0.0
+        return [(piece, ratio, bonus) for piece in _pieces(message.text)]
+    found = [(piece, _ASSISTANT, 0.0) for piece in _pieces(without_notices(message.text))]
+    if found and follows_result:
+        # How the last step came out is what comes first, in any language.
+        found[0] = (found[0][0], _ASSISTANT, _OUTCOME)
+    for call in message.calls:
+        pieces = _pieces(f"{call.name}({render_arguments(call.arguments)})")
+        found += [(piece, _CALL, 0.0) for piece in pieces]
+    return found
+
+
+def _result_ratio(chars: int) -> float:
+    if chars <= _SHORT_RESULT_CHARS:
+        return _SHORT_RESULT
+    share = math.log(chars / _SHORT_RESULT_CHARS) / math.log(_LONG_RESULT_CHARS / _SHORT_RESULT_CHARS)
+    return max(_SHORT_RESULT - (_SHORT_RESULT - _LONG_RESULT) * share, _LONG_RESULT)
+
+
+def _pieces(text: str) -> list[str]:
+    """The lines of a text, long ones divided where a sentence, an item or at least a word ends."""
+    if len(text) > SCANNED_PER_MESSAGE_CHARS:
+        half = SCANNED_PER_MESSAGE_CHARS // 2
+        text = f"{text[:half]}\n{text[-half:]}"
+    found: list[str] = []
+    for line in text.splitlines():
+        start = 0
+        while len(line) - start > _PIECE_CHARS:
+            end = start + _PIECE_CHARS
+            for separator in _SEPARATORS:
+                at = line.rfind(separator, start + _PIECE_CHARS // 3, end)
+                if at >= 0:
+                    end = at + len(separator)
+                    break
+            found.append(line[start:end])
+            start = end
+        found.append(line[start:] if start else line)
+    return found
+
+
+def _read(parts: Sequence[str], shown: str, ratio: float) -> tuple[dict[str, float], float]:
+    """The anchors of a piece with their weights, and what its words signal beside them."""
+    found: dict[str, float] = {}
+    signals = numbers = 0
+    for part in parts:
+        word = _word(part)
+        if word is None:
+            continue
+        signals |= word.signals
+        for anchor, weight, is_number in word.anchors:
+            numbers += is_number
+            if (is_number and numbers > _NUMBERS_PER_PIECE) or len(found) >= _ANCHORS_PER_PIECE:
+                continue
+            found[anchor] = weight * ratio
+    if "`" in shown:
+        found = {**dict.fromkeys(_SPAN.findall(shown), _SPAN_WEIGHT * ratio), **found}
+    if signals & _PART:
+        lower = shown.lower()
+        signals |= _FAILS if any(map(lower.__contains__, _FAILURE_PARTS)) else 0
+        signals |= _DECIDES if any(map(lower.__contains__, _DECISION_PARTS)) else 0
+    return found, (_FAILURE_SIGNAL if signals & _FAILS else 0.0) + (ratio if signals & _DECIDES else 0.0)
+
+
+class _Word(NamedTuple):
+    """What a word names, with the weight of each name and whether it is a number, and what it signals."""
+
+    anchors: tuple[tuple[str, float, bool], ...]
+    signals: int
+
+
+@lru_cache(maxsize=16_384)
+def _word(text: str) -> _Word | None:
+    """What a word says; None for most. Remembered: words come back, in a conversation and in its next compaction."""
+    lower = text.lower()
+    if lower.isalpha() and lower == text and text.isascii():
+        found: tuple[tuple[str, float, bool], ...] = ()
+    else:
+        found = tuple(
+            (match[0], _WEIGHTS[match.lastindex - 1], match.lastindex == _NUMBER_GROUP)
+            for match in (_ANCHOR.finditer(text) if _MAY_BE_ANCHOR.search(text) else ())
+            if match.lastindex is not None and len(match[0]) >= 2
+        )
+        lower = lower.lstrip(_OPENING)
+    signals = _FAILS if lower.startswith(_FAILURE_WORDS) else 0
+    if lower.startswith(_DECISION_WORDS) or (not text.isascii() and any(map(text.__contains__, _DECISION_PARTS_CJK))):
+        signals |= _DECIDES
+    if lower.startswith(_PART_WORDS):
+        signals |= _PART
+    return _Word(found, signals) if found or signals else None
+
+
+WORDS_HEAD = "The user's own words, oldest first; where two disagree the later holds:"
+ANCHORS_HEAD = "Paths, ids, numbers, commands and errors, oldest first; where two disagree the later holds:"
+
+# An excerpt of a shorter message would save less than its marker costs.
+_WHOLE_TOKENS = 64
+# A dash, a line break, and now and then a value that came later.
+_ITEM_TOKENS = 6
+# What a piece costs beside its text: a dash, a line break, and the eye that has to find the place again.
+_PIECE_COST_CHARS = 40
+# A dash, a word and a line break.
+_LEAST_QUOTATION_TOKENS = 3
+# Behind so many that found no room hardly any will.
+_MOST_MISSES = 200
+_LEAST_WORDS_TOKENS, _LEAST_ROOM_TOKENS, _LEAST_LINE_TOKENS = 32, 24, 12
+# An anchor that stands in 0, 1, 2, … of the assistant's messages: what is come back to matters more, up to a point.
+_USE = tuple(1 + 0.5 * math.log1p(times) for times in range(21))
+_OLDEST_RATIO, _NEWEST_RATIO = 0.75, 1.25
+_REPEATED_ROW_RATIO = 0.7
+_DIGITS = str.maketrans("123456789", "000000000")
+
+
+def ledger(
+    messages: Sequence[Message],
+    *,
+    budget_tokens: int,
+    words_tokens: int,
+    count: Callable[[str], int],
+    known: str = "",
+    newer: Sequence[Message] = (),
+    redact: Redact = redacted,
+) -> str:
+    """The verbatim record of `messages` in at most `budget_tokens`; "" when there is nothing or no room.
+
+    Args:
+        messages: the covered part, oldest first, without what is kept verbatim elsewhere.
+        budget_tokens: bound on the whole ledger.
+        words_tokens: bound on the user's own words, counted inside the budget.
+        count: tokens of a text.
+        known: what stays visible beside the ledger, and need not be repeated in it.
+        newer: the messages behind the covered part; what a summary says changes no value, since it may be wrong.
+        redact: takes secrets out of what is read, before it is cut into lines; `plain` keeps them.
+    """
+    messages = [without_secrets(message, redact) for message in messages]
+    newer = [without_secrets(message, redact) for message in newer]
+    # Our requests to go on are nobody's words.
+    messages = [message for message in messages if not message.asks_to_go_on]
+    latest = latest_values(_stated((*messages, *newer)))
+    users = [
+        position
+        for position, message in enumerate(messages)
+        if message.role == "user" and message.text.strip() and not is_injected(message)
+    ]
+    texts = [messages[position].text.strip() for position in users]
+    quoted = _users_words(texts, min(words_tokens, budget_tokens), count, latest)
+    words = "\n".join((WORDS_HEAD, *(quoted[index] for index in sorted(quoted)))) if quoted else ""
+    room_tokens = max(budget_tokens - (count(words) if words else 0), 0)
+    # What of the user's words found no room is read like the others' lines.
+    shown = {users[index] for index in quoted}
+    read = [message for position, message in enumerate(messages) if position not in shown]
+    lines = _anchor_lines(read, room_tokens, words + known, count, latest)
+    return "\n".join(section for section in (words, lines) if section)
+
+
+def _stated(messages: Sequence[Message]) -> Iterator[str]:
+    """What people and assistants said, oldest first, as far back as lines are read."""
+    texts = [message.text[:SCANNED_PER_MESSAGE_CHARS] for message in messages if message.role in ("user", "assistant")]
+    total = itertools.accumulate(map(len, reversed(texts)))
+    recent = sum(chars <= SCANNED_CHARS for chars in total)
+    yield from texts[len(texts) - recent :]
+
+
+def _users_words(
+    texts: Sequence[str], budget_tokens: int, count: Callable[[str], int], latest: Mapping[str, str]
+) -> dict[int, str]:
+    """The user's messages as quotations while they fit, by their number; long ones shortened, the middle ones left out.
+
+    Args:
+        texts: n, oldest first.
+        budget_tokens: bound on the quotations under their head.
+        count: tokens of a text.
+        latest: values that hold now.
+    """
+    if not texts or budget_tokens < _LEAST_WORDS_TOKENS:
+        return {}
+    room = budget_tokens - count(WORDS_HEAD)
+    # All to one common level: pasted bulk gives way first, a sentence stays whole. The task has twice the level.
+    shared = room - _ITEM_TOKENS * len(texts)
+    level = _WHOLE_TOKENS
+    if shared > 0:
+        sizes = [count(text) for text in texts]
+        level = max(common_level(sizes, [2, *(1 for _ in texts[1:])], shared), level)
+    quoted: dict[int, str] = {}
+    misses = 0
+    for index in (0, *range(len(texts) - 1, 0, -1)):
+        # Of 40,000 messages only those are counted that may find room.
+        if room < _LEAST_QUOTATION_TOKENS or misses > _MOST_MISSES:
+            break
+        text, most = texts[index], level * (1 if index else 2)
+        shown = "- " + (marked(text, latest) if count(text) <= most else condensed(text, most, count))
+        size = count(shown) + 1
+        if size <= room:
+            quoted[index] = shown
+            room -= size
+        else:
+            misses += 1
+    return quoted
+
+
+def _anchor_lines(
+    messages: Sequence[Message],
+    budget_tokens: int,
+    known: str,
+    count: Callable[[str], int],
+    latest: Mapping[str, str],
+) -> str:
+    """The lines with the most new anchors for their size, in the order of the conversation."""
+    room = budget_tokens - count(ANCHORS_HEAD)
+    if room < _LEAST_ROOM_TOKENS:
+        return ""
+    lines, used = candidates(messages)
+    chooser = _Chooser(lines, used, known)
+    chosen: dict[int, str] = {}
+    while room >= _LEAST_LINE_TOKENS:
+        index = chooser.best()
+        if index is None:
+            break
+        text = marked(lines[index].text, latest) if lines[index].is_stated else lines[index].text
+        size = count(text) + 2
+        if size <= room:
+            room -= size
+            chosen[index] = text
+            chooser.take(index)
+    return "\n".join([ANCHORS_HEAD, *(f"- {chosen[index]}" for index in sorted(chosen))]) if chosen else ""
+
+
+class _Chooser:
+    """Gives the line that adds most for its size, again and again.
+
+    What a line adds only shrinks as others are taken, so it is weighed anew when it comes up, and no sooner.
+    """
+
+    def __init__(self, lines: Sequence[Line], used: Mapping[str, int], known: str) -> None:
+        self._lines = lines
+        self._known = known
+        self._seen: dict[str, bool] = {}
+        self._ratios = _ratios(lines)
+        # The best place where an anchor stands sets its worth; what the assistant came back to matters more.
+        self._values: dict[str, float] = {}
+        for line in lines:
+            for anchor, weight in line.anchors.items():
+                self._values[anchor] = max(self._values.get(anchor, 0.0), weight)
+        for anchor, value in self._values.items():
+            self._values[anchor] = value * _USE[min(used.get(anchor, 0), len(_USE) - 1)]
+        self._waiting = [(-self._worth(index, self._values), index) for index in range(len(lines))]
+        heapq.heapify(self._waiting)
+
+    def best(self) -> int | None:
+        """The next line, in no more than it adds beside those that were taken; None where none adds anything."""
+        while self._waiting:
+            _, index = heapq.heappop(self._waiting)
+            worth = self._fresh_worth(index)
+            if worth <= 0:
+                continue
+            if not self._waiting or worth >= -self._waiting[0][0]:
+                return index
+            heapq.heappush(self._waiting, (-worth, index))
+        return None
+
+    def take(self, index: int) -> None:
+        """Notes that this line stands in the ledger."""
+        self._seen.update(dict.fromkeys(self._lines[index].anchors, True))
+
+    def _fresh_worth(self, index: int) -> float:
+        line = self._lines[index]
+        fresh = {anchor: self._values[anchor] for anchor in line.anchors if not self._is_seen(anchor)}
+        if not fresh and line.weight <= 1:
+            return 0.0
+        return self._worth(index, fresh)
+
+    def _worth(self, index: int, values: Mapping[str, float]) -> float:
+        line = self._lines[index]
+        value = sum(values[anchor] for anchor in line.anchors if anchor in values)
+        return (value + line.weight) * self._ratios[index] / (_PIECE_COST_CHARS + len(line.text))
+
+    def _is_seen(self, anchor: str) -> bool:
+        is_seen = self._seen.get(anchor)
+        if is_seen is None:
+            is_seen = self._seen[anchor] = anchor in self._known
+        return is_seen
+
+
+def _ratios(lines: Sequence[Line]) -> list[float]:
+    """How much each line counts for its place: later ones more, and of rows that differ in digits only each less."""
+    rows: Counter[str] = Counter()
+    found: list[float] = []
+    for index in range(len(lines) - 1, -1, -1):
+        row = lines[index].text.translate(_DIGITS)
+        recency = _OLDEST_RATIO + (_NEWEST_RATIO - _OLDEST_RATIO) * index / len(lines)
+        found.append(recency * _REPEATED_ROW_RATIO ** rows[row])
+        rows[row] += 1
+    found.reverse()
+    return found

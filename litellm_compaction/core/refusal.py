@@ -1,0 +1,131 @@
+"""What is too large to fit, by name and tokens, and how it is shortened where the operator allows it.
+
+Called by the engine when the planner refuses: the itemised error, or excerpts of the largest texts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from litellm_compaction.core.budget import ROOM_ABOVE_FLOOR_RATIO, Budget, itemized, margin_tokens
+from litellm_compaction.core.conversation import Conversation
+from litellm_compaction.core.cut_points import latest_cut, legal_cuts, request_indices
+from litellm_compaction.core.excerpts import excerpt
+from litellm_compaction.core.messages import Message, lead_length, with_text
+from litellm_compaction.errors import DoesNotFit, Share
+
+_LEAST_EXCERPT_TOKENS = 64
+_USERS = frozenset({"newest user message", "last request of the user"})
+
+
+def sacred_shares(conversation: Conversation, tools_tokens: int) -> tuple[Share, ...]:
+    """Who fills the floor: system, tools, what is being worked on, each result that nobody has read and its call."""
+    messages, sizes = conversation.messages, conversation.sizes
+    lead = lead_length(messages)
+    found = [
+        Share("tools", tools_tokens),
+        Share("template", conversation.fixed_tokens - tools_tokens),
+        Share("system messages", sum(sizes[:lead])),
+    ]
+    requests = request_indices(messages)
+    for index in sorted({*requests, *range(max(latest_cut(messages), lead), len(messages))}):
+        message = messages[index]
+        if message.role == "tool":
+            name = f"result of tool {_tool_name(messages, index)}"
+        elif index in requests[:-1]:
+            name = "last request of the user"
+        else:
+            name = f"newest {message.role} message"
+        found.append(Share(name, sizes[index]))
+    return tuple(found)
+
+
+def refusal(model: str, conversation: Conversation, budget: Budget, tools_tokens: int) -> DoesNotFit:
+    """The error for a request that cannot be made to fit: numbers, who takes them, and what to change.
+
+    The first sentence has the wording that agents recognize as "context length exceeded".
+    """
+    shares = sacred_shares(conversation, tools_tokens)
+    floor = budget.floor_tokens
+    needed = budget.needed_window_tokens(floor)
+    results = [share for share in shares if share.name.startswith("result of tool")]
+    asked = sum(share.tokens for share in shares if share.name in _USERS)
+    remedy = f"Load {model} with a context length of at least {needed} tokens"
+    if sum(share.tokens for share in results) > floor // 2:
+        remedy += ", let the tool return less, or set `oversized_tool_result: excerpt`"
+    elif asked > floor // 2:
+        remedy += ", shorten the message, or set `oversized_user_message: excerpt`"
+    else:
+        remedy += ", or shorten the system prompt or the list of tools"
+    return DoesNotFit(
+        f"This model's maximum context length is {budget.window_tokens} tokens. However, your messages resulted in "
+        f"{floor} tokens that cannot be compacted (context_length_exceeded). They are: {itemized(shares)}. "
+        f"Besides them a margin of {margin_tokens(floor, budget.error_ratio)} tokens and "
+        f"{budget.rules.answer_min_tokens} tokens for the answer are kept free. {remedy}.",
+        shares=shares,
+        window_tokens=budget.window_tokens,
+        needed_tokens=needed,
+    )
+
+
+def shortened(
+    conversation: Conversation,
+    budget: Budget,
+    *,
+    tool_results: bool,
+    user_message: bool,
+    count: Callable[[str], int],
+) -> tuple[Message, ...] | None:
+    """The messages with the largest sacred texts cut to head and tail, or None when even that does not fit.
+
+    Largest first: everything above one common level is cut down to it.
+
+    Args:
+        conversation: what does not fit.
+        budget: of its window.
+        tool_results: whether results in the open tool round may be cut.
+        user_message: whether user messages that nobody has answered, and the requests, may be cut.
+        count: tokens of a text.
+    """
+    messages, sizes = conversation.messages, conversation.sizes
+    open_tail = range(latest_cut(messages), len(messages))
+    candidates = [index for index in open_tail if tool_results and messages[index].role == "tool"]
+    if user_message:
+        behind = (index for index in open_tail if messages[index].role == "user" and not messages[index].is_ours)
+        candidates += sorted({*request_indices(messages), *behind})
+    if not candidates:
+        return None
+    fixed = budget.floor_tokens - sum(sizes[index] for index in candidates)
+    room = budget.prompt_limit_tokens - fixed
+    if len(legal_cuts(messages)) > 0:
+        # There is history to record: a summary and a ledger need room beside the excerpts.
+        room -= min(room // 2, int(ROOM_ABOVE_FLOOR_RATIO * budget.window_tokens))
+    level = _level([sizes[index] for index in candidates], room)
+    if level < _LEAST_EXCERPT_TOKENS:
+        return None
+    changed = list(messages)
+    for index in candidates:
+        if sizes[index] > level:
+            overhead = max(sizes[index] - count(messages[index].text), 0)
+            changed[index] = with_text(messages[index], excerpt(messages[index].text, level - overhead, count))
+    return tuple(changed)
+
+
+def _level(sizes: Sequence[int], room: int) -> int:
+    """The largest level L with sum(min(size, L)) ≤ room."""
+    left = room
+    for position, size in enumerate(sorted(sizes)):
+        level = left // (len(sizes) - position)
+        if size > level:
+            return level
+        left -= size
+    return max(sizes, default=0)
+
+
+def _tool_name(messages: Sequence[Message], index: int) -> str:
+    wanted = messages[index].call_id
+    for before in range(index - 1, -1, -1):
+        for call in messages[before].calls:
+            if call.id == wanted:
+                return call.name
+    return "(unknown)"

@@ -1,0 +1,466 @@
+"""Who is asked for a summary or a pruning, in which mode, and inside which limit.
+
+Append mode sends the served conversation again with the instruction behind it, reformat mode its text in one message;
+whichever costs the engine less work is tried first. LM Studio keeps the KV cache of a slot's last prompt (LM Studio
+0.3 and 0.4: prefix reuse in both engines) and reports no cached tokens, so what was last sent for a conversation is
+remembered here.
+
+What a pruning model says is held against the original by `core/pruning.py`; an answer that cannot be used costs one
+call, and the next level is a summary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
+
+from litellm_compaction.core.budget import Budget
+from litellm_compaction.core.clearing import edited, superseded_reads
+from litellm_compaction.core.compaction import Compaction, apply, edited_part, shown_behind
+from litellm_compaction.core.cut_points import request_text
+from litellm_compaction.core.excerpts import excerpt
+from litellm_compaction.core.messages import Message, Request, lead_length
+from litellm_compaction.core.plan import Prune, Summarize
+from litellm_compaction.core.prompts import StrategyName, appended, is_refusal, strategy_of, unanswered_calls
+from litellm_compaction.core.pruning import (
+    PRUNE_PROMPT,
+    Pruning,
+    decide,
+    offered,
+    plan_tokens,
+    pruning_prompt,
+    roomy_answer_tokens,
+)
+from litellm_compaction.core.record import taken_out
+from litellm_compaction.engine.admission import SUMMARY_EXTRA_TOKENS
+from litellm_compaction.engine.context import PruningModel, Work
+from litellm_compaction.engine.threads import off_loop
+from litellm_compaction.errors import ModelNotLoaded, SummaryFailed, WindowUnknown, WindowUnread
+from litellm_compaction.summarizer import SummaryJob, Upstream, answer_to, summarize, summarize_appended
+from litellm_compaction.tokenizers.sources import Sources
+from litellm_compaction.tokens.counter import TokenCounter
+from litellm_compaction.windows.windows import Windows
+
+_MAX_ENTRIES = 4096
+
+
+class Sent(NamedTuple):
+    """A prompt that was sent.
+
+    Attributes:
+        covered_hash: of the compaction that was applied, "" for none.
+        messages: how many messages after the lead the conversation had.
+    """
+
+    covered_hash: str
+    messages: int
+
+
+class SentPrompts:
+    """The newest prompts by conversation; used between two awaits only, so it needs no lock."""
+
+    def __init__(self) -> None:
+        self._entries: OrderedDict[tuple[str, str, str], Sent] = OrderedDict()
+
+    def note(self, scope: str, target_key: str, hashes: Sequence[str], compaction: Compaction | None) -> None:
+        """Remembers that a conversation was sent with `compaction` applied.
+
+        Args:
+            scope: who may know of it.
+            target_key: the deployment.
+            hashes: the conversation's chain, entry 0 for the empty one.
+            compaction: None for the messages as they were.
+        """
+        key = (scope, target_key, hashes[-1])
+        self._entries[key] = Sent(compaction.covered_hash if compaction else "", len(hashes) - 1)
+        self._entries.move_to_end(key)
+        if len(self._entries) > _MAX_ENTRIES:
+            self._entries.popitem(last=False)
+
+    def last(self, scope: str, target_key: str, hashes: Sequence[str]) -> Sent | None:
+        """The longest prompt of this conversation that was sent before; None where none is known."""
+        for covered_hash in reversed(hashes[1:]):
+            found = self._entries.get((scope, target_key, covered_hash))
+            if found is not None:
+                return found
+        return None
+
+
+_REQUEST_TOKENS = 200
+# The chat template's own tokens around the summariser's one user message, rounded up.
+_TEMPLATE_TOKENS = 32
+# A decoded token takes a local engine about as long as so many prefilled ones.
+_DECODE_WEIGHT = 15
+# Our count of other scripts may be so many times too high; what is longer still is not counted to know that it is.
+_FAR_TOO_MANY_RATIO = 4
+# The model answered, but not with a record: reformatted, without tools and as quoted data, it may.
+_WORTH_REFORMATTING = frozenset({"tool_call", "empty", "refusal", "echo", "reasoning_only", "longer"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """What came of asking; `text` is "" where nobody gave a usable summary, and `reason` says why in one word."""
+
+    text: str
+    calls: int
+    pruning_model: str
+    reason: str
+
+
+class PromptLimit(NamedTuple):
+    """The largest prompt for a pruning model, what it may think beside its answer, and its tokenizer."""
+
+    tokens: int
+    thinking_tokens: int
+    count: Callable[[str], int]
+
+
+class Asker:
+    """Asks pruning models.
+
+    Args:
+        windows: which context length a pruning model has.
+        counter: tokens of its prompts.
+        sources: by which vocabulary and template it is counted.
+        sent: what the served model's cache may hold.
+    """
+
+    def __init__(self, *, windows: Windows, counter: TokenCounter, sources: Sources, sent: SentPrompts) -> None:
+        self._windows = windows
+        self._counter = counter
+        self._sources = sources
+        self._sent = sent
+
+    async def summary(
+        self, work: Work, decision: Summarize, covered: Sequence[Message], pinned: tuple[int, ...]
+    ) -> Summary:
+        """The first usable summary of `covered`, the messages after the lead that `decision` covers.
+
+        Every call takes one from the request's budget (promise P5); a model that fails leaves the turn to the next.
+        """
+        job = await off_loop(covered, lambda: _job(work, decision, covered, pinned))
+        attempts = work.case.attempts
+        calls, asked, reason = 0, "", ""
+        if not (job.messages or job.earlier):
+            return Summary(text="", calls=0, pruning_model="", reason="nothing_new")
+        for model in work.case.pruning_models:
+            try:
+                limit = await self.prompt_limit(work, model, decision.summary_tokens)
+            except (ModelNotLoaded, WindowUnknown) as error:
+                reason = why_unusable(error)
+                continue
+            count = limit.count
+            job = replace(job, prompt_limit_tokens=limit.tokens, thinking_tokens=limit.thinking_tokens)
+            failure = ""
+            for upstream in await self._modes(work, decision, model, job):
+                if attempts.summary_calls_left <= 0:
+                    failure = failure or reason or "attempts"
+                    break
+                attempts.summary_calls_left -= 1
+                calls, asked = calls + 1, model.label
+                timeout_s = work.case.settings.summary_timeout_s
+                try:
+                    if upstream is None:
+                        text = await summarize(job, model.quiet_ask, count, timeout_s=timeout_s)
+                    else:
+                        text = await summarize_appended(job, upstream, model.quiet_ask, count, timeout_s=timeout_s)
+                except SummaryFailed as error:
+                    failure = error.reason
+                    if failure not in _WORTH_REFORMATTING:
+                        break
+                else:
+                    # A reason that is still there says why the configured model was not the one that answered.
+                    return Summary(text=text, calls=calls, pruning_model=asked, reason=reason)
+            reason = failure
+            if attempts.summary_calls_left <= 0:
+                break
+        return Summary(text="", calls=calls, pruning_model=asked, reason=reason)
+
+    async def _modes(
+        self, work: Work, decision: Summarize, model: PruningModel, job: SummaryJob
+    ) -> Sequence[Upstream | None]:
+        """What to send, cheapest mode first; None is reformat mode."""
+        upstream = await self._upstream(work, decision, job) if model.is_same else None
+        if upstream is None:
+            return (None,)
+        return (upstream, None)
+
+    async def _upstream(self, work: Work, decision: Summarize, job: SummaryJob) -> Upstream | None:
+        """The conversation to send again in append mode; None where it cannot be, or reformat mode is less work."""
+        base, conversation = decision.base, work.conversation
+        if not _shows_everything(base) or not _may_answer_freely(work.request):
+            return None
+        messages, lead = conversation.messages, lead_length(conversation.messages)
+        cut = lead + decision.covered_messages
+        begin = lead + (base.replaced_messages if base else 0)
+        if sum(conversation.sizes[begin:cut]) > _FAR_TOO_MANY_RATIO * job.prompt_limit_tokens:
+            return None
+        current = apply(messages, base) if base else messages
+        prefix = job.strategy.history(current[: len(current) - (len(messages) - cut)])
+        earlier: Literal["none", "stays", "goes"]
+        earlier = "goes" if job.earlier else "none" if base is None else "stays"
+        asked = appended(prefix, instruction=job.instruction, earlier=earlier, focus=job.focus)
+        counted = await self._counter.count(work.case.target.key, work.family, replace(work.request, messages=asked))
+        # The job's limit is for text by itself; of this prompt the server may have counted the beginning, or not.
+        doubt_tokens = math.ceil(counted.tokens * max(counted.error_ratio - work.count.text_error_ratio, 0.0))
+        if counted.tokens + doubt_tokens > job.prompt_limit_tokens:
+            return None
+        lead_tokens = conversation.fixed_tokens + sum(conversation.sizes[:lead])
+        new_tokens = counted.tokens - self._cached_tokens(work, base, cut, sum(counted.sizes[: len(prefix)]))
+        text_tokens = sum(work.count_text(message.text) for message in job.messages) + work.count_text(job.earlier)
+        parts = math.ceil(text_tokens / job.prompt_limit_tokens)
+        decoded = decision.summary_tokens * _DECODE_WEIGHT
+        # A prompt of another shape takes the slot: system message and tools will have to be read again.
+        reformatted = lead_tokens + text_tokens + work.count_text(job.instruction) + decoded * (2 * parts - 1)
+        if new_tokens + decoded > reformatted:
+            return None
+        return Upstream(
+            messages=asked,
+            tools=work.request.tools,
+            tool_choice=work.request.tool_choice,
+            tokens=sum(counted.sizes[lead : len(prefix)]),
+        )
+
+    def _cached_tokens(self, work: Work, base: Compaction | None, cut: int, prefix_tokens: int) -> int:
+        """How much of the conversation up to `cut` the server holds, by what was last sent of it."""
+        conversation = work.conversation
+        sent = self._sent.last(work.case.scope, work.case.target.key, conversation.hashes)
+        if sent is None:
+            return 0
+        lead = lead_length(conversation.messages)
+        if sent.covered_hash != (base.covered_hash if base else ""):
+            return conversation.fixed_tokens + sum(conversation.sizes[:lead])
+        return conversation.fixed_tokens + prefix_tokens - sum(conversation.sizes[lead + sent.messages : cut])
+
+    async def prompt_limit(self, work: Work, model: PruningModel, answer_tokens: int) -> PromptLimit:
+        """The largest prompt for a pruning model; one that thinks has as much room for that as for its answer.
+
+        Raises:
+            ModelNotLoaded: LM Studio would have to load it, which may evict the model that is being served.
+            WindowUnknown: its window is unknown.
+        """
+        window_tokens, error_ratio, count_text = work.window.tokens, work.count.text_error_ratio, work.count_text
+        family = work.family
+        if not model.is_same:
+            window = await self._windows.resolve(model.target)
+            family = await self._sources.family(model.target, window)
+            window_tokens = window.tokens
+            error_ratio = (await self._counter.count(model.target.key, family, Request(messages=()))).error_ratio
+            count_text = self._counter.text_counter(model.target.key, family)
+        thinking_tokens = answer_tokens if family.reasons else 0
+        budget = Budget(
+            rules=replace(work.budget.rules, answer_min_tokens=answer_tokens + thinking_tokens),
+            window_tokens=window_tokens,
+            floor_tokens=0,
+            error_ratio=error_ratio,
+        )
+        return PromptLimit(budget.prompt_limit_tokens - _TEMPLATE_TOKENS, thinking_tokens, count_text)
+
+
+def why_unusable(error: ModelNotLoaded | WindowUnknown) -> str:
+    """Why a pruning model cannot be asked, as one word for events."""
+    if isinstance(error, ModelNotLoaded):
+        return "pruning_model_not_loaded"
+    return "pruning_model_unreachable" if isinstance(error, WindowUnread) else "pruning_model_no_window"
+
+
+def _shows_everything(base: Compaction | None) -> bool:
+    """Whether what was sent shows all that has to be summarized: no stubs, and no gap behind the last summary."""
+    return base is None or (base.edited_from is None and base.summarized_messages == base.covered_messages)
+
+
+def _may_answer_freely(request: Request) -> bool:
+    """Whether the client's `tool_choice` lets the model answer in words, and its tools can be sent as they came.
+
+    The older `functions` have no `type`; a forced call would be all that comes back.
+    """
+    has_tools_only = all(isinstance(tool, Mapping) and "type" in tool for tool in request.tools)
+    return has_tools_only and request.tool_choice in (None, "auto", "none")
+
+
+def _job(work: Work, decision: Summarize, covered: Sequence[Message], pinned: tuple[int, ...]) -> SummaryJob:
+    base = decision.base
+    start = base.summarized_messages if base else 0
+    request = request_text(work.conversation.messages)
+    settings = work.case.settings
+    name: StrategyName = "handoff" if settings.strategy == "handoff" else "summary"
+    strategy = strategy_of(name, settings.own_prompt(name))
+    # Of repeated reads the newest says all: the room is better spent on the rest.
+    shown = edited(covered, superseded_reads(covered), untouched=pinned)
+    shown = [*shown_behind(shown, start, base.begun if base else None)]
+    # A record that another tool has put there is merged into the new one, as the library does it.
+    carried, fresh = taken_out([each for at, each in enumerate(shown) if at >= start and at not in pinned])
+    earlier = (base.summary if base and decision.integrates else "", carried.summary if carried else "")
+    return SummaryJob(
+        messages=strategy.history(fresh),
+        earlier="\n\n".join(filter(None, earlier)),
+        request=excerpt(request, _REQUEST_TOKENS, work.count_text),
+        summary_tokens=decision.summary_tokens,
+        prompt_limit_tokens=0,
+        round_number=decision.round,
+        strategy=strategy,
+        focus=work.case.focus,
+    )
+
+
+_WORDS_PER_TOKEN = 0.6
+# The model answered, but not with an edit plan: another one is not asked, a summary may be within its reach.
+_ANSWERED = frozenset({"invalid", "refusal"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pruned:
+    """What came of asking; without a `compaction`, `reason` says why in one word."""
+
+    compaction: Compaction | None
+    calls: int
+    pruning_model: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Question:
+    """What a model is asked; `choices` are positions after the lead, numbered from 1."""
+
+    prompt: str
+    choices: list[int]
+    answer_tokens: int
+
+
+class Pruner:
+    """Asks pruning models for edit plans; `asker` knows how large a prompt each of them takes."""
+
+    def __init__(self, asker: Asker) -> None:
+        self._asker = asker
+
+    async def prune(self, work: Work, decision: Prune) -> Pruned:
+        """The pruning that the first usable answer gives, still without a ledger.
+
+        Every call takes one from the request's budget (promise P5); a model that fails leaves the turn to the next.
+        """
+        attempts = work.case.attempts
+        calls, asked, reason = 0, "", ""
+        for model in work.case.pruning_models:
+            if attempts.summary_calls_left <= 0:
+                reason = reason or "attempts"
+                break
+            question = await self._question(work, decision, model)
+            if isinstance(question, str):
+                reason = question
+                continue
+            attempts.summary_calls_left -= 1
+            calls, asked = calls + 1, model.label
+            try:
+                compaction = await _answered(work, decision, model, question)
+            except SummaryFailed as error:
+                reason = error.reason
+                if reason in _ANSWERED:
+                    break
+            else:
+                return Pruned(compaction=compaction, calls=calls, pruning_model=asked, reason=reason)
+        return Pruned(compaction=None, calls=calls, pruning_model=asked, reason=reason)
+
+    async def _question(self, work: Work, decision: Prune, model: PruningModel) -> _Question | str:
+        """What to ask a model, or the reason why it cannot be asked."""
+        choices = _choices(work, decision)
+        answer_tokens = decision.summary_tokens + plan_tokens(len(choices))
+        try:
+            limit = await self._asker.prompt_limit(work, model, answer_tokens)
+        except (ModelNotLoaded, WindowUnknown) as error:
+            return why_unusable(error)
+        limit_tokens, room_tokens = limit.tokens, answer_tokens + limit.thinking_tokens
+        if model.is_same:
+            # What is reserved of a shared context for a summary has to do for this, too.
+            limit_tokens = min(limit_tokens, work.count.tokens + SUMMARY_EXTRA_TOKENS - room_tokens)
+
+        def ask() -> _Question | None:
+            prompt = _prompt(work, decision, choices, limit_tokens, limit.count)
+            if not prompt:
+                return None
+            lead = lead_length(work.conversation.messages)
+            most_tokens = roomy_answer_tokens(
+                room_tokens,
+                spare_tokens=limit_tokens - limit.count(prompt),
+                offered_tokens=sum(work.conversation.sizes[lead + at] for at in choices),
+            )
+            return _Question(prompt=prompt, choices=choices, answer_tokens=most_tokens)
+
+        return await off_loop(work.conversation.messages, ask) or "no_room"
+
+
+async def _answered(work: Work, decision: Prune, model: PruningModel, question: _Question) -> Compaction:
+    """What a model's answer makes of the conversation.
+
+    Raises:
+        SummaryFailed: it gave none, or none that can be used.
+    """
+    timeout_s = work.case.settings.summary_timeout_s
+    answer = await answer_to(question.prompt, model.quiet_ask, max_tokens=question.answer_tokens, timeout_s=timeout_s)
+    compaction = await off_loop(work.conversation.messages, lambda: _compaction(work, decision, question, answer))
+    if compaction is None:
+        raise SummaryFailed("refusal" if is_refusal(answer) else "invalid")
+    return compaction
+
+
+def _choices(work: Work, decision: Prune) -> list[int]:
+    messages, compaction = work.conversation.messages, decision.compaction
+    rest = messages[lead_length(messages) :]
+    return offered(rest, _span(compaction), pinned=compaction.pinned, dropped=compaction.dropped)
+
+
+def _span(compaction: Compaction) -> range:
+    return range(compaction.replaced_messages, compaction.covered_messages)
+
+
+def _prompt(work: Work, decision: Prune, choices: list[int], limit_tokens: int, count: Callable[[str], int]) -> str:
+    conversation, compaction = work.conversation, decision.compaction
+    lead = lead_length(conversation.messages)
+    shown = edited_part(conversation.messages[lead:], compaction)
+    unanswered = unanswered_calls(conversation.messages)
+    offered_now = [(at, shown[at - compaction.replaced_messages]) for at in choices]
+    return pruning_prompt(
+        prompt=work.case.settings.own_prompt("prune") or PRUNE_PROMPT,
+        values={
+            "words": max(int(decision.summary_tokens * _WORDS_PER_TOKEN), 40),
+            "round": decision.round,
+            "current_tokens": decision.now_tokens,
+            "target_tokens": decision.predicted_tokens,
+            "limit_tokens": work.window.tokens,
+        },
+        request=excerpt(request_text(conversation.messages), _REQUEST_TOKENS, work.count_text),
+        earlier=compaction.omissions,
+        focus=work.case.focus,
+        messages=[message for _, message in offered_now if message is not None],
+        sizes=[
+            min(conversation.sizes[lead + at], work.count_text(message.text) + 4) if message.text else 4
+            for at, message in offered_now
+            if message is not None
+        ],
+        unanswered=[
+            [call.name for call in unanswered.get(lead + at, ())] for at, message in offered_now if message is not None
+        ],
+        limit_tokens=limit_tokens,
+        count=count,
+    )
+
+
+def _compaction(work: Work, decision: Prune, question: _Question, answer: str) -> Compaction | None:
+    """What the answer makes of the conversation; None where it is no answer, or changes nothing."""
+    messages, base = work.conversation.messages, decision.compaction
+    rest = messages[lead_length(messages) :]
+    before = Pruning(dropped=base.dropped, stubbed=base.stubbed, shortened=base.shortened)
+    decided = decide(answer, rest, _span(base), question.choices, before, prompt=question.prompt)
+    if decided is None:
+        return None
+    pruning = decided.pruning
+    said = "\n\n".join(filter(None, (base.omissions, decided.summary)))
+    return replace(
+        base,
+        dropped=pruning.dropped,
+        stubbed=pruning.stubbed,
+        shortened=pruning.shortened,
+        omissions=excerpt(said, decision.summary_tokens + decision.carried_tokens, work.count_text),
+    )

@@ -1,0 +1,309 @@
+"""How a new compaction is made: a summary if a pruning model gives one, the ledger either way, then stored.
+
+Called by the compactor, once for all requests that need the same compaction at the same time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, replace
+
+from litellm_compaction.core.compaction import Compaction, Rung, Segment, apply
+from litellm_compaction.core.continuation.request import keyed
+from litellm_compaction.core.conversation import applied_tokens
+from litellm_compaction.core.cut_points import legal_cuts, pinned_positions
+from litellm_compaction.core.excerpts import excerpt
+from litellm_compaction.core.ledger import ledger
+from litellm_compaction.core.messages import Message, lead_length, visible_text
+from litellm_compaction.core.plan import MIN_GAIN_RATIO, Edit, Making, Prune, Summarize
+from litellm_compaction.core.record import ledger_messages, read_record, taken_out
+from litellm_compaction.core.secrets import Redact, plain, redactor
+from litellm_compaction.engine.ask import Asker, Pruner, Summary
+from litellm_compaction.engine.context import Work
+from litellm_compaction.engine.threads import off_loop
+from litellm_compaction.stores import Store
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Made:
+    """A compaction and what making it cost.
+
+    Attributes:
+        compaction: as it is applied to the messages that it was made for.
+        kept: as it is stored: the same, but where an answer was carried over the limit, keyed for the next turn.
+        calls: summary jobs.
+        summary_ms: how long they took together.
+        reason: what went wrong, one word: why there is no summary, or not the configured model's; else "".
+    """
+
+    compaction: Compaction
+    kept: Compaction
+    calls: int
+    summary_ms: float
+    pruning_model: str
+    reason: str
+
+    @classmethod
+    def found(cls, compaction: Compaction) -> Made:
+        """One that the store had."""
+        return cls(compaction=compaction, kept=compaction, calls=0, summary_ms=0.0, pruning_model="", reason="")
+
+
+def alike(work: Work, decision: Making) -> Hashable:
+    """What makes two compactions worth making once: tenant, model, topic, and the messages that a model is asked about.
+
+    Without a model there is nothing to share but between identical requests.
+    """
+    if isinstance(decision, Edit):
+        return same(work, decision)
+    covered = decision.compaction.covered_messages if isinstance(decision, Prune) else decision.covered_messages
+    case = work.case
+    return (case.scope, case.target.key, case.focus, type(decision), work.conversation.hashes[covered])
+
+
+def same(work: Work, decision: Making) -> Hashable:
+    """What makes two compactions the very same."""
+    return (work.case.scope, work.case.target.key, work.case.focus, decision, work.conversation.hashes[-1])
+
+
+class Maker:
+    """Makes compactions from plans; `clock` gives monotonic seconds, for durations."""
+
+    def __init__(self, *, asker: Asker, store: Store, clock: Callable[[], float]) -> None:
+        self._asker = asker
+        self._pruner = Pruner(asker)
+        self._store = store
+        self._clock = clock
+
+    async def make(self, work: Work, decision: Making) -> Made:
+        """The compaction that `decision` asks for, or a later rung's where no pruning model gives a usable answer.
+
+        A summary is stored at once, whatever becomes of this request: it was paid for. Of the other rungs the result is
+        only stored by `keep`, when it does.
+        """
+        if isinstance(decision, Edit):
+            compaction = await self._with_ledger(work, decision, decision.compaction)
+            kept = keyed(work.conversation.messages, work.conversation.hashes, compaction)
+            return Made(compaction=compaction, kept=kept, calls=0, summary_ms=0.0, pruning_model="", reason="")
+        if isinstance(decision, Prune):
+            return await self._pruned(work, decision)
+        return await self._summarized(work, decision)
+
+    async def _pruned(self, work: Work, decision: Prune) -> Made:
+        """The pruning if a model gives one that gains enough, else a summary."""
+        started_s = self._clock()
+        found = await self._pruner.prune(work, decision)
+        summary_ms = 1000 * (self._clock() - started_s) if found.calls else 0.0
+        reason = found.reason
+        if found.compaction is not None:
+            compaction = await self._with_ledger(work, decision, found.compaction)
+            after_tokens = applied_tokens(work.conversation, compaction, work.count_text)
+            if after_tokens <= decision.now_tokens * (1 - MIN_GAIN_RATIO) and not work.budget.triggers(after_tokens):
+                return Made(
+                    compaction=compaction,
+                    kept=compaction,
+                    calls=found.calls,
+                    summary_ms=summary_ms,
+                    pruning_model=found.pruning_model,
+                    reason=reason,
+                )
+            reason = "no_gain"
+        made = await self._summarized(work, decision.otherwise)
+        return replace(
+            made,
+            calls=found.calls + made.calls,
+            summary_ms=summary_ms + made.summary_ms,
+            pruning_model=made.pruning_model or found.pruning_model,
+            reason=made.reason or reason,
+        )
+
+    async def _with_ledger(self, work: Work, decision: Edit | Prune, compaction: Compaction) -> Compaction:
+        """`compaction` with a ledger of what it does not show any more."""
+        messages = work.conversation.messages
+        rest = messages[lead_length(messages) :]
+        replaced = (at for at in range(compaction.replaced_messages) if at not in compaction.pinned)
+        shortened = (each.position for each in compaction.shortened)
+        hidden_at = sorted({*replaced, *compaction.stubbed, *compaction.dropped, *shortened})
+        carried, hidden = taken_out([rest[position] for position in hidden_at])
+        hidden = [*(ledger_messages(carried.ledger) if carried else ()), *hidden]
+        redact = _redact(work)
+
+        def write() -> str:
+            known = "\n".join(map(visible_text, apply(messages, compaction)))
+            return ledger(
+                hidden,
+                budget_tokens=decision.ledger_tokens,
+                words_tokens=decision.words_tokens,
+                count=work.count_text,
+                known=known,
+                newer=rest[compaction.replaced_messages :],
+                redact=redact,
+            )
+
+        return _written(replace(compaction, ledger=await off_loop(rest, write)), redact)
+
+    async def _summarized(self, work: Work, decision: Summarize) -> Made:
+        covered, pinned = _covered(work, decision)
+        base = decision.base
+        round_number = decision.round
+        started_s = self._clock()
+        if decision.provisional:
+            summary = Summary(text="", calls=0, pruning_model="", reason="no_room")
+            segments = _carried(base, decision.summary_tokens, work.count_text)
+        else:
+            summary = await self._asker.summary(work, decision, covered, pinned)
+            segments = base.segments if base else ()
+        summary_ms = 1000 * (self._clock() - started_s) if summary.calls else 0.0
+        rung: Rung = "truncate" if not summary.text else "handoff" if decision.fallback else "summary"
+        if not summary.text and decision.fallback is not None:
+            # Nothing was handed over, so the recent messages stay.
+            decision = decision.fallback
+            covered, pinned = _covered(work, decision)
+        covered_hash = work.conversation.hashes[decision.covered_messages]
+        if summary.text:
+            segment = Segment(
+                text=summary.text,
+                round=round_number,
+                covered_messages=decision.covered_messages,
+                covered_hash=covered_hash,
+            )
+            segments = (segment,) if decision.integrates else (*segments, segment)
+        else:
+            segments = (*segments, *_carried_records(work, decision, covered, segments))
+        compaction = Compaction(
+            covered_messages=decision.covered_messages,
+            covered_hash=covered_hash,
+            pinned=pinned,
+            round=round_number,
+            segments=segments,
+            ledger=await self._ledger(work, decision, covered, pinned, segments, summary),
+            rung=rung,
+            window_tokens=work.window.tokens,
+            provisional=decision.provisional,
+        )
+        compaction = _written(compaction, _redact(work))
+        # Of the same messages the store keeps one record: the fuller one, for when there is room again.
+        kept = keyed(work.conversation.messages, work.conversation.hashes, compaction)
+        is_poorer = decision.provisional and base is not None and base.covered_hash == kept.covered_hash
+        # What nobody needs is not kept without a summary.
+        if not is_poorer and not (rung == "truncate" and work.is_voluntary):
+            await self._put(work, kept)
+        return Made(
+            compaction=compaction,
+            kept=kept,
+            calls=summary.calls,
+            summary_ms=summary_ms,
+            pruning_model=summary.pruning_model,
+            reason=summary.reason,
+        )
+
+    async def keep(self, work: Work, made: Made) -> None:
+        """Stores what was made, so that the next request that begins alike gets the same bytes; again is no change."""
+        if made.compaction.rung in ("edit", "prune"):
+            await self._put(work, made.kept)
+
+    def bare(self, work: Work) -> Compaction | None:
+        """The hardest compaction: everything that may go goes, and the record says no more than that."""
+        messages = work.conversation.messages
+        cuts = legal_cuts(messages)
+        if not cuts:
+            return None
+        covered = cuts[-1] - lead_length(messages)
+        return Compaction(
+            covered_messages=covered,
+            covered_hash=work.conversation.hashes[covered],
+            pinned=pinned_positions(messages, covered),
+            round=1,
+            segments=(),
+            ledger="",
+            rung="truncate",
+        )
+
+    async def _ledger(
+        self,
+        work: Work,
+        decision: Summarize,
+        covered: Sequence[Message],
+        pinned: tuple[int, ...],
+        segments: Sequence[Segment],
+        summary: Summary,
+    ) -> str:
+        """What the record holds verbatim beside its summaries and the messages that stay."""
+        messages = work.conversation.messages
+        unpinned = [message for position, message in enumerate(covered) if position not in pinned]
+        carried, unpinned = taken_out(unpinned)
+        unpinned = [*(ledger_messages(carried.ledger) if carried else ()), *unpinned]
+        kept = messages[lead_length(messages) + decision.covered_messages :]
+        spare_tokens = _spare(decision, summary, work.count_text)
+        redact = _redact(work)
+
+        def write() -> str:
+            # A value that a summary gets wrong is not in it, and so stands beside it.
+            known = "\n".join((*(segment.text for segment in segments), *map(visible_text, kept)))
+            return ledger(
+                unpinned,
+                budget_tokens=max(decision.ledger_tokens + spare_tokens, decision.words_tokens),
+                words_tokens=decision.words_tokens + max(spare_tokens, 0) // 2,
+                count=work.count_text,
+                known=known,
+                newer=kept,
+                redact=redact,
+            )
+
+        return await off_loop((*unpinned, *kept), write)
+
+    async def _put(self, work: Work, kept: Compaction) -> None:
+        # The store tells its own troubles; this request has its compaction.
+        with contextlib.suppress(Exception):
+            await self._store.put(work.case.scope, kept)
+
+
+def _redact(work: Work) -> Redact:
+    settings = work.case.settings
+    return redactor(tuple(settings.redact_patterns)) if settings.redact == "on" else plain
+
+
+def _written(compaction: Compaction, redact: Redact) -> Compaction:
+    """`compaction` as it is applied and stored: without secrets, those that a pruning model has written included."""
+    return replace(
+        compaction,
+        segments=tuple(replace(segment, text=redact(segment.text)) for segment in compaction.segments),
+        ledger=redact(compaction.ledger),
+        omissions=redact(compaction.omissions),
+    )
+
+
+def _covered(work: Work, decision: Summarize) -> tuple[Sequence[Message], tuple[int, ...]]:
+    """The messages that a decision covers, and the positions of those among them that stay verbatim."""
+    messages = work.conversation.messages
+    lead = lead_length(messages)
+    return messages[lead : lead + decision.covered_messages], decision.pinned
+
+
+def _carried(base: Compaction | None, limit_tokens: int, count: Callable[[str], int]) -> tuple[Segment, ...]:
+    """The base's summaries as one segment, cut to what there is room for."""
+    if base is None or not base.segments:
+        return ()
+    return (replace(base.segments[-1], text=excerpt(base.summary, limit_tokens, count)),)
+
+
+def _carried_records(
+    work: Work, decision: Summarize, covered: Sequence[Message], segments: Sequence[Segment]
+) -> tuple[Segment, ...]:
+    """What records in the covered messages themselves say, where no model has merged them into a new one."""
+    start = segments[-1].covered_messages if segments else 0
+    carried, _ = taken_out(covered[start:])
+    if carried is None or not carried.summary or decision.provisional:
+        return ()
+    last = max(at for at in range(start, len(covered)) if read_record(covered[at]) is not None)
+    text = excerpt(carried.summary, decision.summary_tokens, work.count_text)
+    covered_hash = work.conversation.hashes[last + 1]
+    return (Segment(text=text, round=carried.round, covered_messages=last + 1, covered_hash=covered_hash),)
+
+
+def _spare(decision: Summarize, summary: Summary, count: Callable[[str], int]) -> int:
+    """What the ledger may take more where the summary needed less, or did not come; below 0 where it needed more."""
+    if decision.provisional and decision.base is not None and decision.base.segments:
+        return 0
+    return decision.summary_tokens - count(summary.text) if summary.text else decision.summary_tokens

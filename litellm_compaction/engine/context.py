@@ -1,0 +1,274 @@
+"""One request on its way through the engine: what comes in (`Case`), what is known (`Work`), what goes out.
+
+Built by `proxy/` and by the compactor; data only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from typing import Literal, Protocol, TypeAlias
+
+from litellm_compaction.config import Settings
+from litellm_compaction.core.budget import Budget, Rules
+from litellm_compaction.core.compaction import Compaction
+from litellm_compaction.core.continuation.request import Partial, Way
+from litellm_compaction.core.conversation import Conversation
+from litellm_compaction.core.messages import Message, Request, open_round_start
+from litellm_compaction.core.plan import Depth, Making
+from litellm_compaction.events import Phase
+from litellm_compaction.summarizer import Ask, ending_in
+from litellm_compaction.tokenizers.families import Family, no_thinking_switch
+from litellm_compaction.tokens.counter import Count
+from litellm_compaction.tokens.prompt import BegunPrompt
+from litellm_compaction.windows.windows import Target, Window
+
+# What was done to a request, as clients may be told.
+Action: TypeAlias = Literal["none", "reused", "compacted"]
+
+
+class Measure(Protocol):
+    """Asks a server how many prompt tokens it counts for a request, by an answer of `answer_tokens` at most.
+
+    Gives None when it does not say; never raises.
+    """
+
+    async def __call__(self, request: Request, *, answer_tokens: int = 1) -> int | None: ...
+
+
+@dataclass(slots=True)
+class Attempts:
+    """What one client request may still spend, over all its phases, retries and fallbacks (promise P5).
+
+    Attributes:
+        told_hash: covered hash of the compaction that an event last told of, "" for none.
+        questions_left: how often a part or all of it may still be sent to be counted only.
+        seats: places that it holds in a context that several requests fill.
+        has_compacted: whether what the client wanted compacted at once is.
+        may_recount: whether what a compaction made of it may still be sent to be counted.
+    """
+
+    summary_calls_left: int
+    told_hash: str = ""
+    questions_left: int = 8
+    seats: int = 0
+    may_recount: bool = True
+    has_compacted: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PruningModel:
+    """A model that writes summaries.
+
+    Attributes:
+        label: its name in logs.
+        target: for its window and its tokenizer.
+        ask: calls it on behalf of the client.
+        is_same: whether it is the model that the client asked.
+    """
+
+    label: str
+    target: Target
+    ask: Ask
+    is_same: bool
+
+    @property
+    def quiet_ask(self) -> Ask:
+        """`ask`, told not to think first where the model has a word for that."""
+        return ending_in(no_thinking_switch(self.target.model), self.ask)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A request's surroundings, as `proxy/` knows them.
+
+    Attributes:
+        label: the model's name in logs and errors.
+        target: the deployment.
+        settings: in force for this deployment.
+        scope: who may share a stored compaction (promise P9).
+        tenant: fingerprint of who asks, for events.
+        pruning_models: in the order in which they are tried.
+        warm_up: makes LM Studio load the model.
+        measure: has the server count a request; None where nobody may ask.
+        asked_tokens: the client's limit for the answer; None for none.
+        now: whether the client wants its conversation compacted before it is answered, whatever the fill.
+        focus: the topic that a summary is to keep in detail, in the client's words; "" for none. Untrusted data.
+        goes_on: whether the request makes the model go on with an answer, and begins none.
+        is_supposed: whether it is only asked how a request would go: nobody is told, and nothing is kept of it.
+        attempts: shared by all phases of one client request.
+    """
+
+    label: str
+    target: Target
+    settings: Settings
+    scope: str
+    pruning_models: tuple[PruningModel, ...]
+    warm_up: Callable[[], Awaitable[None]]
+    attempts: Attempts
+    measure: Measure | None = None
+    asked_tokens: int | None = None
+    tenant: str = ""
+    now: bool = False
+    focus: str = ""
+    goes_on: bool = False
+    is_supposed: bool = False
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether a compaction is still to be made because the client wants it."""
+        return self.now and not self.attempts.has_compacted
+
+    @property
+    def depth(self) -> Depth:
+        """The operator's wishes about a compaction's depth."""
+        return Depth(
+            keep_recent_messages=self.settings.keep_recent_messages,
+            summary_max_tokens=self.settings.summary_max_tokens,
+            # Stubs know no topic.
+            edits=self.settings.clear_tool_results and not self.focus,
+            hands_off=self.settings.strategy == "handoff",
+            prunes=self.settings.strategy == "prune",
+        )
+
+    def with_room(self, room_tokens: int) -> Case:
+        """The same, but nothing fits that leaves less than so many tokens for an answer."""
+        settings = self.settings
+        room = {
+            "answer_min_tokens": max(room_tokens, settings.answer_min_tokens),
+            "reasoning_answer_min_tokens": max(room_tokens, settings.reasoning_answer_min_tokens),
+        }
+        return replace(self, settings=settings.model_copy(update=room)) if room_tokens else self
+
+    def rules(self, *, reasons: bool) -> Rules:
+        """The budget's rules; a model that thinks before it answers (`reasons`) needs more room."""
+        settings = self.settings
+        return Rules(
+            pre_request_ratio=settings.pre_request_ratio,
+            streaming_ratio=settings.streaming_ratio,
+            target_ratio=settings.target_ratio,
+            output_buffer_ratio=settings.output_buffer_ratio,
+            output_buffer_min_tokens=settings.output_buffer_min_tokens,
+            answer_min_tokens=settings.reasoning_answer_min_tokens if reasons else settings.answer_min_tokens,
+            threshold_tokens=settings.threshold_tokens,
+            system_reserve_tokens=settings.system_reserve_tokens,
+            output_reserve_tokens=settings.output_reserve_tokens,
+            safety_buffer_tokens=settings.safety_buffer_tokens,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """A weighed request: its sizes, its window, its budget.
+
+    Attributes:
+        tokens_before: the estimated prompt as it came, before any text was cut to an excerpt.
+        count_text: tokens of a text, for this model.
+        is_shortened: whether its messages are excerpts of the client's, so that they must be sent in any case.
+        floor_count: of what no compaction can shrink, as a request of its own, where the server was asked for it.
+        started_s: of the compactor's monotonic clock.
+    """
+
+    case: Case
+    request: Request
+    conversation: Conversation
+    count: Count
+    tokens_before: int
+    count_text: Callable[[str], int]
+    budget: Budget
+    window: Window
+    family: Family
+    is_shortened: bool = False
+    floor_count: Count | None = None
+    started_s: float
+
+    @property
+    def is_voluntary(self) -> bool:
+        """Whether nothing but the client's wish asks for a compaction."""
+        return self.case.is_wanted and not self.budget.own.triggers(self.count.tokens)
+
+    @property
+    def phase(self) -> Phase:
+        """Why the request is large: an answer outgrows it, tool results have come in, or it has just grown."""
+        if self.case.goes_on:
+            return "streaming"
+        return "pre_request" if open_round_start(self.request.messages) is None else "tool_response"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pending:
+    """A request that needs a new compaction, which may take a model call, and will then fit.
+
+    Attributes:
+        decision: what is to be made.
+        stored: what the store knew.
+    """
+
+    work: Work
+    decision: Making
+    stored: tuple[Compaction, ...]
+
+    @property
+    def will_fit(self) -> bool:
+        """Whether what is to be made will fit, as far as it can be foreseen."""
+        return self.work.budget.fits(self.decision.predicted_tokens)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Guarded:
+    """What to send.
+
+    Attributes:
+        action: what was done, as clients may be told.
+        messages: the list for the model; None when the client's own list stays as it is.
+        tokens_before: the estimated prompt as it came.
+        count: of what is sent.
+        count_text: tokens of a text, for this model.
+        round: of the compaction that was applied, 0 for none.
+        way: how the server is made to go on with an answer; None for a request that begins one.
+        prompt: all of it as it is to be sent, for the way `raw`.
+        is_trusted: the server has gone on by this way before, so that what it says is nothing but the rest.
+    """
+
+    action: Action
+    messages: tuple[Message, ...] | None
+    tokens_before: int
+    count: Count
+    count_text: Callable[[str], int]
+    budget: Budget
+    window: Window
+    round: int = 0
+    way: Way | None = None
+    prompt: BegunPrompt | None = None
+    is_trusted: bool = False
+
+    @property
+    def shown(self) -> str:
+        """The end of the answer that the server goes on with itself; "" where the model is asked to."""
+        return self.messages[-1].text if self.messages and self.way in ("raw", "prefill") else ""
+
+    def max_output_tokens(self, asked_tokens: int | None) -> int:
+        """The upstream `max_tokens` for what the client asked (None or negative: unlimited)."""
+        return self.budget.max_output_tokens(self.count.tokens, asked_tokens)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prospect:
+    """How an answer that was stopped could go on.
+
+    Attributes:
+        request: the conversation as the client sent it.
+        partial: the answer so far.
+        roomy: `case`, in which nothing fits that leaves too little room for the rest.
+        messages: the conversation that makes the model go on, before any compaction.
+        prepared: the same as the engine would send it, or what has to be made first.
+        ways: in which the server goes on itself, best first; none where the model is asked to.
+    """
+
+    request: Request
+    partial: Partial
+    case: Case
+    roomy: Case
+    messages: tuple[Message, ...]
+    prepared: Guarded | Pending
+    ways: tuple[Way, ...]

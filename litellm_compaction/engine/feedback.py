@@ -1,0 +1,295 @@
+"""What servers' replies teach: how they count, how large their windows are, and whether one has cut a prompt.
+
+The counter learns at once; the store is read and written in the background only, and a store that fails costs nothing
+but the memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, replace
+
+from litellm_compaction.engine.context import Case, Guarded
+from litellm_compaction.engine.reporting import Reporter
+from litellm_compaction.errors import CompactionError, Overflow
+from litellm_compaction.stores import Store
+from litellm_compaction.tokens.counter import Count, TokenCounter
+from litellm_compaction.windows.windows import Windows
+
+logger = logging.getLogger("litellm_compaction")
+
+# Of models and not of tenants, whose scopes are hashes.
+FACTS_SCOPE = "models"
+_FACT_KEY = "calibration:"
+_WRITE_EVERY_S = 10.0
+_STORE_TIMEOUT_S = 10.0
+# Wildcard deployments get their model names from clients, so the number of targets needs an end.
+_MAX_TARGETS = 4096
+
+
+@dataclass(slots=True)
+class _Kept:
+    """What is known of a deployment's fact; `written_s` of the monotonic clock."""
+
+    gist: tuple[object, ...] = ()
+    written_s: float | None = None
+    is_busy: bool = False
+    is_warned: bool = False
+
+
+class Lessons:
+    """Lets the counter learn, warns once where a known family does not fit, and keeps what was learned.
+
+    Args:
+        counter: learns.
+        store: keeps it.
+        clock: seconds, monotonic.
+        write_every_s: a deployment's fact is written at most so often, and only when it changed noticeably.
+    """
+
+    def __init__(
+        self,
+        *,
+        counter: TokenCounter,
+        store: Store,
+        clock: Callable[[], float] = time.monotonic,
+        write_every_s: float = _WRITE_EVERY_S,
+    ) -> None:
+        self._counter = counter
+        self._store = store
+        self._clock = clock
+        self._write_every_s = write_every_s
+        self._kept: OrderedDict[str, _Kept] = OrderedDict()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._has_warned = False
+
+    def recall(self, target_key: str) -> None:
+        """Begins to read what an earlier run learned of a deployment, the first time that it is asked for."""
+        if target_key not in self._kept:
+            kept = self._of(target_key)
+            self._start(kept, self._read(target_key, kept))
+
+    def learn(self, target_key: str, label: str, count: Count, prompt_tokens: int) -> None:
+        """Takes over what the server counted.
+
+        Args:
+            target_key: the deployment.
+            label: its name in logs.
+            count: ours, of what was sent.
+            prompt_tokens: the server's.
+        """
+        kept = self._of(target_key)
+        deviation = self._counter.learn(target_key, count, prompt_tokens)
+        if deviation is not None and not kept.is_warned:
+            kept.is_warned = True
+            logger.warning(
+                "count_deviation model=%s expected=%d reported=%d tokens ratio=%.2f; counts follow the server from now "
+                "on where they can: its chat template may not be the family's",
+                label,
+                deviation.expected,
+                deviation.actual,
+                deviation.ratio,
+            )
+        self.keep(target_key)
+
+    def explains(self, target_key: str, count: Count, prompt_tokens: int) -> bool:
+        """Whether a number far below ours is how the server counts, by others like it; arguments as `learn`."""
+        self._of(target_key)
+        explained = self._counter.explains(target_key, count, prompt_tokens)
+        if explained:
+            self.keep(target_key)
+        return explained
+
+    def keep(self, target_key: str) -> None:
+        """Writes what was learned of a deployment soon, if it has changed noticeably."""
+        kept = self._of(target_key)
+        if not kept.is_busy and self._counter.gist(target_key) != kept.gist:
+            self._start(kept, self._write(target_key, kept))
+
+    async def aclose(self) -> None:
+        """Writes what has not been written yet; call before the store is closed."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for target_key, kept in self._kept.items():
+            if kept.gist != self._counter.gist(target_key):
+                await self._put(target_key, kept)
+
+    def _of(self, target_key: str) -> _Kept:
+        found = self._kept.get(target_key)
+        if found is None:
+            found = self._kept[target_key] = _Kept(gist=self._counter.gist(target_key))
+            if len(self._kept) > _MAX_TARGETS:
+                self._kept.popitem(last=False)
+        return found
+
+    async def _read(self, target_key: str, kept: _Kept) -> None:
+        try:
+            text = await asyncio.wait_for(self._store.get_fact(FACTS_SCOPE, _FACT_KEY + target_key), _STORE_TIMEOUT_S)
+            before = self._counter.gist(target_key)
+            if text is not None:
+                self._counter.take_over(target_key, text)
+            if before == kept.gist:
+                kept.gist = self._counter.gist(target_key)
+        except Exception as error:  # noqa: BLE001 - nothing that is only remembered may harm a request (P8)
+            self._warn(error)
+        finally:
+            kept.is_busy = False
+        self.keep(target_key)
+
+    async def _write(self, target_key: str, kept: _Kept) -> None:
+        try:
+            if kept.written_s is not None:
+                await asyncio.sleep(max(0.0, kept.written_s + self._write_every_s - self._clock()))
+            await self._put(target_key, kept)
+        finally:
+            kept.is_busy = False
+        self.keep(target_key)
+
+    async def _put(self, target_key: str, kept: _Kept) -> None:
+        kept.written_s = self._clock()
+        gist = self._counter.gist(target_key)
+        text = self._counter.as_json(target_key)
+        try:
+            await asyncio.wait_for(self._store.put_fact(FACTS_SCOPE, _FACT_KEY + target_key, text), _STORE_TIMEOUT_S)
+        except Exception as error:  # noqa: BLE001 - as when reading
+            self._warn(error)
+        # After a failure too: the next noticeable change is the next attempt.
+        kept.gist = gist
+
+    def _start(self, kept: _Kept, work: Coroutine[None, None, None]) -> None:
+        kept.is_busy = True
+        try:
+            task = asyncio.get_running_loop().create_task(work)
+        except RuntimeError:
+            # Nobody waits for a store outside an event loop.
+            work.close()
+            kept.is_busy = False
+            return
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _warn(self, error: Exception) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            logger.warning(
+                "calibration_not_kept %s: %s; counts learn anew after a restart", type(error).__name__, error
+            )
+
+
+_FULL_WINDOW_RATIO = 0.98
+# A prompt that fills more of the window than this may have been cut to it.
+_INSIDE_RATIO = 0.9
+
+
+class Replies:
+    """Takes note of replies.
+
+    Args:
+        windows: are asked for anew where a reply contradicts them.
+        counter: knows what is suspicious.
+        lessons: keep what is true.
+        reporter: tells of what was cut.
+    """
+
+    def __init__(self, *, windows: Windows, counter: TokenCounter, lessons: Lessons, reporter: Reporter) -> None:
+        self._windows = windows
+        self._counter = counter
+        self._lessons = lessons
+        self._reporter = reporter
+        self._asking: set[asyncio.Task[None]] = set()
+
+    def learn(self, case: Case, guarded: Guarded, *, prompt_tokens: int, completion_tokens: int) -> None:
+        """Compares a reply's usage with our count: trains the counter, or raises the truncation alarm.
+
+        Args:
+            case: of the request.
+            guarded: what was sent.
+            prompt_tokens: as the server reported them for exactly that.
+            completion_tokens: likewise; 0 for an empty answer.
+        """
+        if completion_tokens > 0:
+            self._windows.served(case.target, prompt_tokens)
+        reason = truncation(guarded, prompt_tokens, completion_tokens, self._counter)
+        if not reason:
+            # A reply that was itself truncated never gets here: it would teach the counter a wrong ratio.
+            self._lessons.learn(case.target.key, case.label, guarded.count, prompt_tokens)
+            return
+        is_inside = prompt_tokens < _INSIDE_RATIO * guarded.window.tokens
+        is_low = reason == "prompt_far_below_count"
+        if is_low and is_inside and self._lessons.explains(case.target.key, guarded.count, prompt_tokens):
+            return
+        self._windows.invalidate(case.target)
+        if case.target.is_listed:
+            task = asyncio.create_task(self._alarm_if_cut(case, guarded, prompt_tokens, completion_tokens, reason))
+            self._asking.add(task)
+            task.add_done_callback(self._asking.discard)
+            return
+        self._reporter.alarmed(case, guarded, prompt_tokens, reason)
+
+    async def aclose(self) -> None:
+        """Ends what still asks for windows."""
+        tasks = list(self._asking)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _alarm_if_cut(
+        self, case: Case, guarded: Guarded, prompt_tokens: int, completion_tokens: int, reason: str
+    ) -> None:
+        """Raises the alarm where the window, read again, is too small for what was sent.
+
+        A prompt that fits by our count, which is the higher one, cannot have been cut: its server counts otherwise, as
+        one does whose template leaves tools out. One that is above the window we knew fits where the model has been
+        loaded with a larger one since.
+        """
+        try:
+            window = await self._windows.resolve(case.target, fresh=True)
+        except CompactionError:
+            window = None
+        is_fit = window is not None and guarded.count.tokens <= window.tokens
+        if window is None or not is_fit or _is_full(window.tokens, prompt_tokens, completion_tokens):
+            self._reporter.alarmed(case, guarded, prompt_tokens, reason)
+
+    def learn_overflow(self, case: Case, guarded: Guarded | None, overflow: Overflow) -> None:
+        """Takes note of an overflow error: what we knew of the window is out of date, and what the error names is true.
+
+        Args:
+            case: of the request.
+            guarded: what was sent; None when that is not certain.
+            overflow: what the error says.
+        """
+        self._windows.invalidate(case.target)
+        if overflow.window_tokens is not None:
+            self._windows.learn(case.target, overflow.window_tokens)
+        if overflow.prompt_tokens is not None and guarded is not None:
+            # In the middle of an answer the number has what was generated in it, which makes no anchor.
+            count = replace(guarded.count, fingerprint=0, anchor=None)
+            self._lessons.learn(case.target.key, case.label, count, overflow.prompt_tokens)
+
+
+def truncation(guarded: Guarded, prompt_tokens: int, completion_tokens: int, counter: TokenCounter) -> str:
+    """One word for what a reply's usage says about a prompt that the server did not see whole; "" for nothing.
+
+    Args:
+        guarded: what was sent.
+        prompt_tokens: as the server reported them for exactly that.
+        completion_tokens: likewise; 0 for an empty answer.
+        counter: knows which deviation a tokenizer cannot explain.
+    """
+    if full := _is_full(guarded.window.tokens, prompt_tokens, completion_tokens):
+        return full
+    return "prompt_far_below_count" if counter.is_suspicious(guarded.count, prompt_tokens) else ""
+
+
+def _is_full(window_tokens: int, prompt_tokens: int, completion_tokens: int) -> str:
+    """One word for a prompt that a window cannot have held with its answer; "" where it can."""
+    if prompt_tokens > window_tokens:
+        return "prompt_above_window"
+    is_empty = completion_tokens == 0
+    return "empty_at_full_window" if is_empty and prompt_tokens >= _FULL_WINDOW_RATIO * window_tokens else ""

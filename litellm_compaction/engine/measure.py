@@ -1,0 +1,392 @@
+"""How large a request is and in which window: counts, budget, and the context length that a warm-up may have to bring.
+
+Measured for every request, and again for what is going to be sent of it: its own messages, or what a compaction leaves
+of them, counted as it is sent.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from typing import Literal, NamedTuple
+
+from litellm_compaction.concurrency import Flights
+from litellm_compaction.core.budget import Budget
+from litellm_compaction.core.compaction import Compaction, apply
+from litellm_compaction.core.conversation import RECORD_TOKENS, Conversation
+from litellm_compaction.core.cut_points import sacred_indices
+from litellm_compaction.core.messages import JsonValue, Message, Request, lead_length, user_message, with_only_text
+from litellm_compaction.core.plan import Edit, Making
+from litellm_compaction.core.prompts import with_every_result
+from litellm_compaction.engine.ask import SentPrompts
+from litellm_compaction.engine.context import Case, Guarded, Work
+from litellm_compaction.engine.threads import is_long, off_loop_if
+from litellm_compaction.errors import ModelNotLoaded, OwnTemplate
+from litellm_compaction.templates.template import chars_of
+from litellm_compaction.tokenizers.families import Family
+from litellm_compaction.tokenizers.sources import Sources
+from litellm_compaction.tokens.count import holding
+from litellm_compaction.tokens.counter import Count, TokenCounter
+from litellm_compaction.windows.windows import Window, Windows
+
+# By so much what is added to a floor that the server has counted may be more than planned.
+_PLANNED_ERROR = 0.10
+# No vocabulary has a longer token (128 blanks in cl100k and o200k; 2026-11), so more text than this for each token of
+# the window fits by no count: all of it would only cost time, 0.15 s a megabyte.
+_MOST_CHARS_PER_TOKEN = 256
+_ALWAYS_COUNTED_CHARS = 1_000_000
+# What English and code have; for what is not counted at all.
+_USUAL_CHARS_PER_TOKEN = 4
+_LEAST_SAMPLE_CHARS = 1_000
+# A look at more of them takes more than a millisecond.
+_MANY_MESSAGES, _MANY_TOOLS = 2_000, 100
+
+
+class Scales:
+    """Weighs requests.
+
+    Args:
+        windows: which context length a target has.
+        counter: tokens of a request.
+        sources: by which vocabulary and template a target is counted.
+        clock: seconds, monotonic, for durations.
+    """
+
+    def __init__(
+        self,
+        *,
+        windows: Windows,
+        counter: TokenCounter,
+        sources: Sources,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._windows = windows
+        self._counter = counter
+        self._sources = sources
+        self._clock = clock
+        self._warm_ups: Flights[None] = Flights()
+
+    async def weigh(self, request: Request, case: Case) -> Work:
+        """The request with its sizes, its window and its budget, still without hashes.
+
+        Raises:
+            WindowUnknown: nobody says how large the window is.
+            ModelNotLoaded: `when_not_loaded` is `error`, or the warm-up did not load the model.
+            OwnTemplate: the client brings a template, and the server is not LM Studio, which has its own in any case.
+        """
+        started_s = self._clock()
+        if request.has_own_template and not case.target.is_lmstudio:
+            raise OwnTemplate
+        window = await self.window(case)
+        family = await self._sources.family(case.target, window)
+        count = await self._count(case.target.key, family, request, window.tokens)
+        return await off_loop_if(
+            is_long(request.messages), lambda: self._work(request, case, window, family, count, (), started_s)
+        )
+
+    async def weigh_ids(self, tokens: int, case: Case) -> Work:
+        """A prompt that a client has given as so many token ids: it has no text, and its count is exact.
+
+        Raises:
+            WindowUnknown, ModelNotLoaded: as `weigh`.
+        """
+        work = await self.weigh(Request(messages=(user_message(""),)), case)
+        own = replace(work.count, tokens=tokens, raw_tokens=tokens, sizes=(tokens,), tools_tokens=0, overhead_tokens=0)
+        count = replace(
+            own, error_ratio=0.0, text_error_ratio=0.0, text_ratio=1.0, exact=True, fingerprint=0, anchor=None
+        )
+        return self._work(work.request, case, work.window, work.family, count, (), work.started_s)
+
+    async def again(self, work: Work) -> Work:
+        """`work` by what the counter has learned since."""
+        count = await self.count_request(work, work.request)
+        weighed = self._work(
+            work.request, work.case, work.window, work.family, count, work.conversation.hashes, work.started_s
+        )
+        return replace(weighed, is_shortened=work.is_shortened)
+
+    async def shortened(self, work: Work, messages: tuple[Message, ...]) -> Work:
+        """`work` with other messages in the client's place; the client will send its own again, so hashes stay."""
+        request = replace(work.request, messages=messages)
+        count = await self.count_request(work, request)
+        weighed = self._work(
+            request, work.case, work.window, work.family, count, work.conversation.hashes, work.started_s
+        )
+        return replace(weighed, is_shortened=True, tokens_before=work.tokens_before)
+
+    async def count_request(self, work: Work, request: Request) -> Count:
+        """The tokens of a request that is made of `work`'s."""
+        return await self._count(work.case.target.key, work.family, request, work.window.tokens)
+
+    async def _count(self, key: str, family: Family, request: Request, window_tokens: int) -> Count:
+        """The tokens of a request; of one that is far too long, what decides is counted and the rest estimated."""
+        reach_chars = max(_MOST_CHARS_PER_TOKEN * window_tokens, _ALWAYS_COUNTED_CHARS)
+        has_many = len(request.messages) > _MANY_MESSAGES or len(request.tools) > _MANY_TOOLS
+        counted = await off_loop_if(
+            has_many or is_long(request.messages, request.tools), lambda: _within_reach(request, reach_chars)
+        )
+        if counted is None:
+            return await self._counter.count(key, family, request)
+        return _with_rest(await self._counter.count(key, family, counted.request), counted)
+
+    def with_floor(self, work: Work, count: Count) -> Work:
+        """`work` with sizes by which its floor takes what a better count says.
+
+        Args:
+            work: of which the floor is an estimate.
+            count: of the floor as a request of its own.
+        """
+        conversation, budget = work.conversation, work.budget
+        sacred = sacred_indices(conversation.messages)
+        if len(sacred) == len(conversation.messages) == len(count.sizes):
+            # Nothing of it can be covered: the floor is the request.
+            weighed = self._work(
+                work.request, work.case, work.window, work.family, count, conversation.hashes, work.started_s
+            )
+            return replace(weighed, floor_count=count, is_shortened=work.is_shortened)
+        record_tokens = RECORD_TOKENS if len(sacred) < len(conversation.messages) else 0
+        ratio = min(1.0, count.tokens / max(1, conversation.floor_tokens - record_tokens))
+        conversation = replace(
+            conversation,
+            sizes=tuple(
+                math.ceil(size * ratio) if index in sacred else size for index, size in enumerate(conversation.sizes)
+            ),
+            fixed_tokens=math.ceil(conversation.fixed_tokens * ratio),
+        )
+        # Of what is made, only what is added is still in doubt, as much as fits; it is counted again before it is sent.
+        share = min(1.0, count.tokens / max(1, replace(budget, error_ratio=0.0).prompt_limit_tokens))
+        rest_ratio = min(budget.error_ratio, _PLANNED_ERROR)
+        error_ratio = min(budget.error_ratio, share * count.error_ratio + (1 - share) * rest_ratio)
+        return replace(
+            work,
+            conversation=conversation,
+            budget=replace(
+                budget,
+                floor_tokens=conversation.floor_tokens,
+                fixed_tokens=conversation.lead_tokens,
+                error_ratio=error_ratio,
+            ),
+            floor_count=count,
+        )
+
+    async def count(self, work: Work, messages: Sequence[Message]) -> Count:
+        """The tokens of a list that may be sent instead of the client's."""
+        return await self.count_request(work, replace(work.request, messages=tuple(messages)))
+
+    async def text_counter(self, case: Case) -> tuple[Window, Callable[[str], int]]:
+        """A case's window, and how its model counts text.
+
+        Raises:
+            WindowUnknown, ModelNotLoaded: as `weigh`.
+        """
+        window = await self.window(case)
+        family = await self._sources.family(case.target, window)
+        return window, self._counter.text_counter(case.target.key, family)
+
+    async def window(self, case: Case) -> Window:
+        """The window of a case's target, after a warm-up where that is needed and wanted.
+
+        Raises:
+            WindowUnknown, ModelNotLoaded: as `weigh`.
+        """
+        try:
+            return await self._windows.resolve(case.target)
+        except ModelNotLoaded:
+            if case.settings.when_not_loaded == "error":
+                raise
+        await self._warm_ups.join(case.target.key, lambda: _run(case.warm_up))
+        return await self._windows.resolve(case.target, fresh=True)
+
+    def _work(
+        self,
+        request: Request,
+        case: Case,
+        window: Window,
+        family: Family,
+        count: Count,
+        hashes: tuple[str, ...],
+        started_s: float,
+    ) -> Work:
+        conversation = Conversation(
+            messages=request.messages,
+            # What is made of the request begins otherwise: there the server's number for its beginning is no help.
+            sizes=tuple(math.ceil(size * count.text_ratio) for size in count.sizes),
+            fixed_tokens=math.ceil((count.tools_tokens + count.overhead_tokens) * count.text_ratio),
+            hashes=hashes,
+            own_tokens=count.tokens,
+        )
+        return Work(
+            case=case,
+            request=request,
+            conversation=conversation,
+            count=count,
+            tokens_before=count.tokens,
+            count_text=self._counter.text_counter(case.target.key, family),
+            budget=Budget(
+                rules=case.rules(reasons=family.reasons),
+                window_tokens=window.tokens,
+                floor_tokens=conversation.floor_tokens,
+                error_ratio=count.text_error_ratio,
+                own_error_ratio=count.error_ratio,
+                fixed_tokens=conversation.lead_tokens,
+            ),
+            window=window,
+            family=family,
+            started_s=started_s,
+        )
+
+
+class _Counted(NamedTuple):
+    """What of a request is counted.
+
+    Attributes:
+        request: the same, with text left out.
+        chars: how much is left.
+        left_out: n, characters; left_out[i] of messages[i].
+        tools_left_out: characters of the tools.
+    """
+
+    request: Request
+    chars: int
+    left_out: list[int]
+    tools_left_out: int
+
+
+def _within_reach(request: Request, reach_chars: int) -> _Counted | None:
+    """What has to be counted of a request that no window of this size can hold; None for all of it.
+
+    Tools first, then what stays verbatim, then the newest: there a count decides. What is older is covered in any case.
+    """
+    messages = request.messages
+    sizes = [_chars(message) for message in messages]
+    tool_sizes = list(map(chars_of, request.tools))
+    if sum(sizes) + sum(tool_sizes) <= reach_chars:
+        return None
+    left = reach_chars
+    tools: list[JsonValue] = []
+    for tool, size in zip(request.tools, tool_sizes, strict=True):
+        if size > left:
+            break
+        tools.append(tool)
+        left -= size
+    left_out = [0] * len(messages)
+    kept = list(messages)
+    sacred = {*range(lead_length(messages)), *sacred_indices(messages)}
+    for index in (*sorted(sacred), *(index for index in range(len(messages) - 1, -1, -1) if index not in sacred)):
+        # Templates leave out the white space around a text.
+        size = sizes[index] if sizes[index] <= left else min(sizes[index], _chars(messages[index], str.strip))
+        if size > left:
+            kept[index] = with_only_text(messages[index], messages[index].text.strip()[:left])
+            left_out[index] = size - min(left, len(kept[index].text))
+        left = max(left - size, 0)
+    counted = replace(request, messages=tuple(kept), tools=tuple(tools))
+    return _Counted(counted, reach_chars - left, left_out, sum(tool_sizes[len(tools) :]))
+
+
+def _with_rest(count: Count, counted: _Counted) -> Count:
+    """The count of all of a request, by that of what was counted of it; nothing is learned from it."""
+    ratio = 1 / _USUAL_CHARS_PER_TOKEN
+    if counted.chars >= _LEAST_SAMPLE_CHARS:
+        ratio = max(count.tokens / counted.chars, 1 / _MOST_CHARS_PER_TOKEN)
+    tools_tokens = count.tools_tokens + math.ceil(counted.tools_left_out * ratio)
+    sizes = tuple(size + math.ceil(chars * ratio) for size, chars in zip(count.sizes, counted.left_out, strict=True))
+    tokens = count.tokens - count.tools_tokens - sum(count.sizes) + tools_tokens + sum(sizes)
+    raw_tokens = count.raw_tokens * tokens / max(1, count.tokens)
+    return replace(
+        count,
+        tokens=tokens,
+        sizes=sizes,
+        tools_tokens=tools_tokens,
+        raw_tokens=raw_tokens,
+        exact=False,
+        fingerprint=0,
+        anchor=None,
+    )
+
+
+def _chars(message: Message, read: Callable[[str], str] | None = None) -> int:
+    chars = len(message.text if read is None else read(message.text)) + len(message.reasoning)
+    if message.calls:
+        chars += sum(len(call.arguments) + len(call.name) for call in message.calls)
+    return chars
+
+
+async def _run(action: Callable[[], Awaitable[None]]) -> None:
+    await action()
+
+
+class Outgoing:
+    """Makes what is sent, and remembers it.
+
+    Args:
+        scales: count it.
+        sent: is told of it.
+    """
+
+    def __init__(self, *, scales: Scales, sent: SentPrompts) -> None:
+        self._scales = scales
+        self._sent = sent
+
+    def unchanged(self, work: Work) -> Guarded:
+        """The request as it was weighed."""
+        self._note(work, None)
+        return Guarded(
+            action="compacted" if work.is_shortened else "none",
+            messages=work.request.messages if work.is_shortened else None,
+            tokens_before=work.tokens_before,
+            count=work.count,
+            count_text=work.count_text,
+            budget=work.budget.own,
+            window=work.window,
+        )
+
+    async def applied(self, work: Work, compaction: Compaction, action: Literal["reused", "compacted"]) -> Guarded:
+        """The request with a compaction in place of what it covers; whether that fits is the caller's to ask."""
+        covered = work.conversation.messages
+        messages = await off_loop_if(is_long(covered), lambda: _with_every_result(apply(covered, compaction)))
+        self._note(work, compaction)
+        count = await self._scales.count(work, messages)
+        if work.floor_count is not None:
+            # Planned by a floor that the server has counted: only the rest is in doubt.
+            count = holding(count, [work.floor_count])
+        return Guarded(
+            action=action,
+            messages=messages,
+            tokens_before=work.tokens_before,
+            count=count,
+            count_text=work.count_text,
+            budget=replace(work.budget, error_ratio=count.error_ratio, own_error_ratio=None),
+            window=work.window,
+            round=compaction.round,
+        )
+
+    def _note(self, work: Work, compaction: Compaction | None) -> None:
+        """Remembers what the server's cache will hold; small prompts have no hashes, excerpts are not the client's."""
+        if work.conversation.hashes and not work.is_shortened and not work.case.is_supposed:
+            self._sent.note(work.case.scope, work.case.target.key, work.conversation.hashes, compaction)
+
+
+def _with_every_result(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """The messages as strict templates take them; calls at the very end are the client's business."""
+    if messages and messages[-1].calls:
+        return (*with_every_result(messages[:-1]), messages[-1])
+    return with_every_result(messages)
+
+
+def is_enough(work: Work, decision: Making, compaction: Compaction, guarded: Guarded) -> bool:
+    """Whether a new compaction does, counted as it is sent; otherwise the next rung's turn has come (promise P5).
+
+    Args:
+        work: the request.
+        decision: what was to be made.
+        compaction: what was made, perhaps by a later rung.
+        guarded: what it leaves to be sent.
+    """
+    tokens, budget = guarded.count.tokens, guarded.budget
+    if not budget.fits(tokens) or tokens >= work.count.tokens:
+        return False
+    if isinstance(decision, Edit) and tokens > decision.predicted_tokens and budget.triggers(tokens):
+        return False
+    return compaction.rung != "prune" or not budget.triggers(tokens)

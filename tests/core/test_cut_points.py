@@ -1,0 +1,142 @@
+"""Where a conversation may be cut, and which messages are sacred."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from litellm_compaction.core.cut_points import (
+    doubted_index,
+    is_injected,
+    latest_cut,
+    legal_cuts,
+    request_indices,
+    sacred_indices,
+)
+from litellm_compaction.core.messages import lead_length, newest_user_index
+from tests.core.conversations import (
+    ADDITIONS,
+    JsonDict,
+    agent_conversations,
+    assistant,
+    calls,
+    parsed,
+    raw_conversations,
+    result,
+    system,
+    user,
+)
+
+ROUND = [calls("1", "2"), result("1", "x"), result("2", "y")]
+
+
+@pytest.mark.parametrize(
+    ("raw", "cuts", "sacred"),
+    [
+        ([], (), set()),
+        ([system()], (), {0}),
+        ([user("u")], (), {0}),
+        ([system(), user("u")], (), {0, 1}),
+        ([system(), user("u"), assistant("a")], (2,), {0, 1, 2}),
+        ([system(), user("u"), assistant("a"), user("v")], (2, 3), {0, 3}),
+        ([user("u"), *ROUND], (1,), {0, 1, 2, 3}),
+        ([user("u"), *ROUND, assistant("a"), user("v")], (1, 4, 5), {5}),
+        ([user("u"), *ROUND, *ROUND], (1, 4), {0, 4, 5, 6}),
+        ([user("u"), assistant("a"), user("v"), *ROUND], (1, 2, 3), {2, 3, 4, 5}),
+        ([user("u"), assistant("a"), system("late"), user("v")], (1, 3), {3}),
+        ([user("u"), assistant("a"), result("orphan", "x")], (1,), {0, 2}),
+    ],
+)
+def test_cuts_and_sacred_messages(raw: list[JsonDict], cuts: tuple[int, ...], sacred: set[int]) -> None:
+    """Cuts lie before users and assistants up to the sacred tail; lead, newest user message and tail are sacred."""
+    messages = parsed(raw)
+    assert legal_cuts(messages) == cuts
+    assert sacred_indices(messages) == sacred
+
+
+@given(raw_conversations())
+def test_a_cut_never_divides_a_round(raw: list[JsonDict]) -> None:
+    """Behind every cut each result has its call, before it each call its result; the sacred tail stays whole."""
+    messages = parsed(raw)
+    for cut in legal_cuts(messages):
+        assert lead_length(messages) < cut <= latest_cut(messages)
+        for side in (messages[:cut], messages[cut:]):
+            called = {call.id for message in side for call in message.calls}
+            assert called == {message.call_id for message in side if message.role == "tool"}
+
+
+@given(raw_conversations())
+def test_whatever_is_longer_than_its_sacred_part_can_be_cut(raw: list[JsonDict]) -> None:
+    """Only conversations that are sacred from beginning to end have no cut, but for a lone request in front."""
+    messages = parsed(raw)
+    sacred = sacred_indices(messages)
+    assert newest_user_index(messages) in sacred
+    if len(sacred) < len(messages):
+        assert legal_cuts(messages)[-1] == latest_cut(messages)
+
+
+# ------------------------------------------------------------------ what agents put behind requests and results
+
+REMINDER, NOTE, DETAILS, TEXT_RESULT, PLAIN, SKILLS = (user(text) for text in ADDITIONS)
+TASK = user("Port the parser.")
+
+
+@pytest.mark.parametrize(
+    ("raw", "requests", "cut"),
+    [
+        # A reminder behind results: the round is still open, and the task is still the task.
+        ([TASK, *ROUND, REMINDER], (0, 4), 1),
+        ([TASK, *ROUND, NOTE, system("late")], (0, 4), 1),
+        ([TASK, *ROUND, *ROUND, PLAIN], (0, 7), 4),
+        ([TASK, *ROUND, assistant("Done."), user("Thanks, next."), *ROUND, REMINDER], (5, 9), 6),
+        # The client's bulk behind the first prompt, recognized or not.
+        ([TASK, REMINDER], (0, 1), 0),
+        ([TASK, SKILLS], (0, 1), 1),
+        ([TASK, SKILLS, *ROUND], (0, 1), 2),
+        ([TASK, SKILLS, *ROUND, *ROUND, NOTE], (0, 1, 8), 5),
+        # An interruption by the person looks like an addition: both stay.
+        ([TASK, *ROUND, user("Stop! Do the tests first.")], (0, 4), 1),
+        # Results as text: the newest is kept as the newest, the task as the task.
+        ([TASK, assistant("<read_file>"), TEXT_RESULT, assistant("<read_file>"), TEXT_RESULT], (0, 4), 4),
+        # A person who writes twice, and one who only speaks: the last word counts.
+        ([user("a"), user("b"), user("c")], (0, 2), 2),
+        ([TASK, assistant("a"), user("b"), REMINDER], (2, 3), 2),
+        ([TASK, assistant("a"), user("b")], (2,), 2),
+        # What is too long to be kept on a doubt is left to the record.
+        ([user("word " * 1000), *ROUND, PLAIN], (4,), 1),
+    ],
+)
+def test_additions_are_neither_the_request_nor_the_end_of_a_round(
+    raw: list[JsonDict], requests: tuple[int, ...], cut: int
+) -> None:
+    """Whatever stands behind results, they are open until an assistant answers; the person's last request stays."""
+    messages = parsed(raw)
+    doubted = doubted_index(messages)
+    assert sorted({*request_indices(messages), *([] if doubted is None else [doubted])}) == [*requests]
+    assert latest_cut(messages) == cut
+    assert sacred_indices(messages) >= {*request_indices(messages), *range(cut, len(raw))}
+
+
+@given(agent_conversations())
+def test_results_that_nobody_has_read_are_sacred(raw: list[JsonDict]) -> None:
+    """With their calls, and with everything behind them; the newest user message and the person's last words too."""
+    messages = parsed(raw)
+    read = max((at for at, message in enumerate(messages) if message.role == "assistant"), default=0)
+    unread = [at for at in range(read, len(messages)) if messages[at].role == "tool"]
+    sacred = sacred_indices(messages)
+    assert sacred >= ({read, *range(unread[0], len(messages))} if unread else set())
+    users = [at for at, message in enumerate(messages) if message.role == "user"]
+    assert users[-1] in sacred
+    assert [at for at in users if not is_injected(messages[at])][-1] in sacred
+    for cut in legal_cuts(messages):
+        assert cut <= latest_cut(messages)
+
+
+@given(agent_conversations(), st.data())
+def test_more_messages_never_make_an_older_one_the_request(raw: list[JsonDict], data: st.DataObject) -> None:
+    """So what one turn has pinned is enough for the next one."""
+    messages = parsed(raw)
+    before = messages[: data.draw(st.integers(1, len(messages)))]
+    old = {index for index in request_indices(messages) if index < len(before)}
+    assert old <= set(request_indices(before))

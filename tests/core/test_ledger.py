@@ -1,0 +1,235 @@
+"""The verbatim ledger: bounded, deterministic, the user's words first, and quick on hostile text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from litellm_compaction.core.ledger import ledger
+from litellm_compaction.tokenizers.registry import token_length
+from tests.core.conversations import (
+    JsonDict,
+    agent_run,
+    assistant,
+    calls,
+    count,
+    parsed,
+    raw_conversations,
+    result,
+    user,
+)
+from tests.work import grows_linearly
+
+WORDS_HEAD = "The user's own words, oldest first; where two disagree the later holds:"
+LINES_HEAD = "Paths, ids, numbers, commands and errors, oldest first; where two disagree the later holds:"
+
+
+def written(raw: list[JsonDict], *, budget: int = 600, words: int = 300) -> str:
+    return ledger(parsed(raw), budget_tokens=budget, words_tokens=words, count=count)
+
+
+def test_nothing_to_keep_is_an_empty_ledger() -> None:
+    """No messages, no anchors or no room: no text, not even a heading."""
+    assert written([]) == ""
+    assert written([assistant("well then"), result("1", "fine")]) == ""
+    assert written([user("port /src/app.py")], budget=0) == ""
+
+
+def test_the_users_words_come_first() -> None:
+    """Every user message as a quotation, oldest first, before any line of a tool."""
+    raw = [
+        user("Port src/parser.py to Rust."),
+        result("1", "error: src/lexer.py:42 KeyError: 'x'"),
+        user("Never touch the tests."),
+    ]
+    text = written(raw)
+    assert text.startswith(f"{WORDS_HEAD}\n- Port src/parser.py to Rust.\n- Never touch the tests.\n{LINES_HEAD}\n")
+    assert "src/lexer.py:42" in text
+
+
+def test_of_many_user_messages_the_first_and_the_latest_stay() -> None:
+    """The middle ones are left out first, and what is kept stays in order."""
+    raw = [user(f"Request {number}: " + "word " * 20) for number in range(40)]
+    text = written(raw, budget=300, words=300)
+    assert "Request 0:" in text
+    assert "Request 39:" in text
+    assert "Request 5:" not in text
+    assert text.index("Request 0:") < text.index("Request 38:") < text.index("Request 39:")
+
+
+def test_pasted_bulk_is_shortened() -> None:
+    """A page in a user message does not push the other words out."""
+    raw = [user("Fix this log:\n" + "noise " * 5000), user("And keep Python 3.8.")]
+    text = written(raw)
+    assert "Fix this log:" in text
+    assert "tokens left out" in text
+    assert "And keep Python 3.8." in text
+    assert count(text) <= 600
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "ValueError: bad id 7",
+        "see https://example.org/a/b?c=1 for more",
+        "cat /etc/nginx/nginx.conf",
+        "changed src/core/plan.py:120",
+        "reservation EHGLP3 is confirmed",
+        "commit 1a2b3c4d5e6f",
+        "call parse_message() first",
+        "use the camelCase name",
+        "costs $1,234.50 now",
+        "took 31 ms",
+        "Datei src/größe/maß.py fehlt",
+        "必须先修复 src/解析.py 的问题",
+        "открой файл docs/план.md",
+    ],
+)
+def test_lines_with_anchors_survive(line: str) -> None:
+    """Paths, ids, numbers, names, addresses and errors are kept with their whole line, in any language."""
+    assert f"- {line}" in written([result("1", f"nothing here\n{line}\nnor there")])
+
+
+def test_arguments_of_calls_are_lines_too() -> None:
+    """What was run and where is an anchor."""
+    assert "run(path: /srv/app/main.py)" in written([calls("1", arguments='{"path": "/srv/app/main.py"}')])
+
+
+def test_a_long_line_is_cut_to_its_anchors() -> None:
+    """Of a line of thousands of characters the stretch with the most anchors stays."""
+    line = "x " * 2000 + "failed in src/deep/inside.py:7 with KeyError" + " y" * 2000
+    text = written([result("1", line)])
+    assert "src/deep/inside.py:7" in text
+    assert max(map(len, text.splitlines())) < 260
+
+
+def test_a_repeated_line_is_kept_once() -> None:
+    """At its latest place."""
+    raw = [result("1", "value_a = 1\nvalue_b = 2"), result("2", "value_c = 3\nvalue_a = 1")]
+    assert written(raw).splitlines()[1:] == ["- value_b = 2", "- value_c = 3", "- value_a = 1"]
+
+
+def test_known_words_are_not_repeated() -> None:
+    """What the user's words already say needs no second line."""
+    raw = [user("Port src/parser.py to Rust."), assistant("I open src/parser.py now.")]
+    assert LINES_HEAD not in written(raw)
+
+
+@given(raw_conversations(), st.integers(0, 1500), st.integers(0, 1500))
+def test_a_ledger_stays_in_its_budget(raw: list[JsonDict], budget: int, words: int) -> None:
+    """Counted with a real vocabulary, whatever the messages say; and the same input gives the same bytes."""
+
+    def real(text: str) -> int:
+        return token_length("o200k_base", text)
+
+    messages = parsed(raw)
+    text = ledger(messages, budget_tokens=budget, words_tokens=words, count=real)
+    assert real(text) <= budget
+    assert text == ledger(messages, budget_tokens=budget, words_tokens=words, count=real)
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    ["a", "/", "a.", "7", "_a", "a/", "A7", "aB", "f0", "Error", "http://", "$1,", "\n", "a\n", "~@", "é", "ERROR: "],
+)
+@pytest.mark.parametrize("role", ["assistant", "tool"])
+def test_a_megabyte_of_anything_is_scanned(hostile: str, role: str) -> None:
+    """No repetition makes a pattern backtrack: this test only has to end."""
+    # No two stretches are alike, so that none is skipped as a repetition.
+    text = "".join(hostile * (990 // len(hostile)) + str(number) for number in range(1000))
+    budget = 400
+    assert count(written([{"role": role, "content": text}], budget=budget)) <= budget
+
+
+def test_a_megabyte_of_arguments_is_scanned() -> None:
+    """The same for calls, whose arguments may be one line."""
+    arguments = '{"text": "' + "a_b/" * 250_000 + '"}'
+    assert count(written([calls("1", arguments=arguments)])) <= 600
+
+
+def test_what_stays_visible_is_not_repeated() -> None:
+    """Anchors that a summary or a kept message shows leave their room to others."""
+    covered = parsed([assistant("The port is in src/config.py:12."), assistant("The host is in src/hosts.py:34.")])
+    text = ledger(covered, budget_tokens=200, words_tokens=0, count=count, known="see src/config.py:12")
+    assert "src/hosts.py:34" in text
+    assert "src/config.py:12" not in text
+
+
+def test_one_giant_result_does_not_hide_older_ones() -> None:
+    """Its two ends are read, and then what came before it."""
+    giant = "FIRST_1 marker\n" + "filler of the log 000\n" * 50_000 + "LAST_2 marker"
+    covered = parsed([result("1", "OLDER_0 marker"), result("2", giant)])
+    text = ledger(covered, budget_tokens=400, words_tokens=0, count=count)
+    assert all(marker in text for marker in ("OLDER_0", "FIRST_1", "LAST_2"))
+
+
+def test_what_the_user_said_in_between_is_read_like_other_lines() -> None:
+    """Of many messages that do not all fit the one that names something stays, before small talk."""
+    raw = [user(f"That was {'so ' * 12}to my liking, as was answer {chr(97 + number)}.") for number in range(26)]
+    told = f"By the way, and that is {'so ' * 12}important: the staging port is 48123."
+    raw.insert(12, user(told))
+    text = written(raw, budget=260, words=120)
+    assert told in text.partition(LINES_HEAD)[2]
+
+
+def test_how_a_step_came_out_comes_before_a_listing() -> None:
+    """A short result, and the first words behind a result, say more than the names in a page of source code."""
+    page = "\n".join(f"    def method_{n}(self, argument_{n}): return self.helper_{n}()" for n in range(120))
+    raw = [
+        calls("1", arguments='{"cmd": "cat app.py"}'),
+        result("1", page),
+        calls("2", arguments='{"cmd": "run it"}'),
+        result("2", "the column came out as float, a category was wanted"),
+        assistant("So nothing is kept of the order in which they were given. Next I look at the caller."),
+    ]
+    text = written(raw, budget=200, words=0)
+    assert "a category was wanted" in text
+    assert "So nothing is kept of the order in which they were given." in text
+
+
+def test_rows_of_one_pattern_give_way_to_other_lines() -> None:
+    """Of many rows that differ only in their digits some stay, and not at the cost of everything else."""
+    rows = "\n".join(f"laddr=('172.17.0.{n}', {55000 + n}), raddr=('3.95.50.61', 80)" for n in range(10, 99))
+    reads = [result(f"r{n}", f"opened docs/{chr(97 + n)}/notes.txt for reading") for n in range(20)]
+    text = written([*reads, result("rows", rows)], budget=340, words=0)
+    assert text.count("docs/") == len(reads)
+    assert text.count("laddr=") >= 2
+
+
+def test_an_error_says_more_than_the_code_that_raises_it() -> None:
+    """`raise ValueError(` is source code; `ValueError: bad id` is what happened."""
+    code = "\n".join(f"        raise ValueError(message_{n})" for n in range(60))
+    raw = [result("1", f"{code}\nValueError: the id 77 is taken\n{code.replace('message', 'text')}")]
+    assert "- ValueError: the id 77 is taken" in written(raw, budget=80, words=0)
+
+
+def test_the_ledger_of_a_longer_conversation_is_no_harder() -> None:
+    """Twice the messages are twice the work at most. What it takes in milliseconds: `benchmarks/rungs.py`."""
+
+    def write(rounds: int) -> Callable[[], str]:
+        messages = parsed(agent_run(rounds, words=200))
+        return lambda: ledger(messages, budget_tokens=2_000, words_tokens=600, count=count)
+
+    assert grows_linearly(write, 40)
+
+
+def test_thousands_of_tiny_messages_cost_little_each() -> None:
+    """40,000 messages of a word took 4 s: each was counted twice, and looked for among all that were quoted."""
+    counted = 0
+
+    def counting(text: str) -> int:
+        nonlocal counted
+        counted += 1
+        return count(text)
+
+    def write(messages: int) -> Callable[[], str]:
+        tiny = parsed([user(f"m{number}") for number in range(messages)])
+        return lambda: ledger(tiny, budget_tokens=messages, words_tokens=messages, count=counting)
+
+    assert grows_linearly(write, 500)
+    counted = 0
+    assert write(4_000)().count("- m") > 400
+    assert counted < 4_000

@@ -1,0 +1,160 @@
+"""What is too large by name, the error that says so, and excerpts where the operator allows them."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from litellm_compaction.core.conversation import RECORD_TOKENS
+from litellm_compaction.core.messages import Message
+from litellm_compaction.core.refusal import refusal, sacred_shares, shortened
+from litellm_compaction.errors import overflow_from_text
+from tests.core.conversations import (
+    JsonDict,
+    agent_run,
+    assistant,
+    budget,
+    calls,
+    chat,
+    conversation,
+    count,
+    image,
+    parsed,
+    raw_conversations,
+    result,
+    size,
+    system,
+    user,
+)
+
+BIG = "word " * 20_000
+
+
+def cut(
+    raw: list[JsonDict], window: int = 8192, *, tool_results: bool = True, user_message: bool = True
+) -> tuple[Message, ...] | None:
+    weighed = conversation(parsed(raw))
+    return shortened(
+        weighed, budget(window, weighed), tool_results=tool_results, user_message=user_message, count=count
+    )
+
+
+def test_every_sacred_message_has_its_share() -> None:
+    """Tools, template, system, request, and each open result by the name of its tool; together they are the floor."""
+    raw = [*chat(3), calls("1", "2", name="grep"), result("1", "x"), result("lost", BIG)]
+    weighed = conversation(parsed(raw), fixed_tokens=500)
+    shares = sacred_shares(weighed, tools_tokens=460)
+    assert [share.name for share in shares] == [
+        "tools",
+        "template",
+        "system messages",
+        "newest user message",
+        "newest assistant message",
+        "result of tool grep",
+        "result of tool (unknown)",
+    ]
+    assert (shares[0].tokens, shares[1].tokens) == (460, 40)
+    assert sum(share.tokens for share in shares) + RECORD_TOKENS == weighed.floor_tokens
+
+
+@given(raw_conversations())
+def test_the_shares_are_the_floor(raw: list[JsonDict]) -> None:
+    """Nothing is counted twice or left out."""
+    weighed = conversation(parsed(raw))
+    floor = sum(share.tokens for share in sacred_shares(weighed, tools_tokens=10))
+    assert weighed.floor_tokens - floor in (0, RECORD_TOKENS)
+
+
+@pytest.mark.parametrize(
+    ("raw", "named", "remedy"),
+    [
+        ([*agent_run(2), calls("b", name="read_file"), result("b", BIG)], "result of tool read_file", "oversized_tool"),
+        ([*chat(2), assistant("a"), user(BIG)], "newest user message", "oversized_user_message"),
+        ([system(BIG), user("hi")], "system messages", "shorten the system prompt"),
+    ],
+)
+def test_a_refusal_says_who_and_what_to_do(raw: list[JsonDict], named: str, remedy: str) -> None:
+    """P1's error: limit, floor, largest share first, margin, answer, a window that would do, and a remedy."""
+    weighed = conversation(parsed(raw))
+    limits = budget(8192, weighed)
+    error = refusal("qwen", weighed, limits, tools_tokens=0)
+    text = str(error)
+    assert f"They are: {named} {max(share.tokens for share in error.shares)} tokens, " in text
+    assert remedy in text
+    assert f"Load qwen with a context length of at least {error.needed_tokens} tokens" in text
+    assert (error.window_tokens, limits.floor_tokens) == (8192, weighed.floor_tokens)
+    assert error.needed_tokens > 8192
+    assert budget(error.needed_tokens, weighed).fits(weighed.floor_tokens)
+    assert not re.search("word word", text)
+
+
+def test_a_refusal_reads_like_an_overflow() -> None:
+    """Agents compact by themselves when they recognize the wording, and so do we."""
+    weighed = conversation(parsed([user(BIG)]))
+    error = refusal("qwen", weighed, budget(8192, weighed), tools_tokens=0)
+    assert overflow_from_text(str(error)) == (weighed.floor_tokens, 8192)
+    assert "context_length_exceeded" in str(error)
+
+
+def test_only_what_may_be_cut_is_cut() -> None:
+    """Each kind of excerpt is allowed by its own setting."""
+    raw = [system(), user(BIG), calls("1"), result("1", BIG)]
+    assert cut(raw, tool_results=False, user_message=False) is None
+    assert cut(raw, tool_results=True, user_message=False) is None
+    assert cut(raw, tool_results=False, user_message=True) is None
+    assert cut([*raw[:1], user("hi"), *raw[2:]], user_message=False) is not None
+
+
+def test_the_largest_gives_way_first() -> None:
+    """Everything above one common level is cut down to it; what is smaller stays the same object."""
+    raw = [*agent_run(1)[:2], calls("1", "2", "3"), result("1", BIG), result("2", "small"), result("3", BIG[:50_000])]
+    messages = parsed(raw)
+    short = cut(raw, 4096)
+    assert short is not None
+    assert [now.text == then.text for now, then in zip(short, messages, strict=True)] == [
+        True,
+        True,
+        True,
+        False,
+        True,
+        False,
+    ]
+    assert abs(size(short[3]) - size(short[5])) < 40
+    assert short[3].raw.keys() == raw[3].keys()
+    assert "tokens left out" in short[3].text
+
+
+def test_an_excerpt_keeps_the_other_parts() -> None:
+    """A request with an image and a giant text keeps the image."""
+    raw = [{"role": "user", "content": [{"type": "text", "text": BIG}, image()]}]
+    short = cut(raw)
+    assert short is not None
+    assert short[0].raw["content"][1] == image()  # type: ignore[index]
+
+
+def test_no_room_is_no_excerpt() -> None:
+    """Where system and tools already fill the window, cutting a result to nothing helps nobody."""
+    assert cut([system(BIG), user("hi"), calls("1"), result("1", BIG)]) is None
+
+
+@given(st.lists(st.integers(1, 6000), min_size=1, max_size=4), st.integers(1, 6000), st.integers(0, 8))
+def test_excerpts_fit_with_their_record(results: list[int], request_words: int, turns: int) -> None:
+    """After the cut the floor fits the window, so that the history can be compacted; and the cut is the least."""
+    ids = [f"c{number}" for number in range(len(results))]
+    raw = [
+        *(chat(turns)[:-1] if turns else []),
+        user("word " * request_words),
+        calls(*ids),
+        *(result(each, "data " * words) for each, words in zip(ids, results, strict=True)),
+    ]
+    before = conversation(parsed(raw))
+    limits = budget(4096, before)
+    if limits.fits(before.floor_tokens):
+        return
+    short = cut(raw, 4096)
+    assert short is not None
+    assert limits.fits(conversation(short).floor_tokens)
+    assert short == cut(raw, 4096)

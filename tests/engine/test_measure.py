@@ -1,0 +1,29 @@
+"""A request weighs what the server counted of it; what is made of it weighs what its text costs elsewhere."""
+
+from __future__ import annotations
+
+from litellm_compaction.core.messages import Request
+from litellm_compaction.engine.measure import Scales
+from litellm_compaction.tokenizers.families import family_of
+from litellm_compaction.tokenizers.sources import Sources
+from litellm_compaction.tokens.counter import TokenCounter
+from litellm_compaction.windows.windows import Windows
+from tests.core.conversations import chat, parsed
+from tests.engine.bench import Bench
+
+
+async def test_an_anchor_decides_about_the_request_and_not_about_a_compaction() -> None:
+    """Its tokens and its doubt are the server's; sizes, floor and budget of a compaction are not lowered by them."""
+    bench = Bench(counter=TokenCounter())
+    case = bench.case(8192)
+    family = family_of("", case.target.model)
+    counter = bench.counter
+    for words, ratio in ((200, 1.0), (250, 0.8)):
+        seen = Request(messages=parsed(chat(8, words=words)))
+        count = await counter.count(case.target.key, family, seen)
+        counter.learn(case.target.key, count, round(count.raw_tokens * ratio))
+    scales = Scales(windows=Windows(cache_s=5), counter=counter, sources=Sources())
+    work = await scales.weigh(Request(messages=parsed(chat(8, words=250))), case)
+    assert work.conversation.tokens == work.count.tokens < sum(work.conversation.sizes) + work.conversation.fixed_tokens
+    assert work.budget.own.error_ratio == work.count.error_ratio < work.budget.error_ratio
+    assert work.budget.own.prompt_limit_tokens > work.budget.prompt_limit_tokens

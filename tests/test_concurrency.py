@@ -1,0 +1,156 @@
+"""Single flight: one run for everybody, which ends with its last waiter."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+
+import pytest
+
+from litellm_compaction.concurrency import Flights
+
+
+class Work:
+    """A run that starts when it is told and ends when its gate opens."""
+
+    def __init__(self) -> None:
+        self.started = 0
+        self.cancelled = 0
+        self.running = asyncio.Event()
+        self.gate = asyncio.Event()
+        self.error: Exception | None = None
+
+    async def run(self) -> int:
+        self.started += 1
+        self.running.set()
+        try:
+            await self.gate.wait()
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        if self.error is not None:
+            raise self.error
+        return self.started
+
+
+async def _turns(count: int = 5) -> None:
+    """Lets tasks that are ready run."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def _waiting(flights: Flights[int], work: Work, count: int, key: str = "key") -> list[asyncio.Task[int]]:
+    tasks = [asyncio.create_task(flights.join(key, work.run)) for _ in range(count)]
+    await work.running.wait()
+    await _turns()
+    return tasks
+
+
+async def test_everybody_gets_the_result_of_one_run() -> None:
+    """Three who ask at the same time are served by one run."""
+    flights, work = Flights[int](), Work()
+    tasks = await _waiting(flights, work, 3)
+    work.gate.set()
+    assert await asyncio.gather(*tasks) == [1, 1, 1]
+    assert work.started == 1
+
+
+async def test_a_later_caller_starts_a_new_run() -> None:
+    """Results are shared, not cached."""
+    flights, work = Flights[int](), Work()
+    work.gate.set()
+    assert [await flights.join("key", work.run), await flights.join("key", work.run)] == [1, 2]
+
+
+async def test_other_keys_fly_alone() -> None:
+    """Only the same key shares."""
+    flights, work = Flights[int](), Work()
+    tasks = [asyncio.create_task(flights.join(key, work.run)) for key in ("a", "b")]
+    await _turns()
+    assert work.started == 2
+    work.gate.set()
+    await asyncio.gather(*tasks)
+
+
+async def test_a_cancelled_waiter_leaves_the_others_alone() -> None:
+    """The first caller too: the run is not its own."""
+    flights, work = Flights[int](), Work()
+    first, *others = await _waiting(flights, work, 3)
+    first.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    assert work.cancelled == 0
+    work.gate.set()
+    assert await asyncio.gather(*others) == [1, 1]
+
+
+async def test_the_last_waiter_ends_the_run() -> None:
+    """When nobody wants the result any more, it is not worked out."""
+    flights, work = Flights[int](), Work()
+    tasks = await _waiting(flights, work, 2)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    await _turns()
+    assert work.cancelled == 1
+
+
+async def test_whoever_comes_after_the_last_waiter_starts_anew() -> None:
+    """A run that is being cancelled, and takes its time about it, is joined by nobody."""
+    flights, work = Flights[int](), Work()
+    may_end = asyncio.Event()
+
+    async def slow_to_end() -> int:
+        try:
+            return await work.run()
+        finally:
+            await may_end.wait()
+
+    task = asyncio.create_task(flights.join("key", slow_to_end))
+    await work.running.wait()
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    await _turns()
+    assert work.cancelled == 1
+    work.gate.set()
+    assert await asyncio.wait_for(flights.join("key", work.run), 60) == 2
+    may_end.set()
+    await _turns()
+
+
+async def test_an_error_reaches_every_waiter() -> None:
+    """And the next caller may try again."""
+    flights, work = Flights[int](), Work()
+    work.error = RuntimeError("down")
+    tasks = await _waiting(flights, work, 2)
+    work.gate.set()
+    assert [str(error) for error in await asyncio.gather(*tasks, return_exceptions=True)] == ["down", "down"]
+    work.error = None
+    assert await flights.join("key", work.run) == 2
+
+
+async def test_an_error_that_nobody_waits_for_is_not_reported_as_lost() -> None:
+    """A run that fails on its way out, after its last waiter has gone, leaves the loop nothing to complain about."""
+    flights = Flights[int]()
+    running, ended = asyncio.Event(), asyncio.Event()
+    complaints: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
+
+    async def run() -> int:
+        running.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+            raise RuntimeError("while cleaning up")
+        return 0
+
+    task = asyncio.create_task(flights.join("key", run))
+    await running.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await ended.wait()
+    await _turns()
+    gc.collect()
+    assert complaints == []
