@@ -60,7 +60,7 @@ _LONGEST = (
     "test_shared_contexts",
     "test_goldens",
     "test_sources",
-    "test_restart_seeded",
+    "test_loop_seeded",
     "test_refusals",
     "test_config_start",
     "test_plan",
@@ -85,7 +85,7 @@ _SLOW_PLACES = (
     "tokenizers/test_hub.py",
     "tokenizers/test_sources.py",
     "tokenizers/test_vocabularies.py",
-    "proxy/test_restart_seeded.py",
+    "proxy/test_loop_seeded.py",
     "stores/test_sqlite.py",
     "stores/test_stores.py",
 )

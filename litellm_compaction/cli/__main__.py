@@ -2,7 +2,7 @@
 
 import sys
 
-from litellm_compaction.cli.arguments import main
+from litellm_compaction.cli.app import main
 
 if __name__ == "__main__":
     sys.exit(main())

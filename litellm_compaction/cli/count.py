@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from litellm_compaction.cli.config_file import API_BASE_VARIABLE
+from litellm_compaction.cli.examined import cost_words, source_words, template_words, tokenizer_name
 from litellm_compaction.cli.lm_studio import listing_of
 from litellm_compaction.cli.requests import Asked, BadRequest, lines, opened, parse_request, read_request
-from litellm_compaction.cli.source_words import cost_words, source_words, template_words, tokenizer_name
 from litellm_compaction.core.messages import Request
 from litellm_compaction.errors import CompactionError, ConfigError
 from litellm_compaction.events import harmless

@@ -1,11 +1,14 @@
 """`litellm-compaction demo`: a long conversation through a real proxy, with a small simulated LM Studio behind it.
 
 The simulator runs in this process, because it is the witness: its records say what was really sent, cut and computed.
+The client sends streamed chat completions over plain HTTP, as any OpenAI client does. Shown is one line a turn with a
+bar, one a compaction, and one summary.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import secrets
 import signal
 import sys
@@ -15,6 +18,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
+from typing import NamedTuple
 
 import httpx
 import yaml
@@ -28,7 +32,6 @@ from litellm_compaction.cli.children import (
     usable_port,
     wait_until_alive,
 )
-from litellm_compaction.cli.demo_client import ask
 from litellm_compaction.cli.demo_conversation import (
     REPORT_REQUEST,
     TOOLS,
@@ -41,15 +44,6 @@ from litellm_compaction.cli.demo_conversation import (
     scripted_summary,
     step_of,
 )
-from litellm_compaction.cli.demo_picture import (
-    Compacted,
-    Look,
-    compaction_line,
-    legend,
-    restart_line,
-    truncation_line,
-    turn_line,
-)
 from litellm_compaction.cli.findings import HANDLER
 from litellm_compaction.config import settings_from
 from litellm_compaction.core.continuation.request import GO_ON_START
@@ -59,6 +53,140 @@ from litellm_compaction.paths import FOLDER_VARIABLE
 from litellm_compaction.simulator import ChatCall, Model, Reply, RequestRecord, Simulator, serve
 from litellm_compaction.simulator.messages import parse_chat
 from litellm_compaction.simulator.rendering import render_chat
+
+WIDTH = 40
+_RESET = "\x1b[0m"
+_GREEN, _YELLOW, _RED, _BOLD, _DIM = "\x1b[32m", "\x1b[33m", "\x1b[31m", "\x1b[1m", "\x1b[2m"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """How lines are drawn.
+
+    Attributes:
+        trigger_ratio: where the bar is marked.
+        unicode: whether the terminal can show blocks and arrows.
+    """
+
+    trigger_ratio: float
+    color: bool
+    unicode: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compacted:
+    """One compaction as the demo saw it; `announced` says whether the stream carried the notice."""
+
+    round: int
+    before_tokens: int
+    after_tokens: int
+    summary_calls: int
+    announced: bool
+
+
+def turn_line(look: Look, turn: int, used_tokens: int, window_tokens: int, what: str) -> str:
+    """`turn`, from 1, and how full the window was after its answer."""
+    ratio = used_tokens / window_tokens
+    color = _RED if ratio > 0.95 else _YELLOW if ratio > look.trigger_ratio else _GREEN
+    numbers = f"{used_tokens:>7,}/{window_tokens:,}"
+    return f"turn {turn:>3}  {_painted(look, color, _bar(look, ratio))} {numbers} {ratio:>5.0%}  {what}"
+
+
+def compaction_line(look: Look, compacted: Compacted) -> str:
+    """One compaction: the prompt as it would have been, and as it was sent."""
+    arrow, gear = ("→", "⚙") if look.unicode else ("->", "*")
+    how = "without a model call"
+    if compacted.summary_calls:
+        how = f"{compacted.summary_calls} summary call{'s' if compacted.summary_calls > 1 else ''}"
+    told = ", announced in the stream" if compacted.announced else ""
+    text = (
+        f"{gear} round {compacted.round}: {compacted.before_tokens:,} {arrow} {compacted.after_tokens:,} tokens "
+        f"({how}{told})"
+    )
+    return f"          {_painted(look, _BOLD, text)}"
+
+
+def restart_line(look: Look, number: int, used_tokens: int, prompt_tokens: int) -> str:
+    """A running answer was carried over the limit: how full the window was, and with which prompt it went on."""
+    arrow, gear = ("→", "⚙") if look.unicode else ("->", "*")
+    text = f"{gear} restart {number} in mid-answer: {used_tokens:,} {arrow} {prompt_tokens:,} tokens"
+    return f"          {_painted(look, _BOLD, text)}"
+
+
+def truncation_line(look: Look, sent_tokens: int, kept_tokens: int) -> str:
+    """The server cut a prompt."""
+    text = f"! the server cut the prompt: {sent_tokens:,} tokens were sent, {kept_tokens:,} were seen"
+    return f"          {_painted(look, _RED, text)}"
+
+
+def legend(look: Look, window_tokens: int) -> str:
+    """What the mark in the bar means."""
+    mark = "│" if look.unicode else "|"
+    trigger_tokens = round(look.trigger_ratio * window_tokens)
+    text = f"{mark} marks {look.trigger_ratio:.0%} of the window ({trigger_tokens:,} tokens): "
+    text += "prompt + room for the answer stay below it, or are compacted"
+    return _painted(look, _DIM, text)
+
+
+def _bar(look: Look, ratio: float) -> str:
+    full, empty, mark = ("█", "░", "│") if look.unicode else ("#", ".", "|")
+    filled = min(WIDTH, round(ratio * WIDTH))
+    trigger = round(look.trigger_ratio * WIDTH)
+    cells = full * filled + empty * (WIDTH - filled)
+    return f"{cells[:trigger]}{mark}{cells[trigger:]}"
+
+
+def _painted(look: Look, color: str, text: str) -> str:
+    return f"{color}{text}{_RESET}" if look.color else text
+
+
+class Answer(NamedTuple):
+    """One streamed answer; the proxy tells programs of a compaction in `thoughts`, before the answer begins."""
+
+    text: str
+    calls: list[JsonObject]
+    thoughts: str
+
+
+def ask(http: httpx.Client, key: str, model: str, messages: list[JsonObject]) -> Answer:
+    """One streamed answer.
+
+    Raises:
+        CompactionError: the proxy refused, or the stream ended with an error.
+    """
+    body = {"model": model, "messages": messages, "tools": list(TOOLS), "stream": True}
+    content: list[str] = []
+    thoughts: list[str] = []
+    calls: dict[int, JsonObject] = {}
+    headers = {"Authorization": f"Bearer {key}"}
+    try:
+        with http.stream("POST", "/v1/chat/completions", json=body, headers=headers) as response:
+            if response.status_code != 200:
+                raise CompactionError(f"HTTP {response.status_code}: {response.read().decode('utf-8', 'replace')}")
+            for line in response.iter_lines():
+                if line.startswith("data: {"):
+                    _read_chunk(json.loads(line.removeprefix("data: ")), content, thoughts, calls)
+    except httpx.HTTPError as exc:
+        raise ServerUnavailable(f"The proxy did not answer ({type(exc).__name__}: {exc}).") from exc
+    return Answer("".join(content), [calls[index] for index in sorted(calls)], "".join(thoughts))
+
+
+def _read_chunk(chunk: JsonObject, content: list[str], thoughts: list[str], calls: dict[int, JsonObject]) -> None:
+    if "error" in chunk:
+        raise CompactionError(f"The stream ended with an error: {chunk['error']}")
+    for choice in chunk.get("choices", ()):
+        delta = choice.get("delta") or {}
+        content.append(delta.get("content") or "")
+        thoughts.append(delta.get("reasoning_content") or "")
+        for piece in delta.get("tool_calls") or ():
+            call = calls.setdefault(
+                piece.get("index", 0), {"id": "", "type": "function", "function": {"name": "", "arguments": ""}}
+            )
+            call["id"] = call["id"] or piece.get("id") or ""
+            function = piece.get("function") or {}
+            for name in ("name", "arguments"):
+                call["function"][name] += function.get(name) or ""
+
 
 MODEL = "qwen/qwen3-8b"
 _PAUSE_S = 0.25

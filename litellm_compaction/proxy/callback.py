@@ -18,25 +18,23 @@ from litellm_compaction.engine import Compactor
 from litellm_compaction.errors import CompactionError
 from litellm_compaction.events import HarmlessRecords, log_observer
 from litellm_compaction.history import History
-from litellm_compaction.proxy.boot import (
+from litellm_compaction.proxy.answer.heartbeat import with_heartbeat
+from litellm_compaction.proxy.answer.overflowed import unread_overflow
+from litellm_compaction.proxy.call import Call, Calls, headers
+from litellm_compaction.proxy.deployments import note_credential, raw_headers
+from litellm_compaction.proxy.intake import Gate
+from litellm_compaction.proxy.litellm_api import hold_contexts, proxy_secret
+from litellm_compaction.proxy.live_settings import FixedSettings, LiveSettings, SettingsSource
+from litellm_compaction.proxy.metrics import Metrics
+from litellm_compaction.proxy.page.history import Turns
+from litellm_compaction.proxy.refusals import Refusal, litellm_error_of, log_failed_open, refusal_of, reworded
+from litellm_compaction.proxy.startup import (
     load_settings,
     provide_api_base,
     provide_master_key,
     spare_collections,
     warn_of_bypass,
 )
-from litellm_compaction.proxy.calls import Call, Calls, headers
-from litellm_compaction.proxy.failing_open import log_failed_open
-from litellm_compaction.proxy.gate import Gate
-from litellm_compaction.proxy.guards import note_credential, raw_headers
-from litellm_compaction.proxy.heartbeat import with_heartbeat
-from litellm_compaction.proxy.held_context import hold_contexts
-from litellm_compaction.proxy.live_settings import FixedSettings, LiveSettings, SettingsSource
-from litellm_compaction.proxy.metrics import Metrics
-from litellm_compaction.proxy.overflowed import unread_overflow
-from litellm_compaction.proxy.proxy_secret import proxy_secret
-from litellm_compaction.proxy.refusals import Refusal, litellm_error_of, refusal_of, reworded
-from litellm_compaction.proxy.turns import Turns
 from litellm_compaction.proxy.wire import at_the_windows_end, can_be_carried_over, with_details
 from litellm_compaction.stores import open_store
 from litellm_compaction.tokenizers.sources import Sources
@@ -118,7 +116,8 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
             return
         try:
             # Here, so that nothing that the page alone needs can keep the proxy from starting.
-            from litellm_compaction.proxy.pages import Surroundings, add_page
+            from litellm_compaction.proxy.page.data import Surroundings
+            from litellm_compaction.proxy.page.routes import add_page
 
             add_page(
                 Surroundings(

@@ -24,7 +24,7 @@ from litellm_compaction.core.messages import JsonValue, Message, Request
 from litellm_compaction.engine import Measure
 from litellm_compaction.errors import SummaryFailed
 from litellm_compaction.proxy import wire
-from litellm_compaction.proxy.access import is_allowed, takes_place
+from litellm_compaction.proxy.litellm_api import is_allowed, takes_place
 from litellm_compaction.proxy.refusals import unframed
 from litellm_compaction.summarizer import SummaryAnswer
 

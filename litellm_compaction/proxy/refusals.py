@@ -1,13 +1,17 @@
 """What a client is told when a request cannot be served: status, code and words, on every route alike.
 
-Asked by the callback, where LiteLLM takes errors from us, and by the transport for what LiteLLM then reads as the
-server's answer. Never a server's address: a client has no business with it.
+The callback asks where LiteLLM takes errors from us, the transport for what LiteLLM then reads as the server's answer.
+Never a server's address: a client has no business with it. An error of ours in spite of which a request goes on is
+told to the log (promise P8).
 """
 
 from __future__ import annotations
 
+import logging
 import re
+import traceback
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import httpx
@@ -25,6 +29,17 @@ from litellm_compaction.errors import (
     TooDeep,
     WindowUnread,
 )
+
+logger = logging.getLogger("litellm_compaction")
+_LOGGED_FRAMES = 4
+
+
+def log_failed_open(place: str, error: Exception) -> None:
+    """Logs an error with the lines that it came from, and without its message: that may quote a conversation (P9)."""
+    frames = traceback.extract_tb(error.__traceback__)[: -_LOGGED_FRAMES - 1 : -1]
+    lines = " < ".join(f"{Path(frame.filename).name}:{frame.lineno}" for frame in frames)
+    logger.error("failed_open hook=%s error=%s at=%s", place, type(error).__name__, lines)
+
 
 # What OpenAI's API says of a prompt that is too long; clients compact their side by it.
 TOO_LONG = "context_length_exceeded"

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from litellm_compaction.errors import ConfigError, StoreError
 from litellm_compaction.paths import data_folder
+from litellm_compaction.stores.fallback import SteadyStore
 from litellm_compaction.stores.memory import MemoryStore
 from litellm_compaction.stores.protocol import Plot, Store, StoredCompaction, StoredEvent
 from litellm_compaction.stores.sqlite import SqliteStore
-from litellm_compaction.stores.steady import SteadyStore
 
 __all__ = [
     "MemoryStore",

@@ -8,8 +8,15 @@ from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple, TypeAlias
 
 from litellm_compaction.core.compaction import Compaction
-from litellm_compaction.stores.codec import encode
-from litellm_compaction.stores.protocol import EVENTS_TTL_S, MAX_EVENTS, MAX_PLOTS, Plot, StoredCompaction, StoredEvent
+from litellm_compaction.stores.protocol import (
+    EVENTS_TTL_S,
+    MAX_EVENTS,
+    MAX_PLOTS,
+    Plot,
+    StoredCompaction,
+    StoredEvent,
+    encode,
+)
 
 # Python objects, hashes and numbers around an entry's texts, rounded up.
 _OVERHEAD_BYTES = 600

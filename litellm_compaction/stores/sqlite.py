@@ -16,8 +16,16 @@ from typing import TypeVar
 from litellm_compaction.core.compaction import Compaction
 from litellm_compaction.errors import StoreError
 from litellm_compaction.stores import sqlite_tables as tables
-from litellm_compaction.stores.codec import decode, decode_text, encode, encode_text
-from litellm_compaction.stores.protocol import MAX_EVENTS, Plot, StoredCompaction, StoredEvent
+from litellm_compaction.stores.protocol import (
+    MAX_EVENTS,
+    Plot,
+    StoredCompaction,
+    StoredEvent,
+    decode,
+    decode_text,
+    encode,
+    encode_text,
+)
 from litellm_compaction.stores.sqlite_file import Connect, SqliteFile
 
 _Result = TypeVar("_Result")

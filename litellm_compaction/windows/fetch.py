@@ -1,7 +1,7 @@
 """How one JSON document is read from a server, and what went wrong when it was not.
 
 Foreign errors end here: callers see `ServerUnavailable` and nothing of httpx. How much a body may unfold holds for
-answers too (`proxy/http_upstream.py`).
+answers too (`proxy/answer/transport.py`).
 """
 
 from __future__ import annotations

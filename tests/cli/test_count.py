@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from litellm_compaction.cli import requests
-from litellm_compaction.cli.arguments import main
+from litellm_compaction.cli.app import main
 from litellm_compaction.core.messages import Request, parse_message
 from litellm_compaction.simulator import Address
 from litellm_compaction.tokenizers.families import family_of

@@ -4,16 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from litellm_compaction.cli.demo import demo
+from litellm_compaction.cli.demo import Compacted, Look, compaction_line, demo, legend, truncation_line, turn_line
 from litellm_compaction.cli.demo_conversation import Conversation, scripted_summary, step_of
-from litellm_compaction.cli.demo_picture import (
-    Compacted,
-    Look,
-    compaction_line,
-    legend,
-    truncation_line,
-    turn_line,
-)
 
 PLAIN = Look(trigger_ratio=0.8, color=False, unicode=False)
 

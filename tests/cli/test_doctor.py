@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from litellm_compaction.cli.doctor import doctor
-from litellm_compaction.cli.source_words import cost_words
+from litellm_compaction.cli.examined import cost_words
 from litellm_compaction.errors import CompactionError
 from litellm_compaction.simulator import Address, Model, Simulator, serve
 from litellm_compaction.tokenizers import registry as tokenizers

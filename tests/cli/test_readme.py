@@ -10,7 +10,7 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
-from litellm_compaction.cli.arguments import parser
+from litellm_compaction.cli.app import parser
 from litellm_compaction.cli.config_file import read_config
 from litellm_compaction.cli.findings import config_findings
 from litellm_compaction.config import PLACEHOLDERS, DeploymentSettings, Settings

@@ -17,7 +17,7 @@ from litellm_compaction.core.cut_points import legal_cuts, pinned_positions
 from litellm_compaction.core.messages import Message, chain, lead_length, normal_text
 from litellm_compaction.core.prompts import FRAME_END
 from litellm_compaction.core.pruning import Pruning, Wishes, offered, read_answer, verified
-from litellm_compaction.stores.codec import decode, encode
+from litellm_compaction.stores.protocol import decode, encode
 from tests.core.conversations import (
     JsonDict,
     as_bytes,

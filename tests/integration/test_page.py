@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 import pytest
 
-from litellm_compaction.proxy.overlay import CHANGEABLE
+from litellm_compaction.proxy.live_settings import CHANGEABLE
 from litellm_compaction.simulator import Model, Simulator, serve
 from tests.integration.bench import KEY, answers
 from tests.integration.harness import Proxy, lm_studio, proxy, write_config

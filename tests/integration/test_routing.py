@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from litellm_compaction.proxy.opted_in import is_local_address
-from litellm_compaction.proxy.routing import deployment_of
+from litellm_compaction.proxy.routing import deployment_of, is_local_address
 from litellm_compaction.simulator import Fault, Model, Reply
 from tests.integration.bench import KEY, Bench, answers, is_question, is_summary_call, overrun
 from tests.integration.conversations import ONE_ROUND, answered, prose, talk

@@ -1,7 +1,7 @@
 """An upstream server in this process: it generates what a test scripts, in LM Studio's chunks, and keeps what it got.
 
-Around a real `Compactor` whose pruning model is a function, so that `proxy/restart.py` is tested without LiteLLM and
-without a network.
+Around a real `Compactor` whose pruning model is a function, so that `proxy/answer/loop.py` is tested without LiteLLM
+and without a network.
 """
 
 from __future__ import annotations
@@ -19,9 +19,16 @@ from litellm_compaction.core.messages import DONE_NOTICE, START_NOTICE, Message,
 from litellm_compaction.engine import ALL_WAYS, Attempts, Case, Compactor, Guarded, PruningModel, Room
 from litellm_compaction.errors import CompactionError
 from litellm_compaction.events import Observer
-from litellm_compaction.proxy.exchange import Asked, Chunk, Continuation, Received, UpstreamDropped, UpstreamError
-from litellm_compaction.proxy.notices import Notices
-from litellm_compaction.proxy.restart import Answer
+from litellm_compaction.proxy.answer.loop import Answer
+from litellm_compaction.proxy.answer.protocol import (
+    Asked,
+    Chunk,
+    Continuation,
+    Notices,
+    Received,
+    UpstreamDropped,
+    UpstreamError,
+)
 from litellm_compaction.simulator import Reply
 from litellm_compaction.simulator.emissions import pieces, reply_tokens, visible_reply
 from litellm_compaction.simulator.vocabulary import count

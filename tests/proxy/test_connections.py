@@ -11,7 +11,7 @@ import litellm
 import pytest
 from litellm.llms.custom_httpx.aiohttp_transport import LiteLLMAiohttpTransport
 
-from litellm_compaction.proxy.connections import connect
+from litellm_compaction.proxy.litellm_api import connect
 
 _HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 _PIECE = b"4\r\na: b\r\n"

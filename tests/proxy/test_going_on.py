@@ -12,9 +12,9 @@ import pytest
 
 from litellm_compaction.core.continuation.request import Partial, Way
 from litellm_compaction.core.messages import Message
-from litellm_compaction.proxy.exchange import UpstreamDropped, UpstreamError
-from litellm_compaction.proxy.http_upstream import Abilities, HttpUpstream
-from litellm_compaction.proxy.restart import continuation_of
+from litellm_compaction.proxy.answer.loop import continuation_of
+from litellm_compaction.proxy.answer.protocol import UpstreamDropped, UpstreamError
+from litellm_compaction.proxy.answer.transport import Abilities, HttpUpstream
 from litellm_compaction.simulator import Reply, numbered_words
 from litellm_compaction.windows.windows import Source, Target
 from tests.proxy.scripted import Scene, Turn, goes_on

@@ -14,8 +14,8 @@ from litellm.types.utils import ModelResponseStream, TextCompletionResponse, Usa
 
 from litellm_compaction.core.messages import Request
 from litellm_compaction.engine import Attempts
-from litellm_compaction.proxy.calls import Call
-from litellm_compaction.proxy.heartbeat import with_heartbeat
+from litellm_compaction.proxy.answer.heartbeat import with_heartbeat
+from litellm_compaction.proxy.call import Call
 
 
 def _call(*, may_pause: bool, begins_silently: bool = False) -> Call:

@@ -29,7 +29,7 @@ for i in range(60_000):
     del generator
     variables[i % 12].set(object())
 """
-_HOLD = "from litellm_compaction.proxy.held_context import hold_contexts\nhold_contexts()\n"
+_HOLD = "from litellm_compaction.proxy.litellm_api import hold_contexts\nhold_contexts()\n"
 
 
 def _ends(script: str) -> int:

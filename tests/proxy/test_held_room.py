@@ -13,7 +13,7 @@ from litellm.exceptions import Timeout
 
 from litellm_compaction.engine import Guarded, Room
 from litellm_compaction.errors import CompactionError, DoesNotFit, Overloaded
-from litellm_compaction.proxy.held_room import guarded_in_room
+from litellm_compaction.proxy.answer.hooks import guarded_in_room
 from litellm_compaction.windows.windows import Target, Window
 from tests.engine.bench import settled
 from tests.integration.conversations import prose, talk

@@ -9,8 +9,7 @@ import pytest
 
 from litellm_compaction.config import DeploymentSettings, settings_from
 from litellm_compaction.errors import ConfigError, StoreError
-from litellm_compaction.proxy.live_settings import KEY, FixedSettings, LiveSettings, for_deployment
-from litellm_compaction.proxy.overlay import Change, Overlay
+from litellm_compaction.proxy.live_settings import KEY, Change, FixedSettings, LiveSettings, Overlay, for_deployment
 from litellm_compaction.stores import MemoryStore
 
 CONFIGURED = settings_from(None)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from litellm_compaction.proxy.notices import Announced, Notices, notices_for, shows_text_to_people
+from litellm_compaction.proxy.answer.protocol import Announced, Notices, notices_for, shows_text_to_people
 from tests.integration.conversations import talk
 from tests.proxy.scripted import Reply, Scene, Turn
 

@@ -9,8 +9,8 @@ from litellm.types.utils import Usage
 
 from litellm_compaction.engine import Attempts
 from litellm_compaction.errors import Overflow
-from litellm_compaction.proxy.calls import Call
-from litellm_compaction.proxy.overflowed import unread_overflow
+from litellm_compaction.proxy.answer.overflowed import unread_overflow
+from litellm_compaction.proxy.call import Call
 from tests.integration.conversations import prose
 from tests.proxy.scripted import Scene
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from litellm_compaction.config import Settings, settings_from
 from litellm_compaction.errors import ConfigError
-from litellm_compaction.proxy.overlay import (
+from litellm_compaction.proxy.live_settings import (
     CHANGEABLE,
     Change,
     Overlay,

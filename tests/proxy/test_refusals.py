@@ -21,7 +21,7 @@ from litellm_compaction.errors import (
     WindowUnknown,
     WindowUnread,
 )
-from litellm_compaction.proxy.calls import Call, Outlook
+from litellm_compaction.proxy.call import Call, Outlook
 from litellm_compaction.proxy.refusals import litellm_error_of, refusal_of, response_of, reworded, unframed
 
 TOO_LARGE = DoesNotFit("9,000 tokens do not fit into 8,192.", shares=(), window_tokens=8192, needed_tokens=9300)

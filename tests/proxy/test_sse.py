@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from litellm_compaction.errors import overflow_from_text
-from litellm_compaction.proxy.exchange import Received, UpstreamDropped, UpstreamError
-from litellm_compaction.proxy.sse import Bounds, event_of, json_object, read_body, read_events
+from litellm_compaction.proxy.answer.protocol import Received, UpstreamDropped, UpstreamError
+from litellm_compaction.proxy.answer.sse import Bounds, event_of, json_object, read_body, read_events
 from litellm_compaction.proxy.wire import at_the_windows_end
 
 _BOUNDS = Bounds.of(1000)

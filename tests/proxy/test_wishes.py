@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from litellm_compaction.errors import BadWish
-from litellm_compaction.proxy.wishes import NONE, Wish, wish_of
+from litellm_compaction.proxy.call import NONE, Wish, wish_of
 
 
 def read(compaction: object = None, **headers: Any) -> Wish:

@@ -17,7 +17,8 @@ from litellm.proxy.utils import InternalUsageCache
 
 from litellm_compaction.core.messages import user_message
 from litellm_compaction.errors import SummaryFailed
-from litellm_compaction.proxy import access, internal
+from litellm_compaction.proxy import internal
+from litellm_compaction.proxy import litellm_api as access
 from litellm_compaction.proxy.internal import summary_asker
 from tests.integration.bench import Bench
 from tests.integration.conversations import talk

@@ -33,11 +33,11 @@ from litellm_compaction.core.record import read_record
 from litellm_compaction.core.secrets import redacted
 from litellm_compaction.errors import ConfigError, ServerUnavailable, UnusableModelFile, overflow_from_text
 from litellm_compaction.proxy.callback import CompactionHandler
-from litellm_compaction.proxy.overlay import CHANGEABLE
-from litellm_compaction.proxy.pages import Surroundings, routes
-from litellm_compaction.proxy.pages.overview import revision_of
-from litellm_compaction.proxy.pages.visitors import Visitor
-from litellm_compaction.stores.codec import decode
+from litellm_compaction.proxy.live_settings import CHANGEABLE
+from litellm_compaction.proxy.page import routes
+from litellm_compaction.proxy.page.auth import Visitor
+from litellm_compaction.proxy.page.data import Surroundings, revision_of
+from litellm_compaction.stores.protocol import decode
 from litellm_compaction.templates.filters import TemplateRefusal
 from litellm_compaction.templates.template import Template
 from litellm_compaction.tokenizers.files import read_tokenizer_json

@@ -17,7 +17,8 @@ from litellm_compaction.engine import measure as outgoing
 from litellm_compaction.engine import measure as weighing
 from litellm_compaction.engine.measure import Scales
 from litellm_compaction.engine.threads import is_long
-from litellm_compaction.proxy import calls, wire
+from litellm_compaction.proxy import call as calls
+from litellm_compaction.proxy import wire
 from litellm_compaction.tokenizers.families import family_of
 from litellm_compaction.tokenizers.sources import Sources
 from litellm_compaction.tokenizers.vocabulary import Vocabulary

@@ -18,7 +18,7 @@ import pytest
 
 from litellm_compaction.core.messages import Request
 from litellm_compaction.engine import Attempts
-from litellm_compaction.proxy.calls import Call
+from litellm_compaction.proxy.call import Call
 from litellm_compaction.simulator import ChatCall, Gate, Reply
 from tests.integration.bench import Bench, is_summary_call
 from tests.integration.conversations import ONE_ROUND, talk

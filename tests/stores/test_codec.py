@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from litellm_compaction.core.compaction import Compaction
-from litellm_compaction.stores.codec import decode, encode
+from litellm_compaction.stores.protocol import decode, encode
 from tests.stores.compactions import compaction, compactions
 
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from litellm_compaction.cli.source_words import cost_words
+from litellm_compaction.cli.examined import cost_words
 from litellm_compaction.tokenizers import files as tokenizer_files
 from litellm_compaction.tokenizers import registry as load_costs
 from litellm_compaction.tokenizers.files import load_tokenizer_file

@@ -1,0 +1,1 @@
+"""The answer on its way to the client: watched, stopped, compacted, continued."""

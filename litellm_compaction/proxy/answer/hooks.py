@@ -1,0 +1,383 @@
+"""The carrier for every provider: LiteLLM's own streams and router calls, joined in its hooks.
+
+The first answer is the one that LiteLLM has already opened; a continuation is a call through the router, pinned to the
+same deployment. Used where the transport of `transport.py` cannot be installed.
+
+Room in a shared context is taken before a request goes out and given back in any case. The hooks are told of most
+ends, but not of all: LiteLLM calls none where a client leaves before its stream is read, or while a whole answer is
+being written. So the task that asks the deployment is watched too, and the stream that it gives.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import anyio
+from litellm.exceptions import Timeout
+from litellm.types.utils import Choices, ModelResponse, ModelResponseStream, Usage
+from litellm.types.utils import Message as AnswerMessage
+
+from litellm_compaction.core.continuation.request import Way
+from litellm_compaction.core.messages import Message, Request
+from litellm_compaction.engine import Case, Compactor, Guarded, Pending, Room
+from litellm_compaction.errors import ended_early, is_crash, overflow_from_text
+from litellm_compaction.proxy import wire
+from litellm_compaction.proxy.answer.loop import Answer
+from litellm_compaction.proxy.answer.protocol import Chunk, Continuation, Received, UpstreamError
+from litellm_compaction.proxy.answer.relay import joined
+from litellm_compaction.proxy.internal import call_router
+from litellm_compaction.proxy.routing import WAYS_OF
+
+
+async def compacted(compactor: Compactor, prepared: Guarded | Pending, room: Room) -> Guarded:
+    """What to send; a summary that it takes is made in room of its own.
+
+    Raises:
+        DoesNotFit: as the engine.
+        Overloaded: there was no room in time.
+    """
+    if isinstance(prepared, Guarded):
+        return prepared
+    return await compactor.finish(prepared, room)
+
+
+async def guarded_in_room(
+    compactor: Compactor,
+    request: Request | int,
+    case: Case,
+    asked_tokens: int | None,
+    *,
+    is_watched: bool,
+    is_stream: bool = True,
+    answers: int = 1,
+    prompts: int = 1,
+) -> tuple[Guarded, int, Room]:
+    """What to send, the bound on its answer, and the room that it holds until its task or stream ends.
+
+    Args:
+        compactor: decides.
+        request: the conversation, or the number of token ids in a prompt that consists of them.
+        case: of the request.
+        asked_tokens: the client's bound on the answer.
+        is_watched: whether the answer comes in pieces, and can go on where it was stopped.
+        is_stream: whether its server hears when nobody reads it any more; a plain answer is written to its end.
+        answers: how many the client wants to each prompt.
+        prompts: how many of those the server answers.
+
+    Raises:
+        DoesNotFit, WindowUnknown, ModelNotLoaded: as the engine.
+        Overloaded: there was no room in time.
+    """
+    room = compactor.room(case)
+    try:
+        while True:
+            if isinstance(request, int):
+                guarded = await compactor.bound(request, case)
+            else:
+                guarded = await compacted(compactor, await compactor.prepare(request, case), room)
+            limit = guarded.max_output_tokens(asked_tokens)
+            limit = await room.take(guarded, limit, is_watched=is_watched, answers=answers, prompts=prompts)
+            if not await compactor.has_shrunk(case, guarded):
+                # Else the model has been loaded with a smaller window while it waited for its turn.
+                break
+    except BaseException:
+        # A client that leaves during the summary, too: nothing else would end what it holds.
+        room.leave()
+        raise
+    task = asyncio.current_task()
+    if task is not None:
+        task.add_done_callback(partial(_asked, room, is_stream))
+    return guarded, limit, room
+
+
+def _asked(room: Room, is_stream: bool, task: asyncio.Task[Any]) -> None:
+    """The task that asked the deployment has ended: with a stream, which is still open, or for good."""
+    if not is_stream and (task.cancelled() or isinstance(task.exception(), Timeout)):
+        room.abandon()
+        return
+    stream = None if task.cancelled() or task.exception() is not None else task.result()
+    if not hasattr(stream, "__aiter__"):
+        room.leave()
+        return
+    try:
+        # Whoever reads it gives the room back at its end; a stream that nobody reads is just dropped.
+        weakref.finalize(stream, room.leave).atexit = False
+    except TypeError:
+        room.leave()
+
+
+# What a client may ask of a chat completion, and a continuation needs too (OpenAI's API reference, LiteLLM's extras).
+_CLIENT_KEYS = (
+    "temperature", "top_p", "tools", "tool_choice", "parallel_tool_calls", "functions", "function_call", "stop", "seed",
+    "presence_penalty", "frequency_penalty", "logit_bias", "reasoning_effort", "thinking", "top_k", "user",
+)  # fmt: skip
+
+
+class HookedUpstream:
+    """The deployment behind LiteLLM's router, for one client request.
+
+    Args:
+        first: the answer that LiteLLM has opened: a stream, or a whole response.
+        router: LiteLLM's router.
+        pin: the model name or id under which the router finds this very deployment.
+        data: the client's request, with LiteLLM's metadata.
+
+    Attributes:
+        responses: the whole answers so far.
+    """
+
+    def __init__(self, first: Any, router: Any, pin: str, data: Mapping[str, Any]) -> None:
+        self._first: Any = first
+        self._router = router
+        self._pin = pin
+        self._data = data
+        self._logging: Any = data.get("litellm_logging_obj")
+        self._parts: list[_Part] = []
+        self.responses: list[Any] = []
+
+    @property
+    def ways(self) -> frozenset[Way]:
+        """Those that LiteLLM's chats can carry."""
+        return WAYS_OF["hooks"]
+
+    @asynccontextmanager
+    async def open(
+        self, messages: Sequence[Message] | None, max_tokens: int, *, continuation: Continuation | None
+    ) -> AsyncIterator[AsyncIterator[Chunk]]:
+        """The chunks of a streamed answer; leaving the context closes it."""
+        stream, part = self._first, _Part(self._logging)
+        if stream is None:
+            # LiteLLM 1.109.1 reads the first chunk before it returns: what goes wrong there comes from here.
+            with _understood(part, continuation):
+                options = {"stream": True, "stream_options": {"include_usage": True}}
+                stream = await self._again(messages, max_tokens, continuation, **options)
+            part.log = getattr(stream, "logging_obj", None)
+        self._first = None
+        try:
+            yield _chunks(stream, part, continuation)
+        finally:
+            with anyio.CancelScope(shield=True):
+                if (aclose := getattr(stream, "aclose", None)) is not None:
+                    await aclose()
+            self._parts.append(part)
+
+    async def whole(
+        self, messages: Sequence[Message] | None, max_tokens: int, continuation: Continuation | None = None
+    ) -> Any:
+        """A whole answer: LiteLLM's own the first time, then one more."""
+        response, self._first = self._first, None
+        if response is None:
+            with _understood_whole(continuation):
+                response = await self._again(messages, max_tokens, continuation, stream=False)
+        self.responses.append(response)
+        return response
+
+    async def log_partials(self, count: Callable[[str], int], prompt_tokens: int) -> None:
+        """Logs the streams that were stopped: LiteLLM itself logs only streams that end.
+
+        Late, when the whole answer has ended: the first stream's slot in the key's parallel limit then spans all of it.
+        """
+        with anyio.CancelScope(shield=True):
+            for part in self._parts:
+                details = getattr(part.log, "model_call_details", None)
+                dispatch = getattr(part.log, "dispatch_success_handlers", None)
+                if part.has_failed or dispatch is None or not isinstance(details, dict):
+                    continue
+                if details.get("has_dispatched_final_stream_success"):
+                    continue  # it has ended by itself
+                text = "".join(part.text)
+                await dispatch(
+                    _whole_response(text, "length", {"prompt_tokens": prompt_tokens, "completion_tokens": count(text)}),
+                    cache_hit=None,
+                    start_time=None,
+                    end_time=None,
+                    prefer_async_handlers=True,
+                )
+
+    async def _again(
+        self, messages: Sequence[Message] | None, max_tokens: int, continuation: Continuation | None, **options: Any
+    ) -> Any:
+        if continuation is not None and continuation.needs_word:
+            options["extra_body"] = wire.GOES_ON
+        asked = {key: self._data[key] for key in _CLIENT_KEYS if self._data.get(key) is not None}
+        sent = wire.encode(messages) if messages is not None else self._data["messages"]
+        parent = self._data.get("metadata")
+        return await call_router(
+            self._router,
+            self._pin,
+            parent if isinstance(parent, Mapping) else {},
+            messages=sent,
+            max_tokens=max_tokens,
+            **asked,
+            **options,
+        )
+
+
+class Whole:
+    """The same deployment, asked for whole answers: each is one chunk."""
+
+    def __init__(self, upstream: HookedUpstream) -> None:
+        self._upstream = upstream
+
+    @property
+    def ways(self) -> frozenset[Way]:
+        """Those that LiteLLM's chats can carry."""
+        return WAYS_OF["hooks"]
+
+    @asynccontextmanager
+    async def open(
+        self, messages: Sequence[Message] | None, max_tokens: int, *, continuation: Continuation | None
+    ) -> AsyncIterator[AsyncIterator[Chunk]]:
+        """The whole answer as one chunk."""
+        yield _one(await self._upstream.whole(messages, max_tokens, continuation))
+
+
+@dataclass(frozen=True, slots=True)
+class Hooked:
+    """An answer carried by the hooks."""
+
+    answer: Answer
+    upstream: HookedUpstream
+    guarded: Guarded
+
+    async def chunks(self) -> AsyncGenerator[Any, None]:
+        """The answer's chunks as LiteLLM's own; what was stopped is logged at the end."""
+        chunks = self.answer.chunks()
+        try:
+            async for chunk in chunks:
+                yield chunk.origin if isinstance(chunk, Received) else ModelResponseStream(**chunk)
+        except UpstreamError as error:
+            raise error.__cause__ or error from None
+        finally:
+            with anyio.CancelScope(shield=True):
+                await chunks.aclose()
+                if self.answer.is_joined:
+                    await self.upstream.log_partials(self.guarded.count_text, self.guarded.count.tokens)
+
+    async def joined(self, first: Any) -> Any:
+        """The joined answer as a copy of LiteLLM's response; None when the first one is the answer.
+
+        A copy: LiteLLM logs the object that it was given (1.109.1 would log our text in its place).
+        """
+        try:
+            chunks = [chunk async for chunk in self.answer.chunks()]
+        except UpstreamError as error:
+            raise error.__cause__ or error from None
+        if not self.answer.is_joined:
+            # The first may have been an overflow in disguise, and asked again.
+            last = self.upstream.responses[-1]
+            return None if last is first else last
+        choice = joined(chunks)["choices"][0]
+        message = choice["message"]
+        copy = first.model_copy(deep=True)
+        copy.choices[0].message.content = message["content"]
+        copy.choices[0].message.tool_calls = message.get("tool_calls")
+        if reasoning := message.get("reasoning_content"):
+            copy.choices[0].message.reasoning_content = reasoning
+        copy.choices[0].finish_reason = choice["finish_reason"]
+        copy.usage = Usage(**self.answer.usage())
+        return copy
+
+
+@dataclass(slots=True)
+class _Part:
+    """One stream of the answer, as LiteLLM's books have to know it.
+
+    Attributes:
+        log: LiteLLM's logging object.
+        text: what has come of it.
+        has_failed: LiteLLM has logged it as a failure.
+    """
+
+    log: Any
+    text: list[str] = field(default_factory=list)
+    has_failed: bool = False
+
+
+async def _chunks(stream: Any, part: _Part, continuation: Continuation | None) -> AsyncIterator[Chunk]:
+    if stream is None:
+        return
+    with _understood(part, continuation):
+        async for chunk in stream:
+            plain: Chunk = chunk.model_dump(exclude_none=True)
+            for choice in plain.get("choices") or ():
+                part.text.append(str((choice.get("delta") or {}).get("content") or ""))
+            if "usage" in plain and not _has_reported_usage(stream):
+                del plain["usage"]
+            yield Received(plain, chunk)
+
+
+def _has_reported_usage(stream: Any) -> bool:
+    """Whether a stream's usage is the server's, and not LiteLLM's: it makes one up where the server reports none.
+
+    By a tokenizer of its own, so that learning from it would teach the counter too little, 26 % for GLM-4 (1.109.1,
+    2026-11-22). LiteLLM keeps what the server sent in `chunks`; behind another callback's iterator hook nobody knows.
+    """
+    sent = getattr(stream, "chunks", None)
+    return isinstance(sent, list) and any(getattr(chunk, "usage", None) is not None for chunk in reversed(sent))
+
+
+@contextmanager
+def _understood(part: _Part, continuation: Continuation | None) -> Iterator[None]:
+    """Turns LiteLLM's errors of a stream into what the loop judges; others stay what they are.
+
+    Raises:
+        UpstreamError: the window may be full, or the server has not gone on itself.
+    """
+    try:
+        yield
+    except Exception as error:
+        part.has_failed = True
+        text = str(error)
+        if ended_early(text):
+            # Where LiteLLM does not look for the end of a stream it simply ends, and so it does below the transport.
+            return
+        if overflow_from_text(text) is None and not is_crash(text) and not _has_another_way(continuation):
+            raise
+        raise UpstreamError(text, error, status=_status(error)) from error
+
+
+@contextmanager
+def _understood_whole(continuation: Continuation | None) -> Iterator[None]:
+    """Turns LiteLLM's error for a whole answer into what the loop judges, where another way may do.
+
+    Raises:
+        UpstreamError: the server has not gone on itself.
+    """
+    try:
+        yield
+    except Exception as error:
+        if not _has_another_way(continuation):
+            raise
+        raise UpstreamError(str(error), error, status=_status(error)) from error
+
+
+def _has_another_way(continuation: Continuation | None) -> bool:
+    return continuation is not None and continuation.is_the_servers_own
+
+
+def _status(error: Exception) -> int | None:
+    """The status that LiteLLM's errors have, which are the OpenAI client's."""
+    status = getattr(error, "status_code", None)
+    return status if isinstance(status, int) else None
+
+
+async def _one(response: Any) -> AsyncIterator[Chunk]:
+    plain: Chunk = response.model_dump(exclude_none=True)
+    choice = plain["choices"][0]
+    delta = choice.get("message") or {}
+    yield {**plain, "choices": [{"index": 0, "delta": delta, "finish_reason": choice.get("finish_reason")}]}
+
+
+def _whole_response(text: str, reason: str, usage: Mapping[str, int]) -> Any:
+    total = sum(usage.values())
+    return ModelResponse(
+        choices=[Choices(index=0, finish_reason=reason, message=AnswerMessage(role="assistant", content=text))],
+        usage=Usage(**usage, total_tokens=total),
+    )

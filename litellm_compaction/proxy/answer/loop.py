@@ -1,0 +1,620 @@
+"""The loop that carries an answer over the context limit: watch, stop, compact, continue; streaming and not.
+
+Written once, over an abstract upstream (`protocol.py`); `transport.py` and `hooks.py` carry it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+import anyio
+
+from litellm_compaction.core.continuation.request import Partial, Way
+from litellm_compaction.core.messages import ABORT_NOTICE, ATTEMPTS_NOTICE, DONE_NOTICE, START_NOTICE
+from litellm_compaction.engine import Case, Compactor, Guarded, Outcome, Pending, Prospect, Room
+from litellm_compaction.errors import CompactionError, Overflow
+from litellm_compaction.events import CarryOutcome
+from litellm_compaction.proxy.answer.overflowed import taught
+from litellm_compaction.proxy.answer.protocol import (
+    SILENT,
+    Asked,
+    Chunk,
+    Continuation,
+    Listener,
+    Upstream,
+    UpstreamDropped,
+    UpstreamError,
+)
+from litellm_compaction.proxy.answer.relay import OneAnswer, Progress, Relay
+from litellm_compaction.proxy.refusals import log_failed_open
+
+# Every prompt takes more of a window: the next request is compacted, whatever the estimate says.
+_ANY_SHARE = 1e-6
+# A prompt may fill the window up to the room for its answer.
+_WHOLE_WINDOW: Mapping[str, float] = MappingProxyType(
+    {
+        "pre_request_ratio": 1.0,
+        "threshold_tokens": 0,
+        "system_reserve_tokens": 0,
+        "output_reserve_tokens": 0,
+        "safety_buffer_tokens": 0,
+    }
+)
+# After so many stops for others, each with the double room after it, something is wrong: a compaction has to help.
+_MAX_CUTS = 12
+# Of the text that a client has of an answer, before it is cut for others.
+_LEAST_CUT_CHARS = 200
+# In which a server goes on itself, and which some do not take.
+_OWN_WAYS: tuple[Way, ...] = ("raw", "prefill")
+# An overflow without a number at less than this share of the window is not of this answer alone.
+_FAR_BELOW_RATIO = 0.5
+_STILL_TOO_LARGE = "The compacted prompt still exceeds the available context size."
+
+
+_T = TypeVar("_T")
+
+
+class Waiting:
+    """A wait for a server that somebody else may end.
+
+    Attributes:
+        is_interrupted: whether that has happened.
+    """
+
+    def __init__(self) -> None:
+        self.is_interrupted = False
+        self._scope: anyio.CancelScope | None = None
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether the server is waited for at this moment."""
+        return self._scope is not None
+
+    def interrupt(self) -> None:
+        """Ends the wait that is under way; where there is none, whoever waits has heard of the server meanwhile."""
+        if self._scope is not None:
+            self._scope.cancel()
+
+    async def until(self, coming: Awaitable[_T]) -> _T | None:
+        """What comes; None where the wait was ended before."""
+        with anyio.CancelScope() as self._scope:
+            try:
+                return await coming
+            finally:
+                self._scope = None
+        self.is_interrupted = True
+        return None
+
+
+class Answer:
+    """One client's answer, over as many upstream requests as it takes.
+
+    Args:
+        compactor: compacts and learns.
+        case: of the request.
+        upstream: its server.
+        asked: by the client.
+        prepared: what the engine found before the answer began.
+        listener: is told what goes out, and when a pause may come.
+        room: its place beside other answers; None where the server has been asked before anybody could wait.
+        is_watched: whether the answer comes in pieces, and can be stopped.
+    """
+
+    def __init__(
+        self,
+        compactor: Compactor,
+        case: Case,
+        upstream: Upstream,
+        asked: Asked,
+        prepared: Guarded | Pending,
+        listener: Listener,
+        *,
+        room: Room | None = None,
+        is_watched: bool = True,
+    ) -> None:
+        self._compactor = compactor
+        self._case = case
+        self._upstream = upstream
+        self._asked = asked
+        self._prepared = prepared
+        self._listener = listener
+        self._room = room
+        self._is_watched = is_watched
+        self._has_retried = False
+        self._cuts = 0
+        self._callbacks = 0
+        self._is_resumed = False
+        self._is_joined = False
+        self._progress = Progress()
+        self._ways = upstream.ways
+        self._refused: list[Way] = []
+        self._one = OneAnswer(self._progress, SILENT if asked.is_json else asked.notices)
+
+    async def chunks(self) -> AsyncGenerator[Chunk, None]:
+        """The answer's chunks: one id, one role, one finish_reason, the usage last if it was asked for.
+
+        Raises:
+            UpstreamError: before the first chunk; or the server failed in a way that is not an overflow.
+            CompactionError: it cannot be made to fit, and nothing has been sent.
+        """
+        try:
+            async with aclosing(self._chunks()) as chunks:
+                async for chunk in chunks:
+                    yield chunk
+        finally:
+            if self._room is not None:
+                self._room.leave()
+
+    async def _chunks(self) -> AsyncGenerator[Chunk, None]:
+        prepared = self._prepared
+        if isinstance(prepared, Pending):
+            if not self._asked.is_whole:
+                yield self._one.notice(START_NOTICE + "\n") or self._one.opening()
+            guarded = await self._compactor.finish(prepared, self._room)
+            # What was announced may have been made by an alike request meanwhile.
+            if guarded.action != "none" and (notice := self._one.notice(DONE_NOTICE + "\n\n")):
+                yield notice
+        else:
+            guarded = prepared
+            if guarded.action == "compacted" and (notice := self._one.notice(f"{START_NOTICE}\n{DONE_NOTICE}\n\n")):
+                yield notice
+        relay: Relay | None = None
+        while True:
+            try:
+                guarded = await self._seated(guarded)
+            except CompactionError:
+                if relay is None or not self._progress.delivered:
+                    raise
+                for chunk in self._closing(guarded, relay):
+                    yield chunk
+                return
+            self._listener.sent(self._case, guarded)
+            relay = Relay(
+                self._progress,
+                guarded,
+                self._case.settings.streaming_ratio,
+                self._asked.stops,
+                is_whole=self._asked.is_whole,
+                said=self._asked.said,
+            )
+            async with aclosing(self._part(guarded, relay)) as chunks:
+                async for chunk in chunks:
+                    yield chunk
+            await self._leave_running(relay)
+            if (error := self._refusal(guarded, relay)) is not None and guarded.way is not None:
+                guarded = await self._by_another_way(guarded.way, error)
+                continue
+            self._note(guarded, relay)
+            await self._learn_way(guarded, relay)
+            if relay.end == "failed" and relay.error is not None:
+                raise relay.error
+            if relay.end == "done":
+                break
+            if relay.end == "overflow" and not self._progress.delivered:
+                guarded = await self._harder(relay)
+                continue
+            if self._begins_anew(relay):
+                continue
+            if relay.has_whole_calls:
+                for chunk in self._calling(relay):
+                    yield chunk
+                return
+            self._listener.may_pause = True
+            self._is_joined = self._is_joined or self._progress.delivered
+            if (prospect := await self._prospect(guarded, relay)) is None:
+                for chunk in self._closing(guarded, relay):
+                    yield chunk
+                return
+            self._is_resumed = relay.end == "share" and not isinstance(prospect.prepared, Pending)
+            if self._is_resumed:
+                # Others needed the room: nothing is compacted, nobody has to know.
+                guarded = await self._compactor.carried(prospect, self._room)
+                continue
+            is_new = isinstance(prospect.prepared, Pending)
+            if is_new and (notice := self._one.notice(f"\n\n{START_NOTICE}\n")):
+                yield notice
+            try:
+                again = await self._compactor.carried(prospect, self._room)
+            except CompactionError:
+                for chunk in self._closing(guarded, relay):
+                    yield chunk
+                return
+            self._progress.restarts += 1
+            self._tell("restarted", again, relay)
+            if is_new and again.action != "none" and (notice := self._one.notice(f"{DONE_NOTICE}\n\n")):
+                yield notice
+            guarded = again
+        for chunk in self._ending(relay):
+            yield chunk
+
+    async def _seated(self, guarded: Guarded) -> Guarded:
+        """What to send as soon as there is room for it; made anew where the window has become smaller meanwhile.
+
+        Raises:
+            Overloaded: there was no room in time.
+            DoesNotFit, WindowUnknown, ModelNotLoaded: as the engine.
+        """
+        if self._room is None:
+            return guarded
+        while True:
+            limit = guarded.max_output_tokens(self._output_tokens_left())
+            await self._room.take(guarded, limit, is_watched=self._is_watched)
+            if not await self._compactor.has_shrunk(self._case, guarded):
+                return guarded
+            if guarded.way is None:
+                guarded = await self._compactor.guard(self._asked.request, self._case, self._room)
+            else:
+                guarded = await self._compactor.carry_over(
+                    self._asked.request, self._partial(), self._case, self._room, ways=self._ways
+                )
+
+    async def _part(self, guarded: Guarded, relay: Relay) -> AsyncGenerator[Chunk, None]:
+        """One upstream stream; `relay.end` says how it ended.
+
+        Raises:
+            UpstreamError: in a way that is not an overflow.
+            Overloaded: there was no room in time, and nothing has been sent.
+        """
+        try:
+            # Closed here and not by the garbage collector: the server generates for as long as it is open.
+            async with aclosing(self._stream(guarded, relay)) as chunks:
+                async for chunk in chunks:
+                    yield chunk
+        except UpstreamDropped as error:
+            relay.finish()
+            if relay.end == "done":
+                relay.end, relay.error = "failed", error
+        except UpstreamError as error:
+            if not relay.has_overflowed(error):
+                relay.end, relay.error = "failed", error
+
+    def _refusal(self, guarded: Guarded, relay: Relay) -> UpstreamError | None:
+        """Why the server has not gone on by itself, so that another way may do; None where it has, or was not asked."""
+        is_refused = relay.end == "failed" and guarded.way in _OWN_WAYS and not relay.has_begun
+        return relay.error if is_refused else None
+
+    async def _leave_running(self, relay: Relay) -> None:
+        """Holds the room of a stream that was stopped until its server has noticed."""
+        if self._room is None:
+            return
+        if relay.is_left_running:
+            await self._room.stopped()
+        else:
+            self._room.ended()
+
+    def _begins_anew(self, relay: Relay) -> bool:
+        """Whether an answer that was cut for others is asked for again: the client has nothing of it yet."""
+        if relay.end != "share" or self._progress.delivered:
+            return False
+        self._progress.lost_tokens = self._progress.completion_tokens
+        self._progress.text.clear()
+        self._progress.reasoning = ""
+        self._is_resumed = True
+        return True
+
+    async def _by_another_way(self, way: Way, error: UpstreamError) -> Guarded:
+        """What to send instead of what the server has not taken; `way` is not tried again for this answer."""
+        self._ways -= {way}
+        if not error.may_pass:
+            self._refused.append(way)
+        return await self._compactor.carry_over(
+            self._asked.request, self._partial(), self._case, self._room, ways=self._ways
+        )
+
+    async def _learn_way(self, guarded: Guarded, relay: Relay) -> None:
+        """Takes note of how the server has gone on, and of the ways that it has refused.
+
+        Of those only where it has taken another one: what it takes in no way says nothing about ways.
+        """
+        outcomes: dict[Way, Outcome] = {}
+        if relay.has_begun:
+            outcomes = dict.fromkeys(self._refused, "refused")
+            self._refused.clear()
+        if guarded.way in _OWN_WAYS and (outcome := relay.outcome()) is not None:
+            outcomes[guarded.way] = outcome
+        try:
+            for way, outcome in outcomes.items():
+                await self._compactor.learn_way(self._case, way, outcome)
+        except Exception as error:  # noqa: BLE001 - as `_learn`
+            log_failed_open("learn", error)
+
+    async def _harder(self, relay: Relay) -> Guarded:
+        """What to send after an overflow of which nothing has been shown: compacted harder, once, and nobody notices.
+
+        Raises:
+            UpstreamError: that was not enough.
+        """
+        if self._has_retried:
+            raise relay.error or UpstreamError(_STILL_TOO_LARGE)
+        self._has_retried = True
+        return await self._compactor.guard(self._asked.request, self._pressed(), self._room)
+
+    async def _stream(self, guarded: Guarded, relay: Relay) -> AsyncGenerator[Chunk, None]:
+        left = self._output_tokens_left()
+        limit = all_tokens = guarded.max_output_tokens(left)
+        if self._room is not None:
+            limit = await self._room.take(guarded, limit, is_watched=self._is_watched)
+            self._room.started()
+        relay.opened(limit, left, is_shared=self._is_shared(guarded), is_share=limit < all_tokens)
+        continuation = continuation_of(guarded) if self._progress.text else None
+        opened = self._upstream.open(guarded.messages, limit, continuation=continuation)
+        async with AsyncExitStack() as stack, self._interrupted(guarded, relay) as waiting:
+            stream = await waiting.until(stack.enter_async_context(opened))
+            while stream is not None and (chunk := await waiting.until(anext(stream, None))) is not None:
+                self._one.adopt(chunk)
+                deltas = relay.take(chunk)
+                if not self._progress.delivered and self._is_called_back(guarded, relay):
+                    # Before anybody has a word of it: it is asked for again, without a seam.
+                    relay.stop()
+                    if relay.is_stopped:
+                        return
+                if self._one.goes_on_as_it_came(chunk, deltas):
+                    yield chunk
+                else:
+                    for delta in deltas:
+                        yield self._one.dressed(delta)
+                self._listener.may_pause = self._listener.may_pause or relay.is_near_the_end()
+                if self._is_called_back(guarded, relay):
+                    relay.stop()
+                if relay.end in ("limit", "share") and not await self._can_go_on(guarded, relay):
+                    relay.go_on_to_the_end()
+                if relay.end is not None:
+                    return
+            if waiting.is_interrupted:
+                return
+        for delta in relay.flush():
+            yield self._one.dressed(delta)
+        relay.finish()
+
+    @asynccontextmanager
+    async def _interrupted(self, guarded: Guarded, relay: Relay) -> AsyncGenerator[Waiting, None]:
+        """Ends the wait for a silent server as soon as the answer is called back, if it can go on later."""
+        waiting = Waiting()
+        if self._room is None or not self._is_watched:
+            yield waiting
+            return
+        looking: asyncio.Task[None] | None = None
+
+        async def look() -> None:
+            if await self._can_go_on(guarded, relay):
+                waiting.interrupt()
+            else:
+                relay.go_on_to_the_end()
+
+        def hear() -> None:
+            nonlocal looking
+            # Between two waits its next words are at hand, and with them the same question.
+            if not waiting.is_silent or relay.is_stopped or not self._is_called_back(guarded, relay):
+                return
+            relay.stop()
+            if relay.is_stopped:
+                looking = asyncio.ensure_future(look())
+
+        try:
+            with self._room.listening(hear):
+                yield waiting
+        finally:
+            if looking is not None:
+                looking.cancel()
+
+    def _is_called_back(self, guarded: Guarded, relay: Relay) -> bool:
+        """Whether somebody waits for the answer's room, so that it has to stop; a document or a call is not cut.
+
+        Nor is one of which the client has so little that nobody could tell it from what a server repeats.
+        """
+        if self._room is None or not self._room.is_waited_for:
+            return False
+        has_begun = self._progress.delivered
+        is_telling = not self._progress.text or len(self._progress.sent_text) >= _LEAST_CUT_CHARS
+        is_cuttable = not has_begun or (is_telling and not self._asked.is_json)
+        can_be_cut = is_cuttable and relay.can_be_cut and self._callbacks < _MAX_CUTS
+        return self._room.is_called_back(guarded, relay.generated_tokens, can_be_cut=can_be_cut)
+
+    async def _can_go_on(self, guarded: Guarded, relay: Relay) -> bool:
+        """Whether an answer that is about to be stopped can go on; one that others wait for then runs to its end."""
+        if relay.end == "share" and not self._progress.delivered:
+            return True
+        if await self._prospect(guarded, relay) is not None:
+            return True
+        if relay.end == "share" and self._room is not None:
+            self._room.stay()
+        return False
+
+    async def _prospect(self, guarded: Guarded, relay: Relay) -> Prospect | None:
+        """How the answer can go on behind `relay`; None where nothing gains enough room to be worth a stop (P5)."""
+        if relay.is_stuck:
+            return None
+        if relay.end == "share" and self._cuts < _MAX_CUTS:
+            case, room_tokens = self._relaxed(), 0
+        else:
+            if self._progress.restarts >= self._case.settings.max_restarts:
+                return None
+            # After it at least an output buffer is free, and that much more than there was before.
+            used_tokens = guarded.window.tokens if relay.end == "overflow" else relay.used_tokens()
+            room_tokens = guarded.budget.output_buffer_tokens(used_tokens)
+            if relay.is_full:
+                room_tokens += max(guarded.window.tokens - used_tokens, 0)
+            case = self._pressed() if relay.is_full else self._case
+        try:
+            return await self._compactor.prospect(
+                self._asked.request, self._partial(), case, room_tokens=room_tokens, ways=self._ways
+            )
+        except CompactionError:
+            return None
+
+    def _note(self, guarded: Guarded, relay: Relay) -> None:
+        """Takes note of a stream that has ended."""
+        self._progress.completion_tokens += relay.completion_tokens()
+        self._progress.lost_tokens += relay.lost_tokens
+        is_others = self._is_overflow_of_all(guarded, relay)
+        self._learn(guarded, relay, is_others=is_others)
+        if is_others:
+            relay.end = "share"
+        if relay.end == "share":
+            self._cuts += not relay.is_stopped
+            self._callbacks += relay.is_stopped
+            if self._room is not None:
+                self._room.was_cut(is_spent=not relay.is_stopped)
+
+    def _partial(self) -> Partial:
+        return Partial(text=self._progress.sent_text, reasoning=self._progress.reasoning, is_json=self._asked.is_json)
+
+    def _pressed(self) -> Case:
+        """The case with a compaction in any case: the server has shown that our estimate is no guide here."""
+        settings = self._case.settings.model_copy(update={"pre_request_ratio": _ANY_SHARE, "threshold_tokens": 0})
+        return replace(self._case, settings=settings)
+
+    def _relaxed(self) -> Case:
+        """The case with a compaction only where there is no other way: the answer stopped for others, not for room."""
+        return replace(self._case, settings=self._case.settings.model_copy(update=_WHOLE_WINDOW))
+
+    def _output_tokens_left(self) -> int | None:
+        if self._asked.output_tokens is None:
+            return None
+        given_tokens = self._progress.completion_tokens - self._progress.lost_tokens
+        return max(self._asked.output_tokens - given_tokens, 1)
+
+    def _is_overflow_of_all(self, guarded: Guarded, relay: Relay) -> bool:
+        """Whether a context that several answers fill was full, and not this answer's window; takes note of that.
+
+        LM Studio and llama.cpp then end all of them, with words that name no number. Far below the window that proves a
+        shared context, where nobody has said that there is one (four answers of 150 tokens over 4,096, 2026-11-22).
+        """
+        if relay.end != "overflow" or self._room is None or self._cuts >= _MAX_CUTS:
+            return False
+        overflow = relay.overflow
+        is_numbered = overflow is not None and (overflow.window_tokens or overflow.prompt_tokens)
+        if overflow is None or relay.is_crash or is_numbered or relay.looks_nearly_full():
+            return False
+        others = self._room.beside(guarded.window)
+        if self._is_shared(guarded):
+            return others > 0
+        if others == 0 and (
+            not self._progress.delivered or relay.filled_tokens >= _FAR_BELOW_RATIO * guarded.window.tokens
+        ):
+            return False
+        self._compactor.learn_shared(self._case, max(others + 1, guarded.window.slots))
+        return True
+
+    def _learn(self, guarded: Guarded, relay: Relay, *, is_others: bool) -> None:
+        try:
+            self._learn_from(guarded, relay, is_others=is_others)
+        except Exception as error:  # noqa: BLE001 - fails open (P8)
+            # The client has its answer; a lesson that is lost must not take it away again.
+            log_failed_open("learn", error)
+        if not self._is_resumed:
+            self._progress.prompt_tokens.append(relay.usage.prompt_tokens if relay.usage else guarded.count.tokens)
+        self._progress.usages.append(relay.usage_fields)
+
+    def _learn_from(self, guarded: Guarded, relay: Relay, *, is_others: bool) -> None:
+        if relay.end == "overflow":
+            overflow = relay.overflow or Overflow(None, None)
+            if not relay.is_crash:
+                is_shared = self._is_shared(guarded) or is_others
+                overflow = taught(overflow, guarded, is_shared=is_shared)
+            self._compactor.learn_overflow(self._case, guarded, overflow)
+        if relay.usage is not None:
+            self._compactor.learn(
+                self._case,
+                guarded,
+                prompt_tokens=relay.usage.prompt_tokens,
+                completion_tokens=relay.usage.completion_tokens,
+            )
+            self._listener.answered(self._case, guarded, relay.usage.prompt_tokens, relay.usage.completion_tokens)
+
+    def _is_shared(self, guarded: Guarded) -> bool:
+        """Whether others may have filled the context."""
+        return self._room is not None and self._room.is_shared(guarded.window)
+
+    def _tell(self, outcome: CarryOutcome, guarded: Guarded, relay: Relay) -> None:
+        used_tokens = min(relay.filled_tokens, guarded.window.tokens)
+        self._compactor.carried_on(
+            self._case, guarded, outcome=outcome, attempt=self._progress.restarts, used_tokens=used_tokens
+        )
+
+    def _calling(self, relay: Relay) -> list[Chunk]:
+        """Of several calls the last was cut: the client executes the whole ones, and the model asks again."""
+        return [*(self._one.dressed(delta) for delta in relay.whole_calls()), *self._ending(relay, "tool_calls")]
+
+    def _closing(self, guarded: Guarded, relay: Relay) -> list[Chunk]:
+        """No way out: everything that is held, the notice, a regular end."""
+        self._listener.filled()
+        if self._progress.restarts >= self._case.settings.max_restarts and not relay.is_stuck:
+            text = ATTEMPTS_NOTICE
+            self._tell("attempts", guarded, relay)
+        else:
+            self._tell("aborted", guarded, relay)
+            window_tokens = guarded.window.tokens
+            text = ABORT_NOTICE.format(used=min(relay.filled_tokens, window_tokens), window=window_tokens)
+        chunks = [self._one.dressed(delta) for delta in relay.surrendered()]
+        notice = self._one.notice(f"\n\n{text}")
+        return [*chunks, *([notice] if notice else []), *self._ending(relay, reason="length")]
+
+    def _ending(self, relay: Relay, reason: str | None = None) -> list[Chunk]:
+        reason = reason or relay.finish_reason or "stop"
+        if (
+            reason == "stop"
+            and self._asked.is_json
+            and (self._progress.restarts or self._cuts)
+            and not _is_json(self._progress.sent_text)
+        ):
+            reason = "length"
+        if self._progress.restarts:
+            self._listener.restarted(self._details())
+        fields = relay.ending_fields if reason == relay.finish_reason else {}
+        return self._one.ending(reason, self.usage() if self._asked.wants_usage else None, fields)
+
+    def usage(self) -> dict[str, Any]:
+        """The whole answer's usage: the first prompt, all generated tokens; what a restart cost beside that."""
+        prompts, reported = self._progress.prompt_tokens, self._progress.usages
+        prompt = prompts[0] if prompts else 0
+        completion = self._progress.completion_tokens
+        usage: dict[str, Any] = {
+            "prompt_tokens": prompt,
+            "completion_tokens": completion,
+            "total_tokens": prompt + completion,
+        }
+        if reported:
+            usage = {**reported[0], **usage, **_added_up(reported, "completion_tokens_details")}
+        return {**usage, "compaction": self._details()} if self._progress.restarts else usage
+
+    def _details(self) -> dict[str, Any]:
+        return {"restarts": self._progress.restarts, "prompt_tokens": list(self._progress.prompt_tokens)}
+
+    @property
+    def is_joined(self) -> bool:
+        """Whether the answer consists of more than one upstream answer."""
+        return self._is_joined
+
+
+def continuation_of(guarded: Guarded) -> Continuation | None:
+    """How the server is made to go on; None where an answer begins."""
+    if guarded.way is None:
+        return None
+    needs_word = guarded.way == "prefill" and guarded.window.source == "vllm"
+    return Continuation(way=guarded.way, prompt=guarded.prompt, needs_word=needs_word)
+
+
+def _added_up(usages: Sequence[Mapping[str, Any]], name: str) -> dict[str, dict[str, int]]:
+    """The details of all parts' usage, as far as they are numbers; empty where the server gave none."""
+    total: Counter[str] = Counter()
+    for usage in usages:
+        details = usage.get(name)
+        if isinstance(details, Mapping):
+            total.update({key: value for key, value in details.items() if isinstance(value, int)})
+    return {name: dict(total)} if total else {}
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,102 @@
+"""What an overflow teaches about the window, also one that never reaches the loop that carries the answer.
+
+`loop.py` judges the streams that it reads. Where the hooks carry, a refusal, and with LiteLLM 1.109.1 also a stream
+that fails before its first chunk, goes to LiteLLM's own retry or to the client instead; the hooks that hear of it ask
+here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from litellm_compaction.engine import Guarded
+from litellm_compaction.errors import Overflow, ended_early, overflow_from_text
+from litellm_compaction.proxy.call import Call
+
+# A prompt this close to the window explains an answer that breaks off without a word.
+NEAR_FULL_RATIO = 0.80
+# The same where the server has counted the prompt itself.
+FULL_RATIO = 0.98
+# What is believed of a window after an overflow that named no number.
+_SHRINK_RATIO = 0.80
+
+
+class Judged(NamedTuple):
+    """What an error says of the window, and whether that is worth learning from."""
+
+    overflow: Overflow
+    teaches: bool
+
+
+def judged(text: str, said: Callable[[], str], *, used_tokens: float, window_tokens: int) -> Judged | None:
+    """What an error text says of the window, as far as it is to be believed; None where it says nothing of it.
+
+    A client must not teach anybody a window: its own words, quoted by the server, are none of the server's; and no
+    server runs over a limit far above what it was sent.
+
+    Args:
+        text: of the server.
+        said: gives what the client sent.
+        used_tokens: the prompt and what was generated, by our count, at most.
+        window_tokens: as known.
+    """
+    if overflow_from_text(text) is None:
+        return None
+    overflow = overflow_from_text(text, said())
+    if overflow is None:
+        # Quoted, or the client's agent is at work on such messages: then only a window that is nearly full tells.
+        return Judged(Overflow(None, None), teaches=False) if used_tokens >= NEAR_FULL_RATIO * window_tokens else None
+    named = overflow.window_tokens
+    if named is not None and named < window_tokens and used_tokens < NEAR_FULL_RATIO * named:
+        return Judged(Overflow(None, None), teaches=False)
+    return Judged(overflow, teaches=True)
+
+
+def most_tokens(guarded: Guarded) -> float:
+    """How many tokens a prompt may have, if our count is too low."""
+    return guarded.count.tokens * (1 + guarded.count.error_ratio)
+
+
+def taught(overflow: Overflow, guarded: Guarded, *, is_shared: bool) -> Overflow:
+    """`overflow` with what is to be believed of the window, also where the server named no number.
+
+    Args:
+        overflow: what the server said.
+        guarded: what it was sent.
+        is_shared: whether others may have filled the context, so that nothing is known of the window.
+    """
+    if overflow.window_tokens is not None or is_shared:
+        return overflow
+    return overflow._replace(window_tokens=int(_SHRINK_RATIO * guarded.window.tokens))
+
+
+def unread_overflow(call: Call, message: str, details: Mapping[str, object]) -> Overflow | None:
+    """What an attempt that failed reveals of the window, None for nothing; what the loop has read it learns itself.
+
+    Args:
+        call: the request.
+        message: of LiteLLM's error.
+        details: LiteLLM's own of the attempt; they have the usage, if the server reported one.
+    """
+    guarded = call.guarded
+    if guarded is None:
+        # Not even known to have been sent.
+        return None
+    found = judged(message, call.said, used_tokens=most_tokens(guarded), window_tokens=guarded.window.tokens)
+    overflow = found.overflow if found is not None else None
+    if not call.is_hooked or call.is_read or (found is not None and not found.teaches):
+        return overflow
+    if overflow is None:
+        reported = _prompt_tokens(details)
+        tokens, ratio = (guarded.count.tokens, NEAR_FULL_RATIO) if reported is None else (reported, FULL_RATIO)
+        if not ended_early(message) or tokens < ratio * guarded.window.tokens:
+            return None
+        overflow = Overflow(reported, None)
+    return taught(overflow, guarded, is_shared=call.room is not None and call.room.is_shared(guarded.window))
+
+
+def _prompt_tokens(details: Mapping[str, object]) -> int | None:
+    # LiteLLM 1.109.1 (streaming_handler.py, `_record_partial_usage_for_failure`): of the chunks that came, if any did.
+    reported = getattr(details.get("combined_usage_object"), "prompt_tokens", None)
+    return reported if isinstance(reported, int) and reported > 0 else None

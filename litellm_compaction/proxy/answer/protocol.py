@@ -1,0 +1,278 @@
+"""What the loop and its carriers agree on: chunks, an upstream that gives them, what was asked, where notices go.
+
+`loop.py` is the loop; `transport.py` and `hooks.py` carry it.
+
+A client is told of compactions in its answer's text, in its thoughts, or not in the stream at all. A line in the text
+is for people who read it; a program takes it for the model's words. Measured with twenty clients on 2026-11-22: one
+committed it into a source file, one took it for the agent's result, several parsed no JSON any more.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, get_args
+
+from litellm_compaction.core.continuation.request import Way
+from litellm_compaction.core.messages import Message, Request, lead_length
+from litellm_compaction.engine import Case, Guarded, Pending
+from litellm_compaction.errors import CompactionError, is_crash
+from litellm_compaction.proxy.deployments import metadata_of
+from litellm_compaction.tokens.prompt import BegunPrompt
+
+logger = logging.getLogger("litellm_compaction")
+
+Place: TypeAlias = Literal["content", "reasoning", "off"]
+Choice: TypeAlias = Literal["auto", "content", "reasoning", "off"]
+
+# Open WebUI forwards who is logged in, by headers of these names, where ENABLE_FORWARD_USER_INFO_HEADERS is on.
+_CHAT_HEADER_PREFIX = "x-openwebui-"
+# Every browser begins so; Electron's programs too, of which many are editors with an agent inside.
+_BROWSER_PREFIX, _NO_BROWSER = "mozilla/", "electron/"
+# Routes on which thoughts are a delta of their own. LiteLLM makes a malformed item of them on responses (1.106.2 and
+# 1.109.1), and text completions have none.
+_ROUTES_WITH_THOUGHTS = ("/chat/completions", "/messages")
+_OWNERS = ("user_api_key_metadata", "user_api_key_team_metadata")
+_MAX_REMEMBERED = 4096
+
+
+class Notices(NamedTuple):
+    """Where notices go in one answer.
+
+    Attributes:
+        before: while nothing of the answer has been sent.
+        within: behind its beginning. The seam can lie in a code block, a diff or JSON.
+    """
+
+    before: Place
+    within: Place
+
+
+SILENT = Notices("off", "off")
+
+
+def notices_for(configured: Choice, body: Mapping[str, Any]) -> Notices:
+    """Where the client behind a request is told.
+
+    Args:
+        configured: the setting in force for the deployment.
+        body: of the request, with LiteLLM's metadata and `proxy_server_request`.
+    """
+    metadata = metadata_of(body)
+    chosen = _chosen_for_owner(metadata) or configured
+    if chosen != "auto":
+        return Notices(chosen, chosen)
+    if shows_text_to_people(_headers(body)):
+        return Notices("content", "content")
+    route = str(metadata.get("user_api_key_request_route") or "")
+    # LiteLLM's own option writes thoughts into the text.
+    has_thoughts = route.endswith(_ROUTES_WITH_THOUGHTS) and not body.get("merge_reasoning_content_in_choices")
+    return Notices("reasoning" if has_thoughts else "off", "off")
+
+
+def shows_text_to_people(headers: Mapping[str, Any]) -> bool:
+    """Whether a client says that a person reads its answers as they are; when in doubt it is a program."""
+    for name, value in headers.items():
+        if name.lower().startswith(_CHAT_HEADER_PREFIX):
+            return True
+        if name.lower() == "user-agent":
+            agent = str(value).lower()
+            if agent.startswith(_BROWSER_PREFIX) and _NO_BROWSER not in agent:
+                return True
+    return False
+
+
+class Announced:
+    """Which requests were compacted, so that the next of the same conversation does not tell it again.
+
+    Where system and tools take nearly the whole target, every turn is compacted: one notice says that, seven are noise.
+    """
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[tuple[str, str], None] = OrderedDict()
+
+    def is_next_in_a_row(self, pending: Pending) -> bool:
+        """Whether the request before this one of its conversation was compacted, too; remembers this one."""
+        scope, conversation = pending.work.case.scope, pending.work.conversation
+        roles = [message.role for message in conversation.messages[lead_length(conversation.messages) :]]
+        if not roles:
+            return False
+        self._known[scope, conversation.hashes[-1]] = None
+        self._known.move_to_end((scope, conversation.hashes[-1]))
+        while len(self._known) > _MAX_REMEMBERED:
+            self._known.popitem(last=False)
+        # What came before the newest answer is what was asked for it.
+        answer = next((at for at in range(len(roles) - 1, -1, -1) if roles[at] == "assistant"), 0)
+        return answer > 0 and (scope, conversation.hashes[answer]) in self._known
+
+
+def _chosen_for_owner(metadata: Mapping[str, Any]) -> Choice | None:
+    """What the operator has written for the key, else for its team: `{"compaction": {"notices": "content"}}`."""
+    for owner in _OWNERS:
+        written = metadata.get(owner)
+        section = written.get("compaction") if isinstance(written, Mapping) else None
+        choice = section.get("notices") if isinstance(section, Mapping) else None
+        if choice is False:
+            return "off"
+        for known in get_args(Choice):
+            if choice == known:
+                found: Choice = known
+                return found
+        if choice is not None:
+            logger.warning("notices of a key or team are not one of %s; the setting holds", ", ".join(get_args(Choice)))
+    return None
+
+
+def _headers(body: Mapping[str, Any]) -> Mapping[str, Any]:
+    request = body.get("proxy_server_request")
+    headers = request.get("headers") if isinstance(request, Mapping) else None
+    return headers if isinstance(headers, Mapping) else {}
+
+
+# OpenAI's `chat.completion.chunk` as JSON.
+Chunk: TypeAlias = dict[str, Any]
+# Too slow, too early, too many requests.
+_PASSING_STATUSES = frozenset({408, 425, 429})
+_NOT_IMPLEMENTED = 501
+
+
+class Received(dict[str, Any]):
+    """A chunk with what it came as, which can go on to the client where nothing has to be changed.
+
+    Attributes:
+        origin: the carrier's own: the bytes of an event, or LiteLLM's object.
+    """
+
+    __slots__ = ("origin",)
+
+    def __init__(self, chunk: Chunk, origin: Any) -> None:
+        super().__init__(chunk)
+        self.origin = origin
+
+
+class UpstreamError(Exception):
+    """The server refused a request before its first chunk, or reported an error inside the stream.
+
+    Attributes:
+        text: the body, for recognizing an overflow; never logged.
+        response: the carrier's own error object, to be passed on unchanged.
+        status: of HTTP, or in the error itself; None where there is none.
+    """
+
+    def __init__(self, text: str, response: Any = None, *, status: int | None = None) -> None:
+        super().__init__("the upstream server reported an error")
+        self.text = text
+        self.response = response
+        self.status = status
+
+    @property
+    def may_pass(self) -> bool:
+        """Whether the server has failed just now, or is too busy, and does not refuse requests like this one.
+
+        RFC 9110, sections 15.5 and 15.6: 4xx is the request's fault, 5xx the server's, except for 501, which says that
+        it knows nothing of the kind.
+        """
+        if is_crash(self.text) or self.status in _PASSING_STATUSES:
+            return True
+        return self.status is not None and self.status >= 500 and self.status != _NOT_IMPLEMENTED
+
+
+class UpstreamDropped(UpstreamError):
+    """The connection broke; the carrier's own exception is the cause."""
+
+    @property
+    def may_pass(self) -> bool:
+        """Always."""
+        return True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Continuation:
+    """How a server is made to go on with an answer.
+
+    Attributes:
+        way: by a request of ours at the end of the messages, by their last one, or by `prompt`.
+        prompt: instead of the messages, for the way `raw`; it ends inside the answer.
+        needs_word: the server has to be told that the last message goes on (vLLM).
+    """
+
+    way: Way
+    prompt: BegunPrompt | None = None
+    needs_word: bool = False
+
+    @property
+    def is_the_servers_own(self) -> bool:
+        """Whether the server itself goes on with the answer, so that there is another way where it does not."""
+        return self.way != "turn"
+
+
+class Upstream(Protocol):
+    """The server of one deployment, asked for one client request."""
+
+    @property
+    def ways(self) -> frozenset[Way]:
+        """Those by which it can be made to go on."""
+
+    def open(
+        self, messages: Sequence[Message] | None, max_tokens: int, *, continuation: Continuation | None
+    ) -> AbstractAsyncContextManager[AsyncIterator[Chunk]]:
+        """The chunks of an answer; leaving the context aborts it.
+
+        Args:
+            messages: what to send; None for the client's own list.
+            max_tokens: bound on the answer.
+            continuation: how an answer goes on, where what shapes a whole document is left out; None for one that
+                begins.
+
+        Raises:
+            UpstreamError: refused.
+        """
+
+
+class Listener(Protocol):
+    """Who has to know how an answer goes on."""
+
+    may_pause: bool
+
+    def sent(self, case: Case, guarded: Guarded) -> None:
+        """Something goes out."""
+
+    def answered(self, case: Case, guarded: Guarded, prompt_tokens: int, completion_tokens: int) -> None:
+        """The server has counted what was sent, and what it gave."""
+
+    def refused(self, error: CompactionError) -> None:
+        """It cannot be sent."""
+
+    def restarted(self, details: Mapping[str, Any]) -> None:
+        """The answer has ended after restarts, which cost `details`."""
+
+    def filled(self) -> None:
+        """The answer ends where its window does, and not because it was finished, or as long as its client wanted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What the client asked for, as far as the loop has to know.
+
+    Attributes:
+        request: the conversation, as the client sent it.
+        output_tokens: its limit for the answer, None for none.
+        is_json: structured output: no notices, one document.
+        notices: where a client is told of compactions.
+        wants_usage: whether the stream must end with a usage chunk.
+        stops: strings at which the answer ends.
+        is_whole: whether the client gets the answer in one piece, so that nothing of it can be out before its end.
+        said: gives every text that the client sent, in whatever field.
+    """
+
+    request: Request
+    output_tokens: int | None
+    is_json: bool
+    notices: Notices
+    wants_usage: bool
+    stops: tuple[str, ...] = ()
+    is_whole: bool = False
+    said: Callable[[], str] = str

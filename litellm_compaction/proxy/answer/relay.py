@@ -1,0 +1,574 @@
+"""One upstream stream on its way to the client: what may be sent now, what is held, when to stop.
+
+The client reads one answer whatever stream a delta came from: one id, one role, one finish_reason (promise P6).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from types import MappingProxyType
+from typing import Any, Literal, TypeAlias
+
+from litellm_compaction.core.continuation.joiner import Joiner, settled_length, unstopped_length
+from litellm_compaction.engine import Guarded, Outcome
+from litellm_compaction.errors import Overflow, is_crash
+from litellm_compaction.proxy.answer.overflowed import FULL_RATIO, NEAR_FULL_RATIO, judged, most_tokens
+from litellm_compaction.proxy.answer.protocol import Chunk, Notices, Received, UpstreamError
+from litellm_compaction.proxy.answer.sse import unreadable
+from litellm_compaction.proxy.wire import Usage, usage_of
+from litellm_compaction.tokens.generated import GeneratedTokens
+
+# How a stream ended: by itself; where the window does; for others that need the room; by an error that means a full
+# window, or by another one.
+End: TypeAlias = Literal["done", "limit", "share", "overflow", "failed"]
+
+# From here on nothing is sent that could not be taken back: text ends at a word, tool calls are complete.
+_DANGER_RATIO = 0.80
+_DANGER_OUTPUT_RATIO = 0.60
+_CALL_ROOM_TOKENS = 4096
+_REASONING_FIELDS = ("reasoning_content", "reasoning")
+_KNOWN_FIELDS = frozenset({"role", "content", "tool_calls", *_REASONING_FIELDS})
+_CHOICE_FIELDS = frozenset({"index", "delta", "finish_reason", "logprobs"})
+# The one call of OpenAI's older `function_call`, among the indices of `tool_calls`.
+_OLD_CALL = -1
+_KEPT_REASONING_CHARS = 40_000
+_WORTH_A_RESTART_TOKENS = 32
+# So many windows full no model writes, however wrong our count is; nor does a server send so many pieces.
+_ENDLESS_RATIO = 4
+
+
+@dataclass(slots=True)
+class Progress:
+    """What the client has of the answer, and what it has cost.
+
+    Attributes:
+        lost_tokens: of `completion_tokens`, what was generated and can never reach the client.
+    """
+
+    text: list[str] = field(default_factory=list)
+    reasoning: str = ""
+    completion_tokens: int = 0
+    lost_tokens: int = 0
+    prompt_tokens: list[int] = field(default_factory=list)
+    usages: list[Mapping[str, Any]] = field(default_factory=list)
+    restarts: int = 0
+    delivered: bool = False
+
+    @property
+    def sent_text(self) -> str:
+        return "".join(self.text)
+
+
+class Relay:
+    """One upstream stream on its way to the client: what may be sent now, what is held, when to stop."""
+
+    def __init__(
+        self,
+        progress: Progress,
+        guarded: Guarded,
+        streaming_ratio: float,
+        stops: Sequence[str] = (),
+        *,
+        is_whole: bool = False,
+        said: Callable[[], str] = str,
+    ) -> None:
+        self._progress = progress
+        self._stops = stops
+        self._said = said
+        self._most_prompt_tokens = most_tokens(guarded)
+        # A call that no client has begun to receive can be cut, and asked for again.
+        self._holds_calls = is_whole
+        self._window_tokens = guarded.window.tokens
+        self._prompt_tokens = guarded.count.tokens
+        # Nobody waits for the next word of a whole answer: it may fill the window, and has the server's own numbers.
+        self._stop_tokens = math.inf if is_whole else int(streaming_ratio * guarded.window.tokens)
+        self._generated = GeneratedTokens(guarded.count_text)
+        partial, shown = progress.sent_text, guarded.shown
+        self._joiner = Joiner(partial, shown=shown, is_trusted=guarded.is_trusted) if partial else None
+        # What is trusted is judged all the same: a server may be updated.
+        self._judge = Joiner(partial, shown=shown) if partial and guarded.is_trusted else self._joiner
+        self._echo_tokens = 0
+        self._tail: list[str] = []
+        self._calls: list[dict[str, Any]] = []
+        self._flowing: set[int] = set()
+        self._call_open = False
+        self._received = 0
+        self._pieces = 0
+        self._is_shared = False
+        self._is_share = False
+        self._limit_tokens = 0
+        self._asked_tokens: int | None = None
+        self._danger_tokens = 0.0
+        self.usage: Usage | None = None
+        # The usage and the last choice with all their fields, as the server wrote them.
+        self.usage_fields: Mapping[str, Any] = {}
+        self.ending_fields: Mapping[str, Any] = {}
+        self.finish_reason: str | None = None
+        self.end: End | None = None
+        # For others, before its end.
+        self.is_stopped = False
+        self.overflow: Overflow | None = None
+        self.error: UpstreamError | None = None
+        # The end looked like an overflow only because the window was nearly full; that is no knowledge of the window.
+        self.is_crash = False
+
+    def opened(self, limit_tokens: int, asked_tokens: int | None, *, is_shared: bool, is_share: bool = False) -> None:
+        """Notes how the stream was asked for, before its first chunk.
+
+        Args:
+            limit_tokens: its `max_tokens`.
+            asked_tokens: what the client's own limit leaves; None without one.
+            is_shared: whether others can end it at any moment: it must never leave half a word.
+            is_share: whether its `max_tokens` is only its part of the window, because of others.
+        """
+        self._limit_tokens, self._asked_tokens, self._is_shared = limit_tokens, asked_tokens, is_shared
+        self._is_share = is_share
+        window_left = _DANGER_RATIO * self._window_tokens - self._prompt_tokens
+        self._danger_tokens = min(window_left, _DANGER_OUTPUT_RATIO * limit_tokens)
+
+    def take(self, chunk: Chunk) -> list[Chunk]:
+        """The deltas to send for `chunk`; sets `end` when the stream has to be stopped."""
+        if chunk.get("error") is not None:
+            self._fail(chunk)
+            return []
+        if chunk.get("usage") is not None:
+            self._take_usage(chunk)
+        # `dict` and not `Mapping` in all that is done for every chunk: an abstract class is ten times slower to ask.
+        choice = next(iter(chunk.get("choices") or ()), None)
+        if not isinstance(choice, dict):
+            return []
+        if choice.get("finish_reason"):
+            self.finish_reason = choice["finish_reason"]
+            self.ending_fields = {key: value for key, value in choice.items() if key not in _CHOICE_FIELDS and value}
+        delta = choice.get("delta")
+        if not isinstance(delta, dict):
+            return []
+        deltas = [*self._reasoning(delta), *self._text(delta), *self._tool_calls(delta)]
+        if others := self._others(delta):
+            deltas = [{**deltas[0], **others}, *deltas[1:]] if deltas else [others]
+        self._pieces += bool(deltas)
+        if max(self._generated.tokens, self._pieces) > _ENDLESS_RATIO * self._window_tokens:
+            self.end, self.error = "failed", unreadable("its answer does not end")
+        elif self.used_tokens() >= self._stop_tokens and not self._call_open and self.finish_reason is None:
+            self.end = "limit"
+        return deltas
+
+    def flush(self) -> list[Chunk]:
+        """What was held, at the stream's regular end."""
+        if self._breaks_off():
+            return []
+        return self.surrendered()
+
+    def surrendered(self) -> list[Chunk]:
+        """Everything that is held and whole."""
+        text = self._taken_tail() + (self._joiner.finish() if self._joiner is not None else "")
+        deltas = self._sent({"content": text}) if text else []
+        if self._calls and self.finish_reason in ("tool_calls", "stop", "function_call"):
+            deltas.append({"tool_calls": self._calls})
+        self._calls = []
+        return deltas
+
+    def whole_calls(self) -> list[Chunk]:
+        """The calls that are held, but for the last, in which the stream was cut."""
+        return [{"tool_calls": self._calls[:-1]}] if self._calls[:-1] else []
+
+    def finish(self) -> None:
+        """Judges a stream that ended by itself."""
+        if self.end is not None:
+            return
+        if self._received == 0 and self._looks_full(FULL_RATIO if self.usage else NEAR_FULL_RATIO):
+            self.end = "overflow"
+        elif self._breaks_off():
+            self.end = "share" if self._is_share else "limit"
+        else:
+            self.end = "done"
+
+    def has_overflowed(self, error: UpstreamError) -> bool:
+        """Whether the server's error means that the window is full; takes note of it."""
+        used_tokens = self._most_prompt_tokens + self.completion_tokens()
+        found = judged(error.text, self._said, used_tokens=used_tokens, window_tokens=self._window_tokens)
+        if found is not None:
+            self.overflow, self.is_crash = found.overflow, not found.teaches
+        if self.overflow is None and is_crash(error.text) and self._looks_full(NEAR_FULL_RATIO):
+            self.overflow, self.is_crash = Overflow(None, None), True
+        if self.overflow is None:
+            return False
+        self.end, self.error = "overflow", error
+        return True
+
+    def completion_tokens(self) -> int:
+        """What this stream has generated: as reported, else as counted."""
+        return self.usage.completion_tokens if self.usage is not None else self._generated.exact()
+
+    @property
+    def generated_tokens(self) -> int:
+        """What the stream has generated, as far as we can count."""
+        return self._generated.tokens
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the window, and not a share of it, has ended the answer."""
+        return self.end == "overflow" or self._looks_full(_DANGER_RATIO)
+
+    def looks_nearly_full(self) -> bool:
+        """Whether prompt and answer alone fill so much of the window that this explains its end."""
+        return self._looks_full(NEAR_FULL_RATIO)
+
+    def stop(self) -> None:
+        """Ends the stream because others need its room; a call that the client has begun to get may finish."""
+        if self.end is None and not self._flowing and self.finish_reason is None:
+            self.end, self.is_stopped = "share", True
+
+    def go_on_to_the_end(self) -> None:
+        """Stops no more: nothing would be gained by it, and the server's own limit is the end."""
+        self.end, self.is_stopped, self._stop_tokens = None, False, math.inf
+
+    @property
+    def is_left_running(self) -> bool:
+        """Whether it was we who ended the stream: the server learns of it a moment later."""
+        return self.end in ("limit", "share") and self.finish_reason is None
+
+    @property
+    def can_be_cut(self) -> bool:
+        """Whether the answer could go on later where it stops now: not within a call."""
+        return not self._call_open
+
+    @property
+    def lost_tokens(self) -> int:
+        """Of what was generated, what the client never gets: calls that were cut, and what the joiner has taken out."""
+        cut_tokens = sum(self._generated.of(_call_text(call)) for call in self._calls) if self.end != "done" else 0
+        return cut_tokens + self._removed_tokens()
+
+    def _removed_tokens(self) -> int:
+        if self._joiner is None:
+            return 0
+        echo_tokens = self._echo_tokens if self._has_generated_echo() else 0
+        return min(echo_tokens + self._generated.of(self._joiner.removed_text), self.completion_tokens())
+
+    def outcome(self) -> Outcome | None:
+        """What the stream teaches about the way by which it was asked for; None for nothing."""
+        opening = self._judge.opening if self._judge is not None else "undecided"
+        if opening == "undecided":
+            return None
+        return "began_anew" if opening == "anew" or self._has_generated_echo() else "went_on"
+
+    def _has_generated_echo(self) -> bool:
+        """Whether the model has written again what the server was shown, by the server's own number."""
+        if self.usage is None or not self._echo_tokens:
+            return False
+        return self.usage.completion_tokens >= self._generated.exact() + self._echo_tokens / 2
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether anything has come of the answer."""
+        return self._received > 0
+
+    def used_tokens(self) -> int:
+        """How much of the window is taken, as far as we can count."""
+        return self._prompt_tokens + self._generated.tokens
+
+    @property
+    def filled_tokens(self) -> int:
+        """How much of the window was taken in the end: as the server says, else as we count."""
+        return sum(self.usage) if self.usage is not None else self.used_tokens()
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether going on would give the client something twice: a call that it has already begun to receive."""
+        return bool(self._flowing)
+
+    @property
+    def has_whole_calls(self) -> bool:
+        """Whether the client has calls that are whole, since the one that was cut came later and is held."""
+        return bool(self._flowing and self._calls)
+
+    def _breaks_off(self) -> bool:
+        """Whether the answer ended because the window did, not because the model or the client wanted it to."""
+        if self.finish_reason == "length":
+            removed = self._removed_tokens()
+            # For a few words that were taken out nobody wants another request.
+            generated = self.completion_tokens() - (removed if removed >= _WORTH_A_RESTART_TOKENS else 0)
+            # LM Studio 0.4.22 reports one token less than the limit (lmstudio-bug-tracker 2335).
+            asked = self._asked_tokens
+            return asked is None or self._limit_tokens < asked or generated + 1 < asked
+        return self.finish_reason is None and self._looks_full(NEAR_FULL_RATIO)
+
+    def _looks_full(self, ratio: float) -> bool:
+        prompt = self.usage.prompt_tokens if self.usage is not None else self._prompt_tokens
+        return prompt + self.completion_tokens() >= ratio * self._window_tokens
+
+    def _fail(self, chunk: Chunk) -> None:
+        said = chunk.get("error")
+        code = said.get("code") if isinstance(said, Mapping) else None
+        # The server has taken the request: without a number of its own it failed over its work.
+        status = code if isinstance(code, int) else HTTPStatus.INTERNAL_SERVER_ERROR
+        error = UpstreamError(json.dumps(said, default=str), chunk, status=status)
+        if not self.has_overflowed(error):
+            self.end, self.error = "failed", error
+
+    def _reasoning(self, delta: Mapping[str, Any]) -> list[Chunk]:
+        for name in _REASONING_FIELDS:
+            text = delta.get(name)
+            if isinstance(text, str) and text:
+                self._count(text)
+                self._progress.reasoning = (self._progress.reasoning + text)[-_KEPT_REASONING_CHARS:]
+                return [{name: text}]
+        return []
+
+    def _text(self, delta: Mapping[str, Any]) -> list[Chunk]:
+        text = delta.get("content")
+        if not isinstance(text, str) or not text:
+            return []
+        self._count(text)
+        if self._joiner is not None:
+            text = self._joined(self._joiner, text)
+        holds_words = self._is_shared or self.is_near_the_end()
+        if holds_words and text.isspace():
+            # It goes out with the next word, and is not looked at again with each blank.
+            self._tail.append(text)
+            return []
+        text = self._taken_tail() + text
+        settled = unstopped_length(text, self._stops) if self._stops else len(text)
+        if holds_words:
+            settled = settled_length(text[:settled])
+        if settled < len(text):
+            self._tail.append(text[settled:])
+        return self._sent({"content": text[:settled]}) if settled else []
+
+    def _taken_tail(self) -> str:
+        """What was held of the text; nothing is any more."""
+        held, self._tail = "".join(self._tail), []
+        return held
+
+    def _joined(self, joiner: Joiner, text: str) -> str:
+        had_echo = bool(joiner.echoed_text)
+        if self._judge is not None and self._judge is not joiner:
+            self._judge.feed(text)
+        text = joiner.feed(text)
+        if joiner.echoed_text and not had_echo:
+            # The server sends back what it was shown; nothing of that has been generated.
+            self._echo_tokens = self._generated.of(joiner.echoed_text)
+            self._generated = self._generated.anew()
+            self._generated.add(text)
+        return text
+
+    def _tool_calls(self, delta: Mapping[str, Any]) -> list[Chunk]:
+        calls = delta.get("tool_calls")
+        if not isinstance(calls, list) or not calls:
+            return []
+        for call in calls:
+            function = call.get("function") if isinstance(call, Mapping) else None
+            if isinstance(function, Mapping):
+                self._count(_call_text(call))
+        self._call_open = True
+        held = self._taken_tail()
+        deltas = self._sent({"content": held}) if held else []
+        flowing = [call for call in calls if self._flows(call)]
+        append_calls(self._calls, [call for call in calls if call not in flowing])
+        return [*deltas, {"tool_calls": flowing}] if flowing else deltas
+
+    def _others(self, delta: Mapping[str, Any]) -> Chunk:
+        """What only some servers send goes on as it came: a refusal, annotations, OpenAI's older `function_call`."""
+        others = {key: value for key, value in delta.items() if value and key not in _KNOWN_FIELDS}
+        if isinstance(call := others.get("function_call"), dict):
+            self._count(f"{call.get('name') or ''}{call.get('arguments') or ''}")
+            self._call_open = True
+            self._flowing.add(_OLD_CALL)
+        elif isinstance(refusal := others.get("refusal"), str):
+            self._count(refusal)
+        return others
+
+    def _take_usage(self, chunk: Chunk) -> None:
+        usage = usage_of(chunk)
+        if usage is not None:
+            self.usage, self.usage_fields = usage, dict(chunk["usage"])
+
+    def _flows(self, call: Any) -> bool:
+        """Whether a call's fragment is sent as it comes; decided once a call, and never before an earlier one."""
+        index = call.get("index", 0) if isinstance(call, Mapping) else 0
+        if index not in self._flowing and not self._calls and self._has_room_for_a_call():
+            self._flowing.add(index)
+        return index in self._flowing
+
+    def _has_room_for_a_call(self) -> bool:
+        if self._holds_calls or self.is_near_the_end():
+            return False
+        return self._limit_tokens - self._generated.tokens >= _CALL_ROOM_TOKENS
+
+    def is_near_the_end(self) -> bool:
+        """Whether the window may end soon; our count of what the server has generated may be off by a quarter."""
+        return self.finish_reason == "length" or self._generated.tokens >= self._danger_tokens
+
+    def _sent(self, delta: Chunk) -> list[Chunk]:
+        self._progress.text.append(delta["content"])
+        return [delta]
+
+    def _count(self, text: str) -> None:
+        self._received += 1
+        self._generated.add(text)
+
+
+def _call_text(call: Mapping[str, Any]) -> str:
+    function = call.get("function") or {}
+    return f"{function.get('name') or ''}{function.get('arguments') or ''}"
+
+
+def append_calls(held: list[dict[str, Any]], calls: Sequence[Any]) -> None:
+    """Joins the fragments of tool calls by index: one complete delta a call."""
+    for call in calls:
+        if not isinstance(call, Mapping):
+            continue
+        index = call.get("index", len(held))
+        known = next((each for each in held if each.get("index") == index), None)
+        function = dict(call.get("function") or {})
+        if known is None:
+            held.append(
+                {**call, "index": index, "function": {**function, "arguments": function.get("arguments") or ""}}
+            )
+            continue
+        known["function"]["arguments"] += function.get("arguments") or ""
+        for key in ("id", "type"):
+            if call.get(key) and not known.get(key):
+                known[key] = call[key]
+        if function.get("name") and not known["function"].get("name"):
+            known["function"]["name"] = function["name"]
+
+
+_NONE: Mapping[str, Any] = MappingProxyType({})
+
+
+class OneAnswer:
+    """Makes chunks of one answer out of deltas and notices.
+
+    Args:
+        progress: notes what has been delivered.
+        notices: where they go.
+    """
+
+    def __init__(self, progress: Progress, notices: Notices) -> None:
+        self._progress = progress
+        self._notices = notices
+        self._base: Chunk = {}
+        self._closing: Chunk = {}
+        self._role_sent = False
+
+    def adopt(self, chunk: Chunk) -> None:
+        """Makes the first chunk's id, model and time those of the whole answer; it may be one that is held."""
+        choices = chunk.get("choices")
+        is_first, is_last = not self._base, not choices or choices[0].get("finish_reason") is not None
+        if not (is_first or is_last) or chunk.get("error") is not None:
+            return
+        fields = {key: chunk[key] for key in chunk if key not in ("choices", "usage")}
+        if is_first:
+            self._base = fields
+        else:
+            # What a server adds to its last chunks only, such as LM Studio's `stats` and llama.cpp's `timings`.
+            self._closing.update((key, fields[key]) for key in fields if key not in self._base)
+
+    def goes_on_as_it_came(self, chunk: Chunk, deltas: Sequence[Chunk]) -> bool:
+        """Whether `chunk` says what has to be said, and nothing else; notes that it was sent.
+
+        Most chunks do: reading and writing each anew would be most of what we cost a stream.
+        """
+        if not isinstance(chunk, Received) or len(deltas) != 1 or chunk.get("id") != self._base.get("id"):
+            return False
+        choices = chunk["choices"]
+        if len(choices) != 1 or choices[0].get("finish_reason") is not None or chunk.get("usage"):
+            return False
+        own = {key: value for key, value in choices[0]["delta"].items() if value}
+        has_role = own.pop("role", None) is not None
+        if own != deltas[0] or has_role == self._role_sent:
+            return False
+        self._role_sent = True
+        self._progress.delivered = True
+        return True
+
+    def dressed(self, delta: Chunk) -> Chunk:
+        """`delta` as a chunk of the one answer: the first stream's id, one role."""
+        delta = {key: value for key, value in delta.items() if key != "role"}
+        if not self._role_sent:
+            delta = {"role": "assistant", **delta}
+            self._role_sent = True
+        self._progress.delivered = True
+        return {**self._base, "choices": [{"index": 0, "delta": delta, "finish_reason": None}]}
+
+    def notice(self, text: str) -> Chunk | None:
+        """`text` as a chunk, which delivers nothing of the answer; None where the client is not told here."""
+        place = self._notices.within if self._progress.delivered else self._notices.before
+        return (
+            None
+            if place == "off"
+            else self._undelivered("content" if place == "content" else "reasoning_content", text)
+        )
+
+    def opening(self) -> Chunk:
+        """The first chunk of an answer that has to wait: it says nothing, and the client knows that one comes."""
+        return self._undelivered("content", "")
+
+    def _undelivered(self, key: str, text: str) -> Chunk:
+        if not self._base:
+            self._base = {"id": f"chatcmpl-{id(self):x}", "object": "chat.completion.chunk", "created": 0, "model": ""}
+        delivered = self._progress.delivered
+        chunk = self.dressed({key: text})
+        self._progress.delivered = delivered
+        return chunk
+
+    def ending(self, reason: str, usage: Mapping[str, Any] | None, fields: Mapping[str, Any] = _NONE) -> list[Chunk]:
+        """The last chunks: why the answer ended, and its usage if it was asked for.
+
+        Args:
+            reason: the finish reason.
+            usage: None where nobody wants it.
+            fields: what else the server said of its choice.
+        """
+        choice = {**fields, "index": 0, "delta": {}, "finish_reason": reason}
+        base = {**self._base, **self._closing}
+        chunks: list[Chunk] = [{**base, "choices": [choice]}]
+        return chunks if usage is None else [*chunks, {**base, "choices": [], "usage": usage}]
+
+
+def joined(chunks: Iterable[Chunk]) -> Chunk:
+    """The pieces of an answer as the one completion that a client gets who did not ask for a stream."""
+    envelope: Chunk = {}
+    message: dict[str, Any] = {"role": "assistant"}
+    texts: dict[str, list[str]] = {}
+    calls: list[dict[str, Any]] = []
+    last: dict[str, Any] = {}
+    usage = None
+    for chunk in chunks:
+        envelope.update((key, value) for key, value in chunk.items() if key not in envelope and key != "choices")
+        usage = chunk.get("usage") or usage
+        for choice in chunk["choices"]:
+            last = {**last, **{key: value for key, value in choice.items() if value is not None}}
+            for key, value in choice["delta"].items():
+                if key == "tool_calls":
+                    append_calls(calls, value)
+                elif key == "function_call" and isinstance(value, dict):
+                    message[key] = _added_call(message.get(key, {}), value)
+                elif isinstance(value, str) and key != "role":
+                    texts.setdefault(key, []).append(value)
+                elif isinstance(value, list) and isinstance(message.get(key, []), list):
+                    message[key] = [*message.get(key, ()), *value]
+                elif value is not None and key != "role":
+                    message[key] = value
+    message.update((key, "".join(pieces)) for key, pieces in texts.items())
+    if calls:
+        message["tool_calls"] = [_whole_call(call) for call in calls]
+    is_silent = calls or "function_call" in message or "refusal" in message
+    message.setdefault("content", None if is_silent else "")
+    choice = {**last, "index": 0, "message": message, "finish_reason": last.get("finish_reason") or "stop"}
+    del choice["delta"]
+    return {**envelope, "object": "chat.completion", "choices": [choice], "usage": usage}
+
+
+def _added_call(known: Mapping[str, Any], fragment: Mapping[str, Any]) -> dict[str, Any]:
+    arguments = (known.get("arguments") or "") + (fragment.get("arguments") or "")
+    return {"name": known.get("name") or fragment.get("name"), "arguments": arguments}
+
+
+def _whole_call(call: Mapping[str, Any]) -> dict[str, Any]:
+    return {"type": "function", **{key: value for key, value in call.items() if key != "index" and value is not None}}

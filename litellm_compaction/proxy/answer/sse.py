@@ -1,0 +1,198 @@
+"""Chunks as server-sent events: what the transport reads from LM Studio and writes to LiteLLM's OpenAI client.
+
+What a server sends is bounded by what it was asked for: one that is broken or hostile must not cost everybody else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from litellm_compaction.proxy.answer.protocol import Chunk, Received, UpstreamDropped, UpstreamError
+from litellm_compaction.windows.fetch import is_quickly_read
+
+DONE = b"data: [DONE]\n\n"
+_FIELD = b"data:"
+# More at once gives way to others before the next piece: a thousand of the smallest chunks.
+_MUCH_BYTES = 16 * 1024
+_TEXT = (str, type(None))
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """How much a server may send in answer to one request.
+
+    Room for what is no text, such as sound and numbers for each token of the prompt. Of a token the longest are 128
+    bytes (o200k), and around it an event has 200 to 400 (LM Studio 0.4, llama.cpp and vLLM, 2026-11).
+
+    Attributes:
+        event_bytes: in one line of a stream, or as a whole answer.
+        stream_bytes: in all.
+    """
+
+    event_bytes: int
+    stream_bytes: int
+
+    @classmethod
+    def of(cls, max_tokens: int) -> Bounds:
+        """For an answer of at most so many tokens."""
+        return cls(8 * 2**20 + 128 * max_tokens, 16 * 2**20 + 4096 * max_tokens)
+
+
+async def read_events(response: httpx.Response, bounds: Bounds) -> AsyncIterator[Chunk]:
+    """The chunks of an event stream; what is not one is passed over.
+
+    Raises:
+        UpstreamDropped: the connection broke.
+        UpstreamError: it cannot be read, or is out of bounds.
+    """
+    lines, read_bytes = _Lines(bounds.event_bytes), 0
+    try:
+        async for data in response.aiter_bytes():
+            read_bytes += len(data)
+            if read_bytes > bounds.stream_bytes:
+                raise unreadable(f"its answer has more than {bounds.stream_bytes} bytes")
+            for chunk in _chunks(lines.feed(data)):
+                if chunk is None:
+                    return
+                yield chunk
+            if len(data) >= _MUCH_BYTES:
+                await asyncio.sleep(0)
+        for chunk in filter(None, _chunks(lines.feed(b"\n"))):
+            yield chunk
+    except httpx.TransportError as error:
+        raise UpstreamDropped("", None) from error
+    except httpx.DecodingError as error:
+        raise unreadable("its answer is not compressed as it says") from error
+
+
+async def read_body(response: httpx.Response, most_bytes: int) -> tuple[bytes, bool]:
+    """The body of a response, and whether that is all of it; the rest of a longer one is not read.
+
+    Raises:
+        UpstreamDropped: the connection broke.
+        UpstreamError: it cannot be read.
+    """
+    body = bytearray()
+    try:
+        async for data in response.aiter_bytes():
+            body += data
+            if len(body) > most_bytes:
+                return bytes(body[:most_bytes]), False
+    except httpx.TransportError as error:
+        raise UpstreamDropped("", None) from error
+    except httpx.DecodingError as error:
+        raise unreadable("its answer is not compressed as it says") from error
+    return bytes(body), True
+
+
+def unreadable(why: str) -> UpstreamError:
+    """The error for an answer that nobody reads to its end."""
+    message = f"The model's server cannot be understood: {why}."
+    body = {"error": {"message": message, "type": "server_error", "code": "bad_gateway"}}
+    return UpstreamError(message, httpx.Response(502, json=body), status=502)
+
+
+def event_of(chunk: Chunk) -> bytes:
+    """A chunk as an event: the bytes in which it came, where it goes on as it came."""
+    if isinstance(chunk, Received):
+        origin: bytes = chunk.origin
+        return origin + b"\n\n"
+    return b"data: " + json.dumps(chunk, separators=(",", ":")).encode() + b"\n\n"
+
+
+def json_object(content: bytes) -> dict[str, Any]:
+    """The JSON object in `content`; empty when it is something else."""
+    try:
+        # Decoded here: `json` guesses the encoding of bytes first, which takes as long as reading a chunk.
+        body = json.loads(content.decode("utf-8", "surrogatepass"))
+    except (ValueError, RecursionError):
+        return {}
+    return body if isinstance(body, dict) else {}
+
+
+def is_chunk(chunk: Chunk) -> bool:
+    """Whether a JSON object has a chunk's shape, as far as it is read: a server may send anything.
+
+    `type` and not `isinstance`, since it is asked for each chunk of each answer.
+    """
+    choices = chunk.get("choices")
+    return choices is None or (type(choices) is list and all(map(_is_choice, choices)))
+
+
+def _is_choice(choice: object) -> bool:
+    if type(choice) is not dict or type(choice.get("finish_reason")) not in _TEXT:
+        return False
+    delta = choice.get("delta")
+    if delta is None:
+        return True
+    if type(delta) is not dict or not _is_function(delta.get("function_call")):
+        return False
+    calls = delta.get("tool_calls")
+    return calls is None or (type(calls) is list and all(map(_is_call, calls)))
+
+
+def _is_call(call: object) -> bool:
+    if type(call) is not dict or type(call.get("index", 0)) is not int:
+        return False
+    return type(call.get("id")) in _TEXT and _is_function(call.get("function"))
+
+
+def _is_function(function: object) -> bool:
+    if function is None:
+        return True
+    if type(function) is not dict:
+        return False
+    return type(function.get("name")) in _TEXT and type(function.get("arguments")) in _TEXT
+
+
+def _chunks(lines: Iterable[bytes]) -> Iterator[Received | None]:
+    """The chunks in `lines`; None for the end of the stream."""
+    for line in lines:
+        if not line.startswith(_FIELD):
+            continue
+        data = line[len(_FIELD) :].strip()
+        if data == b"[DONE]":
+            yield None
+        elif not is_quickly_read(data):
+            raise unreadable("a piece of its answer has too many values")
+        elif (chunk := json_object(data)) and is_chunk(chunk):
+            yield Received(chunk, line)
+
+
+class _Lines:
+    """Splits what comes from the network into lines, without their ends.
+
+    As bytes: `Response.aiter_lines` also splits at U+2028, U+0085 and the like, which JSON strings may hold as they
+    are, and the two halves of such a chunk would be lost. All lines of one read at once: a step of an asynchronous
+    generator for each costs more than the split.
+    """
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most_bytes = most_bytes
+        self._begun: list[bytes] = []
+        self._begun_bytes = 0
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """The lines that end in `data`.
+
+        Raises:
+            UpstreamError: one that has begun is too long.
+        """
+        ended = data.split(b"\n")
+        rest = ended.pop()
+        if ended and self._begun:
+            ended[0] = b"".join((*self._begun, ended[0]))
+            self._begun.clear()
+            self._begun_bytes = 0
+        if rest:
+            self._begun.append(rest)
+            self._begun_bytes += len(rest)
+            if self._begun_bytes > self._most_bytes:
+                raise unreadable(f"a piece of its answer has more than {self._most_bytes} bytes")
+        return [line.rstrip(b"\r") for line in ended]

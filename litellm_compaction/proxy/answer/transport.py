@@ -1,0 +1,626 @@
+"""The better carrier: an httpx transport below LiteLLM's OpenAI client, so that LiteLLM sees one ordinary call.
+
+LiteLLM is handed an `AsyncOpenAI` client over `GuardedTransport`. What has to happen while a response is open happens
+here: the notice before the summary, abort and restart, streaming and not, on every route that LiteLLM bridges to chat
+completions.
+
+The server is always asked for a stream, whatever the client wants. A stream can be watched, bounded while it runs, and
+ended with its client; a whole answer cannot: a llama.cpp whose client has left a plain request generates to its end,
+one that streams stops in half a second (measured 2026-11-22). The pieces are joined where a client wants them whole.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from types import MappingProxyType
+from typing import Any, Literal, TypeAlias
+
+import httpx
+import litellm
+from openai import APIStatusError, AsyncOpenAI
+
+from litellm_compaction.core.continuation.request import Way
+from litellm_compaction.core.messages import Message
+from litellm_compaction.engine import Case, Compactor, Guarded, Pending, Room
+from litellm_compaction.engine.threads import is_long, off_loop_if
+from litellm_compaction.errors import CompactionError, TooDeep, overflow_from_text
+from litellm_compaction.proxy import wire
+from litellm_compaction.proxy.answer.loop import Answer
+from litellm_compaction.proxy.answer.protocol import (
+    SILENT,
+    Asked,
+    Chunk,
+    Continuation,
+    Listener,
+    UpstreamDropped,
+    UpstreamError,
+)
+from litellm_compaction.proxy.answer.relay import joined
+from litellm_compaction.proxy.answer.sse import (
+    DONE,
+    Bounds,
+    event_of,
+    is_chunk,
+    json_object,
+    read_body,
+    read_events,
+    unreadable,
+)
+from litellm_compaction.proxy.refusals import RECOGNIZED, bad_request, litellm_error_of, response_of
+from litellm_compaction.proxy.routing import WAYS_OF
+from litellm_compaction.windows.fetch import ACCEPTED_ENCODINGS, is_quickly_read, unfolds_slowly
+
+# What shapes a whole document would make the model start a new one instead of going on with the old.
+_WHOLE_DOCUMENT_KEYS = ("response_format",)
+# With which servers refuse a key that they do not know (OpenAI and llama.cpp 400, FastAPI servers 422, others 501).
+_UNKNOWN_KEY_STATUSES = frozenset({400, 404, 405, 415, 422, 501})
+# What we add to a request that the client may not want.
+Addition: TypeAlias = Literal["usage", "stream"]
+_NAMES: Mapping[Addition, re.Pattern[str]] = {
+    "usage": re.compile(r"stream_options|include_usage"),
+    # Not "upstream", which gateways write into errors of all kinds.
+    "stream": re.compile(r"\bstream(ing)?\b", re.IGNORECASE),
+}
+_MAX_SERVERS = 1024
+# What an error says stands at its beginning; some quote the whole request behind that.
+# LiteLLM looks through an error's text some ten times, 10 s for a megabyte (1.106.2, 2026-11-22).
+_ERROR_BYTES = 32 * 1024
+# What described a transfer that is over.
+HOP_HEADERS = frozenset({"content-encoding", "content-length", "transfer-encoding", "connection"})
+_CHAT = "/chat/completions"
+
+
+@dataclass(slots=True)
+class Abilities:
+    """What servers have refused of what we add to a request, so that each is asked in vain once."""
+
+    _refused: dict[Addition, set[str]] = field(default_factory=lambda: {"usage": set(), "stream": set()})
+
+    def lacks(self, address: str, addition: Addition) -> bool:
+        """Whether the server at an address has refused an addition."""
+        return address in self._refused[addition]
+
+    def learn(self, address: str, addition: Addition) -> None:
+        """Notes what the server at an address has refused."""
+        addresses = self._refused[addition]
+        if len(addresses) >= _MAX_SERVERS:
+            addresses.clear()
+        addresses.add(address)
+
+
+class HttpUpstream:
+    """A deployment's server behind the inner transport, for one client request.
+
+    Args:
+        inner: carries the requests.
+        request: of LiteLLM's client.
+        body: its JSON.
+        abilities: what servers refuse.
+        said: gives every text that the client sent.
+
+    Attributes:
+        headers: of the first answer; None before it.
+        whole: the only answer, where the server has given it as one JSON; None otherwise.
+    """
+
+    def __init__(
+        self,
+        inner: httpx.AsyncBaseTransport,
+        request: httpx.Request,
+        body: dict[str, Any],
+        abilities: Abilities,
+        *,
+        said: Callable[[], str] = str,
+    ) -> None:
+        self._inner = inner
+        self._request = request
+        self._body = body
+        self._abilities = abilities
+        self._said = said
+        self._left_out: set[Addition] = set()
+        self._answers = 0
+        self.headers: httpx.Headers | None = None
+        self.whole: httpx.Response | None = None
+
+    @property
+    def wants_stream(self) -> bool:
+        """Whether the client reads a stream."""
+        return bool(self._body.get("stream"))
+
+    @property
+    def ways(self) -> frozenset[Way]:
+        """Those by which the server can be made to go on with what this request asks for."""
+        has_completions = self._request.url.path.endswith(_CHAT)
+        ways = WAYS_OF["transport"]
+        return ways if has_completions and wire.can_be_begun(self._body) else ways - {"raw"}
+
+    @asynccontextmanager
+    async def open(
+        self, messages: Sequence[Message] | None, max_tokens: int, *, continuation: Continuation | None
+    ) -> AsyncIterator[AsyncIterator[Chunk]]:
+        """The chunks of an answer; leaving the context closes the connection, which stops the server."""
+        response = await self._streaming(messages, max_tokens, continuation=continuation)
+        try:
+            self._answers += 1
+            self.headers = self.headers or response.headers
+            self.whole = None
+            if response.status_code == 200 and "event-stream" in response.headers.get("content-type", ""):
+                events = read_events(response, Bounds.of(max_tokens))
+                is_raw = continuation is not None and continuation.prompt is not None
+                yield _as_chat(events) if is_raw else events
+            else:
+                yield await self._as_stream(response, Bounds.of(max_tokens).event_bytes)
+        finally:
+            await response.aclose()
+
+    async def send(
+        self, messages: Sequence[Message] | None, max_tokens: int, *, continuation: Continuation | None, stream: bool
+    ) -> httpx.Response:
+        """One request to the server; the caller closes the response.
+
+        Raises:
+            UpstreamError: its answer is compressed as nobody has asked for.
+        """
+        body = {**self._body, **wire.with_output_limit(self._body, max_tokens)}
+        if stream:
+            body["stream"] = True
+            if not self._leaves_out("usage"):
+                body.update(wire.with_usage(body))
+        if messages is not None:
+            body["messages"] = wire.encode(messages)
+        if continuation is not None:
+            body = {key: value for key, value in body.items() if key not in _WHOLE_DOCUMENT_KEYS}
+        url = self._request.url
+        if continuation is not None and continuation.prompt is not None:
+            url = _completions(url)
+            body = wire.begun(body, continuation.prompt.text, continuation.prompt.end_of_turn)
+        elif continuation is not None and continuation.needs_word:
+            body |= wire.GOES_ON
+        # ASCII with escapes: lone surrogates, which clients do send, have no UTF-8.
+        content = json.dumps(body, separators=(",", ":")).encode()
+        left_out = (b"content-length", b"accept-encoding")
+        headers = [(key, value) for key, value in self._request.headers.raw if key.lower() not in left_out]
+        headers.append((b"Accept-Encoding", ACCEPTED_ENCODINGS.encode()))
+        response = await self._inner.handle_async_request(
+            httpx.Request(
+                self._request.method,
+                url,
+                headers=headers,
+                content=content,
+                extensions=self._request.extensions,
+            )
+        )
+        if not unfolds_slowly(response):
+            await response.aclose()
+            raise unreadable("its answer is compressed in a way that nobody has asked for")
+        return response
+
+    async def _streaming(
+        self, messages: Sequence[Message] | None, max_tokens: int, *, continuation: Continuation | None
+    ) -> httpx.Response:
+        """A response that streams, from a server that knows how to; the caller closes it.
+
+        Raises:
+            UpstreamDropped: the connection broke.
+        """
+        while True:
+            stream = self.wants_stream or not self._leaves_out("stream")
+            try:
+                response = await self.send(messages, max_tokens, continuation=continuation, stream=stream)
+            except httpx.TransportError as error:
+                # It took the request and broke down over it, which near a full window is what an overflow looks like.
+                is_broken = isinstance(error, (httpx.ReadError, httpx.RemoteProtocolError))
+                if is_broken or (continuation is not None and continuation.is_the_servers_own):
+                    raise UpstreamDropped("", None) from error
+                raise
+            if response.status_code not in _UNKNOWN_KEY_STATUSES:
+                return response
+            try:
+                body, _ = await read_body(response, _ERROR_BYTES)
+            finally:
+                await response.aclose()
+            response = _read(response, body)
+            if not self._has_refused(response.text):
+                return response
+
+    def _has_refused(self, error: str) -> bool:
+        """Whether an error refuses what we have added; then it is left out of this request from now on.
+
+        For all requests only where the client has not said the words itself: a server may quote it.
+        """
+        addition = _refused_addition(error)
+        if addition is None or addition in self._left_out or (addition == "stream" and self.wants_stream):
+            return False
+        self._left_out.add(addition)
+        if _NAMES[addition].search(self._said()) is None:
+            self._abilities.learn(self._address, addition)
+        return True
+
+    def _leaves_out(self, addition: Addition) -> bool:
+        """Whether an addition is left out of this request; once it is, it stays so."""
+        if self._abilities.lacks(self._address, addition):
+            self._left_out.add(addition)
+        return addition in self._left_out
+
+    async def _as_stream(self, response: httpx.Response, most_bytes: int) -> AsyncIterator[Chunk]:
+        """What is no event stream, as one: a whole answer is one chunk.
+
+        Raises:
+            UpstreamDropped: the connection broke.
+            UpstreamError: it is no answer, or a longer one than the request can have.
+        """
+        is_answer = response.status_code == 200
+        body, is_whole = await read_body(response, most_bytes if is_answer else _ERROR_BYTES)
+        if is_answer and not is_whole:
+            raise unreadable(f"its answer has more than {most_bytes} bytes")
+        if is_answer and not is_quickly_read(body):
+            raise unreadable("its answer has too many values")
+        response = _read(response, body)
+        chunk = _as_chunk(response)
+        if self._answers == 1:
+            self.whole = response
+        return _one(chunk)
+
+    @property
+    def _address(self) -> str:
+        return str(self._request.url)
+
+
+def _refused_addition(error: str) -> Addition | None:
+    """Which of our additions an error names."""
+    return next((addition for addition, names in _NAMES.items() if names.search(error)), None)
+
+
+def _completions(url: httpx.URL) -> httpx.URL:
+    """Where the server completes a text, beside where it answers chats."""
+    return url.copy_with(path=url.path.removesuffix(_CHAT) + "/completions")
+
+
+async def _as_chat(events: AsyncIterator[Chunk]) -> AsyncIterator[Chunk]:
+    """The chunks of a text completion as those of a chat."""
+    async for event in events:
+        choices = event.get("choices")
+        if not isinstance(choices, list):
+            yield event
+            continue
+        yield {
+            **event,
+            "choices": [
+                {"index": 0, "delta": {"content": choice.get("text")}, "finish_reason": choice.get("finish_reason")}
+                for choice in choices
+                if isinstance(choice, dict)
+            ],
+        }
+
+
+def _read(response: httpx.Response, body: bytes) -> httpx.Response:
+    """A response as if it had come with `body`."""
+    headers = [(key, value) for key, value in response.headers.multi_items() if key.lower() not in HOP_HEADERS]
+    return httpx.Response(response.status_code, headers=headers, content=body)
+
+
+async def _one(chunk: Chunk) -> AsyncIterator[Chunk]:
+    yield chunk
+
+
+def _as_chunk(response: httpx.Response) -> Chunk:
+    """A whole answer as if it had come in one piece of a stream.
+
+    Raises:
+        UpstreamError: it is not an answer.
+    """
+    answer = json_object(response.content) if response.status_code == 200 else {}
+    choices = answer.get("choices")
+    choice = choices[0] if isinstance(choices, list) and choices else None
+    if not isinstance(choice, dict):
+        raise UpstreamError(response.text, response, status=response.status_code)
+    message = choice.get("message", {"content": choice["text"]} if "text" in choice else None)
+    delta = dict(message) if isinstance(message, dict) else {}
+    if isinstance(calls := delta.get("tool_calls"), list):
+        delta["tool_calls"] = [{"index": index, **call} for index, call in enumerate(calls) if isinstance(call, dict)]
+    shown = {key: value for key, value in choice.items() if key not in ("message", "text")}
+    chunk = {**answer, "choices": [{**shown, "index": 0, "delta": delta}]}
+    if not is_chunk(chunk):
+        raise UpstreamError(response.text, response, status=response.status_code)
+    return chunk
+
+
+_LISTS = ("messages", "tools")
+# Reading this much JSON takes 2 ms.
+_OFF_LOOP_BYTES = 200_000
+
+
+class ListTransport(httpx.AsyncBaseTransport):
+    """A transport that is given what is long beside a body's bytes.
+
+    Attributes:
+        lists: keys of the next body that do not come in its bytes.
+    """
+
+    lists: Mapping[str, Any] = MappingProxyType({})
+
+
+class GuardedTransport(ListTransport):
+    """Carries one client request to its deployment, over as many upstream requests as it takes.
+
+    Args:
+        inner: the shared transport with the connection pool; never closed here.
+        compactor: compacts and learns.
+        case: of the request.
+        asked: by the client; without `request` and `prepared` on routes whose messages only the body shows.
+        prepared: what the engine found before routing ended.
+        listener: is told what goes out.
+        abilities: what servers refuse of a request's shape.
+    """
+
+    def __init__(
+        self,
+        inner: httpx.AsyncBaseTransport,
+        compactor: Compactor,
+        case: Case,
+        asked: Asked,
+        prepared: Guarded | Pending | None,
+        listener: Listener,
+        abilities: Abilities,
+    ) -> None:
+        self._inner = inner
+        self._compactor = compactor
+        self._case = case
+        self._asked = asked
+        self._prepared = prepared
+        self._listener = listener
+        self._abilities = abilities
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        """The answer to LiteLLM's one call."""
+        content = await request.aread()
+        body = await off_loop_if(len(content) > _OFF_LOOP_BYTES, lambda: json_object(content))
+        if not body:
+            # What cannot be read cannot be guarded.
+            return self._refused(TooDeep())
+        body |= self.lists
+        ready, found = self._prepared, self._asked.request
+        long = is_long(body.get("messages"), body.get("tools"))
+        if ready is None or not await off_loop_if(long, lambda: wire.is_same_request(body, found)):
+            # What is guarded is what leaves, by whatever way it came into the body.
+            ready, decoded = None, await off_loop_if(long, lambda: wire.decode(body))
+            if decoded is None:
+                return await self._completed(request, body)
+            found = decoded
+        asked = replace(self._asked, request=found, stops=wire.stops(body))
+        upstream = HttpUpstream(self._inner, request, body, self._abilities, said=asked.said)
+        try:
+            prepared = ready or await self._compactor.prepare(asked.request, self._case)
+            if not wire.can_be_carried_over(body):
+                answers = wire.asked_answers(body)
+                return await self._passed(upstream, prepared, asked, stream=bool(body.get("stream")), answers=answers)
+            if upstream.wants_stream:
+                return await self._streamed(self._answer(upstream, asked, prepared), upstream)
+            asked = replace(asked, notices=SILENT, is_whole=True)
+            return await self._whole(self._answer(upstream, asked, prepared), upstream)
+        except CompactionError as error:
+            return self._refused(error)
+        except RecursionError:
+            return self._refused(TooDeep())
+
+    async def aclose(self) -> None:
+        """Nothing: the inner transport belongs to everybody."""
+
+    async def _completed(self, request: httpx.Request, body: dict[str, Any]) -> httpx.Response:
+        """A text completion that the server itself knows, its answer as it comes; nothing of it is a conversation."""
+        found, ids = wire.decode_prompt(body, is_bridged=False), wire.longest_ids(body)
+        if found is None and ids is None:
+            return await self._inner.handle_async_request(request)
+        asked = replace(self._asked, output_tokens=wire.asked_output_tokens(body))
+        try:
+            if found is None:
+                guarded = await self._compactor.bound(ids or 0, self._case)
+            else:
+                asked = replace(asked, request=found)
+                guarded = await self._compactor.guard(found, self._case)
+                if guarded.messages is not None:
+                    body |= wire.with_prompt(body, found, guarded.messages)
+            upstream = HttpUpstream(self._inner, request, body, self._abilities, said=self._asked.said)
+            # A chunk with nothing but the usage would be new to clients of completions.
+            answers, prompts = wire.asked_answers(body), wire.asked_prompts(body)
+            return await self._passed(upstream, guarded, asked, stream=False, answers=answers, prompts=prompts)
+        except CompactionError as error:
+            return self._refused(error)
+
+    def _refused(self, error: CompactionError) -> httpx.Response:
+        self._listener.refused(error)
+        return response_of(error)
+
+    def _answer(self, upstream: HttpUpstream, asked: Asked, prepared: Guarded | Pending) -> Answer:
+        return Answer(
+            self._compactor,
+            self._case,
+            upstream,
+            asked,
+            prepared,
+            self._listener,
+            room=self._compactor.room(self._case),
+        )
+
+    async def _passed(
+        self,
+        upstream: HttpUpstream,
+        prepared: Guarded | Pending,
+        asked: Asked,
+        *,
+        stream: bool,
+        answers: int,
+        prompts: int = 1,
+    ) -> httpx.Response:
+        """One compacted request, its answer as it comes: several choices or log probabilities cannot be joined."""
+        room = self._compactor.room(self._case)
+        try:
+            guarded = await self._compactor.finish(prepared, room) if isinstance(prepared, Pending) else prepared
+            self._listener.sent(self._case, guarded)
+            limit = guarded.max_output_tokens(asked.output_tokens)
+            limit = await room.take(guarded, limit, is_watched=False, answers=answers, prompts=prompts)
+            response = await upstream.send(guarded.messages, limit, continuation=None, stream=stream)
+        except BaseException:
+            # Also on cancellation: without an answer nothing else would end what it holds.
+            room.leave()
+            raise
+        response.stream = _Held(response.stream, room)
+        return response
+
+    async def _streamed(self, answer: Answer, upstream: HttpUpstream) -> httpx.Response:
+        """A response whose first chunk is already there, so that a refusal keeps its real status."""
+        chunks = answer.chunks()
+        try:
+            first = await anext(chunks, None)
+        except UpstreamError as error:
+            return _refusal(error)
+        stream = _EventStream(first, chunks, self._listener)
+        return httpx.Response(200, headers=_headers(upstream, "text/event-stream"), stream=stream)
+
+    async def _whole(self, answer: Answer, upstream: HttpUpstream) -> httpx.Response:
+        """One JSON answer: the server's own where it gave one, else its pieces joined."""
+        try:
+            chunks = [chunk async for chunk in answer.chunks()]
+        except UpstreamError as error:
+            return _refusal(error)
+        if upstream.whole is not None:
+            return _copied(upstream.whole)
+        return httpx.Response(200, headers=_headers(upstream, "application/json"), json=joined(chunks))
+
+
+class _Held(httpx.AsyncByteStream):
+    """A server's answer that holds its room in a shared context until it has been read, or its client has left."""
+
+    def __init__(self, stream: httpx.SyncByteStream | httpx.AsyncByteStream, room: Room) -> None:
+        assert isinstance(stream, httpx.AsyncByteStream)  # noqa: S101 - of an asynchronous transport
+        self._stream = stream
+        self._room = room
+        room.started()
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        async for piece in self._stream:
+            yield piece
+        self._room.ended()
+
+    async def aclose(self) -> None:
+        try:
+            await self._stream.aclose()
+        finally:
+            self._room.leave()
+
+
+class _EventStream(httpx.AsyncByteStream):
+    """Chunks as server-sent events; closing it ends whatever is under way upstream."""
+
+    def __init__(self, first: Chunk | None, chunks: AsyncGenerator[Chunk, None], listener: Listener) -> None:
+        self._first = first
+        self._chunks = chunks
+        self._listener = listener
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        if self._first is not None:
+            yield event_of(self._first)
+        try:
+            async for chunk in self._chunks:
+                yield event_of(chunk)
+        except UpstreamError as error:
+            raise error.__cause__ or _as_litellm_error(error) from error
+        except CompactionError as error:
+            self._listener.refused(error)
+            raise litellm_error_of(error, {}) from error
+        yield DONE
+
+    async def aclose(self) -> None:
+        await self._chunks.aclose()
+
+
+def client_over(transport: ListTransport, *, api_base: str, api_key: str | None) -> AsyncOpenAI:
+    """The OpenAI client that LiteLLM will use for this one call.
+
+    Args:
+        transport: a `GuardedTransport`.
+        api_base: of the deployment, resolved: LiteLLM's own argument may be None where it comes from the environment.
+        api_key: likewise; LM Studio needs none.
+    """
+    client = AsyncOpenAI(
+        api_key=api_key or "fake-api-key",
+        base_url=api_base,
+        max_retries=0,
+        # LiteLLM sets the time limits of each call itself.
+        http_client=httpx.AsyncClient(transport=transport, timeout=httpx.Timeout(None), trust_env=False),
+    )
+    completions = client.chat.completions
+    completions.create = _as_it_is(completions.create, transport)  # type: ignore[assignment, method-assign]
+    return client
+
+
+def _as_it_is(create: Callable[..., Awaitable[Any]], transport: ListTransport) -> Callable[..., Awaitable[Any]]:
+    """OpenAI's `create`, which does not look through messages and tools for what its types name otherwise.
+
+    There is no such name in them (openai 2.54, types/chat), and it holds the event loop for 0.3 ms a message: of 40,000
+    for 12 s, in which a stock proxy serves nobody (2026-11-22). Nor does it write them as JSON, which the transport
+    would have to read again: of 50 MB for 0.7 s.
+    """
+
+    async def created(**asked: Any) -> Any:
+        extra = asked.get("extra_body") or {}
+        # What is in there already goes before, as ever.
+        lists = {key: asked[key] for key in _LISTS if key in asked and key not in extra}
+        long = is_long(*lists.values())
+        plain = {key: value for key, value in lists.items() if await off_loop_if(long, partial(wire.is_plain, value))}
+        if not wire.is_conversation(plain.get("messages")):
+            # What the transport does not read goes on as it came.
+            plain = {}
+        transport.lists = plain
+        kept = {key: value for key, value in asked.items() if key not in plain}
+        return await create(**{"messages": [], **kept})
+
+    return created
+
+
+def _refusal(error: UpstreamError) -> httpx.Response:
+    """The server's refusal as LiteLLM would have got it.
+
+    Raises:
+        httpx.TransportError: the connection broke.
+    """
+    if isinstance(error.__cause__, httpx.TransportError):
+        raise error.__cause__
+    upstream: httpx.Response | None = error.response if isinstance(error.response, httpx.Response) else None
+    if overflow_from_text(error.text) is not None:
+        # LiteLLM recognizes this wording as ContextWindowExceededError, so that the fallbacks for it fire. LM Studio
+        # reports an overflow inside HTTP 200, too (goose 11318): for the client it is a 400 all the same.
+        status = upstream.status_code if upstream is not None and upstream.status_code >= 400 else 400
+        return bad_request(f"{error.text} {RECOGNIZED}", status)
+    if upstream is None:
+        return httpx.Response(500, json=error.response if isinstance(error.response, dict) else {"error": "upstream"})
+    return _copied(upstream)
+
+
+def _headers(upstream: HttpUpstream, content_type: str) -> list[tuple[str, str]]:
+    """The headers of the server's first answer, as far as it has come, for the body that the client gets."""
+    own = upstream.headers.multi_items() if upstream.headers is not None else []
+    kept = [(key, value) for key, value in own if key.lower() not in HOP_HEADERS and key.lower() != "content-type"]
+    return [*kept, ("content-type", content_type)]
+
+
+def _copied(response: httpx.Response) -> httpx.Response:
+    """A response that has been read, without the headers that described its transfer."""
+    headers = [(key, value) for key, value in response.headers.items() if key.lower() not in HOP_HEADERS]
+    return httpx.Response(response.status_code, headers=headers, content=response.content)
+
+
+def _as_litellm_error(error: UpstreamError) -> Exception:
+    """The server's error behind the first chunk, as LiteLLM puts it into the stream."""
+    if overflow_from_text(error.text) is not None:
+        overflow: Exception = litellm.ContextWindowExceededError(
+            message=error.text[:500], model="", llm_provider="lm_studio"
+        )
+        return overflow
+    response = httpx.Response(500, request=httpx.Request("POST", "http://upstream.invalid/"))
+    return APIStatusError(error.text[:500], response=response, body=None)

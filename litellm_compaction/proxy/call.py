@@ -1,0 +1,407 @@
+"""What is remembered of a client's request while it is under way, and what the client asks of the guard itself.
+
+In process memory only: request metadata would be read by other loggers (promise P9). And never under a name that a
+client can choose: LiteLLM takes its call id from the header `x-litellm-call-id`, so that two tenants' requests with
+one id were mixed up. LiteLLM makes one logging object for each request and hands it to every hook on every route, with
+retries and fallbacks (tried out on 1.106.2 and 1.109.1, 2026-11-22): what is remembered belongs to that object.
+
+A client may wish to be left alone, or to be compacted now with a topic to keep in detail. The wish is read once for
+each request, from the body's `metadata` and, for clients that cannot send any, from headers. Its words never reach a
+log or an error.
+"""
+
+from __future__ import annotations
+
+import json
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from litellm_compaction.core.messages import JsonValue, Request
+from litellm_compaction.core.prompts import one_line_topic
+from litellm_compaction.engine import Action, Attempts, Case, Guarded, Pending, Room
+from litellm_compaction.errors import BadWish, CompactionError
+from litellm_compaction.proxy.page.history import Turn, Turns
+from litellm_compaction.proxy.refusals import log_failed_open
+
+NOW_HEADER = "x-litellm-compaction-now"
+FOCUS_HEADER = "x-litellm-compaction-focus"
+_ALLOWED = '"off", or an object such as {"now": true, "focus": "the database schema"}'
+_YES, _NO = frozenset({"true", "1", "yes", "on"}), frozenset({"false", "0", "no", "off", ""})
+
+
+class Wish(NamedTuple):
+    """What is asked: `off` to be left alone, `now` to be compacted whatever the fill, `focus` as a topic, or ""."""
+
+    off: bool = False
+    now: bool = False
+    focus: str = ""
+
+
+NONE = Wish()
+
+
+def wish_of(body: Mapping[str, Any], metadata: Mapping[str, Any]) -> Wish:
+    """The wish of a request.
+
+    Args:
+        body: of the request, with LiteLLM's additions.
+        metadata: LiteLLM's own of the request, which holds the client's too.
+
+    Raises:
+        BadWish: its shape is none that is known.
+    """
+    found = NONE
+    for value in _sent(body, metadata):
+        wish = _read(value)
+        found = Wish(found.off or wish.off, found.now or wish.now, found.focus or wish.focus)
+    headers = _headers(body)
+    now = _is_yes(headers.get(NOW_HEADER, ""))
+    focus = _topic(_decoded(headers.get(FOCUS_HEADER, "")), FOCUS_HEADER)
+    found = Wish(found.off, found.now or now, found.focus or focus)
+    if found.focus and not found.now:
+        raise BadWish(
+            f'A focus is only used where the conversation is compacted now: add "now": true, or {NOW_HEADER}.'
+        )
+    return found
+
+
+def _sent(body: Mapping[str, Any], metadata: Mapping[str, Any]) -> Iterator[object]:
+    """What stands under `compaction` in the client's metadata, wherever LiteLLM keeps that on the request's route."""
+    request = body.get("proxy_server_request")
+    original = request.get("body") if isinstance(request, Mapping) else None
+    holders = [metadata, body.get("metadata"), original.get("metadata") if isinstance(original, Mapping) else None]
+    for holder in holders:
+        if isinstance(holder, Mapping):
+            yield holder.get("compaction")
+            sent = holder.get("requester_metadata")
+            yield sent.get("compaction") if isinstance(sent, Mapping) else None
+
+
+def _read(value: object) -> Wish:
+    if isinstance(value, str) and value.lstrip().startswith("{"):
+        # OpenAI's own metadata holds strings only.
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            raise BadWish(f"metadata.compaction is not valid JSON; allowed: {_ALLOWED}.") from None
+    if value is None or value is True or value == "on":
+        return NONE
+    if value in ("off", False):
+        return Wish(off=True)
+    if not isinstance(value, Mapping):
+        raise BadWish(f"metadata.compaction is of type {type(value).__name__}; allowed: {_ALLOWED}.")
+    unknown = [str(key)[:40] for key in value if key not in ("now", "focus")]
+    if unknown:
+        raise BadWish(
+            f"metadata.compaction has unknown keys: {', '.join(map(repr, unknown[:5]))}; allowed: {_ALLOWED}."
+        )
+    now, focus = value.get("now"), value.get("focus")
+    if now is not None and not isinstance(now, bool):
+        raise BadWish(f"metadata.compaction.now is of type {type(now).__name__}; allowed: true or false.")
+    if focus is not None and not isinstance(focus, str):
+        raise BadWish(f"metadata.compaction.focus is of type {type(focus).__name__}; allowed: a text.")
+    return Wish(now=bool(now), focus=_topic(focus or "", "metadata.compaction.focus"))
+
+
+def _topic(text: str, place: str) -> str:
+    try:
+        return one_line_topic(text)
+    except ValueError as error:
+        raise BadWish(f"{place} has {error}.") from None
+
+
+def _is_yes(value: object) -> bool:
+    said = str(value).strip().lower()
+    if said not in _YES | _NO:
+        raise BadWish(f"{NOW_HEADER} is neither true nor false; allowed: true, false.")
+    return said in _YES
+
+
+def _decoded(value: object) -> str:
+    """A header's text: servers read its bytes as Latin-1, clients write UTF-8."""
+    try:
+        return str(value).encode("latin-1").decode("utf-8")
+    except UnicodeError:
+        return str(value)
+
+
+def _headers(body: Mapping[str, Any]) -> Mapping[str, Any]:
+    request = body.get("proxy_server_request")
+    headers = request.get("headers") if isinstance(request, Mapping) else None
+    return {str(name).lower(): value for name, value in headers.items()} if isinstance(headers, Mapping) else {}
+
+
+# Far more than a proxy in front of one machine has under way; a bound for calls whose end we never see.
+_MAX_CALLS = 1024
+# Of the request that a task serves: LiteLLM takes its logging object away before it tells of a failure.
+_served: ContextVar[weakref.ref[object] | None] = ContextVar("litellm_compaction_served", default=None)
+
+
+class Outlook(NamedTuple):
+    """What is known of a request before its answer begins, in tokens; `after` is an upper bound where a compaction
+    is still to be made.
+    """
+
+    before: int
+    after: int
+    window: int
+    round: int
+
+
+@dataclass(slots=True)
+class Call:
+    """One client request.
+
+    Attributes:
+        received: as the client sent it, for deployments that are left alone.
+        original: the same without the notices that it carried back; the same object when there were none.
+        tenant: fingerprint of who asks.
+        said: gives every text that the client sent, in whatever field.
+        in_hand: the list that LiteLLM has in its hands since we let go of it; another one is another conversation.
+        group: the model name that it is filed under in the store.
+        pin: the name or id under which the router finds the deployment that serves it.
+        attempts: what it may still spend.
+        is_chat: whether the client speaks chat completions, and so reads the stream that we see.
+        rewritten: whether the list in LiteLLM's hands is no longer `received`.
+        opted_out: whether the client asked not to be guarded, and may.
+        wish: what it asks of the guard itself.
+        bad_wish: why that could not be read, None where it could.
+        asks_for_usage: whether a usage chunk belongs in the stream.
+        is_structured: whether the answer is a document, where no notice may stand.
+        is_told: whether the request before it told of a compaction, so that this one does not again.
+        is_carried: whether the transport does all that happens while its answer is open.
+        is_read: whether its answer has reached the loop that carries it.
+        may_pause: whether its answer nears the limit, so that a compaction may silence it for a while.
+        begins_silently: whether nothing is told before its answer begins, so that LiteLLM may keep what opens a stream.
+        refusal: what we last refused it with; None where we did not.
+        tried: id of the deployment that it went to last, "" before the first.
+        room: what it holds of a shared context where the hooks carry it, until it ends.
+        case, guarded: of the newest deployment that it was sent to.
+        outlook: for the response's headers, which are sent before the answer.
+        action: the strongest thing done for it: compacted, then reused, then none.
+        details: what restarts cost beside its usage; None without any.
+        has_filled: whether its answer ends where the window does.
+        on_restarts: is told the group and the number of restarts of its answer.
+        turns, turn: the plots' memory, and what it holds of this request; None without a page.
+    """
+
+    received: Request
+    original: Request
+    group: str
+    attempts: Attempts
+    tenant: str = ""
+    said: Callable[[], str] = str
+    in_hand: list[Any] = field(default_factory=list)
+    pin: str = ""
+    is_chat: bool = False
+    rewritten: bool = False
+    opted_out: bool = False
+    wish: Wish = NONE
+    bad_wish: BadWish | None = None
+    asks_for_usage: bool = True
+    is_structured: bool = False
+    is_told: bool = False
+    is_carried: bool = False
+    is_read: bool = False
+    may_pause: bool = False
+    begins_silently: bool = False
+    refusal: CompactionError | None = None
+    tried: str = ""
+    room: Room | None = None
+    case: Case | None = None
+    guarded: Guarded | None = None
+    outlook: Outlook | None = None
+    action: Action = "none"
+    details: Mapping[str, Any] | None = None
+    has_filled: bool = False
+    on_restarts: Callable[[str, int], None] | None = None
+    turns: Turns | None = None
+    turn: Turn | None = None
+
+    @property
+    def is_hooked(self) -> bool:
+        """Whether LiteLLM's hooks carry its answer."""
+        return self.is_chat and not self.is_carried and self.guarded is not None and self.case is not None
+
+    def leaves(self, messages: object) -> None:
+        """Notes what LiteLLM has in its hands from now on; a copy, so that a change made in place is seen, too."""
+        self.in_hand = _copied(messages)
+
+    def is_of(
+        self, tenant: str, messages: object, tools: object = None, extras: Mapping[str, JsonValue] | None = None
+    ) -> bool:
+        """Whether a call to a deployment is this request: the same tenant's, with the same messages, tools and extras.
+
+        LiteLLM also makes calls of its own on a request's behalf, with other messages, and other callbacks change them:
+        what is guarded is what leaves.
+        """
+        if self.tenant != tenant:
+            return False
+        received = (self.in_hand, list(self.received.tools), self.received.extras)
+        try:
+            return received == (messages or [], tools or [], extras or {})
+        except RecursionError:
+            # Nested as deep as JSON goes, and copied since: looked at anew.
+            return False
+
+    def begins_attempt(self, deployment: str) -> None:
+        """Forgets what LiteLLM has tried before in vain; of the same deployment, what was done for it still holds.
+
+        Args:
+            deployment: id of the one that is asked now.
+        """
+        self.leave_room()
+        self.refusal = None
+        if self.tried not in ("", deployment):
+            self.case = self.guarded = self.outlook = self.details = None
+            self.action = "none"
+            self.is_carried = self.may_pause = self.begins_silently = self.has_filled = False
+        self.tried = deployment
+
+    def refused(self, error: CompactionError) -> None:
+        """Notes why it could not be sent."""
+        self.refusal = error
+
+    def leave_room(self) -> None:
+        """Gives back what it holds; again is no change."""
+        if self.room is not None:
+            self.room.leave()
+
+    def will_be_compacted(self, pending: Pending) -> None:
+        """Notes that a compaction is made while the answer is already open."""
+        work = pending.work
+        self.outlook = Outlook(
+            before=work.tokens_before,
+            after=pending.decision.predicted_tokens,
+            window=work.window.tokens,
+            round=pending.decision.round,
+        )
+        self.action = "compacted"
+        self.may_pause = True
+
+    def sent(self, case: Case, guarded: Guarded) -> None:
+        """Notes what goes out."""
+        self.case = case
+        self.guarded = guarded
+        self.outlook = Outlook(guarded.tokens_before, guarded.count.tokens, guarded.window.tokens, guarded.round)
+        if guarded.action == "compacted" or self.action == "none":
+            self.action = guarded.action
+        if self.turns is None:
+            return
+        try:
+            self.turn = self.turns.sent(self.turn, self.original.messages, case, guarded)
+        except Exception as error:  # noqa: BLE001 - an answer is worth more than its place in a plot (P8)
+            log_failed_open("turns", error)
+
+    def answered(self, case: Case, guarded: Guarded, prompt_tokens: int, completion_tokens: int) -> None:
+        """Notes what the server has counted."""
+        if self.turns is not None:
+            self.turns.answered(self.turn, case, guarded, prompt_tokens, completion_tokens)
+
+    def restarted(self, details: Mapping[str, Any]) -> None:
+        """Notes what restarts have cost."""
+        self.details = details
+        if self.on_restarts is not None:
+            self.on_restarts(self.group, details["restarts"])
+
+    def filled(self) -> None:
+        """Notes that the answer ends where the window does."""
+        self.has_filled = True
+
+
+def headers(outlook: Outlook, action: Action) -> dict[str, str]:
+    """What clients of guarded deployments are told about their request."""
+    return {
+        "x-litellm-compaction": action,
+        "x-litellm-compaction-tokens-before": str(outlook.before),
+        "x-litellm-compaction-tokens-after": str(outlook.after),
+        "x-litellm-compaction-window": str(outlook.window),
+        "x-litellm-compaction-round": str(outlook.round),
+    }
+
+
+class Calls:
+    """The requests under way, each as long as LiteLLM's logging object of it lives; the oldest is forgotten when there
+    are too many.
+
+    Args:
+        on_restarts: is told the group and the number of restarts of each answer that had any.
+        turns: the plots' memory.
+    """
+
+    def __init__(self, on_restarts: Callable[[str, int], None] | None = None, turns: Turns | None = None) -> None:
+        self._on_restarts = on_restarts
+        self._turns = turns
+        self._calls: OrderedDict[int, tuple[weakref.ref[object], Call]] = OrderedDict()
+
+    def serve(self, body: Mapping[str, Any]) -> None:
+        """Notes which request the running task serves, and all tasks that it begins."""
+        owner = _owner(body)
+        _served.set(None if owner is None else weakref.ref(owner))
+
+    def open(self, body: Mapping[str, Any], call: Call) -> Call:
+        """Remembers `call` as the request that a hook was called for."""
+        call.on_restarts = self._on_restarts
+        call.turns = self._turns
+        owner = _owner(body)
+        if owner is None:
+            return call
+        key = id(owner)
+
+        def forget(reference: weakref.ref[object]) -> None:
+            # The address may be another object's by now.
+            if key in self._calls and self._calls[key][0] is reference:
+                self._calls.pop(key)[1].leave_room()
+
+        if (old := self._calls.pop(key, None)) is not None:
+            old[1].leave_room()
+        self._calls[key] = (weakref.ref(owner, forget), call)
+        while len(self._calls) > _MAX_CALLS:
+            self._calls.popitem(last=False)
+        return call
+
+    def get(self, body: Mapping[str, Any]) -> Call | None:
+        """The request that a hook was called for, if we guard it."""
+        owner = _owner(body) or _served_owner()
+        _, call = self._calls.get(id(owner), (None, None))
+        return call
+
+    def logged(self, details: Mapping[str, Any]) -> Call | None:
+        """The request that LiteLLM logs, by the details that its logging object holds."""
+        for reference, call in self._calls.values():
+            if getattr(reference(), _DETAILS, None) is details:
+                return call
+        return None
+
+    def close(self, body: Mapping[str, Any]) -> Call | None:
+        """Forgets a request that has ended, and what it held."""
+        owner = _owner(body) or _served_owner()
+        _, call = self._calls.pop(id(owner), (None, None))
+        if call is not None:
+            call.leave_room()
+        return call
+
+
+_DETAILS = "model_call_details"
+
+
+def _owner(body: Mapping[str, Any]) -> object | None:
+    """LiteLLM's logging object; never anything that JSON, and so a client, could have put in its place."""
+    found: object = body.get("litellm_logging_obj")
+    return found if hasattr(found, _DETAILS) else None
+
+
+def _served_owner() -> object | None:
+    reference = _served.get()
+    return reference() if reference is not None else None
+
+
+def _copied(messages: object) -> list[Any]:
+    """A list of messages that does not change with them; their texts are shared, and compared by identity first."""
+    if not isinstance(messages, Sequence) or isinstance(messages, str):
+        return []
+    return [dict(message) if isinstance(message, Mapping) else message for message in messages]

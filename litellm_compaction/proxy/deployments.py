@@ -1,0 +1,308 @@
+"""Which deployments are guarded, by which settings, and what the engine is told of a request to one of them.
+
+Asked for every deployment that a request may reach, and again for the one that it has reached. The windows that we
+know are shown where clients look for them, `max_input_tokens` in the proxy's `/model/info`: clients steer their own
+compaction by that number, and LM Studio's OpenAI endpoint does not tell it (lmstudio-bug-tracker 2139).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import os
+from collections.abc import AsyncIterator, Callable, Mapping, MutableMapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from typing import Any
+
+from litellm_compaction.config import SAME_MODEL, Settings
+from litellm_compaction.engine import Case, PruningModel
+from litellm_compaction.errors import CompactionError, ModelNotLoaded, WindowUnread
+from litellm_compaction.proxy.call import Call
+from litellm_compaction.proxy.internal import prompt_measure, summary_asker, warm_up
+from litellm_compaction.proxy.litellm_api import may_use, with_credentials
+from litellm_compaction.proxy.live_settings import SettingsSource, for_deployment
+from litellm_compaction.proxy.routing import (
+    Deployment,
+    asked_deployment_of,
+    deployment_of,
+    group_entries,
+    router_entries,
+    without_guesses,
+)
+from litellm_compaction.proxy.wire import asked_output_tokens
+from litellm_compaction.windows.windows import Target, Window, Windows
+
+_KEY = "max_input_tokens"
+
+
+class Publisher:
+    """Writes windows into the router's own list, from which LiteLLM answers `/model/info`."""
+
+    def __init__(self) -> None:
+        self._written: dict[str, int] = {}
+
+    def publish(self, router: Any, deployment: Deployment, window: Window) -> None:
+        """Shows a deployment's window, unless it has many; never in place of a number that the operator wrote.
+
+        With `enable_pre_call_checks` LiteLLM would refuse by that number what we are about to compact, so
+        nothing is shown then. What an overflow has taught may be one tenant's only, and is not shown.
+        """
+        window_tokens = window.tokens
+        if window.source == "learned":
+            return
+        known = self._written.get(deployment.id)
+        if deployment.is_wildcard or known == window_tokens or getattr(router, "enable_pre_call_checks", True):
+            return
+        for entry in getattr(router, "model_list", None) or ():
+            info = entry.get("model_info") if isinstance(entry, MutableMapping) else None
+            if not isinstance(info, MutableMapping) or info.get("id") != deployment.id:
+                continue
+            if info.get(_KEY) in (None, known):
+                info[_KEY] = window_tokens
+                self._written[deployment.id] = window_tokens
+            return
+
+    def as_written(self, info: Mapping[str, Any]) -> Mapping[str, Any]:
+        """A deployment's `model_info` as its operator wrote it: our own number would come back to us as theirs."""
+        own = self._written.get(str(info.get("id")))
+        if own is None or info.get(_KEY) != own:
+            return info
+        return {key: value for key, value in info.items() if key != _KEY}
+
+
+logger = logging.getLogger("litellm_compaction")
+# Where LiteLLM looks for a key, in its order (proxy/auth/user_api_key_auth.py, 1.106.2).
+_KEY_HEADERS = ("x-litellm-api-key", "authorization", "api-key", "x-api-key", "x-goog-api-key")
+_credential: ContextVar[str] = ContextVar("litellm_compaction_credential", default="")
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """A guarded deployment with the settings in force for it."""
+
+    deployment: Deployment
+    settings: Settings
+
+
+class Guards:
+    """The operator's settings, applied to deployments.
+
+    Args:
+        source: knows the settings in force.
+        windows: knows which addresses answer as LM Studio.
+        publisher: knows which numbers in the router's list are ours.
+    """
+
+    def __init__(self, source: SettingsSource, windows: Windows, publisher: Publisher) -> None:
+        self._source = source
+        self._windows = windows
+        self._publisher = publisher
+        self._warned: set[str] = set()
+
+    def deployment(self, entry: Mapping[str, Any], read: Callable[..., Deployment] = deployment_of) -> Deployment:
+        """The deployment that an entry of the router's list describes."""
+        params, info = entry.get("litellm_params"), entry.get("model_info")
+        return read(
+            with_credentials(params) if isinstance(params, Mapping) else {},
+            self._publisher.as_written(info) if isinstance(info, Mapping) else {},
+            group=str(entry.get("model_name") or ""),
+            environ=os.environ,
+        )
+
+    async def guard(self, deployment: Deployment) -> Guard | None:
+        """The deployment as guarded, or None when it is left alone."""
+        if deployment.kind == "foreign":
+            return None
+        settings, conflict = for_deployment(await self._source.current(), self._source.configured, deployment.settings)
+        if conflict:
+            message = "settings changed at run time do not reach model=%s: %s"
+            self._warn_once(f"{deployment.id}|{conflict}", message, deployment.group, conflict)
+        if settings.mode == "off":
+            return None
+        target = await self._target(deployment)
+        return None if target is None else Guard(replace(deployment, target=target), settings)
+
+    async def guarded(self, router: Any) -> AsyncIterator[Guard]:
+        """Every guarded deployment of a router, in its order."""
+        for entry in router_entries(router):
+            guard = await self.guard(self.deployment(entry))
+            if guard is not None:
+                yield guard
+
+    async def _target(self, deployment: Deployment) -> Target | None:
+        """The deployment's target, once it is known which server it is; None for one that nobody opted in."""
+        if deployment.kind != "maybe_lm_studio":
+            return deployment.target
+        answer = await self._answers_as_lmstudio(deployment.target)
+        if answer or deployment.other_target is None:
+            return deployment.target if answer else None
+        if answer is None:
+            return without_guesses(deployment.other_target, deployment.settings.context_length)
+        return deployment.other_target
+
+    async def pruning_target(self, router: Any, name: str) -> Target | None:
+        """What is known of a pruning model, whatever kind it is; None for a name that the router does not know.
+
+        Of several deployments the one with the smallest window: any of them may be asked.
+        """
+        known: list[tuple[int, Target]] = []
+        first: Target | None = None
+        entries = group_entries(router, name)
+        for entry in entries:
+            target = await self._target(self.deployment(entry, asked_deployment_of))
+            first = first or target
+            if target is None or len(entries) == 1:
+                continue
+            with contextlib.suppress(CompactionError):
+                known.append(((await self._windows.resolve(target)).tokens, target))
+        return min(known, key=lambda each: each[0])[1] if known else first
+
+    async def why_unusable(self, router: Any, name: str) -> str:
+        """Why summaries do not go to a pruning model now, in words; "" where they do."""
+        target = await self.pruning_target(router, name)
+        if target is None:
+            return "no model of this proxy has this name"
+        try:
+            await self._windows.resolve(target)
+        except ModelNotLoaded:
+            return "it is not loaded, and loading it could evict the model that is asked"
+        except WindowUnread:
+            return "its server does not answer"
+        except CompactionError:
+            return "its context length is unknown: write model_info.compaction.context_length for it"
+        return ""
+
+    async def _answers_as_lmstudio(self, target: Target) -> bool | None:
+        if target.api_base is None:
+            return False
+        return await self._windows.is_lmstudio(target.api_base, target.api_key)
+
+    async def case(self, router: Any, guard: Guard, call: Call, body: Mapping[str, Any]) -> Case:
+        """A request's surroundings for the engine; notes in `call` under which name the deployment is reached.
+
+        Args:
+            router: LiteLLM's router.
+            guard: the deployment that would serve it.
+            call: the request.
+            body: of the request, with LiteLLM's metadata.
+        """
+        deployment, settings = guard.deployment, guard.settings
+        metadata = metadata_of(body)
+        pin = call.pin = _pin(router, deployment) or call.group
+        same = PruningModel(
+            label=call.group,
+            target=deployment.target,
+            ask=summary_asker(
+                router, pin, metadata, timeout_s=settings.summary_timeout_s, group=call.group, is_same=True
+            ),
+            is_same=True,
+        )
+        return Case(
+            label=call.group,
+            target=replace(deployment.target, asker=tenant_of(metadata)),
+            settings=settings,
+            scope=_scope(metadata, call.group, settings),
+            tenant=tenant_of(metadata),
+            pruning_models=(*await self._other_pruning_model(router, settings, metadata), same),
+            warm_up=warm_up(router, pin, metadata, timeout_s=settings.warm_up_timeout_s),
+            attempts=call.attempts,
+            asked_tokens=asked_output_tokens(body),
+            measure=prompt_measure(router, pin, metadata, timeout_s=settings.summary_timeout_s),
+            now=call.wish.now,
+            focus=call.wish.focus,
+        )
+
+    async def _other_pruning_model(
+        self, router: Any, settings: Settings, metadata: Mapping[str, Any]
+    ) -> Sequence[PruningModel]:
+        name = settings.pruning_model
+        if name == SAME_MODEL:
+            return ()
+        target = await self.pruning_target(router, name)
+        if target is None:
+            self._warn_once(name, "pruning_model=%s is not a model of this proxy; the same model is used", name)
+            return ()
+        if not may_use(router, name, metadata):
+            self._warn_once(f"{name}!", "pruning_model=%s is not allowed for some keys; they use the same model", name)
+            return ()
+        return (
+            PruningModel(
+                label=name,
+                target=target,
+                ask=summary_asker(router, name, metadata, timeout_s=settings.summary_timeout_s, group=name),
+                is_same=False,
+            ),
+        )
+
+    def _warn_once(self, key: str, message: str, *values: object) -> None:
+        if key not in self._warned:
+            self._warned.add(key)
+            logger.warning(message, *values)
+
+
+def _pin(router: Any, deployment: Deployment) -> str:
+    """The name under which the router reaches this very deployment and model.
+
+    A wildcard deployment's id would reach the model `*`: LiteLLM fills in the name only where it routes by name,
+    and says it in the entries and arguments that a `Deployment` is made of.
+    """
+    own = router.get_deployment(model_id=deployment.id)
+    return deployment.group if own is None or "*" in str(own.litellm_params.model) else deployment.id
+
+
+def metadata_of(body: Mapping[str, Any]) -> Mapping[str, Any]:
+    for key in ("litellm_metadata", "metadata"):
+        found = body.get(key)
+        if isinstance(found, Mapping) and "user_api_key" in found:
+            return found
+    found = body.get("metadata")
+    return found if isinstance(found, Mapping) else {}
+
+
+def _scope(metadata: Mapping[str, Any], group: str, settings: Settings) -> str:
+    """Who shares stored compactions: the same tenant, per model group and settings."""
+    shape = (
+        settings.strategy,
+        settings.pruning_model,
+        settings.target_ratio,
+        settings.keep_recent_messages,
+        settings.summary_max_tokens,
+        # What was written down with its secrets is not read again once they are to be left out.
+        settings.redact,
+        settings.redact_patterns,
+        *sorted((name, settings.own_prompt(name)) for name in settings.prompt_file),
+    )
+    return hashlib.blake2b(repr((_tenant(metadata), group, shape)).encode(), digest_size=16).hexdigest()
+
+
+def tenant_of(metadata: Mapping[str, Any]) -> str:
+    """A fingerprint of who asks, for events: whoever has the same one may see them."""
+    return hashlib.blake2b(_tenant(metadata).encode(errors="replace"), digest_size=16).hexdigest()
+
+
+def _tenant(metadata: Mapping[str, Any]) -> str:
+    """The team, else the user, else the key, else what the client has shown as one.
+
+    Custom authentication may name none of them. Where nobody is asked for a key all are one.
+    """
+    for name in ("team_id", "user_id", "hash"):
+        if value := metadata.get(f"user_api_key_{name}"):
+            return f"{name}:{value}"
+    return _credential.get() or "nobody"
+
+
+def raw_headers(data: Mapping[str, Any]) -> Mapping[str, str]:
+    """The headers of a request as they came, which LiteLLM keeps for itself in the pre-call hook's data."""
+    secret = data.get("secret_fields")
+    found = secret.get("raw_headers") if isinstance(secret, Mapping) else getattr(secret, "raw_headers", None)
+    return found if isinstance(found, Mapping) else {}
+
+
+def note_credential(headers: Mapping[str, str]) -> None:
+    """Notes what the client that the running task serves has shown as its key, where LiteLLM gives it no identity."""
+    lowered = {str(name).lower(): str(value) for name, value in headers.items()}
+    shown = next((lowered[name] for name in _KEY_HEADERS if lowered.get(name)), "")
+    key = shown.removeprefix("Bearer ").strip().encode(errors="replace")
+    _credential.set(f"shown:{hashlib.blake2b(key, digest_size=16).hexdigest()}" if key else "")

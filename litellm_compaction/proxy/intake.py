@@ -1,0 +1,401 @@
+"""A client's request on its way in: what of it is guarded, by which deployment's window, with what changed.
+
+`before_routing` serves LiteLLM's pre-call hook, `before_deployment` its deployment hook. Both bring the original
+messages to the same engine; the store makes the second look free.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import httpx
+
+from litellm_compaction.core.messages import Request, cleaned
+from litellm_compaction.engine import Attempts, Case, Compactor, Guarded, Pending
+from litellm_compaction.engine.threads import is_long, off_loop_if
+from litellm_compaction.errors import (
+    BadWish,
+    CompactionError,
+    DoesNotFit,
+    ModelNotLoaded,
+    TooDeep,
+    WindowUnknown,
+)
+from litellm_compaction.proxy import wire
+from litellm_compaction.proxy.answer.hooks import Hooked, HookedUpstream, Whole, compacted, guarded_in_room
+from litellm_compaction.proxy.answer.loop import Answer
+from litellm_compaction.proxy.answer.protocol import SILENT, Announced, Asked, notices_for
+from litellm_compaction.proxy.answer.transport import Abilities, GuardedTransport, client_over
+from litellm_compaction.proxy.call import NONE, Call, Calls, wish_of
+from litellm_compaction.proxy.deployments import Guard, Guards, Publisher, metadata_of, tenant_of
+from litellm_compaction.proxy.internal import is_internal_call
+from litellm_compaction.proxy.litellm_api import connect
+from litellm_compaction.proxy.live_settings import SettingsSource
+from litellm_compaction.proxy.prepare import Preparing
+from litellm_compaction.proxy.routing import (
+    Deployment,
+    as_entry,
+    carrier_of,
+    deployment_of,
+    has_window_fallback,
+    is_bridged,
+    reachable_entries,
+)
+
+logger = logging.getLogger("litellm_compaction")
+
+
+class Gate:
+    """Decides about requests before they leave the proxy."""
+
+    def __init__(self, source: SettingsSource, compactor: Compactor, calls: Calls) -> None:
+        self._settings = source.configured
+        self._compactor = compactor
+        self._calls = calls
+        self._publisher = Publisher()
+        self._announced = Announced()
+        self._inner: httpx.AsyncBaseTransport | None = None
+        self._abilities = Abilities()
+        self.guards = Guards(source, compactor.windows, self._publisher)
+        self.preparing = Preparing(compactor, self.guards, self._publisher)
+
+    async def before_routing(self, router: Any, data: dict[str, Any]) -> None:
+        """Guards a chat completion whose every possible deployment has the same window and settings.
+
+        Otherwise only the chosen deployment can say what fits, and the deployment hook decides.
+
+        Args:
+            router: LiteLLM's router, None before it is there.
+            data: the request's body with LiteLLM's additions; `messages` may be replaced in it.
+
+        Raises:
+            DoesNotFit, WindowUnknown, ModelNotLoaded: as the engine does.
+            BadWish: the client asks for something that is not known.
+        """
+        guards = await self._reachable(router, data)
+        known = [guard for guard in guards if guard is not None]
+        request = await _decoded(data) if known else None
+        if request is None:
+            return
+        model = str(data.get("model"))
+        call = self._calls.open(data, await self._new_call(request, model, data))
+        call.is_chat = True
+        cases = await self._certain(router, guards, call, data)
+        if not cases:
+            return
+        if call.bad_wish is not None:
+            raise call.bad_wish
+        try:
+            prepared = await self._compactor.prepare(call.original, cases[0])
+            if any(carrier_of(guard.deployment, guard.settings) == "transport" for guard in known):
+                # It does the slow part itself, in the open response.
+                return
+            if isinstance(prepared, Pending):
+                call.is_told = self._announced.is_next_in_a_row(prepared)
+            room = self._compactor.room(cases[0])
+            try:
+                guarded = await compacted(self._compactor, prepared, room)
+            finally:
+                room.leave()
+        except DoesNotFit:
+            if has_window_fallback(router, model):
+                return
+            raise
+        call.sent(cases[0], guarded)
+        if guarded.messages is not None:
+            data["messages"] = wire.encode(guarded.messages)
+            call.leaves(data["messages"])
+            call.rewritten = True
+
+    async def refuse_text(self, router: Any, data: Mapping[str, Any]) -> None:
+        """Refuses a text completion that fits no deployment that it can reach; nothing else is done with it here.
+
+        Raises:
+            DoesNotFit: as the engine does.
+        """
+        guards = await self._reachable(router, data)
+        request = wire.decode_prompt(data)
+        are_bridged = (guard is not None and is_bridged(guard.deployment.provider) for guard in guards)
+        if request is None or not all(are_bridged):
+            return
+        model = str(data.get("model"))
+        call = await self._new_call(request, model, data)
+        cases = await self._certain(router, guards, call, data)
+        if not cases or has_window_fallback(router, model):
+            return
+        with contextlib.suppress(WindowUnknown, ModelNotLoaded):
+            await self._compactor.prepare(call.original, cases[0])
+
+    async def _reachable(self, router: Any, data: Mapping[str, Any]) -> list[Guard | None]:
+        """Every deployment that a request can reach, None for those that are left alone."""
+        model = data.get("model")
+        if router is None or not isinstance(model, str):
+            return []
+        deployments = [self.guards.deployment(entry) for entry in reachable_entries(router, model, data)]
+        return [await self.guards.guard(deployment) for deployment in deployments]
+
+    async def _certain(
+        self, router: Any, guards: Sequence[Guard | None], call: Call, data: Mapping[str, Any]
+    ) -> list[Case]:
+        """The request for each deployment where all have one window and the same settings; else nothing."""
+        known = [guard for guard in guards if guard is not None]
+        if not known or call.opted_out or len(known) < len(guards):
+            return []
+        settings = known[0].settings
+        if any(guard.settings != settings for guard in known) or settings.mode != "guard":
+            return []
+        cases = [await self.guards.case(router, guard, call, data) for guard in known]
+        windows = {await self._window_tokens(case) for case in cases}
+        return cases if len(windows) == 1 else []
+
+    async def before_deployment(self, router: Any, kwargs: Mapping[str, Any]) -> dict[str, Any] | None:
+        """The call's arguments with what has to change for the chosen deployment; None when nothing has to.
+
+        Args:
+            router: LiteLLM's router, None before it is there.
+            kwargs: of the upstream call.
+
+        Raises:
+            DoesNotFit, WindowUnknown, ModelNotLoaded: as the engine does.
+            BadWish: the client asks for something that is not known.
+        """
+        if is_internal_call() or router is None:
+            return None
+        received, kwargs = kwargs, self._as_deployed(router, kwargs)
+        metadata = metadata_of(kwargs)
+        group = str(metadata.get("model_group") or "")
+        deployment = self._deployment_of(kwargs, group)
+        call = await self._call_of(kwargs, metadata, deployment)
+        guard = await self.guards.guard(deployment)
+        if guard is None:
+            return {**received, "messages": wire.encode(call.received.messages)} if call and call.rewritten else None
+        try:
+            return await self._for(guard, call, router, received, kwargs)
+        except RecursionError as error:
+            if guard.settings.mode == "observe":
+                raise
+            # How deep a request is nested is the client's choice, and must not switch the guard off.
+            raise TooDeep from error
+
+    async def _for(
+        self, guard: Guard, call: Call | None, router: Any, received: Mapping[str, Any], kwargs: Mapping[str, Any]
+    ) -> dict[str, Any] | None:
+        """The arguments of a call to a guarded deployment; `received` as they came, `kwargs` as its entry has them."""
+        deployment = guard.deployment
+        carrier = carrier_of(deployment, guard.settings)
+        request = call.original if call is not None else await _decoded(kwargs)
+        if call is None and request is None and "prompt" in kwargs:
+            request = wire.decode_prompt(kwargs, is_bridged=is_bridged(deployment.provider))
+            is_carried = carrier == "transport" and (request is None or not is_bridged(deployment.provider))
+            if is_carried or wire.longest_ids(kwargs) is not None:
+                # Only the transport sees what leaves; of token ids nobody sees more than their number.
+                request = Request(messages=())
+        if request is None or (call is not None and call.opted_out):
+            if kwargs is not received and not (call and call.rewritten):
+                return {**kwargs}
+            return {**kwargs, "messages": wire.encode(call.received.messages)} if call and call.rewritten else None
+        if call is None:
+            call = self._calls.open(kwargs, await self._new_call(request, deployment.group, kwargs))
+            call.begins_attempt(deployment.id)
+            request = call.original
+        case = await self.guards.case(router, guard, call, kwargs)
+        if guard.settings.mode == "observe":
+            await self._compactor.observe(request, case)
+            return None if kwargs is received else {**kwargs}
+        if call.bad_wish is not None:
+            raise call.bad_wish
+        if carrier == "transport":
+            return await self._carried(router, guard, call, case, kwargs)
+        is_watched = bool(kwargs.get("stream")) and call.is_chat and wire.can_be_carried_over(kwargs)
+        asked_tokens = wire.asked_output_tokens(kwargs)
+        ids = None if request.messages else wire.longest_ids(kwargs)
+        guarded, limit, call.room = await guarded_in_room(
+            self._compactor,
+            request if ids is None else ids,
+            case,
+            asked_tokens,
+            is_watched=is_watched,
+            is_stream=bool(kwargs.get("stream")),
+            answers=wire.asked_answers(kwargs),
+            prompts=1 if is_bridged(deployment.provider) else wire.asked_prompts(kwargs),
+        )
+        call.sent(case, guarded)
+        self._publisher.publish(router, deployment, guarded.window)
+        changed = wire.with_output_limit(kwargs, limit)
+        if kwargs.get("stream") and call.is_chat:
+            changed |= wire.with_usage(kwargs)
+        if "prompt" in kwargs and not kwargs.get("messages"):
+            changed |= wire.with_prompt(kwargs, request, guarded.messages) if guarded.messages is not None else {}
+        elif guarded.messages is not None:
+            changed["messages"] = wire.encode(guarded.messages)
+        elif call.rewritten or call.original is not call.received:
+            changed["messages"] = wire.encode(call.original.messages)
+        return {**kwargs, **changed}
+
+    def before_bridging(self, router: Any, kwargs: Mapping[str, Any]) -> dict[str, Any] | None:
+        """The arguments of a call that LiteLLM may bridge to a chat completion, with its deployment's own provider.
+
+        With a client's, LiteLLM would send it to the same server by a way on which nothing is guarded. None where
+        nothing has to change.
+        """
+        if is_internal_call() or router is None:
+            return None
+        changed = self._as_deployed(router, kwargs)
+        return None if changed is kwargs else {**changed}
+
+    def _deployment_of(self, kwargs: Mapping[str, Any], group: str) -> Deployment:
+        info = kwargs.get("model_info")
+        written = self._publisher.as_written(info) if isinstance(info, Mapping) else {}
+        return deployment_of(kwargs, written, group=group, environ=os.environ)
+
+    def _as_deployed(self, router: Any, kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The arguments of a call as the deployment's own entry has them; of one that is left alone as they came."""
+        info = kwargs.get("model_info")
+        found = router.get_deployment(model_id=str(info.get("id"))) if isinstance(info, Mapping) else None
+        if found is None:
+            return kwargs
+        own = self.guards.deployment(as_entry(found))
+        return kwargs if own.kind == "foreign" else wire.without_overrides(kwargs, own.provider)
+
+    async def _call_of(
+        self, kwargs: Mapping[str, Any], metadata: Mapping[str, Any], deployment: Deployment
+    ) -> Call | None:
+        """What is remembered of the request that a deployment is asked for; None for nothing.
+
+        Where the messages are others by now, only what does not depend on them.
+        """
+        call = self._calls.get(kwargs)
+        if call is None:
+            return None
+        call.begins_attempt(deployment.id)
+        tenant = tenant_of(metadata)
+        messages, tools = kwargs.get("messages"), kwargs.get("tools") or kwargs.get("functions")
+        extras = wire.extras_of(kwargs)
+        if await off_loop_if(is_long(messages, tools), lambda: call.is_of(tenant, messages, tools, extras)):
+            return call
+        request = await _decoded(kwargs) if call.tenant == tenant else None
+        if request is None:
+            self._calls.close(kwargs)
+            return None
+        fresh = await self._new_call(request, deployment.group, kwargs)
+        fresh.is_chat, fresh.attempts = call.is_chat, call.attempts
+        fresh.begins_attempt(deployment.id)
+        return self._calls.open(kwargs, fresh)
+
+    async def _carried(
+        self, router: Any, guard: Guard, call: Call, case: Case, kwargs: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """The call's arguments with a client that carries the answer over the limit."""
+        # Text completions show their messages only to the transport, which then prepares them itself.
+        has_messages = bool(call.original.messages)
+        prepared = await self._compactor.prepare(call.original, case) if has_messages else None
+        changed: dict[str, Any] = {}
+        if call.original is not call.received:
+            changed["messages"] = wire.encode(call.original.messages)
+        call.is_carried = True
+        if isinstance(prepared, Guarded):
+            call.sent(case, prepared)
+            self._publisher.publish(router, guard.deployment, prepared.window)
+        elif prepared is not None:
+            call.will_be_compacted(prepared)
+            call.is_told = self._announced.is_next_in_a_row(prepared)
+        # LiteLLM logs and bills by the usage chunk, and keeps it from a client that did not ask for it.
+        asked = self._asked(call, case, kwargs, wants_usage=True)
+        call.begins_silently = not call.is_chat and (asked.is_json or asked.notices.before == "off")
+        inner = self._inner_transport()
+        transport = GuardedTransport(inner, self._compactor, case, asked, prepared, call, self._abilities)
+        target = guard.deployment.target
+        return {
+            **kwargs,
+            **changed,
+            "client": client_over(transport, api_base=str(target.api_base), api_key=target.api_key),
+        }
+
+    def hooked_answer(self, router: Any, call: Call, first: Any, data: Mapping[str, Any], *, stream: bool) -> Hooked:
+        """How an answer that LiteLLM has opened is carried over the limit by its hooks.
+
+        Args:
+            router: LiteLLM's router.
+            call: the request that it answers; it has been sent.
+            first: LiteLLM's stream or response.
+            data: the client's request as the hooks see it.
+            stream: whether `first` is a stream.
+        """
+        case, guarded = call.case, call.guarded
+        assert case is not None and guarded is not None  # noqa: S101, PT018 - the caller asked `call.was_sent`
+        call.is_read = True
+        upstream = HookedUpstream(first, router, call.pin, data)
+        asked = self._asked(call, case, data, wants_usage=call.asks_for_usage)
+        if not stream:
+            asked = replace(asked, notices=SILENT, is_whole=True)
+        carried = upstream if stream else Whole(upstream)
+        # A compaction that an earlier hook made is reused by this one, and still news for the client.
+        told = replace(guarded, action=call.action)
+        answer = Answer(self._compactor, case, carried, asked, told, call, room=call.room, is_watched=stream)
+        return Hooked(answer, upstream, guarded)
+
+    def _asked(self, call: Call, case: Case, body: Mapping[str, Any], *, wants_usage: bool) -> Asked:
+        notices = notices_for(case.settings.notices, body)
+        if call.is_told:
+            notices = notices._replace(before="off")
+        return Asked(
+            request=call.original,
+            output_tokens=wire.asked_output_tokens(body),
+            is_json=call.is_structured,
+            notices=notices,
+            wants_usage=wants_usage,
+            stops=wire.stops(body),
+            said=call.said,
+        )
+
+    def _inner_transport(self) -> httpx.AsyncBaseTransport:
+        """The connection pool that all guarded deployments share, made in the running loop."""
+        if self._inner is None:
+            self._inner = connect()
+        return self._inner
+
+    async def _new_call(self, received: Request, group: str, body: Mapping[str, Any]) -> Call:
+        messages, prompt = body.get("messages"), body.get("prompt")
+        return await off_loop_if(is_long(messages, [prompt]), lambda: self._call_from(received, group, body))
+
+    def _call_from(self, received: Request, group: str, body: Mapping[str, Any]) -> Call:
+        messages = tuple(cleaned(message) for message in received.messages)
+        bad_wish: BadWish | None = None
+        try:
+            wish = wish_of(body, metadata_of(body))
+        except BadWish as error:
+            # Told only where it is guarded: a deployment that is just observed answers as ever.
+            wish, bad_wish = NONE, error
+        unchanged = all(new is old for new, old in zip(messages, received.messages, strict=True))
+        call = Call(
+            received=received,
+            original=received if unchanged else replace(received, messages=messages),
+            group=group,
+            attempts=Attempts(summary_calls_left=self._settings.max_summary_calls),
+            tenant=tenant_of(metadata_of(body)),
+            opted_out=self._settings.allow_opt_out and wish.off,
+            wish=wish,
+            bad_wish=bad_wish,
+            asks_for_usage=wire.asks_for_usage(body),
+            is_structured=wire.is_structured(body),
+            said=wire.client_texts(body),
+        )
+        call.leaves(body.get("messages"))
+        return call
+
+    async def _window_tokens(self, case: Case) -> int:
+        """The window as far as known without loading anything; 0 when unknown."""
+        try:
+            return (await self._compactor.windows.resolve(case.target)).tokens
+        except CompactionError:
+            return 0
+
+
+async def _decoded(body: Mapping[str, Any]) -> Request | None:
+    """The request in a body; read beside the event loop where that takes long."""
+    return await off_loop_if(is_long(body.get("messages")), lambda: wire.decode(body))

@@ -1,0 +1,235 @@
+"""Gathers what the page shows, for one visitor: deployments, models, conversations, events, settings.
+
+Servers are asked by the same cached reads as for requests, and nobody waits long for one that does not answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import httpx
+
+from litellm_compaction.config import SAME_MODEL, Settings
+from litellm_compaction.engine import GoingOn
+from litellm_compaction.errors import CompactionError, ModelNotLoaded
+from litellm_compaction.events import Kept, event_from_json
+from litellm_compaction.proxy.deployments import Guard, Guards
+from litellm_compaction.proxy.live_settings import (
+    CHANGEABLE,
+    Known,
+    LiveSettings,
+    allowed_values,
+    choices,
+    for_deployment,
+)
+from litellm_compaction.proxy.page.auth import Visitor
+from litellm_compaction.proxy.page.content import Field, Model, Row
+from litellm_compaction.proxy.page.history import Turns
+from litellm_compaction.proxy.page.view import clock_text
+from litellm_compaction.proxy.routing import WAYS_OF, carrier_of, router_entries
+from litellm_compaction.stores import Store
+from litellm_compaction.tokenizers.registry import load_cost
+from litellm_compaction.tokenizers.sources import Sources
+from litellm_compaction.tokens.prompt import renders_exactly
+from litellm_compaction.windows.lmstudio import list_models
+from litellm_compaction.windows.windows import Target, Windows
+
+SHOWN_EVENTS = 200
+_LIMIT_S = 2.0
+_SAME = "Same as current model (default)"
+# LiteLLM's `model_info.mode` of models that write no text.
+_NO_TEXT = ("embedding", "image_generation", "rerank", "audio_transcription", "audio_speech", "moderation")
+_LABELS = {
+    "pruning_model": "Pruning model",
+    "strategy": "Strategy",
+    "notices": "Notices",
+    "mode": "Mode",
+    "pre_request_ratio": "Compact a prompt above",
+    "streaming_ratio": "Carry an answer over at",
+    "target_ratio": "Compact down to",
+    "output_buffer_ratio": "Set aside for the answer",
+}
+_PRUNING_MODEL = (
+    "Model used to compact conversation history when approaching the context limit. Choose a fast, capable model."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What of the running plug-in the page looks at; `router` gives LiteLLM's of the moment."""
+
+    live: LiveSettings
+    guards: Guards
+    windows: Windows
+    sources: Sources
+    going_on: GoingOn
+    store: Store
+    turns: Turns
+    router: Callable[[], Any]
+
+
+def revision_of(known: Known) -> str:
+    """Which state of the changes somebody has seen."""
+    return hashlib.blake2b((known.text or "").encode(), digest_size=8).hexdigest()
+
+
+async def rows_for(around: Surroundings, visitor: Visitor) -> list[Row]:
+    """The guarded deployments that the visitor may see, in the router's order."""
+    router = around.router()
+    entries = [entry for entry in router_entries(router) if visitor.may_see(router, str(entry.get("model_name") or ""))]
+    found = await asyncio.gather(*(_rows(around, entry, visitor) for entry in entries))
+    return [row for rows in found for row in rows]
+
+
+def models_for(router: Any, rows: Sequence[Row], visitor: Visitor) -> list[Model]:
+    """The models that can be chosen: every `model_name`, and what is loaded behind wildcards."""
+    found: dict[str, str] = {}
+    for entry in router_entries(router):
+        name, params, info = str(entry.get("model_name") or ""), entry.get("litellm_params"), entry.get("model_info")
+        kind = info.get("mode") if isinstance(info, Mapping) else None
+        if name and "*" not in name and kind not in _NO_TEXT and visitor.may_see(router, name):
+            model = params.get("model") if isinstance(params, Mapping) else ""
+            found.setdefault(name, str(model or ""))
+    for row in rows:
+        if row.group.count("*") == 1 and "*" not in row.model:
+            found.setdefault(row.group.replace("*", row.model), row.model)
+    return [Model(name=name, target=target) for name, target in sorted(found.items())]
+
+
+def fields_for(
+    configured: Settings,
+    known: Known,
+    models: Sequence[Model],
+    *,
+    entered: Mapping[str, str],
+    problems: Mapping[str, str],
+) -> list[Field]:
+    """The settings that can be changed, with what somebody entered in place of what is in force."""
+    fields: list[Field] = []
+    for key in CHANGEABLE:
+        change = known.overlay.changes.get(key)
+        value = entered.get(key, str(getattr(known.settings, key)))
+        said = str(getattr(configured, key))
+        options = _options(key, models, value)
+        fields.append(
+            Field(
+                key=key,
+                label=_LABELS[key],
+                description=_description(key),
+                value=value,
+                configured=_SAME if (key, said) == ("pruning_model", SAME_MODEL) else said,
+                changed=f"{clock_text(change.when_s)[:16]} UTC by {change.role}" if change else "",
+                options=options,
+                problem=problems.get(key, ""),
+            )
+        )
+    return fields
+
+
+async def events_for(store: Store, visitor: Visitor) -> list[Kept]:
+    """The newest events that the visitor may see, the newest first."""
+    # The store looks for the characters alone.
+    stored = await store.events(limit=SHOWN_EVENTS, containing=visitor.tenant_seen)
+    events = [event for each in reversed(stored) if (event := event_from_json(each.text)) is not None]
+    return [event for event in events if visitor.sees_all or event.tenant == visitor.tenant]
+
+
+def _options(key: str, models: Sequence[Model], value: str) -> tuple[tuple[str, str], ...]:
+    if key != "pruning_model":
+        return tuple((choice, choice) for choice in choices(key))
+    options = [(SAME_MODEL, _SAME)] + [(model.name, f"{model.name} ({model.target})") for model in models]
+    if value not in dict(options):
+        options.append((value, f"{value} (not in the list of models)"))
+    return tuple(options)
+
+
+def _description(key: str) -> str:
+    if key == "pruning_model":
+        return _PRUNING_MODEL
+    description = Settings.model_fields[key].description or ""
+    allowed = allowed_values(key)
+    return description if choices(key) or not allowed else f"{description} Allowed: {allowed}."
+
+
+async def _rows(around: Surroundings, entry: Mapping[str, Any], visitor: Visitor) -> list[Row]:
+    try:
+        deployment = around.guards.deployment(entry)
+        guard = await asyncio.wait_for(around.guards.guard(deployment), _LIMIT_S)
+    except (CompactionError, asyncio.TimeoutError):
+        return []
+    if guard is None:
+        return []
+    targets = [guard.deployment.target]
+    if "*" in guard.deployment.target.model:
+        targets = await _loaded(guard) or targets
+    return [await _row(around, guard, target, visitor) for target in targets]
+
+
+async def _loaded(guard: Guard) -> list[Target]:
+    """What LM Studio has loaded behind a wildcard, keyed as requests for it are."""
+    target = guard.deployment.target
+    if not target.is_lmstudio or target.api_base is None:
+        return []
+    try:
+        async with httpx.AsyncClient(trust_env=False) as http:
+            listing = await list_models(http, target.api_base, target.api_key, timeout_s=_LIMIT_S)
+    except CompactionError:
+        return []
+    keys = [model.key for model in listing.models if model.kind == "llm" and model.loaded]
+    return [replace(target, key=f"{guard.deployment.id}|{key}", model=key) for key in keys]
+
+
+async def _why_unusable(around: Surroundings, name: str) -> str:
+    try:
+        return await asyncio.wait_for(around.guards.why_unusable(around.router(), name), _LIMIT_S)
+    except asyncio.TimeoutError:
+        return "its server does not answer"
+
+
+async def _row(around: Surroundings, guard: Guard, target: Target, visitor: Visitor) -> Row:
+    deployment, settings = guard.deployment, guard.settings
+    configured = around.live.configured
+    _, conflict = for_deployment(around.live.known.settings, configured, deployment.settings)
+    own = deployment.settings.model_dump(exclude_none=True, exclude={"mode", "enabled"})
+    row = Row(
+        group=deployment.group,
+        model=target.model,
+        mode=settings.mode,
+        carrier=carrier_of(deployment, settings),
+        accuracy=around.turns.accuracy(target.key),
+        own=tuple(f"{key}: {value}" for key, value in own.items()),
+        conflict=conflict,
+    )
+    name = settings.pruning_model
+    if name != SAME_MODEL and (why := await _why_unusable(around, name)):
+        row = replace(row, own=(*row.own, f"pruning_model {name} is not used: {why}"))
+    if "*" in target.model:
+        return replace(row, state="of the model that is asked for")
+    try:
+        window = await asyncio.wait_for(around.windows.resolve(target), _LIMIT_S)
+    except ModelNotLoaded:
+        return replace(row, state="not loaded yet")
+    except asyncio.TimeoutError:
+        return replace(row, state="its server does not answer")
+    except CompactionError as error:
+        # The message names the server, which is not everybody's business.
+        return replace(row, state=str(error) if visitor.sees_all else "not known")
+    counting = await around.sources.source(target, window.architecture, window.wanted)
+    cost = load_cost(counting.family.vocabulary)
+    goes_on = await around.going_on.standing(target, window.source, can_render=renders_exactly(counting.family))
+    return replace(
+        row,
+        goes_on=goes_on.among(WAYS_OF[carrier_of(deployment, settings)]).in_words(),
+        window_tokens=window.tokens,
+        source=window.source,
+        parallel=window.parallel,
+        family=counting.family.name,
+        # A path is not everybody's business.
+        tokenizer=counting.path.name if counting.path is not None else counting.family.vocabulary,
+        owns_vocabulary=counting.family.owns_vocabulary,
+        memory_bytes=cost.memory_bytes if cost is not None else None,
+    )

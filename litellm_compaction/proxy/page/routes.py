@@ -1,0 +1,350 @@
+"""`/compaction` in the proxy: who may look, who may write, and what a form does.
+
+One address, GET and POST. LiteLLM decides whose key it is; a browser's cookie counts only for the page's own requests,
+and a form only with the token that was made for that cookie. A form saves or resets settings, or says why not.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Coroutine, Mapping
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import Any
+from urllib.parse import parse_qsl
+
+from fastapi import Request, Response
+
+from litellm_compaction.config import SAME_MODEL
+from litellm_compaction.errors import ConfigError, StoreError
+from litellm_compaction.proxy.litellm_api import proxy_secret
+from litellm_compaction.proxy.live_settings import CHANGEABLE, Known, Overlay, find_problems, parsed
+from litellm_compaction.proxy.page.auth import (
+    COOKIE,
+    LIFETIME_S,
+    MAX_KEY_CHARS,
+    Sessions,
+    SignedOut,
+    TooManyTries,
+    Visitor,
+    WrongKeys,
+    address_of,
+    is_own_request,
+    keys_shown,
+    shows_key,
+    visitor_of,
+)
+from litellm_compaction.proxy.page.content import Content, Notice
+from litellm_compaction.proxy.page.data import Surroundings, events_for, fields_for, models_for, revision_of, rows_for
+from litellm_compaction.proxy.page.view import ALL, SECURITY_HEADERS, page, plain_page, sign_in_page
+from litellm_compaction.proxy.refusals import log_failed_open
+from litellm_compaction.proxy.routing import reachable_entries
+from litellm_compaction.stores import MemoryStore
+
+PATH = "/compaction"
+_PROXY_MODULE = "litellm.proxy.proxy_server"
+_ROUTE_NAME = "litellm_compaction_page"
+_FORM_TYPE = "application/x-www-form-urlencoded"
+_MAX_BODY_BYTES = 64 * 1024
+_SHOWN_TALKS = 8
+_DONE = {
+    "saved": "Saved. New requests follow it.",
+    "reset": "Reset: config.yaml holds again.",
+    "same": "Nothing changed.",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """A visitor, and the cookie that says so; "" for a key in a header."""
+
+    visitor: Visitor
+    cookie: str
+
+
+def add_page(around: Surroundings) -> None:
+    """Adds the page to the proxy that is being started; nothing happens outside of one."""
+    proxy_server = sys.modules.get(_PROXY_MODULE)
+    if proxy_server is None:
+        return
+    app = proxy_server.app
+    # A configuration that is loaded anew brings a new handler; the page must be the one of that.
+    app.router.routes[:] = [route for route in app.router.routes if getattr(route, "name", "") != _ROUTE_NAME]
+    served = _Page(around)
+    app.add_api_route(PATH, served.get, methods=["GET"], name=_ROUTE_NAME, include_in_schema=False)
+    app.add_api_route(PATH, served.post, methods=["POST"], name=_ROUTE_NAME, include_in_schema=False)
+
+
+class _Page:
+    def __init__(self, around: Surroundings) -> None:
+        self._around = around
+        self._secret: str | None = None
+        self._sessions: Sessions | None = None
+        self._signed_out = SignedOut(around.store)
+        self._wrong_keys = WrongKeys()
+
+    async def get(self, request: Request) -> Response:
+        """The page, or the form for a key."""
+        return await _safely(self._get(request))
+
+    async def post(self, request: Request) -> Response:
+        """What a form asks for; then the page again."""
+        return await _safely(self._post(request))
+
+    async def _get(self, request: Request) -> Response:
+        seen = await self._seen(request)
+        if seen is None:
+            return _answer(sign_in_page(), HTTPStatus.UNAUTHORIZED)
+        known = await self._around.live.read()
+        done = _DONE.get(request.query_params.get("done", ""))
+        return _answer(await self._content(seen, known, done=done))
+
+    async def _post(self, request: Request) -> Response:
+        form = await _form(request)
+        if form is None:
+            return _answer(plain_page("This is not a form of this page."), HTTPStatus.UNSUPPORTED_MEDIA_TYPE)
+        if form.get("do") == "sign_in":
+            return await self._sign_in(request, form.get("key", ""))
+        seen = await self._seen(request)
+        if seen is None:
+            return _answer(sign_in_page("Your session has ended. Sign in again."), HTTPStatus.UNAUTHORIZED)
+        if seen.cookie and not self._signer().is_form_token(seen.cookie, form.get("token", "")):
+            return _answer(plain_page("This form is out of date, or not from this page."), HTTPStatus.FORBIDDEN)
+        if form.get("do") == "sign_out":
+            if seen.cookie:
+                await self._signed_out.add(seen.cookie)
+            response = _see_other()
+            response.delete_cookie(COOKIE, path=_cookie_path(request))
+            return response
+        if not seen.visitor.may_write:
+            return _answer(plain_page("Only proxy administrators may change settings."), HTTPStatus.FORBIDDEN)
+        known = await self._around.live.read()
+        outcome = await write(self._around, form, known, seen.visitor)
+        if isinstance(outcome, str):
+            return _see_other(f"?done={outcome}")
+        return _answer(await self._content(seen, self._around.live.known, refused=outcome), outcome.status)
+
+    async def _sign_in(self, request: Request, key: str) -> Response:
+        key = key.strip()
+        if not is_own_request(request.method, request.headers):
+            return _answer(plain_page("This form was not sent from this page."), HTTPStatus.FORBIDDEN)
+        is_possible = 0 < len(key) <= MAX_KEY_CHARS and key.isascii() and key.isprintable()
+        if await self._tried(request, key if is_possible else None) is None:
+            return _answer(sign_in_page("This proxy does not accept that key."), HTTPStatus.UNAUTHORIZED)
+        response = _see_other()
+        response.set_cookie(
+            COOKIE,
+            self._signer().seal(key),
+            max_age=LIFETIME_S,
+            path=_cookie_path(request),
+            secure=request.url.scheme == "https",
+            httponly=True,
+            samesite="strict",
+        )
+        return response
+
+    async def _seen(self, request: Request) -> _Seen | None:
+        if not is_own_request(request.method, request.headers):
+            return None
+        cookie = request.cookies.get(COOKIE, "")
+        # Without any key LiteLLM decides too: its own authentication may be off, or look at other headers.
+        has_key = shows_key(request)
+        if not cookie or has_key:
+            visitor = await (self._tried(request) if has_key else visitor_of(request, None))
+            if visitor is not None:
+                return _Seen(visitor, "")
+        key = self._signer().open(cookie) if cookie else None
+        if key and await self._signed_out.has(cookie):
+            return None
+        visitor = await visitor_of(request, key) if key else None
+        return _Seen(visitor, cookie) if visitor else None
+
+    async def _tried(self, request: Request, key: str | None = "") -> Visitor | None:
+        """Whose key it is that somebody tries: of the form, "" for one in the headers, None for what can be none.
+
+        Raises:
+            TooManyTries: too many wrong ones of this address wait already.
+        """
+
+        async def look() -> Visitor | None:
+            return None if key is None else await visitor_of(request, key or None)
+
+        return await self._wrong_keys.tried(address_of(request), look, key or keys_shown(request))
+
+    async def _content(
+        self, seen: _Seen, known: Known, *, done: str | None = None, refused: Refused | None = None
+    ) -> str:
+        around, visitor = self._around, seen.visitor
+        rows = await rows_for(around, visitor)
+        models = models_for(around.router(), rows, visitor)
+        talks = await around.turns.everywhere(visitor.tenant_seen)
+        # Titles and health checks are conversations of one request; they would crowd out the others.
+        drawn = ([talk for talk in talks if talk.is_eventful] or talks)[:_SHOWN_TALKS]
+        content = Content(
+            role=visitor.role,
+            may_write=visitor.may_write,
+            sees_all=visitor.sees_all,
+            is_signed_in=bool(seen.cookie),
+            token=self._signer().form_token(seen.cookie) if seen.cookie else "",
+            revision=revision_of(known),
+            fields=fields_for(
+                around.live.configured,
+                known,
+                models,
+                entered=refused.entered if refused else {},
+                problems=refused.problems if refused else {},
+            ),
+            notices=[*_notices(done, refused), *self._state(known)],
+            rows=rows,
+            talks=drawn,
+            more_talks=len(talks) - len(drawn),
+            events=await events_for(around.store, visitor),
+        )
+        return page(content)
+
+    def _state(self, known: Known) -> list[Notice]:
+        """What holds in place of what somebody may expect."""
+        found: list[Notice] = []
+        if known.failure:
+            rest = "The changes that were last read hold." if known.overlay.changes else "config.yaml holds."
+            text = f"The store cannot be read: {known.failure}. {rest} Nothing can be saved."
+            found.append(Notice(kind="problem", text=text))
+        if known.ignored:
+            text = f"The saved changes are ignored, config.yaml holds: {known.ignored}. Save or reset to replace them."
+            found.append(Notice(kind="problem", text=text))
+        if isinstance(self._around.store, MemoryStore):
+            text = "The store is this process's memory: changes end with it, and other workers do not see them."
+            found.append(Notice(kind="note", text=text))
+        if known.settings.mode != "guard":
+            found.append(Notice(kind="note", text=f"mode is {known.settings.mode}: no request is changed."))
+        return found
+
+    def _signer(self) -> Sessions:
+        """Cookies under the proxy's master key, so that all workers open them; known only after the configuration."""
+        secret = proxy_secret()
+        if self._sessions is None or secret != self._secret:
+            self._secret, self._sessions = secret, Sessions(secret)
+        return self._sessions
+
+
+async def _safely(answer: Coroutine[Any, Any, Response]) -> Response:
+    """The answer, or a sentence: the proxy's own error page would be JSON, and its log would quote values."""
+    try:
+        return await answer
+    except TooManyTries:
+        text = "Too many wrong keys have come from your address. Try again in a minute."
+        return _answer(plain_page(text), HTTPStatus.TOO_MANY_REQUESTS)
+    except Exception as error:  # noqa: BLE001 - the proxy goes on
+        log_failed_open("page", error)
+        return _answer(
+            plain_page("This page has failed; the proxy's log says where."), HTTPStatus.INTERNAL_SERVER_ERROR
+        )
+
+
+async def _form(request: Request) -> dict[str, str] | None:
+    """The fields of a form; None for anything else, or far too much of it."""
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != _FORM_TYPE:
+        return None
+    body = b""
+    async for part in request.stream():
+        body += part
+        if len(body) > _MAX_BODY_BYTES:
+            return None
+    try:
+        return dict(parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=100))
+    except ValueError:
+        return None
+
+
+def _notices(done: str | None, refused: Refused | None) -> list[Notice]:
+    if refused is not None:
+        return [Notice(kind="problem", text=refused.notice)]
+    return [Notice(kind="done", text=done)] if done else []
+
+
+def _answer(text: str, status: HTTPStatus = HTTPStatus.OK) -> Response:
+    headers = dict(SECURITY_HEADERS)
+    if status is HTTPStatus.UNAUTHORIZED:
+        # RFC 9110, 15.5.2: a 401 names a scheme; with this one browsers do not open a window of their own.
+        headers["WWW-Authenticate"] = "Bearer"
+    body = text.encode("utf-8", "replace")
+    return Response(body, status_code=int(status), media_type="text/html; charset=utf-8", headers=headers)
+
+
+def _see_other(query: str = "?") -> Response:
+    return Response(status_code=303, headers={**SECURITY_HEADERS, "Location": query})
+
+
+def _cookie_path(request: Request) -> str:
+    return f"{str(request.scope.get('root_path') or '').rstrip('/')}{PATH}"
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A form that was not accepted: what was entered, and why not.
+
+    Attributes:
+        problems: by key; `notice` is for the whole form.
+    """
+
+    status: HTTPStatus
+    entered: Mapping[str, str] = field(default_factory=dict)
+    problems: Mapping[str, str] = field(default_factory=dict)
+    notice: str = ""
+
+
+async def write(around: Surroundings, form: Mapping[str, str], known: Known, visitor: Visitor) -> str | Refused:
+    """Changes the settings as a form asks for; gives `saved`, `reset` or `same`, or why not.
+
+    Args:
+        around: the running plug-in.
+        form: `do`, `revision`, and the settings by key, or under `reset` one key or `*`.
+        known: what is in force now.
+        visitor: who sent the form; may write.
+    """
+    entered = {key: form[key].strip() for key in CHANGEABLE if key in form}
+    if form.get("revision") != revision_of(known):
+        notice = "Somebody else has changed the settings meanwhile. Look at them and save again."
+        return Refused(HTTPStatus.CONFLICT, entered=entered, notice=notice)
+    is_reset = form.get("do") == "reset"
+    overlay = _reset(form, known) if is_reset else _changed(around, entered, known, visitor)
+    if isinstance(overlay, Refused):
+        return overlay
+    if overlay == known.overlay and not known.ignored:
+        return "same"
+    try:
+        await around.live.write(overlay)
+    except ConfigError as error:
+        # What is left after a reset of one key may contradict the file.
+        return Refused(HTTPStatus.UNPROCESSABLE_ENTITY, entered=entered, notice=f"Not saved. {error}")
+    except StoreError as error:
+        notice = f"Not saved, and nothing has changed: {error}"
+        return Refused(HTTPStatus.SERVICE_UNAVAILABLE, entered=entered, notice=notice)
+    return "reset" if is_reset else "saved"
+
+
+def _reset(form: Mapping[str, str], known: Known) -> Overlay:
+    key = form.get("reset", "")
+    return Overlay() if key == ALL else known.overlay.without([key])
+
+
+def _changed(around: Surroundings, entered: Mapping[str, str], known: Known, visitor: Visitor) -> Overlay | Refused:
+    configured = around.live.configured
+    in_force = {key: change.value for key, change in known.overlay.changes.items()}
+    problems = find_problems(configured, {**in_force, **entered})
+    model = entered.get("pruning_model")
+    if model and not _is_model(around, model, known):
+        problems["pruning_model"] = f"pruning_model = {model}: not a model of this proxy"
+    if problems:
+        notice = "Not saved. " + problems.pop("", "See below.")
+        return Refused(HTTPStatus.UNPROCESSABLE_ENTITY, entered=entered, problems=problems, notice=notice)
+    values = {key: value for key, value in parsed(configured, {**in_force, **entered}).items() if key in entered}
+    return known.overlay.changed(configured, values, when_s=time.time(), role=visitor.role)
+
+
+def _is_model(around: Surroundings, name: str, known: Known) -> bool:
+    if name in (SAME_MODEL, known.settings.pruning_model):
+        return True
+    router = around.router()
+    return router is not None and bool(reachable_entries(router, name, {}))

@@ -1,0 +1,143 @@
+"""What is done before the first request: windows are looked at, and what counts prompts is loaded.
+
+Asked at start, and told by `windows/windows.py` when LM Studio has loaded another model. Making a vocabulary holds the
+interpreter lock for 50 to 500 ms, which every running stream would feel in the middle of a request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from litellm_compaction.config import SAME_MODEL
+from litellm_compaction.engine import Compactor
+from litellm_compaction.errors import ModelNotLoaded, WindowUnknown
+from litellm_compaction.proxy.deployments import Guard, Guards, Publisher
+from litellm_compaction.proxy.refusals import log_failed_open
+from litellm_compaction.proxy.startup import warn_of_workers
+from litellm_compaction.windows.windows import Target
+
+logger = logging.getLogger("litellm_compaction")
+# Names come from LM Studio's list, which is bounded for each server.
+_MAX_PREPARED = 4096
+
+
+class Preparing:
+    """Knows the windows of guarded deployments, and loads what counts their prompts, each once.
+
+    Args:
+        compactor: asks and loads.
+        guards: say which deployments are guarded.
+        publisher: shows their windows.
+    """
+
+    def __init__(self, compactor: Compactor, guards: Guards, publisher: Publisher) -> None:
+        self._compactor = compactor
+        self._guards = guards
+        self._publisher = publisher
+        self._prepared: set[tuple[str, str]] = set()
+        self._pruning_models: set[str] = set()
+        self._task: asyncio.Task[None] | None = None
+        self._is_wanted = False
+
+    async def start(self, router: Any) -> None:
+        """Looks at every guarded deployment's window once, so that trouble shows at start and not at night.
+
+        Then prepares the models that are loaded; last, since a download may take minutes.
+        """
+        async for guard in self._guards.guarded(router):
+            if not guard.deployment.is_wildcard:
+                await self._look_at_window(router, guard)
+            await self._look_at_pruning_model(router, guard)
+        await self.prepare(router)
+
+    async def prepare(self, router: Any) -> None:
+        """Loads what counts the models that are loaded, of guarded deployments only, also behind wildcards."""
+        async for guard in self._guards.guarded(router):
+            deployment = guard.deployment
+            target = deployment.target
+            if not deployment.is_wildcard:
+                await self._prepare(deployment.group, target)
+                continue
+            for name in await self._compactor.windows.loaded(target):
+                if _reaches(target.model, name):
+                    await self._prepare(name, replace(target, key=f"{target.key}|{name}", model=name))
+
+    def watch(self, router: Callable[[], Any]) -> None:
+        """From now on does the same whenever a server has loaded another model; `router` gives LiteLLM's."""
+        self._compactor.windows.on_loaded = lambda: self._notice(router)
+
+    def _notice(self, router: Callable[[], Any]) -> None:
+        if self._task is None or self._task.done():
+            self._task = asyncio.get_running_loop().create_task(self._prepare_again(router))
+        else:
+            self._is_wanted = True
+
+    async def _prepare_again(self, router: Callable[[], Any]) -> None:
+        while True:
+            self._is_wanted = False
+            try:
+                await self.prepare(router())
+            except Exception as error:  # noqa: BLE001 - fails open (P8)
+                log_failed_open("prepare", error)
+            if not self._is_wanted:
+                return
+
+    async def _look_at_window(self, router: Any, guard: Guard) -> None:
+        deployment = guard.deployment
+        try:
+            window = await self._compactor.windows.resolve(deployment.target)
+        except ModelNotLoaded:
+            logger.info("window model=%s not loaded yet, known after its first request", deployment.group)
+        except WindowUnknown as error:
+            # The message is the finding, a traceback is noise.
+            logger.error("%s `litellm-compaction doctor` says what to change.", error)  # noqa: TRY400
+        else:
+            self._publisher.publish(router, deployment, window)
+            logger.info(
+                "window model=%s tokens=%d source=%s parallel=%d",
+                deployment.group,
+                window.tokens,
+                window.source,
+                window.parallel,
+            )
+            warn_of_workers(deployment.group, guard.settings.admission, window.parallel)
+
+    async def _look_at_pruning_model(self, router: Any, guard: Guard) -> None:
+        """Says once for each name whether another model will write the summaries."""
+        name = guard.settings.pruning_model
+        if name == SAME_MODEL or name in self._pruning_models:
+            return
+        self._pruning_models.add(name)
+        if why := await self._guards.why_unusable(router, name):
+            logger.warning("pruning_model=%s is not used while %s; the model that is asked is", name, why)
+        else:
+            logger.info("pruning_model=%s writes summaries", name)
+
+    async def _prepare(self, name: str, target: Target) -> None:
+        """What is not loaded in LM Studio can wait."""
+        if (name, target.key) in self._prepared:
+            return
+        try:
+            source = await self._compactor.prepare_counting(target)
+        except (ModelNotLoaded, WindowUnknown):
+            return
+        if len(self._prepared) >= _MAX_PREPARED:
+            self._prepared.clear()
+        self._prepared.add((name, target.key))
+        logger.info(
+            "tokenizer model=%s source=%s vocabulary=%s template=%s",
+            name,
+            source.kind,
+            source.path or source.family.vocabulary,
+            source.template,
+        )
+
+
+def _reaches(pattern: str, name: str) -> bool:
+    """Whether a wildcard deployment can be asked for a model: `*`, or `qwen/*` for qwen/qwen3-8b."""
+    return re.fullmatch(".*".join(map(re.escape, pattern.split("*"))), name) is not None

@@ -1,0 +1,185 @@
+"""What is read once, when LiteLLM loads the callback: settings, deployments' settings, the master key.
+
+An error raised here stops the proxy's start, so a wrong setting is never found out at night. LiteLLM ignores keys that
+it does not know, so a setting of ours in the wrong place would count as not written (`mode: observe` one level too
+high would leave the guard acting): it is refused here, and told by `doctor`.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import multiprocessing
+import os
+from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
+from typing import Any, Literal, NamedTuple
+
+import litellm
+
+from litellm_compaction.config import Settings, deployment_settings_from, settings_from
+from litellm_compaction.engine import shares_context
+from litellm_compaction.errors import ConfigError
+from litellm_compaction.master_key import ensure_master_key
+from litellm_compaction.proxy.routing import BYPASS_VARIABLE, is_bypassed, unknown_model
+from litellm_compaction.tokenizers.sources import check_sources, check_tokenizer
+from litellm_compaction.windows.lmstudio import DEFAULT_API_BASE
+
+SECTION = "litellm_compaction"
+SETTINGS_PLACE = f"callback_settings.{SECTION}"
+
+_HANDLER = f"{SECTION}.handler"
+_LIKENESS_RATIO = 0.92
+# Where LiteLLM reads nothing for us, or reads it too late (order of settings in LiteLLM 1.106.2).
+_OURS = (
+    (SECTION,),
+    ("general_settings", SECTION),
+    ("general_settings", "callback_settings", SECTION),
+    ("litellm_settings", SECTION),
+    ("litellm_settings", "callback_settings", SECTION),
+)
+# Words that another callback, or a later LiteLLM, may use for itself.
+_PERHAPS_OURS = (
+    ("compaction",),
+    ("callback_settings", "compaction"),
+    ("general_settings", "compaction"),
+    ("general_settings", "callback_settings"),
+    ("litellm_settings", "compaction_settings"),
+    ("litellm_settings", "callback_settings"),
+)
+
+
+class Misplaced(NamedTuple):
+    """Where settings stand that are not read; `is_ours` where they can be meant for nobody else."""
+
+    place: str
+    is_ours: bool
+
+    @property
+    def advice(self) -> str:
+        """What to change."""
+        return f"settings are not read here: move them to `{SETTINGS_PLACE}` (top level)."
+
+
+def misplaced(config: Mapping[str, object]) -> Iterator[Misplaced]:
+    """Every such place in a config file, as written; each at most once."""
+    sure = [*(names for names in _OURS if _has(config, names)), *_beside_our_section(config)]
+    yield from (Misplaced(".".join(names), True) for names in sure)
+    for names in _PERHAPS_OURS:
+        if _has(config, names) and not any(known[: len(names)] == names for known in sure):
+            yield Misplaced(".".join(names), False)
+
+
+def _beside_our_section(config: Mapping[str, object]) -> Iterator[tuple[str, ...]]:
+    section = config.get("callback_settings")
+    for key in section if isinstance(section, Mapping) else ():
+        name = str(key)
+        is_like_ours = get_close_matches(name.lower(), (SECTION, _HANDLER), 1, _LIKENESS_RATIO)
+        if name != SECTION and (name in Settings.model_fields or is_like_ours):
+            yield "callback_settings", name
+
+
+def _has(config: Mapping[str, object], names: tuple[str, ...]) -> bool:
+    found: object = config
+    for name in names:
+        if not isinstance(found, Mapping) or name not in found:
+            return False
+        found = found[name]
+    return True
+
+
+logger = logging.getLogger("litellm_compaction")
+
+
+def load_settings() -> Settings:
+    """The operator's settings, checked together with every deployment's own.
+
+    Raises:
+        ConfigError: an unknown key or a bad value, here or in a deployment; settings of ours in a place where nobody
+            reads them; a tokenizer that cannot be used.
+    """
+    config = _config()
+    for found in misplaced(config):
+        if found.is_ours:
+            raise ConfigError(f"{found.place}: {found.advice}")
+    settings = settings_from((litellm.callback_settings or {}).get(SECTION))
+    check_sources(settings, SETTINGS_PLACE)
+    _check_pruning_model(config, settings.pruning_model, SETTINGS_PLACE)
+    for entry in config.get("model_list") or ():
+        info = entry.get("model_info") if isinstance(entry, Mapping) else None
+        if not isinstance(info, Mapping) or "compaction" not in info:
+            continue
+        place = f"model_info.compaction of {entry.get('model_name')!r}"
+        try:
+            own = deployment_settings_from(info["compaction"], place)
+            settings.for_deployment(own)
+        except ConfigError as error:
+            raise ConfigError(str(error).replace("model_info.compaction:", f"{place}:")) from None
+        if own.tokenizer is not None:
+            check_tokenizer(own.tokenizer, f"{place}.tokenizer")
+        if own.pruning_model is not None:
+            _check_pruning_model(config, own.pruning_model, place)
+    return settings
+
+
+def spare_collections() -> None:
+    """Has Python's garbage collector pass over what the process has loaded so far.
+
+    LiteLLM and what it imports are more than a million objects, which every full collection looks at while nobody else
+    gets on: 500 to 700 ms, stock or guarded, whenever a request makes as many objects as a quarter of these (measured
+    2026-11-22 with 40,000 messages). What is passed over is freed all the same where its last reference goes.
+    """
+    gc.collect()
+    gc.freeze()
+
+
+def _check_pruning_model(config: Mapping[str, Any], name: str, place: str) -> None:
+    if config.get("model_list") and (why := unknown_model(config, name)):
+        raise ConfigError(f"{place}.pruning_model: {why}")
+
+
+def warn_of_bypass(settings: Settings) -> None:
+    """Says in the log that the better carrier cannot be used, where LiteLLM is configured to bypass it."""
+    if settings.carrier == "auto" and is_bypassed():
+        logger.warning("carrier=hooks because %s is set: LiteLLM ignores the client that it is given", BYPASS_VARIABLE)
+
+
+def warn_of_workers(model: str, admission: Literal["auto", "pool", "off"], parallel: int) -> None:
+    """Says in the log that room in a shared context is reserved in each worker by itself, where there are several."""
+    # uvicorn starts workers as children of multiprocessing's only where there is more than one.
+    if multiprocessing.parent_process() is not None and shares_context(admission, parallel):
+        logger.warning("admission model=%s only within each worker: requests to it share one context", model)
+
+
+def provide_master_key() -> None:
+    """Makes a key where nobody set one, so that plain `litellm --config config.yaml` starts, and starts locked.
+
+    LiteLLM refuses to start without a key. It reads `LITELLM_MASTER_KEY` after the callbacks are loaded, if
+    `general_settings` is there and has no `master_key` of its own (proxy_server.py, 1.100.5 to 1.109.1).
+    """
+    general = _config().get("general_settings")
+    if not isinstance(general, Mapping) or not general or "master_key" in general:
+        return
+    if not general.get("dangerously_permit_weak_or_unset_master_key"):
+        made = ensure_master_key(os.environ)
+        if made.path is not None:
+            logger.warning("master_key file=%s clients must send the key in it; or set LITELLM_MASTER_KEY", made.path)
+
+
+def provide_api_base() -> None:
+    """Points `lm_studio/` deployments without an address at LM Studio's own port on this machine.
+
+    LiteLLM would leave the OpenAI client at its default, and send conversations to that company's servers.
+    """
+    os.environ.setdefault("LM_STUDIO_API_BASE", DEFAULT_API_BASE)
+
+
+def _config() -> Mapping[str, Any]:
+    """The configuration that is being loaded; empty where LiteLLM does not show it (or outside the proxy)."""
+    try:
+        from litellm.proxy.proxy_server import proxy_config
+
+        state = proxy_config.get_config_state()
+    except (ImportError, AttributeError):
+        return {}
+    return state if isinstance(state, Mapping) else {}

@@ -1,0 +1,92 @@
+"""The command line: options, exit codes, and what is imported."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from litellm_compaction import __version__
+from litellm_compaction.cli import main
+from litellm_compaction.cli.app import parser
+
+
+def test_up_has_safe_defaults() -> None:
+    """Port 4000, this machine only, no simulator unless needed."""
+    options = parser().parse_args(["up"])
+    assert (options.host, options.port, options.config) == ("127.0.0.1", 4000, None)
+    assert not options.simulator
+    assert options.lm_studio is None
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["unknown"],
+        ["up", "--port", "65536"],
+        ["up", "--port", "-1"],
+        ["up", "--simulator", "--lm-studio", "http://127.0.0.1:1234"],
+        ["up", "--port", "²"],
+        ["demo", "--turns", "0"],
+        ["demo", "--context", "100"],
+        ["doctor", "extra"],
+        ["compact", "conversation.json", "--model", "qwen"],
+        ["compact", "conversation.json", "--window", "8192"],
+        ["compact", "conversation.json", "--model", "qwen", "--window", "100"],
+        ["compact", "conversation.json", "--model", "qwen", "--window", "8192", "--strategy", "magic"],
+        ["compact", "conversation.json", "--model", "qwen", "--window", "8192", "--keep-recent", "0"],
+        ["compact", "--model", "qwen", "--window", "8192"],
+        ["events", "--last", "0"],
+        ["events", "--store", "sqlite://", "--config", "config.yaml"],
+        ["store"],
+        ["store", "show"],
+        ["store", "purge", "--older-than", "a while"],
+    ],
+)
+def test_wrong_arguments_end_with_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """argparse explains and ends with its usual code."""
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+    assert "usage: litellm-compaction" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "command", [[], ["up"], ["demo"], ["doctor"], ["compact"], ["events"], ["store"], ["store", "purge"]]
+)
+def test_help_is_there(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Each command explains itself."""
+    with pytest.raises(SystemExit) as ended:
+        main([*command, "--help"])
+    assert ended.value.code == 0
+    assert "usage: litellm-compaction" in capsys.readouterr().out
+
+
+def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
+    """`--version` prints it."""
+    with pytest.raises(SystemExit):
+        main(["--version"])
+    assert capsys.readouterr().out.strip() == f"litellm-compaction {__version__}"
+
+
+def test_our_errors_become_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """No traceback: a message on stderr and exit code 1."""
+    assert main(["doctor", "--config", str(tmp_path / "missing.yaml")]) == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("litellm-compaction: ")
+    assert "missing.yaml cannot be read" in captured.err
+
+
+def test_doctor_does_not_import_litellm(environ: dict[str, str]) -> None:
+    """Importing LiteLLM takes seconds, so the check does without."""
+    code = (
+        "import sys; from litellm_compaction.cli import main; main(['doctor', '--json']); "
+        "sys.exit('litellm' in sys.modules)"
+    )
+    environ = {**environ, "LM_STUDIO_API_BASE": "http://127.0.0.1:1/v1"}
+    done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,174 @@
+"""How LiteLLM's own streams, and the ways in which they fail in its versions, look to the loop."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from litellm.exceptions import APIConnectionError, APIError
+from litellm.types.utils import Delta, ModelResponseStream, StreamingChoices, Usage
+
+from litellm_compaction.core.continuation.request import Way
+from litellm_compaction.proxy.answer.hooks import HookedUpstream, Whole
+from litellm_compaction.proxy.answer.protocol import Continuation, Received, UpstreamError
+
+# LiteLLM's own types, which it builds when they are first used.
+pytestmark = pytest.mark.filterwarnings("ignore:.*`ReadOnly` qualifier:UserWarning")
+
+ENDED_EARLY = "Stream ended before a finish_reason was received"
+OVERFLOW = "Input does not fit in context length."
+
+
+class _Log:
+    """LiteLLM's logging object: what is logged through it as a success."""
+
+    def __init__(self) -> None:
+        self.model_call_details: dict[str, Any] = {}
+        self.logged: list[Any] = []
+
+    async def dispatch_success_handlers(self, response: Any, **_: Any) -> None:
+        self.logged.append(response)
+
+
+class _Stream:
+    """LiteLLM's stream: `words`, then `error` or a regular end."""
+
+    def __init__(self, words: list[str], error: Exception | None = None, *, usage: Usage | None = None) -> None:
+        self.words = words
+        self.error = error
+        self.usage = usage
+        self.chunks: list[ModelResponseStream] = []
+        self.logging_obj = _Log()
+        self.is_closed = False
+
+    async def __aiter__(self) -> AsyncIterator[ModelResponseStream]:
+        for word in self.words:
+            self.chunks.append(ModelResponseStream(choices=[StreamingChoices(delta=Delta(content=word))]))
+            yield self.chunks[-1]
+        if self.error is not None:
+            raise self.error
+        if self.usage is not None:
+            yield ModelResponseStream(choices=[], usage=self.usage)
+
+    async def aclose(self) -> None:
+        self.is_closed = True
+
+
+class _Router:
+    """A router that opens one stream, or fails."""
+
+    def __init__(self, outcome: _Stream | Exception) -> None:
+        self.outcome = outcome
+
+    async def acompletion(self, **_: Any) -> _Stream:
+        if isinstance(self.outcome, Exception):
+            raise self.outcome
+        return self.outcome
+
+
+def _error(message: str) -> APIConnectionError:
+    return APIConnectionError(message=message, llm_provider="openai", model="any")
+
+
+def _upstream(first: _Stream | None, router: _Router | None = None) -> HookedUpstream:
+    log = first.logging_obj if first is not None else _Log()
+    return HookedUpstream(first, router, "pin", {"messages": [], "litellm_logging_obj": log})
+
+
+async def _read(upstream: HookedUpstream) -> str:
+    async with upstream.open(None, 100, continuation=None) as chunks:
+        return "".join([chunk["choices"][0]["delta"]["content"] async for chunk in chunks])
+
+
+def _logged(log: _Log) -> list[str]:
+    return [response.choices[0].message.content for response in log.logged]
+
+
+async def test_stream_without_an_end_just_ends() -> None:
+    """As below the transport; LiteLLM has logged it as a failure, so it is not logged again."""
+    stream = _Stream(["so", " far"], _error(ENDED_EARLY))
+    upstream = _upstream(stream)
+    assert await _read(upstream) == "so far"
+    assert stream.is_closed
+    await upstream.log_partials(len, 10)
+    assert _logged(stream.logging_obj) == []
+
+
+@pytest.mark.parametrize("is_reported", [True, False])
+@pytest.mark.parametrize("is_wrapped", [True, False])
+async def test_usage_that_litellm_made_up_is_no_usage(is_reported: bool, is_wrapped: bool) -> None:
+    """It ends every stream with one; the server's is among the chunks that it keeps, where those can be seen."""
+    usage = Usage(prompt_tokens=10, completion_tokens=2, total_tokens=12)
+    stream = _Stream(["so", " far"], usage=usage)
+    if is_reported:
+        stream.chunks.append(ModelResponseStream(choices=[], usage=usage))
+    first = (chunk async for chunk in stream) if is_wrapped else stream
+    upstream = HookedUpstream(first, None, "pin", {"messages": [], "litellm_logging_obj": stream.logging_obj})
+    async with upstream.open(None, 100, continuation=None) as chunks:
+        last = [chunk async for chunk in chunks][-1]
+    assert isinstance(last, Received)
+    assert ("usage" in last) is (is_reported and not is_wrapped)
+    assert last.origin.usage == usage
+
+
+async def test_continuation_without_any_chunk_is_an_empty_stream() -> None:
+    """LiteLLM 1.109.1 tells before it returns a stream."""
+    upstream = _upstream(None, _Router(_error(ENDED_EARLY)))
+    assert await _read(upstream) == ""
+    await upstream.log_partials(len, 10)
+
+
+@pytest.mark.parametrize("is_opened", [True, False])
+async def test_overflow_is_what_the_loop_judges(is_opened: bool) -> None:
+    """Inside of the stream and before its first chunk, with LiteLLM's error for the client."""
+    error = _error(OVERFLOW)
+    stream = _Stream(["so far"], error)
+    upstream = _upstream(stream) if is_opened else _upstream(None, _Router(error))
+    with pytest.raises(UpstreamError) as raised:
+        await _read(upstream)
+    assert raised.value.__cause__ is error
+    assert OVERFLOW in raised.value.text
+    await upstream.log_partials(len, 10)
+    assert _logged(stream.logging_obj) == []
+
+
+@pytest.mark.parametrize("is_opened", [True, False])
+async def test_other_errors_stay_what_they_are(is_opened: bool) -> None:
+    """The client gets LiteLLM's own."""
+    error = _error("it burns")
+    upstream = _upstream(_Stream([], error)) if is_opened else _upstream(None, _Router(error))
+    with pytest.raises(APIConnectionError) as raised:
+        await _read(upstream)
+    assert raised.value is error
+
+
+@pytest.mark.parametrize(("status", "may_pass"), [(400, False), (404, False), (500, True), (503, True)])
+async def test_what_a_server_does_not_go_on_with_itself_is_asked_otherwise(status: int, may_pass: bool) -> None:
+    """The loop judges it, streamed or not; asked in the user's place there is no other way, and it stays what it is."""
+    error = APIError(status_code=status, message="no", llm_provider="openai", model="any")
+    own: Way = "prefill"
+    asking: Way = "turn"
+    for way in (own, asking):
+        upstream = _upstream(None, _Router(error))
+        for opened in (upstream, Whole(upstream)):
+            with pytest.raises(UpstreamError if way == "prefill" else APIError) as raised:
+                async with opened.open(None, 100, continuation=Continuation(way=way)):
+                    pass
+            if isinstance(raised.value, UpstreamError):
+                assert raised.value.__cause__ is error
+                assert raised.value.may_pass is may_pass
+            else:
+                assert raised.value is error
+
+
+async def test_stopped_stream_is_logged_with_what_it_gave() -> None:
+    """LiteLLM itself logs only streams that end."""
+    stream = _Stream(["so", " far", " it"])
+    upstream = _upstream(stream)
+    async with upstream.open(None, 100, continuation=None) as chunks:
+        await anext(chunks)
+        await anext(chunks)
+    assert stream.is_closed
+    await upstream.log_partials(len, 10)
+    assert _logged(stream.logging_obj) == ["so far"]

@@ -1,0 +1,191 @@
+"""Who is asked for a window, and what counts beside: the rule for deployments that an operator opted in."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import pytest
+
+from litellm_compaction.config import Settings
+from litellm_compaction.errors import ModelNotLoaded, WindowUnknown
+from litellm_compaction.proxy.deployments import Guards, Publisher
+from litellm_compaction.proxy.live_settings import FixedSettings
+from litellm_compaction.proxy.routing import Deployment, deployment_of, max_input_tokens
+from litellm_compaction.windows.windows import Target, Window, Windows
+
+ON = {"compaction": {"enabled": True}}
+LOCAL = "http://127.0.0.1:8080/v1"
+
+
+def deployment(model: str, info: dict[str, Any] | None = None, **params: Any) -> Deployment:
+    return deployment_of({"model": model, **params}, info or {}, group="g", environ={})
+
+
+def opted(model: str, *, compaction: dict[str, Any] | None = None, info: Any = None, **params: Any) -> Target:
+    """The target of an opted-in deployment whose server is not LM Studio."""
+    found = deployment(model, {"compaction": {"enabled": True, **(compaction or {})}, **(info or {})}, **params)
+    return found.other_target or found.target
+
+
+@pytest.mark.parametrize(
+    ("model", "params", "apis"),
+    [
+        ("openai/x", {"api_base": LOCAL}, ("llama.cpp", "vllm", "ollama")),
+        ("openai/x", {"api_base": "http://gpu.lan:8000/v1"}, ("llama.cpp", "vllm", "ollama")),
+        ("openai/x", {"api_base": "https://api.example.com/v1"}, ()),
+        ("openai/gpt-4o", {}, ()),
+        ("anthropic/claude-sonnet-5", {}, ()),
+        ("anthropic/claude-sonnet-5", {"api_base": LOCAL}, ()),
+        ("openrouter/some/model", {"api_base": LOCAL}, ()),
+        ("ollama/llama3", {}, ("ollama",)),
+        ("ollama_chat/llama3", {"api_base": "http://10.0.0.7:11434"}, ("ollama",)),
+        ("ollama_chat/llama3", {"api_base": "https://ollama.com"}, ()),
+        ("hosted_vllm/x", {"api_base": "https://vllm.example.com/v1"}, ("vllm",)),
+        ("hosted_vllm/x", {}, ()),
+        ("llamafile/x", {}, ("llama.cpp",)),
+    ],
+)
+def test_only_ones_own_servers_are_asked(model: str, params: dict[str, str], apis: tuple[str, ...]) -> None:
+    """Software to run oneself at the operator's address, OpenAI-compatible ones in a local network; never a cloud."""
+    target = opted(model, **params)
+    assert target.apis == apis
+    assert not target.is_lmstudio
+
+
+@pytest.mark.parametrize("model", ["openai/x", "ollama/x", "hosted_vllm/x", "llamafile/x", "anthropic/x"])
+@pytest.mark.parametrize("info", [{}, {"compaction": {"enabled": False}}, {"compaction": {"context_length": 4096}}])
+async def test_without_opting_in_no_request_is_made(model: str, info: dict[str, Any]) -> None:
+    """P7: a deployment that is not opted in is not guarded, and no server is asked for its window."""
+    requests: list[str] = []
+
+    def refuse(request: httpx.Request) -> httpx.Response:
+        requests.append(request.url.path)
+        return httpx.Response(404, json={})
+
+    async with httpx.AsyncClient(transport=httpx.MockTransport(refuse)) as http:
+        windows = Windows(cache_s=5.0, http=http)
+        guards = Guards(FixedSettings(Settings()), windows, Publisher())
+        found = deployment(model, info, api_base=LOCAL)
+        assert found.other_target is None
+        assert found.target.apis == ()
+        assert await guards.guard(found) is None
+        await windows.aclose()
+    # A local OpenAI-compatible server is asked whether it is LM Studio, as ever; nothing else is asked of anybody.
+    asks = model.startswith("openai/") and info != {"compaction": {"enabled": False}}
+    assert requests == (["/lmstudio-greeting", "/api/v1/models", "/api/v0/models"] if asks else [])
+
+
+@pytest.mark.parametrize(
+    ("model", "compaction", "info", "params", "tokens", "source"),
+    [
+        ("openai/gpt-4o", {"context_length": 9000}, {"max_input_tokens": 7000}, {}, 9000, "operator"),
+        ("openai/gpt-4o", {}, {"max_input_tokens": 7000}, {}, 7000, "max_input_tokens"),
+        ("openai/gpt-4o", {}, {"max_input_tokens": 7000.0}, {}, 7000, "max_input_tokens"),
+        ("openai/gpt-4o", {}, {"max_input_tokens": True}, {}, 128_000, "model_map"),
+        ("openrouter/never-heard-of", {}, {}, {}, 128_000, "default"),
+        ("openai/never-heard-of", {}, {}, {"api_base": "https://api.example.com/v1"}, 128_000, "default"),
+        ("ollama_chat/never-heard-of", {}, {}, {"api_base": "https://ollama.com"}, 128_000, "default"),
+        ("ollama/never-heard-of", {}, {}, {"num_ctx": 16384}, 16384, "operator"),
+        ("openrouter/never-heard-of", {}, {}, {"num_ctx": 16384}, 128_000, "default"),
+    ],
+)
+def test_the_sources_have_an_order(
+    model: str, compaction: dict[str, Any], info: dict[str, Any], params: dict[str, Any], tokens: int, source: str
+) -> None:
+    """context_length, what requests ask for, max_input_tokens, the model map, 128,000."""
+    target = opted(model, compaction=compaction, info=info, **params)
+    assert (target.context_length, target.context_source) == (tokens, source)
+
+
+@pytest.mark.parametrize(
+    ("model", "params"),
+    [
+        ("openai/never-heard-of", {"api_base": LOCAL}),
+        ("openai/never-heard-of", {"api_base": "http://192.168.1.20:5001/v1"}),
+        ("openai/never-heard-of", {"api_base": "http://gpu.lan:8000/v1"}),
+        ("anthropic/never-heard-of", {"api_base": LOCAL}),
+        ("hosted_vllm/never-heard-of", {}),
+        ("hosted_vllm/never-heard-of", {"api_base": "https://vllm.example.com/v1"}),
+        ("llamafile/never-heard-of", {}),
+        ("ollama/never-heard-of", {"api_base": "http://10.0.0.7:11434"}),
+    ],
+)
+def test_nothing_is_assumed_of_ones_own_server(model: str, params: dict[str, str]) -> None:
+    """128,000 tokens are for hosted models: a server of one's own has any context length, and may cut silently."""
+    assert opted(model, **params).context_length is None
+
+
+async def test_ones_own_server_that_tells_no_window_is_refused_like_lm_studio() -> None:
+    """With the same sentence, and who was asked."""
+    async with httpx.AsyncClient(transport=httpx.MockTransport(lambda _: httpx.Response(404, json={}))) as http:
+        windows = Windows(cache_s=5.0, http=http)
+        sentence = "^Context limit not available for x. Please ensure model metadata is correct."
+        with pytest.raises(WindowUnknown, match=sentence):
+            await windows.resolve(opted("openai/x", api_base=LOCAL))
+        await windows.aclose()
+
+
+@pytest.mark.parametrize(("models", "is_known"), [([], False), ([{"name": "x:latest", "context_length": 8192}], True)])
+async def test_what_ollama_has_not_loaded_is_loaded_first(models: list[dict[str, Any]], is_known: bool) -> None:
+    """It has no window before, and a guess may be above what it will allocate; its operator's number is none."""
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(200, json={"models": models}) if request.url.path == "/api/ps" else httpx.Response(404)
+
+    async with httpx.AsyncClient(transport=httpx.MockTransport(answer)) as http:
+        windows = Windows(cache_s=5.0, http=http)
+        target = opted("ollama/x")
+        if is_known:
+            assert (await windows.resolve(target)).tokens == 8192
+        else:
+            with pytest.raises(ModelNotLoaded, match="x is not loaded in Ollama"):
+                await windows.resolve(target)
+            assert (await windows.resolve(opted("ollama/x", num_ctx=4096))).tokens == 4096
+        await windows.aclose()
+
+
+def test_the_model_map_is_the_providers_own() -> None:
+    """`gpt-4o` is OpenAI's: the same name at another provider says nothing."""
+    assert max_input_tokens("openai", "gpt-4o") == 128_000
+    assert max_input_tokens("hosted_vllm", "gpt-4o") is None
+
+
+def test_lm_studio_has_no_default() -> None:
+    """Opting LM Studio in changes nothing: its window is read, or unknown."""
+    found = deployment("lm_studio/x", {**ON, "max_input_tokens": 5000}, api_base=LOCAL)
+    assert (found.kind, found.target.is_lmstudio, found.target.context_length) == ("lm_studio", True, None)
+    assert found.other_target is None
+
+
+@pytest.mark.parametrize(("status", "source", "tokens"), [(404, "model_map", 128_000), (503, "operator", None)])
+async def test_nothing_is_assumed_while_a_server_is_unknown(status: int, source: str, tokens: int | None) -> None:
+    """Until a local server has said that it is not LM Studio nothing is known of it but what its operator wrote."""
+    async with httpx.AsyncClient(transport=httpx.MockTransport(lambda _: httpx.Response(status, json={}))) as http:
+        windows = Windows(cache_s=5.0, http=http)
+        guard = await Guards(FixedSettings(Settings()), windows, Publisher()).guard(
+            deployment("openai/gpt-4o", ON, api_base=LOCAL)
+        )
+        await windows.aclose()
+    assert guard is not None
+    target = guard.deployment.target
+    assert (target.context_source, target.context_length) == (source, tokens)
+
+
+def test_a_published_number_does_not_come_back_as_the_operators() -> None:
+    """What we wrote into the router's list is not an operator's word; what they wrote stays."""
+
+    class Router:
+        enable_pre_call_checks = False
+        model_list = ({"model_info": {"id": "a"}}, {"model_info": {"id": "b", "max_input_tokens": 7000}})
+
+    publisher = Publisher()
+    window = Window(tokens=4096, source="api/v1", architecture="", instance_id="", parallel=1, read_s=0)
+    for each in ("a", "b"):
+        publisher.publish(Router(), deployment("lm_studio/qwen", {"id": each}), window)
+        publisher.publish(Router(), deployment("lm_studio/qwen", {"id": each}), replace(window, source="learned"))
+    first, second = (entry["model_info"] for entry in Router.model_list)
+    assert first == {"id": "a", "max_input_tokens": 4096}
+    assert publisher.as_written(first) == {"id": "a"}
+    assert publisher.as_written(second) is second

@@ -1,0 +1,566 @@
+"""The transport below LiteLLM's client: every server is asked for a stream, every client gets what it asked for."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import tracemalloc
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+import pytest
+from openai import AsyncOpenAI
+from openai._utils import _transform
+from openai.types.chat import ChatCompletionMessage
+
+from litellm_compaction.core.continuation.text import settled_length
+from litellm_compaction.proxy.answer import relay
+from litellm_compaction.proxy.answer.protocol import Asked
+from litellm_compaction.proxy.answer.transport import Abilities, GuardedTransport, ListTransport, client_over
+from litellm_compaction.proxy.wire import client_texts, usage_of
+from tests.integration.conversations import prose, talk
+from tests.proxy.scripted import IN_TEXT, Scene, Turn
+
+SHORT = [{"role": "user", "content": "Count."}]
+USAGE = {
+    "prompt_tokens": 11,
+    "completion_tokens": 3,
+    "total_tokens": 14,
+    "completion_tokens_details": {"reasoning_tokens": 1},
+}
+Body = dict[str, Any]
+
+
+def sse(*chunks: Body, done: bool = True) -> httpx.Response:
+    """An answer in pieces."""
+
+    async def pieces() -> AsyncIterator[bytes]:
+        for chunk in chunks:
+            yield b"data: " + json.dumps(chunk).encode() + b"\n\n"
+        if done:
+            yield b"data: [DONE]\n\n"
+
+    headers = {"content-type": "text/event-stream", "x-request-id": "r1", "transfer-encoding": "chunked"}
+    return httpx.Response(200, headers=headers, content=pieces())
+
+
+def chunk(delta: Body, reason: str | None = None, **fields: Any) -> Body:
+    choice = {"index": 0, "delta": delta, "finish_reason": reason, "logprobs": None}
+    return {
+        "id": "chatcmpl-1",
+        "object": "chat.completion.chunk",
+        "created": 7,
+        "model": "served",
+        "system_fingerprint": "fp",
+        "choices": [choice],
+        **fields,
+    }
+
+
+USAGE_CHUNK = {**chunk({}), "choices": [], "usage": USAGE}
+
+
+def whole(message: Body, reason: str = "stop") -> httpx.Response:
+    """An answer in one piece."""
+    choice = {"index": 0, "message": {"role": "assistant", **message}, "finish_reason": reason}
+    body = {"id": "c", "object": "chat.completion", "created": 7, "model": "served", "choices": [choice]}
+    return httpx.Response(200, json={**body, "usage": USAGE, "stats": {"tokens_per_second": 9.5}})
+
+
+@dataclass
+class Wire:
+    """A server behind the transport, and what it was sent."""
+
+    answers: Sequence[Callable[[], httpx.Response]]
+    abilities: Abilities = field(default_factory=Abilities)
+    window_tokens: int = 2048
+    settings: dict[str, Any] = field(default_factory=dict)
+    sent: list[Body] = field(default_factory=list)
+    headers: list[httpx.Headers] = field(default_factory=list)
+
+    async def ask(self, **body: Any) -> httpx.Response:
+        """One client request."""
+        transport, _ = await self.transport(**body)
+        async with httpx.AsyncClient(transport=transport) as client:
+            return await client.post("http://served/v1/chat/completions", json={"messages": SHORT, **body})
+
+    async def complete(self, **body: Any) -> httpx.Response:
+        """One text completion."""
+        transport, _ = await self.transport(messages=[])
+        async with httpx.AsyncClient(transport=transport) as client:
+            return await client.post("http://served/v1/completions", json=body)
+
+    async def transport(self, **body: Any) -> tuple[GuardedTransport, Scene]:
+        """What carries one client request."""
+        messages = body.get("messages", SHORT)
+        scene = Scene(messages, [Turn()], window_tokens=self.window_tokens, settings=self.settings)
+        asked = Asked(
+            request=scene.request,
+            output_tokens=None,
+            is_json=False,
+            notices=IN_TEXT,
+            wants_usage=True,
+            said=client_texts({"messages": SHORT, **body}),
+        )
+        made = GuardedTransport(
+            httpx.MockTransport(self._serve),
+            scene.compactor,
+            scene.case,
+            asked,
+            await scene.compactor.prepare(scene.request, scene.case) if messages else None,
+            scene.listener,
+            self.abilities,
+        )
+        return made, scene
+
+    async def _serve(self, request: httpx.Request) -> httpx.Response:
+        self.sent.append(json.loads(request.content))
+        self.headers.append(request.headers)
+        return self.answers[min(len(self.sent), len(self.answers)) - 1]()
+
+
+def choice_of(answer: httpx.Response) -> Body:
+    assert answer.status_code == 200, answer.text
+    (choice,) = answer.json()["choices"]
+    assert isinstance(choice, dict)
+    return choice
+
+
+async def test_whole_answer_is_asked_for_as_a_stream_and_joined() -> None:
+    """One upstream request that streams; the client gets one completion with the stream's own envelope."""
+    pieces = [
+        chunk({"role": "assistant", "content": "One"}),
+        chunk({"content": " two"}),
+        chunk({}, "stop", stats={"s": 1}),
+    ]
+    wire = Wire([lambda: sse(*pieces, USAGE_CHUNK)])
+    answer = await wire.ask()
+    (sent,) = wire.sent
+    assert (sent["stream"], sent["stream_options"]) == (True, {"include_usage": True})
+    assert answer.headers["content-type"] == "application/json"
+    assert (answer.headers["x-request-id"], "transfer-encoding" in answer.headers) == ("r1", False)
+    body = answer.json()
+    (choice,) = body.pop("choices")
+    assert body == {
+        "id": "chatcmpl-1",
+        "object": "chat.completion",
+        "created": 7,
+        "model": "served",
+        "system_fingerprint": "fp",
+        "stats": {"s": 1},
+        "usage": USAGE,
+    }
+    assert choice["message"] == {"role": "assistant", "content": "One two"}
+    assert (choice["index"], choice["finish_reason"]) == (0, "stop")
+
+
+async def test_everything_that_a_stream_can_hold_is_joined() -> None:
+    """Thoughts, calls by index, what only some servers send; what ends the choice keeps its own fields."""
+    call = {"index": 0, "id": "a", "type": "function", "function": {"name": "read", "arguments": ""}}
+    more = {"index": 0, "id": None, "type": None, "function": {"name": None, "arguments": '{"a":1}'}}
+    other = {"index": 1, "id": "b", "function": {"name": "list", "arguments": "{}"}}
+    last = chunk({}, "tool_calls")
+    last["choices"][0]["stop_reason"] = 17
+    deltas = [{"reasoning_content": "Let me"}, {"reasoning_content": " see."}, {"tool_calls": [call]}]
+    deltas += [{"tool_calls": [more]}, {"tool_calls": [other]}, {"annotations": [{"at": 1}]}]
+    choice = choice_of(await Wire([lambda: sse(*map(chunk, deltas), last, USAGE_CHUNK)]).ask())
+    assert choice["message"] == {
+        "role": "assistant",
+        "content": None,
+        "reasoning_content": "Let me see.",
+        "annotations": [{"at": 1}],
+        "tool_calls": [
+            {"id": "a", "type": "function", "function": {"name": "read", "arguments": '{"a":1}'}},
+            {"id": "b", "type": "function", "function": {"name": "list", "arguments": "{}"}},
+        ],
+    }
+    assert (choice["finish_reason"], choice["stop_reason"]) == ("tool_calls", 17)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_refusals_and_older_calls_arrive(stream: bool) -> None:
+    """A delta that is neither text nor a tool call goes on, to either kind of client."""
+    deltas = [{"refusal": "I can"}, {"refusal": "not."}]
+    wire = Wire([lambda: sse(*map(chunk, deltas), chunk({}, "stop"), USAGE_CHUNK)])
+    answer = await wire.ask(stream=stream)
+    if stream:
+        assert ('"I can"' in answer.text, '"not."' in answer.text) == (True, True)
+    else:
+        assert choice_of(answer)["message"] == {"role": "assistant", "content": None, "refusal": "I cannot."}
+    deltas = [{"function_call": {"name": "read", "arguments": ""}}, {"function_call": {"arguments": '{"a":1}'}}]
+    wire = Wire([lambda: sse(*map(chunk, deltas), chunk({}, "function_call"), USAGE_CHUNK)])
+    answer = await wire.ask(stream=stream)
+    if not stream:
+        message = choice_of(answer)["message"]
+        assert message["function_call"] == {"name": "read", "arguments": '{"a":1}'}
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_server_that_ignores_stream_is_understood(stream: bool) -> None:
+    """One JSON in spite of `stream: true`: a whole answer is given on as it came, a stream is made of it."""
+    call = {"id": "a", "type": "function", "function": {"name": "read", "arguments": "{}"}}
+    message = {"content": "I look.", "tool_calls": [call]}
+    wire = Wire([lambda: whole(message, "tool_calls")])
+    answer = await wire.ask(stream=stream)
+    if not stream:
+        assert answer.json() == whole(message, "tool_calls").json()
+        return
+    events = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
+    deltas = [choice["delta"] for event in events for choice in event["choices"]]
+    assert "".join(delta.get("content") or "" for delta in deltas) == "I look."
+    assert [delta["tool_calls"][0]["id"] for delta in deltas if delta.get("tool_calls")] == ["a"]
+
+
+async def test_server_that_refuses_stream_options_is_asked_without() -> None:
+    """Asked again once, and from then on without; the usage is then counted here."""
+    refusal = httpx.Response(400, json={"error": {"message": "Unknown parameter: stream_options"}})
+    answered = [chunk({"content": "Fine."}), chunk({}, "stop")]
+    wire = Wire([lambda: refusal, lambda: sse(*answered)])
+    answer = await wire.ask()
+    assert (choice_of(answer)["message"]["content"], answer.json()["usage"]["prompt_tokens"] > 0) == ("Fine.", True)
+    await wire.ask()
+    assert ["stream_options" in sent for sent in wire.sent] == [True, False, False]
+
+
+async def test_server_that_refuses_streams_is_asked_for_whole_answers() -> None:
+    """The server's own JSON reaches the client; one that wants a stream gets the refusal."""
+    refusal = httpx.Response(400, json={"error": {"message": "stream is not supported by this server"}})
+    wire = Wire([lambda: refusal, lambda: whole({"content": "Fine."})])
+    assert choice_of(await wire.ask())["message"]["content"] == "Fine."
+    assert [sent.get("stream") for sent in wire.sent] == [True, None]
+    streamed = Wire([lambda: refusal])
+    assert (await streamed.ask(stream=True)).status_code == 400
+    assert len(streamed.sent) == 1
+
+
+@pytest.mark.parametrize("words", ["stream_options", "streaming"])
+async def test_a_client_whose_words_are_quoted_teaches_nothing_of_the_server(words: str) -> None:
+    """An error that quotes it takes our addition out of its own request, and out of nobody else's."""
+    refusal = httpx.Response(400, json={"error": {"message": f"Unexpected role '{words}'"}})
+    answered = [chunk({"content": "Fine."}), chunk({}, "stop")]
+    wire = Wire([lambda: refusal, lambda: refusal, lambda: sse(*answered)])
+    odd = [{"role": words, "content": "hi"}, {"role": "user", "content": "hi"}]
+    assert (await wire.ask(messages=odd)).status_code == 400
+    assert choice_of(await wire.ask())["message"]["content"] == "Fine."
+    asked = [(sent.get("stream"), "stream_options" in sent) for sent in wire.sent]
+    assert (asked[0], asked[2:]) == ((True, True), [(True, True)])
+
+
+async def test_a_client_that_speaks_of_streams_is_served_by_a_server_without_them() -> None:
+    """Its words alone are no reason to refuse it."""
+    refusal = httpx.Response(400, json={"error": {"message": "stream is not supported by this server"}})
+    wire = Wire([lambda: refusal, lambda: whole({"content": "Fine."})])
+    answer = await wire.ask(messages=[{"role": "user", "content": "Does this server support streaming?"}])
+    assert choice_of(answer)["message"]["content"] == "Fine."
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_other_refusals_keep_their_status_and_body(stream: bool) -> None:
+    """What the server says of a request that we did not cause goes on unchanged, asked once."""
+    body = {"error": {"message": "the upstream model has no chat template"}}
+    wire = Wire([lambda: httpx.Response(422, json=body)])
+    answer = await wire.ask(stream=stream)
+    assert (answer.status_code, answer.json(), len(wire.sent)) == (422, body, 1)
+
+
+async def test_error_inside_the_stream_of_a_whole_answer_is_an_error() -> None:
+    """Nothing has been sent yet, so the client gets no half answer."""
+    answer = await Wire([lambda: sse(chunk({"content": "On"}), {"error": {"message": "out of memory"}})]).ask()
+    assert (answer.status_code, answer.json()) == (500, {"error": {"message": "out of memory"}})
+
+
+@pytest.mark.parametrize("body", [b"", b"<html>", b"[]", b'{"choices": []}', b'{"choices": [null]}'])
+async def test_answer_that_is_none_is_given_on(body: bytes) -> None:
+    """A 200 that holds no answer reaches the client as it came."""
+    answer = await Wire([lambda: httpx.Response(200, content=body)]).ask()
+    assert (answer.status_code, answer.content) == (200, body)
+
+
+async def test_compaction_before_a_whole_answer_leaves_no_trace_in_it() -> None:
+    """The envelope is the server's, not that of a notice which nobody reads."""
+    wire = Wire([lambda: sse(chunk({"role": "assistant", "content": "Fine."}), chunk({}, "stop"), USAGE_CHUNK)])
+    answer = await wire.ask(messages=talk("whole", 2500))
+    assert (choice_of(answer)["message"]["content"], answer.json()["id"]) == ("Fine.", "chatcmpl-1")
+    assert (answer.json()["created"], answer.json()["model"]) == (7, "served")
+    assert len(wire.sent[0]["messages"]) < len(talk("whole", 2500))
+
+
+@pytest.mark.parametrize("options", [{"n": 2}, {"logprobs": True}])
+async def test_what_cannot_be_joined_is_asked_for_as_the_client_did(options: Body) -> None:
+    """Several choices and log probabilities: the server's own answer, whole."""
+    wire = Wire([lambda: whole({"content": "Fine."})])
+    answer = await wire.ask(**options)
+    assert answer.json() == whole({"content": "Fine."}).json()
+    assert "stream" not in wire.sent[0]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "ids"),
+    [
+        ([7] * 500, 500),
+        ([[7] * 500, [7] * 20], 500),
+        ([[7] * 20, [8] * 500], 500),
+        ([*([7] * 480), "twenty bytes of text"], 500),
+        (["a text", [7] * 500], 500),
+        ([0], 1),
+    ],
+)
+@pytest.mark.parametrize("asked", [{}, {"max_tokens": 100_000}, {"max_tokens": 5}])
+async def test_prompt_of_token_ids_is_bounded(prompt: list[Any], ids: int, asked: Body) -> None:
+    """Their number is their count; the longest of several decides."""
+    wire = Wire([lambda: whole({"content": "Fine."})])
+    await wire.complete(prompt=prompt, **asked)
+    (sent,) = wire.sent
+    assert sent == {"prompt": prompt, "max_tokens": min(asked.get("max_tokens", 2048), 2048 - 64 - ids)}
+
+
+@pytest.mark.parametrize("prompt", [[7] * 1800, [[7], [7] * 1800], [7] * 2_000_000])
+async def test_prompt_of_token_ids_that_cannot_fit_is_refused(prompt: list[Any]) -> None:
+    """Nothing in it can be compacted."""
+    wire = Wire([])
+    answer = await wire.complete(prompt=prompt)
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert "maximum context length is 2048 tokens" in error["message"]
+    assert wire.sent == []
+
+
+@pytest.mark.parametrize(
+    ("options", "answers"),
+    [
+        ({"n": 3}, 3),
+        ({"n": "3"}, 3),
+        ({"n": 3.0}, 3),
+        ({"n_cmpl": 4}, 4),
+        ({"n": 2, "best_of": 5}, 5),
+        ({"n": True, "best_of": None}, 1),
+        ({"n": -2}, 1),
+        ({"n": [3]}, 1),
+        ({"n": 0.5}, 1),
+    ],
+)
+async def test_each_of_several_answers_gets_its_part_of_a_shared_window(options: Body, answers: int) -> None:
+    """A server writes them at once into one context, whatever it takes for their number."""
+    wire = Wire([lambda: whole({"content": "Fine."})], settings={"admission": "pool"})
+    await wire.ask(**options, logprobs=True)
+    alone = Wire([lambda: whole({"content": "Fine."})], settings={"admission": "pool"})
+    await alone.ask(logprobs=True)
+    assert wire.sent[0]["max_tokens"] == pytest.approx(alone.sent[0]["max_tokens"] / answers, abs=1)
+
+
+def folded(body: bytes, encoding: str = "gzip", content_type: str = "application/json") -> httpx.Response:
+    """A body that says how it is compressed."""
+
+    async def pieces() -> AsyncIterator[bytes]:
+        for start in range(0, len(body), 64 * 1024):
+            yield body[start : start + 64 * 1024]
+
+    return httpx.Response(200, headers={"content-encoding": encoding, "content-type": content_type}, content=pieces())
+
+
+BOMB = gzip.compress(b" " * 100_000_000)
+ANSWER = json.dumps({"choices": [{"message": {"content": "One"}}], "usage": USAGE}).encode()
+BOMBS = {
+    "whole": lambda: folded(BOMB),
+    "stream": lambda: folded(BOMB, content_type="text/event-stream"),
+    "twice": lambda: folded(gzip.compress(BOMB), "gzip, gzip"),
+    "br": lambda: folded(BOMB, "br"),
+    "no gzip": lambda: folded(ANSWER),
+    "no gzip, stream": lambda: folded(ANSWER, content_type="text/event-stream"),
+    "long": lambda: httpx.Response(200, content=b" " * 30_000_000),
+    "structure": lambda: httpx.Response(200, content=b'{"choices":[' + b"{}," * 1_000_000 + b"{}]}"),
+}
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize("bomb", BOMBS)
+async def test_answer_that_unfolds_without_end_is_not_read(bomb: str, stream: bool) -> None:
+    """200 kB that become 200 MB cost 27.8 s of processor time; now no more than the answer may have is unfolded."""
+    wire = Wire([BOMBS[bomb]])
+    tracemalloc.start()
+    try:
+        answer = await wire.ask(**({"stream": True} if stream else {}))
+        _, most_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert answer.status_code == 502
+    assert "The model's server cannot be understood" in answer.json()["error"]["message"]
+    assert most_bytes < 80 * 2**20
+    assert len(wire.sent) == 1
+
+
+async def test_compressed_answer_is_read() -> None:
+    """As the server was told that it may."""
+    wire = Wire([lambda: folded(gzip.compress(ANSWER))])
+    assert choice_of(await wire.ask())["message"]["content"] == "One"
+    assert wire.headers[-1]["accept-encoding"] == "gzip, deflate"
+
+
+async def test_long_error_is_told_from_its_beginning() -> None:
+    """Some servers quote the whole request."""
+    wire = Wire([lambda: httpx.Response(500, content=b"broken " * 1_000_000)])
+    answer = await wire.ask()
+    assert (answer.status_code, len(answer.content)) == (500, 32 * 1024)
+
+
+async def test_answer_that_does_not_end_is_ended() -> None:
+    """A server that knows no limit: after four windows it is not listened to any more."""
+    wire = Wire([lambda: sse(*[chunk({"content": "word " * 50})] * 500)], window_tokens=2048)
+    answer = await wire.ask()
+    assert answer.status_code >= 500
+    assert "does not end" in answer.text
+
+
+async def test_white_space_blank_by_blank_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Near the window's end a word is held until the next begins; what stands behind it was read with each blank."""
+    looked = [0]
+
+    def counting(text: str) -> int:
+        looked[0] += len(text)
+        return settled_length(text)
+
+    monkeypatch.setattr(relay, "settled_length", counting)
+    pieces = ["word " * 1_400, *[" "] * 4_000, "last"]
+    wire = Wire([lambda: sse(*map(said, pieces), chunk({}, "stop"))], window_tokens=2048)
+    answer = await wire.ask()
+    assert choice_of(answer)["message"]["content"] == "".join(pieces)
+    assert 0 < looked[0] < 20_000
+
+
+def said(text: str) -> Body:
+    return chunk({"content": text})
+
+
+EVERY_KIND: list[Body] = [
+    {"role": "system", "content": [{"type": "text", "text": "S", "cache_control": {"type": "ephemeral"}}]},
+    {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:x", "detail": "low"}}], "name": "n"},
+    {"role": "assistant", "content": None, "tool_calls": [{"id": "c", "type": "function", "function": {"name": "f"}}]},
+    {"role": "tool", "tool_call_id": "c", "content": ""},
+    {"role": "odd", "content": 7, "more": [None, 1.5, True, {"deep": {"deeper": []}}]},
+    {"content": "no role"},
+]
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}, "strict": True}}, {"odd": 1}]
+
+
+class _Reading(httpx.MockTransport, ListTransport):
+    """Any transport that is given lists beside the body's bytes."""
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"messages": EVERY_KIND},
+        {"messages": EVERY_KIND, "tools": TOOLS, "temperature": 0.5, "stop": ["x"]},
+        {"messages": EVERY_KIND, "extra_body": {"ttl": 60}},
+        {"messages": EVERY_KIND, "tools": TOOLS, "extra_body": {"messages": SHORT}},
+        {"messages": (message for message in EVERY_KIND)},
+        {"messages": [*EVERY_KIND, ChatCompletionMessage(role="assistant", content="An object.")]},
+    ],
+)
+async def test_litellms_client_sends_what_openais_does_without_a_look_at_each_value(body: Body) -> None:
+    """The same JSON leaves, whatever is in it."""
+    left: list[Body] = []
+
+    async def serve(request: httpx.Request) -> httpx.Response:
+        left.append({**json.loads(request.content), **(transport.lists if not left else {})})
+        return whole({"content": "One"})
+
+    transport = _Reading(serve)
+    given = {**body, "messages": list(body["messages"])}
+    ours = client_over(transport, api_base="http://served/v1", api_key="k")
+    theirs = AsyncOpenAI(api_key="k", base_url="http://served/v1", http_client=httpx.AsyncClient(transport=transport))
+    for client in (ours, theirs):
+        answer = await client.chat.completions.with_raw_response.create(model="m", timeout=5, **given)
+        assert answer.parse().choices[0].message.content == "One"
+        await client.close()
+    assert left[0] == left[1]
+
+
+async def test_long_list_costs_litellms_client_no_more_than_a_short_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each message took 0.3 ms on the event loop: of 40,000, everybody waited for 12 s."""
+    looks = [0]
+    look = _transform._async_transform_recursive
+
+    async def counting(*given: Any, **named: Any) -> Any:
+        looks[0] += 1
+        return await look(*given, **named)
+
+    monkeypatch.setattr(_transform, "_async_transform_recursive", counting)
+    client = client_over(_Reading(lambda _: whole({"content": "One"})), api_base="http://s/v1", api_key="k")
+    counts = []
+    for number in (1, 500):
+        looks[0] = 0
+        await client.chat.completions.with_raw_response.create(model="m", messages=SHORT * number, tools=TOOLS * number)  # type: ignore[arg-type]
+        counts.append(looks[0])
+    await client.close()
+    assert counts[0] == counts[1]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("asked", [None, -1, 50, 10**9])
+async def test_text_completion_of_a_server_that_knows_them_is_bounded(asked: int | None, stream: bool) -> None:
+    """What no chat is made of goes out as it came, but for its bound; the answer comes back as the server gave it."""
+    answer = {"id": "cmpl-1", "object": "text_completion", "choices": [{"index": 0, "text": " two", "logprobs": None}]}
+    wire = Wire([lambda: sse(answer) if stream else httpx.Response(200, json=answer)])
+    body = {"prompt": "One", "stream": stream, **({} if asked is None else {"max_tokens": asked})}
+    got = await wire.complete(**body)
+    (sent,) = wire.sent
+    assert (sent["max_tokens"] == 50) == (asked == 50)
+    assert 0 < sent.pop("max_tokens") < 2048
+    body.pop("max_tokens", None)
+    assert sent == body
+    assert got.status_code == 200
+    assert " two" in got.text
+
+
+async def test_text_completion_that_cannot_fit_is_refused_before_it_is_sent() -> None:
+    """The longest of several texts counts: the server answers each by itself."""
+    wire = Wire([lambda: httpx.Response(200, json={})])
+    many = [prose(f"text {number}", 400) for number in range(8)]
+    assert (await wire.complete(prompt=many)).status_code == 200
+    assert wire.sent[0]["prompt"] == many
+    assert wire.sent[0]["max_tokens"] <= 2048 - 400
+    assert (await wire.complete(prompt=[*many, prose("too long", 3000)])).status_code == 400
+    assert len(wire.sent) == 1
+
+
+@pytest.mark.parametrize("prompt", [{"prompt_string": "x"}, [], [[]], [1, None], [True], [[1], {}]])
+async def test_prompt_of_no_known_shape_passes_as_it_is(prompt: Any) -> None:
+    """Nobody here can count it; its server refuses what does not fit."""
+    wire = Wire([lambda: httpx.Response(200, json={})])
+    await wire.complete(prompt=prompt)
+    assert wire.sent == [{"prompt": prompt}]
+
+
+async def test_answer_that_is_passed_holds_its_room_until_it_is_read() -> None:
+    """Several choices are not joined, and take part in what a shared context is filled with all the same."""
+    wire = Wire([lambda: sse(chunk({"content": "Two."}, "stop"))], settings={"admission": "pool"})
+    transport, scene = await wire.transport(messages=SHORT)
+    request = httpx.Request("POST", "http://served/v1/chat/completions", json={"messages": SHORT, "n": 2})
+    response = await transport.handle_async_request(request)
+    (usage,) = (scene.compactor._admission.usage(pool) for pool in scene.compactor._admission._pools)
+    assert usage.used_tokens > wire.sent[0]["max_tokens"]
+    assert b"Two." in await response.aread()
+    assert not scene.compactor._admission._pools
+
+
+@pytest.mark.parametrize(
+    ("usage", "read"),
+    [
+        ({"prompt_tokens": 900, "completion_tokens": 3}, (900, 3)),
+        ({"prompt_tokens": 900, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 800}}, (900, 3)),
+        ({"prompt_tokens": 100, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 800}}, (900, 3)),
+        ({"prompt_tokens": 900, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": None}}, (900, 3)),
+        ({"prompt_tokens": 900, "completion_tokens": 3, "prompt_tokens_details": 7}, (900, 3)),
+        ({"prompt_tokens": 0, "completion_tokens": 3}, None),
+        ({"prompt_tokens": None, "completion_tokens": 3}, None),
+        ({"prompt_tokens": 900}, None),
+        ({"prompt_tokens": True, "completion_tokens": 3}, None),
+        (None, None),
+    ],
+)
+def test_usage_is_the_whole_prompts_or_none(usage: Any, read: tuple[int, int] | None) -> None:
+    """A number without what the server had in its cache would look like a prompt that was cut."""
+    assert usage_of({"usage": usage}) == read
