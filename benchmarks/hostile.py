@@ -38,7 +38,8 @@ _PROBE = """
 import asyncio, collections.abc, gc, time
 from litellm.integrations.custom_logger import CustomLogger
 from litellm.proxy import proxy_server
-from litellm_compaction.proxy import internal, upstream
+from litellm_compaction.proxy import internal
+from litellm_compaction.proxy.answer import transport as upstream
 from litellm_compaction.proxy.callback import CompactionHandler
 
 TOLD_S = 0.02

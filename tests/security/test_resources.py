@@ -67,28 +67,28 @@ _REASONING = {
 }
 _WALKS = """
 import time
-from litellm_compaction.core import anchors, chain, edits, enclosures, excerpts, messages, prompts, records
-from litellm_compaction.core import secrets, supersession
+from litellm_compaction.core import clearing, excerpts, ledger, messages, prompts, record, secrets
+from litellm_compaction.core.continuation import text as inside
 def tokens(text): return len(text) // 4
 def message(role, text): return messages.parse_message({"role": role, "content": text})
-def record(text): return records.read_record(message("user", "## Session Summary" + text))
-def ledger(role):
-    return lambda text: anchors.ledger(
+def read(text): return record.read_record(message("user", "## Session Summary" + text))
+def kept(role):
+    return lambda text: ledger.ledger(
         [message(role, text)], budget_tokens=2_000, words_tokens=500, count=tokens, newer=[message("user", "x")])
 walks = {
     "summary": prompts.read_summary,
-    "edited": lambda text: edits.edited([message("assistant", text)], ()),
-    "open_think": enclosures.open_think,
-    "open_fence": enclosures.open_fence,
+    "edited": lambda text: clearing.edited([message("assistant", text)], ()),
+    "open_think": inside.open_think,
+    "open_fence": inside.open_fence,
     "defused": prompts.defused,
-    "chain": lambda text: chain.chain([message("assistant", text)]),
+    "chain": lambda text: messages.chain([message("assistant", text)]),
     "notices": messages.without_notices,
-    "record": record,
+    "record": read,
     "refusal": prompts.is_refusal,
-    "user's ledger": ledger("user"),
-    "result's ledger": ledger("tool"),
-    "assistant's ledger": ledger("assistant"),
-    "values": lambda text: supersession.marked(text, {"x": "1"}),
+    "user's ledger": kept("user"),
+    "result's ledger": kept("tool"),
+    "assistant's ledger": kept("assistant"),
+    "values": lambda text: ledger.marked(text, {"x": "1"}),
     "rendered": lambda text: prompts.render_message(message("tool", text)),
     "redacted": secrets.redacted,
     "excerpt": lambda text: excerpts.excerpt(text, 500, tokens),
