@@ -29,21 +29,21 @@ _CHARS = (" ", "\n", "\t", "a", "A", "0", "_", "/", ".", "-", "`", "é", "中", 
 _MAX_SAMPLES = 24
 # Patterns that only ever see short texts, with the longest of them; the source says where it is cut.
 SEEN_CHARS = {
-    "core.anchor_lines._ANCHOR": 160,  # a word of a piece (_PIECE_CHARS)
-    "core.anchor_lines._MAY_BE_ANCHOR": 160,
-    "core.anchor_lines._CODE": 160,
-    "core.anchor_lines._SPAN": 160,
-    "core.supersession._VALUE": 4096,  # _SLICE_CHARS
-    "core.supersession._STATEMENT_CJK": 4096,
-    "core.supersession._NAME": 48,  # _NAME_CHARS before a value
-    "core.announcements._ANNOUNCEMENT": 160,  # the first line of a continuation (_LINE_CHARS in preamble)
-    "core.announcements._BARE": 160,
-    "core.announcements._TOPIC": 160,
-    "core.announcements._FIRST_WORD": 160,
+    "core.ledger._ANCHOR": 160,  # a word of a piece (_PIECE_CHARS)
+    "core.ledger._MAY_BE_ANCHOR": 160,
+    "core.ledger._CODE": 160,
+    "core.ledger._SPAN": 160,
+    "core.ledger._VALUE": 4096,  # _SLICE_CHARS
+    "core.ledger._STATEMENT_CJK": 4096,
+    "core.ledger._NAME": 48,  # _NAME_CHARS before a value
+    "core.continuation.preamble._ANNOUNCEMENT": 160,  # the first line of a continuation (_LINE_CHARS in preamble)
+    "core.continuation.preamble._BARE": 160,
+    "core.continuation.preamble._TOPIC": 160,
+    "core.continuation.preamble._FIRST_WORD": 160,
     **dict.fromkeys(
         (f"core.secrets._{name}" for name in ("TOKEN", "HEADER", "URL", "OPTION", "ASSIGNED", "SAID")), 32_768
     ),  # _SLICE_CHARS
-    "core.preamble._DIALOGUE": 4096,  # the end of an answer (SEARCHED_CHARS in overlap)
+    "core.continuation.preamble._DIALOGUE": 4096,  # the end of an answer (SEARCHED_CHARS in overlap)
     # A server's error of 2,000 characters (_READ_ERROR_CHARS), each escaped as six.
     "proxy.internal._WORDS": 12_000,
     "proxy.internal._ESCAPES": 12_000,

@@ -53,7 +53,7 @@ from litellm_compaction.windows.other_servers import (
     list_served,
     tokens_by_server,
 )
-from tests.proxy.test_upstream import Wire
+from tests.proxy.test_transport import Wire
 from tests.security.bounded import ROOT, in_child
 from tests.security.hooks import Router
 
@@ -337,7 +337,7 @@ async def test_forms_of_the_page(do: str, fields: dict[str, str], is_current: bo
 _MUTATED = """
 import random, struct, sys, tempfile, time, tracemalloc
 from pathlib import Path
-sys.path.insert(0, given["models"])
+sys.path.insert(0, given["root"])
 from tests.tokenizers.gguf_writer import Array, bpe_fields, gguf
 from litellm_compaction.errors import UnusableModelFile
 from litellm_compaction.tokenizers.gguf import read_gguf
@@ -405,7 +405,7 @@ print(json.dumps({"read": read, "refused": refused, "worst_s": worst_s, "bytes":
 
 def test_mutated_gguf_files() -> None:
     """2,400 of them, of seven kinds: read or refused, and none costs more than any other file of its size."""
-    given_now = {"seed": 2356, "files": 2_400, "models": str(ROOT / "tests" / "models")}
+    given_now = {"seed": 2356, "files": 2_400, "root": str(ROOT)}
     found = in_child(_MUTATED, given_now, cpu_s=60, memory_mb=1024)
     assert found["read"] + found["refused"] == 2_400
     assert min(found["read"], found["refused"]) > 100, "all of one kind: these are no mutations any more"

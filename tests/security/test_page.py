@@ -12,7 +12,6 @@ from types import SimpleNamespace
 import httpx
 import pytest
 from fastapi import FastAPI, Request
-from litellm_compaction.proxy.pages import Surroundings
 
 from litellm_compaction.cli import main
 from litellm_compaction.config import settings_from
@@ -22,6 +21,7 @@ from litellm_compaction.proxy.callback import CompactionHandler
 from litellm_compaction.proxy.page import auth as visitors
 from litellm_compaction.proxy.page import routes
 from litellm_compaction.proxy.page.auth import LIFETIME_S, Sessions, SignedOut, TooManyTries, Visitor, WrongKeys
+from litellm_compaction.proxy.page.data import Surroundings
 from litellm_compaction.stores import MemoryStore
 from tests.security.hooks import Router
 
