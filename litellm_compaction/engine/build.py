@@ -9,6 +9,8 @@ import contextlib
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 
+from typing_extensions import assert_never
+
 from litellm_compaction.core.compaction import Compaction, Rung, Segment, apply
 from litellm_compaction.core.continuation.request import keyed
 from litellm_compaction.core.conversation import applied_tokens
@@ -82,13 +84,17 @@ class Maker:
         A summary is stored at once, whatever becomes of this request: it was paid for. Of the other rungs the result is
         only stored by `keep`, when it does.
         """
-        if isinstance(decision, Edit):
-            compaction = await self._with_ledger(work, decision, decision.compaction)
-            kept = keyed(work.conversation.messages, work.conversation.hashes, compaction)
-            return Made(compaction=compaction, kept=kept, calls=0, summary_ms=0.0, pruning_model="", reason="")
-        if isinstance(decision, Prune):
-            return await self._pruned(work, decision)
-        return await self._summarized(work, decision)
+        match decision:
+            case Edit():
+                compaction = await self._with_ledger(work, decision, decision.compaction)
+                kept = keyed(work.conversation.messages, work.conversation.hashes, compaction)
+                return Made(compaction=compaction, kept=kept, calls=0, summary_ms=0.0, pruning_model="", reason="")
+            case Prune():
+                return await self._pruned(work, decision)
+            case Summarize():
+                return await self._summarized(work, decision)
+            case _:
+                assert_never(decision)
 
     async def _pruned(self, work: Work, decision: Prune) -> Made:
         """The pruning if a model gives one that gains enough, else a summary."""

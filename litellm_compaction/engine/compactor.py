@@ -16,11 +16,13 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Literal, NamedTuple
 
+from typing_extensions import assert_never
+
 from litellm_compaction.concurrency import Flights
 from litellm_compaction.core.compaction import Compaction, is_applicable
 from litellm_compaction.core.continuation.request import Partial, Way, can_end_in_answer, carried_over
 from litellm_compaction.core.messages import Message, Request, chain
-from litellm_compaction.core.plan import Edit, Keep, Making, Plan, Prune, Reuse, Summarize, plan, usable
+from litellm_compaction.core.plan import Edit, Keep, Making, Plan, Prune, Refuse, Reuse, Summarize, plan, usable
 from litellm_compaction.core.refusal import refusal, shortened
 from litellm_compaction.engine.admission import Admission, Room
 from litellm_compaction.engine.ask import Asker, SentPrompts
@@ -492,21 +494,29 @@ class Compactor:
             self._wanted_until_s.popitem(last=False)
 
     async def _decide(self, work: Work, stored: Sequence[Compaction], *, shorten: bool = True) -> Guarded | Pending:
-        decision = await self._plan(work, stored)
-        if isinstance(decision, Keep):
-            return self._outgoing.unchanged(work)
-        if isinstance(decision, Reuse):
-            guarded = await self._applied_surely(work, decision.compaction, "reused")
-            if guarded.budget.fits(guarded.count.tokens):
-                self._reporter.applied(work, "reused", guarded, decision.compaction)
-                return guarded
-            decision = await self._plan(work, ())
-        elif isinstance(decision, Edit | Prune | Summarize):
-            reused = await self._reused(work, stored)
-            if reused is not None:
-                return reused
-        if isinstance(decision, Edit | Prune | Summarize):
-            return Pending(work=work, decision=decision, stored=tuple(stored))
+        known = stored
+        while True:
+            decision = await self._plan(work, known)
+            match decision:
+                case Keep():
+                    return self._outgoing.unchanged(work)
+                case Reuse(compaction=compaction):
+                    guarded = await self._applied_surely(work, compaction, "reused")
+                    if guarded.budget.fits(guarded.count.tokens):
+                        self._reporter.applied(work, "reused", guarded, compaction)
+                        return guarded
+                    # Counted as it is sent it does not do: what is decided without it?
+                    known = ()
+                case Edit() | Prune() | Summarize():
+                    reused = await self._reused(work, known)
+                    return Pending(work=work, decision=decision, stored=tuple(stored)) if reused is None else reused
+                case Refuse():
+                    return await self._beyond(work, stored, shorten=shorten)
+                case _:
+                    assert_never(decision)
+
+    async def _beyond(self, work: Work, stored: Sequence[Compaction], *, shorten: bool) -> Guarded | Pending:
+        """What is done where nothing can be made that fits: send what may fit, ask the server, shorten, or refuse."""
         if work.budget.own.fits(work.count.tokens):
             return self._outgoing.unchanged(work)
         again = await self._prober.with_floor(work)
