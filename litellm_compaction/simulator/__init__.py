@@ -4,8 +4,9 @@ It speaks LM Studio's HTTP API with a real tokenizer, the loaded window, and eve
 it. It imports nothing else of this project, so that it can witness what the project sends.
 """
 
+from litellm_compaction.simulator.script import RequestRecord
+
 from .catalog import Instance, Model
-from .records import RequestRecord
 from .script import ChatCall, Fault, Gate, Reply, numbered_words, summary_of_facts
 from .server import Address, serve
 from .simulator import Simulator

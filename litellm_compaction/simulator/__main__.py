@@ -9,8 +9,9 @@ import threading
 from collections.abc import Sequence
 from typing import get_args
 
+from litellm_compaction.simulator.rendering import Overflow
+
 from .catalog import Model
-from .overflow import Overflow
 from .script import ChatCall, Reply, Script, numbered_words
 from .server import serve
 from .simulator import Simulator

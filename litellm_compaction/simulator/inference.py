@@ -1,38 +1,143 @@
 """What happens to one inference request, from its body to its last byte.
 
-Steps: check the body, find the instance, render and count, wait for a slot, meet the window, ask the script,
-generate. Any step may end the request with a `Refusal`.
+It takes its place in an instance (a slot, a share of the pool, a KV slot); a prompt that does not fit the window meets
+one of LM Studio's reactions.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from .answers import Answer
-from .catalog import Instance
-from .connection import Connection
-from .emissions import visible_reply
-from .flights import FlightFailed
-from .generation import Ending, Generation
-from .messages import ChatRequest, parse_chat, parse_completion
-from .records import RequestRecord
-from .refusals import (
+from litellm_compaction.simulator.answers import Answer, Connection, Dialect, Envelope, now_s
+from litellm_compaction.simulator.catalog import Instance
+from litellm_compaction.simulator.generation import Ending, Generation, visible_reply
+from litellm_compaction.simulator.messages import ChatRequest, parse_chat, parse_completion, template_error
+from litellm_compaction.simulator.refusals import (
+    CRASHED,
     MODEL_UNLOADED,
     POOL_EXCEEDED,
     JsonObject,
     Refusal,
+    does_not_fit,
     error_body,
+    n_keep_too_long,
     template_failed,
 )
-from .rendering import Prompt, render_chat, render_text
-from .script import ChatCall, Fault, Reply, default_reply
-from .seats import Seat
-from .simulator import Simulator
-from .template_rules import template_error
-from .window import meet_window
-from .wire import Dialect, Envelope, now_s
+from litellm_compaction.simulator.rendering import (
+    Prompt,
+    Segment,
+    answer_segments,
+    keep_tokens,
+    render_chat,
+    render_text,
+    rolling_window,
+    truncate_middle,
+)
+from litellm_compaction.simulator.script import ChatCall, Fault, Reply, RequestRecord, default_reply
+from litellm_compaction.simulator.simulator import Simulator
+from litellm_compaction.simulator.slots import Flight, FlightFailed, Reuse
+
+
+class Seat:
+    """The place of one request; `take` waits for it."""
+
+    def __init__(self, instance: Instance, client_left: asyncio.Event) -> None:
+        self.instance = instance
+        self.flight = Flight(used_tokens=0, client_left=client_left)
+        self._reuse: Reuse | None = None
+        self._segments: tuple[Segment, ...] = ()
+        self._is_left = False
+        instance.flights.append(self.flight)
+
+    @classmethod
+    async def take(cls, instance: Instance, client_left: asyncio.Event) -> Seat:
+        """A place in `instance`, first come, first served."""
+        await instance.queue.acquire()
+        return cls(instance, client_left)
+
+    def start(self, segments: tuple[Segment, ...], raw_tokens: int, used_tokens: int) -> int:
+        """Begin computing a prompt; returns how many of its tokens (unscaled) the cache already holds."""
+        self.flight.used_tokens = used_tokens
+        self._segments = segments
+        self._reuse = self.instance.cache.take(segments, raw_tokens)
+        return self._reuse.cached_tokens
+
+    def leave(self, answer: tuple[str, str, Sequence[tuple[str, str]]]) -> None:
+        """Give the place back; the slot then holds the prompt and `answer` (reasoning, content, calls).
+
+        A client that leaves during prompt processing frees the place only when that is finished, as in LM
+        Studio (bt#1143).
+        """
+        if self._is_left:
+            return
+        self._is_left = True
+        self._segments += answer_segments(*answer)
+        loop = asyncio.get_running_loop()
+        if loop.time() < self.flight.prefill_ends_s:
+            loop.call_at(self.flight.prefill_ends_s, self._free)
+        else:
+            self._free()
+
+    def _free(self) -> None:
+        if self._reuse is not None:
+            self.instance.cache.give_back(self._reuse.slot, self._segments)
+        if self.flight in self.instance.flights:
+            self.instance.flights.remove(self.flight)
+        self.instance.queue.release()
+
+
+class Met(NamedTuple):
+    """What is left of the prompt; `ending` is set when the overflow ends the answer before it begins."""
+
+    kept: Prompt
+    ending: Ending | None = None
+
+
+def meet_window(prompt: Prompt, simulator: Simulator, instance: Instance, record: RequestRecord) -> Met:
+    """What the window leaves of a prompt; notes a truncation in `record`.
+
+    A prompt as long as the window overflows too, since no token of an answer would fit.
+
+    Raises:
+        Refusal: the overflow is answered with HTTP 400.
+    """
+    sent_tokens, window_tokens = record.prompt_tokens, instance.context_length
+    if sent_tokens < window_tokens:
+        return Met(prompt)
+    if simulator.overflow in ("truncate_middle", "rolling"):
+        kept = _truncate(prompt, simulator, instance)
+        record.truncated = True
+        record.kept_tokens = math.ceil(kept.count_tokens() * instance.model.tokens_factor)
+        return Met(kept)
+    record.kept_tokens = 0
+    message = does_not_fit(sent_tokens, window_tokens)
+    if simulator.overflow == "error_400_string":
+        raise n_keep_too_long(sent_tokens, window_tokens, simulator.n_keep_wording)
+    if simulator.overflow == "error_400_object":
+        raise Refusal(400, error_body(message, "object"), outcome="overflow")
+    if simulator.overflow == "crash":
+        instance.cache.clear()
+        instance.fail_all(CRASHED, "error")
+        return Met(prompt, Ending("error", "overflow", message=CRASHED, status=400))
+    if simulator.overflow == "empty":
+        return Met(prompt, Ending("empty", "overflow"))
+    return Met(prompt, Ending("error", "overflow", message=message))
+
+
+def _truncate(prompt: Prompt, simulator: Simulator, instance: Instance) -> Prompt:
+    factor, window_tokens = instance.model.tokens_factor, instance.context_length
+    raw_window_tokens = math.floor(window_tokens / factor)
+    if simulator.overflow == "rolling":
+        return rolling_window(prompt, raw_window_tokens)
+    keep = math.ceil(keep_tokens(prompt) * factor)
+    if keep >= window_tokens:
+        raise n_keep_too_long(keep, window_tokens, simulator.n_keep_wording)
+    return truncate_middle(prompt, raw_window_tokens)
+
 
 # Above this size tokenizing a new prompt takes tens of milliseconds, so it leaves the event loop (20 MB/s,
 # 2026-11).

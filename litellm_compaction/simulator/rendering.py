@@ -1,8 +1,7 @@
-"""Which prompt the model sees: messages and tools rendered like Qwen3's ChatML template, in countable pieces.
+"""Which prompt the model sees, in countable pieces, and what happens to one that exceeds the window.
 
-A prompt is a sequence of blocks (one per template turn) of segments. Segments are split only where the
-tokenizer never merges, so that the tokens of a prompt are the concatenated tokens of its segments, each of
-them cacheable.
+Messages and tools are rendered like Qwen3's ChatML template. A prompt that is too long is cut silently, or refused, in
+one of LM Studio's ways.
 """
 
 from __future__ import annotations
@@ -11,11 +10,11 @@ import json
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
-from .messages import Image, Message
-from .refusals import JsonObject
-from .vocabulary import encode
+from litellm_compaction.simulator.messages import Image, Message
+from litellm_compaction.simulator.refusals import JsonObject
+from litellm_compaction.simulator.vocabulary import decode, encode
 
 IMAGE_TOKENS = 1000
 _FIRST_IMAGE_ID = 1_000_000
@@ -180,3 +179,70 @@ def _tool_results(messages: Sequence[Message]) -> Block:
         segments += [Segment("\n<tool_response>\n"), *_content(message), Segment("\n</tool_response>")]
     segments.append(Segment("<|im_end|>\n"))
     return Block("tool", tuple(segments), "\n".join(message.text for message in messages))
+
+
+Overflow = Literal[
+    "truncate_middle", "rolling", "error_400_string", "error_400_object", "error_event", "empty", "crash"
+]
+MidOverflow = Literal["length", "error", "drop", "stop", "shift"]
+
+# A truncated prompt leaves this share of the window for the answer (simplification; LM Studio's share is not
+# known).
+_ANSWER_SHARE = 8
+
+
+def keep_tokens(prompt: Prompt) -> int:
+    """The tokens that middle truncation never drops: system, first user message, opening of the answer."""
+    return _count(_head(prompt)) + sum(segment.count_tokens() for segment in prompt.opening)
+
+
+def truncate_middle(prompt: Prompt, window_tokens: int) -> Prompt:
+    """The prompt with the middle dropped: system, first user message, and the newest messages that fit.
+
+    The newest message loses its front where it does not fit whole. The caller guarantees
+    `keep_tokens(prompt) < window_tokens`.
+    """
+    return _with_newest(prompt, _head(prompt), window_tokens)
+
+
+def rolling_window(prompt: Prompt, window_tokens: int) -> Prompt:
+    """The prompt with the oldest messages dropped, the system message among the first."""
+    return _with_newest(prompt, (), window_tokens)
+
+
+def _head(prompt: Prompt) -> tuple[Block, ...]:
+    for index, block in enumerate(prompt.blocks):
+        if block.role == "user":
+            return prompt.blocks[: index + 1]
+    return prompt.blocks[:1]
+
+
+def _with_newest(prompt: Prompt, head: tuple[Block, ...], window_tokens: int) -> Prompt:
+    fixed = _count(head) + sum(segment.count_tokens() for segment in prompt.opening)
+    budget = max(window_tokens - window_tokens // _ANSWER_SHARE, fixed + 1)
+    kept: list[Block] = []
+    remaining = budget - fixed
+    for block in reversed(prompt.blocks[len(head) :]):
+        size = block.count_tokens()
+        if size > remaining:
+            if not kept:
+                kept.append(_end_of(block, remaining))
+            break
+        kept.append(block)
+        remaining -= size
+    return Prompt((*head, *reversed(kept)), prompt.opening)
+
+
+def _end_of(block: Block, limit_tokens: int) -> Block:
+    *body, closing = block.segments[1:]
+    room_tokens = max(0, limit_tokens - closing.count_tokens())
+    tokens = [token for segment in body if not segment.is_image for token in segment.tokens()]
+    text = decode(array("I", tokens[len(tokens) - room_tokens :] if room_tokens < len(tokens) else tokens))
+    # A cut inside a character or before a space can add a token, so the front gives way until it fits.
+    while text and Segment(text).count_tokens() > room_tokens:
+        text = text[1:]
+    return Block(block.role, (Segment(text), closing), text)
+
+
+def _count(blocks: tuple[Block, ...]) -> int:
+    return sum(block.count_tokens() for block in blocks)

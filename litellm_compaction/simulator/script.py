@@ -1,17 +1,52 @@
-"""What tests and demos plug into the simulator: what a script is told, what it may answer, and where to fail.
-
-Also the texts that scripts need again and again: endless numbered words and a summary that keeps known facts.
-"""
+"""What tests and demos plug into the simulator, what they are told, and what it remembers of each request."""
 
 from __future__ import annotations
 
 import hashlib
 import threading
 from collections.abc import Callable, Iterable
-from dataclasses import KW_ONLY, dataclass
-from typing import Literal
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Any, Literal
 
-from .refusals import JsonObject
+from litellm_compaction.simulator.refusals import JsonObject
+
+Outcome = Literal["running", "ok", "error", "overflow", "mid_overflow", "pool_overflow", "fault", "disconnected"]
+
+
+@dataclass(kw_only=True)
+class RequestRecord:
+    """One request. Token counts are the server's own (scaled); times are `time.monotonic()` seconds.
+
+    `prompt_tokens` counts what was sent, `kept_tokens` what was left of it after truncation; of these
+    `cached_tokens` came from the KV cache and `computed_tokens` had to be computed. `body` is the parsed
+    JSON, None for a GET or for bytes that are not a JSON object. Header names are lower case.
+    """
+
+    path: str
+    method: str
+    headers: dict[str, str]
+    started_s: float
+    body: dict[str, Any] | None = None
+    model: str = ""
+    instance_id: str = ""
+    context_length: int = 0
+    prompt_tokens: int = 0
+    truncated: bool = False
+    kept_tokens: int = 0
+    cached_tokens: int = 0
+    computed_tokens: int = 0
+    completion_tokens: int = 0
+    content: str = ""
+    finish_reason: str | None = None
+    outcome: Outcome = "running"
+    error: str = ""
+    status: int = 0
+    streamed: bool = False
+    first_delta_s: float | None = None
+    ended_s: float | None = None
+    disconnected_s: float | None = None
+    seen_text: str = field(default="", repr=False)
+
 
 FaultKind = Literal["500", "drop", "hang", "empty", "error_event", "slow"]
 FaultPoint = Literal["before_first_delta", "mid_text"]

@@ -1,20 +1,243 @@
-"""How a simulator is served over HTTP: on a free port, in a thread, while a `with` block lasts."""
+"""The paths of LM Studio's server, served over HTTP: on a free port, in a thread, while a `with` block lasts."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import socket
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Awaitable, Callable, Iterator, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
+from urllib.parse import unquote
 
 import uvicorn
+from starlette.requests import ClientDisconnect, Request
 
-from .app import Application
-from .simulator import Simulator
-from .vocabulary import load_vocabulary
+from litellm_compaction.simulator.answers import Connection, Dialect, Send
+from litellm_compaction.simulator.catalog import (
+    Instance,
+    find_model,
+    find_target,
+    llama_models,
+    llama_props,
+    load_config,
+    openai_models,
+    v0_model,
+    v0_models,
+    v1_models,
+)
+from litellm_compaction.simulator.inference import Inference
+from litellm_compaction.simulator.refusals import (
+    JsonObject,
+    Refusal,
+    bad_field,
+    model_not_found,
+    unauthorized,
+    unknown_path,
+)
+from litellm_compaction.simulator.script import RequestRecord
+from litellm_compaction.simulator.simulator import Api, Simulator
+from litellm_compaction.simulator.vocabulary import load_vocabulary
+
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+# Closes the connection that comes from this client address.
+CloseConnection = Callable[[Any], None]
+
+_COMPLETIONS: dict[str, Dialect] = {
+    "/v1/chat/completions": "chat",
+    "/v1/completions": "text",
+    "/api/v0/chat/completions": "v0",
+}
+_OFFERED: dict[Api, tuple[str, ...]] = {
+    "v1": ("/v1/", "/api/v0/", "/api/v1/", "/lmstudio-greeting"),
+    "v0": ("/v1/", "/api/v0/", "/lmstudio-greeting"),
+    "openai": ("/v1/",),
+    "llama.cpp": ("/v1/", "/props"),
+}
+# Other keys, such as parallel or the KV quantization, are rejected (bt#2024).
+_LOAD_KEYS = {
+    "model",
+    "context_length",
+    "flash_attention",
+    "eval_batch_size",
+    "num_experts",
+    "offload_kv_cache_to_gpu",
+    "echo_load_config",
+}
+
+
+class Application:
+    """The ASGI application over a simulator."""
+
+    def __init__(self, simulator: Simulator, close: CloseConnection) -> None:
+        self._simulator = simulator
+        self._close = close
+        self._stopping = asyncio.Event()
+
+    def stop(self) -> None:
+        """End what is still generated for clients that have gone."""
+        self._stopping.set()
+
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        """Answer one HTTP request."""
+        if scope["type"] != "http":
+            return
+        request = Request(scope, receive)
+        record = RequestRecord(
+            path=unquote(request.url.path),
+            method=request.method,
+            headers={name.lower(): value for name, value in request.headers.items()},
+            started_s=time.monotonic(),
+        )
+        try:
+            raw = await request.body()
+        except ClientDisconnect:
+            return
+        body = _json_object(raw)
+        record.body = body
+        self._simulator.add_record(record)
+        connection = Connection(send, partial(self._close, scope.get("client")))
+        work = asyncio.ensure_future(self._answer(record, body, connection))
+        watch = asyncio.ensure_future(_wait_for_disconnect(receive))
+        try:
+            await asyncio.wait({work, watch}, return_when=asyncio.FIRST_COMPLETED)
+            if not work.done():
+                record.disconnected_s = time.monotonic()
+                connection.client_left.set()
+                self._simulator.notify()
+                if self._simulator.runs_on and not record.streamed:
+                    watch = asyncio.ensure_future(self._stopped())
+                    await asyncio.wait({work, watch}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (work, watch):
+                task.cancel()
+            results = await asyncio.gather(work, watch, return_exceptions=True)
+            self._simulator.finish(record, "error")
+        if isinstance(results[0], Exception):
+            raise results[0]
+
+    async def _stopped(self) -> None:
+        await self._stopping.wait()
+
+    async def _answer(self, record: RequestRecord, body: JsonObject | None, connection: Connection) -> None:
+        dialect = _COMPLETIONS.get(record.path) if record.method == "POST" else None
+        status, answer = 200, unknown_path(record.method, record.path)
+        try:
+            self._check_token(record)
+            is_offered = record.path.startswith(_OFFERED[self._simulator.api])
+            if is_offered and dialect is not None:
+                if body is None:
+                    raise bad_field("The request body is not a JSON object")
+                inference = Inference(
+                    simulator=self._simulator,
+                    connection=connection,
+                    record=record,
+                    body=body,
+                    dialect=dialect,
+                )
+                await inference.serve()
+                return
+            if is_offered:
+                answer = await self._plain(record, body)
+        except Refusal as refusal:
+            status, answer = refusal.status, refusal.body
+        record.status = status
+        self._simulator.finish(record, "ok" if status == 200 and "error" not in answer else "error")
+        await connection.send_json(status, answer)
+
+    def _check_token(self, record: RequestRecord) -> None:
+        token = self._simulator.api_token
+        if token is None or record.path == "/lmstudio-greeting":
+            return
+        if record.headers.get("authorization") != f"Bearer {token}":
+            raise unauthorized()
+
+    async def _plain(self, record: RequestRecord, body: JsonObject | None) -> JsonObject:
+        simulator, route = self._simulator, (record.method, record.path)
+        loaded = simulator.loaded()
+        if route == ("GET", "/lmstudio-greeting"):
+            return {"lmstudio": True}
+        if route == ("GET", "/props") and loaded:
+            return llama_props(loaded[0])
+        if route == ("GET", "/v1/models") and simulator.api == "llama.cpp":
+            return llama_models(loaded, tells_whole=simulator.tells_whole)
+        if route == ("GET", "/v1/models"):
+            return openai_models(simulator.models, loaded, simulator.jit)
+        if route == ("GET", "/api/v0/models"):
+            return v0_models(simulator.models, loaded)
+        if route == ("GET", "/api/v1/models"):
+            return v1_models(simulator.models, loaded)
+        if route == ("POST", "/api/v1/models/load"):
+            return await self._load(body or {})
+        if route == ("POST", "/api/v1/models/unload"):
+            return self._unload(body or {})
+        if record.method == "GET" and record.path.startswith("/api/v0/models/"):
+            return self._v0_model(record.path.removeprefix("/api/v0/models/"), loaded)
+        return unknown_path(record.method, record.path)
+
+    def _v0_model(self, name: str, loaded: list[Instance]) -> JsonObject:
+        target = find_target(name, loaded, self._simulator.models)
+        if target is None:
+            raise model_not_found(name)
+        if isinstance(target, Instance):
+            return v0_model(target.model, target)
+        return v0_model(target, None)
+
+    async def _load(self, body: JsonObject) -> JsonObject:
+        unknown = sorted(set(body) - _LOAD_KEYS)
+        if unknown:
+            raise bad_field(f"Unrecognized key(s) in object: {', '.join(unknown)}")
+        name, window = body.get("model"), body.get("context_length")
+        if not isinstance(name, str):
+            raise bad_field("'model' field is required and must be a string")
+        if window is not None and (isinstance(window, bool) or not isinstance(window, int)):
+            raise bad_field("'context_length' must be an integer")
+        model = find_model(name, self._simulator.models)
+        if model is None:
+            raise model_not_found(name)
+        try:
+            instance = await self._simulator.load_slowly(model, window)
+        except ValueError as error:
+            raise bad_field(str(error)) from error
+        answer: JsonObject = {
+            "type": "embedding" if model.type == "embeddings" else "llm",
+            "instance_id": instance.id,
+            "load_time_seconds": self._simulator.load_ms / 1000,
+            "status": "loaded",
+        }
+        if body.get("echo_load_config") is True:
+            # What is documented of this answer has no `parallel`, unlike the list.
+            answer["load_config"] = {name: value for name, value in load_config(instance).items() if name != "parallel"}
+        return answer
+
+    def _unload(self, body: JsonObject) -> JsonObject:
+        instance_id = body.get("instance_id")
+        if not isinstance(instance_id, str):
+            raise bad_field("'instance_id' field is required and must be a string")
+        try:
+            self._simulator.unload(instance_id)
+        except KeyError as error:
+            raise model_not_found(instance_id) from error
+        return {"instance_id": instance_id}
+
+
+async def _wait_for_disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _json_object(raw: bytes) -> JsonObject | None:
+    try:
+        body = json.loads(raw)
+    except (ValueError, RecursionError):
+        return None
+    return body if isinstance(body, dict) else None
+
 
 _START_LIMIT_S = 60.0
 _STOP_LIMIT_S = 30.0

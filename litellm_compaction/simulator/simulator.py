@@ -15,13 +15,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Literal
 
+from litellm_compaction.simulator.generation import ReasoningField
+from litellm_compaction.simulator.messages import TemplateRule
+from litellm_compaction.simulator.rendering import MidOverflow, Overflow
+from litellm_compaction.simulator.script import Outcome, RequestRecord
+
 from .catalog import Instance, Model, find_model, find_target, free_instance_id
-from .emissions import ReasoningField
-from .overflow import MidOverflow, Overflow
-from .records import Outcome, RequestRecord
 from .refusals import MODEL_UNLOADED, ErrorShape, NKeepWording, model_not_found, no_models_loaded
 from .script import Fault, Script
-from .template_rules import TemplateRule
 
 Api = Literal["v1", "v0", "openai", "llama.cpp"]
 

@@ -30,9 +30,9 @@ from litellm_compaction.proxy.answer.protocol import (
     UpstreamError,
 )
 from litellm_compaction.simulator import Reply
-from litellm_compaction.simulator.emissions import pieces, reply_tokens, visible_reply
+from litellm_compaction.simulator.answers import Envelope
+from litellm_compaction.simulator.generation import pieces, reply_tokens, visible_reply
 from litellm_compaction.simulator.vocabulary import count
-from litellm_compaction.simulator.wire import Envelope
 from litellm_compaction.stores import open_store
 from litellm_compaction.summarizer import SummaryAnswer
 from litellm_compaction.tokens.counter import TokenCounter

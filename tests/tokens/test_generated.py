@@ -7,7 +7,7 @@ import random
 import pytest
 
 from litellm_compaction.simulator import Reply
-from litellm_compaction.simulator.emissions import pieces
+from litellm_compaction.simulator.generation import pieces
 from litellm_compaction.simulator.vocabulary import count
 from litellm_compaction.tokenizers.families import family_of
 from litellm_compaction.tokenizers.registry import token_length
