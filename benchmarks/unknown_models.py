@@ -33,7 +33,7 @@ from benchmarks.measuring import JsonDict, Transcript, budget, load
 from litellm_compaction.core.conversation import RECORD_TOKENS
 from litellm_compaction.core.cut_points import sacred_indices
 from litellm_compaction.core.messages import JsonValue, Message, Request
-from litellm_compaction.engine import Guarded, PruningModel
+from litellm_compaction.engine import PreparedRequest, PruningModel
 from litellm_compaction.errors import DoesNotFit
 from litellm_compaction.summarizer import SummaryAnswer
 from litellm_compaction.tokenizers.families import Family, family_of
@@ -246,7 +246,9 @@ async def _refused(found: Found, request: Request, truth: Truth, name: str, erro
     found.refusals.append(Refusal(name, len(request.messages), tokens, floor_tokens, can_fit, error))
 
 
-async def _answered(found: Found, request: Request, talk: Sequence[JsonDict], guarded: Guarded, truth: Truth) -> int:
+async def _answered(
+    found: Found, request: Request, talk: Sequence[JsonDict], guarded: PreparedRequest, truth: Truth
+) -> int:
     """Takes an answered request in: the last of `talk` is the answer. Gives the prompt's true tokens."""
     sent = request if guarded.messages is None else replace(request, messages=guarded.messages)
     most_tokens = guarded.max_output_tokens(None)

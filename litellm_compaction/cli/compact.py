@@ -24,7 +24,14 @@ from litellm_compaction.core.compaction import Compaction, Rung, edited_part
 from litellm_compaction.core.cut_points import pinned_positions
 from litellm_compaction.core.messages import JsonObject, JsonValue, Message, Request, lead_length, parse_message
 from litellm_compaction.core.plan import Edit, Prune, Summarize
-from litellm_compaction.engine import Attempts, Case, Compactor, Guarded, Pending, PruningModel
+from litellm_compaction.engine import (
+    Attempts,
+    CompactionNeeded,
+    Compactor,
+    PreparedRequest,
+    PruningModel,
+    RequestContext,
+)
 from litellm_compaction.errors import ConfigError
 from litellm_compaction.events import CompactionEvent, Event, harmless
 from litellm_compaction.stores import MemoryStore
@@ -250,7 +257,7 @@ async def _compacted(request: Request, options: Options, environ: Mapping[str, s
         async with httpx.AsyncClient(trust_env=False) as http:
             case = _case(options, settings, http, environ)
             prepared = await _shown(compactor.prepare(request, case), f"counting for {options.model}")
-            if isinstance(prepared, Guarded):
+            if isinstance(prepared, PreparedRequest):
                 return _untouched(request, prepared, options)
             decision = prepared.decision
             if options.dry_run:
@@ -269,7 +276,7 @@ def _settings(options: Options) -> Settings:
     return settings_from({key: value for key, value in chosen.items() if value is not None})
 
 
-def _case(options: Options, settings: Settings, http: httpx.AsyncClient, environ: Mapping[str, str]) -> Case:
+def _case(options: Options, settings: Settings, http: httpx.AsyncClient, environ: Mapping[str, str]) -> RequestContext:
     target = Target(
         key=options.model,
         model=options.model,
@@ -285,7 +292,7 @@ def _case(options: Options, settings: Settings, http: httpx.AsyncClient, environ
         options.model,
         timeout_s=settings.summary_timeout_s,
     )
-    return Case(
+    return RequestContext(
         label=options.model,
         target=target,
         settings=settings,
@@ -296,7 +303,7 @@ def _case(options: Options, settings: Settings, http: httpx.AsyncClient, environ
     )
 
 
-def _untouched(request: Request, guarded: Guarded, options: Options) -> Report:
+def _untouched(request: Request, guarded: PreparedRequest, options: Options) -> Report:
     return Report(
         model=options.model,
         window_tokens=options.window_tokens,
@@ -311,12 +318,12 @@ def _untouched(request: Request, guarded: Guarded, options: Options) -> Report:
 
 
 def _report(
-    pending: Pending,
+    pending: CompactionNeeded,
     options: Options,
     compaction: Compaction,
     tokens_after: int,
     *,
-    guarded: Guarded | None = None,
+    guarded: PreparedRequest | None = None,
     event: CompactionEvent | None = None,
     dry_run: bool = False,
 ) -> Report:
@@ -336,7 +343,7 @@ def _report(
     )
 
 
-def _planned(pending: Pending) -> Compaction:
+def _planned(pending: CompactionNeeded) -> Compaction:
     """The compaction that would be made, without its texts."""
     decision = pending.decision
     if isinstance(decision, Edit | Prune):
@@ -344,7 +351,7 @@ def _planned(pending: Pending) -> Compaction:
     return _covering(pending, decision.covered_messages, decision)
 
 
-def _applied(pending: Pending, event: CompactionEvent | None, stored: list[Compaction]) -> Compaction:
+def _applied(pending: CompactionNeeded, event: CompactionEvent | None, stored: list[Compaction]) -> Compaction:
     """The compaction that was made: as stored, or the bare one, which no store gets."""
     covered = event.covered_messages if event else 0
     rung = event.rung if event else "truncate"
@@ -352,7 +359,7 @@ def _applied(pending: Pending, event: CompactionEvent | None, stored: list[Compa
     return next(same, None) or _covering(pending, covered, None)
 
 
-def _covering(pending: Pending, covered: int, decision: Summarize | None) -> Compaction:
+def _covering(pending: CompactionNeeded, covered: int, decision: Summarize | None) -> Compaction:
     conversation = pending.work.conversation
     rung: Rung = (
         "truncate" if decision is None or decision.provisional else "handoff" if decision.fallback else "summary"

@@ -133,7 +133,7 @@ Plan: TypeAlias = Keep | Reuse | Making | Refuse
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Depth:
+class CompactionOptions:
     """The operator's wishes about a compaction's depth.
 
     Attributes:
@@ -169,7 +169,7 @@ _LAST_REQUEST_TOKENS = 12
 def plan(
     conversation: Conversation,
     budget: Budget,
-    depth: Depth,
+    depth: CompactionOptions,
     stored: Sequence[Compaction],
     count: Callable[[str], int],
 ) -> Plan:
@@ -237,7 +237,7 @@ def _with_fallback(handoff: Summarize, plain: Summarize | None) -> Summarize:
 def _summarize(
     conversation: Conversation,
     budget: Budget,
-    depth: Depth,
+    depth: CompactionOptions,
     base: Compaction | None,
     count: Callable[[str], int],
 ) -> Summarize | None:
@@ -333,7 +333,7 @@ def _words_tokens(conversation: Conversation, covered_messages: int, target: int
 def _edit(
     conversation: Conversation,
     budget: Budget,
-    depth: Depth,
+    depth: CompactionOptions,
     base: Compaction | None,
     otherwise: Prune | Summarize,
     count: Callable[[str], int],
@@ -397,7 +397,7 @@ def _edit_up_to(
 def _prune(
     conversation: Conversation,
     budget: Budget,
-    depth: Depth,
+    depth: CompactionOptions,
     base: Compaction | None,
     otherwise: Summarize,
     now_tokens: int,

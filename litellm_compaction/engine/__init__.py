@@ -1,24 +1,33 @@
 """The one orchestrator: counts, decides, asks, applies, stores, reports."""
 
-from litellm_compaction.engine.admission import Room, shares_context
+from litellm_compaction.engine.admission import Reservation, shares_context
 from litellm_compaction.engine.compactor import Compactor
-from litellm_compaction.engine.context import Action, Attempts, Case, Guarded, Measure, Pending, Prospect, PruningModel
+from litellm_compaction.engine.context import (
+    Action,
+    Attempts,
+    CompactionNeeded,
+    Measure,
+    PreparedRequest,
+    Prospect,
+    PruningModel,
+    RequestContext,
+)
 from litellm_compaction.engine.going_on import ALL_WAYS, GoingOn, Outcome, Standing
 
 __all__ = [
     "ALL_WAYS",
     "Action",
     "Attempts",
-    "Case",
+    "CompactionNeeded",
     "Compactor",
     "GoingOn",
-    "Guarded",
     "Measure",
     "Outcome",
-    "Pending",
+    "PreparedRequest",
     "Prospect",
     "PruningModel",
-    "Room",
+    "RequestContext",
+    "Reservation",
     "Standing",
     "shares_context",
 ]

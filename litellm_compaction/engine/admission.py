@@ -2,7 +2,7 @@
 
 LM Studio ≥ 0.4 shares the loaded context among its parallel slots, and when the running requests together outgrow it,
 all of them die (lmstudio-bug-tracker 1628, 1757, 2201). So a request takes a seat before it is sent, and the seats of
-a pool never hold more than its window. Where nothing is shared, or the operator does not want it, a `Room` does
+a pool never hold more than its window. Where nothing is shared, or the operator does not want it, a `Reservation` does
 nothing.
 
 A seat holds all that its request can come to: the prompt, and the `max_tokens` that the server was told. Watching an
@@ -17,7 +17,7 @@ reads. What follows from it:
 - What was lent is called back when somebody waits for it (`must_give_way`): an answer that can be cut is stopped, and
   goes on with what it needs. That costs it one more request; the one who waits would else wait for its end. It is
   stopped only if that lets the next in the queue in, so nobody is cut in vain, and never twice for the same.
-- Room is free when the server has stopped, not when the proxy has: whoever leaves says so (`Room.leave`).
+- Room is free when the server has stopped, not when the proxy has: whoever leaves says so (`Reservation.leave`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from types import TracebackType
 from typing import Literal, NamedTuple
 
 from litellm_compaction.core.budget import margin_tokens
-from litellm_compaction.engine.context import Case, Guarded
+from litellm_compaction.engine.context import PreparedRequest, RequestContext
 from litellm_compaction.errors import DoesNotFit, Overloaded, Share
 from litellm_compaction.tokens.counter import Count
 from litellm_compaction.windows.windows import Window
@@ -72,7 +72,7 @@ class Admission:
         """
         self.stopping_s = stopping_s
         self._clock = clock
-        self._pools: dict[Hashable, _Pool] = {}
+        self._pools: dict[Hashable, _TokenPool] = {}
         self._present: Counter[Hashable] = Counter()
 
     def come(self, pool: Hashable) -> None:
@@ -112,7 +112,7 @@ class Admission:
         """
         place = self._pools.get(pool)
         if place is None:
-            place = self._pools[pool] = _Pool(
+            place = self._pools[pool] = _TokenPool(
                 name=str(pool), clock=self._clock, forget=lambda: self._pools.pop(pool, None)
             )
         place.window_tokens = window_tokens
@@ -156,7 +156,7 @@ class Seat:
 
     __slots__ = ("_gives_way", "_hear", "_pool", "needed_tokens")
 
-    def __init__(self, pool: _Pool) -> None:
+    def __init__(self, pool: _TokenPool) -> None:
         self._pool = pool
         self._gives_way = False
         # What it would hold if it were stopped now and went on; None where its answer cannot be cut.
@@ -290,7 +290,7 @@ _Queue = OrderedDict[Seat, _Waiter]
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class _Pool:
+class _TokenPool:
     """One loaded context.
 
     Every change happens between two awaits, and whoever makes room calls `admit`, which gives the room away at once:
@@ -432,7 +432,7 @@ def shares_context(admission: Literal["auto", "pool", "off"], parallel: int) -> 
     return admission == "pool" or (admission == "auto" and parallel > 1)
 
 
-class Room:
+class Reservation:
     """What one answer holds of its instance's context.
 
     Args:
@@ -440,7 +440,7 @@ class Room:
         case: of the request.
     """
 
-    def __init__(self, admission: Admission, case: Case) -> None:
+    def __init__(self, admission: Admission, case: RequestContext) -> None:
         self._admission = admission
         self._case = case
         self._seat: Seat | None = None
@@ -458,7 +458,7 @@ class Room:
         return shares_context(self._case.settings.admission, window.parallel)
 
     async def take(
-        self, guarded: Guarded, limit_tokens: int, *, is_watched: bool, answers: int = 1, prompts: int = 1
+        self, guarded: PreparedRequest, limit_tokens: int, *, is_watched: bool, answers: int = 1, prompts: int = 1
     ) -> int:
         """Waits for room for a prompt and its answer; gives the bound on the answer that the server has to be told.
 
@@ -541,7 +541,7 @@ class Room:
         """Whether anybody waits for room beside the answer."""
         return self._seat is not None and self._seat.is_waited_for
 
-    def is_called_back(self, guarded: Guarded, generated_tokens: int, *, can_be_cut: bool) -> bool:
+    def is_called_back(self, guarded: PreparedRequest, generated_tokens: int, *, can_be_cut: bool) -> bool:
         """Whether a running answer has to stop, since somebody waits for what it was lent.
 
         Args:
@@ -641,7 +641,7 @@ class Room:
     def _pool(self, window: Window) -> str:
         return f"{self._case.target.api_base} {window.instance_id}"
 
-    def _reserve_tokens(self, guarded: Guarded) -> int:
+    def _reserve_tokens(self, guarded: PreparedRequest) -> int:
         """With how much of an answer it begins; after each share that was spent with the double, up to the window."""
         budget = guarded.budget
         reserve = max(budget.output_buffer_tokens(guarded.count.tokens), budget.rules.answer_min_tokens)
@@ -666,12 +666,14 @@ class Room:
             self._case.attempts.seats += change
 
 
-def _prompt_tokens(guarded: Guarded) -> int:
+def _prompt_tokens(guarded: PreparedRequest) -> int:
     """The most that the prompt can take."""
     return guarded.count.tokens + margin_tokens(guarded.count.tokens, guarded.count.error_ratio)
 
 
-def _least_of_several(guarded: Guarded, limit_tokens: int, least_tokens: int, *, prompts: int, written: int) -> int:
+def _least_of_several(
+    guarded: PreparedRequest, limit_tokens: int, least_tokens: int, *, prompts: int, written: int
+) -> int:
     """With how much each of several answers begins, so that all of them fit the context together.
 
     Raises:

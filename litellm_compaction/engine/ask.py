@@ -36,7 +36,7 @@ from litellm_compaction.core.pruning import (
 )
 from litellm_compaction.core.record import taken_out
 from litellm_compaction.engine.admission import SUMMARY_EXTRA_TOKENS
-from litellm_compaction.engine.context import PruningModel, Work
+from litellm_compaction.engine.context import MeasuredRequest, PruningModel
 from litellm_compaction.engine.threads import off_loop
 from litellm_compaction.errors import ModelNotLoaded, SummaryFailed, WindowUnknown, WindowUnread
 from litellm_compaction.summarizer import SummaryJob, Upstream, answer_to, summarize, summarize_appended
@@ -118,7 +118,7 @@ class PromptLimit(NamedTuple):
     count: Callable[[str], int]
 
 
-class Asker:
+class SummaryClient:
     """Asks pruning models.
 
     Args:
@@ -135,7 +135,7 @@ class Asker:
         self._sent = sent
 
     async def summary(
-        self, work: Work, decision: Summarize, covered: Sequence[Message], pinned: tuple[int, ...]
+        self, work: MeasuredRequest, decision: Summarize, covered: Sequence[Message], pinned: tuple[int, ...]
     ) -> Summary:
         """The first usable summary of `covered`, the messages after the lead that `decision` covers.
 
@@ -180,7 +180,7 @@ class Asker:
         return Summary(text="", calls=calls, pruning_model=asked, reason=reason)
 
     async def _modes(
-        self, work: Work, decision: Summarize, model: PruningModel, job: SummaryJob
+        self, work: MeasuredRequest, decision: Summarize, model: PruningModel, job: SummaryJob
     ) -> Sequence[Upstream | None]:
         """What to send, cheapest mode first; None is reformat mode."""
         upstream = await self._upstream(work, decision, job) if model.is_same else None
@@ -188,7 +188,7 @@ class Asker:
             return (None,)
         return (upstream, None)
 
-    async def _upstream(self, work: Work, decision: Summarize, job: SummaryJob) -> Upstream | None:
+    async def _upstream(self, work: MeasuredRequest, decision: Summarize, job: SummaryJob) -> Upstream | None:
         """The conversation to send again in append mode; None where it cannot be, or reformat mode is less work."""
         base, conversation = decision.base, work.conversation
         if not _shows_everything(base) or not _may_answer_freely(work.request):
@@ -224,7 +224,7 @@ class Asker:
             tokens=sum(counted.sizes[lead : len(prefix)]),
         )
 
-    def _cached_tokens(self, work: Work, base: Compaction | None, cut: int, prefix_tokens: int) -> int:
+    def _cached_tokens(self, work: MeasuredRequest, base: Compaction | None, cut: int, prefix_tokens: int) -> int:
         """How much of the conversation up to `cut` the server holds, by what was last sent of it."""
         conversation = work.conversation
         sent = self._sent.last(work.case.scope, work.case.target.key, conversation.hashes)
@@ -235,7 +235,7 @@ class Asker:
             return conversation.fixed_tokens + sum(conversation.sizes[:lead])
         return conversation.fixed_tokens + prefix_tokens - sum(conversation.sizes[lead + sent.messages : cut])
 
-    async def prompt_limit(self, work: Work, model: PruningModel, answer_tokens: int) -> PromptLimit:
+    async def prompt_limit(self, work: MeasuredRequest, model: PruningModel, answer_tokens: int) -> PromptLimit:
         """The largest prompt for a pruning model; one that thinks has as much room for that as for its answer.
 
         Raises:
@@ -281,7 +281,7 @@ def _may_answer_freely(request: Request) -> bool:
     return has_tools_only and request.tool_choice in (None, "auto", "none")
 
 
-def _job(work: Work, decision: Summarize, covered: Sequence[Message], pinned: tuple[int, ...]) -> SummaryJob:
+def _job(work: MeasuredRequest, decision: Summarize, covered: Sequence[Message], pinned: tuple[int, ...]) -> SummaryJob:
     base = decision.base
     start = base.summarized_messages if base else 0
     request = request_text(work.conversation.messages)
@@ -333,10 +333,10 @@ class _Question:
 class Pruner:
     """Asks pruning models for edit plans; `asker` knows how large a prompt each of them takes."""
 
-    def __init__(self, asker: Asker) -> None:
+    def __init__(self, asker: SummaryClient) -> None:
         self._asker = asker
 
-    async def prune(self, work: Work, decision: Prune) -> Pruned:
+    async def prune(self, work: MeasuredRequest, decision: Prune) -> Pruned:
         """The pruning that the first usable answer gives, still without a ledger.
 
         Every call takes one from the request's budget (promise P5); a model that fails leaves the turn to the next.
@@ -363,7 +363,7 @@ class Pruner:
                 return Pruned(compaction=compaction, calls=calls, pruning_model=asked, reason=reason)
         return Pruned(compaction=None, calls=calls, pruning_model=asked, reason=reason)
 
-    async def _question(self, work: Work, decision: Prune, model: PruningModel) -> _Question | str:
+    async def _question(self, work: MeasuredRequest, decision: Prune, model: PruningModel) -> _Question | str:
         """What to ask a model, or the reason why it cannot be asked."""
         choices = _choices(work, decision)
         answer_tokens = decision.summary_tokens + plan_tokens(len(choices))
@@ -391,7 +391,7 @@ class Pruner:
         return await off_loop(work.conversation.messages, ask) or "no_room"
 
 
-async def _answered(work: Work, decision: Prune, model: PruningModel, question: _Question) -> Compaction:
+async def _answered(work: MeasuredRequest, decision: Prune, model: PruningModel, question: _Question) -> Compaction:
     """What a model's answer makes of the conversation.
 
     Raises:
@@ -405,7 +405,7 @@ async def _answered(work: Work, decision: Prune, model: PruningModel, question: 
     return compaction
 
 
-def _choices(work: Work, decision: Prune) -> list[int]:
+def _choices(work: MeasuredRequest, decision: Prune) -> list[int]:
     messages, compaction = work.conversation.messages, decision.compaction
     rest = messages[lead_length(messages) :]
     return offered(rest, _span(compaction), pinned=compaction.pinned, dropped=compaction.dropped)
@@ -415,7 +415,9 @@ def _span(compaction: Compaction) -> range:
     return range(compaction.replaced_messages, compaction.covered_messages)
 
 
-def _prompt(work: Work, decision: Prune, choices: list[int], limit_tokens: int, count: Callable[[str], int]) -> str:
+def _prompt(
+    work: MeasuredRequest, decision: Prune, choices: list[int], limit_tokens: int, count: Callable[[str], int]
+) -> str:
     conversation, compaction = work.conversation, decision.compaction
     lead = lead_length(conversation.messages)
     shown = edited_part(conversation.messages[lead:], compaction)
@@ -447,7 +449,7 @@ def _prompt(work: Work, decision: Prune, choices: list[int], limit_tokens: int, 
     )
 
 
-def _compaction(work: Work, decision: Prune, question: _Question, answer: str) -> Compaction | None:
+def _compaction(work: MeasuredRequest, decision: Prune, question: _Question, answer: str) -> Compaction | None:
     """What the answer makes of the conversation; None where it is no answer, or changes nothing."""
     messages, base = work.conversation.messages, decision.compaction
     rest = messages[lead_length(messages) :]

@@ -21,14 +21,14 @@ from litellm_compaction.core.messages import Message, lead_length, visible_text
 from litellm_compaction.core.plan import MIN_GAIN_RATIO, Edit, Making, Prune, Summarize
 from litellm_compaction.core.record import ledger_messages, read_record, taken_out
 from litellm_compaction.core.secrets import Redact, plain, redactor
-from litellm_compaction.engine.ask import Asker, Pruner, Summary
-from litellm_compaction.engine.context import Work
+from litellm_compaction.engine.ask import Pruner, Summary, SummaryClient
+from litellm_compaction.engine.context import MeasuredRequest
 from litellm_compaction.engine.threads import off_loop
 from litellm_compaction.stores import Store
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Made:
+class BuiltCompaction:
     """A compaction and what making it cost.
 
     Attributes:
@@ -47,12 +47,12 @@ class Made:
     reason: str
 
     @classmethod
-    def found(cls, compaction: Compaction) -> Made:
+    def found(cls, compaction: Compaction) -> BuiltCompaction:
         """One that the store had."""
         return cls(compaction=compaction, kept=compaction, calls=0, summary_ms=0.0, pruning_model="", reason="")
 
 
-def alike(work: Work, decision: Making) -> Hashable:
+def alike(work: MeasuredRequest, decision: Making) -> Hashable:
     """What makes two compactions worth making once: tenant, model, topic, and the messages that a model is asked about.
 
     Without a model there is nothing to share but between identical requests.
@@ -64,21 +64,21 @@ def alike(work: Work, decision: Making) -> Hashable:
     return (case.scope, case.target.key, case.focus, type(decision), work.conversation.hashes[covered])
 
 
-def same(work: Work, decision: Making) -> Hashable:
+def same(work: MeasuredRequest, decision: Making) -> Hashable:
     """What makes two compactions the very same."""
     return (work.case.scope, work.case.target.key, work.case.focus, decision, work.conversation.hashes[-1])
 
 
-class Maker:
+class CompactionBuilder:
     """Makes compactions from plans; `clock` gives monotonic seconds, for durations."""
 
-    def __init__(self, *, asker: Asker, store: Store, clock: Callable[[], float]) -> None:
+    def __init__(self, *, asker: SummaryClient, store: Store, clock: Callable[[], float]) -> None:
         self._asker = asker
         self._pruner = Pruner(asker)
         self._store = store
         self._clock = clock
 
-    async def make(self, work: Work, decision: Making) -> Made:
+    async def make(self, work: MeasuredRequest, decision: Making) -> BuiltCompaction:
         """The compaction that `decision` asks for, or a later rung's where no pruning model gives a usable answer.
 
         A summary is stored at once, whatever becomes of this request: it was paid for. Of the other rungs the result is
@@ -88,7 +88,9 @@ class Maker:
             case Edit():
                 compaction = await self._with_ledger(work, decision, decision.compaction)
                 kept = keyed(work.conversation.messages, work.conversation.hashes, compaction)
-                return Made(compaction=compaction, kept=kept, calls=0, summary_ms=0.0, pruning_model="", reason="")
+                return BuiltCompaction(
+                    compaction=compaction, kept=kept, calls=0, summary_ms=0.0, pruning_model="", reason=""
+                )
             case Prune():
                 return await self._pruned(work, decision)
             case Summarize():
@@ -96,7 +98,7 @@ class Maker:
             case _:
                 assert_never(decision)
 
-    async def _pruned(self, work: Work, decision: Prune) -> Made:
+    async def _pruned(self, work: MeasuredRequest, decision: Prune) -> BuiltCompaction:
         """The pruning if a model gives one that gains enough, else a summary."""
         started_s = self._clock()
         found = await self._pruner.prune(work, decision)
@@ -106,7 +108,7 @@ class Maker:
             compaction = await self._with_ledger(work, decision, found.compaction)
             after_tokens = applied_tokens(work.conversation, compaction, work.count_text)
             if after_tokens <= decision.now_tokens * (1 - MIN_GAIN_RATIO) and not work.budget.triggers(after_tokens):
-                return Made(
+                return BuiltCompaction(
                     compaction=compaction,
                     kept=compaction,
                     calls=found.calls,
@@ -124,7 +126,7 @@ class Maker:
             reason=made.reason or reason,
         )
 
-    async def _with_ledger(self, work: Work, decision: Edit | Prune, compaction: Compaction) -> Compaction:
+    async def _with_ledger(self, work: MeasuredRequest, decision: Edit | Prune, compaction: Compaction) -> Compaction:
         """`compaction` with a ledger of what it does not show any more."""
         messages = work.conversation.messages
         rest = messages[lead_length(messages) :]
@@ -149,7 +151,7 @@ class Maker:
 
         return _written(replace(compaction, ledger=await off_loop(rest, write)), redact)
 
-    async def _summarized(self, work: Work, decision: Summarize) -> Made:
+    async def _summarized(self, work: MeasuredRequest, decision: Summarize) -> BuiltCompaction:
         covered, pinned = _covered(work, decision)
         base = decision.base
         round_number = decision.round
@@ -195,7 +197,7 @@ class Maker:
         # What nobody needs is not kept without a summary.
         if not is_poorer and not (rung == "truncate" and work.is_voluntary):
             await self._put(work, kept)
-        return Made(
+        return BuiltCompaction(
             compaction=compaction,
             kept=kept,
             calls=summary.calls,
@@ -204,12 +206,12 @@ class Maker:
             reason=summary.reason,
         )
 
-    async def keep(self, work: Work, made: Made) -> None:
+    async def keep(self, work: MeasuredRequest, made: BuiltCompaction) -> None:
         """Stores what was made, so that the next request that begins alike gets the same bytes; again is no change."""
         if made.compaction.rung in ("edit", "prune"):
             await self._put(work, made.kept)
 
-    def bare(self, work: Work) -> Compaction | None:
+    def bare(self, work: MeasuredRequest) -> Compaction | None:
         """The hardest compaction: everything that may go goes, and the record says no more than that."""
         messages = work.conversation.messages
         cuts = legal_cuts(messages)
@@ -228,7 +230,7 @@ class Maker:
 
     async def _ledger(
         self,
-        work: Work,
+        work: MeasuredRequest,
         decision: Summarize,
         covered: Sequence[Message],
         pinned: tuple[int, ...],
@@ -259,13 +261,13 @@ class Maker:
 
         return await off_loop((*unpinned, *kept), write)
 
-    async def _put(self, work: Work, kept: Compaction) -> None:
+    async def _put(self, work: MeasuredRequest, kept: Compaction) -> None:
         # The store tells its own troubles; this request has its compaction.
         with contextlib.suppress(Exception):
             await self._store.put(work.case.scope, kept)
 
 
-def _redact(work: Work) -> Redact:
+def _redact(work: MeasuredRequest) -> Redact:
     settings = work.case.settings
     return redactor(tuple(settings.redact_patterns)) if settings.redact == "on" else plain
 
@@ -280,7 +282,7 @@ def _written(compaction: Compaction, redact: Redact) -> Compaction:
     )
 
 
-def _covered(work: Work, decision: Summarize) -> tuple[Sequence[Message], tuple[int, ...]]:
+def _covered(work: MeasuredRequest, decision: Summarize) -> tuple[Sequence[Message], tuple[int, ...]]:
     """The messages that a decision covers, and the positions of those among them that stay verbatim."""
     messages = work.conversation.messages
     lead = lead_length(messages)
@@ -295,7 +297,7 @@ def _carried(base: Compaction | None, limit_tokens: int, count: Callable[[str], 
 
 
 def _carried_records(
-    work: Work, decision: Summarize, covered: Sequence[Message], segments: Sequence[Segment]
+    work: MeasuredRequest, decision: Summarize, covered: Sequence[Message], segments: Sequence[Segment]
 ) -> tuple[Segment, ...]:
     """What records in the covered messages themselves say, where no model has merged them into a new one."""
     start = segments[-1].covered_messages if segments else 0

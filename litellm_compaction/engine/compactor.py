@@ -24,13 +24,19 @@ from litellm_compaction.core.continuation.request import Partial, Way, can_end_i
 from litellm_compaction.core.messages import Message, Request, chain
 from litellm_compaction.core.plan import Edit, Keep, Making, Plan, Prune, Refuse, Reuse, Summarize, plan, usable
 from litellm_compaction.core.refusal import refusal, shortened
-from litellm_compaction.engine.admission import Admission, Room
-from litellm_compaction.engine.ask import Asker, SentPrompts
-from litellm_compaction.engine.build import Made, Maker, alike, same
-from litellm_compaction.engine.context import Case, Guarded, Pending, Prospect, Work
-from litellm_compaction.engine.feedback import Lessons, Replies
+from litellm_compaction.engine.admission import Admission, Reservation
+from litellm_compaction.engine.ask import SentPrompts, SummaryClient
+from litellm_compaction.engine.build import BuiltCompaction, CompactionBuilder, alike, same
+from litellm_compaction.engine.context import (
+    CompactionNeeded,
+    MeasuredRequest,
+    PreparedRequest,
+    Prospect,
+    RequestContext,
+)
+from litellm_compaction.engine.feedback import ReplyReader, UsageFeedback
 from litellm_compaction.engine.going_on import GoingOn, Outcome
-from litellm_compaction.engine.measure import Outgoing, Scales, is_enough
+from litellm_compaction.engine.measure import Outgoing, RequestMeasurer, is_enough
 from litellm_compaction.engine.probing import Prober
 from litellm_compaction.engine.reporting import Reporter
 from litellm_compaction.engine.threads import is_long, off_loop, off_loop_if
@@ -65,8 +71,8 @@ _PARTIAL_TAIL_RATIO = 0.35
 class _Flown(NamedTuple):
     """A compaction, for whose request it was made, and whether it was found in the store after all."""
 
-    work: Work
-    made: Made
+    work: MeasuredRequest
+    made: BuiltCompaction
     is_found: bool = False
 
 
@@ -100,15 +106,15 @@ class Compactor:
         self._store = store
         self._reporter = Reporter(observers, clock=clock, wall_clock=wall_clock)
         sent = SentPrompts()
-        asker = Asker(windows=windows, counter=counter, sources=self.sources, sent=sent)
+        asker = SummaryClient(windows=windows, counter=counter, sources=self.sources, sent=sent)
         self._clock, self._wall_clock = clock, wall_clock
-        self._maker = Maker(asker=asker, store=store, clock=clock)
+        self._maker = CompactionBuilder(asker=asker, store=store, clock=clock)
         self._compactions: Flights[_Flown] = Flights()
         self._wanted_until_s: OrderedDict[str, float] = OrderedDict()
-        self._lessons = Lessons(counter=counter, store=store, clock=clock)
-        self._scales = Scales(windows=windows, counter=counter, sources=self.sources, clock=clock)
+        self._lessons = UsageFeedback(counter=counter, store=store, clock=clock)
+        self._scales = RequestMeasurer(windows=windows, counter=counter, sources=self.sources, clock=clock)
         self._outgoing = Outgoing(scales=self._scales, sent=sent)
-        self._replies = Replies(windows=windows, counter=counter, lessons=self._lessons, reporter=self._reporter)
+        self._replies = ReplyReader(windows=windows, counter=counter, lessons=self._lessons, reporter=self._reporter)
         self.going_on = GoingOn(store, wall_clock)
         self._admission = Admission()
         self._prober = Prober(
@@ -116,7 +122,7 @@ class Compactor:
             counter=counter,
             lessons=self._lessons,
             scales=self._scales,
-            room=lambda work: Room(self._admission, work.case),
+            room=lambda work: Reservation(self._admission, work.case),
             clock=clock,
         )
 
@@ -133,7 +139,7 @@ class Compactor:
         await self._counter.prepare(source.family)
         return source
 
-    async def guard(self, request: Request, case: Case, room: Room | None = None) -> Guarded:
+    async def guard(self, request: Request, case: RequestContext, room: Reservation | None = None) -> PreparedRequest:
         """What to send instead of `request`, so that the server never has to cut it.
 
         Args:
@@ -148,9 +154,9 @@ class Compactor:
             Overloaded: there was no room for a summary in time.
         """
         prepared = await self.prepare(request, case)
-        return prepared if isinstance(prepared, Guarded) else await self.finish(prepared, room)
+        return prepared if isinstance(prepared, PreparedRequest) else await self.finish(prepared, room)
 
-    async def prepare(self, request: Request, case: Case) -> Guarded | Pending:
+    async def prepare(self, request: Request, case: RequestContext) -> PreparedRequest | CompactionNeeded:
         """As far as it goes without a summary: what to send, or what has to be made first.
 
         Everything that can be refused is refused here, before the first slow step (promise P8).
@@ -168,7 +174,7 @@ class Compactor:
             work = await self._prober.settled(work)
         return await self._decide(work, stored)
 
-    async def bound(self, prompt_tokens: int, case: Case) -> Guarded:
+    async def bound(self, prompt_tokens: int, case: RequestContext) -> PreparedRequest:
         """What to send for a prompt of so many token ids, which nothing can compact: itself, with a bound.
 
         Raises:
@@ -179,7 +185,7 @@ class Compactor:
             raise await self._refusal(work)
         return self._outgoing.unchanged(work)
 
-    async def finish(self, pending: Pending, room: Room | None = None) -> Guarded:
+    async def finish(self, pending: CompactionNeeded, room: Reservation | None = None) -> PreparedRequest:
         """Makes the compaction that `prepare` found necessary, or waits for who makes the same one already.
 
         Args:
@@ -193,7 +199,7 @@ class Compactor:
         """
         return await self._within_todays_window(pending.work, await self._finished(pending, room), room)
 
-    async def _finished(self, pending: Pending, room: Room | None) -> Guarded:
+    async def _finished(self, pending: CompactionNeeded, room: Reservation | None) -> PreparedRequest:
         work, decision = pending.work, pending.decision
         guarded = await self._made(pending, decision, room)
         while guarded is None and not isinstance(decision, Summarize):
@@ -207,7 +213,7 @@ class Compactor:
         again = await self._prober.with_floor(work, is_needed=True)
         if again is not None:
             decided = await self._decide(again, pending.stored)
-            return decided if isinstance(decided, Guarded) else await self._finished(decided, room)
+            return decided if isinstance(decided, PreparedRequest) else await self._finished(decided, room)
         bare = self._maker.bare(work)
         if bare is not None:
             guarded = await self._applied_surely(work, bare, "compacted")
@@ -216,7 +222,9 @@ class Compactor:
                 return guarded
         raise await self._refusal(work)
 
-    async def _within_todays_window(self, work: Work, guarded: Guarded, room: Room | None) -> Guarded:
+    async def _within_todays_window(
+        self, work: MeasuredRequest, guarded: PreparedRequest, room: Reservation | None
+    ) -> PreparedRequest:
         """`guarded`, made anew where the model has been loaded with a smaller window while it was made."""
         if not await self.has_shrunk(work.case, guarded):
             return guarded
@@ -225,7 +233,9 @@ class Compactor:
             return replace(again, messages=work.request.messages)
         return again
 
-    async def _made(self, pending: Pending, decision: Making, room: Room | None) -> Guarded | None:
+    async def _made(
+        self, pending: CompactionNeeded, decision: Making, room: Reservation | None
+    ) -> PreparedRequest | None:
         """What to send after a new compaction; None where it does not fit, or an edit or a pruning leaves too much."""
         work = pending.work
         flown = await self._flown(alike(work, decision), pending, decision, room)
@@ -253,13 +263,15 @@ class Compactor:
         self._reporter.applied(work, outcome, guarded, made.kept, made=made, base=base)
         return guarded
 
-    async def _flown(self, key: Hashable, pending: Pending, decision: Making, room: Room | None) -> _Flown:
+    async def _flown(
+        self, key: Hashable, pending: CompactionNeeded, decision: Making, room: Reservation | None
+    ) -> _Flown:
         """The one compaction that all who need it at this time wait for."""
         if room is not None and self._compactions.is_under_way(key):
             room.rest()
         return await self._compactions.join(key, lambda: self._make(pending, decision, room))
 
-    async def _make(self, pending: Pending, decision: Making, room: Room | None) -> _Flown:
+    async def _make(self, pending: CompactionNeeded, decision: Making, room: Reservation | None) -> _Flown:
         work = pending.work
         if isinstance(decision, Edit) or (isinstance(decision, Summarize) and decision.provisional):
             # No model is asked.
@@ -270,7 +282,7 @@ class Compactor:
                 return _Flown(work, found, is_found=True)
             return _Flown(work, await self._maker.make(work, decision))
 
-    async def _made_meanwhile(self, pending: Pending) -> Made | None:
+    async def _made_meanwhile(self, pending: CompactionNeeded) -> BuiltCompaction | None:
         """What somebody else has stored since the request was looked at: it may have waited, or come a moment late."""
         work = pending.work
         stored = await self._find(work.case.scope, work.conversation.hashes)
@@ -280,9 +292,9 @@ class Compactor:
         if not isinstance(decision, Reuse) or decision.compaction in pending.stored:
             return None
         guarded = await self._outgoing.applied(work, decision.compaction, "reused")
-        return Made.found(decision.compaction) if guarded.budget.fits(guarded.count.tokens) else None
+        return BuiltCompaction.found(decision.compaction) if guarded.budget.fits(guarded.count.tokens) else None
 
-    async def _does(self, flown: _Flown, work: Work, decision: Making) -> bool:
+    async def _does(self, flown: _Flown, work: MeasuredRequest, decision: Making) -> bool:
         """Whether a compaction that was made for another request's conversation does for this one's."""
         compaction = flown.made.compaction
         if not is_applicable(work.conversation.messages, compaction, work.conversation.hashes):
@@ -294,11 +306,11 @@ class Compactor:
         self,
         request: Request,
         partial: Partial,
-        case: Case,
-        room: Room | None = None,
+        case: RequestContext,
+        room: Reservation | None = None,
         *,
         ways: Collection[Way] = _ASKING,
-    ) -> Guarded:
+    ) -> PreparedRequest:
         """What to send so that the model goes on with an answer that was stopped at the limit (phase 3).
 
         Arguments as `prospect`, and `room` as `guard`.
@@ -312,7 +324,7 @@ class Compactor:
         self,
         request: Request,
         partial: Partial,
-        case: Case,
+        case: RequestContext,
         *,
         room_tokens: int = 0,
         ways: Collection[Way] = _ASKING,
@@ -353,10 +365,10 @@ class Compactor:
                 if tail_tokens <= _LEAST_TAIL_TOKENS:
                     raise
             else:
-                if isinstance(prepared, Guarded) or prepared.will_fit or tail_tokens <= _LEAST_TAIL_TOKENS:
+                if isinstance(prepared, PreparedRequest) or prepared.will_fit or tail_tokens <= _LEAST_TAIL_TOKENS:
                     break
             tail_tokens = max(min(tail_tokens, whole_tokens) // 2, _LEAST_TAIL_TOKENS)
-        if isinstance(prepared, Pending) and not prepared.will_fit:
+        if isinstance(prepared, CompactionNeeded) and not prepared.will_fit:
             raise await self._refusal(prepared.work)
         return Prospect(
             request=request,
@@ -368,7 +380,7 @@ class Compactor:
             ways=tuple(good) if ends_in_answer else (),
         )
 
-    async def carried(self, prospect: Prospect, room: Room | None = None) -> Guarded:
+    async def carried(self, prospect: Prospect, room: Reservation | None = None) -> PreparedRequest:
         """What to send so that the model goes on, in the best way that its server knows.
 
         Raises:
@@ -377,7 +389,7 @@ class Compactor:
         case = prospect.case
         # What was only asked is decided again, so that what is sent is told and kept.
         prepared = await self.prepare(replace(prospect.request, messages=prospect.messages), prospect.roomy)
-        guarded = await self.finish(prepared, room) if isinstance(prepared, Pending) else prepared
+        guarded = await self.finish(prepared, room) if isinstance(prepared, CompactionNeeded) else prepared
         sent = prospect.messages if guarded.messages is None else guarded.messages
         if not prospect.ways:
             return replace(guarded, messages=sent, way="turn")
@@ -392,7 +404,7 @@ class Compactor:
             return replace(guarded, messages=sent, way="prefill")
         return await self.carry_over(prospect.request, prospect.partial, case, room)
 
-    async def has_shrunk(self, case: Case, guarded: Guarded) -> bool:
+    async def has_shrunk(self, case: RequestContext, guarded: PreparedRequest) -> bool:
         """Whether the window is smaller than what is about to be sent was made for: it may have waited for its turn.
 
         Raises:
@@ -400,11 +412,11 @@ class Compactor:
         """
         return (await self._scales.window(case)).tokens < guarded.window.tokens
 
-    async def learn_way(self, case: Case, way: Way, outcome: Outcome) -> None:
+    async def learn_way(self, case: RequestContext, way: Way, outcome: Outcome) -> None:
         """Takes note of how an answer that was carried over has begun; arguments as `GoingOn.learn`."""
         await self.going_on.learn(case.target, case.label, way, outcome)
 
-    async def observe(self, request: Request, case: Case) -> None:
+    async def observe(self, request: Request, case: RequestContext) -> None:
         """Reports what `guard` would do; no model call, no warm-up, no error, no change."""
         try:
             work = await self._scales.weigh(request, replace(case, warm_up=_no_warm_up))
@@ -416,19 +428,21 @@ class Compactor:
             after = decision.predicted_tokens if isinstance(decision, Edit | Prune | Summarize) else work.count.tokens
             self._reporter.decided(work, "observed", after=after, reason=type(decision).__name__.lower())
 
-    def room(self, case: Case) -> Room:
+    def room(self, case: RequestContext) -> Reservation:
         """A place for one answer beside the others that share its instance's context."""
-        return Room(self._admission, case)
+        return Reservation(self._admission, case)
 
-    def learn(self, case: Case, guarded: Guarded, *, prompt_tokens: int, completion_tokens: int) -> None:
-        """Takes note of a reply's usage; arguments as `Replies.learn`."""
+    def learn(
+        self, case: RequestContext, guarded: PreparedRequest, *, prompt_tokens: int, completion_tokens: int
+    ) -> None:
+        """Takes note of a reply's usage; arguments as `ReplyReader.learn`."""
         self._replies.learn(case, guarded, prompt_tokens=prompt_tokens, completion_tokens=completion_tokens)
 
-    def learn_overflow(self, case: Case, guarded: Guarded | None, overflow: Overflow) -> None:
-        """Takes note of an overflow error; arguments as `Replies.learn_overflow`."""
+    def learn_overflow(self, case: RequestContext, guarded: PreparedRequest | None, overflow: Overflow) -> None:
+        """Takes note of an overflow error; arguments as `ReplyReader.learn_overflow`."""
         self._replies.learn_overflow(case, guarded, overflow)
 
-    def learn_shared(self, case: Case, parallel: int) -> None:
+    def learn_shared(self, case: RequestContext, parallel: int) -> None:
         """Takes note that so many answers fill one context together: an overflow far below the window has shown it."""
         if self.windows.learn_shared(case.target, parallel):
             logger.warning(
@@ -438,12 +452,12 @@ class Compactor:
             )
 
     def carried_on(
-        self, case: Case, guarded: Guarded, *, outcome: CarryOutcome, attempt: int, used_tokens: int
+        self, case: RequestContext, guarded: PreparedRequest, *, outcome: CarryOutcome, attempt: int, used_tokens: int
     ) -> None:
         """Tells how an answer at the limit went on, or ended; arguments as `Reporter.carried_on`."""
         self._reporter.carried_on(case, guarded, outcome=outcome, attempt=attempt, used_tokens=used_tokens)
 
-    def doubt_window(self, case: Case) -> None:
+    def doubt_window(self, case: RequestContext) -> None:
         """Has the window read again before it is used, after an error that may come of a model that was reloaded."""
         self.windows.invalidate(case.target)
 
@@ -456,7 +470,7 @@ class Compactor:
         await self.going_on.aclose()
         await self._store.aclose()
 
-    async def _plan(self, work: Work, stored: Sequence[Compaction]) -> Plan:
+    async def _plan(self, work: MeasuredRequest, stored: Sequence[Compaction]) -> Plan:
         conversation = work.conversation
         budget = replace(work.budget, is_wanted=True) if work.case.is_wanted else work.budget
         return await off_loop_if(
@@ -493,7 +507,9 @@ class Compactor:
         while len(self._wanted_until_s) > _MAX_WANTED:
             self._wanted_until_s.popitem(last=False)
 
-    async def _decide(self, work: Work, stored: Sequence[Compaction], *, shorten: bool = True) -> Guarded | Pending:
+    async def _decide(
+        self, work: MeasuredRequest, stored: Sequence[Compaction], *, shorten: bool = True
+    ) -> PreparedRequest | CompactionNeeded:
         known = stored
         while True:
             decision = await self._plan(work, known)
@@ -509,13 +525,19 @@ class Compactor:
                     known = ()
                 case Edit() | Prune() | Summarize():
                     reused = await self._reused(work, known)
-                    return Pending(work=work, decision=decision, stored=tuple(stored)) if reused is None else reused
+                    return (
+                        CompactionNeeded(work=work, decision=decision, stored=tuple(stored))
+                        if reused is None
+                        else reused
+                    )
                 case Refuse():
                     return await self._beyond(work, stored, shorten=shorten)
                 case _:
                     assert_never(decision)
 
-    async def _beyond(self, work: Work, stored: Sequence[Compaction], *, shorten: bool) -> Guarded | Pending:
+    async def _beyond(
+        self, work: MeasuredRequest, stored: Sequence[Compaction], *, shorten: bool
+    ) -> PreparedRequest | CompactionNeeded:
         """What is done where nothing can be made that fits: send what may fit, ask the server, shorten, or refuse."""
         if work.budget.own.fits(work.count.tokens):
             return self._outgoing.unchanged(work)
@@ -525,15 +547,15 @@ class Compactor:
         return await self._shortened_or_refused(work, stored, shorten=shorten)
 
     async def _applied_surely(
-        self, work: Work, compaction: Compaction, action: Literal["reused", "compacted"]
-    ) -> Guarded:
+        self, work: MeasuredRequest, compaction: Compaction, action: Literal["reused", "compacted"]
+    ) -> PreparedRequest:
         """What a compaction leaves to be sent, counted by the server where our doubt would decide about it."""
         guarded = await self._outgoing.applied(work, compaction, action)
         if await self._prober.has_recounted(work, guarded):
             return await self._outgoing.applied(work, compaction, action)
         return guarded
 
-    async def _reused(self, work: Work, stored: Sequence[Compaction]) -> Guarded | None:
+    async def _reused(self, work: MeasuredRequest, stored: Sequence[Compaction]) -> PreparedRequest | None:
         """An earlier compaction that still does, counted as it is sent; None where a new one is due.
 
         What the planner foresees of it is an estimate; the server may have counted all of it but the newest messages.
@@ -550,19 +572,19 @@ class Compactor:
         return None
 
     async def _shortened_or_refused(
-        self, work: Work, stored: Sequence[Compaction], *, shorten: bool
-    ) -> Guarded | Pending:
+        self, work: MeasuredRequest, stored: Sequence[Compaction], *, shorten: bool
+    ) -> PreparedRequest | CompactionNeeded:
         """The request with its largest texts cut to excerpts where the operator allows it, else the error."""
         messages = await self._shortened(work) if shorten else None
         if not messages:
             raise await self._refusal(work)
         again = await self._scales.shortened(work, messages)
         decided = await self._decide(again, stored, shorten=False)
-        if isinstance(decided, Guarded) and decided.round == 0:
+        if isinstance(decided, PreparedRequest) and decided.round == 0:
             self._reporter.decided(work, "fallback", guarded=decided, reason="excerpt")
         return decided
 
-    async def _shortened(self, work: Work) -> tuple[Message, ...] | None:
+    async def _shortened(self, work: MeasuredRequest) -> tuple[Message, ...] | None:
         settings = work.case.settings
         return await off_loop_if(
             is_long(work.conversation.messages),
@@ -575,7 +597,7 @@ class Compactor:
             ),
         )
 
-    async def _refusal(self, work: Work) -> DoesNotFit:
+    async def _refusal(self, work: MeasuredRequest) -> DoesNotFit:
         if not work.case.goes_on:
             # An answer that cannot be carried over is no refused request: the loop that carries it tells of it.
             self._reporter.decided(work, "refused", after=work.budget.floor_tokens, reason="does_not_fit")
@@ -593,7 +615,7 @@ class Compactor:
             return []
 
 
-def _is_small(work: Work) -> bool:
+def _is_small(work: MeasuredRequest) -> bool:
     """Whether nothing has to be looked up: too short ever to have been compacted."""
     outside = work.budget.outside_tokens
     if outside and not work.budget.own.fits(work.count.tokens):
@@ -601,7 +623,7 @@ def _is_small(work: Work) -> bool:
     return work.count.tokens - outside < _COMPACTED_BEFORE_RATIO * work.budget.usable_tokens
 
 
-async def _hashed(work: Work) -> Work:
+async def _hashed(work: MeasuredRequest) -> MeasuredRequest:
     messages = work.request.messages
     hashes = await off_loop(messages, lambda: chain(messages))
     return replace(work, conversation=replace(work.conversation, hashes=hashes))

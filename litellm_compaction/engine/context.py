@@ -1,4 +1,4 @@
-"""One request on its way through the engine: what comes in (`Case`), what is known (`Work`), what goes out.
+"""One request on its way through the engine: what comes in, what is known of it once it is measured, what goes out.
 
 Built by `proxy/` and by the compactor; data only.
 """
@@ -15,7 +15,7 @@ from litellm_compaction.core.compaction import Compaction
 from litellm_compaction.core.continuation.request import Partial, Way
 from litellm_compaction.core.conversation import Conversation
 from litellm_compaction.core.messages import Message, Request, open_round_start
-from litellm_compaction.core.plan import Depth, Making
+from litellm_compaction.core.plan import CompactionOptions, Making
 from litellm_compaction.events import Phase
 from litellm_compaction.summarizer import Ask, ending_in
 from litellm_compaction.tokenizers.families import Family, no_thinking_switch
@@ -79,7 +79,7 @@ class PruningModel:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
+class RequestContext:
     """A request's surroundings, as `proxy/` knows them.
 
     Attributes:
@@ -120,9 +120,9 @@ class Case:
         return self.now and not self.attempts.has_compacted
 
     @property
-    def depth(self) -> Depth:
+    def depth(self) -> CompactionOptions:
         """The operator's wishes about a compaction's depth."""
-        return Depth(
+        return CompactionOptions(
             keep_recent_messages=self.settings.keep_recent_messages,
             summary_max_tokens=self.settings.summary_max_tokens,
             # Stubs know no topic.
@@ -131,7 +131,7 @@ class Case:
             prunes=self.settings.strategy == "prune",
         )
 
-    def with_room(self, room_tokens: int) -> Case:
+    def with_room(self, room_tokens: int) -> RequestContext:
         """The same, but nothing fits that leaves less than so many tokens for an answer."""
         settings = self.settings
         room = {
@@ -158,7 +158,7 @@ class Case:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
+class MeasuredRequest:
     """A weighed request: its sizes, its window, its budget.
 
     Attributes:
@@ -169,7 +169,7 @@ class Work:
         started_s: of the compactor's monotonic clock.
     """
 
-    case: Case
+    case: RequestContext
     request: Request
     conversation: Conversation
     count: Count
@@ -196,7 +196,7 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pending:
+class CompactionNeeded:
     """A request that needs a new compaction, which may take a model call, and will then fit.
 
     Attributes:
@@ -204,7 +204,7 @@ class Pending:
         stored: what the store knew.
     """
 
-    work: Work
+    work: MeasuredRequest
     decision: Making
     stored: tuple[Compaction, ...]
 
@@ -215,7 +215,7 @@ class Pending:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Guarded:
+class PreparedRequest:
     """What to send.
 
     Attributes:
@@ -267,8 +267,8 @@ class Prospect:
 
     request: Request
     partial: Partial
-    case: Case
-    roomy: Case
+    case: RequestContext
+    roomy: RequestContext
     messages: tuple[Message, ...]
-    prepared: Guarded | Pending
+    prepared: PreparedRequest | CompactionNeeded
     ways: tuple[Way, ...]

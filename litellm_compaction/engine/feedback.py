@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
 
-from litellm_compaction.engine.context import Case, Guarded
+from litellm_compaction.engine.context import PreparedRequest, RequestContext
 from litellm_compaction.engine.reporting import Reporter
 from litellm_compaction.errors import CompactionError, Overflow
 from litellm_compaction.stores import Store
@@ -41,7 +41,7 @@ class _Kept:
     is_warned: bool = False
 
 
-class Lessons:
+class UsageFeedback:
     """Lets the counter learn, warns once where a known family does not fit, and keeps what was learned.
 
     Args:
@@ -187,7 +187,7 @@ _FULL_WINDOW_RATIO = 0.98
 _INSIDE_RATIO = 0.9
 
 
-class Replies:
+class ReplyReader:
     """Takes note of replies.
 
     Args:
@@ -197,14 +197,16 @@ class Replies:
         reporter: tells of what was cut.
     """
 
-    def __init__(self, *, windows: Windows, counter: TokenCounter, lessons: Lessons, reporter: Reporter) -> None:
+    def __init__(self, *, windows: Windows, counter: TokenCounter, lessons: UsageFeedback, reporter: Reporter) -> None:
         self._windows = windows
         self._counter = counter
         self._lessons = lessons
         self._reporter = reporter
         self._asking: set[asyncio.Task[None]] = set()
 
-    def learn(self, case: Case, guarded: Guarded, *, prompt_tokens: int, completion_tokens: int) -> None:
+    def learn(
+        self, case: RequestContext, guarded: PreparedRequest, *, prompt_tokens: int, completion_tokens: int
+    ) -> None:
         """Compares a reply's usage with our count: trains the counter, or raises the truncation alarm.
 
         Args:
@@ -240,7 +242,7 @@ class Replies:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _alarm_if_cut(
-        self, case: Case, guarded: Guarded, prompt_tokens: int, completion_tokens: int, reason: str
+        self, case: RequestContext, guarded: PreparedRequest, prompt_tokens: int, completion_tokens: int, reason: str
     ) -> None:
         """Raises the alarm where the window, read again, is too small for what was sent.
 
@@ -256,7 +258,7 @@ class Replies:
         if window is None or not is_fit or _is_full(window.tokens, prompt_tokens, completion_tokens):
             self._reporter.alarmed(case, guarded, prompt_tokens, reason)
 
-    def learn_overflow(self, case: Case, guarded: Guarded | None, overflow: Overflow) -> None:
+    def learn_overflow(self, case: RequestContext, guarded: PreparedRequest | None, overflow: Overflow) -> None:
         """Takes note of an overflow error: what we knew of the window is out of date, and what the error names is true.
 
         Args:
@@ -273,7 +275,7 @@ class Replies:
             self._lessons.learn(case.target.key, case.label, count, overflow.prompt_tokens)
 
 
-def truncation(guarded: Guarded, prompt_tokens: int, completion_tokens: int, counter: TokenCounter) -> str:
+def truncation(guarded: PreparedRequest, prompt_tokens: int, completion_tokens: int, counter: TokenCounter) -> str:
     """One word for what a reply's usage says about a prompt that the server did not see whole; "" for nothing.
 
     Args:

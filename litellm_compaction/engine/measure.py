@@ -21,7 +21,7 @@ from litellm_compaction.core.messages import JsonValue, Message, Request, lead_l
 from litellm_compaction.core.plan import Edit, Making
 from litellm_compaction.core.prompts import with_every_result
 from litellm_compaction.engine.ask import SentPrompts
-from litellm_compaction.engine.context import Case, Guarded, Work
+from litellm_compaction.engine.context import MeasuredRequest, PreparedRequest, RequestContext
 from litellm_compaction.engine.threads import is_long, off_loop_if
 from litellm_compaction.errors import ModelNotLoaded, OwnTemplate
 from litellm_compaction.templates.template import chars_of
@@ -44,7 +44,7 @@ _LEAST_SAMPLE_CHARS = 1_000
 _MANY_MESSAGES, _MANY_TOOLS = 2_000, 100
 
 
-class Scales:
+class RequestMeasurer:
     """Weighs requests.
 
     Args:
@@ -68,7 +68,7 @@ class Scales:
         self._clock = clock
         self._warm_ups: Flights[None] = Flights()
 
-    async def weigh(self, request: Request, case: Case) -> Work:
+    async def weigh(self, request: Request, case: RequestContext) -> MeasuredRequest:
         """The request with its sizes, its window and its budget, still without hashes.
 
         Raises:
@@ -86,7 +86,7 @@ class Scales:
             is_long(request.messages), lambda: self._work(request, case, window, family, count, (), started_s)
         )
 
-    async def weigh_ids(self, tokens: int, case: Case) -> Work:
+    async def weigh_ids(self, tokens: int, case: RequestContext) -> MeasuredRequest:
         """A prompt that a client has given as so many token ids: it has no text, and its count is exact.
 
         Raises:
@@ -99,7 +99,7 @@ class Scales:
         )
         return self._work(work.request, case, work.window, work.family, count, (), work.started_s)
 
-    async def again(self, work: Work) -> Work:
+    async def again(self, work: MeasuredRequest) -> MeasuredRequest:
         """`work` by what the counter has learned since."""
         count = await self.count_request(work, work.request)
         weighed = self._work(
@@ -107,7 +107,7 @@ class Scales:
         )
         return replace(weighed, is_shortened=work.is_shortened)
 
-    async def shortened(self, work: Work, messages: tuple[Message, ...]) -> Work:
+    async def shortened(self, work: MeasuredRequest, messages: tuple[Message, ...]) -> MeasuredRequest:
         """`work` with other messages in the client's place; the client will send its own again, so hashes stay."""
         request = replace(work.request, messages=messages)
         count = await self.count_request(work, request)
@@ -116,7 +116,7 @@ class Scales:
         )
         return replace(weighed, is_shortened=True, tokens_before=work.tokens_before)
 
-    async def count_request(self, work: Work, request: Request) -> Count:
+    async def count_request(self, work: MeasuredRequest, request: Request) -> Count:
         """The tokens of a request that is made of `work`'s."""
         return await self._count(work.case.target.key, work.family, request, work.window.tokens)
 
@@ -131,7 +131,7 @@ class Scales:
             return await self._counter.count(key, family, request)
         return _with_rest(await self._counter.count(key, family, counted.request), counted)
 
-    def with_floor(self, work: Work, count: Count) -> Work:
+    def with_floor(self, work: MeasuredRequest, count: Count) -> MeasuredRequest:
         """`work` with sizes by which its floor takes what a better count says.
 
         Args:
@@ -171,11 +171,11 @@ class Scales:
             floor_count=count,
         )
 
-    async def count(self, work: Work, messages: Sequence[Message]) -> Count:
+    async def count(self, work: MeasuredRequest, messages: Sequence[Message]) -> Count:
         """The tokens of a list that may be sent instead of the client's."""
         return await self.count_request(work, replace(work.request, messages=tuple(messages)))
 
-    async def text_counter(self, case: Case) -> tuple[Window, Callable[[str], int]]:
+    async def text_counter(self, case: RequestContext) -> tuple[Window, Callable[[str], int]]:
         """A case's window, and how its model counts text.
 
         Raises:
@@ -185,7 +185,7 @@ class Scales:
         family = await self._sources.family(case.target, window)
         return window, self._counter.text_counter(case.target.key, family)
 
-    async def window(self, case: Case) -> Window:
+    async def window(self, case: RequestContext) -> Window:
         """The window of a case's target, after a warm-up where that is needed and wanted.
 
         Raises:
@@ -202,13 +202,13 @@ class Scales:
     def _work(
         self,
         request: Request,
-        case: Case,
+        case: RequestContext,
         window: Window,
         family: Family,
         count: Count,
         hashes: tuple[str, ...],
         started_s: float,
-    ) -> Work:
+    ) -> MeasuredRequest:
         conversation = Conversation(
             messages=request.messages,
             # What is made of the request begins otherwise: there the server's number for its beginning is no help.
@@ -217,7 +217,7 @@ class Scales:
             hashes=hashes,
             own_tokens=count.tokens,
         )
-        return Work(
+        return MeasuredRequest(
             case=case,
             request=request,
             conversation=conversation,
@@ -325,14 +325,14 @@ class Outgoing:
         sent: is told of it.
     """
 
-    def __init__(self, *, scales: Scales, sent: SentPrompts) -> None:
+    def __init__(self, *, scales: RequestMeasurer, sent: SentPrompts) -> None:
         self._scales = scales
         self._sent = sent
 
-    def unchanged(self, work: Work) -> Guarded:
+    def unchanged(self, work: MeasuredRequest) -> PreparedRequest:
         """The request as it was weighed."""
         self._note(work, None)
-        return Guarded(
+        return PreparedRequest(
             action="compacted" if work.is_shortened else "none",
             messages=work.request.messages if work.is_shortened else None,
             tokens_before=work.tokens_before,
@@ -342,7 +342,9 @@ class Outgoing:
             window=work.window,
         )
 
-    async def applied(self, work: Work, compaction: Compaction, action: Literal["reused", "compacted"]) -> Guarded:
+    async def applied(
+        self, work: MeasuredRequest, compaction: Compaction, action: Literal["reused", "compacted"]
+    ) -> PreparedRequest:
         """The request with a compaction in place of what it covers; whether that fits is the caller's to ask."""
         covered = work.conversation.messages
         messages = await off_loop_if(is_long(covered), lambda: _with_every_result(apply(covered, compaction)))
@@ -351,7 +353,7 @@ class Outgoing:
         if work.floor_count is not None:
             # Planned by a floor that the server has counted: only the rest is in doubt.
             count = holding(count, [work.floor_count])
-        return Guarded(
+        return PreparedRequest(
             action=action,
             messages=messages,
             tokens_before=work.tokens_before,
@@ -362,7 +364,7 @@ class Outgoing:
             round=compaction.round,
         )
 
-    def _note(self, work: Work, compaction: Compaction | None) -> None:
+    def _note(self, work: MeasuredRequest, compaction: Compaction | None) -> None:
         """Remembers what the server's cache will hold; small prompts have no hashes, excerpts are not the client's."""
         if work.conversation.hashes and not work.is_shortened and not work.case.is_supposed:
             self._sent.note(work.case.scope, work.case.target.key, work.conversation.hashes, compaction)
@@ -375,7 +377,7 @@ def _with_every_result(messages: Sequence[Message]) -> tuple[Message, ...]:
     return with_every_result(messages)
 
 
-def is_enough(work: Work, decision: Making, compaction: Compaction, guarded: Guarded) -> bool:
+def is_enough(work: MeasuredRequest, decision: Making, compaction: Compaction, guarded: PreparedRequest) -> bool:
     """Whether a new compaction does, counted as it is sent; otherwise the next rung's turn has come (promise P5).
 
     Args:

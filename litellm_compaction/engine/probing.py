@@ -19,10 +19,10 @@ from litellm_compaction.concurrency import Flights
 from litellm_compaction.core.budget import Budget
 from litellm_compaction.core.cut_points import sacred_indices
 from litellm_compaction.core.messages import Message, Request, lead_length, user_message, with_text
-from litellm_compaction.engine.admission import Room
-from litellm_compaction.engine.context import Guarded, Work
-from litellm_compaction.engine.feedback import Lessons, truncation
-from litellm_compaction.engine.measure import Scales
+from litellm_compaction.engine.admission import Reservation
+from litellm_compaction.engine.context import MeasuredRequest, PreparedRequest
+from litellm_compaction.engine.feedback import UsageFeedback, truncation
+from litellm_compaction.engine.measure import RequestMeasurer
 from litellm_compaction.errors import Overloaded
 from litellm_compaction.tokens.count import holding, least_tokens
 from litellm_compaction.tokens.counter import Count, TokenCounter
@@ -69,9 +69,9 @@ class Prober:
         *,
         windows: Windows,
         counter: TokenCounter,
-        lessons: Lessons,
-        scales: Scales,
-        room: Callable[[Work], Room],
+        lessons: UsageFeedback,
+        scales: RequestMeasurer,
+        room: Callable[[MeasuredRequest], Reservation],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._windows = windows
@@ -84,7 +84,7 @@ class Prober:
         self._silent_until_s: OrderedDict[str, float] = OrderedDict()
         self._confirmed = 0
 
-    async def settled(self, work: Work) -> Work:
+    async def settled(self, work: MeasuredRequest) -> MeasuredRequest:
         """`work` by the server's own count where that decides: it has to be compacted, or its answer is cut short.
 
         Otherwise, and where nobody answers, `work` as it is.
@@ -104,7 +104,7 @@ class Prober:
         is_told = await self._has_told(work, work.request, count)
         return await self._scales.again(work) if is_told else work
 
-    async def with_floor(self, work: Work, *, is_needed: bool = False) -> Work | None:
+    async def with_floor(self, work: MeasuredRequest, *, is_needed: bool = False) -> MeasuredRequest | None:
         """`work` by the server's own count of what no compaction can shrink, where that may make it fit; else None.
 
         Args:
@@ -126,7 +126,7 @@ class Prober:
                 count = await self._scales.count_request(work, request)
         return self._scales.with_floor(await self._scales.again(work), count)
 
-    async def _without_excess(self, work: Work, request: Request, count: Count, excess_tokens: int) -> Count:
+    async def _without_excess(self, work: MeasuredRequest, request: Request, count: Count, excess_tokens: int) -> Count:
         """The count of a request that may be longer than the window, by the server's number for most of it.
 
         Without the end of its largest text it is not, and shows what the template makes of it: some leave out system
@@ -141,7 +141,7 @@ class Prober:
             return count
         return holding(count, [await self._scales.count_request(work, shorter)])
 
-    async def _narrowed(self, work: Work, request: Request, count: Count) -> Count:
+    async def _narrowed(self, work: MeasuredRequest, request: Request, count: Count) -> Count:
         """The count of a request that might not fit, by what the server says of its tools and largest texts.
 
         Those are the same in all of a conversation, and asked for once. Whatever is not told stays an estimate.
@@ -162,7 +162,7 @@ class Prober:
             narrowed = holding(count, known)
         return narrowed
 
-    async def has_recounted(self, work: Work, guarded: Guarded) -> bool:
+    async def has_recounted(self, work: MeasuredRequest, guarded: PreparedRequest) -> bool:
         """Whether the server has counted what a compaction made: where doubt would drop it, or the operator wants it.
 
         What is wanted (`count: probe`) costs one of the request's summary calls (promise P5) and an answer of 16
@@ -186,7 +186,7 @@ class Prober:
         self._lessons.learn(work.case.target.key, work.case.label, guarded.count, prompt_tokens)
         return True
 
-    async def _has_told(self, work: Work, request: Request, count: Count) -> bool:
+    async def _has_told(self, work: MeasuredRequest, request: Request, count: Count) -> bool:
         """Whether the server has said what it counts for exactly this, so that it is counted anew.
 
         One question for all who ask the same at the same time.
@@ -194,7 +194,7 @@ class Prober:
         key = (work.case.target.key, count.fingerprint or id(request))
         return await self._questions.join(key, lambda: self._ask(work, request, count))
 
-    async def _ask(self, work: Work, request: Request, count: Count) -> bool:
+    async def _ask(self, work: MeasuredRequest, request: Request, count: Count) -> bool:
         target = work.case.target
         told = await self._windows.tokens_of(target, request)
         is_confirmed = told is not None
@@ -212,7 +212,7 @@ class Prober:
             self._lessons.keep(target.key)
         return True
 
-    async def _is_whole(self, work: Work, request: Request, told: int, most_tokens: int) -> bool:
+    async def _is_whole(self, work: MeasuredRequest, request: Request, told: int, most_tokens: int) -> bool:
         """Whether a number far below ours is of all of a prompt: a template may leave out calls and their results.
 
         A server that leaves out what it had in its cache says more where the user's word begins in another way.
@@ -227,7 +227,7 @@ class Prober:
         again = await self._answered(work, other, most_tokens + _OTHER_TOKENS)
         return again is not None and told <= again <= told + _OTHER_TOKENS
 
-    async def _answered(self, work: Work, request: Request, most_tokens: int) -> int | None:
+    async def _answered(self, work: MeasuredRequest, request: Request, most_tokens: int) -> int | None:
         """What the server reports for an answer of one token; None where it may not be asked, or says nothing."""
         case, key = work.case, work.case.target.key
         silent_until_s = self._silent_until_s.get(key, 0.0)
@@ -280,7 +280,7 @@ def _decides(budget: Budget, count: Count, asked_tokens: int | None) -> bool:
     return best_tokens - budget.max_output_tokens(count.tokens, asked_tokens) > worth_tokens
 
 
-def _least_floor(work: Work) -> int:
+def _least_floor(work: MeasuredRequest) -> int:
     """What the floor takes at least; tools that are only estimated may take nothing.
 
     Nor may system messages before another end than the user's word, in a template that nobody knows.
@@ -293,7 +293,7 @@ def _least_floor(work: Work) -> int:
     return int(ratio * (conversation.floor_tokens - lead_tokens))
 
 
-def _floor(work: Work) -> Request:
+def _floor(work: MeasuredRequest) -> Request:
     """What no compaction can shrink, as a request of its own."""
     messages = work.request.messages
     kept = tuple(messages[index] for index in sorted(sacred_indices(messages)))
@@ -304,7 +304,7 @@ def _floor(work: Work) -> Request:
     return replace(work.request, messages=kept)
 
 
-def _parts(work: Work, request: Request) -> list[Request]:
+def _parts(work: MeasuredRequest, request: Request) -> list[Request]:
     """The tools and the largest texts of a request, in pieces that certainly fit, each as a request of its own.
 
     With a system message where the request has one: without it some templates add one of 500 tokens and more.
@@ -329,7 +329,7 @@ def _parts(work: Work, request: Request) -> list[Request]:
     return parts
 
 
-def _shortened(work: Work, request: Request, excess_tokens: int) -> Request | None:
+def _shortened(work: MeasuredRequest, request: Request, excess_tokens: int) -> Request | None:
     """The request with so much less in its largest text that it certainly is shorter by `excess_tokens`; or None."""
     messages = request.messages
     largest = max(range(len(messages)), key=lambda index: len(messages[index].text))
@@ -347,7 +347,7 @@ def _texts(message: Message) -> tuple[str, ...]:
     return (message.text, *(call.arguments for call in message.calls))
 
 
-def _beginning_of(work: Work) -> Request | None:
+def _beginning_of(work: MeasuredRequest) -> Request | None:
     """The longest beginning that is a valid request and certainly fits; None where that is too short to say much."""
     messages, count = work.request.messages, work.count
     most_tokens = (work.window.tokens - 1) / (1 + work.budget.error_ratio)
@@ -365,7 +365,7 @@ def _beginning_of(work: Work) -> Request | None:
     return replace(work.request, messages=messages[:found])
 
 
-def _beginning(text: str, limit_tokens: int, work: Work) -> str:
+def _beginning(text: str, limit_tokens: int, work: MeasuredRequest) -> str:
     while text and (tokens := work.count_text(text)) > limit_tokens:
         text = text[: min(len(text) * max(limit_tokens, 0) // tokens, len(text) - 1)]
     return text

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from litellm_compaction.core.compaction import Compaction, compaction_id
-from litellm_compaction.engine.build import Made
-from litellm_compaction.engine.context import Case, Guarded, Work
+from litellm_compaction.engine.build import BuiltCompaction
+from litellm_compaction.engine.context import MeasuredRequest, PreparedRequest, RequestContext
 from litellm_compaction.events import (
     CarryEvent,
     CarryOutcome,
@@ -39,12 +39,12 @@ class Reporter:
 
     def applied(
         self,
-        work: Work,
+        work: MeasuredRequest,
         outcome: Outcome,
-        guarded: Guarded,
+        guarded: PreparedRequest,
         compaction: Compaction,
         *,
-        made: Made | None = None,
+        made: BuiltCompaction | None = None,
         base: Compaction | None = None,
         reason: str = "",
     ) -> None:
@@ -69,12 +69,12 @@ class Reporter:
 
     def decided(
         self,
-        work: Work,
+        work: MeasuredRequest,
         outcome: Outcome,
         *,
-        guarded: Guarded | None = None,
+        guarded: PreparedRequest | None = None,
         compaction: Compaction | None = None,
-        made: Made | None = None,
+        made: BuiltCompaction | None = None,
         base: Compaction | None = None,
         after: int = 0,
         reason: str = "",
@@ -109,7 +109,7 @@ class Reporter:
         )
 
     def carried_on(
-        self, case: Case, guarded: Guarded, *, outcome: CarryOutcome, attempt: int, used_tokens: int
+        self, case: RequestContext, guarded: PreparedRequest, *, outcome: CarryOutcome, attempt: int, used_tokens: int
     ) -> None:
         """Tells how an answer at the limit went on, or ended.
 
@@ -134,7 +134,7 @@ class Reporter:
             )
         )
 
-    def alarmed(self, case: Case, guarded: Guarded, prompt_tokens: int, reason: str) -> None:
+    def alarmed(self, case: RequestContext, guarded: PreparedRequest, prompt_tokens: int, reason: str) -> None:
         """Tells that the server did not see a whole prompt, by the usage that it reported."""
         self._tell(
             TruncationAlarm(

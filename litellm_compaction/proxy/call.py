@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from litellm_compaction.core.messages import JsonValue, Request
 from litellm_compaction.core.prompts import one_line_topic
-from litellm_compaction.engine import Action, Attempts, Case, Guarded, Pending, Room
+from litellm_compaction.engine import Action, Attempts, CompactionNeeded, PreparedRequest, RequestContext, Reservation
 from litellm_compaction.errors import BadWish, CompactionError
 from litellm_compaction.proxy.page.history import Turn, Turns
 from litellm_compaction.proxy.refusals import log_failed_open
@@ -211,9 +211,9 @@ class Call:
     begins_silently: bool = False
     refusal: CompactionError | None = None
     tried: str = ""
-    room: Room | None = None
-    case: Case | None = None
-    guarded: Guarded | None = None
+    room: Reservation | None = None
+    case: RequestContext | None = None
+    guarded: PreparedRequest | None = None
     outlook: Outlook | None = None
     action: Action = "none"
     details: Mapping[str, Any] | None = None
@@ -271,7 +271,7 @@ class Call:
         if self.room is not None:
             self.room.leave()
 
-    def will_be_compacted(self, pending: Pending) -> None:
+    def will_be_compacted(self, pending: CompactionNeeded) -> None:
         """Notes that a compaction is made while the answer is already open."""
         work = pending.work
         self.outlook = Outlook(
@@ -283,7 +283,7 @@ class Call:
         self.action = "compacted"
         self.may_pause = True
 
-    def sent(self, case: Case, guarded: Guarded) -> None:
+    def sent(self, case: RequestContext, guarded: PreparedRequest) -> None:
         """Notes what goes out."""
         self.case = case
         self.guarded = guarded
@@ -297,7 +297,9 @@ class Call:
         except Exception as error:  # noqa: BLE001 - an answer is worth more than its place in a plot (P8)
             log_failed_open("turns", error)
 
-    def answered(self, case: Case, guarded: Guarded, prompt_tokens: int, completion_tokens: int) -> None:
+    def answered(
+        self, case: RequestContext, guarded: PreparedRequest, prompt_tokens: int, completion_tokens: int
+    ) -> None:
         """Notes what the server has counted."""
         if self.turns is not None:
             self.turns.answered(self.turn, case, guarded, prompt_tokens, completion_tokens)

@@ -22,7 +22,7 @@ from litellm_compaction.proxy.answer.heartbeat import with_heartbeat
 from litellm_compaction.proxy.answer.overflowed import unread_overflow
 from litellm_compaction.proxy.call import Call, Calls, headers
 from litellm_compaction.proxy.deployments import note_credential, raw_headers
-from litellm_compaction.proxy.intake import Gate
+from litellm_compaction.proxy.intake import Intake
 from litellm_compaction.proxy.litellm_api import hold_contexts, proxy_secret
 from litellm_compaction.proxy.live_settings import FixedSettings, LiveSettings, SettingsSource
 from litellm_compaction.proxy.metrics import Metrics
@@ -97,7 +97,7 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
         self._source: SettingsSource = self._live or FixedSettings(settings)
         self._turns = Turns(store, secret=proxy_secret) if has_page else None
         self._calls = Calls(on_restarts=metrics.restarted, turns=self._turns)
-        self._gate = Gate(self._source, self._compactor, self._calls)
+        self._gate = Intake(self._source, self._compactor, self._calls)
         self._probe: asyncio.Task[None] | None = None
 
     def start(self) -> None:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from litellm_compaction.config import SAME_MODEL, Settings
-from litellm_compaction.engine import Case, PruningModel
+from litellm_compaction.engine import PruningModel, RequestContext
 from litellm_compaction.errors import CompactionError, ModelNotLoaded, WindowUnread
 from litellm_compaction.proxy.call import Call
 from litellm_compaction.proxy.internal import prompt_measure, summary_asker, warm_up
@@ -79,14 +79,14 @@ _credential: ContextVar[str] = ContextVar("litellm_compaction_credential", defau
 
 
 @dataclass(frozen=True, slots=True)
-class Guard:
+class GuardedDeployment:
     """A guarded deployment with the settings in force for it."""
 
     deployment: Deployment
     settings: Settings
 
 
-class Guards:
+class DeploymentSelector:
     """The operator's settings, applied to deployments.
 
     Args:
@@ -111,7 +111,7 @@ class Guards:
             environ=os.environ,
         )
 
-    async def guard(self, deployment: Deployment) -> Guard | None:
+    async def guard(self, deployment: Deployment) -> GuardedDeployment | None:
         """The deployment as guarded, or None when it is left alone."""
         if deployment.kind == "foreign":
             return None
@@ -122,9 +122,9 @@ class Guards:
         if settings.mode == "off":
             return None
         target = await self._target(deployment)
-        return None if target is None else Guard(replace(deployment, target=target), settings)
+        return None if target is None else GuardedDeployment(replace(deployment, target=target), settings)
 
-    async def guarded(self, router: Any) -> AsyncIterator[Guard]:
+    async def guarded(self, router: Any) -> AsyncIterator[GuardedDeployment]:
         """Every guarded deployment of a router, in its order."""
         for entry in router_entries(router):
             guard = await self.guard(self.deployment(entry))
@@ -179,7 +179,7 @@ class Guards:
             return False
         return await self._windows.is_lmstudio(target.api_base, target.api_key)
 
-    async def case(self, router: Any, guard: Guard, call: Call, body: Mapping[str, Any]) -> Case:
+    async def case(self, router: Any, guard: GuardedDeployment, call: Call, body: Mapping[str, Any]) -> RequestContext:
         """A request's surroundings for the engine; notes in `call` under which name the deployment is reached.
 
         Args:
@@ -199,7 +199,7 @@ class Guards:
             ),
             is_same=True,
         )
-        return Case(
+        return RequestContext(
             label=call.group,
             target=replace(deployment.target, asker=tenant_of(metadata)),
             settings=settings,

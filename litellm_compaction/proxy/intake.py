@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 
 from litellm_compaction.core.messages import Request, cleaned
-from litellm_compaction.engine import Attempts, Case, Compactor, Guarded, Pending
+from litellm_compaction.engine import Attempts, CompactionNeeded, Compactor, PreparedRequest, RequestContext
 from litellm_compaction.engine.threads import is_long, off_loop_if
 from litellm_compaction.errors import (
     BadWish,
@@ -32,7 +32,13 @@ from litellm_compaction.proxy.answer.loop import Answer
 from litellm_compaction.proxy.answer.protocol import SILENT, Announced, Asked, notices_for
 from litellm_compaction.proxy.answer.transport import Abilities, GuardedTransport, client_over
 from litellm_compaction.proxy.call import NONE, Call, Calls, wish_of
-from litellm_compaction.proxy.deployments import Guard, Guards, Publisher, metadata_of, tenant_of
+from litellm_compaction.proxy.deployments import (
+    DeploymentSelector,
+    GuardedDeployment,
+    Publisher,
+    metadata_of,
+    tenant_of,
+)
 from litellm_compaction.proxy.internal import is_internal_call
 from litellm_compaction.proxy.litellm_api import connect
 from litellm_compaction.proxy.live_settings import SettingsSource
@@ -50,7 +56,7 @@ from litellm_compaction.proxy.routing import (
 logger = logging.getLogger("litellm_compaction")
 
 
-class Gate:
+class Intake:
     """Decides about requests before they leave the proxy."""
 
     def __init__(self, source: SettingsSource, compactor: Compactor, calls: Calls) -> None:
@@ -61,7 +67,7 @@ class Gate:
         self._announced = Announced()
         self._inner: httpx.AsyncBaseTransport | None = None
         self._abilities = Abilities()
-        self.guards = Guards(source, compactor.windows, self._publisher)
+        self.guards = DeploymentSelector(source, compactor.windows, self._publisher)
         self.preparing = Preparing(compactor, self.guards, self._publisher)
 
     async def before_routing(self, router: Any, data: dict[str, Any]) -> None:
@@ -95,7 +101,7 @@ class Gate:
             if any(carrier_of(guard.deployment, guard.settings) == "transport" for guard in known):
                 # It does the slow part itself, in the open response.
                 return
-            if isinstance(prepared, Pending):
+            if isinstance(prepared, CompactionNeeded):
                 call.is_told = self._announced.is_next_in_a_row(prepared)
             room = self._compactor.room(cases[0])
             try:
@@ -131,7 +137,7 @@ class Gate:
         with contextlib.suppress(WindowUnknown, ModelNotLoaded):
             await self._compactor.prepare(call.original, cases[0])
 
-    async def _reachable(self, router: Any, data: Mapping[str, Any]) -> list[Guard | None]:
+    async def _reachable(self, router: Any, data: Mapping[str, Any]) -> list[GuardedDeployment | None]:
         """Every deployment that a request can reach, None for those that are left alone."""
         model = data.get("model")
         if router is None or not isinstance(model, str):
@@ -140,8 +146,8 @@ class Gate:
         return [await self.guards.guard(deployment) for deployment in deployments]
 
     async def _certain(
-        self, router: Any, guards: Sequence[Guard | None], call: Call, data: Mapping[str, Any]
-    ) -> list[Case]:
+        self, router: Any, guards: Sequence[GuardedDeployment | None], call: Call, data: Mapping[str, Any]
+    ) -> list[RequestContext]:
         """The request for each deployment where all have one window and the same settings; else nothing."""
         known = [guard for guard in guards if guard is not None]
         if not known or call.opted_out or len(known) < len(guards):
@@ -183,7 +189,12 @@ class Gate:
             raise TooDeep from error
 
     async def _for(
-        self, guard: Guard, call: Call | None, router: Any, received: Mapping[str, Any], kwargs: Mapping[str, Any]
+        self,
+        guard: GuardedDeployment,
+        call: Call | None,
+        router: Any,
+        received: Mapping[str, Any],
+        kwargs: Mapping[str, Any],
     ) -> dict[str, Any] | None:
         """The arguments of a call to a guarded deployment; `received` as they came, `kwargs` as its entry has them."""
         deployment = guard.deployment
@@ -288,7 +299,7 @@ class Gate:
         return self._calls.open(kwargs, fresh)
 
     async def _carried(
-        self, router: Any, guard: Guard, call: Call, case: Case, kwargs: Mapping[str, Any]
+        self, router: Any, guard: GuardedDeployment, call: Call, case: RequestContext, kwargs: Mapping[str, Any]
     ) -> dict[str, Any]:
         """The call's arguments with a client that carries the answer over the limit."""
         # Text completions show their messages only to the transport, which then prepares them itself.
@@ -298,7 +309,7 @@ class Gate:
         if call.original is not call.received:
             changed["messages"] = wire.encode(call.original.messages)
         call.is_carried = True
-        if isinstance(prepared, Guarded):
+        if isinstance(prepared, PreparedRequest):
             call.sent(case, prepared)
             self._publisher.publish(router, guard.deployment, prepared.window)
         elif prepared is not None:
@@ -339,7 +350,7 @@ class Gate:
         answer = Answer(self._compactor, case, carried, asked, told, call, room=call.room, is_watched=stream)
         return Hooked(answer, upstream, guarded)
 
-    def _asked(self, call: Call, case: Case, body: Mapping[str, Any], *, wants_usage: bool) -> Asked:
+    def _asked(self, call: Call, case: RequestContext, body: Mapping[str, Any], *, wants_usage: bool) -> Asked:
         notices = notices_for(case.settings.notices, body)
         if call.is_told:
             notices = notices._replace(before="off")
@@ -388,7 +399,7 @@ class Gate:
         call.leaves(body.get("messages"))
         return call
 
-    async def _window_tokens(self, case: Case) -> int:
+    async def _window_tokens(self, case: RequestContext) -> int:
         """The window as far as known without loading anything; 0 when unknown."""
         try:
             return (await self._compactor.windows.resolve(case.target)).tokens

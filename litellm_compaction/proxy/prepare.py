@@ -16,7 +16,7 @@ from typing import Any
 from litellm_compaction.config import SAME_MODEL
 from litellm_compaction.engine import Compactor
 from litellm_compaction.errors import ModelNotLoaded, WindowUnknown
-from litellm_compaction.proxy.deployments import Guard, Guards, Publisher
+from litellm_compaction.proxy.deployments import DeploymentSelector, GuardedDeployment, Publisher
 from litellm_compaction.proxy.refusals import log_failed_open
 from litellm_compaction.proxy.startup import warn_of_workers
 from litellm_compaction.windows.windows import Target
@@ -35,7 +35,7 @@ class Preparing:
         publisher: shows their windows.
     """
 
-    def __init__(self, compactor: Compactor, guards: Guards, publisher: Publisher) -> None:
+    def __init__(self, compactor: Compactor, guards: DeploymentSelector, publisher: Publisher) -> None:
         self._compactor = compactor
         self._guards = guards
         self._publisher = publisher
@@ -87,7 +87,7 @@ class Preparing:
             if not self._is_wanted:
                 return
 
-    async def _look_at_window(self, router: Any, guard: Guard) -> None:
+    async def _look_at_window(self, router: Any, guard: GuardedDeployment) -> None:
         deployment = guard.deployment
         try:
             window = await self._compactor.windows.resolve(deployment.target)
@@ -107,7 +107,7 @@ class Preparing:
             )
             warn_of_workers(deployment.group, guard.settings.admission, window.parallel)
 
-    async def _look_at_pruning_model(self, router: Any, guard: Guard) -> None:
+    async def _look_at_pruning_model(self, router: Any, guard: GuardedDeployment) -> None:
         """Says once for each name whether another model will write the summaries."""
         name = guard.settings.pruning_model
         if name == SAME_MODEL or name in self._pruning_models:

@@ -12,13 +12,13 @@ from litellm_compaction.core.budget import Budget, Rules
 from litellm_compaction.core.conversation import Conversation
 from litellm_compaction.core.cut_points import is_injected
 from litellm_compaction.core.messages import Message, chain, lead_length, newest_user_index, parse_message
-from litellm_compaction.core.plan import Depth
+from litellm_compaction.core.plan import CompactionOptions
 
 JsonDict = dict[str, Any]
 
 FIXED_TOKENS = 40
 MESSAGE_TOKENS = 6
-DEPTH = Depth(keep_recent_messages=5, summary_max_tokens=800)
+DEPTH = CompactionOptions(keep_recent_messages=5, summary_max_tokens=800)
 RULES = Rules(
     pre_request_ratio=0.80,
     streaming_ratio=0.90,

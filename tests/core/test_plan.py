@@ -15,7 +15,17 @@ from litellm_compaction.core.compaction import Compaction, Segment, apply, is_ap
 from litellm_compaction.core.conversation import RECORD_TOKENS, Conversation, applied_tokens, kept_tokens
 from litellm_compaction.core.cut_points import legal_cuts, pinned_positions, sacred_indices
 from litellm_compaction.core.messages import lead_length
-from litellm_compaction.core.plan import MIN_GAIN_RATIO, Depth, Edit, Keep, Plan, Refuse, Reuse, Summarize, plan
+from litellm_compaction.core.plan import (
+    MIN_GAIN_RATIO,
+    CompactionOptions,
+    Edit,
+    Keep,
+    Plan,
+    Refuse,
+    Reuse,
+    Summarize,
+    plan,
+)
 from litellm_compaction.core.prompts import frame
 from litellm_compaction.tokenizers.families import family_of
 from litellm_compaction.tokenizers.registry import token_length
@@ -43,7 +53,7 @@ WINDOWS = st.sampled_from([1024, 2048, 4096, 8192])
 
 
 def decide(
-    raw: Sequence[JsonDict], window: int, stored: Sequence[Compaction] = (), *, depth: Depth = DEPTH
+    raw: Sequence[JsonDict], window: int, stored: Sequence[Compaction] = (), *, depth: CompactionOptions = DEPTH
 ) -> tuple[Plan, Conversation, Budget]:
     weighed = conversation(parsed(raw))
     limits = budget(window, weighed)

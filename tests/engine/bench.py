@@ -12,7 +12,7 @@ from typing import Any
 from litellm_compaction.config import Settings, settings_from
 from litellm_compaction.core.compaction import Compaction
 from litellm_compaction.core.messages import Message, Request
-from litellm_compaction.engine import Attempts, Case, Compactor, Guarded, Measure, PruningModel
+from litellm_compaction.engine import Attempts, Compactor, Measure, PreparedRequest, PruningModel, RequestContext
 from litellm_compaction.errors import StoreError
 from litellm_compaction.events import CompactionEvent, Event
 from litellm_compaction.stores import MemoryStore
@@ -192,10 +192,10 @@ class Bench:
         now: bool = False,
         focus: str = "",
         **settings: Any,
-    ) -> Case:
+    ) -> RequestContext:
         chosen: Settings = settings_from(settings)
         models = [self.pruning_model(self.ask)] if pruning_models is None else pruning_models
-        return Case(
+        return RequestContext(
             label="served",
             target=target or self.target(window),
             settings=chosen,
@@ -221,7 +221,7 @@ class Bench:
         tools: Sequence[JsonDict] = (),
         tool_choice: Any = None,
         **case: Any,
-    ) -> Guarded:
+    ) -> PreparedRequest:
         request = Request(messages=parsed(raw), tools=tuple(tools), tool_choice=tool_choice)
         return await self.compactor.guard(request, self.case(window, **case))
 
@@ -236,7 +236,7 @@ class Bench:
         return event
 
 
-def sent(raw: Sequence[JsonDict], guarded: Guarded) -> tuple[Message, ...]:
+def sent(raw: Sequence[JsonDict], guarded: PreparedRequest) -> tuple[Message, ...]:
     """What goes upstream, after a check that it may: it keeps the promises and fits its window."""
     assert guarded.budget.fits(guarded.count.tokens)
     output_tokens = guarded.max_output_tokens(None)

@@ -9,7 +9,7 @@ import pytest
 
 from litellm_compaction.core.continuation.request import Partial
 from litellm_compaction.core.messages import Request
-from litellm_compaction.engine import Case, Guarded, Pending, Room
+from litellm_compaction.engine import CompactionNeeded, PreparedRequest, RequestContext, Reservation
 from litellm_compaction.errors import Overloaded
 from tests.core.conversations import JsonDict, as_bytes, assistant, chat, parsed, user
 from tests.engine.bench import Bench, FakeAsk, settled
@@ -26,34 +26,34 @@ class Scene:
     def __init__(self, *, timeout_s: float = 60.0) -> None:
         self.bench = Bench(ask=FakeAsk(gate=asyncio.Event()))
         self.timeout_s = timeout_s
-        self.rooms: list[Room] = []
+        self.rooms: list[Reservation] = []
 
-    def case(self) -> Case:
+    def case(self) -> RequestContext:
         return self.bench.case(WINDOW, admission="pool", admission_timeout_s=self.timeout_s)
 
-    def room(self) -> Room:
+    def room(self) -> Reservation:
         self.rooms.append(self.bench.compactor.room(self.case()))
         return self.rooms[-1]
 
-    async def busy(self) -> Room:
+    async def busy(self) -> Reservation:
         """Another answer, which holds so much of the context that no summary fits beside it."""
         room, short = self.room(), await self.bench.guard([user("hello")], WINDOW)
         await room.take(short, BUSY_TOKENS, is_watched=False)
         return room
 
-    async def asked(self, raw: Sequence[JsonDict]) -> Guarded:
+    async def asked(self, raw: Sequence[JsonDict]) -> PreparedRequest:
         """As the carriers do it: prepared, then finished and sent in room of its own."""
         room, case = self.room(), self.case()
         try:
             prepared = await self.bench.compactor.prepare(Request(messages=parsed(raw)), case)
-            assert isinstance(prepared, Pending)
+            assert isinstance(prepared, CompactionNeeded)
             guarded = await self.bench.compactor.finish(prepared, room)
             await room.take(guarded, 100, is_watched=True)
         finally:
             room.leave()
         return guarded
 
-    def start(self, *conversations: Sequence[JsonDict]) -> list[asyncio.Task[Guarded]]:
+    def start(self, *conversations: Sequence[JsonDict]) -> list[asyncio.Task[PreparedRequest]]:
         return [asyncio.create_task(self.asked(raw)) for raw in conversations]
 
     async def joined(self, waiters: int) -> None:
@@ -125,7 +125,7 @@ async def test_who_came_a_moment_late_looks_into_the_store_too() -> None:
     request = Request(messages=parsed(LONG))
     pending = [await scene.bench.compactor.prepare(request, scene.case()) for _ in range(2)]
     for each in pending:
-        assert isinstance(each, Pending)
+        assert isinstance(each, CompactionNeeded)
         await scene.bench.compactor.finish(each)
     assert len(scene.bench.ask.prompts) == 1
 
@@ -181,7 +181,7 @@ async def test_restarts_of_alike_answers_share_a_summary() -> None:
     partial = Partial(text="\n".join(f"Line {n} of the answer tells of rivers." for n in range(700)))
     short = await scene.bench.guard([user("hello")], WINDOW)
 
-    async def restarted() -> Guarded:
+    async def restarted() -> PreparedRequest:
         room = scene.room()
         await room.take(short, 2500, is_watched=False)
         try:

@@ -11,7 +11,7 @@ import pytest
 
 from litellm_compaction.core.continuation.request import Partial
 from litellm_compaction.core.messages import DONE_NOTICE, START_NOTICE, Request, cleaned
-from litellm_compaction.engine import Guarded
+from litellm_compaction.engine import PreparedRequest
 from litellm_compaction.errors import DoesNotFit
 from litellm_compaction.events import CompactionEvent, Event
 from tests.core.conversations import JsonDict, assistant, parsed, result, system, user
@@ -24,12 +24,12 @@ BEGUN = "\n".join(f"Line {number} of the answer tells something about rivers." f
 REST = "\nAnd this is the end of the answer."
 
 
-async def _carried(bench: Bench, raw: list[JsonDict], begun: str = BEGUN, **case: Any) -> Guarded:
+async def _carried(bench: Bench, raw: list[JsonDict], begun: str = BEGUN, **case: Any) -> PreparedRequest:
     request = Request(messages=parsed(raw))
     return await bench.compactor.carry_over(request, Partial(text=begun), bench.case(WINDOW, **case))
 
 
-def _prompt(guarded: Guarded) -> list[JsonDict]:
+def _prompt(guarded: PreparedRequest) -> list[JsonDict]:
     assert guarded.messages is not None
     return [dict(message.raw) for message in guarded.messages]
 
@@ -175,7 +175,7 @@ async def test_a_record_that_is_found_for_going_on_is_told_of_when_it_is_sent() 
     case = bench.case(WINDOW)
     for _ in range(2):
         prospect = await bench.compactor.prospect(request, Partial(text=BEGUN[:400]), case)
-    assert isinstance(prospect.prepared, Guarded)
+    assert isinstance(prospect.prepared, PreparedRequest)
     assert (prospect.prepared.action, bench.events[before:], case.attempts.told_hash) == ("reused", [], "")
     await bench.compactor.carried(prospect)
     assert [(event.outcome, event.phase) for event in _compactions(bench.events[before:])] == [("reused", "streaming")]

@@ -9,7 +9,7 @@ import logging
 import pytest
 
 from litellm_compaction.core.messages import Request
-from litellm_compaction.engine.feedback import FACTS_SCOPE, Lessons
+from litellm_compaction.engine.feedback import FACTS_SCOPE, UsageFeedback
 from litellm_compaction.errors import Overflow, StoreError
 from litellm_compaction.stores import MemoryStore
 from litellm_compaction.tokenizers.families import family_of
@@ -54,13 +54,13 @@ async def test_what_was_learned_survives_a_restart() -> None:
     """The next process counts as the last one did, from the second request on."""
     store = Store()
     before = TokenCounter()
-    lessons = Lessons(counter=before, store=store)
+    lessons = UsageFeedback(counter=before, store=store)
     made = await counted(before, 9)
     lessons.learn("t", "served", made, round(made.raw_tokens * 1.3))
     await settled()
     assert len(store.writes) == 1
     after = TokenCounter()
-    restarted = Lessons(counter=after, store=store)
+    restarted = UsageFeedback(counter=after, store=store)
     restarted.recall("t")
     await settled()
     again = await counted(after, 9)
@@ -76,7 +76,7 @@ async def test_what_was_learned_survives_a_restart() -> None:
 async def test_nothing_is_written_per_request() -> None:
     """Replies that say what is known already write nothing; changes are written once per interval, at the end too."""
     store, counter = Store(), TokenCounter()
-    lessons = Lessons(counter=counter, store=store)
+    lessons = UsageFeedback(counter=counter, store=store)
     for ratio in (1.3, 1.3, 1.3, 1.3, 1.35, 1.4):
         made = await counter.count("t", UNKNOWN, Request(messages=parsed(chat(9, words=150))))
         lessons.learn("t", "served", made, round(made.raw_tokens * ratio))
@@ -85,7 +85,7 @@ async def test_nothing_is_written_per_request() -> None:
     await lessons.aclose()
     assert len(store.writes) == 2
     assert "1.39" in store.writes[-1]
-    same = Lessons(counter=counter, store=store, write_every_s=0.0)
+    same = UsageFeedback(counter=counter, store=store, write_every_s=0.0)
     for _ in range(20):
         made = await counter.count("t", UNKNOWN, Request(messages=parsed(chat(9, words=150))))
         same.learn("t", "served", made, round(made.raw_tokens * 1.4))
@@ -102,7 +102,7 @@ async def test_a_slow_store_holds_nobody_up() -> None:
     teacher.learn("t", made, round(made.raw_tokens * 1.1))
     await store.put_fact(FACTS_SCOPE, "calibration:t", teacher.as_json("t"))
     store.gate = asyncio.Event()
-    lessons = Lessons(counter=counter, store=store)
+    lessons = UsageFeedback(counter=counter, store=store)
     lessons.recall("t")
     made = await counted(counter, 9)
     assert not made.calibrated
@@ -119,7 +119,7 @@ async def test_a_broken_store_is_told_once(error: Exception, caplog: pytest.LogC
     """Reading and writing fail in silence after one warning, and the counter learns all the same."""
     store, counter = Store(), TokenCounter()
     store.error = error
-    lessons = Lessons(counter=counter, store=store, write_every_s=0.0)
+    lessons = UsageFeedback(counter=counter, store=store, write_every_s=0.0)
     with caplog.at_level(logging.WARNING):
         lessons.recall("t")
         for ratio in (1.1, 1.2, 1.3):
@@ -170,7 +170,7 @@ async def test_a_foreign_fact_is_ignored(text: str) -> None:
     """Whatever cannot have been written by this version, or is of another family, changes no count."""
     store, counter = Store(), TokenCounter()
     await store.put_fact(FACTS_SCOPE, "calibration:t", text)
-    Lessons(counter=counter, store=store).recall("t")
+    UsageFeedback(counter=counter, store=store).recall("t")
     await settled()
     fresh = TokenCounter()
     for turns in (1, 9):
@@ -180,7 +180,7 @@ async def test_a_foreign_fact_is_ignored(text: str) -> None:
 async def test_a_deviation_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
     """More than 5 % off on a known family: one warning with both numbers."""
     counter = TokenCounter()
-    lessons = Lessons(counter=counter, store=Store())
+    lessons = UsageFeedback(counter=counter, store=Store())
     request = Request(messages=parsed(chat(9, words=150)))
     with caplog.at_level(logging.WARNING):
         for turns in (9, 11, 13):

@@ -8,7 +8,7 @@ import pytest
 
 from litellm_compaction.core.continuation.request import GO_ON_START, Partial, Way
 from litellm_compaction.core.messages import Request
-from litellm_compaction.engine import Guarded
+from litellm_compaction.engine import PreparedRequest
 from litellm_compaction.engine.feedback import FACTS_SCOPE
 from litellm_compaction.engine.going_on import ALL_WAYS, GoingOn, fact_key
 from litellm_compaction.windows.windows import Target
@@ -84,7 +84,7 @@ ASKED = [system("You write."), user("Write about rivers.")]
 
 async def carried(
     raw: list[JsonDict] = ASKED, *, tools: tuple[JsonDict, ...] = (), ways: frozenset[Way] = ALL, **partial: Any
-) -> Guarded:
+) -> PreparedRequest:
     """What is sent to an LM Studio with a model of known template and 4,096 tokens."""
     bench = Bench()
     case = bench.case(target=bench.target(4096, model="qwen2.5-7b-instruct", is_lmstudio=True))

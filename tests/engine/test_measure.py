@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from litellm_compaction.core.messages import Request
-from litellm_compaction.engine.measure import Scales
+from litellm_compaction.engine.measure import RequestMeasurer
 from litellm_compaction.tokenizers.families import family_of
 from litellm_compaction.tokenizers.sources import Sources
 from litellm_compaction.tokens.counter import TokenCounter
@@ -22,7 +22,7 @@ async def test_an_anchor_decides_about_the_request_and_not_about_a_compaction() 
         seen = Request(messages=parsed(chat(8, words=words)))
         count = await counter.count(case.target.key, family, seen)
         counter.learn(case.target.key, count, round(count.raw_tokens * ratio))
-    scales = Scales(windows=Windows(cache_s=5), counter=counter, sources=Sources())
+    scales = RequestMeasurer(windows=Windows(cache_s=5), counter=counter, sources=Sources())
     work = await scales.weigh(Request(messages=parsed(chat(8, words=250))), case)
     assert work.conversation.tokens == work.count.tokens < sum(work.conversation.sizes) + work.conversation.fixed_tokens
     assert work.budget.own.error_ratio == work.count.error_ratio < work.budget.error_ratio

@@ -10,7 +10,7 @@ from litellm_compaction.core.compaction import Compaction, Rung
 from litellm_compaction.core.messages import Request
 from litellm_compaction.core.plan import Edit, Summarize
 from litellm_compaction.engine.ask import SentPrompts
-from litellm_compaction.engine.measure import Outgoing, Scales, is_enough
+from litellm_compaction.engine.measure import Outgoing, RequestMeasurer, is_enough
 from litellm_compaction.tokenizers.sources import Sources
 from tests.core.conversations import chat, parsed
 from tests.engine.bench import Bench
@@ -49,7 +49,7 @@ async def test_a_compaction_does_if_it_fits_shrinks_and_its_rung_reaches_what_it
 ) -> None:
     """A summary only has to fit and shrink; an edit or a pruning that would be compacted again at once does not do."""
     bench = Bench()
-    scales = Scales(windows=bench.windows, counter=bench.counter, sources=Sources())
+    scales = RequestMeasurer(windows=bench.windows, counter=bench.counter, sources=Sources())
     work = await scales.weigh(Request(messages=parsed(chat(4))), bench.case(WINDOW_TOKENS))
     guarded = Outgoing(scales=scales, sent=SentPrompts()).unchanged(work)
     compaction = Compaction(covered_messages=2, covered_hash="h", pinned=(), round=1, segments=(), ledger="", rung=rung)

@@ -20,7 +20,7 @@ from litellm_compaction.core.plan import Making
 from litellm_compaction.core.prompts import NO_RESPONSE, UNDERSTOOD
 from litellm_compaction.engine import compactor
 from litellm_compaction.engine.admission import SUMMARY_EXTRA_TOKENS
-from litellm_compaction.engine.context import Guarded, Work
+from litellm_compaction.engine.context import MeasuredRequest, PreparedRequest
 from litellm_compaction.errors import DoesNotFit, SummaryFailed
 from litellm_compaction.summarizer import SummaryAnswer
 from tests.core.conversations import (
@@ -376,7 +376,7 @@ async def test_whatever_a_pruning_model_answers_it_is_used_well_or_not_at_all(an
 async def test_a_pruning_that_does_not_do_is_not_found_later(monkeypatch: pytest.MonkeyPatch) -> None:
     """What was not sent is not stored: the same request gets the bytes of the summary that came after it again."""
 
-    def is_enough(_work: Work, _decision: Making, compaction: Compaction, _guarded: Guarded) -> bool:
+    def is_enough(_work: MeasuredRequest, _decision: Making, compaction: Compaction, _guarded: PreparedRequest) -> bool:
         return compaction.rung != "prune"
 
     monkeypatch.setattr(compactor, "is_enough", is_enough)

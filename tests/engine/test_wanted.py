@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from litellm_compaction.core.prompts import FRAME_END
-from litellm_compaction.engine import Guarded
+from litellm_compaction.engine import PreparedRequest
 from litellm_compaction.errors import SummaryFailed
 from tests.core.conversations import JsonDict, agent_run, assistant, chat, user
 from tests.engine.bench import SUMMARY, Bench, Clock, FakeAsk, RecordingStore, sent
@@ -19,7 +19,7 @@ WINDOW = 32_768
 SMALL = chat(20, words=60)
 
 
-async def wanted(bench: Bench, raw: list[JsonDict], *, focus: str = "", **settings: Any) -> Guarded:
+async def wanted(bench: Bench, raw: list[JsonDict], *, focus: str = "", **settings: Any) -> PreparedRequest:
     return await bench.guard(raw, WINDOW, now=True, focus=focus, **settings)
 
 

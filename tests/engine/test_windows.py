@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from litellm_compaction.core.messages import Request
-from litellm_compaction.engine import Case
+from litellm_compaction.engine import RequestContext
 from litellm_compaction.errors import ModelNotLoaded, Overflow
 from litellm_compaction.events import TruncationAlarm
 from litellm_compaction.tokens.counter import TokenCounter
@@ -60,7 +60,7 @@ async def bench(server: LMStudio) -> AsyncIterator[Bench]:
         await made.compactor.aclose()
 
 
-def case(bench: Bench, **changes: Any) -> Case:
+def case(bench: Bench, **changes: Any) -> RequestContext:
     target = bench.target(None, api_base=BASE, is_lmstudio=True)
     return bench.case(target=target, **changes)
 

@@ -16,7 +16,15 @@ from typing import Any, Literal
 from litellm_compaction.config import Settings
 from litellm_compaction.core.continuation.request import Way
 from litellm_compaction.core.messages import DONE_NOTICE, START_NOTICE, Message, Request, parse_message
-from litellm_compaction.engine import ALL_WAYS, Attempts, Case, Compactor, Guarded, PruningModel, Room
+from litellm_compaction.engine import (
+    ALL_WAYS,
+    Attempts,
+    Compactor,
+    PreparedRequest,
+    PruningModel,
+    RequestContext,
+    Reservation,
+)
 from litellm_compaction.errors import CompactionError
 from litellm_compaction.events import Observer
 from litellm_compaction.proxy.answer.loop import Answer
@@ -255,10 +263,12 @@ class Listening:
     details: Mapping[str, Any] = field(default_factory=dict)
     has_filled: bool = False
 
-    def sent(self, case: Case, guarded: Guarded) -> None:
+    def sent(self, case: RequestContext, guarded: PreparedRequest) -> None:
         self.actions.append(guarded.action)
 
-    def answered(self, case: Case, guarded: Guarded, prompt_tokens: int, completion_tokens: int) -> None:
+    def answered(
+        self, case: RequestContext, guarded: PreparedRequest, prompt_tokens: int, completion_tokens: int
+    ) -> None:
         """What the counter learns is looked at elsewhere."""
 
     def refused(self, error: CompactionError) -> None:
@@ -320,7 +330,7 @@ class Scene:
         )
         same = PruningModel(label="m", target=target, ask=self.ask, is_same=True)
         settings = Settings(**self.settings)
-        self.case = Case(
+        self.case = RequestContext(
             label="m",
             target=target,
             settings=settings,
@@ -340,11 +350,11 @@ class Scene:
             wall_clock=self.clock,
         )
 
-    async def guarded(self) -> Guarded:
+    async def guarded(self) -> PreparedRequest:
         """What is sent for the request."""
         return await self.compactor.guard(self.request, self.case)
 
-    async def answer(self, room: Room | None = None) -> Answer:
+    async def answer(self, room: Reservation | None = None) -> Answer:
         """The answer, prepared as the gate does; `room` is its place beside others."""
         asked = Asked(
             request=self.request,
@@ -358,7 +368,7 @@ class Scene:
         prepared = await self.compactor.prepare(self.request, self.case)
         return Answer(self.compactor, self.case, self.server, asked, prepared, self.listener, room=room)
 
-    async def read(self, room: Room | None = None) -> Read:
+    async def read(self, room: Reservation | None = None) -> Read:
         """The whole answer; at its end nothing is open upstream."""
         read = Read()
         try:

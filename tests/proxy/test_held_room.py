@@ -11,7 +11,7 @@ from typing import Any, Literal
 import pytest
 from litellm.exceptions import Timeout
 
-from litellm_compaction.engine import Guarded, Room
+from litellm_compaction.engine import PreparedRequest, Reservation
 from litellm_compaction.errors import CompactionError, DoesNotFit, Overloaded
 from litellm_compaction.proxy.answer.hooks import guarded_in_room
 from litellm_compaction.windows.windows import Target, Window
@@ -36,7 +36,7 @@ def _scene(**settings: Any) -> Scene:
 Ending = Literal["stream", "whole", "error", "timeout", "hang"]
 
 
-async def _asked(scene: Scene, ending: Ending, asked_tokens: int | None = None) -> tuple[Any, Room]:
+async def _asked(scene: Scene, ending: Ending, asked_tokens: int | None = None) -> tuple[Any, Reservation]:
     """A deployment is asked, as LiteLLM does it: in the task in which its hook has run."""
     is_stream = asked_tokens is None
     _, limit, room = await guarded_in_room(
@@ -161,7 +161,7 @@ async def test_a_client_that_leaves_while_its_summary_is_made_gives_its_room_bac
     assert await _is_free(scene)
 
 
-async def _beside_as_many_as_fit(limit_tokens: int) -> tuple[Guarded, Room, list[int]]:
+async def _beside_as_many_as_fit(limit_tokens: int) -> tuple[PreparedRequest, Reservation, list[int]]:
     """What the first of many answers in one context was sent, its room, and the bounds that all of them got."""
     scene = Scene([{"role": "user", "content": "Hello."}], [], settings=SHARED, window_tokens=4096)
     guarded = await scene.guarded()

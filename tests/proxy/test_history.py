@@ -12,14 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from litellm_compaction.core.messages import parse_message
-from litellm_compaction.engine import Guarded
+from litellm_compaction.engine import PreparedRequest
 from litellm_compaction.errors import StoreError
 from litellm_compaction.proxy.page.history import Drop, Talk, Turn, Turns, joined, talk_from_json, talk_to_json
 from litellm_compaction.stores import MemoryStore, Plot, Store
 from tests.engine.bench import Bench
 
 
-async def _guarded(bench: Bench, *texts: str, window: int = 8192) -> tuple[list, Guarded]:
+async def _guarded(bench: Bench, *texts: str, window: int = 8192) -> tuple[list, PreparedRequest]:
     raw = [{"role": "user" if index % 2 == 0 else "assistant", "content": text} for index, text in enumerate(texts)]
     return [parse_message(each) for each in raw], await bench.guard(raw, window)
 
@@ -59,7 +59,7 @@ async def test_one_request_is_one_turn() -> None:
     assert (turn.prompt_tokens, turn.filled_tokens) == (100, 7100)
     ours = parse_message({"role": "user", "content": "Go on."})
     ours = type(ours)(**{name: getattr(ours, name) for name in ours.__slots__} | {"is_ours": True})
-    again = Guarded(
+    again = PreparedRequest(
         action="compacted",
         messages=(ours,),
         tokens_before=7000,

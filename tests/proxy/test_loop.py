@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from litellm_compaction.core.messages import ABORT_NOTICE, ATTEMPTS_NOTICE, DONE_NOTICE, START_NOTICE, Message
-from litellm_compaction.engine import Room
+from litellm_compaction.engine import Reservation
 from litellm_compaction.errors import overflow_from_text
 from litellm_compaction.events import CarryEvent
 from litellm_compaction.proxy.answer.protocol import Chunk, Notices, UpstreamDropped, UpstreamError
@@ -863,7 +863,7 @@ async def test_answered_request_is_never_told_as_refused(kind: str, is_whole: bo
     assert [event for event in told if not isinstance(event, CarryEvent)] == []
 
 
-async def _filled(scene: Scene) -> Room:
+async def _filled(scene: Scene) -> Reservation:
     """The place of another answer that cannot be stopped and has all of the context."""
     other = Scene([{"role": "user", "content": prose("other", 2500)}], [], window_tokens=scene.window_tokens)
     guarded = await other.guarded()

@@ -10,7 +10,7 @@ import pytest
 
 from litellm_compaction.config import Settings
 from litellm_compaction.errors import ModelNotLoaded, WindowUnknown
-from litellm_compaction.proxy.deployments import Guards, Publisher
+from litellm_compaction.proxy.deployments import DeploymentSelector, Publisher
 from litellm_compaction.proxy.live_settings import FixedSettings
 from litellm_compaction.proxy.routing import Deployment, deployment_of, max_input_tokens
 from litellm_compaction.windows.windows import Target, Window, Windows
@@ -66,7 +66,7 @@ async def test_without_opting_in_no_request_is_made(model: str, info: dict[str, 
 
     async with httpx.AsyncClient(transport=httpx.MockTransport(refuse)) as http:
         windows = Windows(cache_s=5.0, http=http)
-        guards = Guards(FixedSettings(Settings()), windows, Publisher())
+        guards = DeploymentSelector(FixedSettings(Settings()), windows, Publisher())
         found = deployment(model, info, api_base=LOCAL)
         assert found.other_target is None
         assert found.target.apis == ()
@@ -164,7 +164,7 @@ async def test_nothing_is_assumed_while_a_server_is_unknown(status: int, source:
     """Until a local server has said that it is not LM Studio nothing is known of it but what its operator wrote."""
     async with httpx.AsyncClient(transport=httpx.MockTransport(lambda _: httpx.Response(status, json={}))) as http:
         windows = Windows(cache_s=5.0, http=http)
-        guard = await Guards(FixedSettings(Settings()), windows, Publisher()).guard(
+        guard = await DeploymentSelector(FixedSettings(Settings()), windows, Publisher()).guard(
             deployment("openai/gpt-4o", ON, api_base=LOCAL)
         )
         await windows.aclose()

@@ -15,7 +15,7 @@ from litellm_compaction.core.messages import START_NOTICE, Request, _normal_form
 from litellm_compaction.engine import compactor
 from litellm_compaction.engine import measure as outgoing
 from litellm_compaction.engine import measure as weighing
-from litellm_compaction.engine.measure import Scales
+from litellm_compaction.engine.measure import RequestMeasurer
 from litellm_compaction.engine.threads import is_long
 from litellm_compaction.proxy import call as calls
 from litellm_compaction.proxy import wire
@@ -216,7 +216,7 @@ async def test_what_decides_is_counted_exactly_beside_what_does_not() -> None:
     """The old part of a giant conversation is estimated; the floor, and what is newest, is what it would be alone."""
     counter, key = TokenCounter(), "k"
     family = family_of("", "llama-3.1-8b")
-    scales = Scales(windows=Windows(cache_s=1), counter=counter, sources=Sources())
+    scales = RequestMeasurer(windows=Windows(cache_s=1), counter=counter, sources=Sources())
     system, old = {"role": "system", "content": "Be brief."}, {"role": "user", "content": _WORDS * 100_000}
     newest = [{"role": "assistant", "content": "Read."}, {"role": "user", "content": "And now 12 things?"}]
     giant = Request(messages=tuple(map(parse_message, [system, old, *newest])))

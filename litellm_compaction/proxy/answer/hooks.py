@@ -25,7 +25,7 @@ from litellm.types.utils import Message as AnswerMessage
 
 from litellm_compaction.core.continuation.request import Way
 from litellm_compaction.core.messages import Message, Request
-from litellm_compaction.engine import Case, Compactor, Guarded, Pending, Room
+from litellm_compaction.engine import CompactionNeeded, Compactor, PreparedRequest, RequestContext, Reservation
 from litellm_compaction.errors import ended_early, is_crash, overflow_from_text
 from litellm_compaction.proxy import wire
 from litellm_compaction.proxy.answer.loop import Answer
@@ -35,14 +35,16 @@ from litellm_compaction.proxy.internal import call_router
 from litellm_compaction.proxy.routing import WAYS_OF
 
 
-async def compacted(compactor: Compactor, prepared: Guarded | Pending, room: Room) -> Guarded:
+async def compacted(
+    compactor: Compactor, prepared: PreparedRequest | CompactionNeeded, room: Reservation
+) -> PreparedRequest:
     """What to send; a summary that it takes is made in room of its own.
 
     Raises:
         DoesNotFit: as the engine.
         Overloaded: there was no room in time.
     """
-    if isinstance(prepared, Guarded):
+    if isinstance(prepared, PreparedRequest):
         return prepared
     return await compactor.finish(prepared, room)
 
@@ -50,14 +52,14 @@ async def compacted(compactor: Compactor, prepared: Guarded | Pending, room: Roo
 async def guarded_in_room(
     compactor: Compactor,
     request: Request | int,
-    case: Case,
+    case: RequestContext,
     asked_tokens: int | None,
     *,
     is_watched: bool,
     is_stream: bool = True,
     answers: int = 1,
     prompts: int = 1,
-) -> tuple[Guarded, int, Room]:
+) -> tuple[PreparedRequest, int, Reservation]:
     """What to send, the bound on its answer, and the room that it holds until its task or stream ends.
 
     Args:
@@ -96,7 +98,7 @@ async def guarded_in_room(
     return guarded, limit, room
 
 
-def _asked(room: Room, is_stream: bool, task: asyncio.Task[Any]) -> None:
+def _asked(room: Reservation, is_stream: bool, task: asyncio.Task[Any]) -> None:
     """The task that asked the deployment has ended: with a stream, which is still open, or for good."""
     if not is_stream and (task.cancelled() or isinstance(task.exception(), Timeout)):
         room.abandon()
@@ -244,7 +246,7 @@ class Hooked:
 
     answer: Answer
     upstream: HookedUpstream
-    guarded: Guarded
+    guarded: PreparedRequest
 
     async def chunks(self) -> AsyncGenerator[Any, None]:
         """The answer's chunks as LiteLLM's own; what was stopped is logged at the end."""

@@ -18,7 +18,15 @@ import anyio
 
 from litellm_compaction.core.continuation.request import Partial, Way
 from litellm_compaction.core.messages import ABORT_NOTICE, ATTEMPTS_NOTICE, DONE_NOTICE, START_NOTICE
-from litellm_compaction.engine import Case, Compactor, Guarded, Outcome, Pending, Prospect, Room
+from litellm_compaction.engine import (
+    CompactionNeeded,
+    Compactor,
+    Outcome,
+    PreparedRequest,
+    Prospect,
+    RequestContext,
+    Reservation,
+)
 from litellm_compaction.errors import CompactionError, Overflow
 from litellm_compaction.events import CarryOutcome
 from litellm_compaction.proxy.answer.overflowed import taught
@@ -110,13 +118,13 @@ class Answer:
     def __init__(
         self,
         compactor: Compactor,
-        case: Case,
+        case: RequestContext,
         upstream: Upstream,
         asked: Asked,
-        prepared: Guarded | Pending,
+        prepared: PreparedRequest | CompactionNeeded,
         listener: Listener,
         *,
-        room: Room | None = None,
+        room: Reservation | None = None,
         is_watched: bool = True,
     ) -> None:
         self._compactor = compactor
@@ -154,7 +162,7 @@ class Answer:
 
     async def _chunks(self) -> AsyncGenerator[Chunk, None]:
         prepared = self._prepared
-        if isinstance(prepared, Pending):
+        if isinstance(prepared, CompactionNeeded):
             if not self._asked.is_whole:
                 yield self._one.notice(START_NOTICE + "\n") or self._one.opening()
             guarded = await self._compactor.finish(prepared, self._room)
@@ -212,12 +220,12 @@ class Answer:
                 for chunk in self._closing(guarded, relay):
                     yield chunk
                 return
-            self._is_resumed = relay.end == "share" and not isinstance(prospect.prepared, Pending)
+            self._is_resumed = relay.end == "share" and not isinstance(prospect.prepared, CompactionNeeded)
             if self._is_resumed:
                 # Others needed the room: nothing is compacted, nobody has to know.
                 guarded = await self._compactor.carried(prospect, self._room)
                 continue
-            is_new = isinstance(prospect.prepared, Pending)
+            is_new = isinstance(prospect.prepared, CompactionNeeded)
             if is_new and (notice := self._one.notice(f"\n\n{START_NOTICE}\n")):
                 yield notice
             try:
@@ -234,7 +242,7 @@ class Answer:
         for chunk in self._ending(relay):
             yield chunk
 
-    async def _seated(self, guarded: Guarded) -> Guarded:
+    async def _seated(self, guarded: PreparedRequest) -> PreparedRequest:
         """What to send as soon as there is room for it; made anew where the window has become smaller meanwhile.
 
         Raises:
@@ -255,7 +263,7 @@ class Answer:
                     self._asked.request, self._partial(), self._case, self._room, ways=self._ways
                 )
 
-    async def _part(self, guarded: Guarded, relay: Relay) -> AsyncGenerator[Chunk, None]:
+    async def _part(self, guarded: PreparedRequest, relay: Relay) -> AsyncGenerator[Chunk, None]:
         """One upstream stream; `relay.end` says how it ended.
 
         Raises:
@@ -275,7 +283,7 @@ class Answer:
             if not relay.has_overflowed(error):
                 relay.end, relay.error = "failed", error
 
-    def _refusal(self, guarded: Guarded, relay: Relay) -> UpstreamError | None:
+    def _refusal(self, guarded: PreparedRequest, relay: Relay) -> UpstreamError | None:
         """Why the server has not gone on by itself, so that another way may do; None where it has, or was not asked."""
         is_refused = relay.end == "failed" and guarded.way in _OWN_WAYS and not relay.has_begun
         return relay.error if is_refused else None
@@ -299,7 +307,7 @@ class Answer:
         self._is_resumed = True
         return True
 
-    async def _by_another_way(self, way: Way, error: UpstreamError) -> Guarded:
+    async def _by_another_way(self, way: Way, error: UpstreamError) -> PreparedRequest:
         """What to send instead of what the server has not taken; `way` is not tried again for this answer."""
         self._ways -= {way}
         if not error.may_pass:
@@ -308,7 +316,7 @@ class Answer:
             self._asked.request, self._partial(), self._case, self._room, ways=self._ways
         )
 
-    async def _learn_way(self, guarded: Guarded, relay: Relay) -> None:
+    async def _learn_way(self, guarded: PreparedRequest, relay: Relay) -> None:
         """Takes note of how the server has gone on, and of the ways that it has refused.
 
         Of those only where it has taken another one: what it takes in no way says nothing about ways.
@@ -325,7 +333,7 @@ class Answer:
         except Exception as error:  # noqa: BLE001 - as `_learn`
             log_failed_open("learn", error)
 
-    async def _harder(self, relay: Relay) -> Guarded:
+    async def _harder(self, relay: Relay) -> PreparedRequest:
         """What to send after an overflow of which nothing has been shown: compacted harder, once, and nobody notices.
 
         Raises:
@@ -336,7 +344,7 @@ class Answer:
         self._has_retried = True
         return await self._compactor.guard(self._asked.request, self._pressed(), self._room)
 
-    async def _stream(self, guarded: Guarded, relay: Relay) -> AsyncGenerator[Chunk, None]:
+    async def _stream(self, guarded: PreparedRequest, relay: Relay) -> AsyncGenerator[Chunk, None]:
         left = self._output_tokens_left()
         limit = all_tokens = guarded.max_output_tokens(left)
         if self._room is not None:
@@ -374,7 +382,7 @@ class Answer:
         relay.finish()
 
     @asynccontextmanager
-    async def _interrupted(self, guarded: Guarded, relay: Relay) -> AsyncGenerator[Waiting, None]:
+    async def _interrupted(self, guarded: PreparedRequest, relay: Relay) -> AsyncGenerator[Waiting, None]:
         """Ends the wait for a silent server as soon as the answer is called back, if it can go on later."""
         waiting = Waiting()
         if self._room is None or not self._is_watched:
@@ -404,7 +412,7 @@ class Answer:
             if looking is not None:
                 looking.cancel()
 
-    def _is_called_back(self, guarded: Guarded, relay: Relay) -> bool:
+    def _is_called_back(self, guarded: PreparedRequest, relay: Relay) -> bool:
         """Whether somebody waits for the answer's room, so that it has to stop; a document or a call is not cut.
 
         Nor is one of which the client has so little that nobody could tell it from what a server repeats.
@@ -417,7 +425,7 @@ class Answer:
         can_be_cut = is_cuttable and relay.can_be_cut and self._callbacks < _MAX_CUTS
         return self._room.is_called_back(guarded, relay.generated_tokens, can_be_cut=can_be_cut)
 
-    async def _can_go_on(self, guarded: Guarded, relay: Relay) -> bool:
+    async def _can_go_on(self, guarded: PreparedRequest, relay: Relay) -> bool:
         """Whether an answer that is about to be stopped can go on; one that others wait for then runs to its end."""
         if relay.end == "share" and not self._progress.delivered:
             return True
@@ -427,7 +435,7 @@ class Answer:
             self._room.stay()
         return False
 
-    async def _prospect(self, guarded: Guarded, relay: Relay) -> Prospect | None:
+    async def _prospect(self, guarded: PreparedRequest, relay: Relay) -> Prospect | None:
         """How the answer can go on behind `relay`; None where nothing gains enough room to be worth a stop (P5)."""
         if relay.is_stuck:
             return None
@@ -449,7 +457,7 @@ class Answer:
         except CompactionError:
             return None
 
-    def _note(self, guarded: Guarded, relay: Relay) -> None:
+    def _note(self, guarded: PreparedRequest, relay: Relay) -> None:
         """Takes note of a stream that has ended."""
         self._progress.completion_tokens += relay.completion_tokens()
         self._progress.lost_tokens += relay.lost_tokens
@@ -466,12 +474,12 @@ class Answer:
     def _partial(self) -> Partial:
         return Partial(text=self._progress.sent_text, reasoning=self._progress.reasoning, is_json=self._asked.is_json)
 
-    def _pressed(self) -> Case:
+    def _pressed(self) -> RequestContext:
         """The case with a compaction in any case: the server has shown that our estimate is no guide here."""
         settings = self._case.settings.model_copy(update={"pre_request_ratio": _ANY_SHARE, "threshold_tokens": 0})
         return replace(self._case, settings=settings)
 
-    def _relaxed(self) -> Case:
+    def _relaxed(self) -> RequestContext:
         """The case with a compaction only where there is no other way: the answer stopped for others, not for room."""
         return replace(self._case, settings=self._case.settings.model_copy(update=_WHOLE_WINDOW))
 
@@ -481,7 +489,7 @@ class Answer:
         given_tokens = self._progress.completion_tokens - self._progress.lost_tokens
         return max(self._asked.output_tokens - given_tokens, 1)
 
-    def _is_overflow_of_all(self, guarded: Guarded, relay: Relay) -> bool:
+    def _is_overflow_of_all(self, guarded: PreparedRequest, relay: Relay) -> bool:
         """Whether a context that several answers fill was full, and not this answer's window; takes note of that.
 
         LM Studio and llama.cpp then end all of them, with words that name no number. Far below the window that proves a
@@ -503,7 +511,7 @@ class Answer:
         self._compactor.learn_shared(self._case, max(others + 1, guarded.window.slots))
         return True
 
-    def _learn(self, guarded: Guarded, relay: Relay, *, is_others: bool) -> None:
+    def _learn(self, guarded: PreparedRequest, relay: Relay, *, is_others: bool) -> None:
         try:
             self._learn_from(guarded, relay, is_others=is_others)
         except Exception as error:  # noqa: BLE001 - fails open (P8)
@@ -513,7 +521,7 @@ class Answer:
             self._progress.prompt_tokens.append(relay.usage.prompt_tokens if relay.usage else guarded.count.tokens)
         self._progress.usages.append(relay.usage_fields)
 
-    def _learn_from(self, guarded: Guarded, relay: Relay, *, is_others: bool) -> None:
+    def _learn_from(self, guarded: PreparedRequest, relay: Relay, *, is_others: bool) -> None:
         if relay.end == "overflow":
             overflow = relay.overflow or Overflow(None, None)
             if not relay.is_crash:
@@ -529,11 +537,11 @@ class Answer:
             )
             self._listener.answered(self._case, guarded, relay.usage.prompt_tokens, relay.usage.completion_tokens)
 
-    def _is_shared(self, guarded: Guarded) -> bool:
+    def _is_shared(self, guarded: PreparedRequest) -> bool:
         """Whether others may have filled the context."""
         return self._room is not None and self._room.is_shared(guarded.window)
 
-    def _tell(self, outcome: CarryOutcome, guarded: Guarded, relay: Relay) -> None:
+    def _tell(self, outcome: CarryOutcome, guarded: PreparedRequest, relay: Relay) -> None:
         used_tokens = min(relay.filled_tokens, guarded.window.tokens)
         self._compactor.carried_on(
             self._case, guarded, outcome=outcome, attempt=self._progress.restarts, used_tokens=used_tokens
@@ -543,7 +551,7 @@ class Answer:
         """Of several calls the last was cut: the client executes the whole ones, and the model asks again."""
         return [*(self._one.dressed(delta) for delta in relay.whole_calls()), *self._ending(relay, "tool_calls")]
 
-    def _closing(self, guarded: Guarded, relay: Relay) -> list[Chunk]:
+    def _closing(self, guarded: PreparedRequest, relay: Relay) -> list[Chunk]:
         """No way out: everything that is held, the notice, a regular end."""
         self._listener.filled()
         if self._progress.restarts >= self._case.settings.max_restarts and not relay.is_stuck:
@@ -594,7 +602,7 @@ class Answer:
         return self._is_joined
 
 
-def continuation_of(guarded: Guarded) -> Continuation | None:
+def continuation_of(guarded: PreparedRequest) -> Continuation | None:
     """How the server is made to go on; None where an answer begins."""
     if guarded.way is None:
         return None

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from litellm_compaction.engine import Guarded
+from litellm_compaction.engine import PreparedRequest
 from litellm_compaction.errors import Overflow, ended_early, overflow_from_text
 from litellm_compaction.proxy.call import Call
 
@@ -53,12 +53,12 @@ def judged(text: str, said: Callable[[], str], *, used_tokens: float, window_tok
     return Judged(overflow, teaches=True)
 
 
-def most_tokens(guarded: Guarded) -> float:
+def most_tokens(guarded: PreparedRequest) -> float:
     """How many tokens a prompt may have, if our count is too low."""
     return guarded.count.tokens * (1 + guarded.count.error_ratio)
 
 
-def taught(overflow: Overflow, guarded: Guarded, *, is_shared: bool) -> Overflow:
+def taught(overflow: Overflow, guarded: PreparedRequest, *, is_shared: bool) -> Overflow:
     """`overflow` with what is to be believed of the window, also where the server named no number.
 
     Args:

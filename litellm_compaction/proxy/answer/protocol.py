@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, get_args
 
 from litellm_compaction.core.continuation.request import Way
 from litellm_compaction.core.messages import Message, Request, lead_length
-from litellm_compaction.engine import Case, Guarded, Pending
+from litellm_compaction.engine import CompactionNeeded, PreparedRequest, RequestContext
 from litellm_compaction.errors import CompactionError, is_crash
 from litellm_compaction.proxy.deployments import metadata_of
 from litellm_compaction.tokens.prompt import BegunPrompt
@@ -94,7 +94,7 @@ class Announced:
     def __init__(self) -> None:
         self._known: OrderedDict[tuple[str, str], None] = OrderedDict()
 
-    def is_next_in_a_row(self, pending: Pending) -> bool:
+    def is_next_in_a_row(self, pending: CompactionNeeded) -> bool:
         """Whether the request before this one of its conversation was compacted, too; remembers this one."""
         scope, conversation = pending.work.case.scope, pending.work.conversation
         roles = [message.role for message in conversation.messages[lead_length(conversation.messages) :]]
@@ -237,10 +237,12 @@ class Listener(Protocol):
 
     may_pause: bool
 
-    def sent(self, case: Case, guarded: Guarded) -> None:
+    def sent(self, case: RequestContext, guarded: PreparedRequest) -> None:
         """Something goes out."""
 
-    def answered(self, case: Case, guarded: Guarded, prompt_tokens: int, completion_tokens: int) -> None:
+    def answered(
+        self, case: RequestContext, guarded: PreparedRequest, prompt_tokens: int, completion_tokens: int
+    ) -> None:
         """The server has counted what was sent, and what it gave."""
 
     def refused(self, error: CompactionError) -> None:

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any, Literal, TypeAlias
 
 from litellm_compaction.core.continuation.joiner import Joiner, settled_length, unstopped_length
-from litellm_compaction.engine import Guarded, Outcome
+from litellm_compaction.engine import Outcome, PreparedRequest
 from litellm_compaction.errors import Overflow, is_crash
 from litellm_compaction.proxy.answer.overflowed import FULL_RATIO, NEAR_FULL_RATIO, judged, most_tokens
 from litellm_compaction.proxy.answer.protocol import Chunk, Notices, Received, UpstreamError
@@ -69,7 +69,7 @@ class Relay:
     def __init__(
         self,
         progress: Progress,
-        guarded: Guarded,
+        guarded: PreparedRequest,
         streaming_ratio: float,
         stops: Sequence[str] = (),
         *,

@@ -26,7 +26,7 @@ from openai import APIStatusError, AsyncOpenAI
 
 from litellm_compaction.core.continuation.request import Way
 from litellm_compaction.core.messages import Message
-from litellm_compaction.engine import Case, Compactor, Guarded, Pending, Room
+from litellm_compaction.engine import CompactionNeeded, Compactor, PreparedRequest, RequestContext, Reservation
 from litellm_compaction.engine.threads import is_long, off_loop_if
 from litellm_compaction.errors import CompactionError, TooDeep, overflow_from_text
 from litellm_compaction.proxy import wire
@@ -362,9 +362,9 @@ class GuardedTransport(ListTransport):
         self,
         inner: httpx.AsyncBaseTransport,
         compactor: Compactor,
-        case: Case,
+        case: RequestContext,
         asked: Asked,
-        prepared: Guarded | Pending | None,
+        prepared: PreparedRequest | CompactionNeeded | None,
         listener: Listener,
         abilities: Abilities,
     ) -> None:
@@ -436,7 +436,7 @@ class GuardedTransport(ListTransport):
         self._listener.refused(error)
         return response_of(error)
 
-    def _answer(self, upstream: HttpUpstream, asked: Asked, prepared: Guarded | Pending) -> Answer:
+    def _answer(self, upstream: HttpUpstream, asked: Asked, prepared: PreparedRequest | CompactionNeeded) -> Answer:
         return Answer(
             self._compactor,
             self._case,
@@ -450,7 +450,7 @@ class GuardedTransport(ListTransport):
     async def _passed(
         self,
         upstream: HttpUpstream,
-        prepared: Guarded | Pending,
+        prepared: PreparedRequest | CompactionNeeded,
         asked: Asked,
         *,
         stream: bool,
@@ -460,7 +460,9 @@ class GuardedTransport(ListTransport):
         """One compacted request, its answer as it comes: several choices or log probabilities cannot be joined."""
         room = self._compactor.room(self._case)
         try:
-            guarded = await self._compactor.finish(prepared, room) if isinstance(prepared, Pending) else prepared
+            guarded = (
+                await self._compactor.finish(prepared, room) if isinstance(prepared, CompactionNeeded) else prepared
+            )
             self._listener.sent(self._case, guarded)
             limit = guarded.max_output_tokens(asked.output_tokens)
             limit = await room.take(guarded, limit, is_watched=False, answers=answers, prompts=prompts)
@@ -496,7 +498,7 @@ class GuardedTransport(ListTransport):
 class _Held(httpx.AsyncByteStream):
     """A server's answer that holds its room in a shared context until it has been read, or its client has left."""
 
-    def __init__(self, stream: httpx.SyncByteStream | httpx.AsyncByteStream, room: Room) -> None:
+    def __init__(self, stream: httpx.SyncByteStream | httpx.AsyncByteStream, room: Reservation) -> None:
         assert isinstance(stream, httpx.AsyncByteStream)  # noqa: S101 - of an asynchronous transport
         self._stream = stream
         self._room = room

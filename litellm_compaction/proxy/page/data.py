@@ -17,7 +17,7 @@ from litellm_compaction.config import SAME_MODEL, Settings
 from litellm_compaction.engine import GoingOn
 from litellm_compaction.errors import CompactionError, ModelNotLoaded
 from litellm_compaction.events import Kept, event_from_json
-from litellm_compaction.proxy.deployments import Guard, Guards
+from litellm_compaction.proxy.deployments import DeploymentSelector, GuardedDeployment
 from litellm_compaction.proxy.live_settings import (
     CHANGEABLE,
     Known,
@@ -63,7 +63,7 @@ class Surroundings:
     """What of the running plug-in the page looks at; `router` gives LiteLLM's of the moment."""
 
     live: LiveSettings
-    guards: Guards
+    guards: DeploymentSelector
     windows: Windows
     sources: Sources
     going_on: GoingOn
@@ -169,7 +169,7 @@ async def _rows(around: Surroundings, entry: Mapping[str, Any], visitor: Visitor
     return [await _row(around, guard, target, visitor) for target in targets]
 
 
-async def _loaded(guard: Guard) -> list[Target]:
+async def _loaded(guard: GuardedDeployment) -> list[Target]:
     """What LM Studio has loaded behind a wildcard, keyed as requests for it are."""
     target = guard.deployment.target
     if not target.is_lmstudio or target.api_base is None:
@@ -190,7 +190,7 @@ async def _why_unusable(around: Surroundings, name: str) -> str:
         return "its server does not answer"
 
 
-async def _row(around: Surroundings, guard: Guard, target: Target, visitor: Visitor) -> Row:
+async def _row(around: Surroundings, guard: GuardedDeployment, target: Target, visitor: Visitor) -> Row:
     deployment, settings = guard.deployment, guard.settings
     configured = around.live.configured
     _, conflict = for_deployment(around.live.known.settings, configured, deployment.settings)

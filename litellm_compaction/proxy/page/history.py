@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, get_args
 
 from litellm_compaction.core.messages import Message, lead_length
-from litellm_compaction.engine import Action, Case, Guarded
+from litellm_compaction.engine import Action, PreparedRequest, RequestContext
 from litellm_compaction.stores import Plot, Store
 
 MAX_TURNS = 120
@@ -226,7 +226,9 @@ class Turns:
         self._unwritten: set[str] = set()
         self._writing: asyncio.Task[None] | None = None
 
-    def sent(self, turn: Turn | None, messages: Sequence[Message], case: Case, guarded: Guarded) -> Turn | None:
+    def sent(
+        self, turn: Turn | None, messages: Sequence[Message], case: RequestContext, guarded: PreparedRequest
+    ) -> Turn | None:
         """Notes what goes out for a client request; gives the turn that it belongs to, None where it has no messages.
 
         Args:
@@ -260,7 +262,12 @@ class Turns:
         return turn
 
     def answered(
-        self, turn: Turn | None, case: Case, guarded: Guarded, prompt_tokens: int, completion_tokens: int
+        self,
+        turn: Turn | None,
+        case: RequestContext,
+        guarded: PreparedRequest,
+        prompt_tokens: int,
+        completion_tokens: int,
     ) -> None:
         """Notes what an answer's usage says about what was sent."""
         if prompt_tokens <= 0:
@@ -297,7 +304,7 @@ class Turns:
                 known = self._talks.values()
         return joined(talk for talk in known if talk is not None and (not tenant or talk.tenant == tenant))
 
-    def _talk(self, messages: Sequence[Message], case: Case) -> Talk | None:
+    def _talk(self, messages: Sequence[Message], case: RequestContext) -> Talk | None:
         rest = messages[lead_length(messages) :]
         if not rest:
             return None
@@ -338,7 +345,7 @@ class Turns:
             await self._store.put_plots(plots)
 
 
-def _stopped_at(turn: Turn, case: Case, guarded: Guarded) -> int:
+def _stopped_at(turn: Turn, case: RequestContext, guarded: PreparedRequest) -> int:
     """How full the context was when an answer was stopped, in tokens.
 
     Nobody reports the usage of a stopped answer. `tokens_before` is the client's whole conversation, which was never
