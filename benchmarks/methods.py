@@ -20,7 +20,7 @@ from benchmarks.measuring import (
     size,
 )
 from benchmarks.summarisers import Kind, summary
-from litellm_compaction.core.cut_points import latest_cut, sacred_indices
+from litellm_compaction.core.cut_points import latest_cut, protected_indices
 from litellm_compaction.core.messages import Message, Request, lead_length, newest_user_index, parse_message
 from litellm_compaction.errors import DoesNotFit, SummaryFailed
 from litellm_compaction.summarizer import SummaryAnswer
@@ -99,7 +99,7 @@ def _without_null(message: JsonDict) -> JsonDict:
 
 
 def greedy(transcript: Transcript, window_tokens: int) -> Method:
-    """The optimum of a greedy rule: at each compaction everything but the sacred tail goes, for 800 tokens."""
+    """The optimum of a greedy rule: at each compaction everything but the protected tail goes, for 800 tokens."""
     covered = 0
     rounds = itertools.count(1)
     record = ""
@@ -143,9 +143,9 @@ def every_time(kind: Kind, transcript: Transcript, window_tokens: int) -> Method
         if not limits.triggers(prompt_tokens(transcript.tools, client)):
             return Turn(client)
         messages = tuple(map(parse_message, client))
-        sacred = sorted(sacred_indices(messages))
+        protected = sorted(protected_indices(messages))
         lead = lead_length(messages)
-        tail = [dict(client[index]) for index in sacred if index >= lead]
+        tail = [dict(client[index]) for index in protected if index >= lead]
         room = window_tokens - _RESERVED_TOKENS
         # As much of the newest as the pruning model's own window takes.
         shown: list[JsonDict] = []

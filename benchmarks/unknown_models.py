@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.measuring import JsonDict, Transcript, budget, load
 from litellm_compaction.core.conversation import RECORD_TOKENS
-from litellm_compaction.core.cut_points import sacred_indices
+from litellm_compaction.core.cut_points import protected_indices
 from litellm_compaction.core.messages import JsonValue, Message, Request
 from litellm_compaction.engine import PreparedRequest, PruningModel
 from litellm_compaction.errors import DoesNotFit
@@ -236,9 +236,9 @@ async def _refused(found: Found, request: Request, truth: Truth, name: str, erro
     """Takes a refusal in, and whether the truth makes it a wrong one."""
     exact = budget(truth.window_tokens)
     tokens = await truth.tokens(request)
-    sacred = sorted(sacred_indices(request.messages))
-    floor_tokens = await truth.tokens(replace(request, messages=tuple(request.messages[index] for index in sacred)))
-    if len(sacred) < len(request.messages):
+    protected = sorted(protected_indices(request.messages))
+    floor_tokens = await truth.tokens(replace(request, messages=tuple(request.messages[index] for index in protected)))
+    if len(protected) < len(request.messages):
         floor_tokens += RECORD_TOKENS
     can_fit = exact.fits(tokens) or exact.fits(floor_tokens)
     found.refused += 1

@@ -51,7 +51,7 @@ class Budget:
 
     Attributes:
         window_tokens: context length as loaded.
-        floor_tokens: system, tools and sacred messages: what no compaction can shrink.
+        floor_tokens: system, tools and protected messages: what no compaction can shrink.
         error_ratio: the true prompt is at most (1 + error_ratio) times the estimate.
         fixed_tokens: system messages and tools, which a reserve may have been made for; part of the floor.
         is_wanted: whether the client wants a compaction whatever the fill: then it goes deep where little is used, too.

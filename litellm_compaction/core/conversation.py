@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from litellm_compaction.core.compaction import Compaction, edited_part
-from litellm_compaction.core.cut_points import sacred_indices
+from litellm_compaction.core.cut_points import protected_indices
 from litellm_compaction.core.messages import Message, lead_length, normal_text
 
 # A record without summary and ledger: markers, note and message overhead, measured with o200k and rounded up.
@@ -46,10 +46,10 @@ class Conversation:
 
     @property
     def floor_tokens(self) -> int:
-        """What no compaction can shrink: tools, system and sacred messages, and the bare record."""
-        sacred = sacred_indices(self.messages)
-        record = RECORD_TOKENS if len(sacred) < len(self.messages) else 0
-        return self.fixed_tokens + record + sum(self.sizes[index] for index in sacred)
+        """What no compaction can shrink: tools, system and protected messages, and the bare record."""
+        protected = protected_indices(self.messages)
+        record = RECORD_TOKENS if len(protected) < len(self.messages) else 0
+        return self.fixed_tokens + record + sum(self.sizes[index] for index in protected)
 
 
 def applied_tokens(conversation: Conversation, compaction: Compaction, count: Callable[[str], int]) -> int:

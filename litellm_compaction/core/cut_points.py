@@ -167,9 +167,9 @@ def request_text(messages: Sequence[Message]) -> str:
 
 
 def latest_cut(messages: Sequence[Message]) -> int:
-    """The largest index at which the sacred tail is still whole.
+    """The largest index at which the protected tail is still whole.
 
-    The tail is sacred (promise P2) from the tool round on whose results no assistant message follows, with all that
+    The tail is protected (promise P2) from the tool round on whose results no assistant message follows, with all that
     stands behind them; else from the first request that nobody has answered; else from the last message, which the
     client wants continued. When we carry an answer over the limit, it is the end of that answer, with our request to
     go on where there is one.
@@ -193,7 +193,7 @@ def legal_cuts(messages: Sequence[Message]) -> tuple[int, ...]:
       refuse orphans);
     * the tail opens with `user` or `assistant`: a system message after the summary is refused by Qwen 3.5 and
       dropped by gpt-oss;
-    * the sacred tail is whole;
+    * the protected tail is whole;
     * a request of ours never opens the tail: the record travels with the user's own words.
     """
     lead = lead_length(messages)
@@ -205,7 +205,7 @@ def legal_cuts(messages: Sequence[Message]) -> tuple[int, ...]:
     )
 
 
-def sacred_indices(messages: Sequence[Message]) -> frozenset[int]:
+def protected_indices(messages: Sequence[Message]) -> frozenset[int]:
     """Indices of the messages that reach the model verbatim whatever happens (promise P2).
 
     The leading system messages, the requests wherever they stand, and the tail from `latest_cut` on.

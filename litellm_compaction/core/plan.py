@@ -44,7 +44,7 @@ class Summarize:
         base: the compaction whose summaries it continues, or None.
         integrates: whether the base's segments are rewritten into one, because they outgrew their share.
         provisional: whether there is no room for a new summary; the base's is carried on, shortened.
-        fallback: for a hand-off, which covers all but the sacred tail, what to make without a summary; else None.
+        fallback: for a hand-off, which covers all but the protected tail, what to make without a summary; else None.
         summary_tokens: bound on the new segment, or on the carried one.
         ledger_tokens: bound on the ledger; words_tokens of it may be the user's own words.
         predicted_tokens: the prompt afterwards, at most.
@@ -125,7 +125,7 @@ class Prune:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refuse:
-    """The sacred messages alone are too large."""
+    """The protected messages alone are too large."""
 
 
 Making: TypeAlias = Edit | Prune | Summarize
@@ -140,7 +140,7 @@ class CompactionOptions:
         keep_recent_messages: at the end, where they fit.
         summary_max_tokens: bound on a summary.
         edits: whether rung 1 may do alone.
-        hands_off: whether a summary takes the place of all but the sacred tail.
+        hands_off: whether a summary takes the place of all but the protected tail.
         prunes: whether a model is asked first which messages may go.
     """
 
@@ -346,7 +346,7 @@ def _edit(
     covered = lead + (base.covered_messages if base else 0)
     cuts = [cut for cut in legal_cuts(conversation.messages) if cut > covered]
     recent = [cut for cut in cuts if cut <= len(conversation.messages) - depth.keep_recent_messages]
-    # The recent messages are spared where that is enough; only the sacred tail is spared whatever happens.
+    # The recent messages are spared where that is enough; only the protected tail is spared whatever happens.
     target = budget.target_tokens(conversation.tokens)
     # Where one turn could fill what is left, an edit goes deeper if it can: a stub costs nothing.
     targets = (min(target, budget.narrow_target_tokens), target) if budget.is_narrow else (target,)

@@ -18,7 +18,7 @@ _LEAST_EXCERPT_TOKENS = 64
 _USERS = frozenset({"newest user message", "last request of the user"})
 
 
-def sacred_shares(conversation: Conversation, tools_tokens: int) -> tuple[Share, ...]:
+def protected_shares(conversation: Conversation, tools_tokens: int) -> tuple[Share, ...]:
     """Who fills the floor: system, tools, what is being worked on, each result that nobody has read and its call."""
     messages, sizes = conversation.messages, conversation.sizes
     lead = lead_length(messages)
@@ -45,7 +45,7 @@ def refusal(model: str, conversation: Conversation, budget: Budget, tools_tokens
 
     The first sentence has the wording that agents recognize as "context length exceeded".
     """
-    shares = sacred_shares(conversation, tools_tokens)
+    shares = protected_shares(conversation, tools_tokens)
     floor = budget.floor_tokens
     needed = budget.needed_window_tokens(floor)
     results = [share for share in shares if share.name.startswith("result of tool")]
@@ -76,7 +76,7 @@ def shortened(
     user_message: bool,
     count: Callable[[str], int],
 ) -> tuple[Message, ...] | None:
-    """The messages with the largest sacred texts cut to head and tail, or None when even that does not fit.
+    """The messages with the largest protected texts cut to head and tail, or None when even that does not fit.
 
     Largest first: everything above one common level is cut down to it.
 

@@ -150,7 +150,7 @@ class Compactor:
         Raises:
             WindowUnknown: nobody says how large the window is.
             ModelNotLoaded: `when_not_loaded` is `error`, or the warm-up did not load the model.
-            DoesNotFit: the sacred messages alone are too large.
+            DoesNotFit: the protected messages alone are too large.
             Overloaded: there was no room for a summary in time.
         """
         prepared = await self.prepare(request, case)

@@ -16,7 +16,7 @@ from litellm_compaction.concurrency import Flights
 from litellm_compaction.core.budget import Budget
 from litellm_compaction.core.compaction import Compaction, apply
 from litellm_compaction.core.conversation import RECORD_TOKENS, Conversation
-from litellm_compaction.core.cut_points import sacred_indices
+from litellm_compaction.core.cut_points import protected_indices
 from litellm_compaction.core.messages import JsonValue, Message, Request, lead_length, user_message, with_only_text
 from litellm_compaction.core.plan import Edit, Making
 from litellm_compaction.core.prompts import with_every_result
@@ -139,19 +139,19 @@ class RequestMeasurer:
             count: of the floor as a request of its own.
         """
         conversation, budget = work.conversation, work.budget
-        sacred = sacred_indices(conversation.messages)
-        if len(sacred) == len(conversation.messages) == len(count.sizes):
+        protected = protected_indices(conversation.messages)
+        if len(protected) == len(conversation.messages) == len(count.sizes):
             # Nothing of it can be covered: the floor is the request.
             weighed = self._work(
                 work.request, work.case, work.window, work.family, count, conversation.hashes, work.started_s
             )
             return replace(weighed, floor_count=count, is_shortened=work.is_shortened)
-        record_tokens = RECORD_TOKENS if len(sacred) < len(conversation.messages) else 0
+        record_tokens = RECORD_TOKENS if len(protected) < len(conversation.messages) else 0
         ratio = min(1.0, count.tokens / max(1, conversation.floor_tokens - record_tokens))
         conversation = replace(
             conversation,
             sizes=tuple(
-                math.ceil(size * ratio) if index in sacred else size for index, size in enumerate(conversation.sizes)
+                math.ceil(size * ratio) if index in protected else size for index, size in enumerate(conversation.sizes)
             ),
             fixed_tokens=math.ceil(conversation.fixed_tokens * ratio),
         )
@@ -273,8 +273,8 @@ def _within_reach(request: Request, reach_chars: int) -> _Counted | None:
         left -= size
     left_out = [0] * len(messages)
     kept = list(messages)
-    sacred = {*range(lead_length(messages)), *sacred_indices(messages)}
-    for index in (*sorted(sacred), *(index for index in range(len(messages) - 1, -1, -1) if index not in sacred)):
+    protected = {*range(lead_length(messages)), *protected_indices(messages)}
+    for index in (*sorted(protected), *(index for index in range(len(messages) - 1, -1, -1) if index not in protected)):
         # Templates leave out the white space around a text.
         size = sizes[index] if sizes[index] <= left else min(sizes[index], _chars(messages[index], str.strip))
         if size > left:

@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from litellm_compaction.concurrency import Flights
 from litellm_compaction.core.budget import Budget
-from litellm_compaction.core.cut_points import sacred_indices
+from litellm_compaction.core.cut_points import protected_indices
 from litellm_compaction.core.messages import Message, Request, lead_length, user_message, with_text
 from litellm_compaction.engine.admission import Reservation
 from litellm_compaction.engine.context import MeasuredRequest, PreparedRequest
@@ -296,7 +296,7 @@ def _least_floor(work: MeasuredRequest) -> int:
 def _floor(work: MeasuredRequest) -> Request:
     """What no compaction can shrink, as a request of its own."""
     messages = work.request.messages
-    kept = tuple(messages[index] for index in sorted(sacred_indices(messages)))
+    kept = tuple(messages[index] for index in sorted(protected_indices(messages)))
     lead = lead_length(kept)
     if len(kept) == lead or kept[lead].role != "user":
         # Templates want the user's word first; so does what a compaction makes.

@@ -210,7 +210,7 @@ def next_turns(draw: st.DrawFn, raw: Sequence[JsonDict]) -> list[JsonDict]:
 
 def broken_promises(original: Sequence[Message], upstream: Sequence[Message]) -> list[str]:
     """What promises P2 and P3 ask of a compacted list and `upstream` does not keep; empty when all is well."""
-    return [*_shape(upstream), *_sacred(original, upstream)]
+    return [*_shape(upstream), *_protected(original, upstream)]
 
 
 def _shape(upstream: Sequence[Message]) -> list[str]:
@@ -244,7 +244,7 @@ def _shape(upstream: Sequence[Message]) -> list[str]:
     return [*found, f"calls without results: {waiting}"] if waiting else found
 
 
-def _sacred(original: Sequence[Message], upstream: Sequence[Message]) -> list[str]:
+def _protected(original: Sequence[Message], upstream: Sequence[Message]) -> list[str]:
     found: list[str] = []
     lead = lead_length(original)
     if [message.raw for message in upstream[:lead]] != [message.raw for message in original[:lead]]:

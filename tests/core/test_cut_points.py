@@ -1,4 +1,4 @@
-"""Where a conversation may be cut, and which messages are sacred."""
+"""Where a conversation may be cut, and which messages are protected."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from litellm_compaction.core.cut_points import (
     latest_cut,
     legal_cuts,
     request_indices,
-    sacred_indices,
+    protected_indices,
 )
 from litellm_compaction.core.messages import lead_length, newest_user_index
 from tests.core.conversations import (
@@ -32,7 +32,7 @@ ROUND = [calls("1", "2"), result("1", "x"), result("2", "y")]
 
 
 @pytest.mark.parametrize(
-    ("raw", "cuts", "sacred"),
+    ("raw", "cuts", "protected"),
     [
         ([], (), set()),
         ([system()], (), {0}),
@@ -48,16 +48,16 @@ ROUND = [calls("1", "2"), result("1", "x"), result("2", "y")]
         ([user("u"), assistant("a"), result("orphan", "x")], (1,), {0, 2}),
     ],
 )
-def test_cuts_and_sacred_messages(raw: list[JsonDict], cuts: tuple[int, ...], sacred: set[int]) -> None:
-    """Cuts lie before users and assistants up to the sacred tail; lead, newest user message and tail are sacred."""
+def test_cuts_and_protected_messages(raw: list[JsonDict], cuts: tuple[int, ...], protected: set[int]) -> None:
+    """Cuts lie before users and assistants up to the protected tail; lead, newest user message and tail are protected."""
     messages = parsed(raw)
     assert legal_cuts(messages) == cuts
-    assert sacred_indices(messages) == sacred
+    assert protected_indices(messages) == protected
 
 
 @given(raw_conversations())
 def test_a_cut_never_divides_a_round(raw: list[JsonDict]) -> None:
-    """Behind every cut each result has its call, before it each call its result; the sacred tail stays whole."""
+    """Behind every cut each result has its call, before it each call its result; the protected tail stays whole."""
     messages = parsed(raw)
     for cut in legal_cuts(messages):
         assert lead_length(messages) < cut <= latest_cut(messages)
@@ -67,12 +67,12 @@ def test_a_cut_never_divides_a_round(raw: list[JsonDict]) -> None:
 
 
 @given(raw_conversations())
-def test_whatever_is_longer_than_its_sacred_part_can_be_cut(raw: list[JsonDict]) -> None:
-    """Only conversations that are sacred from beginning to end have no cut, but for a lone request in front."""
+def test_whatever_is_longer_than_its_protected_part_can_be_cut(raw: list[JsonDict]) -> None:
+    """Only conversations that are protected from beginning to end have no cut, but for a lone request in front."""
     messages = parsed(raw)
-    sacred = sacred_indices(messages)
-    assert newest_user_index(messages) in sacred
-    if len(sacred) < len(messages):
+    protected = protected_indices(messages)
+    assert newest_user_index(messages) in protected
+    if len(protected) < len(messages):
         assert legal_cuts(messages)[-1] == latest_cut(messages)
 
 
@@ -115,20 +115,20 @@ def test_additions_are_neither_the_request_nor_the_end_of_a_round(
     doubted = doubted_index(messages)
     assert sorted({*request_indices(messages), *([] if doubted is None else [doubted])}) == [*requests]
     assert latest_cut(messages) == cut
-    assert sacred_indices(messages) >= {*request_indices(messages), *range(cut, len(raw))}
+    assert protected_indices(messages) >= {*request_indices(messages), *range(cut, len(raw))}
 
 
 @given(agent_conversations())
-def test_results_that_nobody_has_read_are_sacred(raw: list[JsonDict]) -> None:
+def test_results_that_nobody_has_read_are_protected(raw: list[JsonDict]) -> None:
     """With their calls, and with everything behind them; the newest user message and the person's last words too."""
     messages = parsed(raw)
     read = max((at for at, message in enumerate(messages) if message.role == "assistant"), default=0)
     unread = [at for at in range(read, len(messages)) if messages[at].role == "tool"]
-    sacred = sacred_indices(messages)
-    assert sacred >= ({read, *range(unread[0], len(messages))} if unread else set())
+    protected = protected_indices(messages)
+    assert protected >= ({read, *range(unread[0], len(messages))} if unread else set())
     users = [at for at, message in enumerate(messages) if message.role == "user"]
-    assert users[-1] in sacred
-    assert [at for at in users if not is_injected(messages[at])][-1] in sacred
+    assert users[-1] in protected
+    assert [at for at in users if not is_injected(messages[at])][-1] in protected
     for cut in legal_cuts(messages):
         assert cut <= latest_cut(messages)
 

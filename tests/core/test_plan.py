@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from litellm_compaction.core.budget import Budget
 from litellm_compaction.core.compaction import Compaction, Segment, apply, is_applicable
 from litellm_compaction.core.conversation import RECORD_TOKENS, Conversation, applied_tokens, kept_tokens
-from litellm_compaction.core.cut_points import legal_cuts, pinned_positions, sacred_indices
+from litellm_compaction.core.cut_points import legal_cuts, pinned_positions, protected_indices
 from litellm_compaction.core.messages import lead_length
 from litellm_compaction.core.plan import (
     MIN_GAIN_RATIO,
@@ -118,7 +118,7 @@ def test_above_the_trigger_the_old_part_is_summarized() -> None:
 
 
 def test_recent_messages_are_a_wish_not_a_promise() -> None:
-    """Where the newest messages are too large to be kept, only the sacred ones are."""
+    """Where the newest messages are too large to be kept, only the protected ones are."""
     raw = [*chat(3, words=20), assistant("long " * 5300), user("go on")]
     decision, weighed, _ = decide(raw, 8192)
     assert isinstance(decision, Summarize)
@@ -139,7 +139,7 @@ def test_the_wish_costs_lines_of_the_ledger_and_not_depth() -> None:
     assert len(weighed.messages) - lead_length(weighed.messages) - wished.covered_messages >= 5
 
 
-def test_what_is_sacred_and_too_large_is_refused() -> None:
+def test_what_is_protected_and_too_large_is_refused() -> None:
     """No compaction helps against a newest message that is larger than the window."""
     assert decide([*chat(3), assistant("ok"), user("word " * 20_000)], 8192)[0] == Refuse()
 
@@ -227,7 +227,7 @@ def test_frozen_segments_are_appended_to_until_they_take_a_quarter() -> None:
 
 @given(raw_conversations(), WINDOWS)
 def test_every_decision_can_be_sent_or_is_refused(raw: list[JsonDict], window: int) -> None:
-    """P1: Keep fits, a compaction's prediction and worst case fit, and only what is sacred and too large is refused."""
+    """P1: Keep fits, a compaction's prediction and worst case fit, and only what is protected and too large is refused."""
     decision, weighed, limits = decide(raw, window)
     if isinstance(decision, Keep):
         assert limits.fits(weighed.tokens)
@@ -246,8 +246,8 @@ def test_every_decision_can_be_sent_or_is_refused(raw: list[JsonDict], window: i
         assert applied_tokens(weighed, full, count) <= decision.predicted_tokens
     else:
         assert decision == Refuse()
-        sacred = [weighed.sizes[index] for index in sacred_indices(weighed.messages)]
-        assert not limits.fits(weighed.fixed_tokens + sum(sacred) + RECORD_TOKENS)
+        protected = [weighed.sizes[index] for index in protected_indices(weighed.messages)]
+        assert not limits.fits(weighed.fixed_tokens + sum(protected) + RECORD_TOKENS)
 
 
 @given(raw_conversations(), WINDOWS)

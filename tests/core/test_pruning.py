@@ -152,7 +152,7 @@ def test_what_holds_more_than_text_is_not_shortened() -> None:
     assert made(raw, Wishes(shortened={5: "line 0", 6: "They"})) == made(raw, Wishes())
 
 
-def test_an_offer_leaves_out_what_is_sacred() -> None:
+def test_an_offer_leaves_out_what_is_protected() -> None:
     """The pinned message, later system messages, ours, and what went before."""
     raw = [user("a"), assistant("b"), system("c"), user("d"), assistant("e")]
     assert offered(parsed(raw), range(5), pinned=(3,), dropped={0}) == [1, 4]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from litellm_compaction.core.conversation import RECORD_TOKENS
 from litellm_compaction.core.messages import Message
-from litellm_compaction.core.refusal import refusal, sacred_shares, shortened
+from litellm_compaction.core.refusal import refusal, protected_shares, shortened
 from litellm_compaction.errors import overflow_from_text
 from tests.core.conversations import (
     JsonDict,
@@ -42,11 +42,11 @@ def cut(
     )
 
 
-def test_every_sacred_message_has_its_share() -> None:
+def test_every_protected_message_has_its_share() -> None:
     """Tools, template, system, request, and each open result by the name of its tool; together they are the floor."""
     raw = [*chat(3), calls("1", "2", name="grep"), result("1", "x"), result("lost", BIG)]
     weighed = conversation(parsed(raw), fixed_tokens=500)
-    shares = sacred_shares(weighed, tools_tokens=460)
+    shares = protected_shares(weighed, tools_tokens=460)
     assert [share.name for share in shares] == [
         "tools",
         "template",
@@ -64,7 +64,7 @@ def test_every_sacred_message_has_its_share() -> None:
 def test_the_shares_are_the_floor(raw: list[JsonDict]) -> None:
     """Nothing is counted twice or left out."""
     weighed = conversation(parsed(raw))
-    floor = sum(share.tokens for share in sacred_shares(weighed, tools_tokens=10))
+    floor = sum(share.tokens for share in protected_shares(weighed, tools_tokens=10))
     assert weighed.floor_tokens - floor in (0, RECORD_TOKENS)
 
 

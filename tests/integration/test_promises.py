@@ -139,7 +139,7 @@ def _too_large() -> list[Any]:
 def test_what_cannot_fit_is_refused_with_an_itemised_400(
     guarded: Bench, messages: list[dict[str, Any]], schemas: list[dict[str, Any]] | None, named: list[str], stream: bool
 ) -> None:
-    """A request whose sacred part alone is too large gets a real 400 with the numbers, and nothing is sent."""
+    """A request whose protected part alone is too large gets a real 400 with the numbers, and nothing is sent."""
     watch = guarded.watch("local")
     extra = {"tools": schemas} if schemas else {}
     answer = guarded.proxy.post({"model": "local", "messages": messages, "stream": stream, **extra})
@@ -202,7 +202,7 @@ def test_what_is_sent_has_been_counted_by_the_server(guarded: Bench) -> None:
     assert (again.status_code, len(watch.chats), len(watch.summaries)) == (200, 3, 1)
 
 
-# P2 and P3: what is sacred stays, and the list stays valid.
+# P2 and P3: what is protected stays, and the list stays valid.
 
 
 def _shapes() -> list[Any]:
@@ -234,7 +234,7 @@ def _shapes() -> list[Any]:
 
 
 @pytest.mark.parametrize("messages", _shapes())
-def test_compacted_list_is_valid_and_keeps_what_is_sacred(guarded: Bench, messages: list[dict[str, Any]]) -> None:
+def test_compacted_list_is_valid_and_keeps_what_is_protected(guarded: Bench, messages: list[dict[str, Any]]) -> None:
     """Whatever its shape, a compacted list passes strict templates, with system, tools, request and results as sent."""
     watch = guarded.watch("local")
     schemas = tools(3)

@@ -277,7 +277,7 @@ def test_restarts_end_regularly(restarting: Restarting) -> None:
 
 
 def test_answer_that_cannot_be_carried_over_says_so(restarting: Restarting) -> None:
-    """A sacred message that leaves no room for a continuation: the numbers, then a regular end.
+    """A protected message that leaves no room for a continuation: the numbers, then a regular end.
 
     Of a model that nobody has counted for: what others had taught decided how wide a margin was left.
     """

@@ -11,7 +11,7 @@ JsonDict = dict[str, Any]
 
 def problems(original: Sequence[JsonDict], upstream: Sequence[JsonDict]) -> list[str]:
     """What is wrong with `upstream` as a compacted form of `original`; empty when nothing is."""
-    return [*_shape(upstream), *_sacred(original, upstream)]
+    return [*_shape(upstream), *_protected(original, upstream)]
 
 
 def text_of(message: JsonDict) -> str:
@@ -72,7 +72,7 @@ def _shape(upstream: Sequence[JsonDict]) -> list[str]:
     return found
 
 
-def _sacred(original: Sequence[JsonDict], upstream: Sequence[JsonDict]) -> list[str]:
+def _protected(original: Sequence[JsonDict], upstream: Sequence[JsonDict]) -> list[str]:
     found: list[str] = []
     # LiteLLM itself makes `developer` a `system` message for LM Studio, so the role is not compared.
     if _system_texts(upstream) != _system_texts(original):
