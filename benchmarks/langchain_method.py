@@ -12,7 +12,7 @@ from typing import Any
 
 from benchmarks.measuring import JsonDict, Method, SummaryCall, Transcript, Turn, budget, prompt_tokens, size
 from benchmarks.summarisers import Kind, summary
-from litellm_compaction.core.messages import lead_length, parse_message
+from litellm_compaction.core.messages import parse_message, system_prefix_length
 
 _SUMMARY_TOKENS = 800
 # Less than this it is never told to keep.
@@ -36,7 +36,7 @@ def langchain(kind: Kind, transcript: Transcript, window_tokens: int) -> Method:
     from langchain_core.exceptions import ModelError
     from langchain_core.messages import convert_to_messages
 
-    lead = lead_length(tuple(map(parse_message, transcript.messages)))
+    lead = system_prefix_length(tuple(map(parse_message, transcript.messages)))
     fixed_tokens = prompt_tokens(transcript.tools, transcript.messages[:lead])
     limits = budget(window_tokens, fixed_tokens)
     trigger_tokens = next(tokens for tokens in range(window_tokens, 0, -8) if not limits.triggers(tokens))

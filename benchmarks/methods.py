@@ -21,7 +21,7 @@ from benchmarks.measuring import (
 )
 from benchmarks.summarisers import Kind, summary
 from litellm_compaction.core.cut_points import latest_cut, protected_indices
-from litellm_compaction.core.messages import Message, Request, lead_length, newest_user_index, parse_message
+from litellm_compaction.core.messages import Message, Request, newest_user_index, parse_message, system_prefix_length
 from litellm_compaction.errors import DoesNotFit, SummaryFailed
 from litellm_compaction.summarizer import SummaryAnswer
 from litellm_compaction.tokenizers.families import Family
@@ -109,7 +109,7 @@ def greedy(transcript: Transcript, window_tokens: int) -> Method:
         if not covered:
             return list(client)
         messages = tuple(map(parse_message, client))
-        lead = lead_length(messages)
+        lead = system_prefix_length(messages)
         tail = list(client[covered:])
         if tail and tail[0]["role"] == "user":
             carrier = {**tail[0], "content": record + tail[0]["content"]}
@@ -124,7 +124,7 @@ def greedy(transcript: Transcript, window_tokens: int) -> Method:
         if not limits.triggers(prompt_tokens(transcript.tools, now)):
             return Turn(now, is_compacted=covered > 0)
         messages = tuple(map(parse_message, client))
-        if latest_cut(messages) <= max(covered, lead_length(messages)):
+        if latest_cut(messages) <= max(covered, system_prefix_length(messages)):
             return Turn(now, is_compacted=covered > 0)
         text = f"Round {next(rounds)}.\n" + "word " * (_SUMMARY_TOKENS - 8) + "\n\n"
         call = SummaryCall([*now, {"role": "user", "content": _INSTRUCTION}], True, text)
@@ -144,7 +144,7 @@ def every_time(kind: Kind, transcript: Transcript, window_tokens: int) -> Method
             return Turn(client)
         messages = tuple(map(parse_message, client))
         protected = sorted(protected_indices(messages))
-        lead = lead_length(messages)
+        lead = system_prefix_length(messages)
         tail = [dict(client[index]) for index in protected if index >= lead]
         room = window_tokens - _RESERVED_TOKENS
         # As much of the newest as the pruning model's own window takes.

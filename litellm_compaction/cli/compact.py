@@ -22,7 +22,14 @@ from litellm_compaction.config import Settings, settings_from
 from litellm_compaction.core.clearing import superseded_reads
 from litellm_compaction.core.compaction import Compaction, Rung, edited_part
 from litellm_compaction.core.cut_points import pinned_positions
-from litellm_compaction.core.messages import JsonObject, JsonValue, Message, Request, lead_length, parse_message
+from litellm_compaction.core.messages import (
+    JsonObject,
+    JsonValue,
+    Message,
+    Request,
+    parse_message,
+    system_prefix_length,
+)
 from litellm_compaction.core.plan import Edit, Prune, Summarize
 from litellm_compaction.engine import (
     Attempts,
@@ -102,7 +109,7 @@ def fates(messages: Sequence[Message], compaction: Compaction | None, *, dry_run
     """
     if compaction is None:
         return ["kept"] * len(messages)
-    lead, covered = lead_length(messages), compaction.covered_messages
+    lead, covered = system_prefix_length(messages), compaction.covered_messages
     rest = messages[lead:]
     replaced = compaction.replaced_messages
     shown = edited_part(rest, compaction)

@@ -25,9 +25,9 @@ from litellm_compaction.core.cut_points import legal_cuts, pinned_positions
 from litellm_compaction.core.messages import (
     Message,
     joined_with,
-    lead_length,
     normal_text,
     parse_message,
+    system_prefix_length,
     user_message,
     with_text,
 )
@@ -159,7 +159,7 @@ def _ends(text: str, keep_chars: int) -> tuple[Span, ...]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Begun:
+class PartialCoverage:
     """The beginning of a message that a record stands for.
 
     Attributes:
@@ -171,7 +171,7 @@ class Begun:
     text_hash: str
 
 
-def begun_by(text: str) -> Begun | None:
+def begun_by(text: str) -> PartialCoverage | None:
     """What is begun by an answer that opens with `text` and goes on; None for nothing that a later turn would show.
 
     Args:
@@ -182,21 +182,21 @@ def begun_by(text: str) -> Begun | None:
         return None
     # Something to stand behind it: the white space before the next word is part of what was covered.
     seen = normal_text(parse_message({"role": "assistant", "content": f"{text}|"}))[:-1]
-    return Begun(chars=len(seen), text_hash=_hash(seen)) if seen else None
+    return PartialCoverage(chars=len(seen), text_hash=_hash(seen)) if seen else None
 
 
-def begins(message: Message, begun: Begun) -> bool:
+def begins(message: Message, begun: PartialCoverage) -> bool:
     """Whether `message` is an answer that opens with exactly what was covered, and goes on."""
     text = normal_text(message)
     return message.role == "assistant" and len(text) > begun.chars and _hash(text[: begun.chars]) == begun.text_hash
 
 
-def behind(message: Message, begun: Begun) -> Message:
+def behind(message: Message, begun: PartialCoverage) -> Message:
     """`message` from there on; its calls stay."""
     return with_text(message, normal_text(message)[begun.chars :])
 
 
-def shown_behind(messages: Sequence[Message], position: int, begun: Begun | None) -> Sequence[Message]:
+def shown_behind(messages: Sequence[Message], position: int, begun: PartialCoverage | None) -> Sequence[Message]:
     """The same messages; of the one at `position` only what is behind `begun`."""
     if begun is None or position >= len(messages):
         return messages
@@ -266,7 +266,7 @@ class Compaction:
     dropped: tuple[int, ...] = ()
     shortened: tuple[Shortened, ...] = ()
     omissions: str = ""
-    begun: Begun | None = None
+    begun: PartialCoverage | None = None
 
     @property
     def replaced_messages(self) -> int:
@@ -310,7 +310,7 @@ def apply(messages: Sequence[Message], compaction: Compaction, *, record: str | 
         compaction: made for a conversation that begins with the same messages.
         record: what travels in place of the compaction's own record, or None.
     """
-    lead = lead_length(messages)
+    lead = system_prefix_length(messages)
     start = compaction.replaced_messages
     rest = _shown(messages[lead:], compaction)
     shown = [message for message in edited_part(rest, compaction) if message is not None]
@@ -352,7 +352,7 @@ def is_applicable(messages: Sequence[Message], compaction: Compaction, hashes: S
     covered = compaction.covered_messages
     if covered >= len(hashes) or hashes[covered] != compaction.covered_hash:
         return False
-    lead = lead_length(messages)
+    lead = system_prefix_length(messages)
     if lead + covered not in legal_cuts(messages):
         return False
     first = lead + compaction.replaced_messages

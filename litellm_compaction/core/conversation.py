@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from litellm_compaction.core.compaction import Compaction, edited_part
 from litellm_compaction.core.cut_points import protected_indices
-from litellm_compaction.core.messages import Message, lead_length, normal_text
+from litellm_compaction.core.messages import Message, normal_text, system_prefix_length
 
 # A record without summary and ledger: markers, note and message overhead, measured with o200k and rounded up.
 RECORD_TOKENS = 130
@@ -42,7 +42,7 @@ class Conversation:
     @property
     def lead_tokens(self) -> int:
         """Tools, what the template adds, and the leading system messages."""
-        return self.fixed_tokens + sum(self.sizes[: lead_length(self.messages)])
+        return self.fixed_tokens + sum(self.sizes[: system_prefix_length(self.messages)])
 
     @property
     def floor_tokens(self) -> int:
@@ -56,7 +56,7 @@ def applied_tokens(conversation: Conversation, compaction: Compaction, count: Ca
     """The estimated prompt after `compaction` is applied."""
     start, covered = compaction.replaced_messages, compaction.covered_messages
     behind_record = [position for position in compaction.pinned if position < start]
-    lead = lead_length(conversation.messages)
+    lead = system_prefix_length(conversation.messages)
     kept = kept_tokens(conversation, start, behind_record) - sum(conversation.sizes[lead + start : lead + covered])
     kept -= _begun_tokens(conversation, compaction, count)
     return kept + sum(_edited_sizes(conversation, compaction, count)) + count(compaction.record) + 8
@@ -64,7 +64,7 @@ def applied_tokens(conversation: Conversation, compaction: Compaction, count: Ca
 
 def kept_tokens(conversation: Conversation, covered_messages: int, pinned: Iterable[int]) -> int:
     """What stays as it is when so many messages after the lead are replaced, all but the pinned ones."""
-    lead = lead_length(conversation.messages)
+    lead = system_prefix_length(conversation.messages)
     sizes = conversation.sizes
     kept = conversation.fixed_tokens + sum(sizes[:lead]) + sum(sizes[lead + covered_messages :])
     return kept + sum(sizes[lead + position] for position in pinned)
@@ -72,7 +72,10 @@ def kept_tokens(conversation: Conversation, covered_messages: int, pinned: Itera
 
 def _begun_tokens(conversation: Conversation, compaction: Compaction, count: Callable[[str], int]) -> int:
     """What the first message that is shown weighs less for what the record stands for."""
-    start, first = compaction.replaced_messages, lead_length(conversation.messages) + compaction.replaced_messages
+    start, first = (
+        compaction.replaced_messages,
+        system_prefix_length(conversation.messages) + compaction.replaced_messages,
+    )
     is_cut = any(each.position == start for each in compaction.shortened) or start in compaction.dropped
     if compaction.begun is None or is_cut:
         return 0
@@ -82,7 +85,7 @@ def _begun_tokens(conversation: Conversation, compaction: Compaction, count: Cal
 
 def _edited_sizes(conversation: Conversation, compaction: Compaction, count: Callable[[str], int]) -> list[int]:
     """What the edited messages weigh, in their order."""
-    lead = lead_length(conversation.messages)
+    lead = system_prefix_length(conversation.messages)
     span = slice(lead + compaction.replaced_messages, lead + compaction.covered_messages)
     shown = edited_part(conversation.messages[lead:], compaction)
     return [

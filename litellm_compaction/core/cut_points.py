@@ -13,7 +13,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from litellm_compaction.core.messages import Message, lead_length, newest_user_index, open_round_start, unanswered_start
+from litellm_compaction.core.messages import (
+    Message,
+    newest_user_index,
+    open_round_start,
+    system_prefix_length,
+    unanswered_start,
+)
 from litellm_compaction.core.prompts import FRAME_END
 
 # Elements in which agents wrap what they add, each with the source that writes it. A slash command (`<command-name>`),
@@ -196,7 +202,7 @@ def legal_cuts(messages: Sequence[Message]) -> tuple[int, ...]:
     * the protected tail is whole;
     * a request of ours never opens the tail: the record travels with the user's own words.
     """
-    lead = lead_length(messages)
+    lead = system_prefix_length(messages)
     last = latest_cut(messages)
     return tuple(
         k
@@ -211,12 +217,12 @@ def protected_indices(messages: Sequence[Message]) -> frozenset[int]:
     The leading system messages, the requests wherever they stand, and the tail from `latest_cut` on.
     """
     tail = range(latest_cut(messages), len(messages))
-    return frozenset({*range(lead_length(messages)), *tail, *request_indices(messages)})
+    return frozenset({*range(system_prefix_length(messages)), *tail, *request_indices(messages)})
 
 
 def pinned_positions(messages: Sequence[Message], covered_messages: int) -> tuple[int, ...]:
     """The positions after the lead of the requests that stay verbatim although they are covered, ascending."""
-    return pinned_among(request_indices(messages), lead_length(messages), covered_messages)
+    return pinned_among(request_indices(messages), system_prefix_length(messages), covered_messages)
 
 
 def pinned_among(indices: Iterable[int], lead: int, covered_messages: int) -> tuple[int, ...]:

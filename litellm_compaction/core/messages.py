@@ -194,7 +194,7 @@ def _without_arguments(call: JsonValue) -> JsonValue:
     return {**call, "function": {**function, "arguments": "{}"}}
 
 
-def lead_length(messages: Sequence[Message]) -> int:
+def system_prefix_length(messages: Sequence[Message]) -> int:
     """How many system or developer messages open the list."""
     for index, message in enumerate(messages):
         if not message.is_system:
@@ -394,7 +394,7 @@ def chain(messages: Sequence[Message]) -> tuple[str, ...]:
     """
     digest = hashlib.blake2b(b"litellm_compaction:1", digest_size=16).digest()
     entries = [digest.hex()]
-    for message in messages[lead_length(messages) :]:
+    for message in messages[system_prefix_length(messages) :]:
         hashed = hashlib.blake2b(key=digest, digest_size=16)
         for piece in _normal_form(message):
             hashed.update(piece)

@@ -17,7 +17,7 @@ from litellm_compaction.core.clearing import stubs
 from litellm_compaction.core.compaction import Compaction, Rung, is_applicable
 from litellm_compaction.core.conversation import RECORD_TOKENS, Conversation, applied_tokens, kept_tokens
 from litellm_compaction.core.cut_points import doubted_index, is_injected, legal_cuts, pinned_among, request_indices
-from litellm_compaction.core.messages import Message, lead_length
+from litellm_compaction.core.messages import Message, system_prefix_length
 from litellm_compaction.core.pruning import Pruning, Wishes, verified
 from litellm_compaction.core.record import joined, read_record, taken_out
 
@@ -242,7 +242,7 @@ def _summarize(
     count: Callable[[str], int],
 ) -> Summarize | None:
     messages = conversation.messages
-    lead = lead_length(messages)
+    lead = system_prefix_length(messages)
     target = budget.target_tokens(conversation.tokens)
     room = max(target - budget.floor_tokens, 0)
     cuts = legal_cuts(messages)
@@ -313,7 +313,7 @@ def _words_tokens(conversation: Conversation, covered_messages: int, target: int
     Never so much that no summary has room, which is given up only where there was none anyway.
     """
     messages = conversation.messages
-    lead = lead_length(messages)
+    lead = system_prefix_length(messages)
     requests = request_indices(messages)
     needed = sum(
         conversation.sizes[index] + 2
@@ -342,7 +342,7 @@ def _edit(
 
     Only if it reaches the target: an edit that gains a little would be followed by another one a turn later.
     """
-    lead = lead_length(conversation.messages)
+    lead = system_prefix_length(conversation.messages)
     covered = lead + (base.covered_messages if base else 0)
     cuts = [cut for cut in legal_cuts(conversation.messages) if cut > covered]
     recent = [cut for cut in cuts if cut <= len(conversation.messages) - depth.keep_recent_messages]
@@ -367,7 +367,7 @@ def _edit_up_to(
     target: int,
     count: Callable[[str], int],
 ) -> Edit | None:
-    lead = lead_length(conversation.messages)
+    lead = system_prefix_length(conversation.messages)
     start = base.replaced_messages if base else 0
     compaction = _editing(conversation, covered_messages, budget, base, "edit")
     room = max(target - budget.floor_tokens, 0)
@@ -410,7 +410,7 @@ def _prune(
     messages = conversation.messages
     if otherwise.provisional or messages[-1].is_ours:
         return None
-    lead = lead_length(messages)
+    lead = system_prefix_length(messages)
     cuts = [cut for cut in legal_cuts(messages) if cut > lead + (base.covered_messages if base else 0)]
     recent = [cut for cut in cuts if cut <= len(messages) - depth.keep_recent_messages]
     target = budget.target_tokens(conversation.tokens)
@@ -443,7 +443,7 @@ def _editing(
     conversation: Conversation, covered_messages: int, budget: Budget, base: Compaction | None, rung: Rung
 ) -> Compaction:
     """A compaction that sends edited what the base sent edited, and what is newly covered; still without a ledger."""
-    lead, start = lead_length(conversation.messages), base.replaced_messages if base else 0
+    lead, start = system_prefix_length(conversation.messages), base.replaced_messages if base else 0
     pinned = set(request_indices(conversation.messages))
     doubted = doubted_index(conversation.messages)
     if doubted is not None and (doubted - lead >= start or (base and doubted - lead in base.pinned)):

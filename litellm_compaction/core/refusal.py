@@ -11,7 +11,7 @@ from litellm_compaction.core.budget import ROOM_ABOVE_FLOOR_RATIO, Budget, itemi
 from litellm_compaction.core.conversation import Conversation
 from litellm_compaction.core.cut_points import latest_cut, legal_cuts, request_indices
 from litellm_compaction.core.excerpts import excerpt
-from litellm_compaction.core.messages import Message, lead_length, with_text
+from litellm_compaction.core.messages import Message, system_prefix_length, with_text
 from litellm_compaction.errors import DoesNotFit, Share
 
 _LEAST_EXCERPT_TOKENS = 64
@@ -21,7 +21,7 @@ _USERS = frozenset({"newest user message", "last request of the user"})
 def protected_shares(conversation: Conversation, tools_tokens: int) -> tuple[Share, ...]:
     """Who fills the floor: system, tools, what is being worked on, each result that nobody has read and its call."""
     messages, sizes = conversation.messages, conversation.sizes
-    lead = lead_length(messages)
+    lead = system_prefix_length(messages)
     found = [
         Share("tools", tools_tokens),
         Share("template", conversation.fixed_tokens - tools_tokens),

@@ -22,7 +22,7 @@ from litellm_compaction.core.clearing import edited, superseded_reads
 from litellm_compaction.core.compaction import Compaction, apply, edited_part, shown_behind
 from litellm_compaction.core.cut_points import request_text
 from litellm_compaction.core.excerpts import excerpt
-from litellm_compaction.core.messages import Message, Request, lead_length
+from litellm_compaction.core.messages import Message, Request, system_prefix_length
 from litellm_compaction.core.plan import Prune, Summarize
 from litellm_compaction.core.prompts import StrategyName, appended, is_refusal, strategy_of, unanswered_calls
 from litellm_compaction.core.pruning import (
@@ -193,7 +193,7 @@ class SummaryClient:
         base, conversation = decision.base, work.conversation
         if not _shows_everything(base) or not _may_answer_freely(work.request):
             return None
-        messages, lead = conversation.messages, lead_length(conversation.messages)
+        messages, lead = conversation.messages, system_prefix_length(conversation.messages)
         cut = lead + decision.covered_messages
         begin = lead + (base.replaced_messages if base else 0)
         if sum(conversation.sizes[begin:cut]) > _FAR_TOO_MANY_RATIO * job.prompt_limit_tokens:
@@ -230,7 +230,7 @@ class SummaryClient:
         sent = self._sent.last(work.case.scope, work.case.target.key, conversation.hashes)
         if sent is None:
             return 0
-        lead = lead_length(conversation.messages)
+        lead = system_prefix_length(conversation.messages)
         if sent.covered_hash != (base.covered_hash if base else ""):
             return conversation.fixed_tokens + sum(conversation.sizes[:lead])
         return conversation.fixed_tokens + prefix_tokens - sum(conversation.sizes[lead + sent.messages : cut])
@@ -380,7 +380,7 @@ class Pruner:
             prompt = _prompt(work, decision, choices, limit_tokens, limit.count)
             if not prompt:
                 return None
-            lead = lead_length(work.conversation.messages)
+            lead = system_prefix_length(work.conversation.messages)
             most_tokens = roomy_answer_tokens(
                 room_tokens,
                 spare_tokens=limit_tokens - limit.count(prompt),
@@ -407,7 +407,7 @@ async def _answered(work: MeasuredRequest, decision: Prune, model: PruningModel,
 
 def _choices(work: MeasuredRequest, decision: Prune) -> list[int]:
     messages, compaction = work.conversation.messages, decision.compaction
-    rest = messages[lead_length(messages) :]
+    rest = messages[system_prefix_length(messages) :]
     return offered(rest, _span(compaction), pinned=compaction.pinned, dropped=compaction.dropped)
 
 
@@ -419,7 +419,7 @@ def _prompt(
     work: MeasuredRequest, decision: Prune, choices: list[int], limit_tokens: int, count: Callable[[str], int]
 ) -> str:
     conversation, compaction = work.conversation, decision.compaction
-    lead = lead_length(conversation.messages)
+    lead = system_prefix_length(conversation.messages)
     shown = edited_part(conversation.messages[lead:], compaction)
     unanswered = unanswered_calls(conversation.messages)
     offered_now = [(at, shown[at - compaction.replaced_messages]) for at in choices]
@@ -452,7 +452,7 @@ def _prompt(
 def _compaction(work: MeasuredRequest, decision: Prune, question: _Question, answer: str) -> Compaction | None:
     """What the answer makes of the conversation; None where it is no answer, or changes nothing."""
     messages, base = work.conversation.messages, decision.compaction
-    rest = messages[lead_length(messages) :]
+    rest = messages[system_prefix_length(messages) :]
     before = Pruning(dropped=base.dropped, stubbed=base.stubbed, shortened=base.shortened)
     decided = decide(answer, rest, _span(base), question.choices, before, prompt=question.prompt)
     if decided is None:

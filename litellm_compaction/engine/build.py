@@ -17,7 +17,7 @@ from litellm_compaction.core.conversation import applied_tokens
 from litellm_compaction.core.cut_points import legal_cuts, pinned_positions
 from litellm_compaction.core.excerpts import excerpt
 from litellm_compaction.core.ledger import ledger
-from litellm_compaction.core.messages import Message, lead_length, visible_text
+from litellm_compaction.core.messages import Message, system_prefix_length, visible_text
 from litellm_compaction.core.plan import MIN_GAIN_RATIO, Edit, Making, Prune, Summarize
 from litellm_compaction.core.record import ledger_messages, read_record, taken_out
 from litellm_compaction.core.secrets import Redact, plain, redactor
@@ -129,7 +129,7 @@ class CompactionBuilder:
     async def _with_ledger(self, work: MeasuredRequest, decision: Edit | Prune, compaction: Compaction) -> Compaction:
         """`compaction` with a ledger of what it does not show any more."""
         messages = work.conversation.messages
-        rest = messages[lead_length(messages) :]
+        rest = messages[system_prefix_length(messages) :]
         replaced = (at for at in range(compaction.replaced_messages) if at not in compaction.pinned)
         shortened = (each.position for each in compaction.shortened)
         hidden_at = sorted({*replaced, *compaction.stubbed, *compaction.dropped, *shortened})
@@ -217,7 +217,7 @@ class CompactionBuilder:
         cuts = legal_cuts(messages)
         if not cuts:
             return None
-        covered = cuts[-1] - lead_length(messages)
+        covered = cuts[-1] - system_prefix_length(messages)
         return Compaction(
             covered_messages=covered,
             covered_hash=work.conversation.hashes[covered],
@@ -242,7 +242,7 @@ class CompactionBuilder:
         unpinned = [message for position, message in enumerate(covered) if position not in pinned]
         carried, unpinned = taken_out(unpinned)
         unpinned = [*(ledger_messages(carried.ledger) if carried else ()), *unpinned]
-        kept = messages[lead_length(messages) + decision.covered_messages :]
+        kept = messages[system_prefix_length(messages) + decision.covered_messages :]
         spare_tokens = _spare(decision, summary, work.count_text)
         redact = _redact(work)
 
@@ -285,7 +285,7 @@ def _written(compaction: Compaction, redact: Redact) -> Compaction:
 def _covered(work: MeasuredRequest, decision: Summarize) -> tuple[Sequence[Message], tuple[int, ...]]:
     """The messages that a decision covers, and the positions of those among them that stay verbatim."""
     messages = work.conversation.messages
-    lead = lead_length(messages)
+    lead = system_prefix_length(messages)
     return messages[lead : lead + decision.covered_messages], decision.pinned
 
 

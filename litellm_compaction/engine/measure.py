@@ -17,7 +17,14 @@ from litellm_compaction.core.budget import Budget
 from litellm_compaction.core.compaction import Compaction, apply
 from litellm_compaction.core.conversation import RECORD_TOKENS, Conversation
 from litellm_compaction.core.cut_points import protected_indices
-from litellm_compaction.core.messages import JsonValue, Message, Request, lead_length, user_message, with_only_text
+from litellm_compaction.core.messages import (
+    JsonValue,
+    Message,
+    Request,
+    system_prefix_length,
+    user_message,
+    with_only_text,
+)
 from litellm_compaction.core.plan import Edit, Making
 from litellm_compaction.core.prompts import with_every_result
 from litellm_compaction.engine.ask import SentPrompts
@@ -273,7 +280,7 @@ def _within_reach(request: Request, reach_chars: int) -> _Counted | None:
         left -= size
     left_out = [0] * len(messages)
     kept = list(messages)
-    protected = {*range(lead_length(messages)), *protected_indices(messages)}
+    protected = {*range(system_prefix_length(messages)), *protected_indices(messages)}
     for index in (*sorted(protected), *(index for index in range(len(messages) - 1, -1, -1) if index not in protected)):
         # Templates leave out the white space around a text.
         size = sizes[index] if sizes[index] <= left else min(sizes[index], _chars(messages[index], str.strip))

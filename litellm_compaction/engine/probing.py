@@ -18,7 +18,7 @@ from dataclasses import replace
 from litellm_compaction.concurrency import Flights
 from litellm_compaction.core.budget import Budget
 from litellm_compaction.core.cut_points import protected_indices
-from litellm_compaction.core.messages import Message, Request, lead_length, user_message, with_text
+from litellm_compaction.core.messages import Message, Request, system_prefix_length, user_message, with_text
 from litellm_compaction.engine.admission import Reservation
 from litellm_compaction.engine.context import MeasuredRequest, PreparedRequest
 from litellm_compaction.engine.feedback import UsageFeedback, truncation
@@ -297,7 +297,7 @@ def _floor(work: MeasuredRequest) -> Request:
     """What no compaction can shrink, as a request of its own."""
     messages = work.request.messages
     kept = tuple(messages[index] for index in sorted(protected_indices(messages)))
-    lead = lead_length(kept)
+    lead = system_prefix_length(kept)
     if len(kept) == lead or kept[lead].role != "user":
         # Templates want the user's word first; so does what a compaction makes.
         kept = (*kept[:lead], user_message("."), *kept[lead:])
@@ -309,7 +309,9 @@ def _parts(work: MeasuredRequest, request: Request) -> list[Request]:
 
     With a system message where the request has one: without it some templates add one of 500 tokens and more.
     """
-    lead = tuple(with_text(message, ".") for message in request.messages[: min(1, lead_length(request.messages))])
+    lead = tuple(
+        with_text(message, ".") for message in request.messages[: min(1, system_prefix_length(request.messages))]
+    )
     limit_tokens = int(_SAMPLE_WINDOW_RATIO * work.window.tokens / (1 + work.budget.error_ratio))
     least_tokens = int(_LEAST_PART_RATIO * work.window.tokens)
     texts = {text for message in request.messages for text in _texts(message)}

@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias
 
 from litellm_compaction.core.conversation import RECORD_TOKENS
 from litellm_compaction.core.cut_points import doubted_index, legal_cuts, pinned_among, request_indices
-from litellm_compaction.core.messages import JsonObject, JsonValue, Message, lead_length
+from litellm_compaction.core.messages import JsonObject, JsonValue, Message, system_prefix_length
 from litellm_compaction.core.record import Record, joined, read_record
 from litellm_compaction.library.config import CompactionConfig
 from litellm_compaction.library.tokens import message_estimate, parsed
@@ -101,7 +101,7 @@ def select(messages: Sequence[Message], config: CompactionConfig) -> Selected:
     message that waits for an answer, is never covered. A system message that opens with `## Session Summary` is an
     earlier summary like any other, not an instruction.
     """
-    lead = lead_length(messages)
+    lead = system_prefix_length(messages)
     if lead == len(messages):
         return _whole(messages, lead, "all_recent" if messages else "empty")
     if config.strategy != "handoff" and len(messages) <= config.keep_recent_messages + 1:
@@ -127,7 +127,7 @@ def select(messages: Sequence[Message], config: CompactionConfig) -> Selected:
     divided = (*system, *covered, *tail)
     doubted = doubted_index(divided)
     requests = {*request_indices(divided), *([] if doubted is None else [doubted])}
-    pinned = pinned_among(requests, lead_length(divided), len(covered))
+    pinned = pinned_among(requests, system_prefix_length(divided), len(covered))
     selected = Selected(
         system=tuple(system),
         earlier=joined(records),

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from itertools import accumulate, pairwise
 from math import ceil
 
-from litellm_compaction.core.messages import JsonObject, Request, lead_length
+from litellm_compaction.core.messages import JsonObject, Request, system_prefix_length
 from litellm_compaction.templates.template import chars_of
 from litellm_compaction.tokenizers.families import Family
 from litellm_compaction.tokenizers.registry import usable, usable_soon
@@ -97,7 +97,7 @@ class TokenCounter:
         reading = anchored.read(raw, prediction, anchor) if anchor else None
         if anchor is not None and reading is not None and raw.profile is not None and anchor.role != role:
             like = self._anchors.find(target_key, basis, prints, role=role)
-            lead_tokens = sum(raw.sizes[: lead_length(request.messages)]) if role == "user" else 0.0
+            lead_tokens = sum(raw.sizes[: system_prefix_length(request.messages)]) if role == "user" else 0.0
             missing_tokens = lead_tokens * max(1.0, prediction.factor)
             anchor, reading = anchored.read_like_end(raw, (anchor, reading), like, missing_tokens)
         if reading is None:
@@ -132,7 +132,7 @@ class TokenCounter:
             basis=basis,
             profile=raw.profile,
             role=role,
-            lead_tokens=sum(sizes[: lead_length(request.messages)]) if raw.profile is not None else 0,
+            lead_tokens=sum(sizes[: system_prefix_length(request.messages)]) if raw.profile is not None else 0,
             fingerprint=prints[-1] if prints else 0,
             anchor=anchor,
         )

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from litellm_compaction.core.budget import Budget, Rules
 from litellm_compaction.core.conversation import Conversation
 from litellm_compaction.core.cut_points import is_injected
-from litellm_compaction.core.messages import Message, chain, lead_length, newest_user_index, parse_message
+from litellm_compaction.core.messages import Message, chain, newest_user_index, parse_message, system_prefix_length
 from litellm_compaction.core.plan import CompactionOptions
 
 JsonDict = dict[str, Any]
@@ -215,7 +215,7 @@ def broken_promises(original: Sequence[Message], upstream: Sequence[Message]) ->
 
 def _shape(upstream: Sequence[Message]) -> list[str]:
     found: list[str] = []
-    rest = upstream[lead_length(upstream) :]
+    rest = upstream[system_prefix_length(upstream) :]
     if any(message.is_system for message in rest):
         found.append("a system message behind the first other message")
     if not rest or rest[0].role != "user":
@@ -246,7 +246,7 @@ def _shape(upstream: Sequence[Message]) -> list[str]:
 
 def _protected(original: Sequence[Message], upstream: Sequence[Message]) -> list[str]:
     found: list[str] = []
-    lead = lead_length(original)
+    lead = system_prefix_length(original)
     if [message.raw for message in upstream[:lead]] != [message.raw for message in original[:lead]]:
         found.append("the leading system messages changed")
     newest = newest_user_index(original)

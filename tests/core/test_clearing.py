@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from litellm_compaction.core.clearing import edited, stubs, superseded_reads
 from litellm_compaction.core.compaction import Compaction, apply, is_applicable
 from litellm_compaction.core.conversation import applied_tokens
-from litellm_compaction.core.messages import Message, chain, lead_length, newest_user_index
+from litellm_compaction.core.messages import Message, chain, newest_user_index, system_prefix_length
 from litellm_compaction.core.plan import Edit, plan
 from tests.core.conversations import (
     DEPTH,
@@ -140,7 +140,7 @@ def edits(draw: st.DrawFn) -> tuple[list[JsonDict], Compaction]:
     """A conversation and an edit of it: any legal length, any of its results."""
     raw = draw(raw_conversations(repeats=5))
     messages = parsed(raw)
-    lead, newest = lead_length(messages), newest_user_index(messages)
+    lead, newest = system_prefix_length(messages), newest_user_index(messages)
     assert newest is not None
     hashes = chain(messages)
     covered = draw(st.integers(0, len(messages) - lead - 1))
@@ -174,7 +174,7 @@ def test_an_edit_keeps_every_promise(made: tuple[list[JsonDict], Compaction]) ->
     assert [message.role for message in sent] == [message.role for message in messages]
     assert [message.calls for message in sent] == [message.calls for message in messages]
     assert [message.call_id for message in sent] == [message.call_id for message in messages]
-    covered = lead_length(messages) + compaction.covered_messages
+    covered = system_prefix_length(messages) + compaction.covered_messages
     assert [each.text for each in sent[max(covered, 2) :]] == [each.text for each in messages[max(covered, 2) :]]
     assert as_bytes(apply(parsed(copy.deepcopy(raw)), compaction)) == as_bytes(sent)
 

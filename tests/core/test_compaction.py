@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from litellm_compaction.core.compaction import Compaction, Segment, apply, is_applicable
 from litellm_compaction.core.cut_points import legal_cuts, pinned_positions
-from litellm_compaction.core.messages import Message, chain, lead_length
+from litellm_compaction.core.messages import Message, chain, system_prefix_length
 from litellm_compaction.core.prompts import FRAME_BEGIN, FRAME_END
 from tests.core.conversations import (
     JsonDict,
@@ -35,7 +35,7 @@ from tests.core.conversations import (
 
 def covering(messages: Sequence[Message], cut: int, *, summary: str = "What happened.", ledger: str = "") -> Compaction:
     """A first compaction that covers everything between the lead and `cut`."""
-    covered = cut - lead_length(messages)
+    covered = cut - system_prefix_length(messages)
     covered_hash = chain(messages)[covered]
     segment = Segment(text=summary, round=1, covered_messages=covered, covered_hash=covered_hash)
     return Compaction(
@@ -96,7 +96,7 @@ def test_the_tail_is_kept_as_it_is(drawn: tuple[list[JsonDict], Compaction]) -> 
     """Behind the carrier every message is the client's own object, but for `null` contents."""
     raw, compaction = drawn
     messages = parsed(raw)
-    lead = lead_length(messages)
+    lead = system_prefix_length(messages)
     applied = apply(messages, compaction)
     kept = applied[lead + 1 :]
     originals = messages[len(messages) - len(kept) :]
@@ -128,7 +128,7 @@ def test_the_next_turn_begins_with_the_same_bytes(
 def test_an_edited_history_has_no_compaction(drawn: tuple[list[JsonDict], Compaction], data: st.DataObject) -> None:
     """One changed, missing or added word in what is covered, and the record is not for this conversation."""
     raw, compaction = drawn
-    lead = lead_length(parsed(raw))
+    lead = system_prefix_length(parsed(raw))
     at = data.draw(st.integers(lead, lead + compaction.covered_messages - 1))
     edited = copy.deepcopy(raw)
     edited[at]["content"] = f"{edited[at]['content'] or ''} edited"

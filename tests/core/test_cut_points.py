@@ -11,10 +11,10 @@ from litellm_compaction.core.cut_points import (
     is_injected,
     latest_cut,
     legal_cuts,
-    request_indices,
     protected_indices,
+    request_indices,
 )
-from litellm_compaction.core.messages import lead_length, newest_user_index
+from litellm_compaction.core.messages import newest_user_index, system_prefix_length
 from tests.core.conversations import (
     ADDITIONS,
     JsonDict,
@@ -49,7 +49,7 @@ ROUND = [calls("1", "2"), result("1", "x"), result("2", "y")]
     ],
 )
 def test_cuts_and_protected_messages(raw: list[JsonDict], cuts: tuple[int, ...], protected: set[int]) -> None:
-    """Cuts lie before users and assistants up to the protected tail; lead, newest user message and tail are protected."""
+    """Cuts lie before users and assistants up to the protected tail; lead, newest request and tail are protected."""
     messages = parsed(raw)
     assert legal_cuts(messages) == cuts
     assert protected_indices(messages) == protected
@@ -60,7 +60,7 @@ def test_a_cut_never_divides_a_round(raw: list[JsonDict]) -> None:
     """Behind every cut each result has its call, before it each call its result; the protected tail stays whole."""
     messages = parsed(raw)
     for cut in legal_cuts(messages):
-        assert lead_length(messages) < cut <= latest_cut(messages)
+        assert system_prefix_length(messages) < cut <= latest_cut(messages)
         for side in (messages[:cut], messages[cut:]):
             called = {call.id for message in side for call in message.calls}
             assert called == {message.call_id for message in side if message.role == "tool"}

@@ -20,12 +20,12 @@ from litellm_compaction.core.messages import (
     ToolCall,
     chain,
     cleaned,
-    lead_length,
     newest_user_index,
     open_round_start,
     parse_message,
     render_arguments,
     round_end,
+    system_prefix_length,
     user_message,
     with_leading_text,
     with_text,
@@ -180,9 +180,9 @@ def test_a_new_text_keeps_the_other_parts() -> None:
 def test_the_lead_is_system_and_developer() -> None:
     """Only instructions at the beginning are the lead."""
     messages = parsed([system(), {"role": "developer", "content": "d"}, user("u"), system("late")])
-    assert lead_length(messages) == 2
-    assert lead_length(messages[:1]) == 1
-    assert lead_length(()) == 0
+    assert system_prefix_length(messages) == 2
+    assert system_prefix_length(messages[:1]) == 1
+    assert system_prefix_length(()) == 0
 
 
 def test_a_round_is_a_call_and_its_results() -> None:

@@ -14,7 +14,7 @@ from litellm_compaction.core.budget import Budget
 from litellm_compaction.core.compaction import Compaction, Segment, apply, is_applicable
 from litellm_compaction.core.conversation import RECORD_TOKENS, Conversation, applied_tokens, kept_tokens
 from litellm_compaction.core.cut_points import legal_cuts, pinned_positions, protected_indices
-from litellm_compaction.core.messages import lead_length
+from litellm_compaction.core.messages import system_prefix_length
 from litellm_compaction.core.plan import (
     MIN_GAIN_RATIO,
     CompactionOptions,
@@ -122,7 +122,7 @@ def test_recent_messages_are_a_wish_not_a_promise() -> None:
     raw = [*chat(3, words=20), assistant("long " * 5300), user("go on")]
     decision, weighed, _ = decide(raw, 8192)
     assert isinstance(decision, Summarize)
-    assert weighed.messages[lead_length(weighed.messages) + decision.covered_messages].text == "go on"
+    assert weighed.messages[system_prefix_length(weighed.messages) + decision.covered_messages].text == "go on"
 
 
 def test_the_wish_costs_lines_of_the_ledger_and_not_depth() -> None:
@@ -136,7 +136,7 @@ def test_the_wish_costs_lines_of_the_ledger_and_not_depth() -> None:
     assert wished.covered_messages < shallow.covered_messages
     assert wished.ledger_tokens < shallow.ledger_tokens
     assert wished.predicted_tokens <= limits.target_tokens(weighed.tokens)
-    assert len(weighed.messages) - lead_length(weighed.messages) - wished.covered_messages >= 5
+    assert len(weighed.messages) - system_prefix_length(weighed.messages) - wished.covered_messages >= 5
 
 
 def test_what_is_protected_and_too_large_is_refused() -> None:
@@ -158,7 +158,7 @@ def test_a_large_result_leaves_room_for_a_provisional_record_only() -> None:
     decision, weighed, limits = decide(raw, 8192)
     assert isinstance(decision, Summarize)
     assert decision.provisional
-    assert weighed.messages[lead_length(weighed.messages) + decision.covered_messages].calls[0].id == "big"
+    assert weighed.messages[system_prefix_length(weighed.messages) + decision.covered_messages].calls[0].id == "big"
     assert limits.fits(decision.predicted_tokens)
 
 
@@ -227,19 +227,19 @@ def test_frozen_segments_are_appended_to_until_they_take_a_quarter() -> None:
 
 @given(raw_conversations(), WINDOWS)
 def test_every_decision_can_be_sent_or_is_refused(raw: list[JsonDict], window: int) -> None:
-    """P1: Keep fits, a compaction's prediction and worst case fit, and only what is protected and too large is refused."""
+    """P1: Keep fits, a compaction's prediction and worst case fit, and only what is protected is refused."""
     decision, weighed, limits = decide(raw, window)
     if isinstance(decision, Keep):
         assert limits.fits(weighed.tokens)
     elif isinstance(decision, Summarize):
-        cut = lead_length(weighed.messages) + decision.covered_messages
+        cut = system_prefix_length(weighed.messages) + decision.covered_messages
         assert cut in legal_cuts(weighed.messages)
         assert decision.predicted_tokens < weighed.tokens
         assert limits.fits(decision.predicted_tokens)
         assert applied_tokens(weighed, written(decision, weighed), count) <= decision.predicted_tokens
         assert decision.words_tokens <= decision.ledger_tokens
     elif isinstance(decision, Edit):
-        cut = lead_length(weighed.messages) + decision.compaction.covered_messages
+        cut = system_prefix_length(weighed.messages) + decision.compaction.covered_messages
         assert cut in legal_cuts(weighed.messages)
         assert decision.predicted_tokens <= limits.target_tokens(weighed.tokens) < weighed.tokens
         full = replace(decision.compaction, ledger="x" * 4 * decision.ledger_tokens)
@@ -312,7 +312,7 @@ def test_a_second_round_goes_on_from_the_first(
         assert is_applicable(weighed.messages, stored, weighed.hashes)
         assert limits.fits(applied_tokens(weighed, stored, count))
     elif isinstance(second, Summarize):
-        assert lead_length(weighed.messages) + second.covered_messages in legal_cuts(weighed.messages)
+        assert system_prefix_length(weighed.messages) + second.covered_messages in legal_cuts(weighed.messages)
         if second.base is not None:
             assert second.covered_messages >= stored.covered_messages
         made = written(second, weighed)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from litellm_compaction.core.compaction import GAP, REMOVED, Compaction, apply, kept_text, spans_of
 from litellm_compaction.core.cut_points import legal_cuts, pinned_positions
-from litellm_compaction.core.messages import Message, chain, lead_length, normal_text
+from litellm_compaction.core.messages import Message, chain, normal_text, system_prefix_length
 from litellm_compaction.core.prompts import FRAME_END
 from litellm_compaction.core.pruning import Pruning, Wishes, offered, read_answer, verified
 from litellm_compaction.stores.protocol import decode, encode
@@ -55,7 +55,7 @@ def talk() -> list[JsonDict]:
 def made(raw: Sequence[JsonDict], wishes: Wishes, *, covered: int = 7, before: Compaction | None = None) -> Compaction:
     """The compaction that comes of wishes for the first `covered` messages."""
     messages = parsed(raw)
-    lead = lead_length(messages)
+    lead = system_prefix_length(messages)
     pinned = pinned_positions(messages, covered)
     old = before or Compaction(
         covered_messages=0, covered_hash="", pinned=(), round=0, segments=(), ledger="", rung="prune", edited_from=0
@@ -315,7 +315,7 @@ def test_whatever_is_answered_the_list_is_valid_and_holds_no_new_words(
     the same from the store.
     """
     messages = parsed(raw)
-    lead = lead_length(messages)
+    lead = system_prefix_length(messages)
     covered = data.draw(st.sampled_from(legal_cuts(messages))) - lead
     pinned = pinned_positions(messages, covered)
     choices = offered(messages[lead:], range(covered), pinned=pinned, dropped=())

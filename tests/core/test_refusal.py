@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from litellm_compaction.core.conversation import RECORD_TOKENS
 from litellm_compaction.core.messages import Message
-from litellm_compaction.core.refusal import refusal, protected_shares, shortened
+from litellm_compaction.core.refusal import protected_shares, refusal, shortened
 from litellm_compaction.errors import overflow_from_text
 from tests.core.conversations import (
     JsonDict,

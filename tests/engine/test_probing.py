@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import httpx
 import pytest
 
-from litellm_compaction.core.messages import Message, Request, lead_length
+from litellm_compaction.core.messages import Message, Request, system_prefix_length
 from litellm_compaction.engine import Attempts
 from litellm_compaction.errors import DoesNotFit
 from litellm_compaction.simulator.vocabulary import count
@@ -344,7 +344,7 @@ class Template(Server):
     async def __call__(self, request: Request, *, answer_tokens: int = 1) -> int | None:
         messages = list(request.messages)
         if self.leaves_out == "lead" and messages[-1].role != "user":
-            messages = messages[lead_length(messages) :]
+            messages = messages[system_prefix_length(messages) :]
         elif self.leaves_out == "rounds":
             messages = [message for message in messages if not message.calls and message.role != "tool"]
         tokens = self.tokens(messages)

@@ -6,7 +6,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from litellm_compaction.core.compaction import Begun, Compaction, Segment
+from litellm_compaction.core.compaction import Compaction, PartialCoverage, Segment
 
 
 def compaction(name: str, *, covered: int = 4, text: str = "What happened.", provisional: bool = False) -> Compaction:
@@ -31,6 +31,6 @@ def compactions() -> st.SearchStrategy[Any]:
         ledger=texts,
         window_tokens=st.integers(0, 10**9),
         provisional=st.booleans(),
-        begun=st.none() | st.builds(Begun, text_hash=texts),
+        begun=st.none() | st.builds(PartialCoverage, text_hash=texts),
         segments=st.lists(st.builds(Segment, text=texts), max_size=4).map(tuple),
     )

@@ -13,7 +13,7 @@ from typing import Literal, TypeAlias
 
 from litellm_compaction.core.compaction import Compaction, begun_by
 from litellm_compaction.core.continuation.text import open_think
-from litellm_compaction.core.messages import Message, lead_length, parse_message, user_message
+from litellm_compaction.core.messages import Message, parse_message, system_prefix_length, user_message
 
 # How a server is made to go on, best first: by a prompt that we have rendered up to the end of the answer (`raw`), by
 # the answer's end as the last message (`prefill`), by a request of ours in the user's place (`turn`). On a real
@@ -108,7 +108,7 @@ def keyed(messages: Sequence[Message], hashes: Sequence[str], compaction: Compac
         hashes: its chain.
         compaction: made for it.
     """
-    lead = lead_length(messages)
+    lead = system_prefix_length(messages)
     ours = next((index for index, message in enumerate(messages) if message.asks_to_go_on), None)
     # The answer's first part stands before our first request to go on.
     own = compaction.covered_messages if ours is None else ours - 1 - lead

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, get_args
 
-from litellm_compaction.core.messages import Message, lead_length
+from litellm_compaction.core.messages import Message, system_prefix_length
 from litellm_compaction.engine import Action, PreparedRequest, RequestContext
 from litellm_compaction.stores import Plot, Store
 
@@ -248,7 +248,7 @@ class Turns:
                 tokens,
                 tokens,
                 guarded.window.tokens,
-                messages=len(messages) - lead_length(messages),
+                messages=len(messages) - system_prefix_length(messages),
                 talk=talk.name,
             )
             talk.add(turn)
@@ -305,7 +305,7 @@ class Turns:
         return joined(talk for talk in known if talk is not None and (not tenant or talk.tenant == tenant))
 
     def _talk(self, messages: Sequence[Message], case: RequestContext) -> Talk | None:
-        rest = messages[lead_length(messages) :]
+        rest = messages[system_prefix_length(messages) :]
         if not rest:
             return None
         opening = repr((case.tenant, case.label, rest[0].role, len(rest[0].text), rest[0].text[:_OPENING_CHARS]))
