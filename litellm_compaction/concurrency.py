@@ -1,17 +1,39 @@
-"""One run for everybody who wants the same thing at the same time (single flight).
+"""What many requests have in common: one run for all who want the same (single flight), and memory with a bound.
 
-Used where work is slow and its result shared: summaries, listings of a server. The run ends with its last
-waiter: when all of them are cancelled, it is cancelled too.
+A shared run ends with its last waiter: when all of them are cancelled, it is cancelled too.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Hashable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 _Result = TypeVar("_Result")
+_Key = TypeVar("_Key")
+_Value = TypeVar("_Value")
+
+
+class Bounded(OrderedDict[_Key, _Value]):
+    """A dict that forgets the entry that was written longest ago when a new one is too many.
+
+    Reading keeps nothing alive; `move_to_end` does. As safe in threads as a dict is: where several write, hold a lock.
+
+    Args:
+        most: how many entries it keeps, 1 or more.
+    """
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self._most = most
+
+    def __setitem__(self, key: _Key, value: _Value) -> None:
+        super().__setitem__(key, value)
+        self.move_to_end(key)
+        if len(self) > self._most:
+            self.popitem(last=False)
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""Single flight: one run for everybody, which ends with its last waiter."""
+"""Single flight: one run for everybody, which ends with its last waiter; and memory with a bound."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import asyncio
 import gc
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from litellm_compaction.concurrency import Flights
+from litellm_compaction.concurrency import Bounded, Flights
 
 
 class Work:
@@ -154,3 +156,34 @@ async def test_an_error_that_nobody_waits_for_is_not_reported_as_lost() -> None:
     await _turns()
     gc.collect()
     assert complaints == []
+
+
+@given(
+    st.integers(1, 5), st.lists(st.tuples(st.sampled_from("abcdefgh"), st.sampled_from(["set", "default", "update"])))
+)
+def test_a_bounded_dict_forgets_what_was_written_longest_ago(most: int, writes: list[tuple[str, str]]) -> None:
+    """Whatever way an entry is written; reading changes nothing, and an entry that is there is no news to a default."""
+    bounded: Bounded[str, int] = Bounded(most)
+    expected: list[str] = []
+    for number, (key, way) in enumerate(writes):
+        is_news = way != "default" or key not in bounded
+        if way == "set":
+            bounded[key] = number
+        elif way == "default":
+            bounded.setdefault(key, number)
+        else:
+            bounded.update({key: number})
+        if is_news:
+            expected = [*(each for each in expected if each != key), key][-most:]
+            assert bounded[key] == number
+        assert list(bounded) == expected
+        assert bounded.get("missing") is None
+
+
+def test_a_bounded_dict_keeps_what_is_moved_to_its_end() -> None:
+    """So that an entry that is used stays."""
+    bounded: Bounded[str, int] = Bounded(2)
+    bounded.update(a=1, b=2)
+    bounded.move_to_end("a")
+    bounded["c"] = 3
+    assert list(bounded) == ["a", "c"]

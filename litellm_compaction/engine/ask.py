@@ -12,11 +12,11 @@ call, and the next level is a summary.
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
+from litellm_compaction.concurrency import Bounded
 from litellm_compaction.core.budget import Budget
 from litellm_compaction.core.clearing import edited, superseded_reads
 from litellm_compaction.core.compaction import Compaction, apply, edited_part, shown_behind
@@ -63,7 +63,7 @@ class SentPrompts:
     """The newest prompts by conversation; used between two awaits only, so it needs no lock."""
 
     def __init__(self) -> None:
-        self._entries: OrderedDict[tuple[str, str, str], Sent] = OrderedDict()
+        self._entries: Bounded[tuple[str, str, str], Sent] = Bounded(_MAX_ENTRIES)
 
     def note(self, scope: str, target_key: str, hashes: Sequence[str], compaction: Compaction | None) -> None:
         """Remembers that a conversation was sent with `compaction` applied.
@@ -76,9 +76,6 @@ class SentPrompts:
         """
         key = (scope, target_key, hashes[-1])
         self._entries[key] = Sent(compaction.covered_hash if compaction else "", len(hashes) - 1)
-        self._entries.move_to_end(key)
-        if len(self._entries) > _MAX_ENTRIES:
-            self._entries.popitem(last=False)
 
     def last(self, scope: str, target_key: str, hashes: Sequence[str]) -> Sent | None:
         """The longest prompt of this conversation that was sent before; None where none is known."""

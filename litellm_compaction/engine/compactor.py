@@ -10,7 +10,6 @@ import contextlib
 import logging
 import math
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import replace
 from datetime import datetime
@@ -18,7 +17,7 @@ from typing import Literal, NamedTuple
 
 from typing_extensions import assert_never
 
-from litellm_compaction.concurrency import Flights
+from litellm_compaction.concurrency import Bounded, Flights
 from litellm_compaction.core.compaction import Compaction, is_applicable
 from litellm_compaction.core.continuation.request import Partial, Way, can_end_in_answer, carried_over
 from litellm_compaction.core.messages import Message, Request, chain
@@ -110,7 +109,7 @@ class Compactor:
         self._clock, self._wall_clock = clock, wall_clock
         self._maker = CompactionBuilder(asker=asker, store=store, clock=clock)
         self._compactions: Flights[_Flown] = Flights()
-        self._wanted_until_s: OrderedDict[str, float] = OrderedDict()
+        self._wanted_until_s: Bounded[str, float] = Bounded(_MAX_WANTED)
         self._lessons = UsageFeedback(counter=counter, store=store, clock=clock)
         self._scales = RequestMeasurer(windows=windows, counter=counter, sources=self.sources, clock=clock)
         self._outgoing = Outgoing(scales=self._scales, sent=sent)
@@ -503,9 +502,6 @@ class Compactor:
 
     def _note_wanted(self, scope: str, until_s: float) -> None:
         self._wanted_until_s[scope] = until_s
-        self._wanted_until_s.move_to_end(scope)
-        while len(self._wanted_until_s) > _MAX_WANTED:
-            self._wanted_until_s.popitem(last=False)
 
     async def _decide(
         self, work: MeasuredRequest, stored: Sequence[Compaction], *, shorten: bool = True

@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
 
+from litellm_compaction.concurrency import Bounded
 from litellm_compaction.engine.context import PreparedRequest, RequestContext
 from litellm_compaction.engine.reporting import Reporter
 from litellm_compaction.errors import CompactionError, Overflow
@@ -63,7 +63,7 @@ class UsageFeedback:
         self._store = store
         self._clock = clock
         self._write_every_s = write_every_s
-        self._kept: OrderedDict[str, _Kept] = OrderedDict()
+        self._kept: Bounded[str, _Kept] = Bounded(_MAX_TARGETS)
         self._tasks: set[asyncio.Task[None]] = set()
         self._has_warned = False
 
@@ -124,8 +124,6 @@ class UsageFeedback:
         found = self._kept.get(target_key)
         if found is None:
             found = self._kept[target_key] = _Kept(gist=self._counter.gist(target_key))
-            if len(self._kept) > _MAX_TARGETS:
-                self._kept.popitem(last=False)
         return found
 
     async def _read(self, target_key: str, kept: _Kept) -> None:

@@ -10,11 +10,11 @@ import hashlib
 import json
 import logging
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple, TypeAlias, get_args
 
+from litellm_compaction.concurrency import Bounded
 from litellm_compaction.core.continuation.request import Way
 from litellm_compaction.engine.feedback import FACTS_SCOPE
 from litellm_compaction.stores import Store
@@ -128,7 +128,7 @@ class GoingOn:
     def __init__(self, store: Store, wall_clock: Callable[[], float] = time.time) -> None:
         self._store = store
         self._wall_clock = wall_clock
-        self._known: OrderedDict[str, Records] = OrderedDict()
+        self._known: Bounded[str, Records] = Bounded(_MAX_KNOWN)
         self._writing: set[asyncio.Task[None]] = set()
 
     async def ways(self, target: Target, source: Source) -> tuple[Way, ...]:
@@ -163,10 +163,7 @@ class GoingOn:
             text = await asyncio.wait_for(self._store.get_fact(FACTS_SCOPE, key), _STORE_TIMEOUT_S)
         except Exception as error:  # noqa: BLE001 - what is only remembered must not harm an answer (P8)
             logger.debug("going_on_not_read %s", type(error).__name__)
-        found = self._known.setdefault(key, Records.parse(text or "{}"))
-        if len(self._known) > _MAX_KNOWN:
-            self._known.popitem(last=False)
-        return found
+        return self._known.setdefault(key, Records.parse(text or "{}"))
 
     async def learn(self, target: Target, label: str, way: Way, outcome: Outcome) -> None:
         """Takes note of how a continuation began; it is written in the background.

@@ -11,11 +11,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import replace
 
-from litellm_compaction.concurrency import Flights
+from litellm_compaction.concurrency import Bounded, Flights
 from litellm_compaction.core.budget import Budget
 from litellm_compaction.core.cut_points import protected_indices
 from litellm_compaction.core.messages import Message, Request, system_prefix_length, user_message, with_text
@@ -81,7 +80,7 @@ class Prober:
         self._room = room
         self._clock = clock
         self._questions: Flights[bool] = Flights()
-        self._silent_until_s: OrderedDict[str, float] = OrderedDict()
+        self._silent_until_s: Bounded[str, float] = Bounded(_MAX_TARGETS)
         self._confirmed = 0
 
     async def settled(self, work: MeasuredRequest) -> MeasuredRequest:
@@ -248,8 +247,6 @@ class Prober:
         if told is None:
             logger.debug("question model=%s unanswered", case.label)
             self._silent_until_s[key] = self._clock() + _SILENCE_S
-            if len(self._silent_until_s) > _MAX_TARGETS:
-                self._silent_until_s.popitem(last=False)
         return told
 
 

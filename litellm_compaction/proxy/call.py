@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import json
 import weakref
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from litellm_compaction.concurrency import Bounded
 from litellm_compaction.core.messages import JsonValue, Request
 from litellm_compaction.core.prompts import one_line_topic
 from litellm_compaction.engine import Action, Attempts, CompactionNeeded, PreparedRequest, RequestContext, Reservation
@@ -338,7 +338,7 @@ class Calls:
     def __init__(self, on_restarts: Callable[[str, int], None] | None = None, turns: Turns | None = None) -> None:
         self._on_restarts = on_restarts
         self._turns = turns
-        self._calls: OrderedDict[int, tuple[weakref.ref[object], Call]] = OrderedDict()
+        self._calls: Bounded[int, tuple[weakref.ref[object], Call]] = Bounded(_MAX_CALLS)
 
     def serve(self, body: Mapping[str, Any]) -> None:
         """Notes which request the running task serves, and all tasks that it begins."""
@@ -362,8 +362,6 @@ class Calls:
         if (old := self._calls.pop(key, None)) is not None:
             old[1].leave_room()
         self._calls[key] = (weakref.ref(owner, forget), call)
-        while len(self._calls) > _MAX_CALLS:
-            self._calls.popitem(last=False)
         return call
 
     def get(self, body: Mapping[str, Any]) -> Call | None:

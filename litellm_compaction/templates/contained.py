@@ -29,6 +29,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
+from litellm_compaction.concurrency import Bounded
 from litellm_compaction.core.messages import JsonObject, JsonValue
 from litellm_compaction.templates.filters import TemplateRefusal
 
@@ -275,7 +276,7 @@ def _note_use(containment: Containment) -> None:
         each.rest()
 
 
-_buried: OrderedDict[str, None] = OrderedDict()
+_buried: Bounded[str, None] = Bounded(_MAX_BURIED)
 _graveyard: list[Path] = []
 
 
@@ -303,8 +304,6 @@ def bury(source: str) -> None:
     digest = _digest(source)
     logger.warning("template_refused hash=%s; it took too much time or memory, and is not tried again", digest)
     _buried[digest] = None
-    if len(_buried) > _MAX_BURIED:
-        _buried.popitem(last=False)
     for path in _graveyard:
         _note(path, digest)
 

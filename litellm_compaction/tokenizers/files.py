@@ -18,6 +18,7 @@ from pathlib import Path
 
 from tokenizers import Encoding, Tokenizer
 
+from litellm_compaction.concurrency import Bounded
 from litellm_compaction.errors import UnusableModelFile
 from litellm_compaction.templates.template import add_template, template
 from litellm_compaction.tokenizers.encoders import VocabularyData, is_foreign_failure
@@ -269,7 +270,7 @@ class TokenizerFile:
     tool_template: str
 
 
-_files: dict[_Identity, TokenizerFile] = {}
+_files: Bounded[_Identity, TokenizerFile] = Bounded(_MAX_FILES)
 _lock = threading.Lock()
 
 
@@ -290,8 +291,6 @@ def load_tokenizer_file(path: Path) -> TokenizerFile:
             found = _load(place)
             if identity is not None:
                 _files[identity] = found
-                if len(_files) > _MAX_FILES:
-                    del _files[next(iter(_files))]
         return found
 
 

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+from litellm_compaction.concurrency import Bounded
 from litellm_compaction.errors import UnusableModelFile
 
 PREFIX = "hf:"
@@ -54,7 +55,7 @@ class Hub:
         self._fetch = fetch or fetch_files
         self._limit_s = limit_s
         self._clock = clock
-        self._known: dict[str, _Known] = {}
+        self._known: Bounded[str, _Known] = Bounded(_MAX_REPOSITORIES)
         self._running: dict[str, asyncio.Future[Path]] = {}
 
     async def folder(self, repository: str) -> Path:
@@ -66,10 +67,7 @@ class Hub:
         known = self._known.get(repository)
         if known is None or self._clock() >= known.until_s:
             known = await self._asked(repository)
-            self._known.pop(repository, None)
             self._known[repository] = known
-            if len(self._known) > _MAX_REPOSITORIES:
-                del self._known[next(iter(self._known))]
         if isinstance(known.result, Path):
             return known.result
         raise known.result

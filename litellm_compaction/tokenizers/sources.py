@@ -13,7 +13,6 @@ import ipaddress
 import logging
 import os
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple, TypeAlias
 from urllib.parse import urlsplit
 
+from litellm_compaction.concurrency import Bounded
 from litellm_compaction.config import AUTO_TOKENIZER, Settings
 from litellm_compaction.errors import ConfigError, UnusableModelFile
 from litellm_compaction.paths import data_folder
@@ -107,7 +107,7 @@ class Sources:
         self._on_failure = on_failure or _warn
         self._wait_s = wait_s
         self._clock = clock
-        self._answers: OrderedDict[_Question, _Answer] = OrderedDict()
+        self._answers: Bounded[_Question, _Answer] = Bounded(_MAX_QUESTIONS)
         self._searches: dict[_Question, _Search] = {}
         self._told: set[str] = set()
 
@@ -246,9 +246,6 @@ class Sources:
 
     def _note(self, question: _Question, source: TokenizerSource, until_s: float) -> TokenizerSource:
         self._answers[question] = _Answer(source, until_s)
-        self._answers.move_to_end(question)
-        if len(self._answers) > _MAX_QUESTIONS:
-            self._answers.popitem(last=False)
         return source
 
 

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from itertools import accumulate, pairwise
 from math import ceil
 
+from litellm_compaction.concurrency import Bounded
 from litellm_compaction.core.messages import JsonObject, Request, system_prefix_length
 from litellm_compaction.templates.template import chars_of
 from litellm_compaction.tokenizers.families import Family
@@ -58,8 +58,8 @@ class TokenCounter:
     def __init__(self) -> None:
         self._counting = Counting()
         self._anchors = Anchors()
-        self._recent: OrderedDict[tuple[Family, int], RawCount] = OrderedDict()
-        self._calibrations: OrderedDict[str, Calibrations] = OrderedDict()
+        self._recent: Bounded[tuple[Family, int], RawCount] = Bounded(_MAX_RECENT)
+        self._calibrations: Bounded[str, Calibrations] = Bounded(_MAX_TARGETS)
 
     async def count(self, target_key: str, family: Family, request: Request) -> Count:
         """The tokens of a request. Raises on nothing in its messages and tools.
@@ -146,8 +146,6 @@ class TokenCounter:
         if found is None:
             found = await self._counting.count(family, request, prints)
         self._recent[key] = found
-        if len(self._recent) > _MAX_RECENT:
-            self._recent.popitem(last=False)
         return found
 
     async def _extras_tokens(self, family: Family, extras: JsonObject) -> float:
@@ -308,8 +306,6 @@ class TokenCounter:
         if found is None:
             # Threads that count texts ask, too.
             found = self._calibrations.setdefault(target_key, Calibrations())
-            if len(self._calibrations) > _MAX_TARGETS:
-                self._calibrations.popitem(last=False)
         return found
 
 

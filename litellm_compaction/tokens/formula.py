@@ -11,10 +11,10 @@ import asyncio
 import json
 import re
 import threading
-from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple, TypeAlias
 
+from litellm_compaction.concurrency import Bounded
 from litellm_compaction.core.messages import JsonValue, Message, Request
 from litellm_compaction.tokenizers.families import FORMULA_ERROR, HEURISTIC, Family
 from litellm_compaction.tokenizers.registry import is_loaded, token_length
@@ -225,7 +225,7 @@ class Measures:
     """Measures by hash, least recently used ones forgotten; safe to use from several threads."""
 
     def __init__(self) -> None:
-        self._entries: OrderedDict[_Key, Measure] = OrderedDict()
+        self._entries: Bounded[_Key, Measure] = Bounded(_MAX_ENTRIES)
         self._lock = threading.Lock()
 
     async def get(self, vocabulary_name: str, items: Sequence[Item]) -> list[Measure]:
@@ -264,8 +264,6 @@ class Measures:
                 measure = _measure(vocabulary_name, item)
                 with self._lock:
                     self._entries[key] = measure
-                    if len(self._entries) > _MAX_ENTRIES:
-                        self._entries.popitem(last=False)
             result.append(measure)
         return result
 

@@ -8,10 +8,10 @@ Conversations are not kept here: an anchor is a hash and four numbers.
 from __future__ import annotations
 
 import json
-from collections import OrderedDict
 from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
+from litellm_compaction.concurrency import Bounded
 from litellm_compaction.core.messages import Message, Request
 from litellm_compaction.tokens.calibration import Mix
 from litellm_compaction.tokens.growth import Profile
@@ -68,7 +68,7 @@ class Anchors:
     """The newest anchors of all deployments; used between two awaits only, so it needs no lock."""
 
     def __init__(self) -> None:
-        self._entries: OrderedDict[tuple[str, str, int], Anchor] = OrderedDict()
+        self._entries: Bounded[tuple[str, str, int], Anchor] = Bounded(_MAX_ANCHORS)
 
     def note(self, target_key: str, basis: str, fingerprint: int, anchor: Anchor) -> None:
         """Remembers a prompt's true count.
@@ -84,9 +84,8 @@ class Anchors:
         known = self._entries.get(key)
         if known is None or known.prompt_tokens < anchor.prompt_tokens or anchor.is_sure:
             self._entries[key] = anchor
-        self._entries.move_to_end(key)
-        if len(self._entries) > _MAX_ANCHORS:
-            self._entries.popitem(last=False)
+        else:
+            self._entries.move_to_end(key)
 
     def find(self, target_key: str, basis: str, prints: Fingerprints, *, role: str | None = None) -> Anchor | None:
         """The longest known prompt that a request begins with, the whole of it included.

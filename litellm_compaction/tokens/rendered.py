@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections import OrderedDict
 from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
+from litellm_compaction.concurrency import Bounded
 from litellm_compaction.core.messages import Request
 from litellm_compaction.templates.template import chars_of, is_compiled, template
 from litellm_compaction.tokenizers.families import Family
@@ -60,7 +60,7 @@ class SegmentLengths:
     """Least recently used ones are forgotten; safe to use from several threads."""
 
     def __init__(self) -> None:
-        self._entries: OrderedDict[_Key, int] = OrderedDict()
+        self._entries: Bounded[_Key, int] = Bounded(_MAX_ENTRIES)
         self._lock = threading.Lock()
 
     def look_up(self, vocabulary_name: str, texts: Sequence[str]) -> Lookup:
@@ -82,8 +82,6 @@ class SegmentLengths:
             with self._lock:
                 for index, length in zip(missing, counted, strict=True):
                     lookup.lengths[index] = self._entries[lookup.keys[index]] = length
-                while len(self._entries) > _MAX_ENTRIES:
-                    self._entries.popitem(last=False)
         return [length or 0 for length in lookup.lengths]
 
 
@@ -113,7 +111,7 @@ class Counting:
         self.measures = Measures()
         self._segments = SegmentLengths()
         self._beginnings = Beginnings()
-        self._tools: OrderedDict[_ToolsKey, int] = OrderedDict()
+        self._tools: Bounded[_ToolsKey, int] = Bounded(_MAX_TOOLS)
         self._lock = threading.Lock()
 
     async def count(self, family: Family, request: Request, prints: Fingerprints = ()) -> RawCount:
@@ -213,8 +211,6 @@ class Counting:
             tokens = max(0, with_tools - without)
         with self._lock:
             self._tools[key] = tokens
-            if len(self._tools) > _MAX_TOOLS:
-                self._tools.popitem(last=False)
         return tokens
 
     def _knows_tools(self, family: Family, request: Request, prints: Fingerprints) -> bool:

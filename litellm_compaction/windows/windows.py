@@ -11,10 +11,11 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Literal, NamedTuple, TypeAlias, TypeVar
+from typing import Literal, NamedTuple, TypeAlias
 
 import httpx
 
+from litellm_compaction.concurrency import Bounded
 from litellm_compaction.core.messages import Request
 from litellm_compaction.errors import ModelNotLoaded, WindowOutdated, WindowUnknown, WindowUnread
 from litellm_compaction.windows.cache import Listings, Reading
@@ -31,8 +32,6 @@ _MAX_WITNESSES = 64
 _EVERYBODY = ""
 # Wildcard deployments get their model names from clients, so the number of targets needs an end.
 _MAX_TARGETS = 4096
-
-_Entry = TypeVar("_Entry")
 
 
 class _Learned(NamedTuple):
@@ -74,12 +73,12 @@ class Windows:
     ) -> None:
         self._clock = clock
         self._listings = Listings(cache_s=cache_s, http=http, clock=clock, timeout_s=timeout_s)
-        self._known: OrderedDict[str, Known] = OrderedDict()
-        self._shared: OrderedDict[str, int] = OrderedDict()
-        self._last: OrderedDict[str, Window] = OrderedDict()
-        self._seen: OrderedDict[str, _Seen] = OrderedDict()
+        self._known: Bounded[str, Known] = Bounded(_MAX_TARGETS)
+        self._shared: Bounded[str, int] = Bounded(_MAX_TARGETS)
+        self._last: Bounded[str, Window] = Bounded(_MAX_TARGETS)
+        self._seen: Bounded[str, _Seen] = Bounded(_MAX_TARGETS)
         self._unproven: set[str] = set()
-        self._learned: OrderedDict[str, OrderedDict[str, _Learned]] = OrderedDict()
+        self._learned: Bounded[str, OrderedDict[str, _Learned]] = Bounded(_MAX_TARGETS)
 
     @property
     def on_loaded(self) -> Callable[[], None] | None:
@@ -143,7 +142,6 @@ class Windows:
         witnesses.move_to_end(target.asker)
         if len(witnesses) > _MAX_WITNESSES:
             del witnesses[next(asker for asker in witnesses if asker != _EVERYBODY)]
-        _bound(self._learned)
 
     def served(self, target: Target, tokens: int) -> None:
         """Forgets every limit below a prompt that the server has counted and answered since."""
@@ -160,7 +158,6 @@ class Windows:
         """
         known = self._shared.get(target.key, 1)
         self._shared[target.key] = max(parallel, known, 2)
-        _bound(self._shared)
         return known == 1
 
     def invalidate(self, target: Target) -> None:
@@ -204,7 +201,6 @@ class Windows:
             return known
         known = look_up(target, reading)
         self._known[target.key] = known
-        _bound(self._known)
         return known
 
     def _listed(self, target: Target) -> int | None:
@@ -242,7 +238,6 @@ class Windows:
         seen = self._seen.get(target.key)
         if seen is None or seen.tokens != tokens:
             self._seen[target.key] = _Seen(tokens, seen.tokens if seen is not None else None)
-            _bound(self._seen)
 
     def _least_known(self, target: Target, window: Window, reading: Reading) -> Window:
         """What is sure enough to be used while the server does not answer: the smallest of several numbers.
@@ -301,13 +296,7 @@ class Windows:
         if (parallel := self._shared.get(target.key, 1)) > window.parallel:
             window = replace(window, parallel=parallel)
         self._last[target.key] = window
-        _bound(self._last)
         return window
-
-
-def _bound(entries: OrderedDict[str, _Entry]) -> None:
-    while len(entries) > _MAX_TARGETS:
-        entries.popitem(last=False)
 
 
 # LM Studio's API · the API of another server · what the operator wrote, or LiteLLM's model map · an overflow error.

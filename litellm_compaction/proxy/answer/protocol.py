@@ -10,12 +10,12 @@ committed it into a source file, one took it for the agent's result, several par
 from __future__ import annotations
 
 import logging
-from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, get_args
 
+from litellm_compaction.concurrency import Bounded
 from litellm_compaction.core.continuation.request import Way
 from litellm_compaction.core.messages import Message, Request, system_prefix_length
 from litellm_compaction.engine import CompactionNeeded, PreparedRequest, RequestContext
@@ -92,7 +92,7 @@ class Announced:
     """
 
     def __init__(self) -> None:
-        self._known: OrderedDict[tuple[str, str], None] = OrderedDict()
+        self._known: Bounded[tuple[str, str], None] = Bounded(_MAX_REMEMBERED)
 
     def is_next_in_a_row(self, pending: CompactionNeeded) -> bool:
         """Whether the request before this one of its conversation was compacted, too; remembers this one."""
@@ -101,9 +101,6 @@ class Announced:
         if not roles:
             return False
         self._known[scope, conversation.hashes[-1]] = None
-        self._known.move_to_end((scope, conversation.hashes[-1]))
-        while len(self._known) > _MAX_REMEMBERED:
-            self._known.popitem(last=False)
         # What came before the newest answer is what was asked for it.
         answer = next((at for at in range(len(roles) - 1, -1, -1) if roles[at] == "assistant"), 0)
         return answer > 0 and (scope, conversation.hashes[answer]) in self._known

@@ -20,7 +20,6 @@ import ipaddress
 import json
 import secrets
 import time
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from inspect import signature
@@ -30,6 +29,7 @@ from urllib.parse import urlsplit
 from cryptography.fernet import Fernet, InvalidToken
 from fastapi import Request
 
+from litellm_compaction.concurrency import Bounded
 from litellm_compaction.errors import CompactionError
 from litellm_compaction.proxy.deployments import note_credential, tenant_of
 from litellm_compaction.proxy.litellm_api import may_use
@@ -305,10 +305,10 @@ class WrongKeys:
     ) -> None:
         self._clock = clock
         self._sleep = sleep
-        self._tries: OrderedDict[str, tuple[int, float]] = OrderedDict()
+        self._tries: Bounded[str, tuple[int, float]] = Bounded(_MAX_ADDRESSES)
         self._lanes: dict[str, _Lane] = {}
         self._salt = secrets.token_bytes(16)
-        self._right: OrderedDict[bytes, None] = OrderedDict()
+        self._right: Bounded[bytes, None] = Bounded(_MAX_RIGHT)
 
     async def tried(self, address: str, look: Callable[[], Awaitable[_Found | None]], key: str = "") -> _Found | None:
         """What a look at a key finds; None for a wrong one, which is answered when its time has come.
@@ -331,8 +331,6 @@ class WrongKeys:
         found = await self._in_turn(address, look)
         if key and found is not None:
             self._right[name] = None
-            if len(self._right) > _MAX_RIGHT:
-                self._right.popitem(last=False)
         return found
 
     async def _in_turn(self, address: str, look: Callable[[], Awaitable[_Found | None]]) -> _Found | None:
@@ -358,10 +356,7 @@ class WrongKeys:
     def delay_s(self, address: str) -> float:
         """Notes one more wrong key; the first few cost nothing, each later one twice the one before."""
         count = self._count(address) + 1
-        self._tries.pop(address, None)
         self._tries[address] = count, self._clock()
-        if len(self._tries) > _MAX_ADDRESSES:
-            self._tries.popitem(last=False)
         return 0.0 if count <= _FREE_TRIES else min(_FIRST_DELAY_S * 2.0 ** min(count - _FREE_TRIES, 10), _MOST_DELAY_S)
 
 

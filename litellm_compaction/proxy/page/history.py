@@ -13,11 +13,12 @@ import hashlib
 import json
 import secrets
 import time
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, get_args
 
+from litellm_compaction.concurrency import Bounded
 from litellm_compaction.core.messages import Message, system_prefix_length
 from litellm_compaction.engine import Action, PreparedRequest, RequestContext
 from litellm_compaction.stores import Plot, Store
@@ -221,8 +222,8 @@ class Turns:
         self._wall_clock = wall_clock
         self._own_secret = secrets.token_hex(16)
         self._worker = secrets.token_hex(4)
-        self._talks: OrderedDict[str, Talk] = OrderedDict()
-        self._accuracies: OrderedDict[str, Accuracy] = OrderedDict()
+        self._talks: Bounded[str, Talk] = Bounded(_MAX_CONVERSATIONS)
+        self._accuracies: Bounded[str, Accuracy] = Bounded(_MAX_MODELS)
         self._unwritten: set[str] = set()
         self._writing: asyncio.Task[None] | None = None
 
@@ -273,9 +274,6 @@ class Turns:
         if prompt_tokens <= 0:
             return
         self._accuracies[case.target.key] = Accuracy(guarded.count.tokens, prompt_tokens, self._wall_clock())
-        self._accuracies.move_to_end(case.target.key)
-        while len(self._accuracies) > _MAX_MODELS:
-            self._accuracies.popitem(last=False)
         if turn is not None:
             turn.prompt_tokens = prompt_tokens
             turn.filled_tokens = prompt_tokens + max(completion_tokens, 0)
@@ -314,8 +312,6 @@ class Turns:
         talk = self._talks.setdefault(name, Talk(name, case.label, case.tenant, *ratios))
         talk.compact_ratio, talk.carry_ratio = ratios
         self._talks.move_to_end(name)
-        while len(self._talks) > _MAX_CONVERSATIONS:
-            self._talks.popitem(last=False)
         return talk
 
     def _name_key(self) -> bytes:
