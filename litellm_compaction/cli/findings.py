@@ -15,8 +15,8 @@ from litellm_compaction.config import (
 )
 from litellm_compaction.errors import ConfigError
 from litellm_compaction.master_key import KEY_VARIABLE
+from litellm_compaction.proxy.misplaced import SETTINGS_PLACE, misplaced
 from litellm_compaction.proxy.routing import BYPASS_VARIABLE, is_bypassed, unknown_model
-from litellm_compaction.proxy.startup import SETTINGS_PLACE, misplaced
 from litellm_compaction.tokenizers.sources import check_sources, check_tokenizer
 from litellm_compaction.windows.lmstudio import DEFAULT_API_BASE
 

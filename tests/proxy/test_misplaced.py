@@ -8,7 +8,7 @@ import pytest
 
 from litellm_compaction.errors import ConfigError
 from litellm_compaction.proxy import startup as boot
-from litellm_compaction.proxy.startup import misplaced
+from litellm_compaction.proxy.misplaced import misplaced
 
 
 @pytest.mark.parametrize(
