@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import re
 import time
 from collections.abc import Iterator
@@ -25,10 +27,7 @@ from litellm_compaction.proxy.page.view import (
     clock_text,
     page,
     plain_page,
-    plot,
-    raw,
     sign_in_page,
-    tag,
 )
 from litellm_compaction.stores import MemoryStore
 
@@ -136,6 +135,12 @@ def content(word: str = "local", **changes: Any) -> Content:
     return Content(**{**known, **changes})
 
 
+def plot(made: Talk) -> str:
+    """A conversation's picture, as it stands in the page."""
+    text = page(content(talks=[made]))
+    return text[text.index("<figure") : text.index("</figure>")] + "</figure>"
+
+
 def skeleton(text: str) -> list[tuple[str, tuple[str, ...]]]:
     """Elements and their attributes' names, without what a name that equals a setting's value chooses."""
     return [
@@ -154,20 +159,20 @@ def test_no_value_becomes_markup(word: str) -> None:
 
 @given(st.text(st.characters()))
 def test_what_is_escaped_can_be_read(word: str) -> None:
-    """But for characters that HTML does not have."""
-    shown = "".join(_Reader(tag("p", word, title=word)).texts)
+    """In an element and in an attribute, but for characters that HTML does not have."""
     wanted = re.sub("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]", "\ufffd", word)
-    assert shown == wanted
+    around = "".join(_Reader(plain_page("PLACE")).texts)
+    assert "".join(_Reader(plain_page(word)).texts) == around.replace("PLACE", wanted)
+    inputs = _Reader(page(content(token=word))).all("input")
+    assert {each["value"] for each in inputs if each.get("name") == "token"} == {wanted}
 
 
-def test_attributes_and_children() -> None:
-    """True stands alone, False and None stand for nothing, HTML made here stays as it is."""
-    assert tag("input", required=True, disabled=False, value=None, aria_label='a"b') == (
-        '<input required aria-label="a&quot;b">'
-    )
-    assert tag("p", ["a", None, 1, tag("b", "<")], raw("&nbsp;"), class_="x") == (
-        '<p class="x">a1<b>&lt;</b>&nbsp;</p>'
-    )
+def test_the_header_allows_the_style_that_is_sent() -> None:
+    """Browsers compare the hash of exactly what stands between the tags."""
+    for text in (page(content()), sign_in_page(), plain_page("x")):
+        style = text.partition("<style>")[2].partition("</style>")[0]
+        digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+        assert f"style-src 'sha256-{digest}';" in SECURITY_HEADERS["Content-Security-Policy"]
 
 
 def test_nothing_is_loaded_and_nothing_is_run() -> None:
