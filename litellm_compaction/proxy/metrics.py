@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 from importlib import import_module
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 from litellm_compaction.events import CompactionEvent, Event, TruncationAlarm
 
@@ -25,19 +24,33 @@ _RATIO_BUCKETS = (0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 1.0, 1.25, 1.5, 2.0, 4.0)
 _SECOND_BUCKETS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Instruments:
-    """The library's counters and histograms, as far as it let us have them."""
+class _Kind(NamedTuple):
+    """What an instrument says, by which labels: a histogram where it has buckets, else a counter."""
 
-    compactions: Any
-    tokens_before: Any
-    tokens_after: Any
-    fill: Any
-    summary_calls: Any
-    summary_duration: Any
-    restarts: Any
-    alarms: Any
-    refusals: Any
+    text: str
+    labels: tuple[str, ...] = ("model",)
+    buckets: tuple[float, ...] = ()
+
+
+# By the name that follows `litellm_compaction_`.
+_KINDS = {
+    "compactions_total": _Kind(
+        "Decisions about prompts above the trigger, by phase and outcome.", ("model", "phase", "outcome")
+    ),
+    "prompt_before_tokens": _Kind("Estimated prompts above the trigger, as they came.", buckets=_TOKEN_BUCKETS),
+    "prompt_after_tokens": _Kind("The same prompts, as they were sent.", buckets=_TOKEN_BUCKETS),
+    "window_fill_ratio": _Kind("Prompts above the trigger, as a share of the window.", buckets=_RATIO_BUCKETS),
+    "summary_calls_total": _Kind("Summary jobs of the pruning model."),
+    "summary_duration_seconds": _Kind(
+        "In which the pruning model was asked for a compaction.", buckets=_SECOND_BUCKETS
+    ),
+    "restarts_total": _Kind("Running answers that were stopped, compacted and continued."),
+    "truncation_alarms_total": _Kind("Replies whose usage says that the server cut the prompt.", ("model", "reason")),
+    "refusals_total": _Kind("Requests refused because they cannot be made to fit."),
+}
+
+# The library's counters and histograms, by the same names.
+_Instruments: TypeAlias = dict[str, Any]
 
 
 class Metrics:
@@ -59,7 +72,7 @@ class Metrics:
 
     def restarted(self, model: str, restarts: int) -> None:
         """Counts how often one answer was carried over the limit; never raises."""
-        self._safely(lambda instruments: instruments.restarts.labels(self._known(model)).inc(restarts))
+        self._safely(lambda instruments: instruments["restarts_total"].labels(self._known(model)).inc(restarts))
 
     def _safely(self, count: Callable[[_Instruments], None]) -> None:
         try:
@@ -72,7 +85,7 @@ class Metrics:
     def _count(self, instruments: _Instruments, event: Event) -> None:
         model = self._known(event.model)
         if isinstance(event, TruncationAlarm):
-            instruments.alarms.labels(model, event.reason).inc()
+            instruments["truncation_alarms_total"].labels(model, event.reason).inc()
         elif isinstance(event, CompactionEvent):
             _count_compaction(instruments, event, model)
 
@@ -88,52 +101,27 @@ class Metrics:
         if not self._is_loaded:
             self._is_loaded = True
             try:
-                self._instruments = _register(self._load())
+                library = self._load()
+                self._instruments = {name: _registered(library, name, kind) for name, kind in _KINDS.items()}
             except ImportError:
                 logger.debug("metrics off: prometheus_client is not installed")
         return self._instruments
 
 
 def _count_compaction(instruments: _Instruments, event: CompactionEvent, model: str) -> None:
-    instruments.compactions.labels(model, event.phase, event.outcome).inc()
-    instruments.fill.labels(model).observe(event.filled_percent / 100)
+    instruments["compactions_total"].labels(model, event.phase, event.outcome).inc()
+    instruments["window_fill_ratio"].labels(model).observe(event.filled_percent / 100)
     if event.outcome == "refused":
-        instruments.refusals.labels(model).inc()
+        instruments["refusals_total"].labels(model).inc()
         return
-    instruments.tokens_before.labels(model).observe(event.tokens_before)
-    instruments.tokens_after.labels(model).observe(event.tokens_after)
+    instruments["prompt_before_tokens"].labels(model).observe(event.tokens_before)
+    instruments["prompt_after_tokens"].labels(model).observe(event.tokens_after)
     if event.summary_calls:
-        instruments.summary_calls.labels(model).inc(event.summary_calls)
-        instruments.summary_duration.labels(model).observe(event.summary_ms / 1000)
+        instruments["summary_calls_total"].labels(model).inc(event.summary_calls)
+        instruments["summary_duration_seconds"].labels(model).observe(event.summary_ms / 1000)
 
 
-def _register(library: Any) -> _Instruments:
-    def counter(name: str, text: str, *labels: str) -> Any:
-        return _registered(library, library.Counter, name, text, ("model", *labels))
-
-    def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Any:
-        return _registered(library, library.Histogram, name, text, ("model",), buckets=buckets)
-
-    return _Instruments(
-        compactions=counter(
-            "compactions_total", "Decisions about prompts above the trigger, by phase and outcome.", "phase", "outcome"
-        ),
-        tokens_before=histogram(
-            "prompt_before_tokens", "Estimated prompts above the trigger, as they came.", _TOKEN_BUCKETS
-        ),
-        tokens_after=histogram("prompt_after_tokens", "The same prompts, as they were sent.", _TOKEN_BUCKETS),
-        fill=histogram("window_fill_ratio", "Prompts above the trigger, as a share of the window.", _RATIO_BUCKETS),
-        summary_calls=counter("summary_calls_total", "Summary jobs of the pruning model."),
-        summary_duration=histogram(
-            "summary_duration_seconds", "In which the pruning model was asked for a compaction.", _SECOND_BUCKETS
-        ),
-        restarts=counter("restarts_total", "Running answers that were stopped, compacted and continued."),
-        alarms=counter("truncation_alarms_total", "Replies whose usage says that the server cut the prompt.", "reason"),
-        refusals=counter("refusals_total", "Requests refused because they cannot be made to fit."),
-    )
-
-
-def _registered(library: Any, kind: Any, name: str, text: str, labels: tuple[str, ...], **options: Any) -> Any:
+def _registered(library: Any, name: str, kind: _Kind) -> Any:
     """A new instrument, or the one that has this name already: the module may be loaded twice in one process.
 
     Raises:
@@ -141,10 +129,11 @@ def _registered(library: Any, kind: Any, name: str, text: str, labels: tuple[str
     """
     full_name = f"litellm_compaction_{name}"
     try:
-        return kind(full_name, text, labels, **options)
+        if kind.buckets:
+            return library.Histogram(full_name, kind.text, kind.labels, buckets=kind.buckets)
+        return library.Counter(full_name, kind.text, kind.labels)
     except ValueError:
-        known = getattr(library.REGISTRY, "_names_to_collectors", {})
-        found = known.get(full_name)
+        found = getattr(library.REGISTRY, "_names_to_collectors", {}).get(full_name)
         if found is None:
             raise
         return found
