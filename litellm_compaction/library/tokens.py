@@ -64,7 +64,7 @@ def should_compact(
 async def count_tokens(messages: Sequence[JsonObject], *, model: str, tools: Sequence[JsonValue] = ()) -> int:
     """The prompt's tokens, as the model's chat template renders it; long texts are counted in a thread.
 
-    Exact for the families whose vocabulary and template we hold (README, "Limits"); for others it errs high.
+    Exact for the families whose vocabulary and template we hold (docs/limits.md); for others it errs high.
 
     Args:
         messages: n, oldest first; not changed.

@@ -1,7 +1,7 @@
 """A proxy with something to show: conversations that were compacted and restarted, on models with several names.
 
-`python -m tests.integration.page_scene PNG` makes the picture that README.md shows. The one in docs/ has a palette of
-128 colors, to keep the repository small.
+`python -m tests.integration.page_scene PNG` makes the picture that README.md and docs/page.md show. The one in
+docs/ has a palette of 128 colors, to keep the repository small.
 """
 
 from __future__ import annotations

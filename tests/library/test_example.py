@@ -101,13 +101,13 @@ async def test_the_loop_survives_a_summariser_that_fails(
     assert "not compacted: error: the summariser raised ConnectionError" in capsys.readouterr().out
 
 
-async def test_the_example_of_the_readme() -> None:
+async def test_the_example_of_the_documentation() -> None:
     """It runs as it is shown."""
-    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
-    found = re.search(r"```python\n(.*?)```", readme, re.DOTALL)
+    page = (Path(__file__).parents[2] / "docs" / "library.md").read_text(encoding="utf-8")
+    found = re.search(r"```python\n(.*?)```", page, re.DOTALL)
     assert found is not None
     names: dict[str, Any] = {}
-    exec(found[1], names)  # noqa: S102 - our own README
+    exec(found[1], names)  # noqa: S102 - our own page
     completions = FakeCompletion()
     assert await names["prepare_step"](chat(3), completions) == chat(3)
     assert len(await names["prepare_step"](chat(40), completions)) == 12

@@ -1,4 +1,4 @@
-"""The tables of settings as README.md must show them; `python -m tests.cli.readme_table` prints them."""
+"""The tables of settings as docs/settings.md must show them; `python -m tests.cli.settings_table` prints them."""
 
 from __future__ import annotations
 

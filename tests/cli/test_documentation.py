@@ -1,0 +1,174 @@
+"""README.md and docs/ say what the code does: settings, options, files, commands; their links lead somewhere."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+from pydantic import BaseModel
+
+from litellm_compaction.cli.app import parser
+from litellm_compaction.cli.config_file import read_config
+from litellm_compaction.cli.findings import config_findings
+from litellm_compaction.config import PLACEHOLDERS, DeploymentSettings, Settings
+from tests.cli.settings_table import table
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", ROOT / "SECURITY.md", *sorted(DOCS.glob("*.md"))]
+
+
+def page(name: str) -> str:
+    """The text of a page, by its path in the repository."""
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+def between(name: str, text: str) -> str:
+    """What stands in a page between the markers `name:begin` and `name:end`."""
+    found = re.search(rf"<!-- {name}:begin.*?-->\n(.*?)\n<!-- {name}:end -->", text, re.DOTALL)
+    assert found is not None, name
+    return found[1]
+
+
+@pytest.mark.parametrize(("name", "settings"), [("settings", Settings), ("deployment", DeploymentSettings)])
+def test_the_table_of_settings_is_the_codes(name: str, settings: type[BaseModel]) -> None:
+    """Every key, default, unit and meaning; `python -m tests.cli.settings_table` prints the right one."""
+    assert between(name, page("docs/settings.md")) == table(settings)
+
+
+def shown_config(name: str) -> str:
+    """The first example of a config in a page."""
+    found = re.search(r"```yaml\n(.*?)```", page(name), re.DOTALL)
+    assert found is not None
+    return found[1]
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/start.md"])
+def test_the_config_runs(name: str, tmp_path: Path) -> None:
+    """The example has nothing wrong."""
+    path = tmp_path / "config.yaml"
+    path.write_text(shown_config(name), encoding="utf-8")
+    assert [finding for finding in config_findings(read_config(path), {}) if finding.level == "problem"] == []
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/start.md"])
+def test_the_config_is_the_shipped_one(name: str) -> None:
+    """Apart from comments."""
+    assert yaml.safe_load(shown_config(name)) == yaml.safe_load((ROOT / "config.yaml").read_text(encoding="utf-8"))
+
+
+def test_the_readme_is_short() -> None:
+    """It leads to the pages; ten lines of configuration are enough."""
+    assert len(page("README.md").splitlines()) <= 150
+    assert len(shown_config("README.md").splitlines()) <= 10
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/start.md"])
+def test_the_two_commands_are_one_line_each(name: str) -> None:
+    """Both do all the set-up with Python and pip alone."""
+    start, test = (
+        line.removeprefix("python3 -m venv .venv && ").split(" && ")
+        for line in re.findall(r"^python3 -m venv .*$", page(name), re.MULTILINE)
+    )
+    assert start == [".venv/bin/python tools/install.py", ".venv/bin/litellm-compaction up"]
+    assert test == [".venv/bin/python tools/install.py --tests", ".venv/bin/python -m pytest -n 2 --dist loadfile"]
+
+
+def test_ci_runs_the_tests_of_the_readme() -> None:
+    """The same install and the same command, in a fresh environment."""
+    script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    assert "tools/install.py --tests" in script
+    assert '/bin/python" -m pytest -n 2 --dist loadfile' in script
+
+
+def test_every_command_and_option_is_documented() -> None:
+    """The table of the command line is complete and has nothing else."""
+    [commands] = [action for action in parser()._actions if isinstance(action, argparse._SubParsersAction)]
+    for name, command in commands.choices.items():
+        [row] = [
+            line
+            for line in page("docs/command-line.md").splitlines()
+            if line.startswith(f"| `litellm-compaction {name}")
+        ]
+        documented = set(re.findall(r"--[a-z-]+", row.split("` |")[0]))
+        assert documented == options_of(command) - {"--help"}, name
+
+
+def options_of(command: argparse.ArgumentParser) -> set[str]:
+    """Those of its actions too."""
+    known = {option for action in command._actions for option in action.option_strings if option.startswith("--")}
+    nested = [action for action in command._actions if isinstance(action, argparse._SubParsersAction)]
+    return known.union(*(options_of(each) for action in nested for each in action.choices.values()))
+
+
+def links_of(text: str) -> list[str]:
+    """Its relative links, as they are written; code is no link."""
+    prose = re.sub(r"^```.*?^```|`[^`\n]+`", "", text, flags=re.DOTALL | re.MULTILINE)
+    return re.findall(r"\]\((?!https?://)([^)\s]+)\)", prose)
+
+
+def anchors_of(text: str) -> set[str]:
+    """Those of its headings, as repository and site have them; headings whose anchors differ there cannot be linked."""
+    prose = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
+    anchors = set()
+    for heading in re.findall(r"^#+ (.+)$", prose, re.MULTILINE):
+        kept = re.sub(r"[^\w\s-]", "", heading).strip().lower()
+        if kept.isascii() and (anchor := kept.replace(" ", "-")) == re.sub(r"[-\s]+", "-", kept):
+            anchors.add(anchor)
+    return anchors
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_linked_files_and_headings_exist(path: Path) -> None:
+    """Relative links lead somewhere in the repository, and those with an anchor to a heading."""
+    for link in links_of(path.read_text(encoding="utf-8")):
+        name, _, anchor = link.partition("#")
+        target = path.parent / name if name else path
+        assert target.is_file(), link
+        assert not anchor or anchor in anchors_of(target.read_text(encoding="utf-8")), link
+
+
+def test_every_page_is_listed() -> None:
+    """In the list of pages, in the README and in the site's menu, in the same order."""
+    names = re.findall(r"^- \[.*?\]\((.*?\.md)\)", page("docs/README.md"), re.MULTILINE)
+    assert sorted(names) == sorted(path.name for path in DOCS.glob("*.md") if path.name != "README.md")
+    assert re.findall(r"^- \[.*?\]\(docs/(.*?\.md)\)", page("README.md"), re.MULTILINE) == names
+    menu = yaml.safe_load(page("mkdocs.yml"))["nav"]
+    assert [name for entry in menu for name in entry.values()] == ["README.md", *names]
+
+
+@pytest.mark.parametrize("name", ["glossary", "contributing"])
+def test_the_files_that_a_page_names_exist(name: str) -> None:
+    """Paths of the package and of the repository."""
+    named = set(re.findall(r"`([\w./]+/[\w./]*)`", page(f"docs/{name}.md")))
+    assert len(named) >= 10
+    for path in named:
+        assert any((root / path).exists() for root in (ROOT / "litellm_compaction", ROOT)), path
+
+
+def test_the_names_of_the_glossary_exist() -> None:
+    """Each in the file that stands beside it."""
+    rows = re.findall(r"^\| (`[A-Z].*?) \| `([\w./]+)` \|", page("docs/glossary.md"), re.MULTILINE)
+    assert len(rows) >= 10
+    for names, path in rows:
+        code = (ROOT / "litellm_compaction" / path).read_text(encoding="utf-8")
+        for name in re.findall(r"`(\w+)`", names):
+            assert re.search(rf"^class {name}\b", code, re.MULTILINE), (name, path)
+
+
+def test_the_recorded_demo_has_no_truncation() -> None:
+    """What is shown was a run that went well."""
+    assert " 0 truncations by the server" in between("demo", page("docs/command-line.md"))
+
+
+def test_every_placeholder_of_a_prompt_is_documented() -> None:
+    """With the strategies that have it, and where it is required."""
+    for name in {name for each in PLACEHOLDERS.values() for names in each for name in names}:
+        [row] = [line for line in page("docs/strategies.md").splitlines() if line.startswith(f"| `{{{name}}}` |")]
+        having = [strategy for strategy, each in PLACEHOLDERS.items() if name in (*each.required, *each.optional)]
+        assert ("| all" in row) == (having == list(PLACEHOLDERS)), name
+        assert all(f"`{strategy}`" in row for strategy in having) or "| all" in row, name
+        assert ("(required)" in row) == any(name in each.required for each in PLACEHOLDERS.values()), name
