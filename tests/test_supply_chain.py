@@ -17,7 +17,7 @@ from tools.lock import changes, main, read, told, without_places
 ROOT = Path(__file__).parents[1]
 LOCKS = {
     name: (ROOT / "locks" / f"{name}.txt").read_text(encoding="utf-8")
-    for name in ("run", "test", "engine", "installer")
+    for name in ("run", "test", "engine", "docs", "installer")
 }
 A, B, C = ("sha256:" + letter * 64 for letter in "abc")
 # Calls that run or build what a text says. `ast.literal_eval` and `yaml.safe_load` do not.
@@ -118,6 +118,8 @@ def test_the_locks_have_all_that_the_package_needs() -> None:
                 requirement = Requirement(line)
                 locked = lock[requirement.name.lower().replace("_", "-")]
                 assert all(requirement.specifier.contains(version) for version in locked), line
+    [site] = [Requirement(each) for each in re.findall(r'^docs = \["(.*)"\]$', text, re.MULTILINE)]
+    assert all(site.specifier.contains(version) for version in read(LOCKS["docs"])[site.name])
     assert "hatchling" in read(LOCKS["run"])
 
 

