@@ -206,7 +206,7 @@ _Result = TypeVar("_Result")
 
 
 class Options(NamedTuple):
-    """The command's options, as `arguments` reads them; None follows the plug-in's default."""
+    """The command's options, as `app.py` reads them; None follows the plug-in's default."""
 
     model: str
     window_tokens: int

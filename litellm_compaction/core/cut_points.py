@@ -141,7 +141,7 @@ def request_indices(messages: Sequence[Message]) -> tuple[int, ...]:
     """The indices of the user messages that say what is being worked on, ascending; empty where there is no user's.
 
     They stay verbatim (promise P2): the newest user message, whoever wrote it, and the newest that does not look like
-    an addition of the client's program (`injections`). Both are found by what stands before them, so more messages
+    an addition of the client's program (`is_injected`). Both are found by what stands before them, so more messages
     never make an older one a request.
     """
     newest = newest_user_index(messages)

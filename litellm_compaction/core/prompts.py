@@ -232,7 +232,7 @@ def frame(summary: str, ledger: str, *, round_number: int, headed: bool = False)
         summary: what a model wrote, "" when there is none.
         ledger: the verbatim anchors, "" when there are none.
         round_number: how many compactions this conversation has seen.
-        headed: whether the summary's title comes first of all, where `records` finds it again.
+        headed: whether the summary's title comes first of all, where `record.py` finds it again.
     """
     title = [SUMMARY_TITLE.format(round=round_number)]
     body = [*(title if headed else ()), FRAME_BEGIN, FRAME_NOTE]

@@ -355,7 +355,7 @@ class Scene:
         return await self.compactor.guard(self.request, self.case)
 
     async def answer(self, room: Reservation | None = None) -> Answer:
-        """The answer, prepared as the gate does; `room` is its place beside others."""
+        """The answer, prepared as the intake does; `room` is its place beside others."""
         asked = Asked(
             request=self.request,
             output_tokens=self.output_tokens,

@@ -1,4 +1,4 @@
-"""The interpreter's crash that `held_context` prevents, brought about on purpose."""
+"""The interpreter's crash that `hold_contexts` prevents, brought about on purpose."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """How much of a continuation's beginning repeats the end of the partial answer.
 
-Asked by `continuation`, character by character. Every way in which a model starts again (last words, sentence, line,
+Asked by `joiner.py`, character by character. Every way in which a model starts again (last words, sentence, line,
 paragraph, everything) is the same event: the continuation begins with a suffix of the partial. White space is not
 compared, because models lose and collapse it at the seam. A suffix counts only when it is distinctive and when the
 partial's own repetitions do not explain it; the rules stand at `Ending`.
