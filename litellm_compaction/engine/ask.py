@@ -328,10 +328,10 @@ class _Question:
 
 
 class Pruner:
-    """Asks pruning models for edit plans; `asker` knows how large a prompt each of them takes."""
+    """Asks pruning models for edit plans; `summary_client` knows how large a prompt each of them takes."""
 
-    def __init__(self, asker: SummaryClient) -> None:
-        self._asker = asker
+    def __init__(self, summary_client: SummaryClient) -> None:
+        self._summary_client = summary_client
 
     async def prune(self, work: MeasuredRequest, decision: Prune) -> Pruned:
         """The pruning that the first usable answer gives, still without a ledger.
@@ -365,7 +365,7 @@ class Pruner:
         choices = _choices(work, decision)
         answer_tokens = decision.summary_tokens + plan_tokens(len(choices))
         try:
-            limit = await self._asker.prompt_limit(work, model, answer_tokens)
+            limit = await self._summary_client.prompt_limit(work, model, answer_tokens)
         except (ModelNotLoaded, WindowUnknown) as error:
             return why_unusable(error)
         limit_tokens, room_tokens = limit.tokens, answer_tokens + limit.thinking_tokens

@@ -72,9 +72,9 @@ def same(work: MeasuredRequest, decision: Making) -> Hashable:
 class CompactionBuilder:
     """Makes compactions from plans; `clock` gives monotonic seconds, for durations."""
 
-    def __init__(self, *, asker: SummaryClient, store: Store, clock: Callable[[], float]) -> None:
-        self._asker = asker
-        self._pruner = Pruner(asker)
+    def __init__(self, *, summary_client: SummaryClient, store: Store, clock: Callable[[], float]) -> None:
+        self._summary_client = summary_client
+        self._pruner = Pruner(summary_client)
         self._store = store
         self._clock = clock
 
@@ -160,7 +160,7 @@ class CompactionBuilder:
             summary = Summary(text="", calls=0, pruning_model="", reason="no_room")
             segments = _carried(base, decision.summary_tokens, work.count_text)
         else:
-            summary = await self._asker.summary(work, decision, covered, pinned)
+            summary = await self._summary_client.summary(work, decision, covered, pinned)
             segments = base.segments if base else ()
         summary_ms = 1000 * (self._clock() - started_s) if summary.calls else 0.0
         rung: Rung = "truncate" if not summary.text else "handoff" if decision.fallback else "summary"

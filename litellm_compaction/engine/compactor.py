@@ -105,22 +105,22 @@ class Compactor:
         self._store = store
         self._reporter = Reporter(observers, clock=clock, wall_clock=wall_clock)
         sent = SentPrompts()
-        asker = SummaryClient(windows=windows, counter=counter, sources=self.sources, sent=sent)
+        summary_client = SummaryClient(windows=windows, counter=counter, sources=self.sources, sent=sent)
         self._clock, self._wall_clock = clock, wall_clock
-        self._maker = CompactionBuilder(asker=asker, store=store, clock=clock)
+        self._builder = CompactionBuilder(summary_client=summary_client, store=store, clock=clock)
         self._compactions: Flights[_Flown] = Flights()
         self._wanted_until_s: Bounded[str, float] = Bounded(_MAX_WANTED)
-        self._lessons = UsageFeedback(counter=counter, store=store, clock=clock)
-        self._scales = RequestMeasurer(windows=windows, counter=counter, sources=self.sources, clock=clock)
-        self._outgoing = Outgoing(scales=self._scales, sent=sent)
-        self._replies = ReplyReader(windows=windows, counter=counter, lessons=self._lessons, reporter=self._reporter)
+        self._feedback = UsageFeedback(counter=counter, store=store, clock=clock)
+        self._measurer = RequestMeasurer(windows=windows, counter=counter, sources=self.sources, clock=clock)
+        self._outgoing = Outgoing(measurer=self._measurer, sent=sent)
+        self._replies = ReplyReader(windows=windows, counter=counter, feedback=self._feedback, reporter=self._reporter)
         self.going_on = GoingOn(store, wall_clock)
         self._admission = Admission()
         self._prober = Prober(
             windows=windows,
             counter=counter,
-            lessons=self._lessons,
-            scales=self._scales,
+            feedback=self._feedback,
+            measurer=self._measurer,
             room=lambda work: Reservation(self._admission, work.case),
             clock=clock,
         )
@@ -163,8 +163,8 @@ class Compactor:
         Raises:
             WindowUnknown, ModelNotLoaded, DoesNotFit: as `guard`.
         """
-        self._lessons.recall(case.target.key)
-        work = await self._scales.weigh(request, case)
+        self._feedback.recall(case.target.key)
+        work = await self._measurer.weigh(request, case)
         if _is_small(work) and not case.is_wanted and not await self._has_small_ones(case.scope):
             return self._outgoing.unchanged(work)
         work = await _hashed(work)
@@ -179,7 +179,7 @@ class Compactor:
         Raises:
             WindowUnknown, ModelNotLoaded, DoesNotFit: as `guard`.
         """
-        work = await self._scales.weigh_ids(prompt_tokens, case)
+        work = await self._measurer.weigh_ids(prompt_tokens, case)
         if not work.budget.own.fits(prompt_tokens):
             raise await self._refusal(work)
         return self._outgoing.unchanged(work)
@@ -213,7 +213,7 @@ class Compactor:
         if again is not None:
             decided = await self._decide(again, pending.stored)
             return decided if isinstance(decided, PreparedRequest) else await self._finished(decided, room)
-        bare = self._maker.bare(work)
+        bare = self._builder.bare(work)
         if bare is not None:
             guarded = await self._applied_surely(work, bare, "compacted")
             if guarded.budget.fits(guarded.count.tokens):
@@ -250,7 +250,7 @@ class Compactor:
         guarded = await self._applied_surely(work, made.compaction, "compacted")
         if not is_enough(work, decision, made.compaction, guarded):
             return None
-        await self._maker.keep(work, made)
+        await self._builder.keep(work, made)
         if work.case.now:
             work.case.attempts.has_compacted = True
             await self._remember_wanted(work.case.scope)
@@ -274,12 +274,12 @@ class Compactor:
         work = pending.work
         if isinstance(decision, Edit) or (isinstance(decision, Summarize) and decision.provisional):
             # No model is asked.
-            return _Flown(work, await self._maker.make(work, decision))
+            return _Flown(work, await self._builder.make(work, decision))
         async with room.for_summary(work.window, work.count.tokens) if room is not None else contextlib.nullcontext():
             found = await self._made_meanwhile(pending)
             if found is not None:
                 return _Flown(work, found, is_found=True)
-            return _Flown(work, await self._maker.make(work, decision))
+            return _Flown(work, await self._builder.make(work, decision))
 
     async def _made_meanwhile(self, pending: CompactionNeeded) -> BuiltCompaction | None:
         """What somebody else has stored since the request was looked at: it may have waited, or come a moment late."""
@@ -343,7 +343,7 @@ class Compactor:
             DoesNotFit: nothing leaves so much room.
             WindowUnknown, ModelNotLoaded: as `guard`.
         """
-        window, count_text = await self._scales.text_counter(case)
+        window, count_text = await self._measurer.text_counter(case)
         good = [way for way in await self.going_on.ways(case.target, window.source) if way in ways]
         if request.tools or partial.is_json:
             good = [way for way in good if way != "raw"]
@@ -409,7 +409,7 @@ class Compactor:
         Raises:
             WindowUnknown, ModelNotLoaded: as `guard`.
         """
-        return (await self._scales.window(case)).tokens < guarded.window.tokens
+        return (await self._measurer.window(case)).tokens < guarded.window.tokens
 
     async def learn_way(self, case: RequestContext, way: Way, outcome: Outcome) -> None:
         """Takes note of how an answer that was carried over has begun; arguments as `GoingOn.learn`."""
@@ -418,7 +418,7 @@ class Compactor:
     async def observe(self, request: Request, case: RequestContext) -> None:
         """Reports what `guard` would do; no model call, no warm-up, no error, no change."""
         try:
-            work = await self._scales.weigh(request, replace(case, warm_up=_no_warm_up))
+            work = await self._measurer.weigh(request, replace(case, warm_up=_no_warm_up))
         except CompactionError:
             return
         if work.budget.own.triggers(work.count.tokens):
@@ -465,7 +465,7 @@ class Compactor:
         await self._replies.aclose()
         await self.sources.aclose()
         await self.windows.aclose()
-        await self._lessons.aclose()
+        await self._feedback.aclose()
         await self.going_on.aclose()
         await self._store.aclose()
 
@@ -574,7 +574,7 @@ class Compactor:
         messages = await self._shortened(work) if shorten else None
         if not messages:
             raise await self._refusal(work)
-        again = await self._scales.shortened(work, messages)
+        again = await self._measurer.shortened(work, messages)
         decided = await self._decide(again, stored, shorten=False)
         if isinstance(decided, PreparedRequest) and decided.round == 0:
             self._reporter.decided(work, "fallback", guarded=decided, reason="excerpt")

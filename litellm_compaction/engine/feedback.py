@@ -191,14 +191,14 @@ class ReplyReader:
     Args:
         windows: are asked for anew where a reply contradicts them.
         counter: knows what is suspicious.
-        lessons: keep what is true.
+        feedback: keep what is true.
         reporter: tells of what was cut.
     """
 
-    def __init__(self, *, windows: Windows, counter: TokenCounter, lessons: UsageFeedback, reporter: Reporter) -> None:
+    def __init__(self, *, windows: Windows, counter: TokenCounter, feedback: UsageFeedback, reporter: Reporter) -> None:
         self._windows = windows
         self._counter = counter
-        self._lessons = lessons
+        self._feedback = feedback
         self._reporter = reporter
         self._asking: set[asyncio.Task[None]] = set()
 
@@ -218,11 +218,11 @@ class ReplyReader:
         reason = truncation(guarded, prompt_tokens, completion_tokens, self._counter)
         if not reason:
             # A reply that was itself truncated never gets here: it would teach the counter a wrong ratio.
-            self._lessons.learn(case.target.key, case.label, guarded.count, prompt_tokens)
+            self._feedback.learn(case.target.key, case.label, guarded.count, prompt_tokens)
             return
         is_inside = prompt_tokens < _INSIDE_RATIO * guarded.window.tokens
         is_low = reason == "prompt_far_below_count"
-        if is_low and is_inside and self._lessons.explains(case.target.key, guarded.count, prompt_tokens):
+        if is_low and is_inside and self._feedback.explains(case.target.key, guarded.count, prompt_tokens):
             return
         self._windows.invalidate(case.target)
         if case.target.is_listed:
@@ -270,7 +270,7 @@ class ReplyReader:
         if overflow.prompt_tokens is not None and guarded is not None:
             # In the middle of an answer the number has what was generated in it, which makes no anchor.
             count = replace(guarded.count, fingerprint=0, anchor=None)
-            self._lessons.learn(case.target.key, case.label, count, overflow.prompt_tokens)
+            self._feedback.learn(case.target.key, case.label, count, overflow.prompt_tokens)
 
 
 def truncation(guarded: PreparedRequest, prompt_tokens: int, completion_tokens: int, counter: TokenCounter) -> str:

@@ -328,12 +328,12 @@ class Outgoing:
     """Makes what is sent, and remembers it.
 
     Args:
-        scales: count it.
+        measurer: count it.
         sent: is told of it.
     """
 
-    def __init__(self, *, scales: RequestMeasurer, sent: SentPrompts) -> None:
-        self._scales = scales
+    def __init__(self, *, measurer: RequestMeasurer, sent: SentPrompts) -> None:
+        self._measurer = measurer
         self._sent = sent
 
     def unchanged(self, work: MeasuredRequest) -> PreparedRequest:
@@ -356,7 +356,7 @@ class Outgoing:
         covered = work.conversation.messages
         messages = await off_loop_if(is_long(covered), lambda: _with_every_result(apply(covered, compaction)))
         self._note(work, compaction)
-        count = await self._scales.count(work, messages)
+        count = await self._measurer.count(work, messages)
         if work.floor_count is not None:
             # Planned by a floor that the server has counted: only the rest is in doubt.
             count = holding(count, [work.floor_count])

@@ -57,8 +57,8 @@ class Prober:
     Args:
         windows: know which servers have a tokenizer to ask.
         counter: believes what is told.
-        lessons: keep it.
-        scales: count what is asked about.
+        feedback: keep it.
+        measurer: count what is asked about.
         room: makes the place of a question beside the others that share a context.
         clock: seconds, monotonic.
     """
@@ -68,15 +68,15 @@ class Prober:
         *,
         windows: Windows,
         counter: TokenCounter,
-        lessons: UsageFeedback,
-        scales: RequestMeasurer,
+        feedback: UsageFeedback,
+        measurer: RequestMeasurer,
         room: Callable[[MeasuredRequest], Reservation],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._windows = windows
         self._counter = counter
-        self._lessons = lessons
-        self._scales = scales
+        self._feedback = feedback
+        self._measurer = measurer
         self._room = room
         self._clock = clock
         self._questions: Flights[bool] = Flights()
@@ -91,17 +91,17 @@ class Prober:
         if not _decides(work.budget.own, work.count, work.case.asked_tokens):
             return work
         if await self._has_told(work, work.request, work.count):
-            return await self._scales.again(work)
+            return await self._measurer.again(work)
         beginning = _beginning_of(work)
         if beginning is not None:
-            if not await self._has_told(work, beginning, await self._scales.count_request(work, beginning)):
+            if not await self._has_told(work, beginning, await self._measurer.count_request(work, beginning)):
                 return work
-            work = await self._scales.again(work)
+            work = await self._measurer.again(work)
             if not _decides(work.budget.own, work.count, work.case.asked_tokens):
                 return work
         count = await self._narrowed(work, work.request, work.count)
         is_told = await self._has_told(work, work.request, count)
-        return await self._scales.again(work) if is_told else work
+        return await self._measurer.again(work) if is_told else work
 
     async def with_floor(self, work: MeasuredRequest, *, is_needed: bool = False) -> MeasuredRequest | None:
         """`work` by the server's own count of what no compaction can shrink, where that may make it fit; else None.
@@ -116,14 +116,14 @@ class Prober:
         if budget.fits(budget.floor_tokens) and not is_needed:
             return None
         request = _floor(work)
-        count = await self._narrowed(work, request, await self._scales.count_request(work, request))
+        count = await self._narrowed(work, request, await self._measurer.count_request(work, request))
         if await self._has_told(work, request, count):
-            count = await self._scales.count_request(work, request)
+            count = await self._measurer.count_request(work, request)
         elif (excess_tokens := _most_tokens(count) - work.window.tokens) > 0:
             count = await self._without_excess(work, request, count, excess_tokens)
             if _most_tokens(count) <= work.window.tokens and await self._has_told(work, request, count):
-                count = await self._scales.count_request(work, request)
-        return self._scales.with_floor(await self._scales.again(work), count)
+                count = await self._measurer.count_request(work, request)
+        return self._measurer.with_floor(await self._measurer.again(work), count)
 
     async def _without_excess(self, work: MeasuredRequest, request: Request, count: Count, excess_tokens: int) -> Count:
         """The count of a request that may be longer than the window, by the server's number for most of it.
@@ -134,11 +134,11 @@ class Prober:
         shorter = _shortened(work, request, excess_tokens)
         if shorter is None:
             return count
-        counted = await self._scales.count_request(work, shorter)
+        counted = await self._measurer.count_request(work, shorter)
         bounded = replace(counted, tokens=min(_most_tokens(counted), work.window.tokens) - 1, error_ratio=0.0)
         if not await self._has_told(work, shorter, bounded):
             return count
-        return holding(count, [await self._scales.count_request(work, shorter)])
+        return holding(count, [await self._measurer.count_request(work, shorter)])
 
     async def _narrowed(self, work: MeasuredRequest, request: Request, count: Count) -> Count:
         """The count of a request that might not fit, by what the server says of its tools and largest texts.
@@ -150,11 +150,11 @@ class Prober:
         for part in _parts(work, request):
             if _most_tokens(narrowed) <= work.window.tokens:
                 break
-            counted = await self._scales.count_request(work, part)
+            counted = await self._measurer.count_request(work, part)
             if counted.error_ratio > _SURE_RATIO:
                 if not await self._has_told(work, part, counted):
                     continue
-                counted = await self._scales.count_request(work, part)
+                counted = await self._measurer.count_request(work, part)
             if counted.error_ratio > _SURE_RATIO:
                 continue
             known.append(counted)
@@ -182,7 +182,7 @@ class Prober:
         prompt_tokens = await work.case.measure(request, answer_tokens=_RECOUNT_ANSWER_TOKENS)
         if prompt_tokens is None or truncation(guarded, prompt_tokens, 1, self._counter):
             return False
-        self._lessons.learn(work.case.target.key, work.case.label, guarded.count, prompt_tokens)
+        self._feedback.learn(work.case.target.key, work.case.label, guarded.count, prompt_tokens)
         return True
 
     async def _has_told(self, work: MeasuredRequest, request: Request, count: Count) -> bool:
@@ -208,7 +208,7 @@ class Prober:
             if not is_confirmed or not self._counter.take_over_exact(target.key, count, told, is_confirmed=True):
                 return False
         if not work.case.is_supposed:
-            self._lessons.keep(target.key)
+            self._feedback.keep(target.key)
         return True
 
     async def _is_whole(self, work: MeasuredRequest, request: Request, told: int, most_tokens: int) -> bool:

@@ -54,9 +54,9 @@ async def test_what_was_learned_survives_a_restart() -> None:
     """The next process counts as the last one did, from the second request on."""
     store = Store()
     before = TokenCounter()
-    lessons = UsageFeedback(counter=before, store=store)
+    feedback = UsageFeedback(counter=before, store=store)
     made = await counted(before, 9)
-    lessons.learn("t", "served", made, round(made.raw_tokens * 1.3))
+    feedback.learn("t", "served", made, round(made.raw_tokens * 1.3))
     await settled()
     assert len(store.writes) == 1
     after = TokenCounter()
@@ -76,13 +76,13 @@ async def test_what_was_learned_survives_a_restart() -> None:
 async def test_nothing_is_written_per_request() -> None:
     """Replies that say what is known already write nothing; changes are written once per interval, at the end too."""
     store, counter = Store(), TokenCounter()
-    lessons = UsageFeedback(counter=counter, store=store)
+    feedback = UsageFeedback(counter=counter, store=store)
     for ratio in (1.3, 1.3, 1.3, 1.3, 1.35, 1.4):
         made = await counter.count("t", UNKNOWN, Request(messages=parsed(chat(9, words=150))))
-        lessons.learn("t", "served", made, round(made.raw_tokens * ratio))
+        feedback.learn("t", "served", made, round(made.raw_tokens * ratio))
         await settled()
     assert len(store.writes) == 1
-    await lessons.aclose()
+    await feedback.aclose()
     assert len(store.writes) == 2
     assert "1.39" in store.writes[-1]
     same = UsageFeedback(counter=counter, store=store, write_every_s=0.0)
@@ -102,14 +102,14 @@ async def test_a_slow_store_holds_nobody_up() -> None:
     teacher.learn("t", made, round(made.raw_tokens * 1.1))
     await store.put_fact(FACTS_SCOPE, "calibration:t", teacher.as_json("t"))
     store.gate = asyncio.Event()
-    lessons = UsageFeedback(counter=counter, store=store)
-    lessons.recall("t")
+    feedback = UsageFeedback(counter=counter, store=store)
+    feedback.recall("t")
     made = await counted(counter, 9)
     assert not made.calibrated
-    lessons.learn("t", "served", made, round(made.raw_tokens * 1.3))
+    feedback.learn("t", "served", made, round(made.raw_tokens * 1.3))
     store.gate.set()
     await settled()
-    await lessons.aclose()
+    await feedback.aclose()
     samples = json.loads(store.writes[-1])["calibrations"]["unknown|cl100k_base|"]
     assert [round(sample[0], 1) for sample in samples if len(sample) == 4] == [1.1, 1.3]
 
@@ -119,14 +119,14 @@ async def test_a_broken_store_is_told_once(error: Exception, caplog: pytest.LogC
     """Reading and writing fail in silence after one warning, and the counter learns all the same."""
     store, counter = Store(), TokenCounter()
     store.error = error
-    lessons = UsageFeedback(counter=counter, store=store, write_every_s=0.0)
+    feedback = UsageFeedback(counter=counter, store=store, write_every_s=0.0)
     with caplog.at_level(logging.WARNING):
-        lessons.recall("t")
+        feedback.recall("t")
         for ratio in (1.1, 1.2, 1.3):
             made = await counted(counter, 9)
-            lessons.learn("t", "served", made, round(made.raw_tokens * ratio))
+            feedback.learn("t", "served", made, round(made.raw_tokens * ratio))
             await settled()
-        await lessons.aclose()
+        await feedback.aclose()
     assert [record.getMessage().split()[0] for record in caplog.records] == ["calibration_not_kept"]
     assert (await counted(counter, 9)).calibrated
 
@@ -180,20 +180,20 @@ async def test_a_foreign_fact_is_ignored(text: str) -> None:
 async def test_a_deviation_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
     """More than 5 % off on a known family: one warning with both numbers."""
     counter = TokenCounter()
-    lessons = UsageFeedback(counter=counter, store=Store())
+    feedback = UsageFeedback(counter=counter, store=Store())
     request = Request(messages=parsed(chat(9, words=150)))
     with caplog.at_level(logging.WARNING):
         for turns in (9, 11, 13):
             request = Request(messages=parsed(chat(turns, words=150)))
             made = await counter.count("t", LLAMA31, request)
             told = round(made.raw_tokens * 1.2)
-            lessons.learn("t", "served", made, told)
+            feedback.learn("t", "served", made, told)
     (record,) = caplog.records
     first = await TokenCounter().count("t", LLAMA31, Request(messages=parsed(chat(9, words=150))))
     assert record.getMessage().startswith(
         f"count_deviation model=served expected={first.tokens} reported={round(first.raw_tokens * 1.2)} tokens"
     )
-    await lessons.aclose()
+    await feedback.aclose()
 
 
 async def test_the_alarm_ends_where_a_server_counts_otherwise() -> None:

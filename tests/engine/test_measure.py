@@ -22,8 +22,8 @@ async def test_an_anchor_decides_about_the_request_and_not_about_a_compaction() 
         seen = Request(messages=parsed(chat(8, words=words)))
         count = await counter.count(case.target.key, family, seen)
         counter.learn(case.target.key, count, round(count.raw_tokens * ratio))
-    scales = RequestMeasurer(windows=Windows(cache_s=5), counter=counter, sources=Sources())
-    work = await scales.weigh(Request(messages=parsed(chat(8, words=250))), case)
+    measurer = RequestMeasurer(windows=Windows(cache_s=5), counter=counter, sources=Sources())
+    work = await measurer.weigh(Request(messages=parsed(chat(8, words=250))), case)
     assert work.conversation.tokens == work.count.tokens < sum(work.conversation.sizes) + work.conversation.fixed_tokens
     assert work.budget.own.error_ratio == work.count.error_ratio < work.budget.error_ratio
     assert work.budget.own.prompt_limit_tokens > work.budget.prompt_limit_tokens

@@ -49,9 +49,9 @@ async def test_a_compaction_does_if_it_fits_shrinks_and_its_rung_reaches_what_it
 ) -> None:
     """A summary only has to fit and shrink; an edit or a pruning that would be compacted again at once does not do."""
     bench = Bench()
-    scales = RequestMeasurer(windows=bench.windows, counter=bench.counter, sources=Sources())
-    work = await scales.weigh(Request(messages=parsed(chat(4))), bench.case(WINDOW_TOKENS))
-    guarded = Outgoing(scales=scales, sent=SentPrompts()).unchanged(work)
+    measurer = RequestMeasurer(windows=bench.windows, counter=bench.counter, sources=Sources())
+    work = await measurer.weigh(Request(messages=parsed(chat(4))), bench.case(WINDOW_TOKENS))
+    guarded = Outgoing(measurer=measurer, sent=SentPrompts()).unchanged(work)
     compaction = Compaction(covered_messages=2, covered_hash="h", pinned=(), round=1, segments=(), ledger="", rung=rung)
     decision = (
         SUMMARIZE

@@ -274,8 +274,8 @@ async def test_a_result_that_the_server_counts_too_large_is_not_sent() -> None:
 
 async def settled(engine: Bench) -> None:
     """Everything that was to be read or written has been."""
-    while engine.compactor._lessons._tasks:
-        await asyncio.gather(*engine.compactor._lessons._tasks)
+    while engine.compactor._feedback._tasks:
+        await asyncio.gather(*engine.compactor._feedback._tasks)
 
 
 def test_what_a_probe_taught_is_kept() -> None:

@@ -216,12 +216,12 @@ async def test_what_decides_is_counted_exactly_beside_what_does_not() -> None:
     """The old part of a giant conversation is estimated; the floor, and what is newest, is what it would be alone."""
     counter, key = TokenCounter(), "k"
     family = family_of("", "llama-3.1-8b")
-    scales = RequestMeasurer(windows=Windows(cache_s=1), counter=counter, sources=Sources())
+    measurer = RequestMeasurer(windows=Windows(cache_s=1), counter=counter, sources=Sources())
     system, old = {"role": "system", "content": "Be brief."}, {"role": "user", "content": _WORDS * 100_000}
     newest = [{"role": "assistant", "content": "Read."}, {"role": "user", "content": "And now 12 things?"}]
     giant = Request(messages=tuple(map(parse_message, [system, old, *newest])))
     alone = await counter.count(key, family, Request(messages=tuple(map(parse_message, [system, *newest]))))
-    count = await scales._count(key, family, giant, 8192)
+    count = await measurer._count(key, family, giant, 8192)
     assert (count.sizes[0], *count.sizes[2:]) == alone.sizes
     assert count.sizes[1] == pytest.approx(500_000, rel=0.1)
     assert count.tokens == pytest.approx(sum(count.sizes), abs=100)
