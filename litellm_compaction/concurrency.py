@@ -6,6 +6,7 @@ A shared run ends with its last waiter: when all of them are cancelled, it is ca
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Hashable
 from dataclasses import dataclass
@@ -19,7 +20,8 @@ _Value = TypeVar("_Value")
 class Bounded(OrderedDict[_Key, _Value]):
     """A dict that forgets the entry that was written longest ago when a new one is too many.
 
-    Reading keeps nothing alive; `move_to_end` does. As safe in threads as a dict is: where several write, hold a lock.
+    Reading keeps nothing alive; `move_to_end` does. Threads that write at the same time lose nothing of each other:
+    `setdefault` gives all of them the same value, which an OrderedDict's own does not once writing is Python code.
 
     Args:
         most: how many entries it keeps, 1 or more.
@@ -28,12 +30,21 @@ class Bounded(OrderedDict[_Key, _Value]):
     def __init__(self, most: int) -> None:
         super().__init__()
         self._most = most
+        self._lock = threading.RLock()
 
     def __setitem__(self, key: _Key, value: _Value) -> None:
-        super().__setitem__(key, value)
-        self.move_to_end(key)
-        if len(self) > self._most:
-            self.popitem(last=False)
+        with self._lock:
+            super().__setitem__(key, value)
+            self.move_to_end(key)
+            if len(self) > self._most:
+                self.popitem(last=False)
+
+    def setdefault(self, key: _Key, default: _Value) -> _Value:
+        """The value that is there, else `default`, which then is."""
+        with self._lock:
+            if key not in self:
+                self[key] = default
+            return self[key]
 
 
 @dataclass(slots=True)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from hypothesis import given
@@ -187,3 +189,25 @@ def test_a_bounded_dict_keeps_what_is_moved_to_its_end() -> None:
     bounded.move_to_end("a")
     bounded["c"] = 3
     assert list(bounded) == ["a", "c"]
+
+
+def test_threads_that_ask_for_a_default_get_the_same_one() -> None:
+    """While one writes its default, another that found none must not write its own over it."""
+    first_writes, second_writes = threading.Event(), threading.Event()
+
+    class Slow(Bounded[str, int]):
+        def __setitem__(self, key: str, value: int) -> None:
+            if value == 1:
+                first_writes.set()
+                # Only where the second may write at the same time does anything come.
+                second_writes.wait(0.2)
+            else:
+                second_writes.set()
+            super().__setitem__(key, value)
+
+    bounded = Slow(4)
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(bounded.setdefault, "key", 1)
+        assert first_writes.wait(60)
+        second = pool.submit(bounded.setdefault, "key", 2)
+        assert first.result() == second.result() == bounded["key"] == 1
