@@ -1,18 +1,19 @@
-"""Which command is meant, with which options; errors become one line and an exit code.
+"""The command line: its commands with their options; errors become one line and an exit code.
 
-Called by the console script. Each command's module is imported only when it is asked for. The text of an argument
-becomes what it means, or argparse's own error that says what is allowed.
+Each command's module is imported only when the command runs: `count` and `doctor` answer without LiteLLM, whose import
+takes seconds.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO, get_args
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar, get_args
+
+import click
 
 from litellm_compaction import __version__
 from litellm_compaction.core.prompts import StrategyName
@@ -22,52 +23,20 @@ from litellm_compaction.events import harmless
 if TYPE_CHECKING:
     from litellm_compaction.stores import Store
 
-
-_DEMO_TOKENS = 4096
+_NAME = "litellm-compaction"
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
+_MOST = 10**9
+_PATH = click.Path(path_type=Path)
 
-
-def port(text: str) -> int:
-    """A TCP port; 0 for any that is free."""
-    return _whole(text, 0, 65_535, "a port (0–65535)")
-
-
-def positive(text: str) -> int:
-    """How many of something."""
-    return _whole(text, 1, 10**9, "a number from 1")
-
-
-def tokens(text: str) -> int:
-    """A context length that a record and a request fit into."""
-    return _whole(text, 1024, 100_000_000, "a number of tokens from 1024")
-
-
-def demo_tokens(text: str) -> int:
-    """A context length that the demo's conversation fits into."""
-    least = _DEMO_TOKENS
-    return _whole(text, least, 100_000_000, f"a number of tokens from {least}")
-
-
-def age_s(text: str) -> float:
-    """An age, in seconds."""
-    if not (text[:-1].isdecimal() and text[-1:] in _UNITS_S):
-        raise argparse.ArgumentTypeError(f"{text!r} is not an age like 90s, 15m, 12h, 30d or 8w")
-    return float(int(text[:-1]) * _UNITS_S[text[-1]])
-
-
-def _whole(text: str, least: int, most: int, what: str) -> int:
-    # `isdigit` alone takes "²", which `int` does not.
-    if not (text.isascii() and text.isdigit() and len(text) <= 12 and least <= int(text) <= most):
-        raise argparse.ArgumentTypeError(f"{text!r} is not {what}")
-    return int(text)
+_Command = TypeVar("_Command", bound=Callable[..., int])
 
 
 class _Harmless:
-    """Standard output or error, where what servers and files say commands no terminal, whoever writes it.
+    """Standard output or error; control characters in what servers and files say are made visible.
 
     Args:
-        inner: where it goes.
-        keep: what is wanted all the same.
+        inner: where the text goes.
+        keep: control characters that pass.
     """
 
     def __init__(self, inner: TextIO, keep: str) -> None:
@@ -82,256 +51,260 @@ class _Harmless:
         return getattr(self._inner, name)
 
 
+def _age_s(context: click.Context, option: click.Parameter, text: str | None) -> float | None:
+    """Seconds of an age such as `12h`; a callback of click's."""
+    if text is None:
+        return None
+    if not (text[:-1].isdecimal() and len(text) <= 12 and text[-1:] in _UNITS_S):
+        raise click.BadParameter(f"{text!r} is not an age like 90s, 15m, 12h, 30d or 8w", context, option)
+    return float(int(text[:-1]) * _UNITS_S[text[-1]])
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit code of the command: 0 done, 1 trouble, 2 wrong arguments, 130 interrupted; for `up`, the proxy's."""
-    options = parser().parse_args(arguments)
-    command: Callable[[argparse.Namespace], int] = options.command
+    """Runs a command.
+
+    Args:
+        arguments: of the command line, without the program's name; None takes the process's own.
+
+    Returns:
+        The exit code: 0 done, 1 trouble, 2 wrong arguments, 130 interrupted; for `up`, the proxy's.
+    """
+    given = list(sys.argv[1:] if arguments is None else arguments)
     # The demo draws, and shows nobody's words but its own.
-    keep = "\n\t\x1b" if options.draws else "\n\t"
+    keep = "\n\t\x1b" if given[:1] == ["demo"] else "\n\t"
     output, errors = _Harmless(sys.stdout, keep), _Harmless(sys.stderr, keep)
-    try:
-        with contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors):
-            return command(options)
-    except CompactionError as error:
-        print(f"litellm-compaction: {harmless(str(error), keep=chr(10))}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 130
-    except BrokenPipeError:
-        # The reader has gone (`… | head`); nothing may be written any more, not even at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors):
+        try:
+            # Not `program.main`: it ends a command whose reader has gone before we can, and names no exit code for ^C.
+            with program.make_context(_NAME, given) as context:
+                code: int = program.invoke(context)
+                return code
+        except click.exceptions.Exit as done:
+            return done.exit_code
+        except click.ClickException as error:
+            error.show(sys.stderr)
+            return error.exit_code
+        except CompactionError as error:
+            print(f"{_NAME}: {error}", file=sys.stderr)
+            return 1
+        except KeyboardInterrupt:
+            return 130
+        except BrokenPipeError:
+            # The reader has gone (`… | head`); nothing may be written any more, not even at exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 1
 
 
-def parser() -> argparse.ArgumentParser:
-    """The whole command line."""
-    top = argparse.ArgumentParser(
-        prog="litellm-compaction",
-        description="Keeps conversations with LM Studio inside the context length that is really loaded.",
-    )
-    top.add_argument("--version", action="version", version=f"litellm-compaction {__version__}")
-    top.set_defaults(draws=False)
-    commands = top.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    _add_up(commands.add_parser("up", help="start a LiteLLM proxy with the plug-in in front of LM Studio"))
-    _add_demo(commands.add_parser("demo", help="watch a long conversation stay inside a small window"))
-    _add_doctor(commands.add_parser("doctor", help="check a config.yaml and the servers that it names"))
-    _add_count(commands.add_parser("count", help="count the tokens of a request"))
-    _add_compact(commands.add_parser("compact", help="show what would be made of a conversation, or make it"))
-    _add_events(commands.add_parser("events", help="show what was compacted, when and why"))
-    _add_store(commands.add_parser("store", help="look at stored compactions, or delete them"))
-    return top
+@click.group(context_settings={"help_option_names": ["--help"], "show_default": True}, no_args_is_help=False)
+@click.version_option(__version__, message=f"{_NAME} %(version)s")
+def program() -> None:
+    """Keeps conversations with LM Studio inside the context length that is really loaded."""
 
 
-def _add_up(command: argparse.ArgumentParser) -> None:
-    command.description = (
-        "Starts a stock LiteLLM proxy with the shipped config.yaml in front of LM Studio, "
-        "or of a simulator where no LM Studio answers."
-    )
-    command.add_argument("--host", default="127.0.0.1", help="address to listen on (default %(default)s)")
-    command.add_argument("--port", type=port, default=4000, help="port; 0 takes a free one (default %(default)s)")
-    command.add_argument("--config", type=Path, metavar="PATH", help="a config.yaml of your own")
-    where = command.add_mutually_exclusive_group()
-    where.add_argument("--simulator", action="store_true", help="use the simulator even where LM Studio answers")
-    where.add_argument(
-        "--lm-studio", metavar="URL", help="where LM Studio listens (default LM_STUDIO_API_BASE, then port 1234)"
-    )
-    command.set_defaults(command=_up)
+def _json(what: str) -> Callable[[_Command], _Command]:
+    return click.option("--json", "as_json", is_flag=True, help=f"Print {what} as JSON.")
 
 
-def _add_demo(command: argparse.ArgumentParser) -> None:
-    command.description = "Runs a scripted coding agent through a real proxy and shows the window filling turn by turn."
-    command.add_argument("--fast", action="store_true", help="no pauses for the eye")
-    command.add_argument("--no-color", action="store_true", help="plain text, as without a terminal")
-    command.add_argument("--turns", type=positive, default=40, metavar="N", help="requests (default %(default)s)")
-    command.add_argument(
-        "--context", type=demo_tokens, default=8192, metavar="TOKENS", help="context length (default %(default)s)"
-    )
-    command.add_argument(
-        "--unguarded", action="store_true", help="the same conversation without the plug-in, for comparison"
-    )
-    command.set_defaults(command=_demo, draws=True)
+def _api_base(what: str) -> Callable[[_Command], _Command]:
+    return click.option("--api-base", metavar="URL", help=f"{what} (default: LM_STUDIO_API_BASE, then port 1234).")
 
 
-def _add_doctor(command: argparse.ArgumentParser) -> None:
-    command.description = "Says for each deployment whether it is guarded, with which window, and what is wrong."
-    command.add_argument(
-        "--config", type=Path, metavar="PATH", help="default: config.yaml in this folder, else the shipped one"
-    )
-    command.add_argument(
-        "--probe", action="store_true", help="compare our count with each loaded model's, by two 16-token requests"
-    )
-    _add_json(command, "the report as JSON")
-    command.set_defaults(command=_doctor)
+def _place(command: _Command) -> _Command:
+    """Adds the options that say which store is meant."""
+    store = click.option("--store", metavar="URL", help="The store (default: the one in the user's data folder).")
+    config = click.option("--config", type=_PATH, metavar="PATH", help="The config.yaml that names it.")
+    return store(config(command))
 
 
-def _add_count(command: argparse.ArgumentParser) -> None:
-    command.description = 'Counts the tokens of a request {"messages": […], "tools": […]}, as the proxy would.'
-    command.add_argument("--model", metavar="NAME", help="as LM Studio names it; for --batch where a line has none")
-    _add_api_base(command, "where LM Studio listens")
-    command.add_argument(
-        "--tokenizer", metavar="PATH", help="a .gguf or tokenizer.json, or what else the setting `tokenizer` takes"
-    )
-    _add_json(command, "the count as JSON")
-    command.add_argument(
-        "--batch",
-        action="store_true",
-        help='one {"model", "messages", "tools"} per input line, one {"tokens"} or {"error"} per output line',
-    )
-    command.add_argument("file", metavar="FILE", help="the request; - reads from the standard input")
-    command.set_defaults(command=_count)
+def _store(url: str | None, config: Path | None) -> Store:
+    from litellm_compaction.cli.stores import chosen_store
+
+    _only_one_of(store=url, config=config)
+    return chosen_store(url, config, os.environ)
 
 
-def _add_compact(command: argparse.ArgumentParser) -> None:
-    command.description = (
-        "Compacts the conversation in a file as the proxy would, and says what is kept, edited, summarized and dropped."
-    )
-    command.add_argument("file", metavar="FILE", help='JSON: {"messages": …, "tools": …}, or the messages; - is stdin')
-    command.add_argument("--model", required=True, metavar="NAME", help="who gets the conversation, and summarizes it")
-    command.add_argument("--window", required=True, type=tokens, metavar="TOKENS", help="its context length")
-    command.add_argument("--strategy", choices=get_args(StrategyName), help="how the older part is condensed")
-    command.add_argument("--keep-recent", type=positive, metavar="N", help="recent messages that stay as they are")
-    _add_api_base(command, "who writes the summary")
-    command.add_argument("--dry-run", action="store_true", help="only say what would be done; no model is asked")
-    _add_json(command, "the report, and the new request, as JSON")
-    command.add_argument("-o", "--output", type=Path, metavar="PATH", help="write the new request to a file")
-    command.set_defaults(command=_compact)
+def _only_one_of(**options: object) -> None:
+    """Ends with a usage error where two options are given that exclude each other."""
+    given = [f"--{name.replace('_', '-')}" for name, value in options.items() if value]
+    if len(given) > 1:
+        raise click.UsageError(f"{' and '.join(given)} exclude each other", click.get_current_context())
 
 
-def _add_events(command: argparse.ArgumentParser) -> None:
-    command.description = "Shows the history that the proxies keep in their store, oldest first; never any text."
-    command.add_argument("--follow", action="store_true", help="go on with new events until Ctrl-C")
-    _add_json(command, "one JSON object a line")
-    command.add_argument("--last", type=positive, default=50, metavar="N", help="how many (default %(default)s)")
-    _add_place(command)
-    command.set_defaults(command=_events)
+@program.command(short_help="Start a LiteLLM proxy with the plug-in in front of LM Studio.")
+@click.option("--host", default="127.0.0.1", help="Address to listen on.")
+@click.option("--port", type=click.IntRange(0, 65_535), default=4000, metavar="PORT", help="Port; 0 takes a free one.")
+@click.option("--config", type=_PATH, metavar="PATH", help="A config.yaml of your own.")
+@click.option("--simulator", is_flag=True, help="Use the simulator even where LM Studio answers.")
+@click.option(
+    "--lm-studio", metavar="URL", help="Where LM Studio listens (default: LM_STUDIO_API_BASE, then port 1234)."
+)
+def up(host: str, port: int, config: Path | None, simulator: bool, lm_studio: str | None) -> int:
+    """Starts a stock LiteLLM proxy with the shipped config.yaml in front of LM Studio.
 
-
-def _add_store(command: argparse.ArgumentParser) -> None:
-    command.description = "Looks at the compactions that the proxies keep, or deletes them."
-    actions = command.add_subparsers(title="actions", required=True, metavar="ACTION")
-    listing = actions.add_parser("ls", help="one line for each compaction, without text")
-    _add_place(listing)
-    listing.set_defaults(command=_store_ls)
-    show = actions.add_parser("show", help="one compaction with its summary and ledger, which are conversation text")
-    show.add_argument("id", metavar="ID", help="as `store ls` and `events` show it; its beginning will do")
-    _add_place(show)
-    show.set_defaults(command=_store_show)
-    purge = actions.add_parser("purge", help="delete compactions, after a question")
-    purge.add_argument("--scope", metavar="S", help="those of one scope, as `store ls` shows it")
-    purge.add_argument("--older-than", type=age_s, metavar="AGE", help="unused for so long: 90s, 12h, 30d, 8w")
-    purge.add_argument("--all", action="store_true", help="everything, with the history")
-    purge.add_argument("--yes", action="store_true", help="do not ask")
-    _add_place(purge)
-    purge.set_defaults(command=_store_purge)
-
-
-def _add_place(command: argparse.ArgumentParser) -> None:
-    place = command.add_mutually_exclusive_group()
-    place.add_argument("--store", metavar="URL", help="the store (default: the one in the user's data folder)")
-    place.add_argument("--config", type=Path, metavar="PATH", help="the config.yaml that names it")
-
-
-def _add_json(command: argparse.ArgumentParser, what: str) -> None:
-    command.add_argument("--json", action="store_true", help=what)
-
-
-def _add_api_base(command: argparse.ArgumentParser, what: str) -> None:
-    command.add_argument("--api-base", metavar="URL", help=f"{what} (default LM_STUDIO_API_BASE, then port 1234)")
-
-
-def _up(options: argparse.Namespace) -> int:
+    Where no LM Studio answers, a simulator takes its place.
+    """
     from litellm_compaction.cli.up import up
 
-    return up(
-        host=options.host,
-        port=options.port,
-        config=options.config,
-        simulator=options.simulator,
-        lm_studio=options.lm_studio,
-        environ=os.environ,
-    )
+    _only_one_of(simulator=simulator, lm_studio=lm_studio)
+    return up(host=host, port=port, config=config, simulator=simulator, lm_studio=lm_studio, environ=os.environ)
 
 
-def _demo(options: argparse.Namespace) -> int:
+@program.command(short_help="Watch a long conversation stay inside a small window.")
+@click.option("--fast", is_flag=True, help="No pauses for the eye.")
+@click.option("--no-color", is_flag=True, help="Plain text, as without a terminal.")
+@click.option("--turns", type=click.IntRange(1, _MOST), default=40, metavar="N", help="Requests.")
+@click.option("--context", type=click.IntRange(4096, _MOST), default=8192, metavar="TOKENS", help="Context length.")
+@click.option("--unguarded", is_flag=True, help="The same conversation without the plug-in, for comparison.")
+def demo(fast: bool, no_color: bool, turns: int, context: int, unguarded: bool) -> int:
+    """Runs a scripted coding agent through a real proxy and shows the window filling turn by turn."""
     from litellm_compaction.cli.demo import demo
 
     return demo(
-        turns=options.turns,
-        context_tokens=options.context,
-        fast=options.fast,
-        color=not options.no_color and sys.stdout.isatty() and not os.environ.get("NO_COLOR"),
-        guarded=not options.unguarded,
+        turns=turns,
+        context_tokens=context,
+        fast=fast,
+        color=not no_color and sys.stdout.isatty() and not os.environ.get("NO_COLOR"),
+        guarded=not unguarded,
         environ=os.environ,
     )
 
 
-def _doctor(options: argparse.Namespace) -> int:
+@program.command(short_help="Check a config.yaml and the servers that it names.")
+@click.option("--config", type=_PATH, metavar="PATH", help="Default: config.yaml in this folder, else the shipped one.")
+@click.option("--probe", is_flag=True, help="Compare our count with each loaded model's, by two 16-token requests.")
+@_json("the report")
+def doctor(config: Path | None, probe: bool, as_json: bool) -> int:
+    """Says for each deployment whether it is guarded, with which window, and what is wrong."""
     from litellm_compaction.cli.doctor import doctor
 
-    return doctor(config=options.config, as_json=options.json, probes=options.probe, environ=os.environ)
+    return doctor(config=config, as_json=as_json, probes=probe, environ=os.environ)
 
 
-def _count(options: argparse.Namespace) -> int:
+@program.command(short_help="Count the tokens of a request.")
+@click.option("--model", default="", metavar="NAME", help="As LM Studio names it; for --batch where a line has none.")
+@_api_base("Where LM Studio listens")
+@click.option(
+    "--tokenizer",
+    default="",
+    metavar="PATH",
+    help="A .gguf or tokenizer.json, or what else the setting `tokenizer` takes.",
+)
+@_json("the count")
+@click.option(
+    "--batch",
+    is_flag=True,
+    help='One {"model", "messages", "tools"} per input line, one {"tokens"} or {"error"} per output line.',
+)
+@click.argument("file")
+def count(file: str, model: str, api_base: str | None, tokenizer: str, as_json: bool, batch: bool) -> int:
+    """Counts the tokens of a request {"messages": […], "tools": […]} in FILE, as the proxy would.
+
+    FILE - reads from the standard input.
+    """
     from litellm_compaction.cli.count import count
 
     return count(
-        options.file,
-        model=options.model or "",
-        api_base=options.api_base,
-        tokenizer=options.tokenizer or "",
-        as_json=options.json,
-        batch=options.batch,
+        file,
+        model=model,
+        api_base=api_base,
+        tokenizer=tokenizer,
+        as_json=as_json,
+        batch=batch,
         environ=os.environ,
     )
 
 
-def _compact(options: argparse.Namespace) -> int:
+@program.command(short_help="Show what would be made of a conversation, or make it.")
+@click.option("--model", required=True, metavar="NAME", help="Who gets the conversation, and summarizes it.")
+@click.option("--window", required=True, type=click.IntRange(1024, _MOST), metavar="TOKENS", help="Its context length.")
+@click.option("--strategy", type=click.Choice(get_args(StrategyName)), help="How the older part is condensed.")
+@click.option(
+    "--keep-recent", type=click.IntRange(1, _MOST), metavar="N", help="Recent messages that stay as they are."
+)
+@_api_base("Who writes the summary")
+@click.option("--dry-run", is_flag=True, help="Only say what would be done; no model is asked.")
+@_json("the report, and the new request,")
+@click.option("-o", "--output", type=_PATH, metavar="PATH", help="Write the new request to a file.")
+@click.argument("file")
+def compact(
+    file: str,
+    model: str,
+    window: int,
+    strategy: str | None,
+    keep_recent: int | None,
+    api_base: str | None,
+    dry_run: bool,
+    as_json: bool,
+    output: Path | None,
+) -> int:
+    """Compacts the conversation in FILE as the proxy would; says what is kept, edited, summarized and dropped.
+
+    FILE is JSON, {"messages": …, "tools": …} or the messages alone; - reads from the standard input.
+    """
     from litellm_compaction.cli.compact import Options, compact
 
     chosen = Options(
-        model=options.model,
-        window_tokens=options.window,
-        strategy=options.strategy,
-        keep_recent=options.keep_recent,
-        api_base=options.api_base,
-        dry_run=options.dry_run,
-        json=options.json,
-        output=options.output,
+        model=model,
+        window_tokens=window,
+        strategy=strategy,
+        keep_recent=keep_recent,
+        api_base=api_base,
+        dry_run=dry_run,
+        json=as_json,
+        output=output,
     )
-    return compact(options.file, chosen, os.environ)
+    return compact(file, chosen, os.environ)
 
 
-def _events(options: argparse.Namespace) -> int:
+@program.command(short_help="Show what was compacted, when and why.")
+@click.option("--follow", is_flag=True, help="Go on with new events until Ctrl-C.")
+@_json("one object a line")
+@click.option("--last", type=click.IntRange(1, _MOST), default=50, metavar="N", help="How many.")
+@_place
+def events(follow: bool, as_json: bool, last: int, store: str | None, config: Path | None) -> int:
+    """Shows the history that the proxies keep in their store, oldest first; never any text."""
     from litellm_compaction.cli.events import events
 
-    return events(_place(options), last=options.last, follow=options.follow, as_json=options.json)
+    return events(_store(store, config), last=last, follow=follow, as_json=as_json)
 
 
-def _store_ls(options: argparse.Namespace) -> int:
+@program.group("store", short_help="Look at stored compactions, or delete them.", no_args_is_help=False)
+def store_actions() -> None:
+    """Looks at the compactions that the proxies keep, or deletes them."""
+
+
+@store_actions.command(short_help="One line for each compaction, without text.")
+@_place
+def ls(store: str | None, config: Path | None) -> int:
+    """Lists the stored compactions, one line each, without text."""
     from litellm_compaction.cli.stores import ls
 
-    return ls(_place(options))
+    return ls(_store(store, config))
 
 
-def _store_show(options: argparse.Namespace) -> int:
+@store_actions.command(short_help="One compaction with its text.")
+@click.argument("id")
+@_place
+def show(id: str, store: str | None, config: Path | None) -> int:  # noqa: A002 - the argument's name is its metavar
+    """Shows one compaction with its summary and ledger, which are conversation text.
+
+    ID is as `store ls` and `events` show it; its beginning will do.
+    """
     from litellm_compaction.cli.stores import show
 
-    return show(_place(options), options.id)
+    return show(_store(store, config), id)
 
 
-def _store_purge(options: argparse.Namespace) -> int:
+@store_actions.command(short_help="Delete compactions, after a question.")
+@click.option("--scope", metavar="S", help="Those of one scope, as `store ls` shows it.")
+@click.option("--older-than", callback=_age_s, metavar="AGE", help="Unused for so long: 90s, 12h, 30d, 8w.")
+@click.option("--all", "everything", is_flag=True, help="Everything, with the history.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@_place
+def purge(
+    scope: str | None, older_than: float | None, everything: bool, yes: bool, store: str | None, config: Path | None
+) -> int:
+    """Deletes stored compactions, after a question."""
     from litellm_compaction.cli.stores import purge
 
-    return purge(
-        _place(options),
-        scope=options.scope,
-        older_than_s=options.older_than,
-        everything=options.all,
-        ask=not options.yes,
-    )
-
-
-def _place(options: argparse.Namespace) -> Store:
-    from litellm_compaction.cli.stores import chosen_store
-
-    return chosen_store(options.store, options.config, os.environ)
+    return purge(_store(store, config), scope=scope, older_than_s=older_than, everything=everything, ask=not yes)

@@ -10,15 +10,13 @@ import pytest
 
 from litellm_compaction import __version__
 from litellm_compaction.cli import main
-from litellm_compaction.cli.app import parser
+from litellm_compaction.cli.app import program
 
 
 def test_up_has_safe_defaults() -> None:
     """Port 4000, this machine only, no simulator unless needed."""
-    options = parser().parse_args(["up"])
-    assert (options.host, options.port, options.config) == ("127.0.0.1", 4000, None)
-    assert not options.simulator
-    assert options.lm_studio is None
+    options = program.commands["up"].make_context("up", []).params
+    assert options == {"host": "127.0.0.1", "port": 4000, "config": None, "simulator": False, "lm_studio": None}
 
 
 @pytest.mark.parametrize(
@@ -47,11 +45,12 @@ def test_up_has_safe_defaults() -> None:
     ],
 )
 def test_wrong_arguments_end_with_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """argparse explains and ends with its usual code."""
-    with pytest.raises(SystemExit) as ended:
-        main(arguments)
-    assert ended.value.code == 2
-    assert "usage: litellm-compaction" in capsys.readouterr().err
+    """A line of usage and what is wrong, on the standard error."""
+    assert main(arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "Usage: litellm-compaction" in captured.err
+    assert "Error: " in captured.err
 
 
 @pytest.mark.parametrize(
@@ -59,17 +58,20 @@ def test_wrong_arguments_end_with_2(arguments: list[str], capsys: pytest.Capture
 )
 def test_help_is_there(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """Each command explains itself."""
-    with pytest.raises(SystemExit) as ended:
-        main([*command, "--help"])
-    assert ended.value.code == 0
-    assert "usage: litellm-compaction" in capsys.readouterr().out
+    assert main([*command, "--help"]) == 0
+    assert capsys.readouterr().out.startswith(" ".join(("Usage: litellm-compaction", *command)))
 
 
 def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
     """`--version` prints it."""
-    with pytest.raises(SystemExit):
-        main(["--version"])
+    assert main(["--version"]) == 0
     assert capsys.readouterr().out.strip() == f"litellm-compaction {__version__}"
+
+
+def test_a_terminal_is_sent_no_command_of_an_argument(capsys: pytest.CaptureFixture[str]) -> None:
+    """An argument with an escape sequence comes back readable in the error."""
+    assert main(["\x1b[2Jevil"]) == 2
+    assert "\x1b" not in capsys.readouterr().err
 
 
 def test_our_errors_become_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
 import re
 from pathlib import Path
 
+import click
 import pytest
 import yaml
 from pydantic import BaseModel
 
-from litellm_compaction.cli.app import parser
+from litellm_compaction.cli.app import program
 from litellm_compaction.cli.config_file import read_config
 from litellm_compaction.cli.findings import config_findings
 from litellm_compaction.config import PLACEHOLDERS, DeploymentSettings, Settings
@@ -86,22 +86,21 @@ def test_ci_runs_the_tests_of_the_readme() -> None:
 
 def test_every_command_and_option_is_documented() -> None:
     """The table of the command line is complete and has nothing else."""
-    [commands] = [action for action in parser()._actions if isinstance(action, argparse._SubParsersAction)]
-    for name, command in commands.choices.items():
+    for name, command in program.commands.items():
         [row] = [
             line
             for line in page("docs/command-line.md").splitlines()
             if line.startswith(f"| `litellm-compaction {name}")
         ]
         documented = set(re.findall(r"--[a-z-]+", row.split("` |")[0]))
-        assert documented == options_of(command) - {"--help"}, name
+        assert documented == options_of(command), name
 
 
-def options_of(command: argparse.ArgumentParser) -> set[str]:
+def options_of(command: click.Command) -> set[str]:
     """Those of its actions too."""
-    known = {option for action in command._actions for option in action.option_strings if option.startswith("--")}
-    nested = [action for action in command._actions if isinstance(action, argparse._SubParsersAction)]
-    return known.union(*(options_of(each) for action in nested for each in action.choices.values()))
+    known = {option for each in command.params for option in each.opts if option.startswith("--")}
+    actions = command.commands.values() if isinstance(command, click.Group) else ()
+    return known.union(*map(options_of, actions))
 
 
 def links_of(text: str) -> list[str]:
