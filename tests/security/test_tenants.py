@@ -313,48 +313,91 @@ async def test_a_record_serves_its_own_tenant_only(scene: Scene) -> None:
     assert actions == dict.fromkeys(IDENTITIES, "compacted") | {"sk-red-arno": "reused"}
 
 
-_USAGES: tuple[Any, ...] = (
-    {"prompt_tokens": 10**9, "completion_tokens": 10**9},
-    {"prompt_tokens": 10**9, "completion_tokens": 1},
-    {"prompt_tokens": 1, "completion_tokens": 10**9},
-    {"prompt_tokens": -5, "completion_tokens": -5},
-    {"prompt_tokens": 0, "completion_tokens": 0},
-    {"prompt_tokens": True, "completion_tokens": True},
-    {"prompt_tokens": "900", "completion_tokens": "1"},
-    {"prompt_tokens": 1e308, "completion_tokens": 1e308},
-    {"prompt_tokens": [9], "completion_tokens": {}},
-    {"prompt_tokens": 1, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": 10**9}},
-    {"prompt_tokens": WINDOW + 1, "completion_tokens": 1},
-    [],
-    "all",
-)
+# Larger than every number of `_LIES` that is to be no more than unlikely.
+_LIED_WINDOW = 8192
+# By what it is not believed: the rounds of what was asked, and what its server says of that, each time.
+# A round is about 240 tokens. Seen failing with each of the named checks removed, and only the rows of that check.
+_LIES: dict[str, tuple[int, list[Any]]] = {
+    "above the window: ReplyReader.learn": (20, [{"prompt_tokens": _LIED_WINDOW + 1, "completion_tokens": 1}] * 4),
+    "above it with its cache: ReplyReader.learn": (
+        20,
+        [{"prompt_tokens": 1, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": _LIED_WINDOW}}] * 4,
+    ),
+    "cut: TokenCounter.is_suspicious": (20, [{"prompt_tokens": 2000, "completion_tokens": 1}] * 4),
+    "no vocabulary has so many: is_plausible": (2, [{"prompt_tokens": 3000, "completion_tokens": 1}] * 4),
+    "no vocabulary has so few: is_plausible": (3, [{"prompt_tokens": 210, "completion_tokens": 1}] * 4),
+    "low for once: Calibration.believes": (2, [{"prompt_tokens": 220, "completion_tokens": 1}]),
+    "no whole number: wire.usage_of": (2, [{"prompt_tokens": 1000.0, "completion_tokens": 1.0}] * 4),
+    "nothing but a prompt: wire.usage_of": (2, [{"prompt_tokens": 1000}] * 4),
+    # What would rather be an error than be believed.
+    "huge": (1, [{"prompt_tokens": 10**9, "completion_tokens": 10**9}] * 4),
+    "a huge answer": (1, [{"prompt_tokens": 1, "completion_tokens": 10**9}] * 4),
+    "negative": (1, [{"prompt_tokens": -5, "completion_tokens": -5}] * 4),
+    "nothing": (1, [{"prompt_tokens": 0, "completion_tokens": 0}] * 4),
+    "truth values": (1, [{"prompt_tokens": True, "completion_tokens": True}] * 4),
+    "text": (1, [{"prompt_tokens": "900", "completion_tokens": "1"}] * 4),
+    "no number of tokens": (1, [{"prompt_tokens": 1e308, "completion_tokens": 1e308}] * 4),
+    "lists": (1, [{"prompt_tokens": [9], "completion_tokens": {}}] * 4),
+    "a list": (1, [[]] * 4),
+    "a word": (1, ["all"] * 4),
+}
 
 
-async def test_a_server_that_lies_of_usage_to_one_changes_nothing_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither window nor count, whatever numbers came with another tenant's answers."""
+async def _counted(scene: Scene, rounds: int) -> list[tuple[str, ...]]:
+    """What Alice is told of a conversation of her own, and of one that goes on like Bob's first."""
+    goes_on = [{"role": "assistant", "content": "Ported."}, {"role": "user", "content": "And then?"}]
+    found = []
+    for messages in (conversation("alice", rounds), [*conversation("bob-0", rounds), *goes_on]):
+        asked = Client(scene, "sk-alice", messages)
+        await asked.send()
+        assert asked.error is None
+        found.append(tuple(asked.headers[f"x-litellm-compaction{name}"] for name in ("", "-window", "-tokens-before")))
+    return found
 
-    def told(usage: Any) -> httpx.Response:
+
+def _large(monkeypatch: pytest.MonkeyPatch) -> Scene:
+    scene = Scene()
+    use_router(monkeypatch, scene.router)
+    for entry in scene.router.entries.values():
+        entry["model_info"]["compaction"].update({"context_length": _LIED_WINDOW, "enabled": True})
+    return scene
+
+
+async def _told(scene: Scene, rounds: int, usages: list[Any]) -> None:
+    """Requests of Bob's, each with what their server says they took."""
+    heard: list[Any] = []
+
+    def told(body: Any, usage: Any) -> httpx.Response:
+        heard.append(body)
         message = {"role": "assistant", "content": "Fine."}
         return httpx.Response(200, json={"id": "1", "choices": [{"index": 0, "message": message}], "usage": usage})
 
-    async def seen(scene: Scene) -> tuple[str, str, str]:
-        asked = Client(scene, "sk-alice", conversation("alice", 1))
-        await asked.send()
-        names = ("", "-window", "-tokens-before")
-        window, tokens, action = (asked.headers[f"x-litellm-compaction{name}"] for name in reversed(names))
-        return window, tokens, action
+    for number, usage in enumerate(usages):
+        scene.server.answer = lambda body, usage=usage: told(body, usage)
+        await Client(scene, "sk-bob", conversation(f"bob-{number}", rounds)).send()
+        assert len(heard) > number, "the lie was told"
 
-    fresh = Scene()
-    use_router(monkeypatch, fresh.router)
-    expected = await seen(fresh)
-    for usage in _USAGES:
-        scene, heard = Scene(), []
-        use_router(monkeypatch, scene.router)
-        for number in range(4):
-            scene.server.answer = lambda body, usage=usage, heard=heard: heard.append(body) or told(usage)
-            await Client(scene, "sk-bob", conversation(f"bob-{number}", 1)).send()
-        assert len(heard) >= 4, "the lie was told"
-        assert await seen(scene) == expected, usage
+
+@pytest.mark.parametrize("lie", _LIES)
+async def test_a_server_that_lies_of_usage_to_one_changes_nothing_for_another(
+    lie: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither window nor count, whatever numbers came with another tenant's answers."""
+    rounds, usages = _LIES[lie]
+    expected = await _counted(_large(monkeypatch), rounds)
+    scene = _large(monkeypatch)
+    await _told(scene, rounds, usages)
+    assert await _counted(scene, rounds) == expected
+
+
+async def test_what_a_server_says_of_usage_is_believed_where_it_may_be_true(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the rows above show nothing: numbers are learned here, and by everybody who asks the deployment."""
+    for tokens, expected in ((300, "fewer"), (1000, "more")):
+        before = int((await _counted(_large(monkeypatch), 2))[0][-1])
+        scene = _large(monkeypatch)
+        await _told(scene, 2, [{"prompt_tokens": tokens, "completion_tokens": 1}] * 4)
+        after = int((await _counted(scene, 2))[0][-1])
+        assert ("more" if after > 1.5 * before else "fewer" if after < 0.7 * before else "as many") == expected
 
 
 def _seen(call: ChatCall) -> Reply:
