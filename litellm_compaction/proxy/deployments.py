@@ -75,6 +75,7 @@ class Publisher:
 logger = logging.getLogger("litellm_compaction")
 # Where LiteLLM looks for a key, in its order (proxy/auth/user_api_key_auth.py, 1.106.2).
 _KEY_HEADERS = ("x-litellm-api-key", "authorization", "api-key", "x-api-key", "x-goog-api-key")
+_JSON = (dict, list, str, int, float, type(None))
 _credential: ContextVar[str] = ContextVar("litellm_compaction_credential", default="")
 
 
@@ -253,12 +254,17 @@ def _pin(router: Any, deployment: Deployment) -> str:
 
 
 def metadata_of(body: Mapping[str, Any]) -> Mapping[str, Any]:
-    for key in ("litellm_metadata", "metadata"):
-        found = body.get(key)
-        if isinstance(found, Mapping) and "user_api_key" in found:
-            return found
-    found = body.get("metadata")
-    return found if isinstance(found, Mapping) else {}
+    """What LiteLLM has written about a request and who asks; {} where it has written nothing.
+
+    It writes into one of two places, depending on the route, and what the client has sent is left in the other one.
+    LiteLLM takes a client's words about keys away (1.106.2, `add_litellm_data_to_request`), but only its own place
+    has the object of the key, which no JSON can be.
+    """
+    places = [found for key in ("litellm_metadata", "metadata") if isinstance(found := body.get(key), Mapping)]
+    named = [found for found in places if "user_api_key" in found]
+    own = [found for found in named if not isinstance(found.get("user_api_key_auth"), _JSON)]
+    written = next(iter([*own, *named]), body.get("metadata"))
+    return written if isinstance(written, Mapping) else {}
 
 
 def _scope(metadata: Mapping[str, Any], group: str, settings: Settings) -> str:

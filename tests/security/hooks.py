@@ -155,6 +155,7 @@ class Client:
     Attributes:
         key: who asks.
         call_id: what its header `x-litellm-call-id` says.
+        shown: its other headers.
         attempts: the groups that are tried in turn; all but the last fail.
         sent: what left for a server, by either carrier.
         providers: by which way.
@@ -168,6 +169,7 @@ class Client:
     key: str
     messages: Sequence[Mapping[str, Any]]
     call_id: str = "shared"
+    shown: Mapping[str, str] = field(default_factory=dict)
     attempts: Sequence[str] = ("carried",)
     route: Route = "acompletion"
     stream: bool = False
@@ -197,7 +199,8 @@ class Client:
             **self.body,
             "litellm_call_id": self.call_id,
             "litellm_logging_obj": log,
-            "secret_fields": {"raw_headers": {"authorization": f"Bearer {self.key}"}},
+            "secret_fields": {"raw_headers": {"authorization": f"Bearer {self.key}", **self.shown}},
+            "proxy_server_request": {"headers": dict(self.shown), "body": {**self.body}},
             place: metadata,
         }
         handler = self.scene.handler
