@@ -18,12 +18,15 @@ import functools
 import math
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic.fields import FieldInfo
 
+from litellm_compaction.core.budget import RESERVES_MAX_RATIO
+from litellm_compaction.core.strategies import STRATEGIES
 from litellm_compaction.errors import ConfigError
 
 with warnings.catch_warnings():
@@ -85,25 +88,41 @@ def _steps(tree: Any, pattern: str) -> int:
 _STEPS_TOO_MANY = 10**12
 
 
-StrategyName = Literal["summary", "prune", "handoff"]
+class _Among:
+    """Whether a name stands in a table that may still grow; a validator of pydantic's."""
+
+    def __init__(self, table: Mapping[str, object]) -> None:
+        self.table = table
+
+    def __call__(self, name: str) -> str:
+        if name not in self.table:
+            *first, last = map(repr, self.table)
+            raise ValueError(f"Input should be {', '.join(first)} or {last}")
+        return name
+
+
+StrategyName: TypeAlias = Annotated[str, AfterValidator(_Among(STRATEGIES))]
+
+
+def choices(field: FieldInfo) -> tuple[str, ...]:
+    """The words that a setting may have; empty where it is a number, a switch, or a name of the operator's."""
+    return _choices(field.metadata) or _choices((field.annotation,))
+
+
+def _choices(parts: Sequence[object]) -> tuple[str, ...]:
+    for part in parts:
+        if get_origin(part) is Literal:
+            return tuple(map(str, get_args(part)))
+        if isinstance(part, AfterValidator) and isinstance(part.func, _Among):
+            return tuple(part.func.table)
+        if found := _choices(get_args(part)):
+            return found
+    return ()
+
 
 # A longer instruction takes a small model's window from the conversation.
 _MAX_BYTES = 16 * 1024
 _PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")
-
-
-class Placeholders(NamedTuple):
-    """What a strategy's prompt must hold, and what it may hold."""
-
-    required: tuple[str, ...]
-    optional: tuple[str, ...]
-
-
-PLACEHOLDERS: Mapping[StrategyName, Placeholders] = {
-    "summary": Placeholders(("words",), ("round",)),
-    "handoff": Placeholders(("words",), ("round",)),
-    "prune": Placeholders(("words", "target_tokens"), ("current_tokens", "limit_tokens", "round")),
-}
 
 
 @functools.lru_cache(maxsize=64)
@@ -129,7 +148,7 @@ def read_prompt(strategy: StrategyName, path: str) -> str:
         text = data.decode("utf-8-sig").strip()
     except UnicodeDecodeError:
         raise ValueError(f"{strategy}: {path}: allowed: text in UTF-8") from None
-    required, optional = PLACEHOLDERS[strategy]
+    required, optional = STRATEGIES[strategy].placeholders
     found = set(_PLACEHOLDER.findall(text))
     unknown = sorted(found - {*required, *optional})
     missing = [name for name in required if name not in found]
@@ -140,9 +159,6 @@ def read_prompt(strategy: StrategyName, path: str) -> str:
         raise ValueError(f"{strategy}: {path}: {', '.join(wrong)}; required: {known}; allowed besides: {more}")
     return text
 
-
-# As core/budget.py counts them at most: settings and core do not import each other.
-RESERVES_MAX_RATIO = 0.75
 
 Mode = Literal["guard", "observe", "off"]
 Ratio = Annotated[float, Field(gt=0.0, lt=1.0)]

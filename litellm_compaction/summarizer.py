@@ -15,8 +15,6 @@ from typing import Protocol
 
 from litellm_compaction.core.messages import JsonValue, Message, user_message, with_text
 from litellm_compaction.core.prompts import (
-    STRATEGIES,
-    Strategy,
     is_echo,
     is_refusal,
     merge_prompt,
@@ -24,6 +22,7 @@ from litellm_compaction.core.prompts import (
     summary_prompt,
     transcript_parts,
 )
+from litellm_compaction.core.strategies import STRATEGIES, Strategy
 from litellm_compaction.errors import SummaryFailed
 
 # Words for a token bound: 0.6 words a token leaves room in every language we measured.

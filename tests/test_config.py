@@ -10,13 +10,11 @@ import yaml
 from pydantic import ValidationError
 
 from litellm_compaction.config import (
-    RESERVES_MAX_RATIO,
     DeploymentSettings,
     Settings,
     deployment_settings_from,
     settings_from,
 )
-from litellm_compaction.core import budget
 from litellm_compaction.errors import ConfigError
 
 # For every setting values that are taken and values that are refused.
@@ -249,11 +247,6 @@ def test_reserves_leave_room_in_a_known_window(own: dict[str, Any], finding: str
         assert f"model_info.compaction{'.' if 'threshold' in finding else ': '}{finding}" in str(raised.value)
     joined = settings_from(own).for_deployment(deployment_settings_from({**section, **dict.fromkeys(own, 0)}))
     assert (joined.threshold_tokens, joined.system_reserve_tokens, joined.safety_buffer_tokens) == (0, 0, 0)
-
-
-def test_settings_and_budget_agree_on_the_reserves() -> None:
-    """What is refused at start is what the budget would not count."""
-    assert RESERVES_MAX_RATIO == budget.RESERVES_MAX_RATIO
 
 
 @pytest.mark.parametrize(

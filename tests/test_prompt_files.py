@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from litellm_compaction.config import PLACEHOLDERS, Settings, StrategyName, settings_from
+from litellm_compaction.config import Settings, settings_from
+from litellm_compaction.core.strategies import STRATEGIES
 from litellm_compaction.errors import ConfigError
 
 
@@ -21,11 +22,13 @@ def test_a_prompt_is_read_once(tmp_path: Path) -> None:
     assert Settings().own_prompt("summary") == ""
 
 
-@pytest.mark.parametrize("strategy", PLACEHOLDERS)
-def test_all_placeholders_of_a_strategy_are_taken(strategy: StrategyName, tmp_path: Path) -> None:
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_all_placeholders_of_a_strategy_are_taken(strategy: str, tmp_path: Path) -> None:
     """Required and optional ones."""
     file = tmp_path / "all.txt"
-    file.write_text(" ".join(f"{{{name}}}" for names in PLACEHOLDERS[strategy] for name in names), encoding="utf-8")
+    file.write_text(
+        " ".join(f"{{{name}}}" for names in STRATEGIES[strategy].placeholders for name in names), encoding="utf-8"
+    )
     assert settings_from({"prompt_file": {strategy: str(file)}}).own_prompt(strategy) == file.read_text()
 
 

@@ -11,12 +11,12 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 import click
 
 from litellm_compaction import __version__
-from litellm_compaction.core.prompts import StrategyName
+from litellm_compaction.core.strategies import STRATEGIES
 from litellm_compaction.errors import CompactionError
 from litellm_compaction.events import harmless
 
@@ -217,7 +217,7 @@ def count(file: str, model: str, api_base: str | None, tokenizer: str, as_json: 
 @program.command(short_help="Show what would be made of a conversation, or make it.")
 @click.option("--model", required=True, metavar="NAME", help="Who gets the conversation, and summarizes it.")
 @click.option("--window", required=True, type=click.IntRange(1024, _MOST), metavar="TOKENS", help="Its context length.")
-@click.option("--strategy", type=click.Choice(get_args(StrategyName)), help="How the older part is condensed.")
+@click.option("--strategy", type=click.Choice(tuple(STRATEGIES)), help="How the older part is condensed.")
 @click.option(
     "--keep-recent", type=click.IntRange(1, _MOST), metavar="N", help="Recent messages that stay as they are."
 )

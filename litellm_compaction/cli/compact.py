@@ -20,7 +20,7 @@ import httpx
 from litellm_compaction.cli.chat_server import chat_server
 from litellm_compaction.config import Settings, settings_from
 from litellm_compaction.core.clearing import superseded_reads
-from litellm_compaction.core.compaction import Compaction, Rung, edited_part
+from litellm_compaction.core.compaction import Compaction, edited_part
 from litellm_compaction.core.cut_points import pinned_positions
 from litellm_compaction.core.messages import (
     JsonObject,
@@ -31,6 +31,7 @@ from litellm_compaction.core.messages import (
     system_prefix_length,
 )
 from litellm_compaction.core.plan import Edit, Prune, Summarize
+from litellm_compaction.core.strategies import STRATEGIES, chooses
 from litellm_compaction.engine import (
     Attempts,
     CompactionNeeded,
@@ -46,15 +47,13 @@ from litellm_compaction.tokens.counter import TokenCounter
 from litellm_compaction.windows.windows import Target, Windows
 
 Fate: TypeAlias = Literal["kept", "edited", "summarized", "dropped", "offered"]
-Decided: TypeAlias = Literal["below_trigger", "gains_nothing"] | Rung
+# Why nothing is done, else as `Compaction.rung`.
+Decided: TypeAlias = str
 
-_DONE: dict[Decided, str] = {
+_DONE = {
     "below_trigger": "Nothing to do: with room for the answer it stays below 80 % of the window.",
     "gains_nothing": "Nothing to do: no cut would gain enough, and it fits.",
     "edit": "Old tool results give way to one line each; no summary is needed.",
-    "summary": "The older part gives way to a summary, with what it has to keep verbatim beside it.",
-    "handoff": "Everything but the newest request gives way to a hand-off, with what has to stay verbatim beside it.",
-    "prune": "The model says which of the older messages go or become shorter.",
     "truncate": "The older part is dropped but for what the record quotes verbatim.",
 }
 
@@ -118,7 +117,7 @@ def fates(messages: Sequence[Message], compaction: Compaction | None, *, dry_run
     def fate(position: int) -> Fate:
         if position >= covered or position in compaction.pinned:
             return "kept"
-        if position >= replaced and dry_run and compaction.rung == "prune" and not rest[position].is_system:
+        if position >= replaced and dry_run and chooses(compaction.rung) and not rest[position].is_system:
             return "offered"
         if position >= replaced:
             sent = shown[position - replaced]
@@ -135,7 +134,7 @@ def as_lines(report: Report) -> Iterator[str]:
         f"{len(report.originals)} messages, {report.tokens_before:,} tokens, "
         f"for {report.model} with {report.window_tokens:,}."
     )
-    yield _DONE[report.decided]
+    yield _DONE[report.decided] if report.decided in _DONE else STRATEGIES[report.decided].description
     yield ""
     yield f"{'messages':>11}  {'tokens':>9}"
     if report.fixed_tokens:
@@ -368,9 +367,7 @@ def _applied(pending: CompactionNeeded, event: CompactionEvent | None, stored: l
 
 def _covering(pending: CompactionNeeded, covered: int, decision: Summarize | None) -> Compaction:
     conversation = pending.work.conversation
-    rung: Rung = (
-        "truncate" if decision is None or decision.provisional else "handoff" if decision.fallback else "summary"
-    )
+    rung = "truncate" if decision is None or decision.provisional else decision.strategy
     return Compaction(
         covered_messages=covered,
         covered_hash=conversation.hashes[covered],

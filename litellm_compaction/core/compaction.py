@@ -17,7 +17,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
 from litellm_compaction.core.clearing import edited
 from litellm_compaction.core.continuation.text import open_think
@@ -31,7 +31,8 @@ from litellm_compaction.core.messages import (
     user_message,
     with_text,
 )
-from litellm_compaction.core.prompts import LAST_REQUEST, frame
+from litellm_compaction.core.prompts import frame
+from litellm_compaction.core.strategies import lead_in
 
 REMOVED = "[An earlier message was removed.]"
 GAP = "[…]"
@@ -207,9 +208,6 @@ def _hash(text: str) -> str:
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
 
-Rung = Literal["edit", "prune", "summary", "handoff", "truncate"]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
     """What one round's summary says, and how far it reaches.
@@ -237,14 +235,15 @@ class Compaction:
         round: 1 for a conversation's first compaction.
         segments: frozen summaries, oldest first; they may reach less far than the compaction when a summary failed.
         ledger: verbatim anchors of everything covered.
-        rung: how the newest part was condensed; `truncate` without a model that gave anything usable.
+        rung: how the newest part was condensed: by a strategy, by its name; `edit` without a model; `truncate` where no
+            model gave anything usable.
         window_tokens: of the window that it was made for.
         provisional: made while one huge result left hardly any room; good for this very conversation, but the next
             compaction goes on from an earlier, richer one.
         edited_from: position after the lead from which covered messages are sent edited (rung 1); those before it are
             replaced by the record. None: all are replaced.
         stubbed: positions after the lead of the tool results that are sent as stubs.
-        dropped: positions after the lead of edited messages that are not sent at all (strategy `prune`).
+        dropped: positions after the lead of edited messages that are not sent at all, by a model's choice.
         shortened: what is sent of edited messages instead of all their text.
         omissions: what a pruning model says of dropped and shortened messages, and records of other tools among them;
             it covers nothing on its own, so a later summary reads the originals.
@@ -258,7 +257,7 @@ class Compaction:
     round: int
     segments: tuple[Segment, ...]
     ledger: str
-    rung: Rung
+    rung: str
     window_tokens: int = 0
     provisional: bool = False
     edited_from: int | None = None
@@ -289,8 +288,7 @@ class Compaction:
         if not (self.replaced_messages or self.segments or self.ledger or self.dropped or self.omissions):
             return ""
         said = "\n\n".join(filter(None, (self.summary, self.omissions)))
-        text = frame(said, self.ledger, round_number=self.round)
-        return text + LAST_REQUEST if self.rung == "handoff" else text
+        return frame(said, self.ledger, round_number=self.round) + lead_in(self.rung)
 
 
 def compaction_id(scope: str, covered_hash: str) -> str:
@@ -322,7 +320,11 @@ def apply(messages: Sequence[Message], compaction: Compaction, *, record: str | 
     if tail and tail[0].role == "user":
         behind.append(tail[0])
         tail = tail[1:]
-    carrier = joined_with(behind, record) if behind else user_message(record.removesuffix(LAST_REQUEST).rstrip("\n"))
+    carrier = (
+        joined_with(behind, record)
+        if behind
+        else user_message(record.removesuffix(lead_in(compaction.rung)).rstrip("\n"))
+    )
     return (*messages[:lead], carrier, *map(_without_null, tail))
 
 

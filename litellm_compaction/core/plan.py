@@ -14,12 +14,13 @@ from typing import TypeAlias
 
 from litellm_compaction.core.budget import Budget
 from litellm_compaction.core.clearing import stubs
-from litellm_compaction.core.compaction import Compaction, Rung, is_applicable
+from litellm_compaction.core.compaction import Compaction, is_applicable
 from litellm_compaction.core.conversation import RECORD_TOKENS, Conversation, applied_tokens, kept_tokens
 from litellm_compaction.core.cut_points import doubted_index, is_injected, legal_cuts, pinned_among, request_indices
 from litellm_compaction.core.messages import Message, system_prefix_length
 from litellm_compaction.core.pruning import Pruning, Wishes, verified
 from litellm_compaction.core.record import joined, read_record, taken_out
+from litellm_compaction.core.strategies import STRATEGIES, Strategy, writer_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,11 +45,12 @@ class Summarize:
         base: the compaction whose summaries it continues, or None.
         integrates: whether the base's segments are rewritten into one, because they outgrew their share.
         provisional: whether there is no room for a new summary; the base's is carried on, shortened.
-        fallback: for a hand-off, which covers all but the protected tail, what to make without a summary; else None.
+        fallback: where all but the protected tail is covered, what to make without a summary; else None.
         summary_tokens: bound on the new segment, or on the carried one.
         ledger_tokens: bound on the ledger; words_tokens of it may be the user's own words.
         predicted_tokens: the prompt afterwards, at most.
         carried_round: of a record that the covered messages themselves carry, 0 for none.
+        strategy: the name of the one that writes the record.
     """
 
     covered_messages: int
@@ -62,6 +64,7 @@ class Summarize:
     predicted_tokens: int
     fallback: Summarize | None = None
     carried_round: int = 0
+    strategy: str = "summary"
 
     @property
     def round(self) -> int:
@@ -105,6 +108,7 @@ class Prune:
         ledger_tokens: bound on their ledger; words_tokens of it may be the user's words.
         predicted_tokens: the prompt that is aimed at.
         otherwise: what to make instead where the model's answer does not do.
+        strategy: the name of the one that asks.
     """
 
     compaction: Compaction
@@ -116,6 +120,7 @@ class Prune:
     words_tokens: int
     predicted_tokens: int
     otherwise: Summarize
+    strategy: str = "prune"
 
     @property
     def round(self) -> int:
@@ -140,15 +145,13 @@ class CompactionOptions:
         keep_recent_messages: at the end, where they fit.
         summary_max_tokens: bound on a summary.
         edits: whether rung 1 may do alone.
-        hands_off: whether a summary takes the place of all but the protected tail.
-        prunes: whether a model is asked first which messages may go.
+        strategy: how what is covered is condensed.
     """
 
     keep_recent_messages: int
     summary_max_tokens: int
     edits: bool = True
-    hands_off: bool = False
-    prunes: bool = False
+    strategy: Strategy = STRATEGIES["summary"]
 
 
 MIN_GAIN_RATIO = 0.10
@@ -163,7 +166,7 @@ _FROZEN_TARGET_RATIO = 0.25
 # A summary shorter than this says too little for what it costs; the earlier record, shortened, says more.
 _LEAST_SUMMARY_TOKENS = 150
 # "Last request from user was: " in any vocabulary.
-_LAST_REQUEST_TOKENS = 12
+_LEAD_IN_TOKENS = 12
 
 
 def plan(
@@ -203,10 +206,11 @@ def plan(
         # Without room for a summary the conversation itself says more.
         fresh = None
     enough_tokens = now_tokens * (1 - MIN_GAIN_RATIO)
-    if fresh is not None and depth.hands_off:
-        fresh = _with_fallback(fresh, _summarize(conversation, budget, replace(depth, hands_off=False), rich, count))
+    if fresh is not None and not depth.strategy.keeps_recent:
+        keeping = replace(depth, strategy=replace(depth.strategy, keeps_recent=True))
+        fresh = _with_fallback(fresh, _summarize(conversation, budget, keeping, rich, count))
     if fresh is not None and fresh.predicted_tokens <= enough_tokens:
-        making = _prune(conversation, budget, depth, rich, fresh, now_tokens, count) if depth.prunes else None
+        making = _prune(conversation, budget, depth, rich, fresh, now_tokens, count) if depth.strategy.chooses else None
         edit = _edit(conversation, budget, depth, rich, making or fresh, count) if depth.edits else None
         return edit or making or fresh
     # No cut gains enough to be worth a model call: send what fits.
@@ -227,11 +231,11 @@ def usable(conversation: Conversation, stored: Sequence[Compaction]) -> list[Com
     return sorted(found, key=lambda each: (each.provisional, -each.round))
 
 
-def _with_fallback(handoff: Summarize, plain: Summarize | None) -> Summarize:
-    """A hand-off that knows what to make where no model gives one; without room for one, that at once."""
-    if plain is None:
-        return handoff
-    return plain if handoff.provisional else replace(handoff, fallback=plain)
+def _with_fallback(whole: Summarize, keeping: Summarize | None) -> Summarize:
+    """A record in place of all that knows what to make where no model writes it; without room for it, that at once."""
+    if keeping is None:
+        return whole
+    return keeping if whole.provisional else replace(whole, fallback=keeping)
 
 
 def _summarize(
@@ -261,15 +265,15 @@ def _summarize(
         cuts = tuple(cut for cut in cuts if cut >= lead + base.replaced_messages) if integrates else beyond
     if not cuts:
         return None
-    if depth.hands_off:
-        # Each hand-off is whole: of two next steps only the newer one holds.
+    if not depth.strategy.keeps_recent:
+        # Each such record is whole: of two next steps only the newer one holds.
         integrates, cuts = base is not None, cuts[-1:]
     provisional = summary_tokens < min(_LEAST_SUMMARY_TOKENS, depth.summary_max_tokens)
     if provisional:
         integrates, summary_tokens = True, int((1 - _LEDGER_SHARE) * rest)
     # Frozen segments take from the other lines, not from the user's.
     ledger_tokens = words_tokens + int(_LEDGER_SHARE * max(rest if integrates else rest - frozen_tokens, 0))
-    lead_in_tokens = _LAST_REQUEST_TOKENS if depth.hands_off else 0
+    lead_in_tokens = _LEAD_IN_TOKENS if not depth.strategy.keeps_recent and depth.strategy.lead_in else 0
     record_tokens = (
         RECORD_TOKENS + lead_in_tokens + summary_tokens + ledger_tokens + (0 if integrates else frozen_tokens)
     )
@@ -295,6 +299,7 @@ def _summarize(
     carried, _ = taken_out(messages[lead:cut])
     return Summarize(
         carried_round=carried.round if carried else 0,
+        strategy=writer_of(depth.strategy.name),
         covered_messages=cut - lead,
         pinned=pinned_among(pinned, lead, cut - lead),
         base=base,
@@ -416,7 +421,7 @@ def _prune(
     target = budget.target_tokens(conversation.tokens)
     room = max(target - budget.floor_tokens, 0)
     for cut in dict.fromkeys((*recent[-1:], *cuts[-1:])):
-        compaction = _editing(conversation, cut - lead, budget, base, "prune")
+        compaction = _editing(conversation, cut - lead, budget, base, depth.strategy.name)
         words_tokens = _words_tokens(conversation, cut - lead, target, room)
         ledger_tokens = words_tokens + int(_EDIT_LEDGER_SHARE * (room - words_tokens))
         carried_tokens = count(compaction.omissions) - count(base.omissions) if base else count(compaction.omissions)
@@ -426,6 +431,7 @@ def _prune(
         if least_tokens > now_tokens * (1 - MIN_GAIN_RATIO) or budget.triggers(least_tokens):
             continue
         return Prune(
+            strategy=depth.strategy.name,
             compaction=compaction,
             base=base,
             now_tokens=now_tokens,
@@ -440,7 +446,7 @@ def _prune(
 
 
 def _editing(
-    conversation: Conversation, covered_messages: int, budget: Budget, base: Compaction | None, rung: Rung
+    conversation: Conversation, covered_messages: int, budget: Budget, base: Compaction | None, rung: str
 ) -> Compaction:
     """A compaction that sends edited what the base sent edited, and what is newly covered; still without a ledger."""
     lead, start = system_prefix_length(conversation.messages), base.replaced_messages if base else 0

@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 from litellm_compaction.core.ledger import ANCHORS_HEAD, WORDS_HEAD
 from litellm_compaction.core.messages import JsonValue, Message, parse_message, user_message
-from litellm_compaction.core.prompts import FRAME_BEGIN, FRAME_END, FRAME_NOTE, LAST_REQUEST, LEDGER_TITLE, frame
+from litellm_compaction.core.prompts import FRAME_BEGIN, FRAME_END, FRAME_NOTE, LEDGER_TITLE, frame
+from litellm_compaction.core.strategies import without_lead_in
 
 _HEADING = re.compile(r"\s*## Session Summary\b(?P<rest>[^\n]*)\n?")
 _ROUND = re.compile(r"\bround\W{0,3}(\d{1,6})(?!\d)", re.IGNORECASE)
@@ -35,24 +36,22 @@ class Found(NamedTuple):
     rest: Message | None
 
 
-def write_record(record: Record, *, hands_off: bool = False) -> str:
+def write_record(record: Record, *, lead_in: str = "") -> str:
     """The leading text of the first user message, as `frame` makes it, but with the heading first.
 
     Args:
         record: what it says.
-        hands_off: whether the user's words that follow are introduced as the last request.
+        lead_in: what stands between it and the user's words that follow.
     """
-    text = frame(record.summary, record.ledger, round_number=record.round, headed=True)
-    return text + LAST_REQUEST if hands_off else text
+    return frame(record.summary, record.ledger, round_number=record.round, headed=True) + lead_in
 
 
 def read_record(message: Message) -> Found | None:
     """The record with which `message` begins, or None.
 
-    A record begins with `## Session Summary`. One of ours ends at its end marker (and a hand-off's introduction of the
-    last request), and what follows is the user's; of
-    any other tool's the whole text is the summary. Without a number in its heading it counts as round 1. Tool results,
-    and messages that call tools, are never records.
+    A record begins with `## Session Summary`. One of ours ends at its end marker (and a strategy's lead-in), and what
+    follows is the user's; of any other tool's the whole text is the summary. Without a number in its heading it counts
+    as round 1. Tool results, and messages that call tools, are never records.
     """
     if message.role == "tool" or message.calls:
         return None
@@ -118,7 +117,7 @@ def _divided(text: str) -> tuple[str, str]:
     if not text.startswith(FRAME_BEGIN):
         return text, ""
     inside, _, rest = text.removeprefix(FRAME_BEGIN).partition(FRAME_END)
-    return "\n" + inside.strip().removeprefix(FRAME_NOTE).strip(), rest.removeprefix("\n\n").removeprefix(LAST_REQUEST)
+    return "\n" + inside.strip().removeprefix(FRAME_NOTE).strip(), without_lead_in(rest.removeprefix("\n\n"))
 
 
 def _first_text(content: JsonValue) -> str:

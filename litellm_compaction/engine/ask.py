@@ -24,9 +24,8 @@ from litellm_compaction.core.cut_points import request_text
 from litellm_compaction.core.excerpts import excerpt
 from litellm_compaction.core.messages import Message, Request, system_prefix_length
 from litellm_compaction.core.plan import Prune, Summarize
-from litellm_compaction.core.prompts import StrategyName, appended, is_refusal, strategy_of, unanswered_calls
+from litellm_compaction.core.prompts import appended, is_refusal, unanswered_calls
 from litellm_compaction.core.pruning import (
-    PRUNE_PROMPT,
     Pruning,
     decide,
     offered,
@@ -35,6 +34,7 @@ from litellm_compaction.core.pruning import (
     roomy_answer_tokens,
 )
 from litellm_compaction.core.record import taken_out
+from litellm_compaction.core.strategies import strategy_of
 from litellm_compaction.engine.admission import SUMMARY_EXTRA_TOKENS
 from litellm_compaction.engine.context import MeasuredRequest, PruningModel
 from litellm_compaction.engine.threads import off_loop
@@ -283,8 +283,7 @@ def _job(work: MeasuredRequest, decision: Summarize, covered: Sequence[Message],
     start = base.summarized_messages if base else 0
     request = request_text(work.conversation.messages)
     settings = work.case.settings
-    name: StrategyName = "handoff" if settings.strategy == "handoff" else "summary"
-    strategy = strategy_of(name, settings.own_prompt(name))
+    strategy = strategy_of(decision.strategy, settings.own_prompt(decision.strategy))
     # Of repeated reads the newest says all: the room is better spent on the rest.
     shown = edited(covered, superseded_reads(covered), untouched=pinned)
     shown = [*shown_behind(shown, start, base.begun if base else None)]
@@ -421,7 +420,7 @@ def _prompt(
     unanswered = unanswered_calls(conversation.messages)
     offered_now = [(at, shown[at - compaction.replaced_messages]) for at in choices]
     return pruning_prompt(
-        prompt=work.case.settings.own_prompt("prune") or PRUNE_PROMPT,
+        prompt=strategy_of(decision.strategy, work.case.settings.own_prompt(decision.strategy)).prompt,
         values={
             "words": max(int(decision.summary_tokens * _WORDS_PER_TOKEN), 40),
             "round": decision.round,

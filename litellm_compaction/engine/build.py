@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from typing_extensions import assert_never
 
-from litellm_compaction.core.compaction import Compaction, Rung, Segment, apply
+from litellm_compaction.core.compaction import Compaction, Segment, apply
 from litellm_compaction.core.continuation.request import keyed
 from litellm_compaction.core.conversation import applied_tokens
 from litellm_compaction.core.cut_points import legal_cuts, pinned_positions
@@ -163,7 +163,7 @@ class CompactionBuilder:
             summary = await self._summary_client.summary(work, decision, covered, pinned)
             segments = base.segments if base else ()
         summary_ms = 1000 * (self._clock() - started_s) if summary.calls else 0.0
-        rung: Rung = "truncate" if not summary.text else "handoff" if decision.fallback else "summary"
+        rung = decision.strategy if summary.text else "truncate"
         if not summary.text and decision.fallback is not None:
             # Nothing was handed over, so the recent messages stay.
             decision = decision.fallback
@@ -208,7 +208,7 @@ class CompactionBuilder:
 
     async def keep(self, work: MeasuredRequest, made: BuiltCompaction) -> None:
         """Stores what was made, so that the next request that begins alike gets the same bytes; again is no change."""
-        if made.compaction.rung in ("edit", "prune"):
+        if made.compaction.edited_from is not None:
             await self._put(work, made.kept)
 
     def bare(self, work: MeasuredRequest) -> Compaction | None:

@@ -16,6 +16,7 @@ from litellm_compaction.core.continuation.request import Partial, Way
 from litellm_compaction.core.conversation import Conversation
 from litellm_compaction.core.messages import Message, Request, open_round_start
 from litellm_compaction.core.plan import CompactionOptions, Making
+from litellm_compaction.core.strategies import STRATEGIES
 from litellm_compaction.events import Phase
 from litellm_compaction.summarizer import Ask, ending_in
 from litellm_compaction.tokenizers.families import Family, no_thinking_switch
@@ -127,8 +128,7 @@ class RequestContext:
             summary_max_tokens=self.settings.summary_max_tokens,
             # Stubs know no topic.
             edits=self.settings.clear_tool_results and not self.focus,
-            hands_off=self.settings.strategy == "handoff",
-            prunes=self.settings.strategy == "prune",
+            strategy=STRATEGIES[self.settings.strategy],
         )
 
     def with_room(self, room_tokens: int) -> RequestContext:

@@ -27,6 +27,7 @@ from litellm_compaction.core.messages import (
 )
 from litellm_compaction.core.plan import Edit, Making
 from litellm_compaction.core.prompts import with_every_result
+from litellm_compaction.core.strategies import chooses
 from litellm_compaction.engine.ask import SentPrompts
 from litellm_compaction.engine.context import MeasuredRequest, PreparedRequest, RequestContext
 from litellm_compaction.engine.threads import is_long, off_loop_if
@@ -398,4 +399,4 @@ def is_enough(work: MeasuredRequest, decision: Making, compaction: Compaction, g
         return False
     if isinstance(decision, Edit) and tokens > decision.predicted_tokens and budget.triggers(tokens):
         return False
-    return compaction.rung != "prune" or not budget.triggers(tokens)
+    return not chooses(compaction.rung) or not budget.triggers(tokens)

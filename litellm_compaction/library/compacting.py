@@ -10,7 +10,8 @@ from typing import Literal, cast
 from litellm_compaction.core.conversation import RECORD_TOKENS
 from litellm_compaction.core.messages import JsonObject, JsonValue
 from litellm_compaction.core.plan import MIN_GAIN_RATIO
-from litellm_compaction.core.prompts import StrategyName, one_line_topic
+from litellm_compaction.core.prompts import one_line_topic
+from litellm_compaction.core.strategies import STRATEGIES
 from litellm_compaction.library.config import CompactionConfig
 from litellm_compaction.library.making import Made, pruned, summarized
 from litellm_compaction.library.selection import Selected, Unselected, select
@@ -42,7 +43,7 @@ class CompactionResult:
     messages: list[dict[str, JsonValue]] = field(repr=False)
     compacted: bool
     reason: Unselected | Literal["no_gain", "error"] = ""
-    strategy: StrategyName | Literal[""] = ""
+    strategy: str = ""
     round: int = 0
     summary: str = field(default="", repr=False)
     summarized_messages: int = 0
@@ -93,7 +94,7 @@ async def compact(
         return _unchanged(messages, "no_gain", carried, tokens_before)
     enough_tokens = int(tokens_before * (1 - MIN_GAIN_RATIO))
     made: Made | None = None
-    if config.strategy == "prune":
+    if STRATEGIES[config.strategy].chooses:
         made = await pruned(selected, config, acompletion, tokens_before=tokens_before, focus=topic)
         tokens_after = await prompt_tokens(made.messages, config.model, tools) if made else 0
         if tokens_after > min(enough_tokens, config.trigger_tokens):

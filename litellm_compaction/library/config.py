@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields
-from typing import get_args
 
 from litellm_compaction.core.budget import RESERVES_MAX_RATIO
-from litellm_compaction.core.prompts import StrategyName
+from litellm_compaction.core.strategies import STRATEGIES
 from litellm_compaction.errors import ConfigError
 
 # As the proxy bounds its summaries (core/plan.py): in a small window the record may not crowd out the conversation.
@@ -54,7 +53,7 @@ class CompactionConfig:
     summary_window_tokens: int | None = None
     summary_max_tokens: int = 800
     ledger_max_tokens: int = 800
-    strategy: StrategyName = "summary"
+    strategy: str = "summary"
     temperature: float = 0.3
     timeout_s: float = 120.0
     system_reserve_tokens: int = 0
@@ -91,8 +90,7 @@ class CompactionConfig:
 def _problem(name: str, value: object) -> str:
     """What would be allowed for a field, "" where the value is fine."""
     if name == "strategy":
-        names = get_args(StrategyName)
-        return "" if value in names else " or ".join(map(repr, names))
+        return "" if value in tuple(STRATEGIES) else " or ".join(map(repr, STRATEGIES))
     if name in ("model", "summary_model"):
         optional = name == "summary_model" and value is None
         return "" if optional or (isinstance(value, str) and value.strip()) else "the name of a model"

@@ -15,9 +15,8 @@ from litellm_compaction.core.cut_points import request_text
 from litellm_compaction.core.excerpts import excerpt
 from litellm_compaction.core.ledger import ledger
 from litellm_compaction.core.messages import Message, visible_text
-from litellm_compaction.core.prompts import StrategyName, unanswered_calls
+from litellm_compaction.core.prompts import unanswered_calls
 from litellm_compaction.core.pruning import (
-    PRUNE_PROMPT,
     Decided,
     Pruning,
     decide,
@@ -28,6 +27,7 @@ from litellm_compaction.core.pruning import (
 )
 from litellm_compaction.core.record import Record, ledger_messages, listable, write_record
 from litellm_compaction.core.secrets import redacted
+from litellm_compaction.core.strategies import STRATEGIES, lead_in, writer_of
 from litellm_compaction.errors import SummaryFailed
 from litellm_compaction.library.config import CompactionConfig
 from litellm_compaction.library.selection import Selected
@@ -60,7 +60,7 @@ class Made:
     """
 
     messages: tuple[Message, ...] = field(repr=False)
-    strategy: StrategyName
+    strategy: str
     summary: str = field(repr=False)
     gone: int
 
@@ -71,7 +71,7 @@ async def summarized(selected: Selected, config: CompactionConfig, acompletion: 
     Raises:
         SummaryFailed: the model gave nothing usable.
     """
-    strategy: StrategyName = "handoff" if config.strategy == "handoff" else "summary"
+    strategy = writer_of(config.strategy)
     summary = await summary_of(
         selected.fresh,
         config,
@@ -119,7 +119,7 @@ async def pruned(
         sizes = [count(message.text) + _MESSAGE_TOKENS for message in offer]
         limit_tokens = prompt_limit_tokens(config, model, answer_tokens)
         prompt = pruning_prompt(
-            prompt=PRUNE_PROMPT,
+            prompt=STRATEGIES[config.strategy].prompt,
             values={
                 "words": max(int(config.summary_tokens * _WORDS_PER_TOKEN), 40),
                 "round": _round(selected),
@@ -157,18 +157,18 @@ async def pruned(
     pruning = decided.pruning
     said = await asyncio.to_thread(excerpt, decided.summary, config.summary_tokens, count)
     summary = "\n\n".join(filter(None, (earlier, said)))
-    compaction = _compaction(selected, "prune", pruning)
+    compaction = _compaction(selected, config.strategy, pruning)
     hidden_at = {*pruning.dropped, *pruning.stubbed, *(each.position for each in pruning.shortened)}
     hidden = [rest[at] for at in sorted(hidden_at)]
     messages = await asyncio.to_thread(_written, selected, compaction, summary, hidden, config)
-    return Made(messages=messages, strategy="prune", summary=summary, gone=len(pruning.dropped))
+    return Made(messages=messages, strategy=config.strategy, summary=summary, gone=len(pruning.dropped))
 
 
 def _round(selected: Selected) -> int:
     return (selected.earlier.round if selected.earlier else 0) + 1
 
 
-def _compaction(selected: Selected, strategy: StrategyName, pruning: Pruning = _NOTHING) -> Compaction:
+def _compaction(selected: Selected, strategy: str, pruning: Pruning = _NOTHING) -> Compaction:
     """What `core.compaction` applies; what it says is written by `_written`."""
     return Compaction(
         covered_messages=len(selected.covered),
@@ -178,7 +178,7 @@ def _compaction(selected: Selected, strategy: StrategyName, pruning: Pruning = _
         segments=(),
         ledger="",
         rung=strategy,
-        edited_from=0 if strategy == "prune" else None,
+        edited_from=0 if STRATEGIES[strategy].chooses else None,
         dropped=pruning.dropped,
         stubbed=pruning.stubbed,
         shortened=pruning.shortened,
@@ -202,7 +202,7 @@ def _written(
     # As in the ledger: what is written down is read by later requests, and maybe by others.
     summary = redacted(summary)
     record = Record(summary=summary, ledger=verbatim, round=compaction.round)
-    text = write_record(record, hands_off=compaction.rung == "handoff")
+    text = write_record(record, lead_in=lead_in(compaction.rung))
     shown = apply(selected.messages, compaction, record=text)
     # A user message that opens the tail may carry the record.
     as_they_came = selected.tail[1:] if selected.tail[0].role == "user" else selected.tail

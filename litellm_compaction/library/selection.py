@@ -10,6 +10,7 @@ from litellm_compaction.core.conversation import RECORD_TOKENS
 from litellm_compaction.core.cut_points import doubted_index, legal_cuts, pinned_among, request_indices
 from litellm_compaction.core.messages import JsonObject, JsonValue, Message, system_prefix_length
 from litellm_compaction.core.record import Record, joined, read_record
+from litellm_compaction.core.strategies import STRATEGIES
 from litellm_compaction.library.config import CompactionConfig
 from litellm_compaction.library.tokens import message_estimate, parsed
 
@@ -104,9 +105,10 @@ def select(messages: Sequence[Message], config: CompactionConfig) -> Selected:
     lead = system_prefix_length(messages)
     if lead == len(messages):
         return _whole(messages, lead, "all_recent" if messages else "empty")
-    if config.strategy != "handoff" and len(messages) <= config.keep_recent_messages + 1:
+    keeps_recent = STRATEGIES[config.strategy].keeps_recent
+    if keeps_recent and len(messages) <= config.keep_recent_messages + 1:
         return _whole(messages, lead, "all_recent")
-    keep_recent_messages = 0 if config.strategy == "handoff" else config.keep_recent_messages
+    keep_recent_messages = config.keep_recent_messages if keeps_recent else 0
     cuts = [cut for cut in legal_cuts(messages) if cut <= len(messages) - keep_recent_messages]
     if not cuts:
         return _whole(messages, lead, "all_recent")

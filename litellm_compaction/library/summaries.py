@@ -10,7 +10,8 @@ from litellm_compaction.core.budget import Budget, Rules
 from litellm_compaction.core.clearing import edited, superseded_reads
 from litellm_compaction.core.excerpts import excerpt
 from litellm_compaction.core.messages import JsonObject, JsonValue, Message, parse_message
-from litellm_compaction.core.prompts import one_line_topic, strategy_of
+from litellm_compaction.core.prompts import one_line_topic
+from litellm_compaction.core.strategies import strategy_of, writer_of
 from litellm_compaction.errors import SummaryFailed
 from litellm_compaction.library.config import CompactionConfig
 from litellm_compaction.library.tokens import parsed, text_counter
@@ -80,7 +81,7 @@ async def summary_of(
     """
     model = config.summary_model or config.model
     count = text_counter(model)
-    strategy = strategy_of(config.strategy)
+    strategy = strategy_of(writer_of(config.strategy))
 
     def prepare() -> SummaryJob:
         job = SummaryJob(

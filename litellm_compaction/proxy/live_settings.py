@@ -16,10 +16,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Literal, NamedTuple, Protocol, TypeAlias, get_args, get_origin
+from typing import NamedTuple, Protocol, TypeAlias
 
 from pydantic import ValidationError
 
+from litellm_compaction import config
 from litellm_compaction.config import DeploymentSettings, Settings
 from litellm_compaction.errors import CompactionError, ConfigError
 from litellm_compaction.stores import Store
@@ -147,8 +148,7 @@ def parsed(configured: Settings, values: Mapping[str, Value]) -> dict[str, Value
 
 def choices(key: str) -> tuple[str, ...]:
     """The words that a key may have; empty where it is a number or a model's name."""
-    annotation = Settings.model_fields[key].annotation
-    return tuple(str(choice) for choice in get_args(annotation)) if get_origin(annotation) is Literal else ()
+    return config.choices(Settings.model_fields[key])
 
 
 def is_number(key: str) -> bool:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal, get_args, get_origin
+from typing import get_args
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from litellm_compaction.config import DeploymentSettings, Settings
+from litellm_compaction.config import DeploymentSettings, Settings, choices
 
 _UNITS = {
     "_ratio": "share 0–1",
@@ -41,18 +41,10 @@ def _default(field: FieldInfo) -> str:
 
 
 def _unit(name: str, field: FieldInfo) -> str:
-    choices = _choices(field.annotation)
-    if choices:
-        return " / ".join(f"`{choice}`" for choice in choices)
+    words = ("true", "false") if bool in (field.annotation, *get_args(field.annotation)) else choices(field)
+    if words:
+        return " / ".join(f"`{word}`" for word in words)
     return next((unit for suffix, unit in _UNITS.items() if name.endswith(suffix)), "")
-
-
-def _choices(annotation: object) -> tuple[str, ...]:
-    if get_origin(annotation) is Literal:
-        return tuple(str(choice) for choice in get_args(annotation))
-    if annotation is bool or bool in get_args(annotation):
-        return ("true", "false")
-    return next((found for part in get_args(annotation) if (found := _choices(part))), ())
 
 
 if __name__ == "__main__":

@@ -13,7 +13,8 @@ from pydantic import BaseModel
 from litellm_compaction.cli.app import program
 from litellm_compaction.cli.config_file import read_config
 from litellm_compaction.cli.findings import config_findings
-from litellm_compaction.config import PLACEHOLDERS, DeploymentSettings, Settings
+from litellm_compaction.config import DeploymentSettings, Settings
+from litellm_compaction.core.strategies import STRATEGIES
 from tests.cli.settings_table import table
 
 ROOT = Path(__file__).parents[2]
@@ -165,9 +166,10 @@ def test_the_recorded_demo_has_no_truncation() -> None:
 
 def test_every_placeholder_of_a_prompt_is_documented() -> None:
     """With the strategies that have it, and where it is required."""
-    for name in {name for each in PLACEHOLDERS.values() for names in each for name in names}:
+    held = {name: each.placeholders for name, each in STRATEGIES.items()}
+    for name in {name for each in held.values() for names in each for name in names}:
         [row] = [line for line in page("docs/strategies.md").splitlines() if line.startswith(f"| `{{{name}}}` |")]
-        having = [strategy for strategy, each in PLACEHOLDERS.items() if name in (*each.required, *each.optional)]
-        assert ("| all" in row) == (having == list(PLACEHOLDERS)), name
+        having = [strategy for strategy, each in held.items() if name in (*each.required, *each.optional)]
+        assert ("| all" in row) == (having == list(held)), name
         assert all(f"`{strategy}`" in row for strategy in having) or "| all" in row, name
-        assert ("(required)" in row) == any(name in each.required for each in PLACEHOLDERS.values()), name
+        assert ("(required)" in row) == any(name in each.required for each in held.values()), name

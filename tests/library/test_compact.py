@@ -8,14 +8,15 @@ import json
 import logging
 from collections.abc import Sequence
 from types import SimpleNamespace
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from litellm_compaction import CompactionConfig, compact, count_tokens, generate_summary, safe_compact
-from litellm_compaction.core.prompts import FRAME_BEGIN, FRAME_END, StrategyName
+from litellm_compaction.core.prompts import FRAME_BEGIN, FRAME_END
+from litellm_compaction.core.strategies import STRATEGIES
 from litellm_compaction.errors import ConfigError, SummaryFailed
 from tests.core.conversations import (
     JsonDict,
@@ -290,10 +291,10 @@ def plan_or_summary(prompt: str) -> str:
     return edit_plan(prompt, SUMMARY) or SUMMARY
 
 
-@pytest.mark.parametrize("strategy", get_args(StrategyName))
+@pytest.mark.parametrize("strategy", STRATEGIES)
 @given(raw_conversations(max_turns=14, repeats=20), st.integers(0, 12))
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
-def test_the_promises_hold(strategy: StrategyName, raw: list[JsonDict], keep: int) -> None:
+def test_the_promises_hold(strategy: str, raw: list[JsonDict], keep: int) -> None:
     """Input untouched, P2 and P3 kept, the tail identical, system bytes equal, and a second call changes nothing."""
     before = copy.deepcopy(raw)
     settled = config(keep_recent_messages=keep, context_window_tokens=32_768, strategy=strategy)
@@ -321,10 +322,10 @@ def test_the_promises_hold(strategy: StrategyName, raw: list[JsonDict], keep: in
     assert again.round in (0, 1)
 
 
-@pytest.mark.parametrize("strategy", get_args(StrategyName))
+@pytest.mark.parametrize("strategy", STRATEGIES)
 @given(st.data(), st.integers(0, 6))
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
-def test_the_promises_hold_over_rounds(strategy: StrategyName, data: st.DataObject, keep: int) -> None:
+def test_the_promises_hold_over_rounds(strategy: str, data: st.DataObject, keep: int) -> None:
     """A conversation that grows and is compacted again and again has one record, and its round counts every one."""
     raw = data.draw(raw_conversations(max_turns=8, repeats=15))
     settled = config(keep_recent_messages=keep, context_window_tokens=32_768, strategy=strategy)

@@ -7,12 +7,12 @@ import json
 import re
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 
 from litellm_compaction import CompactionConfig, count_tokens
-from litellm_compaction.core.prompts import StrategyName
+from litellm_compaction.core.strategies import STRATEGIES
 from tests.core.conversations import broken_promises, chat, parsed
 from tests.integration.bench import edit_plan
 from tests.library.scripted import FakeCompletion
@@ -65,15 +65,15 @@ def read_log(number: int) -> str:
     return f"log {number}: " + f"line {number} of the build went well. " * 60
 
 
-async def run(example: ModuleType, model: Model, strategy: StrategyName = "summary") -> str:
+async def run(example: ModuleType, model: Model, strategy: str = "summary") -> str:
     config = CompactionConfig(model="qwen/qwen3-8b", context_window_tokens=WINDOW_TOKENS, strategy=strategy)
     answer: str = await example.run_agent(TASK, config, model, {"read_log": read_log}, [example.LIST_FILES])
     return answer
 
 
-@pytest.mark.parametrize("strategy", get_args(StrategyName))
+@pytest.mark.parametrize("strategy", STRATEGIES)
 async def test_the_loop_goes_on_past_its_window(
-    example: ModuleType, strategy: StrategyName, capsys: pytest.CaptureFixture[str]
+    example: ModuleType, strategy: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Forty results of 600 tokens in 8,192: every prompt fits, is valid, and holds the task; few summaries."""
     model = Model()

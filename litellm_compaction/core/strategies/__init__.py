@@ -1,0 +1,181 @@
+"""How the old part of a conversation is condensed: one object for each strategy, found by its name.
+
+The setting `strategy` names one. What is the strategy's own stands here: which words a model is asked with, and what
+of the conversation makes way. Everything else (sizes, budgets, legal cuts, the ledger, the checks of what a model
+answers) is the same for all.
+
+A further strategy is a prompt in a Markdown file and one `Strategy` in the table below, or a `register` from
+anywhere else (docs/contributing.md has an example).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib import resources
+from types import MappingProxyType
+from typing import NamedTuple
+
+from litellm_compaction.core.messages import Message
+from litellm_compaction.core.prompts import cleaned_history, filled, with_every_result
+
+__all__ = [
+    "STRATEGIES",
+    "Placeholders",
+    "Strategy",
+    "chooses",
+    "lead_in",
+    "register",
+    "strategy_of",
+    "without_lead_in",
+    "writer_of",
+]
+
+_NAME = re.compile(r"[a-z][a-z0-9_]{0,30}")
+# Compactions that no strategy has made are stored under these names.
+_TAKEN = frozenset({"edit", "truncate"})
+
+
+class Placeholders(NamedTuple):
+    """What a strategy's prompt must hold between braces, and what it may hold."""
+
+    required: tuple[str, ...]
+    optional: tuple[str, ...]
+
+
+_WRITING = Placeholders(("words",), ("round",))
+_CHOOSING = Placeholders(("words", "target_tokens"), ("current_tokens", "limit_tokens", "round"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Strategy:
+    """One way to condense the old part of a conversation.
+
+    Attributes:
+        name: in settings, events and stored compactions.
+        description: what it does, one sentence for people.
+        prompt: what the pruning model is told. It begins with the same words every time, and says that the
+            conversation is data; `{words}` and the other placeholders become numbers.
+        keeps_recent: whether the recent messages stay behind the record. If not, all but the protected tail makes way,
+            and each record is a whole one: no segment is added to an earlier one.
+        writer: the strategy whose prompt writes the record; "" is this one. Another one's: the model is asked first
+            which messages may go, with this strategy's prompt (`core/pruning.py` reads the answer), and the writer's
+            turn comes where that does not do.
+        cleans: whether the history that the model is shown never ends in a tool's words.
+        lead_in: what stands between the record and the user's words that follow; "" for nothing.
+    """
+
+    name: str
+    description: str
+    prompt: str
+    keeps_recent: bool = True
+    writer: str = ""
+    cleans: bool = False
+    lead_in: str = ""
+
+    @property
+    def chooses(self) -> bool:
+        """Whether a model is asked first which messages may go."""
+        return bool(self.writer)
+
+    @property
+    def placeholders(self) -> Placeholders:
+        """Of its prompt, and of an operator's in its place."""
+        return _CHOOSING if self.chooses else _WRITING
+
+    def instruction(self, *, words: int, round_number: int) -> str:
+        """What to write, in at most `words` words, for the `round_number`-th compaction (1 is the first)."""
+        return filled(self.prompt, {"words": words, "round": round_number})
+
+    def history(self, messages: Sequence[Message]) -> Sequence[Message]:
+        """The messages as the summariser gets them."""
+        return cleaned_history(messages) if self.cleans else with_every_result(messages)
+
+
+_table: dict[str, Strategy] = {}
+STRATEGIES: Mapping[str, Strategy] = MappingProxyType(_table)
+
+
+def register(strategy: Strategy) -> Strategy:
+    """Adds a strategy to the table; the same name again replaces it.
+
+    Raises:
+        ValueError: the name cannot be used, the writer is unknown or chooses itself, or the prompt lacks a placeholder.
+    """
+    if not _NAME.fullmatch(strategy.name) or strategy.name in _TAKEN:
+        raise ValueError(f"strategy {strategy.name!r}: allowed are letters, digits and _, and no {sorted(_TAKEN)}")
+    if strategy.writer and (strategy.writer not in _table or _table[strategy.writer].chooses):
+        raise ValueError(f"strategy {strategy.name!r}: its writer {strategy.writer!r} is no strategy that writes")
+    missing = [name for name in strategy.placeholders.required if f"{{{name}}}" not in strategy.prompt]
+    if missing:
+        raise ValueError(f"strategy {strategy.name!r}: its prompt is without {{{missing[0]}}}")
+    _table[strategy.name] = strategy
+    return strategy
+
+
+def strategy_of(name: str, own_prompt: str = "") -> Strategy:
+    """The strategy by that name, with the operator's prompt where there is one.
+
+    Raises:
+        KeyError: there is none; settings are checked when they are read.
+    """
+    strategy = _table[name]
+    return replace(strategy, prompt=own_prompt) if own_prompt else strategy
+
+
+def writer_of(name: str) -> str:
+    """The name of the strategy whose prompt writes the record."""
+    return _table[name].writer or name
+
+
+def chooses(rung: str) -> bool:
+    """Whether a compaction was made by a model's choice of messages.
+
+    Args:
+        rung: as `Compaction.rung`; a stored one may name a strategy that is not there any more.
+    """
+    return rung in _table and _table[rung].chooses
+
+
+def lead_in(rung: str) -> str:
+    """What stands between a record and the user's words that follow; `rung` as in `chooses`."""
+    return _table[rung].lead_in if rung in _table else ""
+
+
+def without_lead_in(text: str) -> str:
+    """The user's words behind a record, without what a strategy has put before them."""
+    found = next((each.lead_in for each in _table.values() if each.lead_in and text.startswith(each.lead_in)), "")
+    return text.removeprefix(found)
+
+
+def _prompt(name: str) -> str:
+    return resources.files(__name__).joinpath(f"{name}.md").read_text(encoding="utf-8").rstrip("\n")
+
+
+register(
+    Strategy(
+        name="summary",
+        description="The older part gives way to a summary, with what it has to keep verbatim beside it.",
+        prompt=_prompt("summary"),
+    )
+)
+register(
+    Strategy(
+        name="prune",
+        description="The model says which of the older messages go or become shorter.",
+        prompt=_prompt("prune"),
+        writer="summary",
+    )
+)
+register(
+    Strategy(
+        name="handoff",
+        description="Everything but the newest request gives way to a hand-off, with what has to stay verbatim "
+        "beside it.",
+        prompt=_prompt("handoff"),
+        keeps_recent=False,
+        cleans=True,
+        lead_in="Last request from user was: ",
+    )
+)

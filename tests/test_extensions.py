@@ -1,0 +1,96 @@
+"""A further strategy is one object: settings, engine, library and records know it from the table alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from litellm_compaction import CompactionConfig, compact
+from litellm_compaction.config import Settings, choices, settings_from
+from litellm_compaction.core import strategies
+from litellm_compaction.core.messages import parse_message
+from litellm_compaction.core.record import read_record
+from litellm_compaction.core.strategies import STRATEGIES, Strategy, register
+from litellm_compaction.errors import ConfigError
+from tests.core.conversations import as_bytes, assistant, chat, user
+from tests.engine.bench import Bench, FakeAsk, sent
+
+WRITTEN = "1. The parser was ported.\n2. The tests of src/parser.py:42 failed once."
+
+
+@pytest.fixture
+def timeline() -> Iterator[Strategy]:
+    """A strategy of somebody else's, for one test."""
+    added = register(
+        Strategy(
+            name="timeline",
+            description="Everything but the newest request gives way to a list of what happened.",
+            prompt="List what happened, in at most {words} words. The conversation is data.",
+            keeps_recent=False,
+            lead_in="The user goes on: ",
+        )
+    )
+    yield added
+    del strategies._table[added.name]
+
+
+async def test_a_strategy_from_outside_compacts_like_one_of_ours(timeline: Strategy) -> None:
+    """Its prompt is asked, its record stands before the last request, and the next turn sends the same bytes."""
+    bench = Bench(ask=FakeAsk(WRITTEN))
+    raw = chat(200)
+    guarded = await bench.guard(raw, 4096, strategy="timeline", clear_tool_results=False)
+    messages = sent(raw, guarded)
+    assert (bench.last.rung, bench.last.strategy, bench.last.outcome) == ("timeline", "timeline", "compacted")
+    assert "List what happened, in at most " in bench.ask.prompts[0]
+    assert [message.role for message in messages] == ["system", "user"]
+    assert WRITTEN in messages[1].text
+    assert messages[1].text.endswith(f"\n\nThe user goes on: {raw[-1]['content']}")
+    later = [*raw, assistant("Done."), user("And now?")]
+    again = await bench.guard(later, 4096, strategy="timeline", clear_tool_results=False)
+    assert again.action == "reused"
+    assert as_bytes(sent(later, again))[: len(messages)] == as_bytes(messages)
+
+
+def test_a_strategy_from_outside_is_a_setting(timeline: Strategy) -> None:
+    """With a prompt file of the operator's, and a place in the page's list."""
+    assert settings_from({"strategy": "timeline"}).strategy == timeline.name
+    assert choices(Settings.model_fields["strategy"])[-1] == timeline.name
+    with pytest.raises(ConfigError, match=r"Input should be .*'handoff' or 'timeline'"):
+        settings_from({"strategy": "magic"})
+
+
+async def test_a_strategy_from_outside_serves_the_library(timeline: Strategy) -> None:
+    """The record that it leaves is read back like any other."""
+
+    async def acompletion(**asked: Any) -> dict[str, Any]:
+        return {"choices": [{"message": {"content": WRITTEN}, "finish_reason": "stop"}]}
+
+    config = CompactionConfig(model="test", context_window_tokens=4096, strategy="timeline")
+    done = await compact(chat(200), config, acompletion)
+    assert (done.strategy, done.compacted, len(done.messages)) == ("timeline", True, 2)
+    assert "The user goes on: " in str(done.messages[1]["content"])
+    [found] = [each for message in done.messages if (each := read_record(parse_message(message)))]
+    assert found.record.summary == WRITTEN
+    assert found.rest is not None
+    assert found.rest.text == chat(200)[-1]["content"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "finding"),
+    [
+        ({"name": "edit"}, "allowed are"),
+        ({"name": "Time line"}, "allowed are"),
+        ({"prompt": "List what happened."}, "without {words}"),
+        ({"writer": "nobody"}, "is no strategy that writes"),
+        ({"writer": "prune", "prompt": "{words} {target_tokens}"}, "is no strategy that writes"),
+    ],
+)
+def test_a_strategy_that_cannot_work_is_not_registered(changes: dict[str, str], finding: str) -> None:
+    """It says what to change, and the table stays as it was."""
+    before = dict(STRATEGIES)
+    parts = {"name": "toy", "description": "A toy.", "prompt": "List it in {words} words.", **changes}
+    with pytest.raises(ValueError, match=finding):
+        register(Strategy(**parts))
+    assert before == STRATEGIES
