@@ -10,12 +10,13 @@ import pytest
 
 from litellm_compaction import compact, count_tokens, safe_compact, select_messages
 from litellm_compaction.core.compaction import GAP
-from litellm_compaction.core.prompts import FRAME_END, LAST_REQUEST
+from litellm_compaction.core.prompts import FRAME_END
 from litellm_compaction.errors import SummaryFailed
 from tests.core.conversations import agent_run, assistant, broken_promises, calls, chat, parsed, result, system, user
 from tests.integration.bench import edit_plan
 from tests.library.scripted import SUMMARY, FakeCompletion, config
 
+LAST_REQUEST = "Last request from user was: "
 SAID = "The first steps are done; src/parser.py:42 was fixed."
 REFUSAL = "I'm sorry, but I can't help with that."
 
