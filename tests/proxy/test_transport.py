@@ -405,6 +405,57 @@ async def test_long_error_is_told_from_its_beginning() -> None:
     assert (answer.status_code, len(answer.content)) == (500, 32 * 1024)
 
 
+_LONG = {"message": "broken " * 300_000, "type": "server_error"}
+# (what the client asks for beside its messages, what its server says).
+_LONG_ERRORS: dict[str, tuple[Body, Callable[[], httpx.Response]]] = {
+    "an error": ({}, lambda: httpx.Response(500, json={"error": _LONG})),
+    "an error of a stream": ({"stream": True}, lambda: httpx.Response(400, json={"error": _LONG})),
+    "a first event": ({"stream": True}, lambda: sse({"error": _LONG})),
+    "a later event": ({}, lambda: sse(chunk({"content": "On"}), {"error": _LONG})),
+    "an overflow as an event": (
+        {"stream": True},
+        lambda: sse({"error": {"message": "Context size has been exceeded. " + "broken " * 300_000}}),
+    ),
+    "no answer inside a 200": ({}, lambda: httpx.Response(200, json={"error": _LONG})),
+    "an error, several answers": ({"n": 2}, lambda: httpx.Response(500, json={"error": _LONG})),
+    "an error of a stream of several": ({"n": 2, "stream": True}, lambda: httpx.Response(500, json={"error": _LONG})),
+    "no answer inside a 200, several": ({"n": 2}, lambda: httpx.Response(200, json={"error": _LONG})),
+    "an event of several answers": ({"n": 2, "stream": True}, lambda: sse({"error": _LONG}, done=False)),
+    "packed, several answers": (
+        {"n": 2},
+        lambda: folded(gzip.compress(json.dumps({"error": _LONG}).encode())),
+    ),
+}
+
+
+@pytest.mark.parametrize("error", _LONG_ERRORS)
+async def test_no_way_gives_litellm_a_long_error(error: str) -> None:
+    """It looks through an error's text some ten times on the event loop, 10 s for a megabyte."""
+    body, answer = _LONG_ERRORS[error]
+    told = await Wire([answer]).ask(**body)
+    assert 0 < len(told.content) < 33 * 1024
+    assert "broken" in told.text
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+async def test_no_text_completion_gives_litellm_a_long_error(is_known: bool) -> None:
+    """Of a prompt in no known shape, too, whose answer goes on as it came."""
+    told = await Wire([lambda: httpx.Response(500, json={"error": _LONG})]).complete(prompt="x" if is_known else {})
+    assert (told.status_code, len(told.content)) == (500, 32 * 1024)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_several_answers_are_bounded_like_one(stream: bool) -> None:
+    """They are passed on without being read as an answer, and so had no end."""
+    endless = [chunk({"content": "word " * 9000})] * 1500
+    wire = Wire([lambda: sse(*endless) if stream else whole({"content": "word " * 8_000_000})])
+    if stream:
+        with pytest.raises(httpx.RemoteProtocolError, match="more than"):
+            await wire.ask(n=2, stream=True)
+    else:
+        assert (await wire.ask(n=2)).status_code == 502
+
+
 async def test_answer_that_does_not_end_is_ended() -> None:
     """A server that knows no limit: after four windows it is not listened to any more."""
     wire = Wire([lambda: sse(*[chunk({"content": "word " * 50})] * 500)], window_tokens=2048)

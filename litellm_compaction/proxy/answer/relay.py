@@ -18,7 +18,7 @@ from litellm_compaction.engine import Outcome, PreparedRequest
 from litellm_compaction.errors import Overflow, is_crash
 from litellm_compaction.proxy.answer.overflowed import FULL_RATIO, NEAR_FULL_RATIO, judged, most_tokens
 from litellm_compaction.proxy.answer.protocol import Chunk, Notices, Received, UpstreamError
-from litellm_compaction.proxy.answer.sse import unreadable
+from litellm_compaction.proxy.answer.sse import ERROR_BYTES, unreadable
 from litellm_compaction.proxy.wire import Usage, usage_of
 from litellm_compaction.tokens.generated import GeneratedTokens
 
@@ -306,7 +306,7 @@ class Relay:
         code = said.get("code") if isinstance(said, Mapping) else None
         # The server has taken the request: without a number of its own it failed over its work.
         status = code if isinstance(code, int) else HTTPStatus.INTERNAL_SERVER_ERROR
-        error = UpstreamError(json.dumps(said, default=str), chunk, status=status)
+        error = UpstreamError(json.dumps(said, default=str)[:ERROR_BYTES], chunk, status=status)
         if not self.has_overflowed(error):
             self.end, self.error = "failed", error
 

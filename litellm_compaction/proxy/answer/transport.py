@@ -43,12 +43,15 @@ from litellm_compaction.proxy.answer.protocol import (
 from litellm_compaction.proxy.answer.relay import joined
 from litellm_compaction.proxy.answer.sse import (
     DONE,
+    ERROR_BYTES,
     Bounds,
     event_of,
     is_chunk,
     json_object,
+    pass_events,
     read_body,
     read_events,
+    short_error,
     unreadable,
 )
 from litellm_compaction.proxy.refusals import RECOGNIZED, bad_request, litellm_error_of, response_of
@@ -67,9 +70,6 @@ _NAMES: Mapping[Addition, re.Pattern[str]] = {
     "stream": re.compile(r"\bstream(ing)?\b", re.IGNORECASE),
 }
 _MAX_SERVERS = 1024
-# What an error says stands at its beginning; some quote the whole request behind that.
-# LiteLLM looks through an error's text some ten times, 10 s for a megabyte (1.106.2, 2026-11-22).
-_ERROR_BYTES = 32 * 1024
 # What described a transfer that is over.
 HOP_HEADERS = frozenset({"content-encoding", "content-length", "transfer-encoding", "connection"})
 _CHAT = "/chat/completions"
@@ -149,7 +149,7 @@ class HttpUpstream:
             self._answers += 1
             self.headers = self.headers or response.headers
             self.whole = None
-            if response.status_code == 200 and "event-stream" in response.headers.get("content-type", ""):
+            if _is_stream(response):
                 events = read_events(response, Bounds.of(max_tokens))
                 is_raw = continuation is not None and continuation.prompt is not None
                 yield _as_chat(events) if is_raw else events
@@ -221,7 +221,7 @@ class HttpUpstream:
             if response.status_code not in _UNKNOWN_KEY_STATUSES:
                 return response
             try:
-                body, _ = await read_body(response, _ERROR_BYTES)
+                body, _ = await read_body(response, ERROR_BYTES)
             finally:
                 await response.aclose()
             response = _read(response, body)
@@ -255,7 +255,7 @@ class HttpUpstream:
             UpstreamError: it is no answer, or a longer one than the request can have.
         """
         is_answer = response.status_code == 200
-        body, is_whole = await read_body(response, most_bytes if is_answer else _ERROR_BYTES)
+        body, is_whole = await read_body(response, most_bytes if is_answer else ERROR_BYTES)
         if is_answer and not is_whole:
             raise unreadable(f"its answer has more than {most_bytes} bytes")
         if is_answer and not is_quickly_read(body):
@@ -318,7 +318,7 @@ def _as_chunk(response: httpx.Response) -> Chunk:
     choices = answer.get("choices")
     choice = choices[0] if isinstance(choices, list) and choices else None
     if not isinstance(choice, dict):
-        raise UpstreamError(response.text, response, status=response.status_code)
+        raise UpstreamError(_beginning(response), response, status=response.status_code)
     message = choice.get("message", {"content": choice["text"]} if "text" in choice else None)
     delta = dict(message) if isinstance(message, dict) else {}
     if isinstance(calls := delta.get("tool_calls"), list):
@@ -326,8 +326,12 @@ def _as_chunk(response: httpx.Response) -> Chunk:
     shown = {key: value for key, value in choice.items() if key not in ("message", "text")}
     chunk = {**answer, "choices": [{**shown, "index": 0, "delta": delta}]}
     if not is_chunk(chunk):
-        raise UpstreamError(response.text, response, status=response.status_code)
+        raise UpstreamError(_beginning(response), response, status=response.status_code)
     return chunk
+
+
+def _beginning(response: httpx.Response) -> str:
+    return response.content[:ERROR_BYTES].decode(errors="replace")
 
 
 _LISTS = ("messages", "tools")
@@ -415,7 +419,7 @@ class GuardedTransport(ListTransport):
         """A text completion that the server itself knows, its answer as it comes; nothing of it is a conversation."""
         found, ids = wire.decode_prompt(body, is_bridged=False), wire.longest_ids(body)
         if found is None and ids is None:
-            return await self._inner.handle_async_request(request)
+            return await _short_if_error(await self._inner.handle_async_request(request))
         asked = replace(self._asked, output_tokens=wire.asked_output_tokens(body))
         try:
             if found is None:
@@ -467,12 +471,18 @@ class GuardedTransport(ListTransport):
             limit = guarded.max_output_tokens(asked.output_tokens)
             limit = await room.take(guarded, limit, is_watched=False, answers=answers, prompts=prompts)
             response = await upstream.send(guarded.messages, limit, continuation=None, stream=stream)
+            room.started()
+            bounds = Bounds.of(limit * answers * prompts)
+            if not _is_stream(response):
+                response = await _passed_whole(response, bounds.event_bytes)
+                room.leave()
+                return response
         except BaseException:
             # Also on cancellation: without an answer nothing else would end what it holds.
             room.leave()
             raise
-        response.stream = _Held(response.stream, room)
-        return response
+        headers = [(key, value) for key, value in response.headers.multi_items() if key.lower() not in HOP_HEADERS]
+        return httpx.Response(200, headers=headers, stream=_Held(response, room, bounds))
 
     async def _streamed(self, answer: Answer, upstream: HttpUpstream) -> httpx.Response:
         """A response whose first chunk is already there, so that a refusal keeps its real status."""
@@ -496,22 +506,21 @@ class GuardedTransport(ListTransport):
 
 
 class _Held(httpx.AsyncByteStream):
-    """A server's answer that holds its room in a shared context until it has been read, or its client has left."""
+    """A server's stream that holds its room in a shared context until it has been read, or its client has left."""
 
-    def __init__(self, stream: httpx.SyncByteStream | httpx.AsyncByteStream, room: Reservation) -> None:
-        assert isinstance(stream, httpx.AsyncByteStream)  # noqa: S101 - of an asynchronous transport
-        self._stream = stream
+    def __init__(self, response: httpx.Response, room: Reservation, bounds: Bounds) -> None:
+        self._response = response
         self._room = room
-        room.started()
+        self._bounds = bounds
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        async for piece in self._stream:
+        async for piece in pass_events(self._response, self._bounds):
             yield piece
         self._room.ended()
 
     async def aclose(self) -> None:
         try:
-            await self._stream.aclose()
+            await self._response.aclose()
         finally:
             self._room.leave()
 
@@ -585,6 +594,38 @@ def _as_it_is(create: Callable[..., Awaitable[Any]], transport: ListTransport) -
     return created
 
 
+def _is_stream(response: httpx.Response) -> bool:
+    return response.status_code == 200 and "event-stream" in response.headers.get("content-type", "")
+
+
+async def _short_if_error(response: httpx.Response) -> httpx.Response:
+    """A response as it is, an error without its end."""
+    if response.status_code < 400:
+        return response
+    try:
+        body, _ = await read_body(response, ERROR_BYTES)
+    finally:
+        await response.aclose()
+    return _read(response, body)
+
+
+async def _passed_whole(response: httpx.Response, most_bytes: int) -> httpx.Response:
+    """An answer that is no stream, read within bounds; what is no answer without its end."""
+    if response.status_code >= 400:
+        return await _short_if_error(response)
+    try:
+        body, is_whole = await read_body(response, most_bytes)
+        if not is_whole:
+            raise unreadable(f"its answer has more than {most_bytes} bytes")
+    except UpstreamError as error:
+        return _refusal(error)
+    finally:
+        await response.aclose()
+    is_short = len(body) <= ERROR_BYTES
+    is_answer = is_short or (is_quickly_read(body) and "choices" in json_object(body))
+    return _read(response, body if is_answer else body[:ERROR_BYTES])
+
+
 def _refusal(error: UpstreamError) -> httpx.Response:
     """The server's refusal as LiteLLM would have got it.
 
@@ -595,13 +636,19 @@ def _refusal(error: UpstreamError) -> httpx.Response:
         raise error.__cause__
     upstream: httpx.Response | None = error.response if isinstance(error.response, httpx.Response) else None
     if overflow_from_text(error.text) is not None:
+        text = error.text if len(error.text) <= ERROR_BYTES // 6 else short_error(error.text)["error"]["message"]
         # LiteLLM recognizes this wording as ContextWindowExceededError, so that the fallbacks for it fire. LM Studio
         # reports an overflow inside HTTP 200, too (goose 11318): for the client it is a 400 all the same.
         status = upstream.status_code if upstream is not None and upstream.status_code >= 400 else 400
-        return bad_request(f"{error.text} {RECOGNIZED}", status)
+        return bad_request(f"{text} {RECOGNIZED}", status)
     if upstream is None:
-        return httpx.Response(500, json=error.response if isinstance(error.response, dict) else {"error": "upstream"})
-    return _copied(upstream)
+        told = error.response if isinstance(error.response, dict) else {"error": "upstream"}
+        content = json.dumps(told).encode()
+        is_short = len(content) <= ERROR_BYTES
+        return httpx.Response(500, json=told if is_short else short_error(error.text))
+    copied = _copied(upstream)
+    is_short = len(copied.content) <= ERROR_BYTES
+    return copied if is_short else _read(copied, copied.content[:ERROR_BYTES])
 
 
 def _headers(upstream: HttpUpstream, content_type: str) -> list[tuple[str, str]]:
