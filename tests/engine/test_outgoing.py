@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from litellm_compaction.core.compaction import Compaction, Rung
+from litellm_compaction.core.compaction import Compaction
 from litellm_compaction.core.messages import Request
 from litellm_compaction.core.plan import Edit, Summarize
 from litellm_compaction.engine.ask import SentPrompts
@@ -45,7 +45,7 @@ SUMMARIZE = Summarize(
     ],
 )
 async def test_a_compaction_does_if_it_fits_shrinks_and_its_rung_reaches_what_it_was_made_for(
-    rung: Rung, predicted_tokens: int | None, before_tokens: int, after_tokens: int, enough: bool
+    rung: str, predicted_tokens: int | None, before_tokens: int, after_tokens: int, enough: bool
 ) -> None:
     """A summary only has to fit and shrink; an edit or a pruning that would be compacted again at once does not do."""
     bench = Bench()
