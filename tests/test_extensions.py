@@ -1,19 +1,27 @@
-"""A further strategy is one object: settings, engine, library and records know it from the table alone."""
+"""A further strategy, or kind of server, is one object: everything else knows it from the table alone."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import MappingProxyType
 from typing import Any
 
+import httpx
 import pytest
 
 from litellm_compaction import CompactionConfig, compact
 from litellm_compaction.config import Settings, choices, settings_from
 from litellm_compaction.core import strategies
-from litellm_compaction.core.messages import parse_message
+from litellm_compaction.core.messages import Request, parse_message
 from litellm_compaction.core.record import read_record
 from litellm_compaction.core.strategies import STRATEGIES, Strategy, register
+from litellm_compaction.engine.going_on import can_go_on_itself
 from litellm_compaction.errors import ConfigError
+from litellm_compaction.proxy.routing import deployment_of
+from litellm_compaction.windows import other_servers
+from litellm_compaction.windows.fetch import NotThisApi
+from litellm_compaction.windows.other_servers import Address, Asked, LocalServer, ServedModel
+from litellm_compaction.windows.windows import Windows
 from tests.core.conversations import as_bytes, assistant, chat, user
 from tests.engine.bench import Bench, FakeAsk, sent
 
@@ -94,3 +102,54 @@ def test_a_strategy_that_cannot_work_is_not_registered(changes: dict[str, str], 
     with pytest.raises(ValueError, match=finding):
         register(Strategy(**parts))
     assert before == STRATEGIES
+
+
+class Kobold(LocalServer):
+    """A kind of server of somebody else's."""
+
+    name = "kobold"
+    title = "Kobold"
+    says = "Kobold's max_context_length"
+    path = "/api/extra/true_max_context_length"
+    providers = MappingProxyType({"kobold": Address("KOBOLD_API_BASE", "http://127.0.0.1:5001")})
+    continues = True
+    counts = True
+
+    def read(self, answer: object) -> tuple[ServedModel, ...]:
+        if not isinstance(answer, dict) or not isinstance(answer.get("value"), int):
+            raise NotThisApi("no value")
+        return (ServedModel(names=(), context_length=answer["value"]),)
+
+    async def tokens_of(self, server: Asked, model: str, request: Request) -> int | None:
+        answer = await server.post("/api/extra/tokencount", {"prompt": request.messages[0].text})
+        return answer["value"] if isinstance(answer, dict) else None
+
+
+@pytest.fixture
+def kobold() -> Iterator[LocalServer]:
+    """Known for one test."""
+    added = other_servers.register(Kobold())
+    yield added
+    del other_servers._table[added.name]
+
+
+async def test_a_server_from_outside_says_its_window(kobold: LocalServer) -> None:
+    """By its own provider's name and address, or wherever OpenAI's API is spoken in a local network; it counts, too."""
+    values = {kobold.path: 6144, "/api/extra/tokencount": 17}
+
+    def answer(asked: httpx.Request) -> httpx.Response:
+        known = asked.url.port == 5001 and asked.url.path in values
+        return httpx.Response(200, json={"value": values[asked.url.path]}) if known else httpx.Response(404)
+
+    async with httpx.AsyncClient(transport=httpx.MockTransport(answer)) as http:
+        windows = Windows(cache_s=5.0, http=http)
+        for model, params in (("kobold/m", {}), ("openai/m", {"api_base": "http://127.0.0.1:5001/v1"})):
+            info = {"compaction": {"enabled": True}}
+            found = deployment_of({"model": model, **params}, info, group="g", environ={})
+            target = found.other_target or found.target
+            window = await windows.resolve(target)
+            assert (window.tokens, window.source) == (6144, "kobold")
+            assert can_go_on_itself(target, window.source)
+            request = Request(messages=(parse_message({"role": "user", "content": "x"}),))
+            assert await windows.tokens_of(target, request) == 17
+        await windows.aclose()

@@ -13,7 +13,6 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import get_args
 
 import httpx
 
@@ -49,11 +48,10 @@ from litellm_compaction.tokenizers.sources import Sources, TokenizerSource
 from litellm_compaction.tokens.prompt import renders_exactly
 from litellm_compaction.windows.fetch import KeyRefused, NotThisApi
 from litellm_compaction.windows.lmstudio import DEFAULT_API_BASE, Listing, WantedModel, list_models, match, server_root
-from litellm_compaction.windows.other_servers import PATHS, Served, list_served
-from litellm_compaction.windows.windows import Source, Target, Window, Windows
+from litellm_compaction.windows.other_servers import SERVERS, Served, list_served
+from litellm_compaction.windows.windows import Target, Window, Windows, server_of
 
 _LIMIT_S = 3.0
-_AS_SOURCE: dict[str, Source] = {source: source for source in get_args(Source)}
 
 
 async def examine(
@@ -260,12 +258,11 @@ class _Examiner:
                 model=model,
                 window_tokens=window.tokens,
                 window_source=window.source,
-                parallel=window.parallel if window.source in PATHS else None,
+                parallel=window.parallel if window.source in SERVERS else None,
             )
-            # Ollama would load the model.
-            counted, more = await self._counted(
-                counted, one, "", None, is_loaded=window.source in ("llama.cpp", "vllm")
-            )
+            server = server_of(window.source)
+            is_loaded = server is not None and not server.loads_on_request
+            counted, more = await self._counted(counted, one, "", None, is_loaded=is_loaded)
             rows.append(counted)
             findings += [*more, *about_window(row, one, window, served)]
         return rows, findings
@@ -359,8 +356,7 @@ class _Examiner:
     async def _with_ways(self, row: Examined, target: Target, source: TokenizerSource) -> Examined:
         """The row with how its server goes on, as far as anybody knows."""
         # Every source that is no server's leads to the last way, but for LM Studio's models.
-        by = _AS_SOURCE.get(row.window_source, "operator")
-        standing = await self._going_on.standing(target, by, can_render=renders_exactly(source.family))
+        standing = await self._going_on.standing(target, row.window_source, can_render=renders_exactly(source.family))
         return replace(row, ways=standing.ways, gone_on=standing.gone_on)
 
     def _not_loaded(self, name: str, what: str) -> Finding:
@@ -371,9 +367,7 @@ class _Examiner:
 
 _HERE = Path("config.yaml")
 _SOURCES = {
-    "llama.cpp": "llama.cpp's /props",
-    "vllm": "vLLM's max_model_len",
-    "ollama": "Ollama's /api/ps",
+    **{name: server.says for name, server in SERVERS.items()},
     "operator": "the config file",
     "max_input_tokens": "model_info.max_input_tokens",
     "model_map": "LiteLLM's model map",

@@ -14,7 +14,7 @@ from litellm_compaction.proxy.routing import Deployment
 from litellm_compaction.tokenizers.registry import LoadCost, load_cost, usable_soon, why_broken
 from litellm_compaction.tokenizers.sources import Kind, TokenizerSource
 from litellm_compaction.windows.lmstudio import Listing
-from litellm_compaction.windows.other_servers import PATHS, Served
+from litellm_compaction.windows.other_servers import SERVERS, Served
 from litellm_compaction.windows.windows import Target, Window
 
 _WORDS: Mapping[Kind, str] = {
@@ -115,15 +115,16 @@ def about_window(row: Examined, target: Target, window: Window, served: Served |
     """What to know of an opted-in deployment's window, and what to do where nobody knows it."""
     findings: list[Finding] = []
     write = "write model_info.compaction.context_length"
-    if served is not None and window.source not in PATHS and not target.asked_tokens:
-        if served.api == "ollama":
+    if served is not None and window.source not in SERVERS and not target.asked_tokens:
+        server = SERVERS[served.api] if served.api is not None else None
+        if server is not None and server.loads_on_request:
             load = "it is read when the first request has loaded it"
-            what = (
-                f"Ollama has not loaded {target.model}, so {window.tokens:,} tokens ({window.source}) count until then"
-            )
-            findings.append(note(row.name, f"{what}; {load}. To be sure, set num_ctx in litellm_params."))
+            what = f"{server.title} has not loaded {target.model}"
+            until = f"so {window.tokens:,} tokens ({window.source}) count until then"
+            surely = f" To be sure, set {server.window_parameter} in litellm_params." if server.window_parameter else ""
+            findings.append(note(row.name, f"{what}, {until}; {load}.{surely}"))
         elif window.source != "operator":
-            asked = ", ".join(PATHS[api] for api in target.apis)
+            asked = ", ".join(SERVERS[api].path for api in target.apis)
             findings.append(note(row.name, f"its server tells no window ({asked}): {write}."))
     if window.source == "default":
         findings.append(note(row.name, f"its window is assumed to be {window.tokens:,} tokens: {write}."))

@@ -19,7 +19,7 @@ from litellm_compaction.core.continuation.request import Way
 from litellm_compaction.engine.feedback import FACTS_SCOPE
 from litellm_compaction.stores import Store
 from litellm_compaction.windows.lmstudio import server_root
-from litellm_compaction.windows.windows import Source, Target
+from litellm_compaction.windows.windows import Source, Target, server_of
 
 logger = logging.getLogger("litellm_compaction")
 
@@ -35,9 +35,9 @@ WAYS_IN_WORDS: Mapping[Way, str] = {
     "turn": "the model is asked to go on in the user's place",
 }
 # LM Studio goes on with a last message of the assistant (lmstudio-bug-tracker 2041) and puts no template around the
-# prompt of a text completion (its documentation, "Completions"); llama.cpp does both (15 of 15 and 8 of 8 answers,
-# 2026-11), vLLM where it is told to (`continue_final_message`). Ollama renders prompts by its own template.
-_SOURCES: frozenset[Source] = frozenset(("api/v1", "api/v0", "llama.cpp", "vllm"))
+# prompt of a text completion (its documentation, "Completions"); so does llama.cpp (15 of 15 and 8 of 8 answers,
+# 2026-11), and vLLM where it is told to (`continue_final_message`).
+_LMSTUDIO: frozenset[Source] = frozenset(("api/v1", "api/v0"))
 # A server that was updated may do what it did not do before.
 _FORGET_S = 24 * 3600.0
 _STORE_TIMEOUT_S = 2.0
@@ -198,7 +198,8 @@ class GoingOn:
 
 def can_go_on_itself(target: Target, source: Source) -> bool:
     """Whether a server is of a kind that goes on with an answer itself."""
-    return target.is_lmstudio or source in _SOURCES
+    server = server_of(source)
+    return target.is_lmstudio or source in _LMSTUDIO or (server is not None and server.continues)
 
 
 def fact_key(target: Target) -> str:

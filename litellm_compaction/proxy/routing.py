@@ -32,25 +32,13 @@ from urllib.parse import urlsplit
 from litellm_compaction.config import SAME_MODEL, DeploymentSettings, Settings, deployment_settings_from
 from litellm_compaction.core.continuation.request import Way
 from litellm_compaction.engine import ALL_WAYS
-from litellm_compaction.windows.other_servers import Api
+from litellm_compaction.windows.other_servers import SERVERS, LocalServer
 from litellm_compaction.windows.windows import Source, Target
 
 # What the issue asks for where nothing else is known of a hosted model; never for LM Studio or another own server.
 DEFAULT_WINDOW_TOKENS = 128_000
 OPENAI_PROVIDERS = ("openai", "custom_openai")
 
-_OLLAMA = ("ollama", "ollama_chat")
-# What speaks which API, and where LiteLLM looks for it when the deployment names no address (LiteLLM 1.106.2:
-# main.py:4503, llms/hosted_vllm/chat/transformation.py:111, llms/llamafile/chat/transformation.py:28).
-_SELF_HOSTED: dict[str, tuple[tuple[Api, ...], str, str | None]] = {
-    "ollama": (("ollama",), "OLLAMA_API_BASE", "http://localhost:11434"),
-    "ollama_chat": (("ollama",), "OLLAMA_API_BASE", "http://localhost:11434"),
-    "hosted_vllm": (("vllm",), "HOSTED_VLLM_API_BASE", None),
-    "llamafile": (("llama.cpp",), "LLAMAFILE_API_BASE", "http://127.0.0.1:8080/v1"),
-}
-_OPENAI_COMPATIBLE: tuple[Api, ...] = ("llama.cpp", "vllm", "ollama")
-# Ollama's own cloud, which LiteLLM reaches by the same provider.
-_CLOUD_HOSTS = ("ollama.com", "ollama.ai")
 _LOCAL_SUFFIXES = (".local", ".lan", ".home", ".internal", ".localdomain", ".home.arpa", ".ts.net", ".test")
 _MODEL_MAP_FILE = "model_prices_and_context_window_backup.json"
 
@@ -67,18 +55,20 @@ def opted_in_target(
     Args:
         target: of the deployment; its `context_length` is what stands in `model_info.compaction`.
         provider: LiteLLM's name for how it is reached.
-        litellm_params: `num_ctx` makes Ollama allocate that many tokens for each request.
+        litellm_params: may say how many tokens each request makes the server allocate (Ollama: `num_ctx`).
         model_info: `max_input_tokens`, as far as the operator wrote it.
         environ: for the addresses that LiteLLM takes from variables.
     """
-    apis, variable, address = _SELF_HOSTED.get(provider, ((), "", None))
+    server = _self_hosted(provider)
+    apis: tuple[str, ...] = () if server is None else (server.name,)
+    variable, address = ("", None) if server is None else server.providers[provider]
     api_base = target.api_base or environ.get(variable) or address
     if provider in OPENAI_PROVIDERS and api_base and is_local_address(api_base):
-        apis = _OPENAI_COMPATIBLE
-    is_own = provider in _SELF_HOSTED or bool(api_base and is_local_address(api_base))
-    if api_base is None or _host(api_base).endswith(_CLOUD_HOSTS):
+        apis = tuple(SERVERS)
+    is_own = server is not None or bool(api_base and is_local_address(api_base))
+    if api_base is None or _is_cloud(api_base):
         apis, is_own = (), is_own and api_base is None
-    asked = _positive(litellm_params.get("num_ctx")) if provider in _OLLAMA else None
+    asked = _positive(litellm_params.get(server.window_parameter)) if server and server.window_parameter else None
     tokens, source = _told(target, asked, provider, model_info) or (
         (None, "operator") if is_own else (DEFAULT_WINDOW_TOKENS, "default")
     )
@@ -91,6 +81,16 @@ def opted_in_target(
         apis=apis,
         asked_tokens=asked,
     )
+
+
+def _self_hosted(provider: str) -> LocalServer | None:
+    """The kind of server behind a provider of LiteLLM's; None for a hosted one, or for OpenAI's API."""
+    return next((server for server in SERVERS.values() if provider in server.providers), None)
+
+
+def _is_cloud(api_base: str) -> bool:
+    """Whether an address is a hosted service that LiteLLM reaches by the name of a self-hosted server."""
+    return any(_host(api_base).endswith(server.cloud_hosts) for server in SERVERS.values() if server.cloud_hosts)
 
 
 def without_guesses(target: Target, written: int | None) -> Target:

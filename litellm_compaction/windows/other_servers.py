@@ -1,4 +1,4 @@
-"""Windows and exact counts of servers that are not LM Studio: llama.cpp's server, vLLM, Ollama.
+"""Windows and exact counts of servers that are not LM Studio: one class for each kind, in one table.
 
 Only deployments that an operator opted in are asked. Shapes are validated, never status alone; a GET here loads no
 model. Jan and llamafile run llama.cpp's server; KoboldCpp, LocalAI and others are not asked.
@@ -7,13 +7,17 @@ A server's own tokenizer counts a request exactly and generates nothing: llama.c
 /apply-template`) and counts (`POST /tokenize`; llama.cpp, tools/server/README.md); vLLM does both at once (`POST
 /tokenize` with messages; vLLM, entrypoints/openai). LM Studio has neither: there a very short answer tells
 (`engine/probing.py`).
+
+A further kind of server is a subclass of `LocalServer` and a `register` (docs/contributing.md has an example).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Literal, TypeAlias, TypeVar
+from types import MappingProxyType
+from typing import Annotated, ClassVar, NamedTuple, TypeAlias, TypeVar
 
 import httpx
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError
@@ -23,9 +27,11 @@ from litellm_compaction.errors import ServerUnavailable
 from litellm_compaction.windows.fetch import NotThisApi, get_json, post_json
 from litellm_compaction.windows.lmstudio import Tokens, list_or_empty, server_root, text_or_empty
 
-Api: TypeAlias = Literal["llama.cpp", "vllm", "ollama"]
+# A name in `SERVERS`.
+Api: TypeAlias = str
 
-PATHS: dict[Api, str] = {"llama.cpp": "/props", "vllm": "/v1/models", "ollama": "/api/ps"}
+# 100,000 tokens take llama.cpp about 0.1 s; a server that generates may be slower to answer.
+_COUNT_LIMIT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +64,233 @@ class Served:
 SILENT = Served(api=None, models=())
 
 
+class Address(NamedTuple):
+    """Where LiteLLM looks for a server whose deployment names no address.
+
+    LiteLLM 1.106.2: main.py:4503 (Ollama), llms/hosted_vllm/chat/transformation.py:111,
+    llms/llamafile/chat/transformation.py:28.
+
+    Attributes:
+        variable: of the environment.
+        default: where that is not set; None for nowhere.
+    """
+
+    variable: str
+    default: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """One server, to be asked.
+
+    Attributes:
+        api_base: of the server.
+        api_key: sent with each question.
+        timeout_s: limit for each question, body included.
+        api: its kind, for errors.
+    """
+
+    http: httpx.AsyncClient
+    api_base: str
+    api_key: str | None
+    timeout_s: float
+    api: Api
+
+    async def get(self, path: str) -> object:
+        """The JSON at `path`.
+
+        Raises:
+            NotThisApi, ServerUnavailable: as `fetch.get_json`.
+        """
+        url = f"{server_root(self.api_base)}{path}"
+        return await get_json(self.http, url, self.api_key, self.timeout_s, api=f"{self.api}'s API")
+
+    async def post(self, path: str, body: Mapping[str, JsonValue]) -> object:
+        """The JSON that answers `body`.
+
+        Raises:
+            NotThisApi, ServerUnavailable, ValueError, RecursionError: as `fetch.post_json`.
+        """
+        url = f"{server_root(self.api_base)}{path}"
+        return await post_json(self.http, url, self.api_key, dict(body), self.timeout_s, api=f"{self.api}'s API")
+
+
+class LocalServer(ABC):
+    """A kind of server that tells with which context length its models are loaded.
+
+    Attributes:
+        name: in logs, events, `doctor`, and as a window's source.
+        title: for people; `says` is what says the window.
+        path: of the question; a GET that loads nothing.
+        providers: LiteLLM's names for it, with where LiteLLM looks for it.
+        cloud_hosts: hosts of a hosted service that LiteLLM reaches by the same names; those are never asked.
+        window_parameter: by which a deployment has each request allocate its window; "" for none.
+        loads_on_request: whether a model that is not loaded is loaded by its first request.
+        continues: whether it goes on with an answer whose end is the last message, and takes a prompt that is rendered
+            here; `continues_when_told`: by vLLM's `continue_final_message` only.
+        counts: whether it has a tokenizer to ask.
+    """
+
+    name: ClassVar[Api]
+    title: ClassVar[str]
+    says: ClassVar[str]
+    path: ClassVar[str]
+    providers: ClassVar[Mapping[str, Address]] = MappingProxyType({})
+    cloud_hosts: ClassVar[tuple[str, ...]] = ()
+    window_parameter: ClassVar[str] = ""
+    loads_on_request: ClassVar[bool] = False
+    continues: ClassVar[bool] = False
+    continues_when_told: ClassVar[bool] = False
+    counts: ClassVar[bool] = False
+
+    @abstractmethod
+    def read(self, answer: object) -> tuple[ServedModel, ...]:
+        """The models that an answer to `path` lists.
+
+        Raises:
+            NotThisApi: the answer is another API's.
+        """
+
+    async def complete(self, server: Asked, models: tuple[ServedModel, ...], answer: object) -> tuple[ServedModel, ...]:
+        """`models` with what only a further question tells."""
+        return models
+
+    async def tokens_of(self, server: Asked, model: str, request: Request) -> int | None:
+        """The prompt tokens of a request that holds text only, as its chat completion will have them.
+
+        Args:
+            server: to be asked.
+            model: as the server knows it.
+            request: what would be sent.
+
+        Returns:
+            None where the server cannot say.
+
+        Raises:
+            ServerUnavailable, ValueError, RecursionError: it did not say.
+        """
+        return None
+
+
+class LlamaCpp(LocalServer):
+    """llama.cpp's server, llamafile and Jan."""
+
+    name = "llama.cpp"
+    title = "llama.cpp"
+    says = "llama.cpp's /props"
+    path = "/props"
+    providers = MappingProxyType({"llamafile": Address("LLAMAFILE_API_BASE", "http://127.0.0.1:8080/v1")})
+    continues = True
+    counts = True
+
+    def read(self, answer: object) -> tuple[ServedModel, ...]:
+        """The one model that it serves under every name."""
+        props = _valid(_Props, answer, self.path)
+        if props.default_generation_settings.n_ctx is None:
+            # A router in front of several models says 0 here (llama.cpp's server, router mode).
+            raise NotThisApi("/props names no context length")
+        return (
+            ServedModel(
+                names=(),
+                context_length=props.default_generation_settings.n_ctx,
+                slots=props.total_slots or 1,
+                path=props.model_path,
+            ),
+        )
+
+    async def complete(self, server: Asked, models: tuple[ServedModel, ...], answer: object) -> tuple[ServedModel, ...]:
+        """Its slots as what they are: of one unified cache, where each has as much as there is in all.
+
+        `llama-server` makes such a cache where nobody sets `--parallel`: four slots with the whole context each
+        (2026-11). /props has one slot's context; newer builds name the whole one beside their model, in /v1/models.
+        """
+        (model,) = models
+        if model.slots == 1:
+            return models
+        whole = _valid(_Props, answer, self.path).n_ctx
+        if whole is None:
+            try:
+                rows = _valid(_MetaListing, await server.get("/v1/models"), "/v1/models").data
+            except (NotThisApi, ServerUnavailable):
+                rows = []
+            whole = next((row.meta.n_ctx for row in rows if row.meta is not None and row.meta.n_ctx is not None), None)
+        return (replace(model, is_shared=whole is not None and whole == model.context_length),)
+
+    async def tokens_of(self, server: Asked, model: str, request: Request) -> int | None:
+        """Rendered by its template, then counted."""
+        prompt = _Rendered.model_validate(await server.post("/apply-template", _body(request))).prompt
+        asked: dict[str, JsonValue] = {"content": prompt, "add_special": True, "parse_special": True}
+        return len(_Tokenized.model_validate(await server.post("/tokenize", asked)).tokens) or None
+
+
+class Vllm(LocalServer):
+    """vLLM."""
+
+    name = "vllm"
+    title = "vLLM"
+    says = "vLLM's max_model_len"
+    path = "/v1/models"
+    providers = MappingProxyType({"hosted_vllm": Address("HOSTED_VLLM_API_BASE", None)})
+    continues = True
+    continues_when_told = True
+    counts = True
+    # Its `/tokenize` ("Tokenizer API") knows no other extras of a chat, and would leave them out.
+    _extras: ClassVar[frozenset[str]] = frozenset({"chat_template_kwargs"})
+
+    def read(self, answer: object) -> tuple[ServedModel, ...]:
+        """OpenAI's listing, with `max_model_len` on each card."""
+        rows = _valid(_VllmListing, answer, self.path).data
+        numbers = [row.max_model_len for row in rows if row.max_model_len is not None]
+        if not numbers:
+            raise NotThisApi("/v1/models names no max_model_len")
+        # LoRA adapters are listed without a number, and run on the engine of the models beside them.
+        return tuple(ServedModel(names=(row.id,), context_length=row.max_model_len or min(numbers)) for row in rows)
+
+    async def tokens_of(self, server: Asked, model: str, request: Request) -> int | None:
+        """Rendered and counted at once."""
+        if not request.extras.keys() <= self._extras:
+            return None
+        body = {**_body(request), "model": model, "add_generation_prompt": True}
+        return _Counted.model_validate(await server.post("/tokenize", body)).count
+
+
+class Ollama(LocalServer):
+    """Ollama; it renders every prompt by its own template, and has no tokenizer to ask."""
+
+    name = "ollama"
+    title = "Ollama"
+    says = "Ollama's /api/ps"
+    path = "/api/ps"
+    providers = MappingProxyType(
+        dict.fromkeys(("ollama", "ollama_chat"), Address("OLLAMA_API_BASE", "http://localhost:11434"))
+    )
+    cloud_hosts = ("ollama.com", "ollama.ai")
+    window_parameter = "num_ctx"
+    loads_on_request = True
+
+    def read(self, answer: object) -> tuple[ServedModel, ...]:
+        """The models that it has loaded."""
+        loaded = _valid(_OllamaListing, answer, self.path).models
+        return tuple(
+            ServedModel(names=tuple({row.name, row.model} - {""}), context_length=row.context_length) for row in loaded
+        )
+
+
+_table: dict[Api, LocalServer] = {}
+# In the order in which an address that may be any of them is asked.
+SERVERS: Mapping[Api, LocalServer] = MappingProxyType(_table)
+
+
+def register(server: LocalServer) -> LocalServer:
+    """Adds a kind of server to the table; the same name again replaces it."""
+    _table[server.name] = server
+    return server
+
+
+for _server in (LlamaCpp(), Vllm(), Ollama()):
+    register(_server)
+
+
 async def list_served(
     http: httpx.AsyncClient, api_base: str, api_key: str | None, apis: Sequence[Api], *, timeout_s: float = 3.0
 ) -> Served:
@@ -71,38 +304,14 @@ async def list_served(
             loads its model).
     """
     for api in apis:
-        url = f"{server_root(api_base)}{PATHS[api]}"
+        server = Asked(http=http, api_base=api_base, api_key=api_key, timeout_s=timeout_s, api=api)
         try:
-            answer = await get_json(http, url, api_key, timeout_s, api=f"{api}'s API")
-            served = _read(api, answer)
+            answer = await server.get(SERVERS[api].path)
+            models = SERVERS[api].read(answer)
         except NotThisApi:
             continue
-        if api == "llama.cpp" and served.models[0].slots > 1:
-            return await _with_sharing(http, api_base, api_key, served, answer, timeout_s)
-        return served
+        return Served(api=api, models=await SERVERS[api].complete(server, models, answer))
     return SILENT
-
-
-async def _with_sharing(
-    http: httpx.AsyncClient, api_base: str, api_key: str | None, served: Served, props: object, timeout_s: float
-) -> Served:
-    """llama.cpp's slots as what they are: of one unified cache, where each has as much as there is in all.
-
-    `llama-server` makes such a cache where nobody sets `--parallel`: four slots with the whole context each (2026-11).
-    /props has one slot's context; newer builds name the whole one beside their model, in /v1/models.
-    """
-    (model,) = served.models
-    whole = _valid(_Props, props, "llama.cpp").n_ctx
-    if whole is None:
-        try:
-            url = f"{server_root(api_base)}{PATHS['vllm']}"
-            rows = _valid(
-                _MetaListing, await get_json(http, url, api_key, timeout_s, api="llama.cpp's API"), "vllm"
-            ).data
-        except (NotThisApi, ServerUnavailable):
-            rows = []
-        whole = next((row.meta.n_ctx for row in rows if row.meta is not None and row.meta.n_ctx is not None), None)
-    return replace(served, models=(replace(model, is_shared=whole is not None and whole == model.context_length),))
 
 
 def find_served(served: Served, model: str) -> ServedModel | None:
@@ -119,38 +328,38 @@ def find_served(served: Served, model: str) -> ServedModel | None:
     return None
 
 
-def _read(api: Api, answer: object) -> Served:
-    if api == "llama.cpp":
-        props = _valid(_Props, answer, api)
-        if props.default_generation_settings.n_ctx is None:
-            # A router in front of several models says 0 here (llama.cpp's server, router mode).
-            raise NotThisApi("/props names no context length")
-        model = ServedModel(
-            names=(),
-            context_length=props.default_generation_settings.n_ctx,
-            slots=props.total_slots or 1,
-            path=props.model_path,
-        )
-        return Served(api=api, models=(model,))
-    if api == "vllm":
-        rows = _valid(_VllmListing, answer, api).data
-        numbers = [row.max_model_len for row in rows if row.max_model_len is not None]
-        if not numbers:
-            raise NotThisApi("/v1/models names no max_model_len")
-        # LoRA adapters are listed without a number, and run on the engine of the models beside them.
-        return Served(
-            api=api,
-            models=tuple(
-                ServedModel(names=(row.id,), context_length=row.max_model_len or min(numbers)) for row in rows
-            ),
-        )
-    loaded = _valid(_OllamaListing, answer, api).models
-    return Served(
-        api=api,
-        models=tuple(
-            ServedModel(names=tuple({row.name, row.model} - {""}), context_length=row.context_length) for row in loaded
-        ),
-    )
+async def tokens_by_server(
+    http: httpx.AsyncClient, api: Api, api_base: str, api_key: str | None, model: str, request: Request
+) -> int | None:
+    """The prompt tokens of a request, as its chat completion will have them; None where the server does not say.
+
+    Never raises. Not asked for images and sound: no tokenizer counts those.
+
+    Args:
+        http: the client to use.
+        api: what the server speaks.
+        api_base: of the server.
+        api_key: sent with the questions.
+        model: as the server knows it.
+        request: what would be sent.
+    """
+    if any(message.other_parts for message in request.messages):
+        return None
+    server = Asked(http=http, api_base=api_base, api_key=api_key, timeout_s=_COUNT_LIMIT_S, api=api)
+    try:
+        return await SERVERS[api].tokens_of(server, model, request)
+    except (ServerUnavailable, ValidationError, ValueError, RecursionError):
+        return None
+
+
+def _body(request: Request) -> dict[str, JsonValue]:
+    """A request as its chat completion would be asked for."""
+    body: dict[str, JsonValue] = {**request.extras, "messages": [dict(message.raw) for message in request.messages]}
+    if request.tools:
+        body["tools"] = list(request.tools)
+        if request.tool_choice is not None:
+            body["tool_choice"] = request.tool_choice
+    return body
 
 
 class _Generation(BaseModel):
@@ -202,24 +411,6 @@ class _OllamaListing(BaseModel):
     models: Annotated[list[_OllamaModel], BeforeValidator(list_or_empty)]
 
 
-_Shape = TypeVar("_Shape", bound=BaseModel)
-
-
-def _valid(shape: type[_Shape], answer: object, api: Api) -> _Shape:
-    try:
-        return shape.model_validate(answer)
-    except ValidationError as error:
-        raise NotThisApi(f"{PATHS[api]}: the answer has another shape") from error
-
-
-TokenizerApi: TypeAlias = Literal["llama.cpp", "vllm"]
-TOKENIZER_APIS: tuple[TokenizerApi, ...] = ("llama.cpp", "vllm")
-# The other extras of a chat are unknown to vLLM's `/tokenize` ("Tokenizer API"), which would leave them out.
-_VLLM_EXTRAS = frozenset({"chat_template_kwargs"})
-# 100,000 tokens take llama.cpp about 0.1 s; a server that generates may be slower to answer.
-_LIMIT_S = 5.0
-
-
 class _Rendered(BaseModel):
     """`POST /apply-template` of llama.cpp's server: what its chat completion would read."""
 
@@ -238,41 +429,11 @@ class _Counted(BaseModel):
     count: Annotated[int, Field(gt=0)]
 
 
-async def tokens_by_server(
-    http: httpx.AsyncClient, api: TokenizerApi, api_base: str, api_key: str | None, model: str, request: Request
-) -> int | None:
-    """The prompt tokens of a request, as its chat completion will have them; None where the server does not say.
+_Shape = TypeVar("_Shape", bound=BaseModel)
 
-    Never raises. Not asked for images and sound: no tokenizer counts those.
 
-    Args:
-        http: the client to use.
-        api: what the server speaks.
-        api_base: of the server.
-        api_key: sent with the questions.
-        model: as the server knows it.
-        request: what would be sent.
-    """
-    if any(message.other_parts for message in request.messages):
-        return None
-    if api == "vllm" and not request.extras.keys() <= _VLLM_EXTRAS:
-        return None
-    root = server_root(api_base)
-    body: dict[str, JsonValue] = {**request.extras, "messages": [dict(message.raw) for message in request.messages]}
-    if request.tools:
-        body["tools"] = list(request.tools)
-        if request.tool_choice is not None:
-            body["tool_choice"] = request.tool_choice
-
-    async def ask(path: str, asked: dict[str, JsonValue]) -> object:
-        return await post_json(http, f"{root}{path}", api_key, asked, _LIMIT_S, api=f"{api}'s API")
-
+def _valid(shape: type[_Shape], answer: object, path: str) -> _Shape:
     try:
-        if api == "vllm":
-            body |= {"model": model, "add_generation_prompt": True}
-            return _Counted.model_validate(await ask("/tokenize", body)).count
-        prompt = _Rendered.model_validate(await ask("/apply-template", body)).prompt
-        asked: dict[str, JsonValue] = {"content": prompt, "add_special": True, "parse_special": True}
-        return len(_Tokenized.model_validate(await ask("/tokenize", asked)).tokens) or None
-    except (ServerUnavailable, ValidationError, ValueError, RecursionError):
-        return None
+        return shape.model_validate(answer)
+    except ValidationError as error:
+        raise NotThisApi(f"{path}: the answer has another shape") from error

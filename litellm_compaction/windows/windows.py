@@ -11,7 +11,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Literal, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import httpx
 
@@ -20,9 +20,9 @@ from litellm_compaction.core.messages import Request
 from litellm_compaction.errors import ModelNotLoaded, WindowOutdated, WindowUnknown, WindowUnread
 from litellm_compaction.windows.cache import Listings, Reading
 from litellm_compaction.windows.lmstudio import Listing, WantedModel, match
-from litellm_compaction.windows.other_servers import PATHS, TOKENIZER_APIS, Api, Served, find_served, tokens_by_server
+from litellm_compaction.windows.other_servers import SERVERS, Api, LocalServer, Served, find_served, tokens_by_server
 
-__all__ = ["Source", "Target", "Window", "Windows"]
+__all__ = ["Source", "Target", "Window", "Windows", "server_of"]
 
 logger = logging.getLogger("litellm_compaction")
 
@@ -171,11 +171,10 @@ class Windows:
             return None
         reading = self._listings.last(target.api_base, target.api_key, apis_of(target))
         served = reading.listing if reading is not None else None
-        api = next((api for api in TOKENIZER_APIS if isinstance(served, Served) and served.api == api), None)
-        if api is None:
+        if not isinstance(served, Served) or served.api is None or not SERVERS[served.api].counts:
             return None
         return await tokens_by_server(
-            self._listings.client(), api, target.api_base, target.api_key, target.model, request
+            self._listings.client(), served.api, target.api_base, target.api_key, target.model, request
         )
 
     async def loaded(self, target: Target) -> tuple[str, ...]:
@@ -299,19 +298,9 @@ class Windows:
         return window
 
 
-# LM Studio's API · the API of another server · what the operator wrote, or LiteLLM's model map · an overflow error.
-Source: TypeAlias = Literal[
-    "api/v1",
-    "api/v0",
-    "llama.cpp",
-    "vllm",
-    "ollama",
-    "operator",
-    "max_input_tokens",
-    "model_map",
-    "default",
-    "learned",
-]
+# LM Studio's API (`api/v1`, `api/v0`), a name in `SERVERS`, what the operator wrote (`operator`, `max_input_tokens`),
+# LiteLLM's `model_map`, a `default`, or `learned` of an overflow error.
+Source: TypeAlias = str
 # What is known of a kind of model, and not of the server behind this address.
 GUESSES = ("model_map", "default")
 
@@ -386,6 +375,11 @@ class Known(NamedTuple):
     not_loaded: bool
 
 
+def server_of(source: Source) -> LocalServer | None:
+    """The kind of server that a window was read from; None for LM Studio, and where no server said it."""
+    return SERVERS.get(source)
+
+
 def apis_of(target: Target) -> tuple[Api, ...]:
     """What the target's server may speak besides LM Studio's own API."""
     return () if target.is_lmstudio else target.apis
@@ -431,15 +425,16 @@ def look_up(target: Target, reading: Reading) -> Known:
 def _look_up_served(target: Target, reading: Reading, served: Served) -> Known:
     """The window as another server tells it.
 
-    What is not loaded has none; Ollama loads it with the first request.
+    What is not loaded has none, although its first request may load it.
     """
     if served.api is None:
-        absence = f"its server tells no context length ({', '.join(PATHS[api] for api in target.apis)})"
+        absence = f"its server tells no context length ({', '.join(SERVERS[api].path for api in target.apis)})"
         return Known(reading, target.model, None, absence, not_loaded=False)
+    server = SERVERS[served.api]
     found = find_served(served, target.model)
     if found is None or found.context_length is None:
-        absence = f"{PATHS[served.api]} names no context length of {target.model}"
-        is_loadable = found is None and served.api == "ollama"
+        absence = f"{server.path} names no context length of {target.model}"
+        is_loadable = found is None and server.loads_on_request
         return Known(reading, target.model, None, absence, not_loaded=is_loadable)
     window = Window(
         tokens=found.context_length,

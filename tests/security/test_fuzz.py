@@ -15,7 +15,7 @@ import warnings
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 from urllib.parse import urlencode
 
 import httpx
@@ -45,10 +45,8 @@ from litellm_compaction.tokenizers.gguf import read_gguf
 from litellm_compaction.windows.fetch import NotThisApi
 from litellm_compaction.windows.lmstudio import Listing, _parse_v0, _parse_v1, answers_as_lmstudio, list_models, match
 from litellm_compaction.windows.other_servers import (
-    TOKENIZER_APIS,
-    Api,
+    SERVERS,
     Served,
-    _read,
     find_served,
     list_served,
     tokens_by_server,
@@ -226,9 +224,10 @@ def test_listings(answer: object, name: str) -> None:
         listing = _bounded(lambda parse=parse: parse(answer), NotThisApi)  # type: ignore[misc]
         if isinstance(listing, Listing):
             _bounded(lambda listing=listing: match(listing, name))  # type: ignore[misc]
-    for api in get_args(Api):
-        served = _bounded(lambda api=api: _read(api, answer), NotThisApi)  # type: ignore[misc]
-        if isinstance(served, Served):
+    for server in SERVERS.values():
+        models = _bounded(lambda server=server: server.read(answer), NotThisApi)  # type: ignore[misc]
+        if isinstance(models, tuple):
+            served = Served(api=server.name, models=models)
             _bounded(lambda served=served: find_served(served, name))  # type: ignore[misc]
 
 
@@ -243,11 +242,11 @@ async def test_servers_that_are_asked(content: bytes, status: int) -> None:
             for ask in (
                 list_models(http, "http://s", None),
                 answers_as_lmstudio(http, "http://s", None),
-                list_served(http, "http://s", None, get_args(Api)),
+                list_served(http, "http://s", None, tuple(SERVERS)),
             ):
                 with suppress(ServerUnavailable):
                     await ask
-            for api in TOKENIZER_APIS:
+            for api in SERVERS:
                 assert await tokens_by_server(http, api, "http://s", None, "k", request) != 0
 
 
@@ -341,9 +340,6 @@ sys.path.insert(0, given["root"])
 from tests.tokenizers.gguf_writer import Array, bpe_fields, gguf
 from litellm_compaction.errors import UnusableModelFile
 from litellm_compaction.tokenizers.gguf import read_gguf
-from litellm_compaction.windows.lmstudio import Listing, _parse_v0, _parse_v1, answers_as_lmstudio, list_models, match
-from litellm_compaction.windows.other_servers import Api, Served, _read, find_served, list_served
-from litellm_compaction.windows.other_servers import TOKENIZER_APIS, tokens_by_server
 chance = random.Random(given["seed"])
 spm = {
     "general.architecture": "llama", "tokenizer.ggml.model": "llama",

@@ -10,12 +10,12 @@ import httpx
 import pytest
 
 from litellm_compaction.errors import ModelNotLoaded, ServerUnavailable
-from litellm_compaction.windows.other_servers import SILENT, Api, list_served
+from litellm_compaction.windows.other_servers import SERVERS, SILENT, Api, list_served
 from litellm_compaction.windows.windows import Target, Windows
 from tests.windows.fake_lmstudio import BASE, Clock, FakeLMStudio, v1_model
 
 CACHE_S = 5.0
-ALL: tuple[Api, ...] = ("llama.cpp", "vllm", "ollama")
+ALL: tuple[Api, ...] = tuple(SERVERS)
 PROPS = {"default_generation_settings": {"id": 0, "n_ctx": 6144}, "total_slots": 4, "chat_template": "…"}
 VLLM = {
     "object": "list",

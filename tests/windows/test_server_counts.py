@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from litellm_compaction.core.messages import Request, parse_message
-from litellm_compaction.windows.other_servers import TokenizerApi, tokens_by_server
+from litellm_compaction.windows.other_servers import Api, tokens_by_server
 from litellm_compaction.windows.windows import Target, Windows
 from tests.windows.fake_lmstudio import BASE
 
@@ -42,7 +42,7 @@ def words(body: dict[str, Any]) -> dict[str, Any]:
     return {"tokens": list(range(len(body["content"].split())))}
 
 
-async def tokens(server: Server, api: TokenizerApi, request: Request = ASKED) -> int | None:
+async def tokens(server: Server, api: Api, request: Request = ASKED) -> int | None:
     async with httpx.AsyncClient(transport=httpx.MockTransport(server.handle)) as http:
         return await tokens_by_server(http, api, BASE, "sk-secret", "m", request)
 
@@ -98,7 +98,7 @@ BROKEN: list[Any] = [
 
 @pytest.mark.parametrize("answer", BROKEN)
 @pytest.mark.parametrize("api", ["llama.cpp", "vllm"])
-async def test_no_number_is_none(api: TokenizerApi, answer: Any) -> None:
+async def test_no_number_is_none(api: Api, answer: Any) -> None:
     """Old servers, broken ones, and those that answer 200 to everything: the estimate stays."""
     assert await tokens(Server({"/apply-template": answer, "/tokenize": answer}), api) is None
     if api == "llama.cpp":

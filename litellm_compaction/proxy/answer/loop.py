@@ -42,6 +42,7 @@ from litellm_compaction.proxy.answer.protocol import (
 )
 from litellm_compaction.proxy.answer.relay import OneAnswer, Progress, Relay
 from litellm_compaction.proxy.refusals import log_failed_open
+from litellm_compaction.windows.windows import server_of
 
 # Every prompt takes more of a window: the next request is compacted, whatever the estimate says.
 _ANY_SHARE = 1e-6
@@ -606,7 +607,8 @@ def continuation_of(guarded: PreparedRequest) -> Continuation | None:
     """How the server is made to go on; None where an answer begins."""
     if guarded.way is None:
         return None
-    needs_word = guarded.way == "prefill" and guarded.window.source == "vllm"
+    server = server_of(guarded.window.source)
+    needs_word = guarded.way == "prefill" and server is not None and server.continues_when_told
     return Continuation(way=guarded.way, prompt=guarded.prompt, needs_word=needs_word)
 
 
