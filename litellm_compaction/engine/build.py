@@ -5,6 +5,7 @@ Called by the compactor, once for all requests that need the same compaction at 
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
@@ -23,8 +24,11 @@ from litellm_compaction.core.record import ledger_messages, read_record, taken_o
 from litellm_compaction.core.secrets import Redact, plain, redactor
 from litellm_compaction.engine.ask import Pruner, Summary, SummaryClient
 from litellm_compaction.engine.context import MeasuredRequest
-from litellm_compaction.engine.threads import off_loop
+from litellm_compaction.engine.threads import off_loop, off_loop_if
 from litellm_compaction.stores import Store
+
+# Looking for secrets in so much text takes some ms.
+_OFF_LOOP_CHARS = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,7 +153,8 @@ class CompactionBuilder:
                 redact=redact,
             )
 
-        return _written(replace(compaction, ledger=await off_loop(rest, write)), redact)
+        text = await (asyncio.to_thread(write) if _redacts_slowly(work) else off_loop(rest, write))
+        return await _written(work, replace(compaction, ledger=text))
 
     async def _summarized(self, work: MeasuredRequest, decision: Summarize) -> BuiltCompaction:
         covered, pinned = _covered(work, decision)
@@ -190,7 +195,7 @@ class CompactionBuilder:
             window_tokens=work.window.tokens,
             provisional=decision.provisional,
         )
-        compaction = _written(compaction, _redact(work))
+        compaction = await _written(work, compaction)
         # Of the same messages the store keeps one record: the fuller one, for when there is room again.
         kept = keyed(work.conversation.messages, work.conversation.hashes, compaction)
         is_poorer = decision.provisional and base is not None and base.covered_hash == kept.covered_hash
@@ -259,7 +264,7 @@ class CompactionBuilder:
                 redact=redact,
             )
 
-        return await off_loop((*unpinned, *kept), write)
+        return await (asyncio.to_thread(write) if _redacts_slowly(work) else off_loop((*unpinned, *kept), write))
 
     async def _put(self, work: MeasuredRequest, kept: Compaction) -> None:
         # The store tells its own troubles; this request has its compaction.
@@ -272,8 +277,24 @@ def _redact(work: MeasuredRequest) -> Redact:
     return redactor(tuple(settings.redact_patterns)) if settings.redact == "on" else plain
 
 
-def _written(compaction: Compaction, redact: Redact) -> Compaction:
+async def _written(work: MeasuredRequest, compaction: Compaction) -> Compaction:
     """`compaction` as it is applied and stored: without secrets, those that a pruning model has written included."""
+    redact = _redact(work)
+    chars = (
+        len(compaction.ledger) + len(compaction.omissions) + sum(len(segment.text) for segment in compaction.segments)
+    )
+    is_slow = _redacts_slowly(work) or chars > _OFF_LOOP_CHARS
+    return await off_loop_if(is_slow, lambda: _redacted(compaction, redact))
+
+
+def _redacts_slowly(work: MeasuredRequest) -> bool:
+    """Whether redacting a short text, too, may take long: each of an operator's patterns may try 2,000 steps for a
+    character (`config.must_be_linear`).
+    """
+    return work.case.settings.redact == "on" and bool(work.case.settings.redact_patterns)
+
+
+def _redacted(compaction: Compaction, redact: Redact) -> Compaction:
     return replace(
         compaction,
         segments=tuple(replace(segment, text=redact(segment.text)) for segment in compaction.segments),

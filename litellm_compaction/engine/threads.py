@@ -54,6 +54,8 @@ def _items(value: object) -> int:
         value = value.raw
     if isinstance(value, str):
         return len(value) // _CHARS_OF_AN_ITEM
+    if isinstance(value, Sequence):
+        return len(value)
     if not isinstance(value, Mapping):
         return 0
     items = 0

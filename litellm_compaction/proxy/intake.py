@@ -15,7 +15,7 @@ from typing import Any
 
 import httpx
 
-from litellm_compaction.core.messages import Request, cleaned
+from litellm_compaction.core.messages import Message, Request, cleaned
 from litellm_compaction.engine import Attempts, CompactionNeeded, Compactor, PreparedRequest, RequestContext
 from litellm_compaction.engine.threads import is_long, off_loop_if
 from litellm_compaction.errors import (
@@ -125,7 +125,7 @@ class Intake:
             DoesNotFit: as the engine does.
         """
         guards = await self._reachable(router, data)
-        request = wire.decode_prompt(data)
+        request = await _decoded_prompt(data)
         are_bridged = (guard is not None and is_bridged(guard.deployment.provider) for guard in guards)
         if request is None or not all(are_bridged):
             return
@@ -201,9 +201,9 @@ class Intake:
         carrier = carrier_of(deployment, guard.settings)
         request = call.original if call is not None else await _decoded(kwargs)
         if call is None and request is None and "prompt" in kwargs:
-            request = wire.decode_prompt(kwargs, is_bridged=is_bridged(deployment.provider))
+            request = await _decoded_prompt(kwargs, is_bridged=is_bridged(deployment.provider))
             is_carried = carrier == "transport" and (request is None or not is_bridged(deployment.provider))
-            if is_carried or wire.longest_ids(kwargs) is not None:
+            if is_carried or await _longest_ids(kwargs) is not None:
                 # Only the transport sees what leaves; of token ids nobody sees more than their number.
                 request = Request(messages=())
         if request is None or (call is not None and call.opted_out):
@@ -224,7 +224,7 @@ class Intake:
             return await self._carried(router, guard, call, case, kwargs)
         is_watched = bool(kwargs.get("stream")) and call.is_chat and wire.can_be_carried_over(kwargs)
         asked_tokens = wire.asked_output_tokens(kwargs)
-        ids = None if request.messages else wire.longest_ids(kwargs)
+        ids = None if request.messages else await _longest_ids(kwargs)
         guarded, limit, call.room = await guarded_in_room(
             self._compactor,
             request if ids is None else ids,
@@ -241,7 +241,7 @@ class Intake:
         if kwargs.get("stream") and call.is_chat:
             changed |= wire.with_usage(kwargs)
         if "prompt" in kwargs and not kwargs.get("messages"):
-            changed |= wire.with_prompt(kwargs, request, guarded.messages) if guarded.messages is not None else {}
+            changed |= await _with_prompt(kwargs, request, guarded.messages) if guarded.messages is not None else {}
         elif guarded.messages is not None:
             changed["messages"] = wire.encode(guarded.messages)
         elif call.rewritten or call.original is not call.received:
@@ -371,8 +371,8 @@ class Intake:
         return self._inner
 
     async def _new_call(self, received: Request, group: str, body: Mapping[str, Any]) -> Call:
-        messages, prompt = body.get("messages"), body.get("prompt")
-        return await off_loop_if(is_long(messages, [prompt]), lambda: self._call_from(received, group, body))
+        long = is_long(body.get("messages")) or _has_long_prompt(body)
+        return await off_loop_if(long, lambda: self._call_from(received, group, body))
 
     def _call_from(self, received: Request, group: str, body: Mapping[str, Any]) -> Call:
         messages = tuple(cleaned(message) for message in received.messages)
@@ -410,3 +410,21 @@ class Intake:
 async def _decoded(body: Mapping[str, Any]) -> Request | None:
     """The request in a body; read beside the event loop where that takes long."""
     return await off_loop_if(is_long(body.get("messages")), lambda: wire.decode(body))
+
+
+def _has_long_prompt(body: Mapping[str, Any]) -> bool:
+    prompt = body.get("prompt")
+    return is_long(prompt, [prompt])
+
+
+async def _decoded_prompt(body: Mapping[str, Any], *, is_bridged: bool = True) -> Request | None:
+    """The request in a text completion's body; likewise."""
+    return await off_loop_if(_has_long_prompt(body), lambda: wire.decode_prompt(body, is_bridged=is_bridged))
+
+
+async def _longest_ids(body: Mapping[str, Any]) -> int | None:
+    return await off_loop_if(_has_long_prompt(body), lambda: wire.longest_ids(body))
+
+
+async def _with_prompt(body: Mapping[str, Any], request: Request, sent: Sequence[Message]) -> dict[str, Any]:
+    return await off_loop_if(_has_long_prompt(body), lambda: wire.with_prompt(body, request, sent))

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import threading
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import httpx
 import pytest
 
+from litellm_compaction import errors
 from litellm_compaction.core import secrets
 from litellm_compaction.core.messages import START_NOTICE, Request, _normal_form, parse_message
 from litellm_compaction.engine import compactor
@@ -24,8 +27,9 @@ from litellm_compaction.tokenizers.sources import Sources
 from litellm_compaction.tokenizers.vocabulary import Vocabulary
 from litellm_compaction.tokens.counter import TokenCounter
 from litellm_compaction.windows.windows import Windows
+from tests.security.beside.identities import auth_of, metadata_of
 from tests.security.bounded import in_child
-from tests.security.hooks import Client, Scene, use_router
+from tests.security.hooks import BASE, ROUTES, Client, Logging, Route, Scene, use_router
 
 # LiteLLM's own.
 pytestmark = pytest.mark.filterwarnings("ignore:.*`ReadOnly` qualifier:UserWarning")
@@ -243,7 +247,7 @@ _TINY = [{"role": ("user", "assistant")[number % 2], "content": f"go on {number}
 _IN_PARTS = [{"role": "user", "content": [{"type": "text", "text": "go on"}] * 4_000}]
 _MANY_CALLS = [_HI, {**_CALL, "tool_calls": _CALL["tool_calls"] * 4_000}, _HI]
 _READERS = {
-    wire: ("decode", "client_texts", "is_plain", "is_same_request"),
+    wire: ("decode", "decode_prompt", "longest_ids", "with_prompt", "client_texts", "is_plain", "is_same_request"),
     calls.Call: ("is_of",),
     compactor: ("plan",),
     outgoing: ("apply",),
@@ -252,8 +256,9 @@ _READERS = {
 
 
 def _is_long(given: object) -> bool:
-    messages = given.get("messages") if isinstance(given, dict) else getattr(given, "messages", given)
-    return is_long(messages)
+    if isinstance(given, dict):
+        return is_long(given.get("messages"), given.get("prompt"), [given.get("prompt")])
+    return is_long(getattr(given, "messages", given))
 
 
 def _watched(
@@ -279,12 +284,20 @@ def _watched(
     return on_loop
 
 
-async def _sent(monkeypatch: pytest.MonkeyPatch, messages: list[dict[str, Any]], group: str) -> None:
+def _large(monkeypatch: pytest.MonkeyPatch) -> Scene:
     scene = Scene()
     use_router(monkeypatch, scene.router)
     for entry in scene.router.entries.values():
         entry["model_info"]["compaction"].update({"context_length": 8192, "enabled": True})
-    await Client(scene, "sk-alice", messages, attempts=[group], body={"messages": messages}).send()
+    return scene
+
+
+async def _sent(
+    monkeypatch: pytest.MonkeyPatch, messages: list[dict[str, Any]], group: str, route: Route = "acompletion"
+) -> Client:
+    client = Client(_large(monkeypatch), "sk-alice", messages, attempts=[group], route=route)
+    await client.send()
+    return client
 
 
 @pytest.mark.parametrize("group", ["carried", "hooked"])
@@ -297,6 +310,74 @@ async def test_a_long_request_is_read_beside_the_event_loop(
     await _sent(monkeypatch, messages, group)
     assert {"decode", "client_texts", "_within_reach"} <= on_loop.keys()
     assert {name: where for name, where in on_loop.items() if True in where} == {}
+
+
+@pytest.mark.parametrize("group", ["carried", "hooked"])
+@pytest.mark.parametrize("route", [route for route in ROUTES if route != "acompletion"])
+async def test_a_long_request_of_another_route_is_read_beside_the_event_loop(
+    route: Route, group: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """LiteLLM shows the messages of these only at the deployment, when it has made a chat of them."""
+    on_loop = _watched(monkeypatch, _is_long)
+    client = await _sent(monkeypatch, _TINY[:1001], group, route)
+    assert client.error is None
+    assert {"decode", "client_texts", "_within_reach"} <= on_loop.keys()
+    assert {name: where for name, where in on_loop.items() if True in where} == {}
+
+
+# Of text completions: many texts, one of 1 MB, and ids of tokens in both shapes.
+_PROMPTS: dict[str, Any] = {
+    "texts": ["go on"] * 1000,
+    "a text": "go on " * 170_000,
+    "ids": [7] * 5000,
+    "lists of ids": [[7] * 5000],
+}
+
+
+@pytest.mark.parametrize("provider", ["openai", "text-completion-openai", "deepseek"])
+@pytest.mark.parametrize("prompt", _PROMPTS)
+async def test_a_long_prompt_is_read_beside_the_event_loop(
+    prompt: str, provider: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before routing, at the deployment, and where the transport sees what leaves."""
+    scene = _large(monkeypatch)
+    entry = scene.router.entries["hooked" if provider == "deepseek" else "carried"]
+    entry["litellm_params"]["model"] = f"{provider}/test"
+    on_loop = _watched(monkeypatch, _is_long)
+    given = {"prompt": _PROMPTS[prompt], "litellm_logging_obj": Logging("t1"), "metadata": metadata_of("sk-alice")}
+    data: dict[str, Any] = {"model": entry["model_name"], **given}
+    with contextlib.suppress(Exception):
+        # A prompt that fits nowhere is refused here.
+        await scene.handler.async_pre_call_hook(auth_of("sk-alice"), None, data, "atext_completion")
+    kwargs = {**entry["litellm_params"], **given, "model_info": entry["model_info"]}
+    changed = None
+    with contextlib.suppress(Exception):
+        changed = await scene.handler.async_pre_call_deployment_hook(kwargs, "atext_completion")
+    if changed is not None and changed.get("client") is not None:
+        content = json.dumps({"model": "test", "prompt": _PROMPTS[prompt]}).encode()
+        asked = httpx.Request("POST", f"{BASE}/completions", content=content)
+        await changed["client"]._client._transport.handle_async_request(asked)
+        assert {"decode_prompt", "longest_ids"} <= on_loop.keys()
+    # What is no chat is not looked at for one.
+    on_loop.pop("decode")
+    assert "decode_prompt" in on_loop
+    assert {name: where for name, where in on_loop.items() if True in where} == {}
+
+
+@pytest.mark.parametrize("said", ["exceeded ", "context size has been ", "成 exceeded", "x"])
+def test_an_error_is_compared_with_few_places_of_what_the_client_said(
+    said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether a server quotes its client: taking 50 MB apart for that held everybody up for 6 s."""
+    taken: list[int] = []
+    words = errors._words
+    monkeypatch.setattr(errors, "_words", lambda text: (taken.append(len(text)), words(text))[1])
+    overflow = "the context size has been exceeded"
+    errors.overflow_from_text(overflow, said * 1_000_000)
+    assert sum(taken) < 500_000
+    for text in (overflow.upper(), overflow.replace(" ", '\\" - \\"'), f"{'exceeded ' * 99}{overflow}"):
+        assert errors.overflow_from_text(overflow, f"{'x ' * 9999}{text}{' y' * 9999}") is None
+    assert errors.overflow_from_text(overflow, f"{'x ' * 9999} the size has been exceeded") is not None
 
 
 @pytest.mark.parametrize("group", ["carried", "hooked"])

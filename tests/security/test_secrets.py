@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -10,7 +12,8 @@ from litellm_compaction.config import settings_from
 from litellm_compaction.core.ledger import ledger
 from litellm_compaction.core.messages import parse_message
 from litellm_compaction.core.secrets import MARKER, redacted, redactor
-from litellm_compaction.engine.build import _written
+from litellm_compaction.engine import build
+from litellm_compaction.engine.build import _redacted
 from litellm_compaction.errors import ConfigError
 from tests.engine.bench import Bench, FakeAsk
 from tests.engine.test_guard import LONG
@@ -170,7 +173,7 @@ async def test_an_operators_patterns_keep_theirs_out_of_a_store() -> None:
 def test_whatever_is_written_is_looked_at_once_more() -> None:
     """Every text of a compaction, wherever it came from."""
     (text, secret), *_ = SECRETS
-    written = _written(
+    written = _redacted(
         replace(
             compaction("x"), ledger=text, omissions=text, segments=(replace(compaction("x").segments[0], text=text),)
         ),
@@ -190,6 +193,28 @@ def test_an_operators_patterns_are_used() -> None:
     """The group `secret` goes, or all of a match."""
     redact = redactor((r"KD-\d{6}", r"PIN (?P<secret>\d{4})"))
     assert redact("Kunde KD-123456, PIN 1234") == f"Kunde {MARKER}, PIN {MARKER}"
+
+
+@pytest.mark.parametrize("strategy", ["summary", "prune"])
+async def test_an_operators_patterns_are_searched_beside_the_event_loop(
+    strategy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each may try 2,000 steps for a character, also where the conversation is short."""
+    threads: list[int] = []
+    here = threading.get_ident()
+
+    def redactor_of(patterns: tuple[str, ...]) -> Callable[[str], str]:
+        found = redactor(patterns)
+        return lambda text: (threads.append(threading.get_ident()), found(text))[1]
+
+    monkeypatch.setattr(build, "redactor", redactor_of)
+    bench = Bench(ask=FakeAsk("## State\nThe customer is KD-123456, and all else is as it was in the text before."))
+    short = [*LONG[:9], LONG[-1]]
+    assert sum(len(str(message["content"])) for message in short) < 20_000
+    guarded = await bench.guard(short, 2048, redact_patterns=[r"KD-\d{6}"], strategy=strategy)
+    assert guarded.action == "compacted"
+    assert threads
+    assert here not in threads
 
 
 @pytest.mark.parametrize(

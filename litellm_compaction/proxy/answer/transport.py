@@ -69,6 +69,10 @@ _NAMES: Mapping[Addition, re.Pattern[str]] = {
     # Not "upstream", which gateways write into errors of all kinds.
     "stream": re.compile(r"\bstream(ing)?\b", re.IGNORECASE),
 }
+# What a pattern's matches begin with.
+_BEGINNINGS: Mapping[Addition, tuple[str, ...]] = {"usage": ("stream_options", "include_usage"), "stream": ("stream",)}
+# A client that says them more often than this is taken to have said them.
+_MOST_PLACES = 500
 _MAX_SERVERS = 1024
 # What described a transfer that is over.
 HOP_HEADERS = frozenset({"content-encoding", "content-length", "transfer-encoding", "connection"})
@@ -237,7 +241,7 @@ class HttpUpstream:
         if addition is None or addition in self._left_out or (addition == "stream" and self.wants_stream):
             return False
         self._left_out.add(addition)
-        if _NAMES[addition].search(self._said()) is None:
+        if not _has_said(self._said(), addition):
             self._abilities.learn(self._address, addition)
         return True
 
@@ -274,6 +278,22 @@ class HttpUpstream:
 def _refused_addition(error: str) -> Addition | None:
     """Which of our additions an error names."""
     return next((addition for addition, names in _NAMES.items() if names.search(error)), None)
+
+
+def _has_said(said: str, addition: Addition) -> bool:
+    """Whether a client's text names an addition; looked for without the pattern, which takes 1 s for 50 MB."""
+    folded, names = said.casefold(), _NAMES[addition]
+    for beginning in _BEGINNINGS[addition]:
+        at = -1
+        for _ in range(_MOST_PLACES):
+            at = folded.find(beginning, at + 1)
+            if at < 0:
+                break
+            if names.match(folded, at):
+                return True
+        else:
+            return True
+    return False
 
 
 def _completions(url: httpx.URL) -> httpx.URL:
@@ -417,7 +437,10 @@ class GuardedTransport(ListTransport):
 
     async def _completed(self, request: httpx.Request, body: dict[str, Any]) -> httpx.Response:
         """A text completion that the server itself knows, its answer as it comes; nothing of it is a conversation."""
-        found, ids = wire.decode_prompt(body, is_bridged=False), wire.longest_ids(body)
+        prompt = body.get("prompt")
+        long = is_long(prompt, [prompt])
+        found = await off_loop_if(long, lambda: wire.decode_prompt(body, is_bridged=False))
+        ids = await off_loop_if(long, lambda: wire.longest_ids(body))
         if found is None and ids is None:
             return await _short_if_error(await self._inner.handle_async_request(request))
         asked = replace(self._asked, output_tokens=wire.asked_output_tokens(body))
@@ -427,8 +450,8 @@ class GuardedTransport(ListTransport):
             else:
                 asked = replace(asked, request=found)
                 guarded = await self._compactor.guard(found, self._case)
-                if guarded.messages is not None:
-                    body |= wire.with_prompt(body, found, guarded.messages)
+                if (sent := guarded.messages) is not None:
+                    body |= await off_loop_if(long, partial(wire.with_prompt, body, found, sent))
             upstream = HttpUpstream(self._inner, request, body, self._abilities, said=self._asked.said)
             # A chunk with nothing but the usage would be new to clients of completions.
             answers, prompts = wire.asked_answers(body), wire.asked_prompts(body)
