@@ -254,3 +254,38 @@ def test_a_pattern_that_backtracks_is_met_once(tmp_path: Path, capfd: pytest.Cap
     capfd.readouterr()
     assert found.count(bomb) in counts
     assert capfd.readouterr().err == ""
+
+
+_SPECIAL = """
+import os, pathlib
+from litellm_compaction.errors import UnusableModelFile
+from litellm_compaction.tokenizers.files import read_tokenizer_json
+from litellm_compaction.tokenizers.gguf import read_gguf
+folder, told = pathlib.Path(given), {}
+for path in sorted(folder.iterdir()):
+    for read in (read_tokenizer_json, read_gguf):
+        try:
+            read(path)
+            told[f"{path.name}, {read.__name__}"] = "read"
+        except UnusableModelFile:
+            told[f"{path.name}, {read.__name__}"] = "refused"
+print(json.dumps(told))
+"""
+
+
+@linux
+def test_what_is_no_ordinary_file_is_refused(tmp_path: Path) -> None:
+    """Devices, pipes, folders, links to them and a file of a terabyte: none is waited for, or read to its end."""
+    (tmp_path / "zero.gguf").symlink_to("/dev/zero")
+    (tmp_path / "random.gguf").symlink_to("/dev/urandom")
+    (tmp_path / "loop.gguf").symlink_to(tmp_path / "loop.gguf")
+    (tmp_path / "folder.gguf").mkdir()
+    os.mkfifo(tmp_path / "pipe.gguf")
+    with (tmp_path / "sparse.gguf").open("wb") as file:
+        file.truncate(2**40)
+    with (tmp_path / "begun.gguf").open("wb") as file:
+        file.write(b"GGUF\x03\0\0\0" + b"\xff" * 16)
+        file.truncate(2**40)
+    told = bounded.in_child(_SPECIAL, str(tmp_path), cpu_s=20, memory_mb=1024)
+    assert len(told) == 14
+    assert set(told.values()) == {"refused"}, told

@@ -20,7 +20,16 @@ from litellm_compaction.paths import make_private
 from litellm_compaction.proxy.callback import CompactionHandler
 from litellm_compaction.proxy.page import auth as visitors
 from litellm_compaction.proxy.page import routes
-from litellm_compaction.proxy.page.auth import LIFETIME_S, Sessions, SignedOut, TooManyTries, Visitor, WrongKeys
+from litellm_compaction.proxy.page.auth import (
+    COOKIE,
+    LIFETIME_S,
+    Sessions,
+    SignedOut,
+    TooManyTries,
+    Visitor,
+    WrongKeys,
+    is_own_request,
+)
 from litellm_compaction.proxy.page.data import Surroundings
 from litellm_compaction.stores import MemoryStore
 from tests.security.hooks import Router
@@ -113,6 +122,91 @@ async def test_signing_out_ends_the_session_on_the_server() -> None:
     for number in range(1500):
         await another_worker.add(f"cookie {number}", now_s=1000.0)
     assert len(await ours._known()) <= 1001
+
+
+_DAY_S = 86_400.0
+
+
+async def test_a_clock_that_jumps_lets_nobody_in() -> None:
+    """A day on and back again: a session that was ended stays so; one of the future is not read, and hurts nobody."""
+    signed_out, sessions = SignedOut(MemoryStore(ttl_s=7 * _DAY_S, max_bytes=1 << 20)), Sessions("sk-master")
+    cookie = sessions.seal("sk-anna", 1000.0)
+    await signed_out.add(cookie, now_s=1000.0)
+    await signed_out.add("another", now_s=1000.0 + _DAY_S)
+    assert sessions.open(cookie, 1001.0) == "sk-anna"
+    assert await signed_out.has(cookie)
+    for number in range(1500):
+        await signed_out.add(f"cookie {number}", now_s=1000.0 + _DAY_S)
+    await signed_out.add("after the clock was set back", now_s=1000.0)
+    assert await signed_out.has("after the clock was set back")
+    assert sessions.open(sessions.seal("sk-anna", 1000.0 + _DAY_S), 1000.0) is None
+    assert sessions.open(cookie, 1000.0 + _DAY_S) is None
+
+
+_COOKIES = {
+    "60 kB": f"{COOKIE}=" + "x" * 60_000,
+    "twice": f"{COOKIE}=a; {COOKIE}=b",
+    "a thousand": "; ".join(f"{COOKIE}=x{number}" for number in range(1000)),
+    "empty": f"{COOKIE}=",
+    "no name": "=x",
+    "quotes": f'{COOKIE}="\\"; path=/',
+    "controls": f"{COOKIE}=\x7f",
+    "Latin-1": f"{COOKIE}=\xe4\xff",
+    "a key": f"{COOKIE}=sk-anna",
+    "a session of another proxy": f"{COOKIE}={Sessions('sk-other').seal('sk-anna')}",
+}
+
+
+@pytest.mark.parametrize("cookie", _COOKIES)
+async def test_odd_cookies_show_the_form(cookie: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody's session is found in them, and nothing fails over them."""
+    keys: list[str | None] = []
+
+    async def nobody(request: Request, key: str | None) -> Visitor | None:
+        keys.append(key)
+
+    monkeypatch.setattr(routes, "visitor_of", nobody)
+    served = routes._Page(SimpleNamespace(store=MemoryStore(ttl_s=60, max_bytes=1 << 20)))  # type: ignore[arg-type]
+    app = FastAPI()
+    app.add_api_route("/", served.get, methods=["GET"])
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://proxy.example") as client:
+        answer = await client.get("/", headers=[(b"cookie", _COOKIES[cookie].encode("latin-1"))])
+    assert answer.status_code == 401
+    assert set(keys) <= {None}
+
+
+# (method, headers, whether a browser's cookie counts): what other sites can make a browser send.
+_SENT: dict[str, tuple[str, dict[str, str], bool]] = {
+    "the page itself": ("POST", {"host": "proxy.example", "origin": "http://proxy.example"}, True),
+    "another origin": ("POST", {"host": "proxy.example", "origin": "https://evil.example"}, False),
+    "another port": ("POST", {"host": "proxy.example:4000", "origin": "http://proxy.example:5000"}, False),
+    "another origin reads": ("GET", {"host": "proxy.example", "origin": "https://evil.example"}, False),
+    "a frame's origin": ("POST", {"host": "proxy.example", "origin": "null"}, False),
+    "a script of another site": ("GET", {"sec-fetch-site": "cross-site", "sec-fetch-mode": "cors"}, False),
+    "a form of another site": ("POST", {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"}, False),
+    "another name of this address, told by the page": ("POST", {"host": "x", "origin": "http://proxy.example"}, False),
+}
+
+
+@pytest.mark.parametrize("sent", _SENT)
+def test_a_browsers_cookie_counts_for_the_pages_own_requests(sent: str) -> None:
+    """LiteLLM's CORS settings let any origin read an answer, so no other origin gets one."""
+    method, headers, counts = _SENT[sent]
+    assert is_own_request(method, headers) == counts
+
+
+@pytest.mark.parametrize("method", ["OPTIONS", "HEAD", "PATCH"])
+async def test_the_page_itself_allows_no_other_origin(method: str) -> None:
+    """A preflight finds no route of ours; what answers it on a proxy is LiteLLM's own CORS."""
+    served = routes._Page(SimpleNamespace(store=MemoryStore(ttl_s=60, max_bytes=1 << 20)))  # type: ignore[arg-type]
+    app = FastAPI()
+    app.add_api_route("/", served.get, methods=["GET"])
+    app.add_api_route("/", served.post, methods=["POST"])
+    asked = {"origin": "https://evil.example", "access-control-request-method": "POST"}
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://proxy.example") as client:
+        answer = await client.request(method, "/", headers=asked)
+    assert answer.status_code == 405
+    assert not [name for name in answer.headers if name.startswith("access-control")]
 
 
 async def test_signing_out_without_a_store_holds_in_this_worker() -> None:

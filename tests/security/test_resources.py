@@ -22,14 +22,18 @@ from litellm_compaction.engine.measure import RequestMeasurer
 from litellm_compaction.engine.threads import is_long
 from litellm_compaction.proxy import call as calls
 from litellm_compaction.proxy import wire
+from litellm_compaction.proxy.metrics import MAX_MODELS, Metrics
+from litellm_compaction.stores.memory import MemoryStore
 from litellm_compaction.tokenizers.families import family_of
 from litellm_compaction.tokenizers.sources import Sources
 from litellm_compaction.tokenizers.vocabulary import Vocabulary
 from litellm_compaction.tokens.counter import TokenCounter
-from litellm_compaction.windows.windows import Windows
+from litellm_compaction.windows.windows import Target, Windows
+from tests.proxy.test_metrics import FakeLibrary
 from tests.security.beside.identities import auth_of, metadata_of
 from tests.security.bounded import in_child
 from tests.security.hooks import BASE, ROUTES, Client, Logging, Route, Scene, use_router
+from tests.test_events import event
 
 # LiteLLM's own.
 pytestmark = pytest.mark.filterwarnings("ignore:.*`ReadOnly` qualifier:UserWarning")
@@ -442,3 +446,36 @@ def test_secrets_are_looked_for_in_slices() -> None:
             text = "x" * (edge - shift) + key + " ghp_" + "a1B2" * 9 + " " + "y" * 40_000
             assert "MIIEow" not in secrets.redacted(text)
             assert "a1B2" not in secrets.redacted("x " * ((edge - shift) // 2) + " ghp_" + "a1B2" * 9 + " y" * 40_000)
+
+
+def test_names_that_clients_invent_make_no_new_metrics() -> None:
+    """Of ten thousand, under a wildcard deployment, 200 have a label of their own and the others one together."""
+    library = FakeLibrary()
+    metrics = Metrics(lambda: library)
+    for number in range(10_000):
+        metrics.observe(event(model=f"model {number}"))
+        metrics.restarted(f"model {number}", 1)
+    for name, series in library.made.items():
+        assert len({labels[0] for labels in series}) <= MAX_MODELS + 1, name
+        assert len(series) <= MAX_MODELS + 1, name
+    assert len(library.made["litellm_compaction_compactions_total"]) == MAX_MODELS + 1
+
+
+@pytest.mark.parametrize("jump_s", [-86_400.0, 86_400.0])
+async def test_a_clock_that_jumps_frees_no_window_and_forgets_no_record(jump_s: float) -> None:
+    """A limit that was learned holds on, and what is kept for a week is kept: only monotonic time ages windows."""
+    now_s = [1_800_000_000.0]
+    store = MemoryStore(ttl_s=7 * 86_400.0, max_bytes=1 << 20, clock=lambda: now_s[0])
+    windows = Windows(cache_s=5)
+    target = Target(key="k", model="m", api_base=None, api_key=None, context_length=8192)
+    await store.put_fact("s", "before", "kept")
+    windows.learn(target, 4096)
+    with pytest.MonkeyPatch.context() as patch:
+        now_s[0] += jump_s
+        patch.setattr("time.time", lambda: now_s[0])
+        assert (await windows.resolve(target)).tokens == 4096
+        await store.put_fact("s", "after", "kept")
+        assert [await store.get_fact("s", key) for key in ("before", "after")] == ["kept", "kept"]
+        now_s[0] -= jump_s
+        assert [await store.get_fact("s", key) for key in ("before", "after")] == ["kept", "kept"]
+        assert (await windows.resolve(target)).tokens == 4096

@@ -259,10 +259,9 @@ class SignedOut:
     async def add(self, cookie: str, now_s: float | None = None) -> None:
         """Ends a cookie's session."""
         now = _whole(now_s)
-        known = {**await self._known(), _fingerprint(cookie): float(now + LIFETIME_S)}
-        # The oldest are over soonest.
-        lasting = sorted((item for item in known.items() if item[1] > now), key=lambda item: item[1])
-        self._own = dict(lasting[-_MAX_SIGNED_OUT:])
+        # Also those that are over by this clock: set back, it would let them in again. The oldest are over soonest.
+        known = sorted((await self._known()).items(), key=lambda item: item[1])
+        self._own = {**dict(known[1 - _MAX_SIGNED_OUT :]), _fingerprint(cookie): float(now + LIFETIME_S)}
         with contextlib.suppress(CompactionError):
             await self._store.put_fact(_SCOPE, _SIGNED_OUT, json.dumps(self._own))
 
