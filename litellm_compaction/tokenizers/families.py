@@ -1,7 +1,8 @@
 """Model families: which vocabulary and which template costs stand for a model, and how it is told not to think.
 
-Families with a template are counted by rendering it; the others, and what a template refuses, by the costs here, which
-err high until the server's own numbers correct them (`tokens/calibration.py`).
+The tables are data (`families.toml`). Families with a template are counted by rendering it; the others, and what a
+template refuses, by the costs there, which err high until the server's own numbers correct them
+(`tokens/calibration.py`).
 
 Summaries and prunings ask for no thinking, where thinking only costs time. LM Studio 0.4 takes `reasoning_effort` on
 `/v1/chat/completions` and does nothing with it (its bug tracker: 988, 1990, 2413): only a model's own switch is left.
@@ -10,8 +11,19 @@ Summaries and prunings ask for no thinking, where thinking only costs time. LM S
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
+from importlib import resources
+from typing import TypeAlias
+
+from pydantic import BaseModel, ConfigDict, TypeAdapter
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 # The formula with the right vocabulary erred by up to 15 % on agent requests (facts, 2026-11).
 FORMULA_ERROR = 0.15
@@ -46,6 +58,9 @@ class Family:
         error_ratio: before any calibration, true count ≤ count × (1 + this).
     """
 
+    # For `families.toml`.
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
     name: str
     vocabulary: str = "cl100k_base"
     template: str = ""
@@ -75,217 +90,72 @@ class Family:
         return (tools and self.tool_template) or self.template
 
 
-def _rendered(family: Family, vocabulary: str, template: str, *, error_ratio: float = 0.02) -> Family:
-    """The family with a vocabulary and a template of its own; exact unless its `error_ratio` says otherwise."""
-    return replace(
-        family,
-        vocabulary=vocabulary,
-        template=template,
-        owns_vocabulary=True,
-        exact=error_ratio <= 0.02,
-        text_ratio=1.0,
-        single_digits=False,
-        error_ratio=error_ratio,
+class _Tables(BaseModel):
+    """What `families.toml` holds; its comments say what each part means."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    families: dict[str, dict[str, str | bool | int | float]]
+    architectures: list[list[str]]
+    names: list[list[str]]
+    retrained: list[str]
+    reasons: list[str]
+    answers_at_once: list[str]
+    no_thinking_switches: list[list[str]]
+
+
+_Row: TypeAlias = "tuple[re.Pattern[str], Family]"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Known:
+    """The tables, read: rows in order, the first that matches wins."""
+
+    families: Mapping[str, Family]
+    architectures: tuple[_Row, ...]
+    names: tuple[_Row, ...]
+    retrained: re.Pattern[str]
+    reasons: re.Pattern[str]
+    answers_at_once: re.Pattern[str]
+    switches: tuple[tuple[re.Pattern[str], str], ...]
+
+
+def _read(text: str) -> _Known:
+    """The tables in a text of TOML.
+
+    Raises:
+        ValueError, KeyError, re.error: an entry has another shape, an unknown key, or names an unknown one.
+    """
+    tables = _Tables.model_validate(tomllib.loads(text))
+    schema = TypeAdapter(Family)
+    families: dict[str, Family] = {}
+    for entry, own in tables.families.items():
+        like = str(own.pop("like", ""))
+        families[entry] = schema.validate_python({**(asdict(families[like]) if like else {}), **own})
+
+    def rows(pairs: list[list[str]]) -> tuple[_Row, ...]:
+        return tuple((re.compile(pattern), families[entry]) for pattern, entry in pairs)
+
+    def any_of(patterns: list[str]) -> re.Pattern[str]:
+        return re.compile("|".join(patterns))
+
+    return _Known(
+        families=families,
+        architectures=rows(tables.architectures),
+        names=rows(tables.names),
+        retrained=any_of(tables.retrained),
+        reasons=any_of(tables.reasons),
+        answers_at_once=any_of(tables.answers_at_once),
+        switches=tuple((re.compile(pattern), switch) for pattern, switch in tables.no_thinking_switches),
     )
 
 
-# text_ratio and single_digits: measured 2026-11 against the real vocabularies of Qwen 1–3, Mistral (SPM and tekken),
-# DeepSeek V3 on the seven transcripts, tables, logs, code and twelve languages. With cl100k these come out 0–10 % high
-# on English and code and up to 4 times too high on other scripts, never more than 25 % low except on text made of
-# box-drawing characters (tekken). Not measured: GLM, Granite, Phi 4; taken from their vocabularies' kinds.
-# Template costs: llama.cpp's own and its templates (2026-11), rounded up. image_tokens: the vision encoders' usual
-# limits (Qwen-VL 4096 in llama.cpp, Pixtral 55 × 55 patches, Llama vision 1601), image_patch_px their patches after
-# merging (Qwen-VL 28, Pixtral 16; 14, the densest in use, where unknown), not measured here.
-# Near families, whose template or some special tokens may differ a little, promise 5 or 10 %.
-_LLAMA_COSTS = Family(name="llama3", request_tokens=40, escapes_results=True, image_tokens=1616, image_patch_px=0)
-_LLAMA31 = _rendered(_LLAMA_COSTS, "llama3", "llama3.1")
-_LLAMA32 = _rendered(_LLAMA_COSTS, "llama3", "llama3.2")
-_LLAMA30 = _rendered(_LLAMA_COSTS, "llama3", "llama3")
-_LLAMA4 = replace(_LLAMA_COSTS, text_ratio=1.02)
-_HERMES3 = _rendered(_LLAMA_COSTS, "llama3", "llama3", error_ratio=0.05)
-_DISTILL_LLAMA = _rendered(_LLAMA_COSTS, "r1-distill-llama", "deepseek-r1-distill-llama", error_ratio=0.05)
-_SPM = Family(name="llama2", message_tokens=8)
-_LLAMA2 = _rendered(_SPM, "llama2", "llama2")
-# Llama 2's vocabulary with another template or none.
-_NEAR_LLAMA2 = replace(_LLAMA2, template="", exact=False, error_ratio=FORMULA_ERROR)
-_MISTRAL = replace(_SPM, name="mistral", renders_ids=True, image_tokens=3080, image_patch_px=16)
-_MISTRAL_V1 = _rendered(_MISTRAL, "mistral-v1", "mistral-v1")
-_MISTRAL_V3 = _rendered(_MISTRAL, "mistral-v3", "mistral-v3")
-_MISTRAL_V7 = _rendered(_MISTRAL, "mistral-v7", "mistral-v7")
-_MIXTRAL = replace(_MISTRAL_V1, name="mixtral")
-_MIXTRAL_V3 = replace(_MISTRAL_V3, name="mixtral")
-_NEMO = _rendered(_MISTRAL, "tekken", "mistral-nemo")
-# Small 3.x adds about 500 tokens of its own, Devstral about 1,230, when there is no system message.
-_SMALL = _rendered(replace(_MISTRAL, default_system_tokens=520), "tekken", "mistral-small")
-_NEAR_SMALL = _rendered(_SMALL, "tekken", "mistral-small", error_ratio=0.1)
-_MINISTRAL3 = _rendered(_SMALL, "tekken", "ministral3", error_ratio=0.1)
-_DEVSTRAL = _rendered(replace(_MISTRAL, default_system_tokens=1260), "tekken", "devstral")
-_NEAR_DEVSTRAL = replace(_DEVSTRAL, exact=False, error_ratio=0.1)
-_QWEN = Family(name="qwen2", default_system_tokens=24, image_patch_px=28)
-_QWEN2 = _rendered(_QWEN, "qwen2", "qwen2.5")
-_NEAR_QWEN2 = replace(_QWEN2, exact=False, error_ratio=0.05)
-_QWQ = _rendered(_QWEN, "qwen2", "qwq")
-_DISTILL_QWEN = _rendered(_QWEN, "r1-distill-qwen", "deepseek-r1-distill-qwen", error_ratio=0.05)
-# R1-0528 on Qwen3 has DeepSeek's turns as well.
-_DISTILL_QWEN3 = replace(_DISTILL_QWEN, name="qwen3", error_ratio=0.1)
-_QWEN3_COSTS = replace(_QWEN, name="qwen3", default_system_tokens=0)
-_QWEN3 = _rendered(_QWEN3_COSTS, "qwen2", "qwen3")
-_QWEN3_CODER = _rendered(_QWEN3_COSTS, "qwen2", "qwen3-coder")
-# The 2507 and VL models changed the template in small ways, Qwen3.5 the vocabulary too.
-_NEAR_QWEN3 = replace(_QWEN3, exact=False, error_ratio=0.05)
-_QWEN35 = replace(_QWEN3, exact=False, error_ratio=0.15)
-_GEMMA_COSTS = Family(name="gemma", image_tokens=1120, image_patch_px=0)
-_GEMMA4 = _rendered(_GEMMA_COSTS, "gemma4", "gemma4")
-# Gemma 2 and 3 have vocabularies of the same size and making, under terms of their own.
-_GEMMA = _rendered(_GEMMA_COSTS, "gemma4", "gemma2", error_ratio=0.15)
-_DEEPSEEK_COSTS = Family(name="deepseek", text_ratio=1.1)
-_DEEPSEEK_V31 = _rendered(_DEEPSEEK_COSTS, "deepseek-v3", "deepseek-v3.1")
-_DEEPSEEK_R1 = _rendered(_DEEPSEEK_COSTS, "deepseek-v3", "deepseek-r1", error_ratio=0.05)
-# Not exact without the model's own file: see `registry.py`.
-_PHI3 = _rendered(replace(_SPM, name="phi"), "phi3", "phi3.5", error_ratio=0.05)
-_PHI4 = Family(name="phi", text_ratio=1.05)
-_GLM = Family(name="glm", text_ratio=1.05, request_tokens=20)
-_GRANITE = Family(name="granite", text_ratio=1.2, single_digits=True, request_tokens=80)
-_UNKNOWN = Family(
-    name="unknown",
-    text_ratio=1.2,
-    single_digits=True,
-    message_tokens=8,
-    request_tokens=48,
-    escapes_results=True,
-    renders_ids=True,
-    error_ratio=0.35,
-)
-# Harmony: `<|start|>role<|message|>…<|end|>`; an assistant's message names its channel, a system message becomes a
-# developer message with a headline; the built-in system message takes 61 tokens and the start of the answer 2, tools
-# 15 + 16 more (counted with o200k from the vendor's template, 2026-11).
-_GPT_OSS = _rendered(
-    Family(
-        name="gpt-oss",
-        message_tokens=4,
-        system_tokens=4,
-        assistant_tokens=2,
-        request_tokens=63,
-        call_tokens=12,
-        result_tokens=16,
-        tools_tokens=48,
-        tool_tokens=8,
-        escapes_results=True,
-    ),
-    "gpt-oss",
-    "gpt-oss",
-)
-# Three tokens per message and three for the reply (OpenAI cookbook, "How to count tokens with tiktoken").
-_GPT = Family(
-    name="gpt",
-    vocabulary="o200k_base",
-    owns_vocabulary=True,
-    exact=True,
-    message_tokens=4,
-    request_tokens=3,
-    call_tokens=8,
-    result_tokens=4,
-    tools_tokens=48,
-    image_tokens=1105,
-    image_patch_px=0,
-    error_ratio=0.05,
-)
-_GPT4 = replace(_GPT, vocabulary="cl100k_base")
-
-# Four characters per token, for operators who want no more than that.
-HEURISTIC = Family(
-    name="heuristic",
-    vocabulary="heuristic",
-    message_tokens=0,
-    request_tokens=0,
-    call_tokens=0,
-    result_tokens=0,
-    tools_tokens=0,
-    tool_tokens=0,
-    error_ratio=0.35,
-)
-
-# LM Studio's architecture names, without punctuation. `llama` is also what Mistral's and many other models say, and
-# `phi3` what Phi-4 says, so that those are decided by name.
-_ARCHITECTURES: tuple[tuple[str, Family], ...] = (
-    (r"gptoss", _GPT_OSS),
-    (r"qwen2vl|qwen25vl|qwen2moe|qwen1", _NEAR_QWEN2),
-    (r"qwen2|qwen25", _QWEN2),
-    (r"qwen3(moe)?$", _QWEN3),
-    (r"qwen3(vl|next)", _NEAR_QWEN3),
-    (r"qwen", _QWEN35),
-    (r"gemma4", _GEMMA4),
-    (r"gemma", _GEMMA),
-    (r"deepseek", _DEEPSEEK_COSTS),
-    (r"glm|chatglm", _GLM),
-    (r"granite", _GRANITE),
-    (r"mixtral", _MIXTRAL),
-    (r"mistral3|mistral4|pixtral|ministral", _NEAR_SMALL),
-    (r"llama4|mllama", _LLAMA4),
-)
-# First match wins; distilled models come first, since they count like the model that they were made from.
-_NAMES: tuple[tuple[str, Family], ...] = (
-    (r"gpt-?oss", _GPT_OSS),
-    (r"distill-qwen", _DISTILL_QWEN),
-    (r"r1-0528-qwen3", _DISTILL_QWEN3),
-    (r"qwopus", _NEAR_QWEN2),
-    (r"distill-llama", _DISTILL_LLAMA),
-    (r"devstral-small-(2505|2507|1\.[01])", _DEVSTRAL),
-    (r"devstral", _NEAR_DEVSTRAL),
-    (r"mixtral-8x22b", _MIXTRAL_V3),
-    (r"mixtral", _MIXTRAL),
-    (r"nemo(?!tron)", _NEMO),
-    (r"ministral-?3", _MINISTRAL3),
-    (r"mistral-small-(3\.2|24b-instruct-2506|2506)|mistral-small-3\.2", _SMALL),
-    (r"mistral-large-(instruct-)?2411", _MISTRAL_V7),
-    (r"mistral-large|mistral-small-(instruct-)?2409|codestral(?!.*mamba)|mathstral", _MISTRAL_V3),
-    (r"magistral|ministral|pixtral|mistral-(small|medium)", _NEAR_SMALL),
-    (r"mistral-7b.*v0\.3", _MISTRAL_V3),
-    (r"mistral-7b", _MISTRAL_V1),
-    (r"mistral|zephyr", replace(_MISTRAL_V1, exact=False, error_ratio=0.1)),
-    (r"llama-?2", _LLAMA2),
-    (r"codellama|tinyllama|vicuna", _NEAR_LLAMA2),
-    (r"llama-?4", _LLAMA4),
-    (r"hermes-3", _HERMES3),
-    (r"llama-?3\.2", _LLAMA32),
-    (r"llama-?3\.[13]", _LLAMA31),
-    (r"llama-?3", _LLAMA30),
-    (r"qwq", _QWQ),
-    # Qwen 2's and the VL models' templates have another default system message and no tools.
-    (r"qwen-?2.*vl|qwen-?2(?!\.5|-5(?!\d)|5)", _NEAR_QWEN2),
-    (r"qwen-?2", _QWEN2),
-    (r"qwen-?1", _NEAR_QWEN2),
-    (r"qwen-?3-?coder(?!-next)", _QWEN3_CODER),
-    (r"qwen-?3\.\d", _QWEN35),
-    (r"qwen-?3.*(2507|vl|next|coder|omni)", _NEAR_QWEN3),
-    (r"qwen", _QWEN3),
-    (r"gemma-?4", _GEMMA4),
-    (r"gemma", _GEMMA),
-    (r"deepseek-v3\.1", _DEEPSEEK_V31),
-    (r"deepseek-(v3|r1)", _DEEPSEEK_R1),
-    (r"deepseek", _DEEPSEEK_COSTS),
-    (r"phi-?4", _PHI4),
-    (r"phi-?3", _PHI3),
-    (r"phi-?\d", _PHI4),
-    (r"(?<![a-z])glm", _GLM),
-    (r"granite", _GRANITE),
-    (r"(?<![a-z])(gpt-4o|gpt-4\.1|gpt-4\.5|gpt-[5-9]|chatgpt|o[134](-|$))", _GPT),
-    (r"(?<![a-z])gpt-(4|3\.5)(?![a-z\d])", _GPT4),
-)
-
-
-# Trained on by others, nearly always with another chat template than the one that their names lead to, often ChatML.
-_RETRAINED = re.compile(
-    r"dolphin|hermes|openchat|wizard|orca|starling|alpaca|airoboros|samantha|neural|tulu|lumimaid|stheno|saiga"
-)
+_KNOWN = _read(resources.files(__package__).joinpath("families.toml").read_text(encoding="utf-8"))
+_UNKNOWN = _KNOWN.families["unknown"]
+HEURISTIC = _KNOWN.families["heuristic"]
 _RETRAINED_ERROR = 0.1
-
-# Models that think before they answer unless told otherwise; by name, since most architectures have both kinds.
-_REASONS = re.compile(
-    r"gpt-?oss|gpt-5|(?<![a-z])o[134](-|$)|think|reason|(?<![a-z])r1(?!\d)|qwq|magistral|deepseek-(v3\.[1-9]|v[4-9])"
-    r"|qwen-?3|qwopus|gemma-?4|glm-?(4\.[5-9]|[5-9]|z)|nemotron-?3|minimax-?m\d|seed-oss|smollm3|kimi-k[2-9]"
-)
-_ANSWERS_AT_ONCE = re.compile(r"instruct|coder|no-?think|non-?reason")
+# Names may come from clients, and patterns such as `qwen-?2.*vl` look at each of their parts again and again.
+_MAX_NAME_CHARS = 256
 
 
 def stand_in(family: Family) -> Family:
@@ -303,26 +173,26 @@ def family_of(architecture: str, model: str) -> Family:
         architecture: as LM Studio lists it; "" when it was not asked.
         model: name without provider prefix; a publisher before a slash is ignored unless the rest says nothing.
     """
-    plain = re.sub(r"[^a-z0-9]", "", architecture.casefold())
-    name = model.casefold().replace("_", "-")
-    told = next((family for pattern, family in _ARCHITECTURES if plain and re.match(pattern, plain)), None)
+    plain = re.sub(r"[^a-z0-9]", "", architecture[:_MAX_NAME_CHARS].casefold())
+    name = _plain(model)
+    told = next((family for pattern, family in _KNOWN.architectures if plain and pattern.match(plain)), None)
     family = _named(name, within=told)
-    if family.template and _RETRAINED.search(name):
+    if family.template and _KNOWN.retrained.search(name):
         family = replace(family, exact=False, error_ratio=max(family.error_ratio, _RETRAINED_ERROR))
-    thinks = family.name == "gpt-oss" or _REASONS.search(name) is not None
-    return replace(family, reasons=thinks and _ANSWERS_AT_ONCE.search(name) is None)
+    thinks = family.name == "gpt-oss" or _KNOWN.reasons.search(name) is not None
+    return replace(family, reasons=thinks and _KNOWN.answers_at_once.search(name) is None)
+
+
+def _plain(model: str) -> str:
+    return model[-_MAX_NAME_CHARS:].casefold().replace("_", "-")
 
 
 def _named(name: str, *, within: Family | None) -> Family:
     for candidate in (name.rpartition("/")[2], name):
-        for pattern, family in _NAMES:
-            if re.search(pattern, candidate) and (within is None or within.name == family.name):
+        for pattern, family in _KNOWN.names:
+            if pattern.search(candidate) and (within is None or within.name == family.name):
                 return family
     return within if within is not None else _UNKNOWN
-
-
-# Qwen 3's first models (model card of Qwen3-8B, "soft switches"); those of 2507 and later think always or never.
-_SWITCHES = ((re.compile(r"(?:^|/)(?:qwen-)?qwen-?3-\d(?!.*(?:2507|think|instruct|coder))"), "/no_think"),)
 
 
 def no_thinking_switch(model: str) -> str:
@@ -331,5 +201,5 @@ def no_thinking_switch(model: str) -> str:
     Args:
         model: as LM Studio names it, with its publisher or without.
     """
-    name = model.casefold().replace("_", "-")
-    return next((switch for pattern, switch in _SWITCHES if pattern.search(name)), "")
+    name = _plain(model)
+    return next((switch for pattern, switch in _KNOWN.switches if pattern.search(name)), "")

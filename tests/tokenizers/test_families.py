@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
-from litellm_compaction.tokenizers.families import family_of
+from litellm_compaction.tokenizers.families import _read, family_of, no_thinking_switch
 
 
 @pytest.mark.parametrize(
@@ -148,3 +150,52 @@ def test_retrained_models_are_not_called_exact(model: str) -> None:
     assert family.owns_vocabulary
     assert not family.exact
     assert family.error_ratio >= 0.1
+
+
+def test_a_name_without_end_is_read_at_its_end() -> None:
+    """A client's, of 1 MB, at a wildcard deployment: searched whole, its patterns would take minutes."""
+    assert family_of("", "qwen-2" * 200_000 + "/llama-3.1-8b").name == "llama3"
+    assert family_of("qwen" * 250_000, "x").name == "qwen3"
+    assert no_thinking_switch("qwen3-" * 200_000 + "/qwen3-8b") == "/no_think"
+
+
+TABLES = """
+architectures = []
+names = [["toy", "toy"]]
+retrained = ["dolphin"]
+reasons = ["think"]
+answers_at_once = ["instruct"]
+no_thinking_switches = []
+[families.unknown]
+name = "unknown"
+[families.heuristic]
+name = "heuristic"
+[families.toy]
+like = "unknown"
+message_tokens = 3
+"""
+
+
+def test_a_family_goes_on_from_another() -> None:
+    """What it does not say is the other one's."""
+    family = _read(TABLES).families["toy"]
+    assert (family.name, family.message_tokens, family.request_tokens) == ("unknown", 3, 16)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("message_tokens = 3", 'message_tokens = "many"'),
+        ("message_tokens = 3", "mesage_tokens = 3"),
+        ('like = "unknown"', 'like = "nobody"'),
+        ('[["toy", "toy"]]', '[["toy", "nobody"]]'),
+        ('[["toy", "toy"]]', '[["(", "toy"]]'),
+        ('["dolphin"]', "7"),
+        ('reasons = ["think"]', ""),
+    ],
+)
+def test_a_table_with_a_mistake_is_no_table(old: str, new: str) -> None:
+    """A wrong key, type or name ends the start, and with it every test."""
+    assert old in TABLES
+    with pytest.raises((ValueError, KeyError, re.error)):
+        _read(TABLES.replace(old, new))
