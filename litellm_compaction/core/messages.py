@@ -386,7 +386,7 @@ _THINK, _THINK_END = "<think>", "</think>"
 def chain(messages: Sequence[Message]) -> tuple[str, ...]:
     """The hash chain of a conversation: entry i stands for exactly the first i messages after the leading system ones.
 
-    Equal entries mean equal normal forms (design §3): leading system messages, notices, reasoning and cache
+    Equal entries mean equal normal forms: leading system messages, notices, reasoning and cache
     markers do not count, null equals "", text is trimmed, tool arguments are compared as parsed JSON.
 
     Returns:

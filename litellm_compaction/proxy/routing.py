@@ -35,7 +35,7 @@ from litellm_compaction.engine import ALL_WAYS
 from litellm_compaction.windows.other_servers import SERVERS, LocalServer
 from litellm_compaction.windows.windows import Source, Target
 
-# What the issue asks for where nothing else is known of a hosted model; never for LM Studio or another own server.
+# Where nothing else is known of a hosted model; never for LM Studio or another own server.
 DEFAULT_WINDOW_TOKENS = 128_000
 OPENAI_PROVIDERS = ("openai", "custom_openai")
 

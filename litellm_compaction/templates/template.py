@@ -116,7 +116,7 @@ class Template:
             "bos_token": bos,
             "eos_token": eos,
             "add_generation_prompt": True,
-            # As llama.cpp's server passes it unless told otherwise (facts, 2026-11).
+            # As llama.cpp's server passes it unless told otherwise (tools/server, 2026-11).
             "enable_thinking": True,
             TICK: Ticks(),
         }

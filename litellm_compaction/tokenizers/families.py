@@ -25,7 +25,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-# The formula with the right vocabulary erred by up to 15 % on agent requests (facts, 2026-11).
+# The formula with the right vocabulary erred by up to 15 % on agent requests (measured 2026-11).
 FORMULA_ERROR = 0.15
 
 

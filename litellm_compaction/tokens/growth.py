@@ -57,7 +57,7 @@ class Growth(NamedTuple):
 
 
 # True tokens per unit of each part of a profile, and how far models differ in that: cl100k against eleven families, and
-# what their templates put around messages and calls (facts, 2026-11).
+# what their templates put around messages and calls (measured 2026-11).
 _USUAL = (1.05, 0.3, -0.1, 6.0, 10.0, -0.1, -0.2, 0.7)
 _SPREAD = (0.12, 0.3, 0.3, 5.0, 10.0, 0.3, 0.4, 0.3)
 # Texts of one kind differ by so much around their own line.

@@ -1,7 +1,7 @@
 """What servers counted for prompts that later requests begin with: prefix anchors.
 
 Called by `counter.py`. An anchor absorbs whatever a server adds to prompts, for any model, known or not: only the new
-messages are an estimate (facts, 2026-11: 0.1 % median error on agent sessions, against 1–2 % by calibration alone).
+messages are an estimate (measured 2026-11: 0.1 % median error on agent sessions, against 1–2 % by calibration alone).
 Conversations are not kept here: an anchor is a hash and four numbers.
 """
 

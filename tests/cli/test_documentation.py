@@ -140,7 +140,7 @@ def test_every_page_is_listed() -> None:
     assert [name for entry in menu for name in entry.values()] == ["README.md", *names]
 
 
-@pytest.mark.parametrize("name", ["glossary", "contributing"])
+@pytest.mark.parametrize("name", ["glossary", "contributing", "promises"])
 def test_the_files_that_a_page_names_exist(name: str) -> None:
     """Paths of the package and of the repository."""
     named = set(re.findall(r"`([\w./]+/[\w./]*)`", page(f"docs/{name}.md")))

@@ -98,7 +98,7 @@ def carried_over(
 
 
 def keyed(messages: Sequence[Message], hashes: Sequence[str], compaction: Compaction) -> Compaction:
-    """`compaction` as the client's next turn finds it, where the whole answer is one message (design §3, Rounds).
+    """`compaction` as the client's next turn finds it, where the whole answer is one message.
 
     What is ours in the list is nobody's to send again: the record is keyed by the client's own messages, and says how
     much of the answer behind them it stands for.
