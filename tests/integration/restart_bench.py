@@ -52,8 +52,11 @@ STYLES: tuple[Style, ...] = ("exact", "sentence", "whole", "no_space", "fence", 
 
 
 def group(name: str, window: int = WINDOW, **options: Any) -> Group:
-    """A model group whose answers come in chunks of some tokens, as fast as they can be read."""
-    simulator = {"chunk_tokens": 16, **options.pop("simulator", {})}
+    """A model group whose answers come in chunks of some tokens, as fast as they can be read.
+
+    Every chunk costs processor time. Where its size matters, a test asks for another.
+    """
+    simulator = {"chunk_tokens": 48, **options.pop("simulator", {})}
     return Group(name, window, key=_KEY, architecture="glm4", simulator=simulator, **options)
 
 
