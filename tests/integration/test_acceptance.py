@@ -86,8 +86,8 @@ class Office:
     families: str
     stack: ExitStack = field(default_factory=ExitStack)
 
-    def open(self, settings: Mapping[str, Any]) -> Bench:
-        """A proxy; the one before it has to be closed."""
+    def open(self, settings: Mapping[str, Any], *, executable: bool = False) -> Bench:
+        """A proxy, as `harness.proxy` starts it; the one before it has to be closed."""
         base = f"{self.plain.base_url}/v1"
         opted = {"model": "openai/opted", "api_base": base, "api_key": "k"}
         entries = [
@@ -111,7 +111,7 @@ class Office:
                 entries=entries,
                 general_settings={"custom_auth": "tenants.user_api_key_auth"},
                 router_settings={"num_retries": 0, "disable_cooldowns": True},
-                executable=True,
+                executable=executable,
             )
         )
 
@@ -130,7 +130,7 @@ def office(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Office]:
 @pytest.fixture(scope="module")
 def bench(office: Office) -> Bench:
     """The first proxy, with the defaults but for time limits."""
-    return office.open(_SETTINGS)
+    return office.open(_SETTINGS, executable=True)
 
 
 @pytest.fixture(scope="module")
