@@ -75,14 +75,14 @@ def test_the_two_commands_are_one_line_each(name: str) -> None:
         for line in re.findall(r"^python3 -m venv .*$", page(name), re.MULTILINE)
     )
     assert start == [".venv/bin/python tools/install.py", ".venv/bin/litellm-compaction up"]
-    assert test == [".venv/bin/python tools/install.py --tests", ".venv/bin/python -m pytest -n 2 --dist loadfile"]
+    assert test == [".venv/bin/python tools/install.py --tests", ".venv/bin/python -m pytest -n 3 --dist loadfile"]
 
 
 def test_ci_runs_the_tests_of_the_readme() -> None:
     """The same install and the same command, in a fresh environment."""
     script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
     assert "tools/install.py --tests" in script
-    assert '/bin/python" -m pytest -n 2 --dist loadfile' in script
+    assert '/bin/python" -m pytest -n 3 --dist loadfile' in script
 
 
 def test_every_command_and_option_is_documented() -> None:
