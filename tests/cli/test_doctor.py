@@ -13,7 +13,7 @@ from litellm_compaction.cli.doctor import doctor
 from litellm_compaction.cli.examined import cost_words
 from litellm_compaction.errors import CompactionError
 from litellm_compaction.simulator import Address, Model, Simulator, serve
-from litellm_compaction.tokenizers import registry as tokenizers
+from litellm_compaction.tokenizers import registry
 from litellm_compaction.tokenizers.registry import load_cost
 from tests.cli.conftest import GPT_OSS, QWEN, config, deployment
 from tests.integration.plain_server import PlainServer, serve_plain
@@ -367,9 +367,9 @@ def test_a_damaged_file_is_a_problem(report: Report, address: Address, tmp_path:
 
 def test_a_damaged_pack_is_a_problem(report: Report, address: Address, monkeypatch: pytest.MonkeyPatch) -> None:
     """What this package brings is looked at too: by what is counted instead, and what to do."""
-    monkeypatch.setattr(tokenizers, "_loaded", {})
-    monkeypatch.setattr(tokenizers, "_broken", {})
-    monkeypatch.setattr(tokenizers, "read_pack", damaged)
+    monkeypatch.setattr(registry, "_loaded", {})
+    monkeypatch.setattr(registry, "_broken", {})
+    monkeypatch.setattr(registry, "read_pack", damaged)
     code, found = report(config(deployment(params=at(address))))
     assert code == 1
     assert messages(found) == ["The pack is damaged: reinstall. cl100k_base counts meanwhile."]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from litellm_compaction.errors import ConfigError
-from litellm_compaction.proxy import startup as boot
+from litellm_compaction.proxy import startup
 from litellm_compaction.proxy.misplaced import misplaced
 
 
@@ -28,9 +28,9 @@ from litellm_compaction.proxy.misplaced import misplaced
 def test_misplaced_settings_stop_the_start(config: dict[str, Any], place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once, with the place where they stand and the one where they belong."""
     assert [found.place for found in misplaced(config)] == [place]
-    monkeypatch.setattr(boot, "_config", lambda: config)
+    monkeypatch.setattr(startup, "_config", lambda: config)
     with pytest.raises(ConfigError) as raised:
-        boot.load_settings()
+        startup.load_settings()
     assert str(raised.value).startswith(f"{place}: ")
     assert "`callback_settings.litellm_compaction` (top level)" in str(raised.value)
 
@@ -46,8 +46,8 @@ def test_misplaced_settings_stop_the_start(config: dict[str, Any], place: str, m
 def test_words_that_another_may_use_are_left_to_doctor(config: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """The proxy starts; who asks `doctor` is told."""
     assert [found.is_ours for found in misplaced(config)] == [False] * sum(map(len, config.values()))
-    monkeypatch.setattr(boot, "_config", lambda: config)
-    boot.load_settings()
+    monkeypatch.setattr(startup, "_config", lambda: config)
+    startup.load_settings()
 
 
 @pytest.mark.parametrize(

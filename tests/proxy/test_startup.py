@@ -13,7 +13,7 @@ import pytest
 
 from litellm_compaction.config import Settings
 from litellm_compaction.errors import ConfigError
-from litellm_compaction.proxy import startup as boot
+from litellm_compaction.proxy import startup
 from litellm_compaction.proxy.routing import deployment_of
 from litellm_compaction.tokenizers.sources import Sources
 from tests.tokenizers.gguf_writer import bpe_fields, gguf
@@ -23,8 +23,8 @@ def loaded(monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], own: dict[
     """What the proxy makes of a configuration with one deployment."""
     monkeypatch.setattr(litellm, "callback_settings", {"litellm_compaction": settings})
     info = {"model_info": {"compaction": own}} if own is not None else {}
-    monkeypatch.setattr(boot, "_config", lambda: {"model_list": [{"model_name": "local", **info}]})
-    return boot.load_settings()
+    monkeypatch.setattr(startup, "_config", lambda: {"model_list": [{"model_name": "local", **info}]})
+    return startup.load_settings()
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import jinja2
 import pytest
 
-from litellm_compaction.templates import sandbox as template_sandbox
+from litellm_compaction.templates import sandbox
 from litellm_compaction.templates import template as templates
 from litellm_compaction.templates.filters import TemplateRefusal
 from litellm_compaction.templates.template import Template, add_template, template
@@ -70,7 +70,7 @@ def test_capabilities_are_found_by_trying() -> None:
 )
 def test_hostile_templates_are_refused(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Endless loops, huge values, attributes that lead out: a refusal by counting, on a clock that stands still."""
-    monkeypatch.setattr(template_sandbox, "time", SimpleNamespace(monotonic=lambda: 0.0))
+    monkeypatch.setattr(sandbox, "time", SimpleNamespace(monotonic=lambda: 0.0))
     hostile = Template(source)
     with pytest.raises(TemplateRefusal):
         hostile.render(MESSAGES, ())
@@ -81,7 +81,7 @@ def test_a_template_that_takes_too_long_is_refused(monkeypatch: pytest.MonkeyPat
     """Four seconds, looked at every 1,024 turns of its loops: by a clock that goes on by one at every look."""
     looks = itertools.count()
     slow = Template("{% for a in range(99999) %}{{ a }}{% endfor %}")
-    monkeypatch.setattr(template_sandbox, "time", SimpleNamespace(monotonic=lambda: float(next(looks))))
+    monkeypatch.setattr(sandbox, "time", SimpleNamespace(monotonic=lambda: float(next(looks))))
     with pytest.raises(TemplateRefusal, match=r"more than 4\.0 s"):
         slow.render(MESSAGES, ())
     assert next(looks) == 6

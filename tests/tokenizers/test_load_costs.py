@@ -9,8 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from litellm_compaction.cli.examined import cost_words
-from litellm_compaction.tokenizers import files as tokenizer_files
-from litellm_compaction.tokenizers import registry as load_costs
+from litellm_compaction.tokenizers import files, registry
 from litellm_compaction.tokenizers.files import load_tokenizer_file
 from litellm_compaction.tokenizers.gguf import GgufHeader, read_gguf
 from litellm_compaction.tokenizers.registry import LoadCost, Loading, load_cost
@@ -19,7 +18,7 @@ from tests.tokenizers.gguf_writer import Array, bpe_fields, gguf
 
 @pytest.fixture(autouse=True)
 def _no_costs_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(load_costs, "_costs", {})
+    monkeypatch.setattr(registry, "_costs", {})
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").is_file(), reason="only Linux says it in a file")
@@ -43,7 +42,7 @@ def test_memory_may_be_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     odd = tmp_path / "statm"
     odd.write_text("12 twelve\n")
     for path in (tmp_path / "missing", odd):
-        monkeypatch.setattr(load_costs, "_STATM", path)
+        monkeypatch.setattr(registry, "_STATM", path)
         Loading().note("made")
         cost = load_cost("made")
         assert cost is not None
@@ -59,8 +58,8 @@ def test_the_cost_of_a_model_file_is_all_of_it(tmp_path: Path, monkeypatch: pyte
         now_s[0] += 5.0
         return read_gguf(path)
 
-    monkeypatch.setattr(load_costs, "time", SimpleNamespace(perf_counter=lambda: now_s[0]))
-    monkeypatch.setattr(tokenizer_files, "read_gguf", slow)
+    monkeypatch.setattr(registry, "time", SimpleNamespace(perf_counter=lambda: now_s[0]))
+    monkeypatch.setattr(files, "read_gguf", slow)
     path = tmp_path / "model.gguf"
     tokens = Array("str", ["a", "c", "ac", "<|end|>", "Ġa"])
     merges = Array("str", ["a c", "Ġ a"])

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from litellm_compaction.errors import CompactionError
-from litellm_compaction.tokenizers import registry as tokenizers
+from litellm_compaction.tokenizers import registry
 from litellm_compaction.tokenizers.encoders import TiktokenEncoder
 from litellm_compaction.tokenizers.registry import is_loaded, token_length, vocabulary
 
@@ -54,7 +54,7 @@ def test_special_tokens_are_ordinary_text(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_pieces_cost_what_the_whole_costs(name: str) -> None:
     """Cutting long text at words and lines changes no count."""
-    source = Path(tokenizers.__file__).read_text()
+    source = Path(registry.__file__).read_text()
     dice = random.Random(7)
     lines = source.splitlines(keepends=True)
     text = "".join(
@@ -123,7 +123,7 @@ def test_loading_needs_no_network_and_leaves_the_environment(folder: str | None,
     environment = {key: value for key, value in os.environ.items() if key != "TIKTOKEN_CACHE_DIR"}
     if folder is not None:
         environment["TIKTOKEN_CACHE_DIR"] = str(tmp_path) if folder else ""
-    root = Path(tokenizers.__file__).parents[2]
+    root = Path(registry.__file__).parents[2]
     done = subprocess.run(
         [sys.executable, "-c", code],
         env={**environment, "PYTHONPATH": str(root)},
@@ -137,9 +137,9 @@ def test_loading_needs_no_network_and_leaves_the_environment(folder: str | None,
 def test_threads_load_one_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
     """Threads that ask at the same time get the same object, loaded once."""
     loads: list[str] = []
-    load = tokenizers._load
-    monkeypatch.setattr(tokenizers, "_loaded", {})
-    monkeypatch.setattr(tokenizers, "_load", lambda name: loads.append(name) or load(name))
+    load = registry._load
+    monkeypatch.setattr(registry, "_loaded", {})
+    monkeypatch.setattr(registry, "_load", lambda name: loads.append(name) or load(name))
     found: list[object] = []
     threads = [threading.Thread(target=lambda: found.append(vocabulary("cl100k_base"))) for _ in range(8)]
     for thread in threads:

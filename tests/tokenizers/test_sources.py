@@ -15,11 +15,7 @@ import pytest
 from litellm_compaction.config import Settings
 from litellm_compaction.core.messages import Request, parse_message
 from litellm_compaction.errors import CompactionError, ConfigError
-from litellm_compaction.tokenizers import files as tokenizer_files
-from litellm_compaction.tokenizers import registry as pack_files
-from litellm_compaction.tokenizers import registry as tokenizers
-from litellm_compaction.tokenizers import registry as usable
-from litellm_compaction.tokenizers import sources
+from litellm_compaction.tokenizers import files, registry, sources
 from litellm_compaction.tokenizers.families import Family, family_of
 from litellm_compaction.tokenizers.model_files import ModelFiles
 from litellm_compaction.tokenizers.sources import (
@@ -197,7 +193,7 @@ async def test_the_space_in_front_is_the_files_to_decide(tmp_path: Path, flag: b
     path = write_pack_gguf(
         tmp_path / "m.gguf", "llama2", "llama2", **{"tokenizer.ggml.add_space_prefix": ("bool", flag)}
     )
-    words = tokenizers.vocabulary(tokenizer_files.load_tokenizer_file(path).vocabulary)
+    words = registry.vocabulary(files.load_tokenizer_file(path).vocabulary)
     # Two line feeds are two bytes, and a space before them is a token of its own.
     assert words.lengths_in_prompt(["\n\n"]) == [2 + extra]
 
@@ -239,8 +235,8 @@ async def test_heuristic_is_four_characters_a_token() -> None:
 async def test_files_are_read_once_for_all_who_ask(downloaded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ten requests at once, and later ones, share one reading; a changed file is read again."""
     read: list[Path] = []
-    original = tokenizer_files.read_gguf
-    monkeypatch.setattr(tokenizer_files, "read_gguf", lambda path: (read.append(path), original(path))[1])
+    original = files.read_gguf
+    monkeypatch.setattr(files, "read_gguf", lambda path: (read.append(path), original(path))[1])
     now_s = 0.0
     found = lm_studio(downloaded, clock=lambda: now_s)
     await asyncio.gather(*(source_of(found, target()) for _ in range(10)))
@@ -372,9 +368,9 @@ def damaged(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(name: str) -> None:
         raise CompactionError(f"The vocabulary pack {name} is damaged: reinstall litellm-compaction.")
 
-    monkeypatch.setattr(tokenizers, "read_pack", fail)
-    monkeypatch.setattr(tokenizers, "_loaded", {})
-    monkeypatch.setattr(tokenizers, "_broken", {})
+    monkeypatch.setattr(registry, "read_pack", fail)
+    monkeypatch.setattr(registry, "_loaded", {})
+    monkeypatch.setattr(registry, "_broken", {})
 
 
 async def test_a_damaged_pack_refuses_no_request(damaged: None, caplog: pytest.LogCaptureFixture) -> None:
@@ -394,7 +390,7 @@ async def test_a_damaged_pack_refuses_no_request(damaged: None, caplog: pytest.L
 
 async def test_without_any_vocabulary_characters_count(damaged: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not even LiteLLM's file is there."""
-    monkeypatch.setattr(tokenizers, "_folder", lambda name: (_ for _ in ()).throw(CompactionError("gone")))
+    monkeypatch.setattr(registry, "_folder", lambda name: (_ for _ in ()).throw(CompactionError("gone")))
     made = await count(family_of("qwen3", "qwen3-8b"), request("system and text"))
     assert made.tokens > 0
     assert not made.exact
@@ -402,8 +398,8 @@ async def test_without_any_vocabulary_characters_count(damaged: None, monkeypatc
 
 async def test_a_missing_template_refuses_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
     """The formula counts instead, with its own bound."""
-    monkeypatch.setattr(usable, "_broken_templates", set())
-    family = usable.replace(family_of("qwen3", "qwen3-8b"), template="no-such-template")
+    monkeypatch.setattr(registry, "_broken_templates", set())
+    family = registry.replace(family_of("qwen3", "qwen3-8b"), template="no-such-template")
     made = await count(family, request("agent, 6 calls"))
     assert made.tokens > 0
     assert not made.exact
@@ -414,15 +410,15 @@ def test_packs_are_read_for_nobody_twice_when_damaged(damaged: None) -> None:
     """Every request would pay for it."""
     for _ in range(2):
         with pytest.raises(CompactionError, match="damaged"):
-            tokenizers.vocabulary("qwen2")
-    assert tokenizers.is_broken("qwen2")
-    assert pack_files.has_pack("qwen2")
+            registry.vocabulary("qwen2")
+    assert registry.is_broken("qwen2")
+    assert registry.has_pack("qwen2")
 
 
 def test_templates_of_files_are_the_files(tmp_path: Path) -> None:
     """Equal templates and vocabularies are kept once, however many files carry them."""
-    one = tokenizer_files.load_tokenizer_file(write_pack_gguf(tmp_path / "a.gguf", "llama2", "llama2"))
-    two = tokenizer_files.load_tokenizer_file(write_pack_gguf(tmp_path / "b.gguf", "llama2", "mistral-v1"))
+    one = files.load_tokenizer_file(write_pack_gguf(tmp_path / "a.gguf", "llama2", "llama2"))
+    two = files.load_tokenizer_file(write_pack_gguf(tmp_path / "b.gguf", "llama2", "mistral-v1"))
     assert one.vocabulary == two.vocabulary
     assert one.template != two.template
     assert template_source(one.template) == template_source("llama2")

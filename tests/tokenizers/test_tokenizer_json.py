@@ -16,7 +16,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 from tokenizers.processors import TemplateProcessing
 
 from litellm_compaction.errors import UnusableModelFile
-from litellm_compaction.tokenizers import files as tokenizer_json
+from litellm_compaction.tokenizers import files
 from litellm_compaction.tokenizers.files import read_tokenizer_json
 
 
@@ -121,7 +121,7 @@ def test_absent_odd_and_oversized_files_are_one_error(folder: Path, monkeypatch:
     for path in (folder / "absent.json", folder / "pipe.json", Path("a\0b")):
         with pytest.raises(UnusableModelFile):
             read_tokenizer_json(path)
-    monkeypatch.setattr(tokenizer_json, "_MAX_BYTES", 100)
+    monkeypatch.setattr(files, "_MAX_BYTES", 100)
     with pytest.raises(UnusableModelFile, match="larger than 100 bytes"):
         read_tokenizer_json(folder)
 

@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 
 from litellm_compaction.errors import CompactionError
 from litellm_compaction.templates import template
-from litellm_compaction.tokenizers import registry as pack_files
+from litellm_compaction.tokenizers import registry
 from litellm_compaction.tokenizers import vocabulary as vocabularies
 from litellm_compaction.tokenizers.encoders import TiktokenEncoder, TokenizersEncoder, encoder_for
 from litellm_compaction.tokenizers.registry import add_vocabulary, has_pack, read_pack, token_length, vocabulary
 from litellm_compaction.tokenizers.vocabulary import Vocabulary
 
-PACKS = Path(pack_files.__file__).parent / "packs"
+PACKS = Path(registry.__file__).parent / "packs"
 JINJA = Path(template.__file__).parent / "jinja"
 SMALL = (
     "llama3",
@@ -59,7 +59,7 @@ def test_a_damaged_pack_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     """A file whose hash is another is not used."""
     (tmp_path / "llama2.json.xz").write_bytes(b"no")
     (tmp_path / "SHA256SUMS").write_text((PACKS / "SHA256SUMS").read_text())
-    monkeypatch.setattr(pack_files, "_FOLDER", tmp_path)
+    monkeypatch.setattr(registry, "_FOLDER", tmp_path)
     assert has_pack("llama2")
     with pytest.raises(CompactionError, match="reinstall"):
         read_pack("llama2")

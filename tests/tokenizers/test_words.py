@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from litellm_compaction.tokenizers import encoders as words
+from litellm_compaction.tokenizers import encoders
 from litellm_compaction.tokenizers.encoders import TokenizersEncoder, encoder_for
 from litellm_compaction.tokenizers.registry import read_pack, vocabulary
 
@@ -82,7 +82,7 @@ def test_long_texts_and_long_words_are_not_remembered() -> None:
 
 def test_a_vocabulary_full_of_phrases_is_not_counted_by_words(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where many tokens reach over spaces, words say nothing."""
-    monkeypatch.setattr(words, "_MAX_ACROSS", 2)
+    monkeypatch.setattr(encoders, "_MAX_ACROSS", 2)
     data = read_pack("llama2")
     phrases = ("of▁the", "in▁the", "to▁be")
     made = encoder_for(

@@ -15,17 +15,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from litellm_compaction.core.messages import Request, parse_message
-from litellm_compaction.templates import template as templates
+from litellm_compaction.templates import template
 from litellm_compaction.tokenizers.encoders import CharactersEncoder, VocabularyData
 from litellm_compaction.tokenizers.families import Family, family_of
 from litellm_compaction.tokenizers.registry import install_vocabulary
 from litellm_compaction.tokenizers.vocabulary import Segment, Vocabulary
-from litellm_compaction.tokens import attribution as scale
+from litellm_compaction.tokens import attribution
 from litellm_compaction.tokens.attribution import Beginnings, Scale
 from litellm_compaction.tokens.prefix import fingerprints
 from litellm_compaction.tokens.rendered import Counting
 
-TEMPLATES = sorted(path.stem for path in (Path(templates.__file__).parent / "jinja").glob("*.jinja"))
+TEMPLATES = sorted(path.stem for path in (Path(template.__file__).parent / "jinja").glob("*.jinja"))
 SPECIAL = re.compile(r"<[^<>\s]{1,40}>|\[/?[A-Z_]{3,}\]")
 LONG = "One more sentence, so that the text is long enough to be remembered. " * 40
 TOOL = {
@@ -38,7 +38,7 @@ TOOLS = (TOOL, {"type": "function", "function": {"name": "hear", "description": 
 def family(name: str) -> Family:
     """A family with one of the package's templates, whose vocabulary knows the template's special tokens only."""
     vocabulary = f"characters of {name}"
-    named = set(SPECIAL.findall(templates.template(name).source)) | {"<s>", "</s>"}
+    named = set(SPECIAL.findall(template.template(name).source)) | {"<s>", "</s>"}
     # What follows a special token may make it another one.
     tokens = (*sorted(named), *(f"{token}{more}" for token in sorted(named) for more in ("z", "\nz")))
     data = VocabularyData(
@@ -159,7 +159,7 @@ def test_the_next_turn_looks_at_the_end_only(name: str, monkeypatch: pytest.Monk
 
 def test_what_is_remembered_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """Prompts of many conversations are forgotten, the oldest first, and a very long one does not stay alone."""
-    monkeypatch.setattr(scale, "_MAX_SIZE", 600)
+    monkeypatch.setattr(attribution, "_MAX_SIZE", 600)
     counting = Counting()
     requests = [as_request([{"role": "user", "content": f"{index}"}, *conversation(9)[1:]]) for index in range(30)]
     for request in requests:

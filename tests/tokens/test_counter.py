@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from litellm_compaction.core.messages import JsonValue, Request, parse_message
-from litellm_compaction.tokenizers import registry as tokenizers
+from litellm_compaction.tokenizers import registry
 from litellm_compaction.tokenizers.families import Family, family_of
-from litellm_compaction.tokens import formula as measures
+from litellm_compaction.tokens import formula
 from litellm_compaction.tokens.count import holding
 from litellm_compaction.tokens.counter import Count, TokenCounter
 
@@ -82,7 +82,7 @@ async def test_the_parts_add_up(family: Family) -> None:
     assert all(size > 0 for size in made.sizes[1:])
     assert made.tokens == made.overhead_tokens + made.tools_tokens + sum(made.sizes)
     # Harmony writes schemas as TypeScript, which is shorter.
-    assert made.tools_tokens > tokenizers.token_length(family.vocabulary, json.dumps(TOOLS)) / 4
+    assert made.tools_tokens > registry.token_length(family.vocabulary, json.dumps(TOOLS)) / 4
 
 
 async def test_an_empty_request_costs_the_template() -> None:
@@ -103,7 +103,7 @@ async def test_gpt_oss_follows_the_harmony_template() -> None:
     # Four special or role tokens around each, three more for `<|channel|>final`, two to start the answer.
 
     def length(text: str) -> int:
-        return tokenizers.token_length("o200k_base", text)
+        return registry.token_length("o200k_base", text)
 
     truth = sum(length(text) + 4 for _, text in texts) + (length(PROSE) + 6) + 4 + length("Go on.") + 2
     made = await count(
@@ -129,7 +129,7 @@ async def test_images_are_not_exact() -> None:
 async def test_first_requests_err_high() -> None:
     """A tokenizer that gives 20 % more than ours stays inside the promise from the first request on."""
     made = await count(STAND_IN, user(PROSE * 100))
-    plain = tokenizers.token_length("cl100k_base", PROSE * 100)
+    plain = registry.token_length("cl100k_base", PROSE * 100)
     assert made.tokens >= plain
     assert made.error_ratio >= 0.25
     assert plain * 1.2 <= made.tokens + made.margin_tokens
@@ -198,11 +198,11 @@ async def test_known_messages_are_not_counted_again(monkeypatch: pytest.MonkeyPa
     def spy(name: str, text: str) -> int:
         texts.append(text)
         threads.add(threading.current_thread().name)
-        return tokenizers.token_length(name, text)
+        return registry.token_length(name, text)
 
-    monkeypatch.setattr(measures, "token_length", spy)
+    monkeypatch.setattr(formula, "token_length", spy)
     counter = TokenCounter()
-    tokenizers.vocabulary(STAND_IN.vocabulary)
+    registry.vocabulary(STAND_IN.vocabulary)
     turns = [user(f"{index} {PROSE * 50}") for index in range(20)]
     first = await counter.count("t", STAND_IN, request(*turns, tools=TOOLS))
     assert threading.main_thread().name not in threads
@@ -216,7 +216,7 @@ async def test_known_messages_are_not_counted_again(monkeypatch: pytest.MonkeyPa
 
 async def test_the_cache_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Old entries go; counts stay right."""
-    monkeypatch.setattr(measures, "_MAX_ENTRIES", 3)
+    monkeypatch.setattr(formula, "_MAX_ENTRIES", 3)
     counter = TokenCounter()
     turns = [user(f"{index}") for index in range(10)]
     first = await counter.count("t", STAND_IN, request(*turns))
@@ -487,7 +487,7 @@ async def test_real_conversations_cost_at_least_their_text(family: Family) -> No
         counter = TokenCounter()
         asked = request(*loaded["messages"], tools=tuple(loaded["tools"] or ()))
         made = await counter.count("t", family, asked)
-        sizes = [tokenizers.token_length(family.vocabulary, message.text) for message in asked.messages]
+        sizes = [registry.token_length(family.vocabulary, message.text) for message in asked.messages]
         # Many templates leave out what an assistant says beside its calls.
         certain = sum(size for size, message in zip(sizes, asked.messages, strict=True) if not message.calls)
         assert certain < made.tokens < 2 * sum(sizes)

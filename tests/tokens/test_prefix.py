@@ -9,7 +9,7 @@ import pytest
 
 from litellm_compaction.core.messages import JsonValue, Request, parse_message
 from litellm_compaction.tokenizers.families import Family, family_of
-from litellm_compaction.tokens import prefix as prefix_anchors
+from litellm_compaction.tokens import prefix
 from litellm_compaction.tokens.calibration import PLAIN, Mix
 from litellm_compaction.tokens.counter import Count, TokenCounter
 from litellm_compaction.tokens.prefix import Anchor, Anchors, fingerprints
@@ -197,7 +197,7 @@ def test_fingerprints_grow_with_the_conversation() -> None:
 
 def test_anchors_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """The least recently used one goes."""
-    monkeypatch.setattr(prefix_anchors, "_MAX_ANCHORS", 2)
+    monkeypatch.setattr(prefix, "_MAX_ANCHORS", 2)
     anchors = Anchors()
     for number in (1, 2):
         anchors.note("t", "b", number, Anchor(number, 1.0, PLAIN))
