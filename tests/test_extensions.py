@@ -18,6 +18,7 @@ from litellm_compaction.core.strategies import STRATEGIES, Strategy, register
 from litellm_compaction.engine.going_on import can_go_on_itself
 from litellm_compaction.errors import ConfigError
 from litellm_compaction.proxy.routing import deployment_of
+from litellm_compaction.stores.protocol import decode, encode
 from litellm_compaction.windows import other_servers
 from litellm_compaction.windows.fetch import NotThisApi
 from litellm_compaction.windows.other_servers import Address, Asked, LocalServer, ServedModel
@@ -59,6 +60,12 @@ async def test_a_strategy_from_outside_compacts_like_one_of_ours(timeline: Strat
     again = await bench.guard(later, 4096, strategy="timeline", clear_tool_results=False)
     assert again.action == "reused"
     assert as_bytes(sent(later, again))[: len(messages)] == as_bytes(messages)
+    # Without the strategy nobody knows what its record needs: it is made anew.
+    [(_, stored)] = bench.store.kept
+    del strategies._table["timeline"]
+    assert decode(encode(stored)) is None
+    register(timeline)
+    assert decode(encode(stored)) == stored
 
 
 def test_a_strategy_from_outside_is_a_setting(timeline: Strategy) -> None:

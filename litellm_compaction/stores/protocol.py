@@ -15,6 +15,7 @@ from typing import Literal, NamedTuple, Protocol
 from pydantic import TypeAdapter, ValidationError
 
 from litellm_compaction.core.compaction import Compaction, compaction_id
+from litellm_compaction.core.strategies import is_rung
 
 MAX_EVENTS = 10_000
 # Conversations times workers; a row has some thousand bytes.
@@ -146,9 +147,10 @@ def encode(compaction: Compaction) -> bytes:
 def decode(data: bytes) -> Compaction | None:
     """The compaction that `encode` wrote, in whatever version; None where it cannot be read."""
     try:
-        return _ADAPTER.validate_python(_as_now(json.loads(decode_text(data)))).compaction
+        compaction = _ADAPTER.validate_python(_as_now(json.loads(decode_text(data)))).compaction
     except (ValidationError, ValueError, RecursionError):
         return None
+    return compaction if is_rung(compaction.rung) else None
 
 
 def encode_text(text: str) -> bytes:

@@ -25,6 +25,7 @@ __all__ = [
     "Placeholders",
     "Strategy",
     "chooses",
+    "is_rung",
     "lead_in",
     "register",
     "strategy_of",
@@ -33,7 +34,7 @@ __all__ = [
 ]
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,30}")
-# Compactions that no strategy has made are stored under these names.
+# Rungs of compactions that no strategy has made.
 _TAKEN = frozenset({"edit", "truncate"})
 
 
@@ -129,12 +130,13 @@ def writer_of(name: str) -> str:
     return _table[name].writer or name
 
 
-def chooses(rung: str) -> bool:
-    """Whether a compaction was made by a model's choice of messages.
+def is_rung(name: str) -> bool:
+    """Whether compactions are made by that name here: a stored one may be of a strategy that is not there any more."""
+    return name in _TAKEN or name in _table
 
-    Args:
-        rung: as `Compaction.rung`; a stored one may name a strategy that is not there any more.
-    """
+
+def chooses(rung: str) -> bool:
+    """Whether a compaction was made by a model's choice of messages; `rung` is `Compaction.rung`."""
     return rung in _table and _table[rung].chooses
 
 
