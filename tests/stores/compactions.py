@@ -7,6 +7,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from litellm_compaction.core.compaction import Compaction, PartialCoverage, Segment
+from litellm_compaction.core.strategies import STRATEGIES
 
 
 def compaction(name: str, *, covered: int = 4, text: str = "What happened.", provisional: bool = False) -> Compaction:
@@ -29,6 +30,7 @@ def compactions() -> st.SearchStrategy[Any]:
     return st.builds(
         Compaction,
         ledger=texts,
+        rung=st.sampled_from(["edit", "truncate", *STRATEGIES]),
         window_tokens=st.integers(0, 10**9),
         provisional=st.booleans(),
         begun=st.none() | st.builds(PartialCoverage, text_hash=texts),
