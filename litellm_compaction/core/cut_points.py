@@ -80,6 +80,8 @@ _TEXT_RESULT = re.compile(r"\[[a-z_]{2,40}(?: for '[^\n]{0,2000}')?\.?[^\n]{0,20
 _MAX_ADDITIONS = 64
 # In such a result these hold what the person answered.
 _PERSONS_WORDS = re.compile(r"<(?:feedback|answer|user_message|task)>")
+# A longer message is kept only where it is certain that the person wrote nothing since.
+_DOUBTED_CHARS = 4000
 
 
 def is_injected(message: Message) -> bool:
@@ -131,10 +133,6 @@ def _without_last(text: str) -> str:
             start = text.rfind(f"<{name}>")
             return text if start < 0 else text[:start].rstrip()
     return text
-
-
-# A longer message is kept only where it is certain that the person wrote nothing since.
-_DOUBTED_CHARS = 4000
 
 
 def request_indices(messages: Sequence[Message]) -> tuple[int, ...]:

@@ -44,6 +44,95 @@ _NAME_CHARS_CJK = 6
 # One search through more than this would hold up other threads.
 _SLICE_CHARS = 4096
 _MARK = " (later: {values})"
+_PIECE_CHARS = 160
+# Anchors per 1,000 characters are many in logs: what is older than this many characters has only its user's words.
+SCANNED_CHARS = 120_000
+# Of one giant result the two ends say what it was and how it came out; the rest must not hide older messages.
+SCANNED_PER_MESSAGE_CHARS = 12_000
+_ANCHORS_PER_PIECE = 24
+# A row of figures is one thing to know, however many it has.
+_NUMBERS_PER_PIECE = 4
+# A shorter line without an anchor ("So the plan is:") states nothing.
+_LEAST_STATEMENT_CHARS = 30
+# What makes a word worth keeping, best first where two begin at the same place. Every repetition is bounded, so that
+# hostile text costs linear time.
+_KINDS: tuple[tuple[str, float], ...] = (
+    (r"\b[\w.]{0,60}(?:Error|Exception|Warning|Fault|Failure|Panic):", 3.0),
+    (r"\bhttps?://[^\s\"'<>)\]]{1,200}", 2.0),
+    (r"(?:[\w.@~-]{0,60}/){1,16}[\w.@-]{1,80}\.\w{1,8}\b(?::\d{1,9})?", 2.5),
+    (r"(?<![\w/.])/(?:[\w.@-]{1,60}/){1,16}[\w.@-]{1,80}", 2.0),
+    (
+        r"\b[\w-]{1,80}\.(?:py|js|ts|tsx|c|h|cc|cpp|rs|go|java|md|json|ya?ml|toml|txt|sh|sql|html|css|pony)\b",
+        2.0,
+    ),
+    (r"\b(?=[A-Z0-9]{0,40}\d)(?=[A-Z0-9]{0,40}[A-Z])[A-Z0-9]{5,40}\b", 3.0),
+    (r"\b(?=[0-9a-f]{0,40}[a-f])(?=[0-9a-f]{0,40}\d)[0-9a-f]{7,40}\b", 1.5),
+    (r"\b[a-zA-Z]\w{0,40}_\w{1,60}(?:\(\))?", 1.2),
+    (r"\b[a-z]{1,40}(?:[A-Z][a-z0-9]{1,40}){1,8}\b", 1.0),
+    (r"\b[\w.]{0,60}(?:Error|Exception|Warning|Fault|Failure|Panic)\b", 1.0),
+    (r"\$?\d[\d,:-]{0,20}(?:\.\d{1,12})?%?", 0.8),
+)
+_NUMBER_GROUP = len(_KINDS)
+# Words without any of these hold no anchor.
+_MAY_BE_ANCHOR = re.compile(r"[\d_/]|[a-z][A-Z]|\.\w|rror|xception|arning|ault|ailure|anic")
+# What somebody sets off as code.
+_SPAN = re.compile(r"`([^`]{2,60})`")
+_SPAN_WEIGHT = 1.2
+# Where a long line is divided: behind a sentence, an item, a word.
+_SEPARATORS = (". ", "。", "; ", "}, ", "], ", ", ", " ")
+# Who says it: an assistant's words tell what mattered, a listing names everything.
+_USER, _ASSISTANT, _CALL = 1.6, 1.6, 1.2
+# A short result says how something came out, a long one is a listing: from 1.2 down to 0.4.
+_SHORT_RESULT_CHARS, _LONG_RESULT_CHARS = 400, 6_000
+_SHORT_RESULT, _LONG_RESULT = 1.2, 0.4
+# How a step came out: what the first words behind a result, and all of a short one, say beside their anchors.
+_OUTCOME = 4.0
+# What the user's words say beside their anchors, where there was no room to quote them all.
+_USERS_OWN = 1.5
+_SHORT_OUTCOME = 3.0
+# Source code can be read again, and names in every line what one line says once.
+_CODE = re.compile(
+    r"(?:\d+[:\s-]\s*)?(?:import |from \w|def |class |return\b|raise |except\b|try:|elif |else\b|while |@\w|#|//|/\*|"
+    r"\*|\.\. |>>> |\.\.\. |self\.|func |fn |let |const |var |public |private |static )"
+)
+_CODE_ENDS = (":", "{", "(", ";")
+_CODE_RATIO = 0.4
+# Signal words, as prefixes of lower-case words and as parts of a lower-case line.
+_FAILURE_WORDS = (
+    *("error", "fail", "fatal", "traceback", "segfault", "assert", "cannot", "denied", "missing", "unable"),
+    *("couldn't", "can't", "fehler", "erreur", "échou", "falló", "fallo"),
+)
+_FAILURE_PARTS = ("not found", "no such", "could not")
+_DECISION_WORDS = (
+    *("decid", "instead", "because", "therefore", "must", "fixed", "fixes", "conclu", "confirm", "i'll", "i’ll"),
+    *("revert", "entschied", "deshalb", "weil", "muss", "parce", "donc", "porque", "debe"),
+)
+_DECISION_PARTS = ("should not", "will use", "root cause", "problem is", "issue is", "bug is", "problem was")
+_DECISION_PARTS_CJK = ("决定", "因为", "必须", "错误", "计划", "准备")
+_FAILURE_SIGNAL = 1.5
+_OPENING = "([{\"'`*_"
+# The words with which the parts above begin or end: only lines with one of them are searched for parts.
+_PART_WORDS = ("found", "such", "could", "should", "will", "cause", "problem", "issue", "bug")
+_FAILS, _DECIDES, _PART = 1, 2, 4
+# What was only asked or weighed says little of what is.
+_DOUBTS = ("wait", "maybe", "perhaps", "hmm", "if i ", "let's ", "let’s ", "let me ")
+_DOUBT_RATIO = 0.6
+WORDS_HEAD = "The user's own words, oldest first; where two disagree the later holds:"
+ANCHORS_HEAD = "Paths, ids, numbers, commands and errors, oldest first; where two disagree the later holds:"
+# An excerpt of a shorter message would save less than its marker costs.
+_WHOLE_TOKENS = 64
+# A dash, a line break, and now and then a value that came later.
+_ITEM_TOKENS = 6
+# What a piece costs beside its text: a dash, a line break, and the eye that has to find the place again.
+_PIECE_COST_CHARS = 40
+# A dash, a word and a line break.
+_LEAST_QUOTATION_TOKENS = 3
+# Behind so many that found no room hardly any will.
+_MOST_MISSES = 200
+_LEAST_WORDS_TOKENS, _LEAST_ROOM_TOKENS, _LEAST_LINE_TOKENS = 32, 24, 12
+_OLDEST_RATIO, _NEWEST_RATIO = 0.75, 1.25
+_REPEATED_ROW_RATIO = 0.7
+_DIGITS = str.maketrans("123456789", "000000000")
 
 
 def latest_values(texts: Iterable[str]) -> dict[str, str]:
@@ -98,82 +187,8 @@ def _slices(text: str) -> Iterator[tuple[int, int]]:
     yield start, len(text)
 
 
-_PIECE_CHARS = 160
-# Anchors per 1,000 characters are many in logs: what is older than this many characters has only its user's words.
-SCANNED_CHARS = 120_000
-# Of one giant result the two ends say what it was and how it came out; the rest must not hide older messages.
-SCANNED_PER_MESSAGE_CHARS = 12_000
-_ANCHORS_PER_PIECE = 24
-# A row of figures is one thing to know, however many it has.
-_NUMBERS_PER_PIECE = 4
-# A shorter line without an anchor ("So the plan is:") states nothing.
-_LEAST_STATEMENT_CHARS = 30
-
-# What makes a word worth keeping, best first where two begin at the same place. Every repetition is bounded, so that
-# hostile text costs linear time.
-_KINDS: tuple[tuple[str, float], ...] = (
-    (r"\b[\w.]{0,60}(?:Error|Exception|Warning|Fault|Failure|Panic):", 3.0),
-    (r"\bhttps?://[^\s\"'<>)\]]{1,200}", 2.0),
-    (r"(?:[\w.@~-]{0,60}/){1,16}[\w.@-]{1,80}\.\w{1,8}\b(?::\d{1,9})?", 2.5),
-    (r"(?<![\w/.])/(?:[\w.@-]{1,60}/){1,16}[\w.@-]{1,80}", 2.0),
-    (
-        r"\b[\w-]{1,80}\.(?:py|js|ts|tsx|c|h|cc|cpp|rs|go|java|md|json|ya?ml|toml|txt|sh|sql|html|css|pony)\b",
-        2.0,
-    ),
-    (r"\b(?=[A-Z0-9]{0,40}\d)(?=[A-Z0-9]{0,40}[A-Z])[A-Z0-9]{5,40}\b", 3.0),
-    (r"\b(?=[0-9a-f]{0,40}[a-f])(?=[0-9a-f]{0,40}\d)[0-9a-f]{7,40}\b", 1.5),
-    (r"\b[a-zA-Z]\w{0,40}_\w{1,60}(?:\(\))?", 1.2),
-    (r"\b[a-z]{1,40}(?:[A-Z][a-z0-9]{1,40}){1,8}\b", 1.0),
-    (r"\b[\w.]{0,60}(?:Error|Exception|Warning|Fault|Failure|Panic)\b", 1.0),
-    (r"\$?\d[\d,:-]{0,20}(?:\.\d{1,12})?%?", 0.8),
-)
 _ANCHOR = re.compile("|".join(f"({pattern})" for pattern, _ in _KINDS))
 _WEIGHTS = tuple(weight for _, weight in _KINDS)
-_NUMBER_GROUP = len(_KINDS)
-# Words without any of these hold no anchor.
-_MAY_BE_ANCHOR = re.compile(r"[\d_/]|[a-z][A-Z]|\.\w|rror|xception|arning|ault|ailure|anic")
-# What somebody sets off as code.
-_SPAN = re.compile(r"`([^`]{2,60})`")
-_SPAN_WEIGHT = 1.2
-# Where a long line is divided: behind a sentence, an item, a word.
-_SEPARATORS = (". ", "。", "; ", "}, ", "], ", ", ", " ")
-# Who says it: an assistant's words tell what mattered, a listing names everything.
-_USER, _ASSISTANT, _CALL = 1.6, 1.6, 1.2
-# A short result says how something came out, a long one is a listing: from 1.2 down to 0.4.
-_SHORT_RESULT_CHARS, _LONG_RESULT_CHARS = 400, 6_000
-_SHORT_RESULT, _LONG_RESULT = 1.2, 0.4
-# How a step came out: what the first words behind a result, and all of a short one, say beside their anchors.
-_OUTCOME = 4.0
-# What the user's words say beside their anchors, where there was no room to quote them all.
-_USERS_OWN = 1.5
-_SHORT_OUTCOME = 3.0
-# Source code can be read again, and names in every line what one line says once.
-_CODE = re.compile(
-    r"(?:\d+[:\s-]\s*)?(?:import |from \w|def |class |return\b|raise |except\b|try:|elif |else\b|while |@\w|#|//|/\*|"
-    r"\*|\.\. |>>> |\.\.\. |self\.|func |fn |let |const |var |public |private |static )"
-)
-_CODE_ENDS = (":", "{", "(", ";")
-_CODE_RATIO = 0.4
-# Signal words, as prefixes of lower-case words and as parts of a lower-case line.
-_FAILURE_WORDS = (
-    *("error", "fail", "fatal", "traceback", "segfault", "assert", "cannot", "denied", "missing", "unable"),
-    *("couldn't", "can't", "fehler", "erreur", "échou", "falló", "fallo"),
-)
-_FAILURE_PARTS = ("not found", "no such", "could not")
-_DECISION_WORDS = (
-    *("decid", "instead", "because", "therefore", "must", "fixed", "fixes", "conclu", "confirm", "i'll", "i’ll"),
-    *("revert", "entschied", "deshalb", "weil", "muss", "parce", "donc", "porque", "debe"),
-)
-_DECISION_PARTS = ("should not", "will use", "root cause", "problem is", "issue is", "bug is", "problem was")
-_DECISION_PARTS_CJK = ("决定", "因为", "必须", "错误", "计划", "准备")
-_FAILURE_SIGNAL = 1.5
-_OPENING = "([{\"'`*_"
-# The words with which the parts above begin or end: only lines with one of them are searched for parts.
-_PART_WORDS = ("found", "such", "could", "should", "will", "cause", "problem", "issue", "bug")
-_FAILS, _DECIDES, _PART = 1, 2, 4
-# What was only asked or weighed says little of what is.
-_DOUBTS = ("wait", "maybe", "perhaps", "hmm", "if i ", "let's ", "let’s ", "let me ")
-_DOUBT_RATIO = 0.6
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,25 +355,8 @@ def _word(text: str) -> _Word | None:
     return _Word(found, signals) if found or signals else None
 
 
-WORDS_HEAD = "The user's own words, oldest first; where two disagree the later holds:"
-ANCHORS_HEAD = "Paths, ids, numbers, commands and errors, oldest first; where two disagree the later holds:"
-
-# An excerpt of a shorter message would save less than its marker costs.
-_WHOLE_TOKENS = 64
-# A dash, a line break, and now and then a value that came later.
-_ITEM_TOKENS = 6
-# What a piece costs beside its text: a dash, a line break, and the eye that has to find the place again.
-_PIECE_COST_CHARS = 40
-# A dash, a word and a line break.
-_LEAST_QUOTATION_TOKENS = 3
-# Behind so many that found no room hardly any will.
-_MOST_MISSES = 200
-_LEAST_WORDS_TOKENS, _LEAST_ROOM_TOKENS, _LEAST_LINE_TOKENS = 32, 24, 12
 # An anchor that stands in 0, 1, 2, … of the assistant's messages: what is come back to matters more, up to a point.
 _USE = tuple(1 + 0.5 * math.log1p(times) for times in range(21))
-_OLDEST_RATIO, _NEWEST_RATIO = 0.75, 1.25
-_REPEATED_ROW_RATIO = 0.7
-_DIGITS = str.maketrans("123456789", "000000000")
 
 
 def ledger(

@@ -47,6 +47,9 @@ _REASONING_KEYS = ("reasoning_content", "reasoning")
 # it two user messages would meet (promise P3).
 NO_ANSWER = "(interrupted)"
 _SYSTEM_ROLES = frozenset({"system", "developer"})
+# Reading and writing more at once would hold up other threads, and with them the event loop.
+_HASHED_CHARS, _MOST_PARSED_CHARS = 262_144, 1_000_000
+_THINK, _THINK_END = "<think>", "</think>"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -376,11 +379,6 @@ def _dumped(value: JsonValue, encoder: json.JSONEncoder) -> str:
 
 def _string(value: JsonValue) -> str:
     return value if isinstance(value, str) else ""
-
-
-# Reading and writing more at once would hold up other threads, and with them the event loop.
-_HASHED_CHARS, _MOST_PARSED_CHARS = 262_144, 1_000_000
-_THINK, _THINK_END = "<think>", "</think>"
 
 
 def chain(messages: Sequence[Message]) -> tuple[str, ...]:

@@ -22,6 +22,20 @@ from litellm_compaction.core.pruning import Pruning, Wishes, verified
 from litellm_compaction.core.record import joined, read_record, taken_out
 from litellm_compaction.core.strategies import STRATEGIES, Strategy, writer_of
 
+MIN_GAIN_RATIO = 0.10
+_SUMMARY_WINDOW_RATIO = 0.15
+_SUMMARY_SHARE = 0.40
+_LEDGER_SHARE = 0.30
+_EDIT_LEDGER_SHARE = 0.15
+_WORDS_TARGET_RATIO = 0.25
+_WORDS_SHARE = 0.50
+_WORDS_HEAD_TOKENS = 12
+_FROZEN_TARGET_RATIO = 0.25
+# A summary shorter than this says too little for what it costs; the earlier record, shortened, says more.
+_LEAST_SUMMARY_TOKENS = 150
+# "Last request from user was: " in any vocabulary.
+_LEAD_IN_TOKENS = 12
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Keep:
@@ -152,21 +166,6 @@ class CompactionOptions:
     summary_max_tokens: int
     edits: bool = True
     strategy: Strategy = STRATEGIES["summary"]
-
-
-MIN_GAIN_RATIO = 0.10
-_SUMMARY_WINDOW_RATIO = 0.15
-_SUMMARY_SHARE = 0.40
-_LEDGER_SHARE = 0.30
-_EDIT_LEDGER_SHARE = 0.15
-_WORDS_TARGET_RATIO = 0.25
-_WORDS_SHARE = 0.50
-_WORDS_HEAD_TOKENS = 12
-_FROZEN_TARGET_RATIO = 0.25
-# A summary shorter than this says too little for what it costs; the earlier record, shortened, says more.
-_LEAST_SUMMARY_TOKENS = 150
-# "Last request from user was: " in any vocabulary.
-_LEAD_IN_TOKENS = 12
 
 
 def plan(

@@ -37,6 +37,27 @@ _LEAST_SAVED_CHARS = 80
 _NEIGHBORS = frozenset({("user", "assistant"), ("tool", "assistant"), ("assistant", "user")})
 _FOLLOWERS = {"user": ("assistant",), "assistant": ("user",)}
 _ANYONE = ("user", "assistant")
+_KEYS = frozenset({"drop", "shorten", "prunedConversation"})
+_NUMBER_KEYS = ("n", "number", "message")
+_RANGE = re.compile(r"\s*#?(\d{1,6})\s*(?:(?:-|–|to)\s*#?(\d{1,6}))?\s*")
+# Reasoning may hold drafts; more of them than this are noise.
+_MAX_OBJECTS = 64
+_REQUEST = "THE REQUEST BEING WORKED ON (it stays):"
+_EARLIER = "WHAT WAS LEFT OUT BEFORE (it stays):"
+_MESSAGES = "MESSAGES:"
+_REMINDER = "END OF THE DATA. Now write the JSON object."
+_ARGUMENTS_CHARS = 200
+_BRIEF_ARGUMENTS_CHARS = 60
+# An edit plan's numbers and quotes, beside the summary. However many messages there are, most of a plan is ranges; what
+# is reserved for it is taken from the question.
+_PLAN_TOKENS = 256
+_TOKENS_PER_MESSAGE = 12
+_MAX_PLAN_TOKENS = 768
+# Tool results give way first, as for a summary.
+_WEIGHT = 4
+_LEAST_TOKENS = 16
+# Where there are many short messages, their sizes and first words say enough to choose by.
+_LEAST_BRIEF_TOKENS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,13 +208,6 @@ def _shortened(message: Message, position: int, wanted: str) -> Shortened | None
     if len(text) - shown < _LEAST_SAVED_CHARS:
         return None
     return Shortened(position=position, spans=spans)
-
-
-_KEYS = frozenset({"drop", "shorten", "prunedConversation"})
-_NUMBER_KEYS = ("n", "number", "message")
-_RANGE = re.compile(r"\s*#?(\d{1,6})\s*(?:(?:-|–|to)\s*#?(\d{1,6}))?\s*")
-# Reasoning may hold drafts; more of them than this are noise.
-_MAX_OBJECTS = 64
 
 
 class Decided(NamedTuple):
@@ -355,24 +369,6 @@ def _identity(message: Message) -> tuple[str, str, str, tuple[tuple[str, str, st
 
 def _calls(message: Message) -> list[tuple[str, str, str]]:
     return [(call.id, call.name, canonical_arguments(call.arguments)) for call in message.calls]
-
-
-_REQUEST = "THE REQUEST BEING WORKED ON (it stays):"
-_EARLIER = "WHAT WAS LEFT OUT BEFORE (it stays):"
-_MESSAGES = "MESSAGES:"
-_REMINDER = "END OF THE DATA. Now write the JSON object."
-_ARGUMENTS_CHARS = 200
-_BRIEF_ARGUMENTS_CHARS = 60
-# An edit plan's numbers and quotes, beside the summary. However many messages there are, most of a plan is ranges; what
-# is reserved for it is taken from the question.
-_PLAN_TOKENS = 256
-_TOKENS_PER_MESSAGE = 12
-_MAX_PLAN_TOKENS = 768
-# Tool results give way first, as for a summary.
-_WEIGHT = 4
-_LEAST_TOKENS = 16
-# Where there are many short messages, their sizes and first words say enough to choose by.
-_LEAST_BRIEF_TOKENS = 3
 
 
 def plan_tokens(messages: int) -> int:

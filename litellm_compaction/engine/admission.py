@@ -39,6 +39,16 @@ from litellm_compaction.windows.windows import Window
 
 # A llama.cpp whose stream was closed was idle after 0.54 s (measured 2026-11-22).
 _STOPPING_S = 0.6
+# A summary's own instruction, answer and thinking beside the history that it reads: 450 + 800 + 800, rounded up.
+SUMMARY_EXTRA_TOKENS = 2100
+# As slow as a machine may be that people wait for; a faster one gives its room back later than it could.
+_SLOW_S_PER_TOKEN = 0.05
+# Most answers are far shorter than their bound: nobody waits longer for one that nobody reads.
+_MOST_ABANDONED_S = 10.0
+# What makes a model go on, and what the template puts around the answer so far.
+_GOING_ON_TOKENS = 128
+# Of the room with which an answer goes on whose share was too small; with so many even 256 tokens are a whole window.
+_MAX_DOUBLINGS = 12
 
 
 class Usage(NamedTuple):
@@ -408,18 +418,6 @@ class _TokenPool:
                     waited_s=self.clock() - since_s,
                 )
             )
-
-
-# A summary's own instruction, answer and thinking beside the history that it reads: 450 + 800 + 800, rounded up.
-SUMMARY_EXTRA_TOKENS = 2100
-# As slow as a machine may be that people wait for; a faster one gives its room back later than it could.
-_SLOW_S_PER_TOKEN = 0.05
-# Most answers are far shorter than their bound: nobody waits longer for one that nobody reads.
-_MOST_ABANDONED_S = 10.0
-# What makes a model go on, and what the template puts around the answer so far.
-_GOING_ON_TOKENS = 128
-# Of the room with which an answer goes on whose share was too small; with so many even 256 tokens are a whole window.
-_MAX_DOUBLINGS = 12
 
 
 def shares_context(admission: Literal["auto", "pool", "off"], parallel: int) -> bool:

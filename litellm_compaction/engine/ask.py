@@ -45,6 +45,18 @@ from litellm_compaction.tokens.counter import TokenCounter
 from litellm_compaction.windows.windows import Windows
 
 _MAX_ENTRIES = 4096
+_REQUEST_TOKENS = 200
+# The chat template's own tokens around the summariser's one user message, rounded up.
+_TEMPLATE_TOKENS = 32
+# A decoded token takes a local engine about as long as so many prefilled ones.
+_DECODE_WEIGHT = 15
+# Our count of other scripts may be so many times too high; what is longer still is not counted to know that it is.
+_FAR_TOO_MANY_RATIO = 4
+# The model answered, but not with a record: reformatted, without tools and as quoted data, it may.
+_WORTH_REFORMATTING = frozenset({"tool_call", "empty", "refusal", "echo", "reasoning_only", "longer"})
+_WORDS_PER_TOKEN = 0.6
+# The model answered, but not with an edit plan: another one is not asked, a summary may be within its reach.
+_ANSWERED = frozenset({"invalid", "refusal"})
 
 
 class Sent(NamedTuple):
@@ -84,17 +96,6 @@ class SentPrompts:
             if found is not None:
                 return found
         return None
-
-
-_REQUEST_TOKENS = 200
-# The chat template's own tokens around the summariser's one user message, rounded up.
-_TEMPLATE_TOKENS = 32
-# A decoded token takes a local engine about as long as so many prefilled ones.
-_DECODE_WEIGHT = 15
-# Our count of other scripts may be so many times too high; what is longer still is not counted to know that it is.
-_FAR_TOO_MANY_RATIO = 4
-# The model answered, but not with a record: reformatted, without tools and as quoted data, it may.
-_WORTH_REFORMATTING = frozenset({"tool_call", "empty", "refusal", "echo", "reasoning_only", "longer"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -300,11 +301,6 @@ def _job(work: MeasuredRequest, decision: Summarize, covered: Sequence[Message],
         strategy=strategy,
         focus=work.case.focus,
     )
-
-
-_WORDS_PER_TOKEN = 0.6
-# The model answered, but not with an edit plan: another one is not asked, a summary may be within its reach.
-_ANSWERED = frozenset({"invalid", "refusal"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,6 +29,9 @@ _WRITE_EVERY_S = 10.0
 _STORE_TIMEOUT_S = 10.0
 # Wildcard deployments get their model names from clients, so the number of targets needs an end.
 _MAX_TARGETS = 4096
+_FULL_WINDOW_RATIO = 0.98
+# A prompt that fills more of the window than this may have been cut to it.
+_INSIDE_RATIO = 0.9
 
 
 @dataclass(slots=True)
@@ -178,11 +181,6 @@ class UsageFeedback:
             logger.warning(
                 "calibration_not_kept %s: %s; counts learn anew after a restart", type(error).__name__, error
             )
-
-
-_FULL_WINDOW_RATIO = 0.98
-# A prompt that fills more of the window than this may have been cut to it.
-_INSIDE_RATIO = 0.9
 
 
 class ReplyReader:

@@ -31,6 +31,11 @@ NOW_HEADER = "x-litellm-compaction-now"
 FOCUS_HEADER = "x-litellm-compaction-focus"
 _ALLOWED = '"off", or an object such as {"now": true, "focus": "the database schema"}'
 _YES, _NO = frozenset({"true", "1", "yes", "on"}), frozenset({"false", "0", "no", "off", ""})
+# Far more than a proxy in front of one machine has under way; a bound for calls whose end we never see.
+_MAX_CALLS = 1024
+# Of the request that a task serves: LiteLLM takes its logging object away before it tells of a failure.
+_served: ContextVar[weakref.ref[object] | None] = ContextVar("litellm_compaction_served", default=None)
+_DETAILS = "model_call_details"
 
 
 class Wish(NamedTuple):
@@ -133,12 +138,6 @@ def _headers(body: Mapping[str, Any]) -> Mapping[str, Any]:
     request = body.get("proxy_server_request")
     headers = request.get("headers") if isinstance(request, Mapping) else None
     return {str(name).lower(): value for name, value in headers.items()} if isinstance(headers, Mapping) else {}
-
-
-# Far more than a proxy in front of one machine has under way; a bound for calls whose end we never see.
-_MAX_CALLS = 1024
-# Of the request that a task serves: LiteLLM takes its logging object away before it tells of a failure.
-_served: ContextVar[weakref.ref[object] | None] = ContextVar("litellm_compaction_served", default=None)
 
 
 class Outlook(NamedTuple):
@@ -384,9 +383,6 @@ class Calls:
         if call is not None:
             call.leave_room()
         return call
-
-
-_DETAILS = "model_call_details"
 
 
 def _owner(body: Mapping[str, Any]) -> object | None:

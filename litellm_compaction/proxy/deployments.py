@@ -35,6 +35,11 @@ from litellm_compaction.proxy.wire import asked_output_tokens
 from litellm_compaction.windows.windows import Target, Window, Windows
 
 _KEY = "max_input_tokens"
+logger = logging.getLogger("litellm_compaction")
+# Where LiteLLM looks for a key, in its order (proxy/auth/user_api_key_auth.py, 1.106.2).
+_KEY_HEADERS = ("x-litellm-api-key", "authorization", "api-key", "x-api-key", "x-goog-api-key")
+_JSON = (dict, list, str, int, float, type(None))
+_credential: ContextVar[str] = ContextVar("litellm_compaction_credential", default="")
 
 
 class Publisher:
@@ -70,13 +75,6 @@ class Publisher:
         if own is None or info.get(_KEY) != own:
             return info
         return {key: value for key, value in info.items() if key != _KEY}
-
-
-logger = logging.getLogger("litellm_compaction")
-# Where LiteLLM looks for a key, in its order (proxy/auth/user_api_key_auth.py, 1.106.2).
-_KEY_HEADERS = ("x-litellm-api-key", "authorization", "api-key", "x-api-key", "x-goog-api-key")
-_JSON = (dict, list, str, int, float, type(None))
-_credential: ContextVar[str] = ContextVar("litellm_compaction_credential", default="")
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,30 +25,6 @@ from typing import Any
 import httpx
 
 _held: contextvars.Context | None = None
-
-
-def hold_contexts() -> None:
-    """Makes every collection hold the context that is current, and so the map that may be in use; idempotent."""
-    if sys.version_info < (3, 12) and _hold not in gc.callbacks:
-        gc.callbacks.append(_hold)
-
-
-def _hold(phase: str, _info: dict[str, Any]) -> None:
-    """A reference until the next collection: one that ended with this one would be gone before the copy is made."""
-    global _held
-    if phase == "start":
-        _held = contextvars.copy_context()
-
-
-_PROXY_MODULE = "litellm.proxy.proxy_server"
-
-
-def proxy_secret() -> str | None:
-    """The proxy's master key; None before the configuration is loaded, and where there is none."""
-    key = getattr(sys.modules.get(_PROXY_MODULE), "master_key", None)
-    return key if isinstance(key, str) and key else None
-
-
 _PROXY = "litellm.proxy.proxy_server"
 # LiteLLM's own checks for a call on a caller's behalf, which skips the proxy's authentication: where they stand, what
 # they are called, and what they say where they allow it (1.109.1; 1.106.2, where each gives a boolean).
@@ -64,6 +40,30 @@ _LITELLM_CHECKS = (
         True,
     ),
 )
+# Idle connections end before the server closes them (Node.js: after 5 s): a request must not meet a closing one.
+_IDLE_S = 2.0
+# One machine's LM Studio serves a handful of requests at a time; the rest wait for a connection like for a slot.
+_POOL_LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=32, keepalive_expiry=_IDLE_S)
+_DISABLED_VARIABLE = "DISABLE_AIOHTTP_TRANSPORT"
+
+
+def hold_contexts() -> None:
+    """Makes every collection hold the context that is current, and so the map that may be in use; idempotent."""
+    if sys.version_info < (3, 12) and _hold not in gc.callbacks:
+        gc.callbacks.append(_hold)
+
+
+def _hold(phase: str, _info: dict[str, Any]) -> None:
+    """A reference until the next collection: one that ended with this one would be gone before the copy is made."""
+    global _held
+    if phase == "start":
+        _held = contextvars.copy_context()
+
+
+def proxy_secret() -> str | None:
+    """The proxy's master key; None before the configuration is loaded, and where there is none."""
+    key = getattr(sys.modules.get(_PROXY), "master_key", None)
+    return key if isinstance(key, str) and key else None
 
 
 def may_use(router: Any, model: str, metadata: Mapping[str, Any]) -> bool:
@@ -225,13 +225,6 @@ def ssl_verification() -> bool | str:
     if isinstance(value, str) and value.strip().lower() in ("true", "false"):
         return value.strip().lower() == "true"
     return value if isinstance(value, (bool, str)) else True
-
-
-# Idle connections end before the server closes them (Node.js: after 5 s): a request must not meet a closing one.
-_IDLE_S = 2.0
-# One machine's LM Studio serves a handful of requests at a time; the rest wait for a connection like for a slot.
-_POOL_LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=32, keepalive_expiry=_IDLE_S)
-_DISABLED_VARIABLE = "DISABLE_AIOHTTP_TRANSPORT"
 
 
 def connect() -> httpx.AsyncBaseTransport:

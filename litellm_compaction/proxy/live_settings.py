@@ -41,6 +41,14 @@ CHANGEABLE: tuple[str, ...] = (
 _VERSION = 1
 # A role is a word of LiteLLM's; whatever else a store holds there is not worth showing.
 _MAX_ROLE_CHARS = 64
+logger = logging.getLogger("litellm_compaction")
+KEY = "settings"
+# How long a change by another worker may stay unseen.
+FRESH_S = 1.0
+# A request waits no longer for the store than this; what is known counts then. A read of a local file takes 1 ms.
+_WAIT_S = 0.1
+# A store that failed is left in peace for so long.
+_RETRY_S = 5.0
 
 
 class Change(NamedTuple):
@@ -174,17 +182,6 @@ def _value(value: object) -> Value:
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise TypeError("neither text nor a number")
     return value
-
-
-logger = logging.getLogger("litellm_compaction")
-
-KEY = "settings"
-# How long a change by another worker may stay unseen.
-FRESH_S = 1.0
-# A request waits no longer for the store than this; what is known counts then. A read of a local file takes 1 ms.
-_WAIT_S = 0.1
-# A store that failed is left in peace for so long.
-_RETRY_S = 5.0
 
 
 class SettingsSource(Protocol):

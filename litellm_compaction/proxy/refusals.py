@@ -32,15 +32,6 @@ from litellm_compaction.errors import (
 
 logger = logging.getLogger("litellm_compaction")
 _LOGGED_FRAMES = 4
-
-
-def log_failed_open(place: str, error: Exception) -> None:
-    """Logs an error with the lines that it came from, and without its message: that may quote a conversation (P9)."""
-    frames = traceback.extract_tb(error.__traceback__)[: -_LOGGED_FRAMES - 1 : -1]
-    lines = " < ".join(f"{Path(frame.filename).name}:{frame.lineno}" for frame in frames)
-    logger.error("failed_open hook=%s error=%s at=%s", place, type(error).__name__, lines)
-
-
 # What OpenAI's API says of a prompt that is too long; clients compact their side by it.
 TOO_LONG = "context_length_exceeded"
 # LiteLLM reads this wording as ContextWindowExceededError, so that the fallbacks for it fire.
@@ -49,6 +40,13 @@ RECOGNIZED = "(exceeds the available context size)"
 _FRAME_BEFORE = re.compile(r"\A(?:litellm\.\w+: |\w+Exception - |Error code: \d+ - )+")
 _NOTES = "Set 'context_window_fallback'|LiteLLM: model group |Received Model Group="
 _FRAME_BEHIND = re.compile(rf"(?: ?{re.escape(RECOGNIZED)}|(?<!\s)\s*(?:{_NOTES}).*)+\Z", re.DOTALL)
+
+
+def log_failed_open(place: str, error: Exception) -> None:
+    """Logs an error with the lines that it came from, and without its message: that may quote a conversation (P9)."""
+    frames = traceback.extract_tb(error.__traceback__)[: -_LOGGED_FRAMES - 1 : -1]
+    lines = " < ".join(f"{Path(frame.filename).name}:{frame.lineno}" for frame in frames)
+    logger.error("failed_open hook=%s error=%s at=%s", place, type(error).__name__, lines)
 
 
 class _Told(HTTPException):

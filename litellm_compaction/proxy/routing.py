@@ -41,6 +41,18 @@ OPENAI_PROVIDERS = ("openai", "custom_openai")
 
 _LOCAL_SUFFIXES = (".local", ".lan", ".home", ".internal", ".localdomain", ".home.arpa", ".ts.net", ".test")
 _MODEL_MAP_FILE = "model_prices_and_context_window_backup.json"
+# Whose servers LiteLLM asks for text completions; of all others it asks a chat (main.py, `text_completion`, 1.106.2).
+_TEXT_PROVIDERS = frozenset({"openai", "azure", "azure_text", "text-completion-openai", "text-completion-codestral"})
+_MAX_GROUPS = 64
+_SHOWN_NAMES = 20
+# By which ways each can have an answer gone on with: LiteLLM's hooks know chats only.
+WAYS_OF: Mapping[Carrier, frozenset[Way]] = {
+    "transport": frozenset(ALL_WAYS),
+    "hooks": frozenset(("prefill", "turn")),
+}
+# Replaces LiteLLM's OpenAI client by a handler that ignores the client it is given (tried out on 1.106.2).
+BYPASS_VARIABLE = "EXPERIMENTAL_OPENAI_BASE_LLM_HTTP_HANDLER"
+_OPENAI_CLIENT_PROVIDERS = frozenset({"lm_studio", "openai", "custom_openai"})
 
 
 def opted_in_target(
@@ -172,11 +184,6 @@ def _positive(value: object) -> int | None:
 
 
 Kind: TypeAlias = Literal["lm_studio", "maybe_lm_studio", "opted_in", "foreign"]
-
-# Whose servers LiteLLM asks for text completions; of all others it asks a chat (main.py, `text_completion`, 1.106.2).
-_TEXT_PROVIDERS = frozenset({"openai", "azure", "azure_text", "text-completion-openai", "text-completion-codestral"})
-_MAX_GROUPS = 64
-_SHOWN_NAMES = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -399,15 +406,6 @@ def _resolved(value: object, environ: Mapping[str, str]) -> str | None:
 
 
 Carrier: TypeAlias = Literal["transport", "hooks"]
-# By which ways each can have an answer gone on with: LiteLLM's hooks know chats only.
-WAYS_OF: Mapping[Carrier, frozenset[Way]] = {
-    "transport": frozenset(ALL_WAYS),
-    "hooks": frozenset(("prefill", "turn")),
-}
-
-# Replaces LiteLLM's OpenAI client by a handler that ignores the client it is given (tried out on 1.106.2).
-BYPASS_VARIABLE = "EXPERIMENTAL_OPENAI_BASE_LLM_HTTP_HANDLER"
-_OPENAI_CLIENT_PROVIDERS = frozenset({"lm_studio", "openai", "custom_openai"})
 
 
 def carrier_of(deployment: Deployment, settings: Settings, environ: Mapping[str, str] = os.environ) -> Carrier:

@@ -50,6 +50,11 @@ _STRIKES = 3
 _MAX_BURIED = 4096
 _HEADER = struct.Struct("!Q")
 _START = "import sys; sys.path[:] = sys.argv[2:]; from litellm_compaction.templates.contained import serve; serve()"
+# Those whose process runs, the least recently used first.
+_alive: OrderedDict[int, weakref.ref[Containment]] = OrderedDict()
+_alive_lock = threading.Lock()
+_buried: Bounded[str, None] = Bounded(_MAX_BURIED)
+_graveyard: list[Path] = []
 
 
 class _Died(Exception):
@@ -257,11 +262,6 @@ def _read(pipe: IO[bytes]) -> bytes:
     return data
 
 
-# Those whose process runs, the least recently used first.
-_alive: OrderedDict[int, weakref.ref[Containment]] = OrderedDict()
-_alive_lock = threading.Lock()
-
-
 def _note_use(containment: Containment) -> None:
     tired: list[Containment] = []
     with _alive_lock:
@@ -274,10 +274,6 @@ def _note_use(containment: Containment) -> None:
                 tired.append(found)
     for each in tired:
         each.rest()
-
-
-_buried: Bounded[str, None] = Bounded(_MAX_BURIED)
-_graveyard: list[Path] = []
 
 
 def remember_in(path: Path | None) -> None:

@@ -34,6 +34,15 @@ _MAX_FACTOR_CHARS = 100_000
 TICK = "turn_of_a_loop"
 # Filters for `~` and for sums that are written; a template may use them as well.
 _JOINED, _SUMMAND = "joined", "summand"
+_SIZED = frozenset({list, tuple, dict, str, range})
+_DICT_ATTRIBUTES = frozenset(dir(dict))
+# Methods of text that make any number of characters of one.
+_GROWING = frozenset({"replace", "ljust", "rjust", "center", "zfill", "expandtabs", "format", "format_map", "join"})
+_HARMLESS: dict[type, frozenset[str]] = {
+    dict: frozenset({"get", "items", "keys", "values"}),
+    str: frozenset({"split", "rsplit", "strip", "lstrip", "rstrip", "startswith", "endswith", "upper", "lower"}),
+    LoopContext: frozenset({"index", "index0", "first", "last", "length", "previtem", "nextitem"}),
+}
 
 
 class Ticks:
@@ -70,17 +79,6 @@ class Ticks:
             raise TemplateRefusal(f"more than {_MAX_TURNS} turns of loops")
         if time.monotonic() > self._end_s:
             raise TemplateRefusal(f"more than {_MAX_RENDER_S} s")
-
-
-_SIZED = frozenset({list, tuple, dict, str, range})
-_DICT_ATTRIBUTES = frozenset(dir(dict))
-# Methods of text that make any number of characters of one.
-_GROWING = frozenset({"replace", "ljust", "rjust", "center", "zfill", "expandtabs", "format", "format_map", "join"})
-_HARMLESS: dict[type, frozenset[str]] = {
-    dict: frozenset({"get", "items", "keys", "values"}),
-    str: frozenset({"split", "rsplit", "strip", "lstrip", "rstrip", "startswith", "endswith", "upper", "lower"}),
-    LoopContext: frozenset({"index", "index0", "first", "last", "length", "previtem", "nextitem"}),
-}
 
 
 class _Namespace(Namespace):

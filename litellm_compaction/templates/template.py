@@ -63,6 +63,12 @@ _TOOL: JsonObject = {
         "parameters": {"type": "object", "properties": {"a": {"type": "string", "description": "x"}}, "required": []},
     },
 }
+_templates: dict[str, Template] = {}
+_lock = threading.Lock()
+# Mistral's templates refuse other ids.
+_ID_CHARS = 9
+# Of one part no template makes anything else than of the text alone.
+_FEWEST_PARTS = 2
 
 
 class Template:
@@ -238,10 +244,6 @@ class StrangersTemplate(Template):
         )
 
 
-_templates: dict[str, Template] = {}
-_lock = threading.Lock()
-
-
 def template(name: str) -> Template:
     """One of the templates that come with the package, or one that was added; compiled once, in 5–50 ms.
 
@@ -335,12 +337,6 @@ def chars_of(value: Any) -> int:
         else:
             total += 8
     return total
-
-
-# Mistral's templates refuse other ids.
-_ID_CHARS = 9
-# Of one part no template makes anything else than of the text alone.
-_FEWEST_PARTS = 2
 
 
 class Shaped(NamedTuple):

@@ -24,6 +24,54 @@ from typing import Literal, Protocol
 import tiktoken
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 
+_CONTRACTION = r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
+_AFTER_WORDS = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_LLAMA3 = rf"{_CONTRACTION}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}|{_AFTER_WORDS}"
+_QWEN2 = rf"{_CONTRACTION}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}|{_AFTER_WORDS}"
+_QWEN35 = (
+    rf"{_CONTRACTION}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}"
+    r"| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+# llama.cpp takes letters beyond ASCII as both upper and lower case, and marks as no letters.
+_NOT_LOWER, _NOT_UPPER = r"(?:(?=\p{L})[^a-z])", r"(?:(?=\p{L})[^A-Z])"
+_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
+_LAST_DEEPSEEK = (
+    "[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|[^\r\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{M}]+"
+    "| ?[\\p{P}\\p{S}]+[\r\n]*|\\s*[\r\n]+|\\s+(?!\\S)|\\s+"
+)
+# The three expressions of deepseek-v3 in one, for tiktoken: what the first two take, the third must not see, and white
+# space before it ends there. The last alternative is what none of them takes. 5,400 texts gave the same tokens.
+_KANA_HAN = "一-龥\u3040-ゟ゠-ヿ"
+_JOINED_DEEPSEEK = (
+    rf"\p{{N}}{{1,3}}|[{_KANA_HAN}]+|[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{{|}}~][A-Za-z]+"
+    rf"|[^\r\n\p{{L}}\p{{P}}\p{{S}}\p{{N}}{_KANA_HAN}]?[[\p{{L}}\p{{M}}]--[{_KANA_HAN}]]+"
+    rf"| ?[[\p{{P}}\p{{S}}]--[{_KANA_HAN}]]+[\r\n]*|\s*[\r\n]+|\s+(?=[\p{{N}}{_KANA_HAN}])|\s+(?!\S)|\s+"
+    rf"|(?:[^\s\p{{L}}\p{{M}}\p{{N}}\p{{P}}\p{{S}}{_KANA_HAN}](?![[\p{{L}}\p{{M}}]--[{_KANA_HAN}]]))+"
+)
+_SAME_AS = {
+    "llama-bpe": "llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano dbrx smaug-bpe chatglm-bpe glm4 "
+    "glm5",
+    "qwen2": "deepseek-r1-qwen kormo f2llmv2 stablelm2 hunyuan solar-open megrez grok-2",
+    "gpt-4o": "llama4 kanana2 minimax-m2",
+    "gpt-2": "phi-2 mpt olmo jais trillion granite-docling gigachat mellum a.x-4.0 exaone4 modern-bert",
+    "deepseek-v3": "hunyuan-dense joyai-llm",
+    "starcoder": "refact command-r smollm codeshell exaone minerva-7b mellum2",
+}
+# How a vocabulary that comes from SentencePiece writes a space.
+SPACE = "▁"
+# Words with the spaces before them; those of Gemma 4, which begins anew at line ends, in lines.
+WORDS = f"{SPACE}*[^{SPACE}]+|{SPACE}+"
+LINE_WORDS = f"{SPACE}*[^{SPACE}\\n]+|{SPACE}+|\\n+"
+# Gemma 4 has one: `>▁</`.
+_MAX_ACROSS = 16
+# Of one call, which holds the interpreter lock all the time: 2 to 4 ms.
+_MAX_CHARS = 32_768
+# Longer words are data, which does not come again.
+_MAX_WORD_CHARS = 64
+# About 150 bytes each, per vocabulary.
+_MAX_WORDS = 16_384
+_NORMAL, _BYTE = 1, 6
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VocabularyData:
@@ -60,36 +108,12 @@ class VocabularyData:
     strips_after_special: bool | None = None
 
 
-_CONTRACTION = r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
-_AFTER_WORDS = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-_LLAMA3 = rf"{_CONTRACTION}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}|{_AFTER_WORDS}"
-_QWEN2 = rf"{_CONTRACTION}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}|{_AFTER_WORDS}"
-_QWEN35 = (
-    rf"{_CONTRACTION}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}"
-    r"| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-# llama.cpp takes letters beyond ASCII as both upper and lower case, and marks as no letters.
-_NOT_LOWER, _NOT_UPPER = r"(?:(?=\p{L})[^a-z])", r"(?:(?=\p{L})[^A-Z])"
 _CASED = (
     rf"[^\r\n\p{{L}}\p{{N}}]?{_NOT_LOWER}*{_NOT_UPPER}+@|[^\r\n\p{{L}}\p{{N}}]?{_NOT_LOWER}+{_NOT_UPPER}*@|#"
     r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _TEKKEN = _CASED.replace("@", "").replace("#", r"\p{N}")
 _GPT4O = _CASED.replace("@", rf"{_CONTRACTION}?").replace("#", r"\p{N}{1,3}")
-_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
-_LAST_DEEPSEEK = (
-    "[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|[^\r\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{M}]+"
-    "| ?[\\p{P}\\p{S}]+[\r\n]*|\\s*[\r\n]+|\\s+(?!\\S)|\\s+"
-)
-# The three expressions of deepseek-v3 in one, for tiktoken: what the first two take, the third must not see, and white
-# space before it ends there. The last alternative is what none of them takes. 5,400 texts gave the same tokens.
-_KANA_HAN = "一-龥\u3040-ゟ゠-ヿ"
-_JOINED_DEEPSEEK = (
-    rf"\p{{N}}{{1,3}}|[{_KANA_HAN}]+|[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{{|}}~][A-Za-z]+"
-    rf"|[^\r\n\p{{L}}\p{{P}}\p{{S}}\p{{N}}{_KANA_HAN}]?[[\p{{L}}\p{{M}}]--[{_KANA_HAN}]]+"
-    rf"| ?[[\p{{P}}\p{{S}}]--[{_KANA_HAN}]]+[\r\n]*|\s*[\r\n]+|\s+(?=[\p{{N}}{_KANA_HAN}])|\s+(?!\S)|\s+"
-    rf"|(?:[^\s\p{{L}}\p{{M}}\p{{N}}\p{{P}}\p{{S}}{_KANA_HAN}](?![[\p{{L}}\p{{M}}]--[{_KANA_HAN}]]))+"
-)
 
 # Applied one after the other, each to what the one before has left in pieces.
 _PATTERNS: dict[str, tuple[str, ...]] = {
@@ -105,15 +129,6 @@ _PATTERNS: dict[str, tuple[str, ...]] = {
     "starcoder": (r"\p{N}", _GPT2),
     "gemma4": (r"[^\n]+|[\n]+",),
     "default": (r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]"),
-}
-_SAME_AS = {
-    "llama-bpe": "llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano dbrx smaug-bpe chatglm-bpe glm4 "
-    "glm5",
-    "qwen2": "deepseek-r1-qwen kormo f2llmv2 stablelm2 hunyuan solar-open megrez grok-2",
-    "gpt-4o": "llama4 kanana2 minimax-m2",
-    "gpt-2": "phi-2 mpt olmo jais trillion granite-docling gigachat mellum a.x-4.0 exaone4 modern-bert",
-    "deepseek-v3": "hunyuan-dense joyai-llm",
-    "starcoder": "refact command-r smollm codeshell exaone minerva-7b mellum2",
 }
 _NAMES = {name: name for name in _PATTERNS} | {
     alias: name for name, aliases in _SAME_AS.items() for alias in aliases.split()
@@ -142,21 +157,6 @@ def tiktoken_pattern(pre: str) -> str | None:
 def has_whole_words(pre: str) -> bool:
     """Whether a piece that is a token as a whole is taken without looking at merges (llama.cpp: `ignore_merges`)."""
     return _NAMES.get(pre) in {"llama-bpe", "tekken", "gpt-4o"}
-
-
-# How a vocabulary that comes from SentencePiece writes a space.
-SPACE = "▁"
-# Words with the spaces before them; those of Gemma 4, which begins anew at line ends, in lines.
-WORDS = f"{SPACE}*[^{SPACE}]+|{SPACE}+"
-LINE_WORDS = f"{SPACE}*[^{SPACE}\\n]+|{SPACE}+|\\n+"
-# Gemma 4 has one: `>▁</`.
-_MAX_ACROSS = 16
-# Of one call, which holds the interpreter lock all the time: 2 to 4 ms.
-_MAX_CHARS = 32_768
-# Longer words are data, which does not come again.
-_MAX_WORD_CHARS = 64
-# About 150 bytes each, per vocabulary.
-_MAX_WORDS = 16_384
 
 
 class Words:
@@ -197,9 +197,6 @@ def words_of(tokenizer: Tokenizer, tokens: Iterable[str], *, pattern: str) -> Wo
     """
     across = [token for token in tokens if SPACE in token.lstrip(SPACE)]
     return Words(tokenizer, pattern, across) if len(across) <= _MAX_ACROSS else None
-
-
-_NORMAL, _BYTE = 1, 6
 
 
 class Encoder(Protocol):

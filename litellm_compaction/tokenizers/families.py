@@ -27,6 +27,9 @@ else:
 
 # The formula with the right vocabulary erred by up to 15 % on agent requests (measured 2026-11).
 FORMULA_ERROR = 0.15
+_RETRAINED_ERROR = 0.1
+# Names may come from clients, and patterns such as `qwen-?2.*vl` look at each of their parts again and again.
+_MAX_NAME_CHARS = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,9 +156,6 @@ def _read(text: str) -> _Known:
 _KNOWN = _read(resources.files(__package__).joinpath("families.toml").read_text(encoding="utf-8"))
 _UNKNOWN = _KNOWN.families["unknown"]
 HEURISTIC = _KNOWN.families["heuristic"]
-_RETRAINED_ERROR = 0.1
-# Names may come from clients, and patterns such as `qwen-?2.*vl` look at each of their parts again and again.
-_MAX_NAME_CHARS = 256
 
 
 def stand_in(family: Family) -> Family:

@@ -40,6 +40,11 @@ _PROBES = (
     "".join(map(chr, range(32, 1024))) + "😀\u200d️ﷺ",
 )
 _MOST_TOKENS_PER_BYTE, _MOST_PROBE_S = 4, 2.0
+_CONTROL = 3
+_MAX_FILES = 256
+_Identity = tuple[str, int, int]
+_files: Bounded[_Identity, TokenizerFile] = Bounded(_MAX_FILES)
+_lock = threading.Lock()
 
 
 class _Unusable(Exception):
@@ -249,11 +254,6 @@ def _is_named(entry: object) -> bool:
     return isinstance(entry, dict) and isinstance(entry.get("name"), str)
 
 
-_CONTROL = 3
-_MAX_FILES = 256
-_Identity = tuple[str, int, int]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenizerFile:
     """What a file gives for counting.
@@ -268,10 +268,6 @@ class TokenizerFile:
     vocabulary: str
     template: str
     tool_template: str
-
-
-_files: Bounded[_Identity, TokenizerFile] = Bounded(_MAX_FILES)
-_lock = threading.Lock()
 
 
 def load_tokenizer_file(path: Path) -> TokenizerFile:

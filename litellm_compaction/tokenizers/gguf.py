@@ -39,6 +39,32 @@ _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: 
 _SIZES = {kind: struct.calcsize(f"<{code}") for kind, code in _SCALARS.items()}
 _INTEGERS = frozenset({0, 1, 2, 3, 4, 5, 10, 11})
 _FLOATS = frozenset({6, 12})
+# The largest header known (gemma-4) takes 16 MB; the first step holds nearly all of them.
+_READ_STEPS_BYTES = (20 * 2**20, 64 * 2**20)
+_MAX_TOKENS = 2_000_000
+_MAX_NAME_BYTES = 4096
+# The longest chat template known takes 30 kB.
+_MAX_TEMPLATE_BYTES = 2**20
+_BPE_MODELS = frozenset({"gpt2", "gemma4"})
+# Pre-tokenizers that put BOS first unless the file says otherwise.
+_PRES_ADDING_BOS = frozenset(
+    {
+        "llama3",
+        "llama-v3",
+        "llama-bpe",
+        "falcon3",
+        "falcon-h1",
+        "pixtral",
+        "midm-2.0",
+        "lfm2",
+        "jina-v5-nano",
+        "tekken",
+        "chameleon",
+    }
+)
+_PRES_WITHOUT_BOS = frozenset({"chatglm-bpe", "glm4"})
+_PHI3 = re.compile(r"phi-?3")
+_PART = re.compile(r"-(\d{5})-of-(\d{5})(?=\.gguf$)", re.IGNORECASE)
 
 
 class Malformed(Exception):
@@ -227,34 +253,7 @@ class Fields:
         return end
 
 
-# The largest header known (gemma-4) takes 16 MB; the first step holds nearly all of them.
-_READ_STEPS_BYTES = (20 * 2**20, 64 * 2**20)
-_MAX_TOKENS = 2_000_000
-_MAX_NAME_BYTES = 4096
-# The longest chat template known takes 30 kB.
-_MAX_TEMPLATE_BYTES = 2**20
-
-_BPE_MODELS = frozenset({"gpt2", "gemma4"})
-# Pre-tokenizers that put BOS first unless the file says otherwise.
-_PRES_ADDING_BOS = frozenset(
-    {
-        "llama3",
-        "llama-v3",
-        "llama-bpe",
-        "falcon3",
-        "falcon-h1",
-        "pixtral",
-        "midm-2.0",
-        "lfm2",
-        "jina-v5-nano",
-        "tekken",
-        "chameleon",
-    }
-)
-_PRES_WITHOUT_BOS = frozenset({"chatglm-bpe", "glm4"})
 _Number = TypeVar("_Number", int, float)
-_PHI3 = re.compile(r"phi-?3")
-_PART = re.compile(r"-(\d{5})-of-(\d{5})(?=\.gguf$)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

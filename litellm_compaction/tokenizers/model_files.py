@@ -35,6 +35,18 @@ _QUANTIZATION = re.compile(
 _FORMAT = re.compile(r"[-._](?:gguf|mlx|i1|imat|imatrix)$")
 # Projectors for images, draft heads, and matrices for quantizers carry no vocabulary, or one nobody talks to.
 _COMPANION = re.compile(r"^(?:mmproj|mtp|imatrix)[-._]|[-._]mmproj[-._]|^mmproj", re.IGNORECASE)
+_MAX_BYTES = 32 * 2**20
+_MAX_YAML_BYTES = 256 * 1024
+_MAX_POINTER_BYTES = 4096
+_MAX_ROWS = 10_000
+# A model.yaml may name another one as its base.
+_MAX_CHAIN = 3
+_NOWHERE = Path("/nonexistent")
+_KEY = re.compile(r"(?!\.)[\w.-]+/(?!\.)[\w.-]+", re.ASCII)
+# Somebody may have pointed the setting at a whole disk.
+_MAX_ENTRIES = 20_000
+_MAX_FOUND = 1024
+TOKENIZER = "tokenizer.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,16 +190,6 @@ def _chosen(repository: Repository, files: tuple[str, ...], quantization: str) -
     return [Choice(repository=repository, file=file) for file in (like or files)[:1]]
 
 
-_MAX_BYTES = 32 * 2**20
-_MAX_YAML_BYTES = 256 * 1024
-_MAX_POINTER_BYTES = 4096
-_MAX_ROWS = 10_000
-# A model.yaml may name another one as its base.
-_MAX_CHAIN = 3
-_NOWHERE = Path("/nonexistent")
-_KEY = re.compile(r"(?!\.)[\w.-]+/(?!\.)[\w.-]+", re.ASCII)
-
-
 def lmstudio_home(user_home: Path | None = None) -> Path:
     """LM Studio's folder of a user: where its pointer says, else the older `.cache/lm-studio`, else `.lmstudio`.
 
@@ -307,12 +309,6 @@ def _is_dir(path: Path) -> bool:
         return path.is_dir()
     except OSError:
         return False
-
-
-# Somebody may have pointed the setting at a whole disk.
-_MAX_ENTRIES = 20_000
-_MAX_FOUND = 1024
-TOKENIZER = "tokenizer.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -39,6 +39,63 @@ from litellm_compaction.tokenizers.vocabulary import Vocabulary
 
 logger = logging.getLogger("litellm_compaction")
 _STATM = Path("/proc/self/statm")
+_costs: dict[str, LoadCost] = {}
+_PACK_NORMAL, _PACK_CONTROL, _PACK_USER_DEFINED = 1, 3, 4
+# DeepSeek renamed some of the special tokens in the models that it distilled R1 into (their tokenizer_config.json).
+_DISTILLS: dict[str, tuple[str, dict[int, str]]] = {
+    "r1-distill-llama": (
+        "llama3",
+        {
+            128000: "<｜begin▁of▁sentence｜>",
+            128001: "<｜end▁of▁sentence｜>",
+            128011: "<｜User｜>",
+            128012: "<｜Assistant｜>",
+            128013: "<think>",
+            128014: "</think>",
+            128015: "<｜▁pad▁｜>",
+        },
+    ),
+    "r1-distill-qwen": (
+        "qwen2",
+        {
+            151643: "<｜end▁of▁sentence｜>",
+            151644: "<｜User｜>",
+            151645: "<｜Assistant｜>",
+            151646: "<｜begin▁of▁sentence｜>",
+            151647: "<|EOT|>",
+            151648: "<think>",
+            151649: "</think>",
+        },
+    ),
+}
+# tiktoken stores a file under the SHA-1 of its address.
+_FILES = {
+    "cl100k_base": "9b5ad71b2ce5302211f9c61530b329a4922fc6a4",
+    "o200k_base": "fb374d419588a4632f3f557e76b4b70aebbca790",
+}
+_CACHE_VARIABLE = "TIKTOKEN_CACHE_DIR"
+# Of o200k_harmony (openai-harmony's and llama.cpp's vocabulary of gpt-oss, 2026-11); the gaps are <|reserved_…|>.
+HARMONY_TOKENS = {
+    199998: "<|startoftext|>",
+    199999: "<|endoftext|>",
+    200002: "<|return|>",
+    200003: "<|constrain|>",
+    200005: "<|channel|>",
+    200006: "<|start|>",
+    200007: "<|end|>",
+    200008: "<|message|>",
+    200012: "<|call|>",
+    200018: "<|endofprompt|>",
+}
+_HARMONY_SIZE = 201088
+_CONTROL = 3
+_loaded: dict[str, Vocabulary] = {}
+_added: dict[str, VocabularyData] = {}
+_begun: dict[str, Loading] = {}
+# Why a vocabulary could not be loaded: trying again would cost every request as much as the first time.
+_broken: dict[str, str] = {}
+_lock = threading.Lock()
+_broken_templates: set[str] = set()
 
 
 class LoadCost(NamedTuple):
@@ -51,9 +108,6 @@ class LoadCost(NamedTuple):
 
     load_ms: float
     memory_bytes: int | None
-
-
-_costs: dict[str, LoadCost] = {}
 
 
 class Loading:
@@ -86,34 +140,6 @@ def _resident_bytes() -> int | None:
 
 
 _FOLDER = Path(__file__).parent / "packs"
-_PACK_NORMAL, _PACK_CONTROL, _PACK_USER_DEFINED = 1, 3, 4
-# DeepSeek renamed some of the special tokens in the models that it distilled R1 into (their tokenizer_config.json).
-_DISTILLS: dict[str, tuple[str, dict[int, str]]] = {
-    "r1-distill-llama": (
-        "llama3",
-        {
-            128000: "<｜begin▁of▁sentence｜>",
-            128001: "<｜end▁of▁sentence｜>",
-            128011: "<｜User｜>",
-            128012: "<｜Assistant｜>",
-            128013: "<think>",
-            128014: "</think>",
-            128015: "<｜▁pad▁｜>",
-        },
-    ),
-    "r1-distill-qwen": (
-        "qwen2",
-        {
-            151643: "<｜end▁of▁sentence｜>",
-            151644: "<｜User｜>",
-            151645: "<｜Assistant｜>",
-            151646: "<｜begin▁of▁sentence｜>",
-            151647: "<|EOT|>",
-            151648: "<think>",
-            151649: "</think>",
-        },
-    ),
-}
 
 
 def has_pack(name: str) -> bool:
@@ -174,36 +200,6 @@ def _distilled(name: str) -> VocabularyData:
         adds_bos=True,
         fingerprint=f"{data.fingerprint}:{name}",
     )
-
-
-# tiktoken stores a file under the SHA-1 of its address.
-_FILES = {
-    "cl100k_base": "9b5ad71b2ce5302211f9c61530b329a4922fc6a4",
-    "o200k_base": "fb374d419588a4632f3f557e76b4b70aebbca790",
-}
-_CACHE_VARIABLE = "TIKTOKEN_CACHE_DIR"
-# Of o200k_harmony (openai-harmony's and llama.cpp's vocabulary of gpt-oss, 2026-11); the gaps are <|reserved_…|>.
-HARMONY_TOKENS = {
-    199998: "<|startoftext|>",
-    199999: "<|endoftext|>",
-    200002: "<|return|>",
-    200003: "<|constrain|>",
-    200005: "<|channel|>",
-    200006: "<|start|>",
-    200007: "<|end|>",
-    200008: "<|message|>",
-    200012: "<|call|>",
-    200018: "<|endofprompt|>",
-}
-_HARMONY_SIZE = 201088
-_CONTROL = 3
-
-_loaded: dict[str, Vocabulary] = {}
-_added: dict[str, VocabularyData] = {}
-_begun: dict[str, Loading] = {}
-# Why a vocabulary could not be loaded: trying again would cost every request as much as the first time.
-_broken: dict[str, str] = {}
-_lock = threading.Lock()
 
 
 def vocabulary(name: str) -> Vocabulary:
@@ -348,9 +344,6 @@ def _folder(name: str) -> Path:
         f"The vocabulary {name} is not in {' or '.join(map(str, folders)) or 'LiteLLM'}: "
         f"reinstall LiteLLM, or point {_CACHE_VARIABLE} to a folder with tiktoken's file {_FILES.get(name, name)}."
     )
-
-
-_broken_templates: set[str] = set()
 
 
 async def usable_soon(family: Family) -> Family:

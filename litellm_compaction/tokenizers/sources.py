@@ -48,6 +48,9 @@ _COLD_WAIT_S = 2.0
 _RECHECK_S = 60.0
 # Wildcard deployments get their model names from clients.
 _MAX_QUESTIONS = 4096
+# As `families.py` promises of a near family's template.
+_NEAR_ERROR = 0.05
+_FILE_SUFFIXES = (".gguf", ".json")
 
 
 class _Question(NamedTuple):
@@ -284,9 +287,6 @@ def _warn(failure: str) -> None:
 
 Kind: TypeAlias = Literal["operator", "lm_studio_file", "server_file", "pack", "download", "stand_in", "heuristic"]
 
-# As `families.py` promises of a near family's template.
-_NEAR_ERROR = 0.05
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenizerSource:
@@ -338,9 +338,6 @@ def with_file(base: Family, file: TokenizerFile) -> Family:
 def bundled(family: Family) -> TokenizerSource:
     """The family as this package counts it, with its own vocabulary or a stand-in."""
     return TokenizerSource(kind="pack" if family.owns_vocabulary else "stand_in", family=family)
-
-
-_FILE_SUFFIXES = (".gguf", ".json")
 
 
 def check_tokenizer(value: str, place: str) -> None:

@@ -27,6 +27,17 @@ _HEADER_GAP_CHARS = 24
 _MAX_SIZE = 200_000
 
 Key: TypeAlias = tuple[str, str, int]
+# Texts shorter than this are found in what is not theirs.
+_TELLING_CHARS, _NEAR_CHARS, _MAX_PLACES = 24, 400, 16
+_PROBE_CHARS = 200
+# A header of a message is about this long.
+_MESSAGE_CHARS = 16
+_MAX_LOST_RATIO = 0.1
+_UNESCAPED = re.compile(r'[^"\\\x00-\x1f]*')
+# Searches for texts that the template has dropped or changed read the prompt this often at most.
+_MAX_READINGS = 8
+# How far is looked at once.
+_WINDOW_CHARS = 4096
 
 
 class Scale:
@@ -183,19 +194,6 @@ class Beginnings:
         dropped = self._entries.pop(key, None)
         if dropped is not None:
             self._size -= dropped.size
-
-
-# Texts shorter than this are found in what is not theirs.
-_TELLING_CHARS, _NEAR_CHARS, _MAX_PLACES = 24, 400, 16
-_PROBE_CHARS = 200
-# A header of a message is about this long.
-_MESSAGE_CHARS = 16
-_MAX_LOST_RATIO = 0.1
-_UNESCAPED = re.compile(r'[^"\\\x00-\x1f]*')
-# Searches for texts that the template has dropped or changed read the prompt this often at most.
-_MAX_READINGS = 8
-# How far is looked at once.
-_WINDOW_CHARS = 4096
 
 
 class Shares(NamedTuple):

@@ -36,6 +36,9 @@ _LEAST_LEAD, _LEAD_TOLERANCE, _OTHER_PROMPT = 64, 0.35, 1.05
 # than the request says nothing about it; one with less errs high.
 _SAME_SHARE, _NEAR_SHARE = 0.05, 0.25
 _FIRST_ERROR, _SETTLED_ERROR, _SETTLED_SAMPLES = 0.10, 0.03, 3
+_NEW = "|new"
+_MAX_BASES = 8
+_VERSION = 1
 
 
 class Prediction(NamedTuple):
@@ -305,11 +308,6 @@ def is_between_plausible(prompt_tokens: float, least_raw: float, most_raw: float
 def is_plausible(ratio: float) -> bool:
     """Whether a vocabulary can explain the ratio; otherwise something else happened to the prompt."""
     return _MIN_RATIO <= ratio <= MAX_RATIO
-
-
-_NEW = "|new"
-_MAX_BASES = 8
-_VERSION = 1
 
 
 class Calibrations:

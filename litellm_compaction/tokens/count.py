@@ -17,6 +17,11 @@ from litellm_compaction.tokens.prefix import Anchor
 # Less of the estimate is the server's own way to begin a prompt.
 _LEFT_OUT_RATIO = 0.02
 _PRICED_ERROR, _OTHER_ERROR = 0.02, 0.05
+# Of a prompt that the server has counted, so much may be rendered as less when its turns are old.
+_OLD_TURNS_RATIO = 0.005
+_OTHER_DOUBT, _DIGIT_DOUBT = 0.35, 0.25
+# By so much a stand-in's margin is wider than it was ever seen to count too much.
+_LEAST_DOUBT, _SAFE_ERROR = 0.05, 0.10
 
 
 class RawCount(NamedTuple):
@@ -91,13 +96,6 @@ class RawCount(NamedTuple):
         return [
             (size - media) * factor + media * media_factor for size, media in zip(self.sizes, self.media, strict=True)
         ]
-
-
-# Of a prompt that the server has counted, so much may be rendered as less when its turns are old.
-_OLD_TURNS_RATIO = 0.005
-_OTHER_DOUBT, _DIGIT_DOUBT = 0.35, 0.25
-# By so much a stand-in's margin is wider than it was ever seen to count too much.
-_LEAST_DOUBT, _SAFE_ERROR = 0.05, 0.10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

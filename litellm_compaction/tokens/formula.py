@@ -48,6 +48,20 @@ _MAX_VALUES = 100_000
 
 # How the template writes the first of some texts: as it is, as a JSON string, as indented JSON.
 Form: TypeAlias = Literal["plain", "escaped", "indented"]
+# 30,000 characters take 2 to 4 ms; more new text is counted outside the event loop's thread.
+_THREAD_CHARS = 30_000
+# Hashes alone of this much take 0.5 to 1 ms.
+_HASH_CHARS = 1_000_000
+# About 250 bytes each.
+_MAX_ENTRIES = 65_536
+_SLICE_CHARS = 65_536
+_DIGIT = re.compile(r"[0-9]")
+_DIGIT_GROUP = re.compile(r"[0-9]{1,3}")
+_Key = tuple[str, Form, tuple[int, ...], tuple[int, ...]]
+# The part of a family's instructions for tools that a template may do without.
+_TOOLS_ALLOWANCE_RATIO = 0.5
+# Characters beyond ASCII take about three times as many tokens of cl100k as others (12 languages, 2026-11).
+_OTHER_WEIGHT = 3
 
 
 class Rendered(NamedTuple):
@@ -184,17 +198,6 @@ def _is_data(text: str) -> bool:
     return len(text) > _DATA_CHARS and text.isascii() and " " not in text and "\n" not in text[:_DATA_CHARS]
 
 
-# 30,000 characters take 2 to 4 ms; more new text is counted outside the event loop's thread.
-_THREAD_CHARS = 30_000
-# Hashes alone of this much take 0.5 to 1 ms.
-_HASH_CHARS = 1_000_000
-# About 250 bytes each.
-_MAX_ENTRIES = 65_536
-_SLICE_CHARS = 65_536
-_DIGIT = re.compile(r"[0-9]")
-_DIGIT_GROUP = re.compile(r"[0-9]{1,3}")
-
-
 class Measure(NamedTuple):
     """What is known of some texts together.
 
@@ -216,9 +219,6 @@ class Item(NamedTuple):
 
     texts: tuple[str, ...]
     form: Form = "plain"
-
-
-_Key = tuple[str, Form, tuple[int, ...], tuple[int, ...]]
 
 
 class Measures:
@@ -285,12 +285,6 @@ def _measure(vocabulary_name: str, item: Item) -> Measure:
             digit_tokens += len(_DIGIT.findall(part)) - len(_DIGIT_GROUP.findall(part))
         other_chars += len(text) - len(text.encode("ascii", "ignore"))
     return Measure(tokens, digit_tokens, chars, other_chars)
-
-
-# The part of a family's instructions for tools that a template may do without.
-_TOOLS_ALLOWANCE_RATIO = 0.5
-# Characters beyond ASCII take about three times as many tokens of cl100k as others (12 languages, 2026-11).
-_OTHER_WEIGHT = 3
 
 
 async def by_formula(family: Family, request: Request, measures: Measures) -> RawCount:

@@ -16,6 +16,25 @@ from dataclasses import dataclass, field
 from math import sqrt
 from typing import NamedTuple, TypeGuard
 
+# True tokens per unit of each part of a profile, and how far models differ in that: cl100k against eleven families, and
+# what their templates put around messages and calls (measured 2026-11).
+_USUAL = (1.05, 0.3, -0.1, 6.0, 10.0, -0.1, -0.2, 0.7)
+_SPREAD = (0.12, 0.3, 0.3, 5.0, 10.0, 0.3, 0.4, 0.3)
+# Texts of one kind differ by so much around their own line.
+_NOISE_RATIO, _NOISE_TOKENS, _MEDIA_RATIO = 0.03, 4.0, 0.2
+# What is known of a whole first prompt: the template's beginning may take anything.
+_WHOLE_RATIO, _WHOLE_TOKENS = 0.08, 60.0
+# Of our count of tools, what they really take and how far that varies.
+_TOOLS_RATIO, _TOOLS_DOUBT = 0.6, 0.3
+# In standard deviations.
+_OUTLIER = 3.0
+# Numbers that a fit of fewer is not trusted for what it has not seen.
+_SETTLED = 6
+# The oldest are forgotten some at a time, since fitting anew takes 1 ms.
+_KEPT, _FORGOTTEN = 48, 12
+_SIZE = len(_USUAL)
+_MAX_NUMBER = 1e15
+
 
 class Profile(NamedTuple):
     """What messages consist of, in what decides how many tokens they are.
@@ -54,26 +73,6 @@ class Growth(NamedTuple):
 
     tokens: float
     doubt_tokens: float
-
-
-# True tokens per unit of each part of a profile, and how far models differ in that: cl100k against eleven families, and
-# what their templates put around messages and calls (measured 2026-11).
-_USUAL = (1.05, 0.3, -0.1, 6.0, 10.0, -0.1, -0.2, 0.7)
-_SPREAD = (0.12, 0.3, 0.3, 5.0, 10.0, 0.3, 0.4, 0.3)
-# Texts of one kind differ by so much around their own line.
-_NOISE_RATIO, _NOISE_TOKENS, _MEDIA_RATIO = 0.03, 4.0, 0.2
-# What is known of a whole first prompt: the template's beginning may take anything.
-_WHOLE_RATIO, _WHOLE_TOKENS = 0.08, 60.0
-# Of our count of tools, what they really take and how far that varies.
-_TOOLS_RATIO, _TOOLS_DOUBT = 0.6, 0.3
-# In standard deviations.
-_OUTLIER = 3.0
-# Numbers that a fit of fewer is not trusted for what it has not seen.
-_SETTLED = 6
-# The oldest are forgotten some at a time, since fitting anew takes 1 ms.
-_KEPT, _FORGOTTEN = 48, 12
-_SIZE = len(_USUAL)
-_MAX_NUMBER = 1e15
 
 
 class _Sample(NamedTuple):

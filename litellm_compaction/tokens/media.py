@@ -32,6 +32,16 @@ _REMOTE_TOKENS = 1024
 _TOKENS_PER_SECOND = 25
 # 16 kHz mono, which models hear; what is recorded better is longer in bytes. Speech is not packed below 16 kbit/s.
 _WAV_BYTES_PER_SECOND, _PACKED_BYTES_PER_SECOND = 32_000, 2_000
+# Of the estimate: what a server adds to each image, or an estimate by area that is far too low, explains no more.
+_MAX_RATIO = 4.0
+# What is observed may be wrong by this part of the estimate: the text beside it is an estimate too.
+_MAX_DOUBT_RATIO = 0.2
+# Below this a template's marks around an image decide.
+_LEAST_PRICED_TOKENS = 16
+_KEPT = 8
+_FIRST_ERROR, _SETTLED_ERROR, _SETTLED_SAMPLES = 0.15, 0.05, 3
+_OPTIMISM_ERROR = 0.5
+_MAX_NUMBER = 1e9
 
 
 class Pixels(NamedTuple):
@@ -139,18 +149,6 @@ def _jpeg_size(header: bytes) -> Pixels | None:
             return Pixels(width, height)
         position += 2 + int.from_bytes(header[position + 2 : position + 4], "big")
     return None
-
-
-# Of the estimate: what a server adds to each image, or an estimate by area that is far too low, explains no more.
-_MAX_RATIO = 4.0
-# What is observed may be wrong by this part of the estimate: the text beside it is an estimate too.
-_MAX_DOUBT_RATIO = 0.2
-# Below this a template's marks around an image decide.
-_LEAST_PRICED_TOKENS = 16
-_KEPT = 8
-_FIRST_ERROR, _SETTLED_ERROR, _SETTLED_SAMPLES = 0.15, 0.05, 3
-_OPTIMISM_ERROR = 0.5
-_MAX_NUMBER = 1e9
 
 
 class Price(NamedTuple):

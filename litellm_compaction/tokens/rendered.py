@@ -38,6 +38,13 @@ from litellm_compaction.tokens.prompt import Prompt, drops_tools, has_system, re
 _MAX_ENTRIES = 65_536
 _SHORT_CHARS = 64
 _Key: TypeAlias = tuple[str, "str | tuple[int, int]"]
+# Rendering and looking up this much takes 1 to 2 ms; more is done outside the event loop's thread.
+_THREAD_CHARS, _THREAD_MESSAGES, _THREAD_MS = 200_000, 200, 2.0
+# 30,000 new characters take 2 to 4 ms.
+_THREAD_NEW_CHARS = 30_000
+_MAX_TOOLS = 1024
+# Images and arguments that are no JSON: the vocabulary and the rest of the prompt are exact all the same.
+_PART_ERROR = 0.05
 
 
 class Lookup(NamedTuple):
@@ -90,15 +97,6 @@ def _key(vocabulary_name: str, text: str) -> _Key:
         return vocabulary_name, text
     # The interpreter's own hash: 64 bit, seeded for this process, three times as fast as a digest of the bytes.
     return vocabulary_name, (len(text), hash(text))
-
-
-# Rendering and looking up this much takes 1 to 2 ms; more is done outside the event loop's thread.
-_THREAD_CHARS, _THREAD_MESSAGES, _THREAD_MS = 200_000, 200, 2.0
-# 30,000 new characters take 2 to 4 ms.
-_THREAD_NEW_CHARS = 30_000
-_MAX_TOOLS = 1024
-# Images and arguments that are no JSON: the vocabulary and the rest of the prompt are exact all the same.
-_PART_ERROR = 0.05
 
 
 _ToolsKey: TypeAlias = tuple[str, str, bool, "str | int"]

@@ -32,6 +32,8 @@ _MAX_WITNESSES = 64
 _EVERYBODY = ""
 # Wildcard deployments get their model names from clients, so the number of targets needs an end.
 _MAX_TARGETS = 4096
+# What is known of a kind of model, and not of the server behind this address.
+GUESSES = ("model_map", "default")
 
 
 class _Learned(NamedTuple):
@@ -301,8 +303,6 @@ class Windows:
 # LM Studio's API (`api/v1`, `api/v0`), a name in `SERVERS`, what the operator wrote (`operator`, `max_input_tokens`),
 # LiteLLM's `model_map`, a `default`, or `learned` of an overflow error.
 Source: TypeAlias = str
-# What is known of a kind of model, and not of the server behind this address.
-GUESSES = ("model_map", "default")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -120,6 +120,18 @@ _FIRST_WORDS = frozenset(
     )
 )
 _FIRST_CHARS_ZH = "好当没明收继接我让现下以从"
+_LINE_CHARS = 160
+_LABELS = (
+    *("Assistant:", "ASSISTANT:", "**Assistant:**", "**Assistant**:", "### Assistant:", "Assistent:"),
+    *("助手：", "助手:"),
+)
+_DIALOGUE = re.compile(
+    r"^[ \t>*#]*(?:assistant|assistent|user|human|助手|用户)\**[ \t]*[:：]", re.IGNORECASE | re.MULTILINE
+)
+_OPENING_SIGNS = frozenset(":：\"'“„«‹「『(（[`>")
+_COLON_INSIDE = re.compile(r"[:：](?=.)")
+_ELLIPSIS = re.compile(r"(?:\.{3,}|…+)[ \t]*")
+_FREE_ELLIPSIS = re.compile(r"(?:^|[^\S\n])(?:\.{3,}|…)")
 
 
 def may_announce(text: str, *, ended: bool) -> bool:
@@ -149,20 +161,6 @@ def is_bare_announcement(line: str) -> bool:
 def speaks_of_continuing(line: str) -> bool:
     """Whether `line` is an assent or mentions going on: not enough to drop it, unless a repeat follows it."""
     return _TOPIC.match(line) is not None
-
-
-_LINE_CHARS = 160
-_LABELS = (
-    *("Assistant:", "ASSISTANT:", "**Assistant:**", "**Assistant**:", "### Assistant:", "Assistent:"),
-    *("助手：", "助手:"),
-)
-_DIALOGUE = re.compile(
-    r"^[ \t>*#]*(?:assistant|assistent|user|human|助手|用户)\**[ \t]*[:：]", re.IGNORECASE | re.MULTILINE
-)
-_OPENING_SIGNS = frozenset(":：\"'“„«‹「『(（[`>")
-_COLON_INSIDE = re.compile(r"[:：](?=.)")
-_ELLIPSIS = re.compile(r"(?:\.{3,}|…+)[ \t]*")
-_FREE_ELLIPSIS = re.compile(r"(?:^|[^\S\n])(?:\.{3,}|…)")
 
 
 class Preamble(NamedTuple):

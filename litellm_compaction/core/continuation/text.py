@@ -24,6 +24,31 @@ FENCE = re.compile(r"^[ \t>]*(?P<marks>`{3,}|~{3,})(?P<info>[^\n]*)$", re.MULTIL
 _THINK_TAG = re.compile(r"^[ \t]*<think>|</think>", re.MULTILINE)
 _BLOCK_OPENS = re.compile(r"<think(?:ing)?>", re.IGNORECASE)
 _BLOCK_ENDS = re.compile(r"</think(?:ing)?>", re.IGNORECASE)
+_LONGEST_WORD_CHARS = 64
+_HELD_OF_LONG_WORD_CHARS = 16
+# A stop string is followed no further: what is held back stays a line at most.
+_WATCHED_STOP_CHARS = 128
+# Where more flags follow each other, one of them may be cut in two: no reason to read 800 KB of them again and again.
+_WATCHED_REGIONALS = 128
+_PUNCTUATION = frozenset(string.punctuation)
+_JOINER = "\u200d"
+# Scripts written without spaces (UAX #14, classes ID and SA), CJK punctuation, emoji, surrogate halves.
+_NO_SPACE_RANGES = (
+    (0x0E00, 0x0EFF),
+    (0x1000, 0x109F),
+    (0x1780, 0x17FF),
+    (0x2600, 0x27BF),
+    (0x2B00, 0x2BFF),
+    (0x2E80, 0x312F),
+    (0x3190, 0x4DBF),
+    (0x4E00, 0xA4CF),
+    (0xD800, 0xDFFF),
+    (0xF900, 0xFAFF),
+    (0xFE30, 0xFE4F),
+    (0xFF00, 0xFFEF),
+    (0x1F000, 0x1FAFF),
+    (0x20000, 0x3FFFF),
+)
 
 
 def open_fence(text: str) -> str | None:
@@ -85,31 +110,6 @@ def outside_thoughts(text: str) -> list[str]:
     return [*found, text[start:]]
 
 
-_LONGEST_WORD_CHARS = 64
-_HELD_OF_LONG_WORD_CHARS = 16
-# A stop string is followed no further: what is held back stays a line at most.
-_WATCHED_STOP_CHARS = 128
-# Where more flags follow each other, one of them may be cut in two: no reason to read 800 KB of them again and again.
-_WATCHED_REGIONALS = 128
-_PUNCTUATION = frozenset(string.punctuation)
-_JOINER = "\u200d"
-# Scripts written without spaces (UAX #14, classes ID and SA), CJK punctuation, emoji, surrogate halves.
-_NO_SPACE_RANGES = (
-    (0x0E00, 0x0EFF),
-    (0x1000, 0x109F),
-    (0x1780, 0x17FF),
-    (0x2600, 0x27BF),
-    (0x2B00, 0x2BFF),
-    (0x2E80, 0x312F),
-    (0x3190, 0x4DBF),
-    (0x4E00, 0xA4CF),
-    (0xD800, 0xDFFF),
-    (0xF900, 0xFAFF),
-    (0xFE30, 0xFE4F),
-    (0xFF00, 0xFFEF),
-    (0x1F000, 0x1FAFF),
-    (0x20000, 0x3FFFF),
-)
 _RANGE_STARTS = tuple(first for first, _ in _NO_SPACE_RANGES)
 
 

@@ -14,6 +14,10 @@ import anyio
 
 from litellm_compaction.proxy.call import Call
 
+_END = object()
+# Legal in every stream of events, and read by no client.
+_COMMENT = b": ping\n\n"
+
 
 async def with_heartbeat(response: AsyncIterable[Any], call: Call, *, every_s: float) -> AsyncGenerator[Any, None]:
     """The chunks of `response`, and an empty one whenever a compaction has kept it silent for a while.
@@ -66,11 +70,6 @@ async def with_heartbeat(response: AsyncIterable[Any], call: Call, *, every_s: f
             return
         begun = _copied(last) if _is_in_progress(last) else begun
         yield last
-
-
-_END = object()
-# Legal in every stream of events, and read by no client.
-_COMMENT = b": ping\n\n"
 
 
 async def _next(source: AsyncIterator[Any]) -> Any:

@@ -34,6 +34,12 @@ from litellm_compaction.proxy.answer.relay import joined
 from litellm_compaction.proxy.internal import call_router
 from litellm_compaction.proxy.routing import WAYS_OF
 
+# What a client may ask of a chat completion, and a continuation needs too (OpenAI's API reference, LiteLLM's extras).
+_CLIENT_KEYS = (
+    "temperature", "top_p", "tools", "tool_choice", "parallel_tool_calls", "functions", "function_call", "stop", "seed",
+    "presence_penalty", "frequency_penalty", "logit_bias", "reasoning_effort", "thinking", "top_k", "user",
+)  # fmt: skip
+
 
 async def compacted(
     compactor: Compactor, prepared: PreparedRequest | CompactionNeeded, room: Reservation
@@ -112,13 +118,6 @@ def _asked(room: Reservation, is_stream: bool, task: asyncio.Task[Any]) -> None:
         weakref.finalize(stream, room.leave).atexit = False
     except TypeError:
         room.leave()
-
-
-# What a client may ask of a chat completion, and a continuation needs too (OpenAI's API reference, LiteLLM's extras).
-_CLIENT_KEYS = (
-    "temperature", "top_p", "tools", "tool_choice", "parallel_tool_calls", "functions", "function_call", "stop", "seed",
-    "presence_penalty", "frequency_penalty", "logit_bias", "reasoning_effort", "thinking", "top_k", "user",
-)  # fmt: skip
 
 
 class HookedUpstream:

@@ -37,6 +37,9 @@ _BROWSER_PREFIX, _NO_BROWSER = "mozilla/", "electron/"
 _ROUTES_WITH_THOUGHTS = ("/chat/completions", "/messages")
 _OWNERS = ("user_api_key_metadata", "user_api_key_team_metadata")
 _MAX_REMEMBERED = 4096
+# Too slow, too early, too many requests.
+_PASSING_STATUSES = frozenset({408, 425, 429})
+_NOT_IMPLEMENTED = 501
 
 
 class Notices(NamedTuple):
@@ -131,9 +134,6 @@ def _headers(body: Mapping[str, Any]) -> Mapping[str, Any]:
 
 # OpenAI's `chat.completion.chunk` as JSON.
 Chunk: TypeAlias = dict[str, Any]
-# Too slow, too early, too many requests.
-_PASSING_STATUSES = frozenset({408, 425, 429})
-_NOT_IMPLEMENTED = 501
 
 
 class Received(dict[str, Any]):

@@ -39,6 +39,7 @@ _KEPT_REASONING_CHARS = 40_000
 _WORTH_A_RESTART_TOKENS = 32
 # So many windows full no model writes, however wrong our count is; nor does a server send so many pieces.
 _ENDLESS_RATIO = 4
+_NONE: Mapping[str, Any] = MappingProxyType({})
 
 
 @dataclass(slots=True)
@@ -436,9 +437,6 @@ def append_calls(held: list[dict[str, Any]], calls: Sequence[Any]) -> None:
                 known[key] = call[key]
         if function.get("name") and not known["function"].get("name"):
             known["function"]["name"] = function["name"]
-
-
-_NONE: Mapping[str, Any] = MappingProxyType({})
 
 
 class OneAnswer:

@@ -77,6 +77,9 @@ _MAX_SERVERS = 1024
 # What described a transfer that is over.
 HOP_HEADERS = frozenset({"content-encoding", "content-length", "transfer-encoding", "connection"})
 _CHAT = "/chat/completions"
+_LISTS = ("messages", "tools")
+# Reading this much JSON takes 2 ms.
+_OFF_LOOP_BYTES = 200_000
 
 
 @dataclass(slots=True)
@@ -352,11 +355,6 @@ def _as_chunk(response: httpx.Response) -> Chunk:
 
 def _beginning(response: httpx.Response) -> str:
     return response.content[:ERROR_BYTES].decode(errors="replace")
-
-
-_LISTS = ("messages", "tools")
-# Reading this much JSON takes 2 ms.
-_OFF_LOOP_BYTES = 200_000
 
 
 class ListTransport(httpx.AsyncBaseTransport):

@@ -41,6 +41,19 @@ _KNOWN_PATH = "/v1/models"
 _WRITER, _VIEWER = "proxy_admin", "proxy_admin_viewer"
 _KEY_HEADERS = ("authorization", "x-litellm-api-key", "api-key", "x-api-key")
 _KEPT_IN_SCOPE = ("app", "asgi", "client", "http_version", "scheme", "server")
+COOKIE = "litellm_compaction"
+LIFETIME_S = 8 * 3600
+# Above what any key or JWT needs; a browser keeps 4096 bytes of a cookie (RFC 6265, 6.1).
+MAX_KEY_CHARS = 2048
+_SCOPE, _SIGNED_OUT = "page", "signed_out"
+_MAX_SIGNED_OUT = 1000
+_FREE_TRIES = 3
+_FIRST_DELAY_S, _MOST_DELAY_S = 0.25, 5.0
+_FORGIVEN_S = 600.0
+_MAX_ADDRESSES = 4096
+# So many of one address wait for each other; those behind them are not looked at.
+_MAX_WAITING = 8
+_MAX_RIGHT = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,20 +207,6 @@ def _metadata_of(auth: Any) -> Mapping[str, Any]:
         "user_api_key_hash": key,
     }
 
-
-COOKIE = "litellm_compaction"
-LIFETIME_S = 8 * 3600
-# Above what any key or JWT needs; a browser keeps 4096 bytes of a cookie (RFC 6265, 6.1).
-MAX_KEY_CHARS = 2048
-_SCOPE, _SIGNED_OUT = "page", "signed_out"
-_MAX_SIGNED_OUT = 1000
-_FREE_TRIES = 3
-_FIRST_DELAY_S, _MOST_DELAY_S = 0.25, 5.0
-_FORGIVEN_S = 600.0
-_MAX_ADDRESSES = 4096
-# So many of one address wait for each other; those behind them are not looked at.
-_MAX_WAITING = 8
-_MAX_RIGHT = 4096
 
 _Found = TypeVar("_Found")
 

@@ -26,6 +26,12 @@ from litellm_compaction.stores import Plot, Store
 MAX_TURNS = 120
 
 _ACTIONS: tuple[Action, ...] = get_args(Action)
+_MAX_CONVERSATIONS = 48
+_MAX_MODELS = 512
+# Enough to tell conversations apart, little enough to hash on the event loop.
+_OPENING_CHARS = 2048
+# What other workers may not know yet; a busy conversation is written no more often.
+_WRITE_EVERY_S = 1.0
 
 
 class Drop(NamedTuple):
@@ -177,14 +183,6 @@ def _turn(row: list[Any]) -> Turn:
         restarts=[Drop(int(one), int(other)) for one, other in restarts],
         messages=int(messages),
     )
-
-
-_MAX_CONVERSATIONS = 48
-_MAX_MODELS = 512
-# Enough to tell conversations apart, little enough to hash on the event loop.
-_OPENING_CHARS = 2048
-# What other workers may not know yet; a busy conversation is written no more often.
-_WRITE_EVERY_S = 1.0
 
 
 class Accuracy(NamedTuple):

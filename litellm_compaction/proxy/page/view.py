@@ -40,6 +40,10 @@ SECURITY_HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
+_MOST_RATIO = 1.15
+_MAX_BARS = 60
+_MAX_BAR_WIDTH = 14.0
+_LABEL_HEIGHT = 12.0
 
 
 def page(content: Content) -> str:
@@ -158,10 +162,6 @@ class _Plot:
 
 
 _CANVAS = _Canvas()
-_MOST_RATIO = 1.15
-_MAX_BARS = 60
-_MAX_BAR_WIDTH = 14.0
-_LABEL_HEIGHT = 12.0
 
 
 def _plot(talk: Talk) -> _Plot:
