@@ -22,7 +22,7 @@ from litellm_compaction.core.clearing import edited, superseded_reads
 from litellm_compaction.core.compaction import Compaction, apply, edited_part, shown_behind
 from litellm_compaction.core.cut_points import request_text
 from litellm_compaction.core.excerpts import excerpt
-from litellm_compaction.core.messages import Message, Request, system_prefix_length
+from litellm_compaction.core.messages import Message, Request, system_prefix_length, user_message
 from litellm_compaction.core.plan import Prune, Summarize
 from litellm_compaction.core.prompts import appended, is_refusal, unanswered_calls
 from litellm_compaction.core.pruning import (
@@ -246,7 +246,9 @@ class SummaryClient:
             window = await self._windows.resolve(model.target)
             family = await self._sources.family(model.target, window)
             window_tokens = window.tokens
-            error_ratio = (await self._counter.count(model.target.key, family, Request(messages=()))).error_ratio
+            # In the shape of every prompt for it; a list without messages is refused by many templates.
+            shape = Request(messages=(user_message(""),))
+            error_ratio = (await self._counter.count(model.target.key, family, shape)).error_ratio
             count_text = self._counter.text_counter(model.target.key, family)
         thinking_tokens = answer_tokens if family.reasons else 0
         budget = Budget(

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 
 from litellm_compaction.core.messages import Message
+from litellm_compaction.engine.ask import SentPrompts, SummaryClient
+from litellm_compaction.engine.measure import RequestMeasurer
+from litellm_compaction.tokenizers.sources import Sources
+from litellm_compaction.tokens.counter import TokenCounter
 from tests.core.conversations import (
     JsonDict,
     as_bytes,
@@ -156,3 +161,16 @@ async def test_whatever_is_asked_is_valid_and_fits(raw: list[JsonDict]) -> None:
         if is_appended(asked):
             # A client's `null` is sent again as it was sent before.
             assert set(broken_promises(asked, asked)) <= {"null content"}
+
+
+async def test_another_model_takes_as_large_a_prompt_as_the_same_one() -> None:
+    """Window and family decide; how sure a count is, is asked of a prompt as it is sent, which every template takes."""
+    bench, counter, sources = Bench(), TokenCounter(), Sources()
+    measurer = RequestMeasurer(windows=bench.windows, counter=counter, sources=sources)
+    client = SummaryClient(windows=bench.windows, counter=counter, sources=sources, sent=SentPrompts())
+    case = bench.case(target=bench.target(8192, model="qwen3-8b"))
+    work = await measurer.weigh(bench.request([user("hello " * 500)]), case)
+    other = bench.pruning_model(bench.ask, label="qwen3-4b", window=8192)
+    assert other.is_same is False
+    limit = await client.prompt_limit(work, other, 400)
+    assert limit.tokens == (await client.prompt_limit(work, replace(other, is_same=True), 400)).tokens
