@@ -283,12 +283,16 @@ class Compaction:
         return "\n\n".join(segment.text for segment in self.segments)
 
     @property
+    def said(self) -> str:
+        """What models have said of all that is not shown any more, as one text."""
+        return "\n\n".join(filter(None, (self.summary, self.omissions)))
+
+    @property
     def record(self) -> str:
         """The text that travels before the first kept words; "" where stubs alone say everything."""
         if not (self.replaced_messages or self.segments or self.ledger or self.dropped or self.omissions):
             return ""
-        said = "\n\n".join(filter(None, (self.summary, self.omissions)))
-        return frame(said, self.ledger, round_number=self.round) + lead_in(self.rung)
+        return frame(self.said, self.ledger, round_number=self.round) + lead_in(self.rung)
 
 
 def compaction_id(scope: str, covered_hash: str) -> str:

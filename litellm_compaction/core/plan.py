@@ -62,6 +62,7 @@ class Summarize:
         fallback: where all but the protected tail is covered, what to make without a summary; else None.
         summary_tokens: bound on the new segment, or on the carried one.
         ledger_tokens: bound on the ledger; words_tokens of it may be the user's own words.
+        ledger_max_tokens: what the ledger may grow to where the summary leaves room; None is all of that room.
         predicted_tokens: the prompt afterwards, at most.
         carried_round: of a record that the covered messages themselves carry, 0 for none.
         strategy: the name of the one that writes the record.
@@ -78,6 +79,7 @@ class Summarize:
     predicted_tokens: int
     fallback: Summarize | None = None
     carried_round: int = 0
+    ledger_max_tokens: int | None = None
     strategy: str = "summary"
 
     @property

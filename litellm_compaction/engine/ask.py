@@ -34,7 +34,7 @@ from litellm_compaction.core.pruning import (
     roomy_answer_tokens,
 )
 from litellm_compaction.core.record import taken_out
-from litellm_compaction.core.strategies import strategy_of
+from litellm_compaction.core.strategies import Strategy, strategy_of
 from litellm_compaction.engine.admission import SUMMARY_EXTRA_TOKENS
 from litellm_compaction.engine.context import MeasuredRequest, PruningModel
 from litellm_compaction.engine.threads import off_loop
@@ -100,12 +100,16 @@ class SentPrompts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """What came of asking; `text` is "" where nobody gave a usable summary, and `reason` says why in one word."""
+    """What came of asking; `text` is "" where nobody gave a usable summary, and `reason` says why in one word.
+
+    `failure` is then the last error of a model that was asked.
+    """
 
     text: str
     calls: int
     pruning_model: str
     reason: str
+    failure: SummaryFailed | None = None
 
 
 class PromptLimit(NamedTuple):
@@ -140,13 +144,24 @@ class SummaryClient:
         Every call takes one from the request's budget (promise P5); a model that fails leaves the turn to the next.
         """
         job = await off_loop(covered, lambda: _job(work, decision, covered, pinned))
+        return await self.written(work, job, decision)
+
+    async def written(self, work: MeasuredRequest, job: SummaryJob, decision: Summarize | None = None) -> Summary:
+        """The first usable summary of a job.
+
+        Args:
+            work: on whose behalf.
+            job: what to summarize; the bounds of the models' windows are filled in here.
+            decision: what the job comes of; without it the conversation itself is not sent (append mode).
+        """
         attempts = work.case.attempts
         calls, asked, reason = 0, "", ""
+        failed: SummaryFailed | None = None
         if not (job.messages or job.earlier):
             return Summary(text="", calls=0, pruning_model="", reason="nothing_new")
         for model in work.case.pruning_models:
             try:
-                limit = await self.prompt_limit(work, model, decision.summary_tokens)
+                limit = await self.prompt_limit(work, model, job.summary_tokens)
             except (ModelNotLoaded, WindowUnknown) as error:
                 reason = why_unusable(error)
                 continue
@@ -166,7 +181,8 @@ class SummaryClient:
                     else:
                         text = await summarize_appended(job, upstream, model.quiet_ask, count, timeout_s=timeout_s)
                 except SummaryFailed as error:
-                    failure = error.reason
+                    # Its traceback would hold the frames, and with them the conversation.
+                    failure, failed = error.reason, error.with_traceback(None)
                     if failure not in _WORTH_REFORMATTING:
                         break
                 else:
@@ -175,13 +191,13 @@ class SummaryClient:
             reason = failure
             if attempts.summary_calls_left <= 0:
                 break
-        return Summary(text="", calls=calls, pruning_model=asked, reason=reason)
+        return Summary(text="", calls=calls, pruning_model=asked, reason=reason, failure=failed)
 
     async def _modes(
-        self, work: MeasuredRequest, decision: Summarize, model: PruningModel, job: SummaryJob
+        self, work: MeasuredRequest, decision: Summarize | None, model: PruningModel, job: SummaryJob
     ) -> Sequence[Upstream | None]:
         """What to send, cheapest mode first; None is reformat mode."""
-        upstream = await self._upstream(work, decision, job) if model.is_same else None
+        upstream = await self._upstream(work, decision, job) if model.is_same and decision is not None else None
         if upstream is None:
             return (None,)
         return (upstream, None)
@@ -284,22 +300,51 @@ def _may_answer_freely(request: Request) -> bool:
 def _job(work: MeasuredRequest, decision: Summarize, covered: Sequence[Message], pinned: tuple[int, ...]) -> SummaryJob:
     base = decision.base
     start = base.summarized_messages if base else 0
-    request = request_text(work.conversation.messages)
     settings = work.case.settings
     strategy = strategy_of(decision.strategy, settings.own_prompt(decision.strategy))
     # Of repeated reads the newest says all: the room is better spent on the rest.
     shown = edited(covered, superseded_reads(covered), untouched=pinned)
     shown = [*shown_behind(shown, start, base.begun if base else None)]
-    # A record that another tool has put there is merged into the new one, as the library does it.
-    carried, fresh = taken_out([each for at, each in enumerate(shown) if at >= start and at not in pinned])
-    earlier = (base.summary if base and decision.integrates else "", carried.summary if carried else "")
+    return summary_job(
+        [each for at, each in enumerate(shown) if at >= start and at not in pinned],
+        work,
+        earlier=base.summary if base and decision.integrates else "",
+        request=request_text(work.conversation.messages),
+        summary_tokens=decision.summary_tokens,
+        round_number=decision.round,
+        strategy=strategy,
+    )
+
+
+def summary_job(
+    messages: Sequence[Message],
+    work: MeasuredRequest,
+    *,
+    earlier: str,
+    request: str,
+    summary_tokens: int,
+    round_number: int,
+    strategy: Strategy,
+) -> SummaryJob:
+    """A job, still without the bounds of a model's window.
+
+    Args:
+        messages: what the summary will stand for; records among them, of another tool or the library, are merged.
+        work: on whose behalf.
+        earlier: the summary so far that the new one integrates, "" for none.
+        request: the request being worked on, of any length, "" for none.
+        summary_tokens: bound on the summary.
+        round_number: of the compaction that is made, from 1.
+        strategy: what to write.
+    """
+    carried, fresh = taken_out(messages)
     return SummaryJob(
         messages=strategy.history(fresh),
-        earlier="\n\n".join(filter(None, earlier)),
+        earlier="\n\n".join(filter(None, (earlier, carried.summary if carried else ""))),
         request=excerpt(request, _REQUEST_TOKENS, work.count_text),
-        summary_tokens=decision.summary_tokens,
+        summary_tokens=summary_tokens,
         prompt_limit_tokens=0,
-        round_number=decision.round,
+        round_number=round_number,
         strategy=strategy,
         focus=work.case.focus,
     )

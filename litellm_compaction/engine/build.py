@@ -25,6 +25,7 @@ from litellm_compaction.core.secrets import Redact, plain, redactor
 from litellm_compaction.engine.ask import Pruner, Summary, SummaryClient
 from litellm_compaction.engine.context import MeasuredRequest
 from litellm_compaction.engine.threads import off_loop, off_loop_if
+from litellm_compaction.errors import SummaryFailed
 from litellm_compaction.stores import Store
 
 # Looking for secrets in so much text takes some ms.
@@ -41,6 +42,7 @@ class BuiltCompaction:
         calls: summary jobs.
         summary_ms: how long they took together.
         reason: what went wrong, one word: why there is no summary, or not the configured model's; else "".
+        failure: the last error of the models that were asked for a summary, where none of them gave one.
     """
 
     compaction: Compaction
@@ -49,6 +51,7 @@ class BuiltCompaction:
     summary_ms: float
     pruning_model: str
     reason: str
+    failure: SummaryFailed | None = None
 
     @classmethod
     def found(cls, compaction: Compaction) -> BuiltCompaction:
@@ -74,13 +77,28 @@ def same(work: MeasuredRequest, decision: Making) -> Hashable:
 
 
 class CompactionBuilder:
-    """Makes compactions from plans; `clock` gives monotonic seconds, for durations."""
+    """Makes compactions from plans.
 
-    def __init__(self, *, summary_client: SummaryClient, store: Store, clock: Callable[[], float]) -> None:
+    Args:
+        summary_client: asks the pruning models.
+        store: where compactions are kept.
+        clock: seconds, monotonic, for durations.
+        quoted: a message as the ledger quotes it; `core.record.listable` where a ledger is read back from the messages.
+    """
+
+    def __init__(
+        self,
+        *,
+        summary_client: SummaryClient,
+        store: Store,
+        clock: Callable[[], float],
+        quoted: Callable[[Message], Message] | None = None,
+    ) -> None:
         self._summary_client = summary_client
         self._pruner = Pruner(summary_client)
         self._store = store
         self._clock = clock
+        self._quoted = quoted
 
     async def make(self, work: MeasuredRequest, decision: Making) -> BuiltCompaction:
         """The compaction that `decision` asks for, or a later rung's where no pruning model gives a usable answer.
@@ -137,8 +155,7 @@ class CompactionBuilder:
         replaced = (at for at in range(compaction.replaced_messages) if at not in compaction.pinned)
         shortened = (each.position for each in compaction.shortened)
         hidden_at = sorted({*replaced, *compaction.stubbed, *compaction.dropped, *shortened})
-        carried, hidden = taken_out([rest[position] for position in hidden_at])
-        hidden = [*(ledger_messages(carried.ledger) if carried else ()), *hidden]
+        hidden = self._to_list([rest[position] for position in hidden_at])
         redact = _redact(work)
 
         def write() -> str:
@@ -209,6 +226,7 @@ class CompactionBuilder:
             summary_ms=summary_ms,
             pruning_model=summary.pruning_model,
             reason=summary.reason,
+            failure=summary.failure,
         )
 
     async def keep(self, work: MeasuredRequest, made: BuiltCompaction) -> None:
@@ -244,9 +262,7 @@ class CompactionBuilder:
     ) -> str:
         """What the record holds verbatim beside its summaries and the messages that stay."""
         messages = work.conversation.messages
-        unpinned = [message for position, message in enumerate(covered) if position not in pinned]
-        carried, unpinned = taken_out(unpinned)
-        unpinned = [*(ledger_messages(carried.ledger) if carried else ()), *unpinned]
+        unpinned = self._to_list([message for position, message in enumerate(covered) if position not in pinned])
         kept = messages[system_prefix_length(messages) + decision.covered_messages :]
         spare_tokens = _spare(decision, summary, work.count_text)
         redact = _redact(work)
@@ -265,6 +281,15 @@ class CompactionBuilder:
             )
 
         return await (asyncio.to_thread(write) if _redacts_slowly(work) else off_loop((*unpinned, *kept), write))
+
+    def _to_list(self, messages: Sequence[Message]) -> list[Message]:
+        """What a ledger is made of: what the ledgers of records among the messages quote, then the other messages."""
+        carried, others = taken_out(messages)
+        quoted = self._quoted
+        return [
+            *(ledger_messages(carried.ledger) if carried else ()),
+            *(others if quoted is None else map(quoted, others)),
+        ]
 
     async def _put(self, work: MeasuredRequest, kept: Compaction) -> None:
         # The store tells its own troubles; this request has its compaction.
@@ -335,4 +360,7 @@ def _spare(decision: Summarize, summary: Summary, count: Callable[[str], int]) -
     """What the ledger may take more where the summary needed less, or did not come; below 0 where it needed more."""
     if decision.provisional and decision.base is not None and decision.base.segments:
         return 0
-    return decision.summary_tokens - count(summary.text) if summary.text else decision.summary_tokens
+    spare_tokens = decision.summary_tokens - count(summary.text) if summary.text else decision.summary_tokens
+    if decision.ledger_max_tokens is None:
+        return spare_tokens
+    return min(spare_tokens, decision.ledger_max_tokens - decision.ledger_tokens)

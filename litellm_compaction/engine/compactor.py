@@ -20,7 +20,7 @@ from typing_extensions import assert_never
 from litellm_compaction.concurrency import Bounded, Flights
 from litellm_compaction.core.compaction import Compaction, is_applicable
 from litellm_compaction.core.continuation.request import Partial, Way, can_end_in_answer, carried_over
-from litellm_compaction.core.messages import Message, Request, chain
+from litellm_compaction.core.messages import Message, Request
 from litellm_compaction.core.plan import Edit, Keep, Making, Plan, Prune, Refuse, Reuse, Summarize, plan, usable
 from litellm_compaction.core.refusal import refusal, shortened
 from litellm_compaction.engine.admission import Admission, Reservation
@@ -35,10 +35,10 @@ from litellm_compaction.engine.context import (
 )
 from litellm_compaction.engine.feedback import ReplyReader, UsageFeedback
 from litellm_compaction.engine.going_on import GoingOn, Outcome
-from litellm_compaction.engine.measure import Outgoing, RequestMeasurer, is_enough
+from litellm_compaction.engine.measure import Outgoing, RequestMeasurer, hashed, is_enough
 from litellm_compaction.engine.probing import Prober
 from litellm_compaction.engine.reporting import Reporter
-from litellm_compaction.engine.threads import is_long, off_loop, off_loop_if
+from litellm_compaction.engine.threads import is_long, off_loop_if
 from litellm_compaction.errors import CompactionError, DoesNotFit, Overflow
 from litellm_compaction.events import CarryOutcome, Observer
 from litellm_compaction.events import Outcome as EventOutcome
@@ -167,7 +167,7 @@ class Compactor:
         work = await self._measurer.weigh(request, case)
         if _is_small(work) and not case.is_wanted and not await self._has_small_ones(case.scope):
             return self._outgoing.unchanged(work)
-        work = await _hashed(work)
+        work = await hashed(work)
         stored = await self._find(case.scope, work.conversation.hashes)
         if not stored:
             work = await self._prober.settled(work)
@@ -422,7 +422,7 @@ class Compactor:
         except CompactionError:
             return
         if work.budget.own.triggers(work.count.tokens):
-            work = await _hashed(work)
+            work = await hashed(work)
             decision = await self._plan(work, ())
             after = decision.predicted_tokens if isinstance(decision, Edit | Prune | Summarize) else work.count.tokens
             self._reporter.decided(work, "observed", after=after, reason=type(decision).__name__.lower())
@@ -617,12 +617,6 @@ def _is_small(work: MeasuredRequest) -> bool:
     if outside and not work.budget.own.fits(work.count.tokens):
         return False
     return work.count.tokens - outside < _COMPACTED_BEFORE_RATIO * work.budget.usable_tokens
-
-
-async def _hashed(work: MeasuredRequest) -> MeasuredRequest:
-    messages = work.request.messages
-    hashes = await off_loop(messages, lambda: chain(messages))
-    return replace(work, conversation=replace(work.conversation, hashes=hashes))
 
 
 async def _no_warm_up() -> None:

@@ -21,6 +21,7 @@ from litellm_compaction.core.messages import (
     JsonValue,
     Message,
     Request,
+    chain,
     system_prefix_length,
     user_message,
     with_only_text,
@@ -30,7 +31,7 @@ from litellm_compaction.core.prompts import with_every_result
 from litellm_compaction.core.strategies import chooses
 from litellm_compaction.engine.ask import SentPrompts
 from litellm_compaction.engine.context import MeasuredRequest, PreparedRequest, RequestContext
-from litellm_compaction.engine.threads import is_long, off_loop_if
+from litellm_compaction.engine.threads import is_long, off_loop, off_loop_if
 from litellm_compaction.errors import ModelNotLoaded, OwnTemplate
 from litellm_compaction.templates.template import chars_of
 from litellm_compaction.tokenizers.families import Family
@@ -319,6 +320,13 @@ def _chars(message: Message, read: Callable[[str], str] | None = None) -> int:
     if message.calls:
         chars += sum(len(call.arguments) + len(call.name) for call in message.calls)
     return chars
+
+
+async def hashed(work: MeasuredRequest) -> MeasuredRequest:
+    """`work` with the chain of hashes under which compactions of its conversation are kept."""
+    messages = work.request.messages
+    hashes = await off_loop(messages, lambda: chain(messages))
+    return replace(work, conversation=replace(work.conversation, hashes=hashes))
 
 
 async def _run(action: Callable[[], Awaitable[None]]) -> None:

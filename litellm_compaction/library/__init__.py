@@ -1,9 +1,8 @@
 """Compaction for agent loops without our proxy: messages in, messages out; no store, no LiteLLM."""
 
-from litellm_compaction.library.compacting import CompactionResult, compact, safe_compact
+from litellm_compaction.library.compacting import CompactionResult, compact, generate_summary, safe_compact
 from litellm_compaction.library.config import CompactionConfig
 from litellm_compaction.library.selection import CompactionSelection, select_messages
-from litellm_compaction.library.summaries import generate_summary
 from litellm_compaction.library.tokens import (
     count_tokens,
     estimate_messages_tokens,

@@ -1,24 +1,40 @@
-"""The library's front door: a conversation in, the same or a shorter one out."""
+"""The library's front door: a conversation in, the same or a shorter one out; or a summary alone.
+
+Which messages are recent is the library's own (`selection`), and so is how a result is told; what is made of the
+others is made by the engine.
+"""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, cast
+from typing import Literal, NamedTuple, cast
 
-from litellm_compaction.core.conversation import RECORD_TOKENS
-from litellm_compaction.core.messages import JsonObject, JsonValue
-from litellm_compaction.core.plan import MIN_GAIN_RATIO
+from litellm_compaction.core.clearing import edited, superseded_reads
+from litellm_compaction.core.compaction import Compaction, apply
+from litellm_compaction.core.conversation import RECORD_TOKENS, kept_tokens
+from litellm_compaction.core.messages import JsonObject, JsonValue, Message
+from litellm_compaction.core.plan import MIN_GAIN_RATIO, Making, Prune, Summarize
 from litellm_compaction.core.prompts import one_line_topic
-from litellm_compaction.core.strategies import STRATEGIES
+from litellm_compaction.core.record import Record, write_record
+from litellm_compaction.core.strategies import STRATEGIES, chooses, lead_in, strategy_of, writer_of
+from litellm_compaction.engine.ask import summary_job
+from litellm_compaction.engine.context import MeasuredRequest
+from litellm_compaction.engine.threads import off_loop
+from litellm_compaction.errors import SummaryFailed
 from litellm_compaction.library.config import CompactionConfig
-from litellm_compaction.library.making import Made, pruned, summarized
+from litellm_compaction.library.context import Call, Completion, begin
 from litellm_compaction.library.selection import Selected, Unselected, select
-from litellm_compaction.library.summaries import Completion
 from litellm_compaction.library.tokens import parsed, prompt_tokens
+from litellm_compaction.summarizer import SummaryJob
 
 logger = logging.getLogger("litellm_compaction")
+
+# Of the ledger the user's own words may take so much, as in the proxy (core/plan.py).
+_WORDS_SHARE = 0.5
+# A pruning aims at half of the prompt, as in the proxy.
+_PRUNED_SHARE = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +49,8 @@ class CompactionResult:
         strategy: that made it, "" where nothing changed: the configured one, or `summary` after a pruning that could
             not be used.
         round: of the summary in front, 0 for none.
-        summary: what the model wrote, "" where it was not asked; after a pruning, behind what earlier ones said.
+        summary: what the model wrote, without secrets, "" where it was not asked; after a pruning, behind what earlier
+            ones said.
         summarized_messages: how many messages are not sent any more, without those of earlier rounds.
         tokens_before: of the prompt as it came, tools included; 0 where it was not counted (`empty`, `error`).
         tokens_after: of the prompt with `messages`.
@@ -89,27 +106,27 @@ async def compact(
     tokens_before = await prompt_tokens(conversation, config.model, tools)
     if selected.reason:
         return _unchanged(messages, selected.reason, carried, tokens_before)
-    if await _best_gain_tokens(selected, config) < tokens_before * MIN_GAIN_RATIO:
+    call = await begin(selected.messages, config, acompletion, tools=tools, focus=topic)
+    if _best_gain_tokens(selected, call.work) < tokens_before * MIN_GAIN_RATIO:
         # Nobody is asked for what could not be used: an agent would ask again in every step.
         return _unchanged(messages, "no_gain", carried, tokens_before)
     enough_tokens = int(tokens_before * (1 - MIN_GAIN_RATIO))
-    made: Made | None = None
-    if STRATEGIES[config.strategy].chooses:
-        made = await pruned(selected, config, acompletion, tokens_before=tokens_before, focus=topic)
-        tokens_after = await prompt_tokens(made.messages, config.model, tools) if made else 0
-        if tokens_after > min(enough_tokens, config.trigger_tokens):
-            # As in the proxy: what saves too little, or leaves too much, is followed by a summary.
-            made = None
-    if made is None:
-        made = await summarized(selected, config, acompletion, focus=topic)
+    decision = await off_loop(selected.messages, lambda: _decision(selected, config, call.work, tokens_before))
+    made = await _made(call, decision, selected)
+    tokens_after = await prompt_tokens(made.messages, config.model, tools)
+    is_chosen = chooses(made.compaction.rung)
+    if isinstance(decision, Prune) and is_chosen and tokens_after > min(enough_tokens, config.trigger_tokens):
+        # Counted as it is sent it saves too little, or leaves too much: the summary's turn, as in the proxy.
+        made = await _made(call, decision.otherwise, selected)
         tokens_after = await prompt_tokens(made.messages, config.model, tools)
     if tokens_after > enough_tokens:
         return _unchanged(messages, "no_gain", carried, tokens_before)
+    compaction = made.compaction
     logger.info(
         "library_compaction model=%s strategy=%s round=%d messages=%d tokens_before=%d tokens_after=%d",
         config.model,
-        made.strategy,
-        carried + 1,
+        compaction.rung,
+        compaction.round,
         made.gone,
         tokens_before,
         tokens_after,
@@ -117,9 +134,9 @@ async def compact(
     return CompactionResult(
         messages=[dict(message.raw) for message in made.messages],
         compacted=True,
-        strategy=made.strategy,
-        round=carried + 1,
-        summary=made.summary,
+        strategy=compaction.rung,
+        round=compaction.round,
+        summary=compaction.said,
         summarized_messages=made.gone,
         tokens_before=tokens_before,
         tokens_after=tokens_after,
@@ -145,13 +162,152 @@ async def safe_compact(
         return CompactionResult(messages=_own(messages), compacted=False, reason="error", error=error)
 
 
-async def _best_gain_tokens(selected: Selected, config: CompactionConfig) -> int:
+async def generate_summary(
+    messages: Sequence[JsonObject],
+    config: CompactionConfig,
+    acompletion: Completion,
+    *,
+    earlier: str = "",
+    request: str = "",
+    round_number: int = 1,
+    focus: str = "",
+) -> str:
+    """A summary of the messages, without any framing; one call, or several where they do not fit the window at once.
+
+    Args:
+        messages: what is to be summarized, oldest first; not changed.
+        config: the summariser, its window, the summary's bound, the strategy, the time limit.
+        acompletion: called with `model=, messages=, max_tokens=, temperature=`.
+        earlier: a summary that the new one integrates, "" for none.
+        request: what the user is asking for now, for orientation, "" for none.
+        round_number: of the compaction, from 1.
+        focus: a topic that is kept in more detail, "" for none; the model gets it as data.
+
+    Raises:
+        SummaryFailed: no usable summary; `reason` says why in one word, and `__cause__` what `acompletion` raised.
+        ValueError: an entry is not a message, or `focus` has more than 500 characters.
+    """
+    topic = one_line_topic(focus)
+    conversation = parsed(messages)
+    call = await begin(conversation, config, acompletion, focus=topic)
+
+    def job() -> SummaryJob:
+        return summary_job(
+            # Of repeated reads the newest says all: the room is better spent on the rest.
+            edited(conversation, superseded_reads(conversation)),
+            call.work,
+            earlier=earlier,
+            request=request,
+            summary_tokens=config.summary_tokens,
+            round_number=round_number,
+            strategy=strategy_of(writer_of(config.strategy)),
+        )
+
+    summary = await call.summary_client.written(call.work, await off_loop(conversation, job))
+    if not summary.text:
+        raise summary.failure or SummaryFailed(summary.reason)
+    return summary.text
+
+
+def _best_gain_tokens(selected: Selected, work: MeasuredRequest) -> int:
     """What the shortest summary would save; an earlier record makes room for the new one."""
-    left = (*selected.system, *selected.kept, *selected.tail)
-    fresh_tokens = await prompt_tokens(selected.messages, config.model, ()) - await prompt_tokens(
-        left, config.model, ()
-    )
+    lead, stays = len(selected.system), {*selected.pinned, *selected.record_at}
+    sizes = work.conversation.sizes[lead : lead + len(selected.covered)]
+    fresh_tokens = sum(size for position, size in enumerate(sizes) if position not in stays)
     return fresh_tokens - (0 if selected.earlier else RECORD_TOKENS)
+
+
+def _decision(selected: Selected, config: CompactionConfig, work: MeasuredRequest, tokens_before: int) -> Making:
+    """What the engine is to make of a selection.
+
+    Where the planner weighs budgets (`core.plan`), here the caller's bounds decide.
+    """
+    earlier = selected.earlier
+    covered_messages = len(selected.covered)
+    words_tokens = int(_WORDS_SHARE * config.ledger_tokens)
+    kept = kept_tokens(work.conversation, covered_messages, selected.pinned)
+    summarize = Summarize(
+        covered_messages=covered_messages,
+        pinned=selected.pinned,
+        base=None,
+        integrates=False,
+        provisional=False,
+        summary_tokens=config.summary_tokens,
+        ledger_tokens=config.ledger_tokens,
+        ledger_max_tokens=config.ledger_tokens,
+        words_tokens=words_tokens,
+        predicted_tokens=kept + RECORD_TOKENS + config.summary_tokens + config.ledger_tokens,
+        carried_round=earlier.round if earlier else 0,
+        strategy=writer_of(config.strategy),
+    )
+    said_tokens = work.count_text(earlier.summary) if earlier else 0
+    if not STRATEGIES[config.strategy].chooses or said_tokens > config.summary_tokens:
+        # A record that has grown over its bound becomes a summary.
+        return summarize
+    return Prune(
+        compaction=Compaction(
+            covered_messages=covered_messages,
+            covered_hash=work.conversation.hashes[covered_messages],
+            pinned=selected.pinned,
+            round=summarize.round,
+            segments=(),
+            ledger="",
+            rung=config.strategy,
+            window_tokens=config.context_window_tokens,
+            edited_from=0,
+            dropped=selected.record_at,
+            omissions=earlier.summary if earlier else "",
+        ),
+        base=None,
+        now_tokens=tokens_before,
+        summary_tokens=config.summary_tokens,
+        carried_tokens=said_tokens,
+        ledger_tokens=config.ledger_tokens,
+        words_tokens=words_tokens,
+        predicted_tokens=int(_PRUNED_SHARE * tokens_before),
+        otherwise=summarize,
+        strategy=config.strategy,
+    )
+
+
+class _Made(NamedTuple):
+    """A compaction, the conversation with it, and how many messages of the caller's are not sent any more."""
+
+    compaction: Compaction
+    messages: tuple[Message, ...]
+    gone: int
+
+
+async def _made(call: Call, decision: Making, selected: Selected) -> _Made:
+    """What the engine makes of a decision.
+
+    Raises:
+        SummaryFailed: the model gave nothing usable.
+    """
+    built = await call.builder.make(call.work, decision)
+    compaction = built.compaction
+    if compaction.rung == "truncate":
+        # The caller's messages say more than a record without a summary.
+        raise built.failure or SummaryFailed(built.reason)
+    if isinstance(decision, Prune) and not chooses(compaction.rung) and built.reason != "no_gain":
+        logger.warning(
+            "library_pruning_failed model=%s reason=%s; a summary is made", built.pruning_model, built.reason
+        )
+    gone = len(compaction.dropped) - len(selected.record_at) if chooses(compaction.rung) else len(selected.fresh)
+    messages = await off_loop(selected.messages, lambda: _sent(selected, compaction))
+    return _Made(compaction, messages, gone)
+
+
+def _sent(selected: Selected, compaction: Compaction) -> tuple[Message, ...]:
+    """The shorter conversation; its recent messages stay as they came, `null` content included.
+
+    The record is written so that a later compaction can read it back: there is no store that would remember it.
+    """
+    record = Record(summary=compaction.said, ledger=compaction.ledger, round=compaction.round)
+    shown = apply(selected.messages, compaction, record=write_record(record, lead_in=lead_in(compaction.rung)))
+    # A user message that opens the tail may carry the record.
+    as_they_came = selected.tail[1:] if selected.tail[0].role == "user" else selected.tail
+    return (*shown[: len(shown) - len(as_they_came)], *as_they_came)
 
 
 def _unchanged(

@@ -8,8 +8,8 @@ from typing import Literal, TypeAlias
 
 from litellm_compaction.core.conversation import RECORD_TOKENS
 from litellm_compaction.core.cut_points import doubted_index, legal_cuts, pinned_among, request_indices
-from litellm_compaction.core.messages import JsonObject, JsonValue, Message, system_prefix_length
-from litellm_compaction.core.record import Record, joined, read_record
+from litellm_compaction.core.messages import JsonObject, JsonValue, Message, parse_message, system_prefix_length
+from litellm_compaction.core.record import Record, joined, read_record, write_record
 from litellm_compaction.core.strategies import STRATEGIES
 from litellm_compaction.library.config import CompactionConfig
 from litellm_compaction.library.tokens import message_estimate, parsed
@@ -45,8 +45,8 @@ class Selected:
 
     Attributes:
         system: as in `CompactionSelection`.
-        earlier: the record that the conversation carried, taken out of `covered`, or None.
-        covered: the other messages before the cut.
+        earlier: the record that the conversation carried, or None.
+        covered: the other messages before the cut; a record stands before them, in a message of its own.
         pinned: positions in `covered` of the user messages that stay verbatim.
         tail: the messages from the cut on.
     """
@@ -59,9 +59,15 @@ class Selected:
     reason: Unselected
 
     @property
+    def record_at(self) -> tuple[int, ...]:
+        """The position of the earlier record in `covered`, if there is one."""
+        return (0,) if self.earlier is not None and self.covered else ()
+
+    @property
     def fresh(self) -> list[Message]:
         """What the summary will stand for."""
-        return [message for position, message in enumerate(self.covered) if position not in self.pinned]
+        gone = {*self.pinned, *self.record_at}
+        return [message for position, message in enumerate(self.covered) if position not in gone]
 
     @property
     def kept(self) -> list[Message]:
@@ -70,7 +76,7 @@ class Selected:
 
     @property
     def messages(self) -> tuple[Message, ...]:
-        """The conversation without the earlier record."""
+        """What a compaction is applied to."""
         return (*self.system, *self.covered, *self.tail)
 
 
@@ -130,11 +136,13 @@ def select(messages: Sequence[Message], config: CompactionConfig) -> Selected:
     doubted = doubted_index(divided)
     requests = {*request_indices(divided), *([] if doubted is None else [doubted])}
     pinned = pinned_among(requests, system_prefix_length(divided), len(covered))
+    earlier = joined(records)
+    carrier = [] if earlier is None else [_carrier(earlier)]
     selected = Selected(
         system=tuple(system),
-        earlier=joined(records),
-        covered=tuple(covered),
-        pinned=pinned,
+        earlier=earlier,
+        covered=(*carrier, *covered),
+        pinned=tuple(len(carrier) + position for position in pinned),
         tail=tail,
         reason="",
     )
@@ -150,6 +158,11 @@ def select(messages: Sequence[Message], config: CompactionConfig) -> Selected:
         tail=shown.tail,
         reason=shown.reason,
     )
+
+
+def _carrier(record: Record) -> Message:
+    """A record in a message of its own, which is nobody's request."""
+    return parse_message({"role": "assistant", "content": write_record(record)})
 
 
 def _whole(messages: Sequence[Message], lead: int, reason: Unselected) -> Selected:

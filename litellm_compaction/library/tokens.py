@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 
 from litellm_compaction.core.messages import JsonObject, JsonValue, Message, Request, parse_message
@@ -80,12 +80,7 @@ async def count_tokens(messages: Sequence[JsonObject], *, model: str, tools: Seq
 async def prompt_tokens(messages: Sequence[Message], model: str, tools: Sequence[JsonValue]) -> int:
     """As `count_tokens`, for messages that are parsed already."""
     request = Request(messages=tuple(messages), tools=tuple(tools))
-    return (await _counter().count(model, family_of("", model), request)).tokens
-
-
-def text_counter(model: str) -> Callable[[str], int]:
-    """Tokens of a text by itself, for `model`; in the caller's thread."""
-    return _counter().text_counter(model, family_of("", model))
+    return (await counter().count(model, family_of("", model), request)).tokens
 
 
 def parsed(messages: Sequence[JsonObject]) -> tuple[Message, ...]:
@@ -114,6 +109,6 @@ def _parsed(index: int, raw: object) -> Message:
 
 
 @cache
-def _counter() -> TokenCounter:
+def counter() -> TokenCounter:
     """One for the process: what has been counted is not counted again. It is never calibrated."""
     return TokenCounter()

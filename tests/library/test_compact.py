@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from litellm_compaction import CompactionConfig, compact, count_tokens, generate_summary, safe_compact
 from litellm_compaction.core.prompts import FRAME_BEGIN, FRAME_END
+from litellm_compaction.core.record import read_record
 from litellm_compaction.core.strategies import STRATEGIES
 from litellm_compaction.errors import ConfigError, SummaryFailed
 from tests.core.conversations import (
@@ -355,6 +356,80 @@ async def test_a_summary_alone() -> None:
     assert all(word in completions.prompts[0] for word in ("EARLIER", "NOW", "round 7", "Question 0."))
     with pytest.raises(ValueError, match=r"messages\[0\]"):
         await generate_summary([{}], config(), completions)
+
+
+async def test_a_summary_alone_integrates_records_among_the_messages() -> None:
+    """An earlier one is the record so far, and no part of what is to be condensed."""
+    completions = FakeCompletion()
+    old = user("## Session Summary (round 4)\nThe token is ABC123.")
+    await generate_summary([system(), old, *chat(5)[1:]], config(), completions)
+    before, _, condensed = completions.prompts[0].partition("CONVERSATION TO CONDENSE:")
+    assert "RECORD SO FAR" in before
+    assert "ABC123" in before
+    assert "ABC123" not in condensed
+
+
+async def test_a_summary_of_nothing() -> None:
+    """Nobody is asked for it."""
+    completions = FakeCompletion()
+    with pytest.raises(SummaryFailed, match="nothing_new"):
+        await generate_summary([], config(), completions)
+    assert completions.asked == []
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("ledger_max_tokens", [0, 60, 300])
+async def test_a_ledger_is_never_longer_than_its_bound(strategy: str, ledger_max_tokens: int) -> None:
+    """However short the summary is: what it leaves free is the caller's."""
+    raw = [*agent_run(20), assistant("Done."), *[user("Now see src/a_1.py:42. " * 9), assistant("Seen.")] * 9]
+    settled = config(strategy=strategy, ledger_max_tokens=ledger_max_tokens)
+    done = await compact(raw, settled, FakeCompletion([lambda prompt: edit_plan(prompt, "Short.") or "Short."]))
+    assert done.compacted
+    record = read_record(next(message for message in parsed(done.messages) if message.role == "user"))
+    assert record is not None
+    tokens = await count_tokens([user(record.record.ledger)], model=settled.model)
+    assert tokens <= ledger_max_tokens + await count_tokens([user("")], model=settled.model)
+    assert bool(record.record.ledger) is bool(ledger_max_tokens)
+
+
+async def test_lists_of_the_users_survive_rounds() -> None:
+    """A list in a quoted message stays one quotation when the record is read back, round after round."""
+    words = "Please:\n- port /etc/app_1.conf\n- never touch port 8080"
+    messages = [system(), user(words), assistant("Yes."), *chat(20)[1:]]
+    for number in range(1, 4):
+        done = await compact(messages, config(keep_recent_messages=4), FakeCompletion())
+        assert done.round == number
+        assert carrier(done.messages).count("- Please:\n  - port /etc/app_1.conf\n  - never touch port 8080") == 1
+        messages = [*done.messages, *agent_run(12)[1:], assistant("ok"), *chat(6)[1:]]
+
+
+async def test_what_a_result_says_of_a_summary_holds_no_secret() -> None:
+    """Who logs it, or shows it, gives nothing away either."""
+    done = await compact(chat(20), config(), FakeCompletion([f"{SUMMARY}\nThe login uses DB_PASSWORD=hunter2."]))
+    assert "DB_PASSWORD=[secret removed]" in done.summary
+    assert "hunter2" not in done.summary
+
+
+async def test_many_threads_compact_at_once() -> None:
+    """Each in an event loop of its own, with the counter that they share."""
+
+    def run(number: int) -> str:
+        raw = [system(), *chat(20 + number)[1:]]
+        completions = FakeCompletion([f"Said {number}."])
+        return asyncio.run(compact(raw, config(strategy=list(STRATEGIES)[number % 2 * 2]), completions)).summary
+
+    said = await asyncio.gather(*(asyncio.to_thread(run, number) for number in range(8)))
+    assert said == [f"Said {number}." for number in range(8)]
+
+
+async def test_a_pruning_that_may_not_fit_is_followed_by_a_summary() -> None:
+    """Where a vocabulary is a stand-in its doubt counts: below the trigger, but perhaps above the window."""
+    done = await compact(
+        agent_run(24),
+        config(model="unheard-of", context_window_tokens=8192, trigger_ratio=1.0, strategy="prune"),
+        FakeCompletion([lambda prompt: edit_plan(prompt, "Short.") or "Short."]),
+    )
+    assert (done.strategy, done.compacted) == ("summary", True)
 
 
 async def test_a_conversation_larger_than_the_summarisers_window() -> None:

@@ -1,0 +1,177 @@
+"""A call of the library as the engine sees it: a request without a server, and one model that writes summaries.
+
+The window is the one that the caller wrote down, so no server is asked for it; what is made is kept for the length of
+the call, since the caller's messages carry it on. Called by `compacting`, once for each conversation.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from litellm_compaction.config import Settings, settings_from
+from litellm_compaction.core.messages import JsonValue, Message, Request, parse_message
+from litellm_compaction.core.record import listable
+from litellm_compaction.engine.ask import SentPrompts, SummaryClient
+from litellm_compaction.engine.build import CompactionBuilder
+from litellm_compaction.engine.context import Attempts, MeasuredRequest, PruningModel, RequestContext
+from litellm_compaction.engine.measure import RequestMeasurer, hashed
+from litellm_compaction.errors import SummaryFailed
+from litellm_compaction.library.config import CompactionConfig
+from litellm_compaction.library.tokens import counter
+from litellm_compaction.stores import MemoryStore
+from litellm_compaction.summarizer import Ask, SummaryAnswer
+from litellm_compaction.tokenizers.sources import Sources
+from litellm_compaction.windows.windows import Target, Windows
+
+# Called with `model=, messages=, max_tokens=, temperature=`; answers as OpenAI's chat completions, object or dict:
+# `litellm.acompletion`, `AsyncOpenAI().chat.completions.create`, or a function of the caller's.
+Completion: TypeAlias = Callable[..., Awaitable[object]]
+
+# A pruning, and the summary that is made where it does not do.
+_MOST_JOBS = 2
+# The store lives for one call, and holds one compaction or two.
+_STORE_S, _STORE_BYTES = 86_400.0, 1 << 24
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One call: the conversation as it was measured, and who makes what of it."""
+
+    work: MeasuredRequest
+    builder: CompactionBuilder
+    summary_client: SummaryClient
+
+
+async def begin(
+    messages: Sequence[Message],
+    config: CompactionConfig,
+    acompletion: Completion,
+    *,
+    tools: Sequence[JsonValue] = (),
+    focus: str = "",
+) -> Call:
+    """A call about a conversation, which is measured with the counter that all calls share.
+
+    Args:
+        messages: as they would be sent, but an earlier record stands in a message of its own.
+        config: of the caller.
+        acompletion: writes summaries.
+        tools: schemas that are sent with the messages.
+        focus: a topic that is kept in more detail, "" for none.
+    """
+    windows, sources = Windows(cache_s=_STORE_S), Sources()
+    measurer = RequestMeasurer(windows=windows, counter=counter(), sources=sources)
+    client = SummaryClient(windows=windows, counter=counter(), sources=sources, sent=SentPrompts())
+    store = MemoryStore(ttl_s=_STORE_S, max_bytes=_STORE_BYTES)
+    builder = CompactionBuilder(summary_client=client, store=store, clock=time.monotonic, quoted=listable)
+    request = Request(messages=tuple(messages), tools=tuple(tools))
+    work = await measurer.weigh(request, _context(config, acompletion, focus))
+    return Call(work=await hashed(work), builder=builder, summary_client=client)
+
+
+def _context(config: CompactionConfig, acompletion: Completion, focus: str) -> RequestContext:
+    model = config.summary_model or config.model
+    pruning_model = PruningModel(
+        label=model,
+        target=_target(model, config.summary_window_tokens or config.context_window_tokens),
+        ask=_asking(config, model, acompletion),
+        # Whichever it is, it is asked about the conversation as text: `acompletion` is given no tools, and what its
+        # server has cached of the conversation is not known here.
+        is_same=False,
+    )
+    return RequestContext(
+        label=config.model,
+        target=_target(config.model, config.context_window_tokens),
+        settings=_settings(config),
+        scope="",
+        pruning_models=(pruning_model,),
+        warm_up=_no_warm_up,
+        attempts=Attempts(summary_calls_left=_MOST_JOBS),
+        focus=focus,
+    )
+
+
+def _target(model: str, window_tokens: int) -> Target:
+    """A model of which all is known that the caller wrote down: without an address nobody is asked."""
+    return Target(key=model, model=model, api_base=None, api_key=None, context_length=window_tokens, is_lmstudio=False)
+
+
+def _settings(config: CompactionConfig) -> Settings:
+    """What the engine reads of a deployment's settings; the values were checked by `CompactionConfig`.
+
+    The trigger is a share of the window alone: room for the answer is what the caller reserves.
+    """
+    return settings_from(None).model_copy(
+        update={
+            "pre_request_ratio": config.trigger_ratio,
+            "output_buffer_ratio": 0.0,
+            "output_buffer_min_tokens": 0,
+            "answer_min_tokens": 0,
+            "reasoning_answer_min_tokens": 0,
+            "system_reserve_tokens": config.system_reserve_tokens,
+            "output_reserve_tokens": config.output_reserve_tokens,
+            "safety_buffer_tokens": config.safety_buffer_tokens,
+            "strategy": config.strategy,
+            "summary_timeout_s": config.timeout_s,
+        }
+    )
+
+
+async def _no_warm_up() -> None:
+    """There is no server whose model could be loaded."""
+
+
+def _asking(config: CompactionConfig, model: str, acompletion: Completion) -> Ask:
+    """The caller's function as the engine asks: whatever it raises is a `SummaryFailed`."""
+
+    async def ask(
+        messages: Sequence[Message],
+        *,
+        max_tokens: int,
+        tools: Sequence[JsonValue] = (),
+        tool_choice: JsonValue = None,
+    ) -> SummaryAnswer:
+        try:
+            response = await acompletion(
+                model=model,
+                messages=[dict(message.raw) for message in messages],
+                max_tokens=max_tokens,
+                temperature=config.temperature,
+            )
+        except Exception as error:
+            raise SummaryFailed("error", f"the summariser raised {type(error).__name__}") from error
+        return _answer(response)
+
+    return ask
+
+
+def _answer(response: object) -> SummaryAnswer:
+    """The answer in a chat completion, object or dict.
+
+    Raises:
+        SummaryFailed: it has no `choices[0].message`.
+    """
+    choices = _field(response, "choices")
+    choice = choices[0] if isinstance(choices, Sequence) and choices else None
+    message = _field(choice, "message")
+    if message is None:
+        raise SummaryFailed("error", f"the summariser's answer, {type(response).__name__}, has no choices[0].message")
+    content, reasoning, finish_reason = (
+        _field(message, "content"),
+        _field(message, "reasoning_content") or _field(message, "reasoning"),
+        _field(choice, "finish_reason"),
+    )
+    parts: JsonValue = content if isinstance(content, str | list) else None
+    return SummaryAnswer(
+        text=parse_message({"role": "assistant", "content": parts}).text,
+        reasoning=reasoning if isinstance(reasoning, str) else "",
+        finish_reason=finish_reason if isinstance(finish_reason, str) else "stop",
+        calls_tool=bool(_field(message, "tool_calls")),
+    )
+
+
+def _field(holder: object, name: str) -> object:
+    return holder.get(name) if isinstance(holder, Mapping) else getattr(holder, name, None)
