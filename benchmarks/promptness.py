@@ -24,8 +24,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from litellm_compaction.core.messages import START_NOTICE
 from litellm_compaction.simulator import Gate, Reply
+from tests.builders import talk
 from tests.integration.bench import SUMMARY, Bench, Group, Watch, open_bench
-from tests.integration.conversations import talk
 from tests.integration.harness import CHAT
 from tests.integration.restart_bench import LONG, Teller, asked
 

@@ -27,7 +27,7 @@ from litellm_compaction.tokenizers.gguf import read_gguf
 from litellm_compaction.tokens.counter import TokenCounter
 from litellm_compaction.tokens.prefix import fingerprints
 from litellm_compaction.tokens.rendered import Counting
-from tests.core.conversations import agent_run
+from tests.builders import agent_run
 from tests.tokenizers.gguf_writer import Array, bpe_fields, gguf
 
 _FAMILY = family_of("llama", "llama-3.1-8b")

@@ -40,7 +40,7 @@ from litellm_compaction.tokenizers.families import Family, family_of
 from litellm_compaction.tokens.counter import TokenCounter
 from litellm_compaction.tokens.prompt import render
 from litellm_compaction.tokens.rendered import Counting
-from tests.core.conversations import parsed
+from tests.builders import parsed
 from tests.engine.bench import SUMMARY, Bench
 from tests.integration.validity import problems
 

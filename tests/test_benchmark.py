@@ -6,7 +6,7 @@ from benchmarks import methods
 from benchmarks.constraints import EXPLICIT, planted
 from benchmarks.measuring import Slot, Transcript, replay, row
 from benchmarks.superseded import CHANGES, changing, is_clear
-from tests.core.conversations import assistant, calls, result, system, user
+from tests.builders import assistant, calls, result, system, user
 
 
 def transcript() -> Transcript:

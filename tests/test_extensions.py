@@ -23,7 +23,7 @@ from litellm_compaction.windows import other_servers
 from litellm_compaction.windows.fetch import NotThisApi
 from litellm_compaction.windows.other_servers import Address, Asked, LocalServer, ServedModel
 from litellm_compaction.windows.windows import Windows
-from tests.core.conversations import as_bytes, assistant, chat, user
+from tests.builders import as_bytes, assistant, chat, user
 from tests.engine.bench import Bench, FakeAsk, sent
 
 WRITTEN = "1. The parser was ported.\n2. The tests of src/parser.py:42 failed once."

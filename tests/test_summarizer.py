@@ -20,7 +20,7 @@ from litellm_compaction.summarizer import (
     summarize,
     summarize_appended,
 )
-from tests.core.conversations import JsonDict, agent_run, assistant, broken_promises, calls, count, parsed, result, user
+from tests.builders import JsonDict, agent_run, assistant, broken_promises, calls, count, parsed, result, user
 
 GOOD = "### Original task\nPort the parser.\n### Current state\nHalf done."
 CHAT = [user("Port the parser. " * 40), assistant("I begin. " * 80)]

@@ -14,8 +14,8 @@ import pytest
 
 from litellm_compaction.cli import main
 from litellm_compaction.simulator import Address, ChatCall, Fault, Model, Reply, Simulator, serve
+from tests.builders import JsonDict, agent_run, assistant, broken_promises, chat, parsed, result, system, user
 from tests.cli.conftest import QWEN
-from tests.core.conversations import JsonDict, agent_run, assistant, broken_promises, chat, parsed, result, system, user
 from tests.integration.bench import edit_plan
 
 SUMMARY = "### Original task\nAnswer the questions.\n### Current state\nMany are answered."

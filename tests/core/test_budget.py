@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from litellm_compaction.core.budget import Budget, Rules, itemized, margin_tokens
 from litellm_compaction.errors import Share
-from tests.core.conversations import RULES
+from tests.builders import RULES
 
 RATIOS = st.floats(0.01, 0.99)
 

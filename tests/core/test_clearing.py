@@ -15,7 +15,7 @@ from litellm_compaction.core.compaction import Compaction, apply, is_applicable
 from litellm_compaction.core.conversation import applied_tokens
 from litellm_compaction.core.messages import Message, chain, newest_user_index, system_prefix_length
 from litellm_compaction.core.plan import Edit, plan
-from tests.core.conversations import (
+from tests.builders import (
     DEPTH,
     JsonDict,
     agent_run,

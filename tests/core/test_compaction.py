@@ -13,7 +13,7 @@ from litellm_compaction.core.compaction import Compaction, Segment, apply, is_ap
 from litellm_compaction.core.cut_points import legal_cuts, pinned_positions
 from litellm_compaction.core.messages import Message, chain, system_prefix_length
 from litellm_compaction.core.prompts import FRAME_BEGIN, FRAME_END
-from tests.core.conversations import (
+from tests.builders import (
     JsonDict,
     agent_conversations,
     agent_run,

@@ -15,7 +15,7 @@ from litellm_compaction.core.cut_points import (
     request_indices,
 )
 from litellm_compaction.core.messages import newest_user_index, system_prefix_length
-from tests.core.conversations import (
+from tests.builders import (
     ADDITIONS,
     JsonDict,
     agent_conversations,

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from litellm_compaction.core.excerpts import condensed, excerpt
 from litellm_compaction.tokenizers.registry import token_length
-from tests.core.conversations import count, texts
+from tests.builders import count, texts
 
 
 def _real(text: str) -> int:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from litellm_compaction.core.cut_points import is_injected
 from litellm_compaction.core.messages import parse_message
-from tests.core.conversations import JsonDict, assistant, image, user
+from tests.builders import JsonDict, assistant, image, user
 
 REMINDER = "<system-reminder>\nThe todo list is empty.\n</system-reminder>"
 DETAILS = "<environment_details>\n# Time\n10:00\n</environment_details>"

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from litellm_compaction.core.ledger import ledger
 from litellm_compaction.tokenizers.registry import token_length
-from tests.core.conversations import (
+from tests.builders import (
     JsonDict,
     agent_run,
     assistant,

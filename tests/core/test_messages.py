@@ -31,7 +31,7 @@ from litellm_compaction.core.messages import (
     with_text,
     without_notices,
 )
-from tests.core.conversations import (
+from tests.builders import (
     JsonDict,
     assistant,
     calls,

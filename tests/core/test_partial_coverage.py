@@ -7,7 +7,7 @@ from hypothesis import assume, given
 from litellm_compaction.core.compaction import begins, begun_by, behind
 from litellm_compaction.core.continuation.text import open_think
 from litellm_compaction.core.messages import normal_text, parse_message
-from tests.core.conversations import texts
+from tests.builders import texts
 
 
 @given(texts(), texts())

@@ -29,7 +29,7 @@ from litellm_compaction.core.plan import (
 from litellm_compaction.core.prompts import frame
 from litellm_compaction.tokenizers.families import family_of
 from litellm_compaction.tokenizers.registry import token_length
-from tests.core.conversations import (
+from tests.builders import (
     DEPTH,
     JsonDict,
     agent_run,

@@ -20,7 +20,7 @@ from litellm_compaction.core.prompts import (
     transcript_parts,
 )
 from litellm_compaction.tokenizers.registry import token_length
-from tests.core.conversations import (
+from tests.builders import (
     JsonDict,
     agent_run,
     assistant,

@@ -18,7 +18,7 @@ from litellm_compaction.core.messages import Message, chain, normal_text, system
 from litellm_compaction.core.prompts import FRAME_END
 from litellm_compaction.core.pruning import Pruning, Wishes, offered, read_answer, verified
 from litellm_compaction.stores.protocol import decode, encode
-from tests.core.conversations import (
+from tests.builders import (
     JsonDict,
     as_bytes,
     assistant,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from litellm_compaction.core.pruning import pruning_prompt
-from tests.core.conversations import assistant, calls, count, parsed, result, user
+from tests.builders import assistant, calls, count, parsed, result, user
 
 
 def rounds(number: int, words: int) -> list[Any]:

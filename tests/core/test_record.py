@@ -10,7 +10,7 @@ from litellm_compaction.core.ledger import ANCHORS_HEAD, WORDS_HEAD, ledger
 from litellm_compaction.core.messages import parse_message, user_message, with_leading_text
 from litellm_compaction.core.prompts import FRAME_BEGIN, FRAME_END, defused
 from litellm_compaction.core.record import Record, joined, ledger_messages, listable, read_record, write_record
-from tests.core.conversations import assistant, calls, count, image, parsed, result, texts, user
+from tests.builders import assistant, calls, count, image, parsed, result, texts, user
 
 
 @given(texts(max_repeat=3) | st.just(""), texts(max_repeat=3) | st.just(""), st.integers(1, 999), texts(max_repeat=3))

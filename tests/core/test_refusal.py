@@ -12,7 +12,7 @@ from litellm_compaction.core.conversation import RECORD_TOKENS
 from litellm_compaction.core.messages import Message
 from litellm_compaction.core.refusal import protected_shares, refusal, shortened
 from litellm_compaction.errors import overflow_from_text
-from tests.core.conversations import (
+from tests.builders import (
     JsonDict,
     agent_run,
     assistant,

@@ -18,7 +18,7 @@ from litellm_compaction.core.prompts import (
     filled,
 )
 from litellm_compaction.core.strategies import STRATEGIES, Strategy, strategy_of
-from tests.core.conversations import (
+from tests.builders import (
     DEPTH,
     JsonDict,
     agent_run,

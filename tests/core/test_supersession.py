@@ -11,7 +11,7 @@ import pytest
 
 from litellm_compaction.core import ledger as supersession
 from litellm_compaction.core.ledger import latest_values, ledger, marked
-from tests.core.conversations import assistant, calls, count, parsed, result, user
+from tests.builders import assistant, calls, count, parsed, result, user
 from tests.work import grows_linearly
 
 if sys.version_info >= (3, 11):

@@ -20,7 +20,7 @@ from litellm_compaction.summarizer import SummaryAnswer
 from litellm_compaction.tokenizers.families import Family
 from litellm_compaction.tokens.counter import Count, TokenCounter
 from litellm_compaction.windows.windows import Target, Windows
-from tests.core.conversations import JsonDict, broken_promises, count, parsed, size
+from tests.builders import JsonDict, broken_promises, count, parsed, size
 
 SUMMARY = "### Original task\nPort the parser.\n### Current state\nHalf of it is done."
 OVERHEAD_TOKENS = 20

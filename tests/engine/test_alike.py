@@ -11,7 +11,7 @@ from litellm_compaction.core.continuation.request import Partial
 from litellm_compaction.core.messages import Request
 from litellm_compaction.engine import CompactionNeeded, PreparedRequest, RequestContext, Reservation
 from litellm_compaction.errors import Overloaded
-from tests.core.conversations import JsonDict, as_bytes, assistant, chat, parsed, user
+from tests.builders import JsonDict, as_bytes, assistant, chat, parsed, user
 from tests.engine.bench import Bench, FakeAsk, settled
 
 WINDOW = 8192

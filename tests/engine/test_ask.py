@@ -13,7 +13,7 @@ from litellm_compaction.engine.ask import SentPrompts, SummaryClient
 from litellm_compaction.engine.measure import RequestMeasurer
 from litellm_compaction.tokenizers.sources import Sources
 from litellm_compaction.tokens.counter import TokenCounter
-from tests.core.conversations import (
+from tests.builders import (
     JsonDict,
     as_bytes,
     assistant,

@@ -10,7 +10,7 @@ from litellm_compaction.core.ledger import WORDS_HEAD
 from litellm_compaction.core.messages import Message
 from litellm_compaction.core.record import Record, write_record
 from litellm_compaction.errors import SummaryFailed
-from tests.core.conversations import (
+from tests.builders import (
     JsonDict,
     agent_run,
     assistant,

@@ -14,7 +14,7 @@ from litellm_compaction.core.messages import DONE_NOTICE, START_NOTICE, Request,
 from litellm_compaction.engine import PreparedRequest
 from litellm_compaction.errors import DoesNotFit
 from litellm_compaction.events import CompactionEvent, Event
-from tests.core.conversations import JsonDict, assistant, parsed, result, system, user
+from tests.builders import JsonDict, assistant, parsed, result, system, user
 from tests.engine.bench import Bench, FakeAsk, sent
 
 WINDOW = 4096

@@ -6,7 +6,7 @@ from litellm_compaction.core.compaction import compaction_id
 from litellm_compaction.engine import Attempts
 from litellm_compaction.errors import SummaryFailed
 from litellm_compaction.events import CompactionEvent
-from tests.core.conversations import assistant, chat, user
+from tests.builders import assistant, chat, user
 from tests.engine.bench import NOW_S, Bench, FakeAsk
 
 RAW = chat(16, words=300)

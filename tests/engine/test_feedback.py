@@ -14,7 +14,7 @@ from litellm_compaction.errors import Overflow, StoreError
 from litellm_compaction.stores import MemoryStore
 from litellm_compaction.tokenizers.families import family_of
 from litellm_compaction.tokens.counter import Count, TokenCounter
-from tests.core.conversations import chat, parsed
+from tests.builders import chat, parsed
 from tests.engine.bench import Bench, RecordingStore, settled
 
 LLAMA31 = family_of("", "llama-3.1-8b")

@@ -12,7 +12,7 @@ from litellm_compaction.engine import PreparedRequest
 from litellm_compaction.engine.feedback import FACTS_SCOPE
 from litellm_compaction.engine.going_on import ALL_WAYS, GoingOn, fact_key
 from litellm_compaction.windows.windows import Target
-from tests.core.conversations import JsonDict, assistant, parsed, system, user
+from tests.builders import JsonDict, assistant, parsed, system, user
 from tests.engine.bench import Bench, RecordingStore
 
 DAY_S = 24 * 3600.0

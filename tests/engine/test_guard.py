@@ -14,7 +14,7 @@ from litellm_compaction.core.messages import Request
 from litellm_compaction.engine import Attempts
 from litellm_compaction.errors import DoesNotFit, SummaryFailed, WindowUnknown
 from litellm_compaction.tokens.counter import TokenCounter
-from tests.core.conversations import (
+from tests.builders import (
     JsonDict,
     agent_run,
     as_bytes,

@@ -8,7 +8,7 @@ import pytest
 
 from litellm_compaction.core.messages import parse_message
 from litellm_compaction.errors import SummaryFailed
-from tests.core.conversations import JsonDict, as_bytes, assistant, calls, result, system, user
+from tests.builders import JsonDict, as_bytes, assistant, calls, result, system, user
 from tests.engine.bench import Bench, FakeAsk, sent
 
 TASK = "Port src/parser.py to Rust and never touch /etc/passwd."

@@ -8,7 +8,7 @@ from litellm_compaction.tokenizers.families import family_of
 from litellm_compaction.tokenizers.sources import Sources
 from litellm_compaction.tokens.counter import TokenCounter
 from litellm_compaction.windows.windows import Windows
-from tests.core.conversations import chat, parsed
+from tests.builders import chat, parsed
 from tests.engine.bench import Bench
 
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from litellm_compaction.core.ledger import ANCHORS_HEAD, WORDS_HEAD
 from litellm_compaction.core.messages import Message
 from litellm_compaction.errors import DoesNotFit
-from tests.core.conversations import (
+from tests.builders import (
     ADDITIONS,
     JsonDict,
     agent_conversations,

@@ -12,7 +12,7 @@ from litellm_compaction.core.plan import Edit, Summarize
 from litellm_compaction.engine.ask import SentPrompts
 from litellm_compaction.engine.measure import Outgoing, RequestMeasurer, is_enough
 from litellm_compaction.tokenizers.sources import Sources
-from tests.core.conversations import chat, parsed
+from tests.builders import chat, parsed
 from tests.engine.bench import Bench
 
 # With the default settings, 9552 tokens fit this window and more than 7000 have to be compacted.

@@ -17,9 +17,8 @@ from litellm_compaction.tokenizers.families import family_of
 from litellm_compaction.tokens.counter import TokenCounter
 from litellm_compaction.windows.windows import Windows
 from tests import virtual_time
-from tests.core.conversations import parsed
+from tests.builders import parsed, prose
 from tests.engine.bench import Bench
-from tests.integration.conversations import prose
 
 WINDOW = 4096
 

@@ -23,7 +23,7 @@ from litellm_compaction.engine.admission import SUMMARY_EXTRA_TOKENS
 from litellm_compaction.engine.context import MeasuredRequest, PreparedRequest
 from litellm_compaction.errors import DoesNotFit, SummaryFailed
 from litellm_compaction.summarizer import SummaryAnswer
-from tests.core.conversations import (
+from tests.builders import (
     JsonDict,
     as_bytes,
     assistant,

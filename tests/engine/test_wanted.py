@@ -10,7 +10,7 @@ import pytest
 from litellm_compaction.core.prompts import FRAME_END
 from litellm_compaction.engine import PreparedRequest
 from litellm_compaction.errors import SummaryFailed
-from tests.core.conversations import JsonDict, agent_run, assistant, chat, user
+from tests.builders import JsonDict, agent_run, assistant, chat, user
 from tests.engine.bench import SUMMARY, Bench, Clock, FakeAsk, RecordingStore, sent
 from tests.engine.test_open_round import DROP_ALL
 

@@ -16,7 +16,7 @@ from litellm_compaction.errors import ModelNotLoaded, Overflow
 from litellm_compaction.events import TruncationAlarm
 from litellm_compaction.tokens.counter import TokenCounter
 from litellm_compaction.windows.windows import Windows
-from tests.core.conversations import as_bytes, chat, parsed
+from tests.builders import as_bytes, chat, parsed
 from tests.engine.bench import NOW_S, SUMMARY, Bench, FakeCounter, sent, settled
 
 LONG = chat(16, words=300)

@@ -8,8 +8,8 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Literal
 
 from litellm_compaction.simulator import Reply
+from tests.builders import answered, prose, talk, tool_round, tools
 from tests.integration.bench import Group, Script, answers, edit_plan, is_summary_call
-from tests.integration.conversations import answered, prose, talk, tool_round, tools
 from tests.integration.restart_bench import LONG, TEXTS, Teller, asked, text_of
 
 Route = Literal["chat", "messages", "responses", "completions"]

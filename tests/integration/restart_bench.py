@@ -19,8 +19,8 @@ import pytest
 
 from litellm_compaction.core.messages import DONE_NOTICE, START_NOTICE
 from litellm_compaction.simulator import ChatCall, Gate, Reply, Simulator, numbered_words
+from tests.builders import prose
 from tests.integration.bench import SUMMARY, Bench, Group, is_summary_call, open_bench
-from tests.integration.conversations import prose
 from tests.integration.harness import Streamed
 from tests.integration.rows import Rows
 

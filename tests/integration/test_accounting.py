@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from litellm_compaction.simulator import Fault, Reply
+from tests.builders import ONE_ROUND, answered, talk
 from tests.integration.bench import Bench, answers
-from tests.integration.conversations import ONE_ROUND, answered, talk
 from tests.integration.rows import Rows
 
 pytestmark = pytest.mark.proxy

@@ -8,8 +8,8 @@ from __future__ import annotations
 import pytest
 
 from litellm_compaction.simulator import Model, Reply
+from tests.builders import talk
 from tests.integration.bench import KEY, Bench, answers
-from tests.integration.conversations import talk
 
 pytestmark = pytest.mark.proxy
 

@@ -8,8 +8,8 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.builders import prose, talk, tool_round
 from tests.integration.bench import Bench
-from tests.integration.conversations import prose, talk, tool_round
 from tests.integration.harness import Proxy
 
 pytestmark = pytest.mark.proxy

@@ -11,8 +11,8 @@ import pytest
 
 from litellm_compaction.core.messages import DONE_NOTICE, START_NOTICE
 from litellm_compaction.simulator import Gate, Reply
+from tests.builders import talk
 from tests.integration.bench import SUMMARY, is_summary_call
-from tests.integration.conversations import talk
 from tests.integration.restart_bench import TEXTS, Restarting, Teller, asked, shared
 
 pytestmark = pytest.mark.proxy

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from tests.builders import talk
 from tests.integration.bench import Bench, is_summary_call
-from tests.integration.conversations import talk
 from tests.integration.routes import HAS_PROMETHEUS, Servers
 
 pytestmark = pytest.mark.proxy

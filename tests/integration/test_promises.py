@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from litellm_compaction.simulator import ChatCall, Fault, Gate, Reply
+from tests.builders import ONE_ROUND, answered, prose, talk, tool_round, tools
 from tests.integration.bench import LATE, Bench, answers, is_summary_call
-from tests.integration.conversations import ONE_ROUND, answered, prose, talk, tool_round, tools
 from tests.integration.validity import problems, text_of
 
 pytestmark = pytest.mark.proxy

@@ -11,8 +11,8 @@ import openai
 import pytest
 
 from litellm_compaction.simulator import Fault, Reply
+from tests.builders import prose, talk
 from tests.integration.bench import KEY, Bench, Group, answers, open_bench
-from tests.integration.conversations import prose, talk
 from tests.integration.harness import free_port
 from tests.integration.plain_server import PlainServer
 

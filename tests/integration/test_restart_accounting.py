@@ -8,7 +8,7 @@ import json
 import pytest
 
 from litellm_compaction.simulator import Fault, Reply
-from tests.integration.conversations import prose
+from tests.builders import prose
 from tests.integration.restart_bench import (
     CARRIERS,
     LONG,

@@ -14,8 +14,8 @@ import pytest
 
 from litellm_compaction.core.messages import START_NOTICE
 from litellm_compaction.simulator import Gate, Reply
+from tests.builders import prose
 from tests.integration.bench import SUMMARY
-from tests.integration.conversations import prose
 from tests.integration.harness import BROWSER
 from tests.integration.restart_bench import (
     CARRIERS,

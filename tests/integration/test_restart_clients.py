@@ -16,7 +16,7 @@ import openai
 import pytest
 
 from litellm_compaction.simulator import Reply
-from tests.integration.conversations import prose, tools
+from tests.builders import prose, tools
 from tests.integration.restart_bench import (
     TEXTS,
     Restarting,

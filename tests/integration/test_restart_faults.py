@@ -16,8 +16,8 @@ import pytest
 
 from litellm_compaction.simulator import ChatCall, Fault, Reply
 from litellm_compaction.simulator.script import FaultKind
+from tests.builders import prose, tools
 from tests.integration.bench import SUMMARY, is_summary_call
-from tests.integration.conversations import prose, tools
 from tests.integration.harness import Streamed
 from tests.integration.restart_bench import (
     CARRIERS,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from litellm_compaction.simulator import Reply
-from tests.integration.conversations import prose, tools
+from tests.builders import prose, tools
 from tests.integration.restart_bench import CARRIERS, LONG, Restarting, Teller, asked, calls, joined_calls, shared
 
 pytestmark = pytest.mark.proxy

@@ -13,8 +13,8 @@ import httpx
 import pytest
 
 from litellm_compaction.simulator import ChatCall, Reply, RequestRecord
+from tests.builders import prose
 from tests.integration.bench import SUMMARY, is_summary_call
-from tests.integration.conversations import prose
 from tests.integration.restart_bench import CARRIERS, Restarting, changed, shared, shut, without_restarts
 
 pytestmark = pytest.mark.proxy

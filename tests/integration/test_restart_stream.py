@@ -10,7 +10,7 @@ import pytest
 from litellm_compaction.core.messages import ATTEMPTS_NOTICE, DONE_NOTICE, START_NOTICE
 from litellm_compaction.simulator import Reply
 from litellm_compaction.simulator.generation import ReasoningField
-from tests.integration.conversations import answered, prose, talk, tool_round, tools
+from tests.builders import answered, prose, talk, tool_round, tools
 from tests.integration.harness import Streamed
 from tests.integration.restart_bench import (
     CARRIERS,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from litellm_compaction.simulator import Reply
-from tests.integration.conversations import prose, talk, tools
+from tests.builders import prose, talk, tools
 from tests.integration.restart_bench import (
     CARRIERS,
     LONG,

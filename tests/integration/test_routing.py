@@ -11,8 +11,8 @@ import pytest
 
 from litellm_compaction.proxy.routing import deployment_of, is_local_address
 from litellm_compaction.simulator import Fault, Model, Reply
+from tests.builders import ONE_ROUND, answered, prose, talk
 from tests.integration.bench import KEY, Bench, answers, is_question, is_summary_call, overrun
-from tests.integration.conversations import ONE_ROUND, answered, prose, talk
 from tests.integration.harness import CHAT, environment
 from tests.integration.plain_server import PlainServer
 from tests.integration.routes import TOKEN, Servers

@@ -15,8 +15,8 @@ import pytest
 
 from litellm_compaction.core.messages import START_NOTICE
 from litellm_compaction.simulator import ChatCall, Reply
+from tests.builders import ONE_ROUND, prose, talk
 from tests.integration.bench import SUMMARY, Bench, Group, is_summary_call, open_bench
-from tests.integration.conversations import ONE_ROUND, prose, talk
 from tests.integration.restart_bench import CARRIERS, shut, without_restarts
 
 pytestmark = pytest.mark.proxy

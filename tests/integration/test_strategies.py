@@ -18,8 +18,8 @@ import pytest
 from litellm_compaction.cli import main
 from litellm_compaction.simulator import ChatCall, Fault, Reply, RequestRecord
 from litellm_compaction.simulator.vocabulary import count
+from tests.builders import prose, tool_round
 from tests.integration.bench import KEY, Bench, Group, edit_plan, is_summary_call, open_bench, overrun
-from tests.integration.conversations import prose, tool_round
 from tests.integration.harness import CHAT
 from tests.integration.validity import problems, text_of
 

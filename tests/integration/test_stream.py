@@ -9,8 +9,8 @@ import openai
 import pytest
 
 from litellm_compaction.simulator import Fault, Reply
+from tests.builders import ONE_ROUND, answered, talk, tools
 from tests.integration.bench import Bench, answers
-from tests.integration.conversations import ONE_ROUND, answered, talk, tools
 
 pytestmark = pytest.mark.proxy
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from litellm_compaction.simulator import Reply
+from tests.builders import talk, tool_round, tools
 from tests.integration.bench import Bench, answers
-from tests.integration.conversations import talk, tool_round, tools
 from tests.integration.harness import CHAT
 from tests.integration.plain_server import PlainServer, RawRequest
 

@@ -10,8 +10,8 @@ import httpx
 import pytest
 
 from litellm_compaction.simulator import ChatCall, Reply
+from tests.builders import answered, prose, talk, tool_round
 from tests.integration.bench import SUMMARY, Bench, Group, Watch, edit_plan, is_summary_call, open_bench
-from tests.integration.conversations import answered, prose, talk, tool_round
 from tests.integration.harness import proxy
 from tests.integration.validity import text_of
 

@@ -19,7 +19,7 @@ from litellm_compaction.core.prompts import FRAME_BEGIN, FRAME_END
 from litellm_compaction.core.record import read_record
 from litellm_compaction.core.strategies import STRATEGIES
 from litellm_compaction.errors import ConfigError, SummaryFailed
-from tests.core.conversations import (
+from tests.builders import (
     JsonDict,
     agent_run,
     assistant,

@@ -13,7 +13,7 @@ import pytest
 
 from litellm_compaction import CompactionConfig, count_tokens
 from litellm_compaction.core.strategies import STRATEGIES
-from tests.core.conversations import broken_promises, chat, parsed
+from tests.builders import broken_promises, chat, parsed
 from tests.integration.bench import edit_plan
 from tests.library.scripted import FakeCompletion
 

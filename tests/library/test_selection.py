@@ -20,7 +20,7 @@ from litellm_compaction import (
     should_compact,
 )
 from litellm_compaction.errors import ConfigError
-from tests.core.conversations import agent_run, assistant, calls, chat, image, result, system, user
+from tests.builders import agent_run, assistant, calls, chat, image, result, system, user
 from tests.library.scripted import config
 
 

@@ -12,7 +12,7 @@ from litellm_compaction import compact, count_tokens, safe_compact, select_messa
 from litellm_compaction.core.compaction import GAP
 from litellm_compaction.core.prompts import FRAME_END
 from litellm_compaction.errors import SummaryFailed
-from tests.core.conversations import agent_run, assistant, broken_promises, calls, chat, parsed, result, system, user
+from tests.builders import agent_run, assistant, broken_promises, calls, chat, parsed, result, system, user
 from tests.integration.bench import edit_plan
 from tests.library.scripted import SUMMARY, FakeCompletion, config
 

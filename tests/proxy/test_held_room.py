@@ -15,8 +15,8 @@ from litellm_compaction.engine import PreparedRequest, Reservation
 from litellm_compaction.errors import CompactionError, DoesNotFit, Overloaded
 from litellm_compaction.proxy.answer.hooks import guarded_in_room
 from litellm_compaction.windows.windows import Target, Window
+from tests.builders import prose, talk
 from tests.engine.bench import settled
-from tests.integration.conversations import prose, talk
 from tests.proxy.scripted import Scene
 
 SHARED = {"admission": "pool", "admission_timeout_s": 0.05}

@@ -21,8 +21,8 @@ from litellm_compaction.simulator.vocabulary import count, decode, encode
 from litellm_compaction.summarizer import SummaryAnswer
 from litellm_compaction.tokenizers.families import family_of
 from litellm_compaction.windows.windows import Target, Window
+from tests.builders import prose, talk
 from tests.engine.bench import settled
-from tests.integration.conversations import prose, talk
 from tests.proxy.scripted import RESTARTED, Context, Read, Scene, Turn, goes_on, summarized
 
 SHORT = [{"role": "user", "content": "Count."}]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from litellm_compaction.proxy.answer.protocol import Announced, Notices, notices_for, shows_text_to_people
-from tests.integration.conversations import talk
+from tests.builders import talk
 from tests.proxy.scripted import Reply, Scene, Turn
 
 CHROME = "Mozilla/5.0 (X11; Linux x86_64) AppleWebKit/537.36 (KHTML, like Gecko) Chrome/140.0.0.0 Safari/537.36"

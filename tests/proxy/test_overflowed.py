@@ -11,7 +11,7 @@ from litellm_compaction.engine import Attempts
 from litellm_compaction.errors import Overflow
 from litellm_compaction.proxy.answer.overflowed import unread_overflow
 from litellm_compaction.proxy.call import Call
-from tests.integration.conversations import prose
+from tests.builders import prose
 from tests.proxy.scripted import Scene
 
 ENDED_EARLY = "APIConnectionError: Stream ended before a finish_reason was received"

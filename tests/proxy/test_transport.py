@@ -20,7 +20,7 @@ from litellm_compaction.proxy.answer import relay
 from litellm_compaction.proxy.answer.protocol import Asked
 from litellm_compaction.proxy.answer.transport import Abilities, GuardedTransport, ListTransport, client_over
 from litellm_compaction.proxy.wire import client_texts, usage_of
-from tests.integration.conversations import prose, talk
+from tests.builders import prose, talk
 from tests.proxy.scripted import IN_TEXT, Scene, Turn
 
 SHORT = [{"role": "user", "content": "Count."}]

@@ -20,8 +20,8 @@ from litellm_compaction.errors import SummaryFailed
 from litellm_compaction.proxy import internal
 from litellm_compaction.proxy import litellm_api as access
 from litellm_compaction.proxy.internal import summary_asker
+from tests.builders import talk
 from tests.integration.bench import Bench
-from tests.integration.conversations import talk
 from tests.integration.harness import CHAT
 from tests.security.hooks import WINDOW, Client, Router, Scene, conversation, use_router
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.builders import ONE_ROUND, talk
 from tests.integration.bench import Group, open_bench
-from tests.integration.conversations import ONE_ROUND, talk
 
 # Planted in a conversation, in tools, in names and in headers.
 _PLANTED = ("PLANTED-system", "PLANTED-newest", "PLANTED-tool", "PLANTED-user", "PLANTED-focus", "hunter2-PLANTED")

@@ -21,8 +21,8 @@ from litellm_compaction.engine import Attempts
 from litellm_compaction.proxy.call import Call
 from litellm_compaction.proxy.deployments import tenant_of
 from litellm_compaction.simulator import ChatCall, Gate, Reply
+from tests.builders import ONE_ROUND, talk
 from tests.integration.bench import Bench, is_summary_call
-from tests.integration.conversations import ONE_ROUND, talk
 from tests.integration.harness import CHAT
 from tests.security.beside.identities import IDENTITIES
 from tests.security.hooks import (

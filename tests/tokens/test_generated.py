@@ -13,7 +13,7 @@ from litellm_compaction.tokenizers.families import family_of
 from litellm_compaction.tokenizers.registry import token_length
 from litellm_compaction.tokens.counter import TokenCounter
 from litellm_compaction.tokens.generated import GeneratedTokens
-from tests.integration.conversations import prose
+from tests.builders import prose
 
 TEXTS = {
     "prose": prose("generated", 3000),
