@@ -17,8 +17,7 @@ from litellm.proxy.utils import InternalUsageCache
 
 from litellm_compaction.core.messages import user_message
 from litellm_compaction.errors import SummaryFailed
-from litellm_compaction.proxy import internal
-from litellm_compaction.proxy import litellm_api as access
+from litellm_compaction.proxy import internal, litellm_api
 from litellm_compaction.proxy.internal import summary_asker
 from tests.builders import talk
 from tests.integration.bench import Bench
@@ -295,9 +294,9 @@ async def test_pruning_model_obeys_litellms_own_checks(monkeypatch: pytest.Monke
     metadata = {"user_api_key_auth": UserAPIKeyAuth(api_key="sk-1", **fields)}
     router, asked = LiteLLMRouter(model_list=entries), Router()
     router.acompletion = asked.acompletion
-    assert await access.is_allowed(router, "pruner-large", metadata) is allowed
+    assert await litellm_api.is_allowed(router, "pruner-large", metadata) is allowed
     ask = summary_asker(router, "pruner-large", metadata, timeout_s=5, group="pruner-large")
-    monkeypatch.setattr(access, "_limiter", lambda: None)
+    monkeypatch.setattr(litellm_api, "_limiter", lambda: None)
     if allowed:
         await ask([user_message("text")], max_tokens=5)
     else:
@@ -313,7 +312,7 @@ def test_lists_of_key_and_team_hold_by_themselves(caller: str) -> None:
     entries = [{"model_name": name, "litellm_params": {"model": f"openai/{name}", "api_key": "k"}} for name in names]
     fields, allowed = _CALLERS[caller]
     metadata = {"user_api_key_auth": UserAPIKeyAuth(api_key="sk-1", **fields)}
-    assert access.may_use(LiteLLMRouter(model_list=entries), "pruner-large", metadata) is allowed
+    assert litellm_api.may_use(LiteLLMRouter(model_list=entries), "pruner-large", metadata) is allowed
 
 
 @pytest.mark.parametrize(("listed", "allowed"), [(_ONLY, False), ([*_ONLY, "pruner-large"], True)], ids=["no", "yes"])
@@ -335,7 +334,7 @@ async def test_lists_in_litellms_database_hold(
     names = ("chat-8k", "pruner-large")
     entries = [{"model_name": name, "litellm_params": {"model": f"openai/{name}", "api_key": "k"}} for name in names]
     metadata = {"user_api_key_auth": UserAPIKeyAuth(**{"api_key": "sk-1", field: "u"})}
-    assert await access.is_allowed(LiteLLMRouter(model_list=entries), "pruner-large", metadata) is allowed
+    assert await litellm_api.is_allowed(LiteLLMRouter(model_list=entries), "pruner-large", metadata) is allowed
     assert looked_up == ["u"]
 
 
@@ -365,8 +364,8 @@ async def test_summary_calls_count_as_requests_of_the_key(
 ) -> None:
     """A key for two requests a minute had four made; its own slot of parallel calls does not stand in its way."""
     limiter = _PROXY_MaxParallelRequestsHandler_v3(internal_usage_cache=InternalUsageCache(DualCache()))
-    monkeypatch.setattr(access, "_limiter", lambda: limiter)
-    monkeypatch.setattr(access, "_LITELLM_CHECKS", ())
+    monkeypatch.setattr(litellm_api, "_limiter", lambda: limiter)
+    monkeypatch.setattr(litellm_api, "_LITELLM_CHECKS", ())
     metadata = {"user_api_key_auth": UserAPIKeyAuth(api_key="sk-1", **limits)}
     router = Router()
     ask = summary_asker(router, "carried", metadata, timeout_s=5, group="carried", is_same=is_same)

@@ -18,8 +18,7 @@ from litellm_compaction.config import settings_from
 from litellm_compaction.events import HarmlessRecords, harmless
 from litellm_compaction.paths import make_private
 from litellm_compaction.proxy.callback import CompactionHandler
-from litellm_compaction.proxy.page import auth as visitors
-from litellm_compaction.proxy.page import routes
+from litellm_compaction.proxy.page import auth, routes
 from litellm_compaction.proxy.page.auth import (
     COOKIE,
     LIFETIME_S,
@@ -314,8 +313,8 @@ def test_tries_are_of_whoever_sends_them(way: str, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(proxy_server, "general_settings", general)
     headers = [(b"x-forwarded-for", forwarded.encode())] if forwarded else []
     request = Request({"type": "http", "headers": headers, "client": (peer, 1234)})
-    assert visitors.address_of(request) == whose
-    assert visitors.address_of(Request({"type": "http", "headers": headers, "client": None})) == ""
+    assert auth.address_of(request) == whose
+    assert auth.address_of(Request({"type": "http", "headers": headers, "client": None})) == ""
 
 
 async def test_keys_that_were_right_are_not_locked_out() -> None:
@@ -371,7 +370,7 @@ async def test_wrong_keys_count_however_they_are_sent(monkeypatch: pytest.Monkey
         slept.append(seconds)
 
     monkeypatch.setattr(routes, "visitor_of", nobody)
-    monkeypatch.setattr(visitors, "_own_header", lambda: "x-own-key")
+    monkeypatch.setattr(auth, "_own_header", lambda: "x-own-key")
     served = routes._Page(SimpleNamespace(store=MemoryStore(ttl_s=60, max_bytes=1 << 20)))  # type: ignore[arg-type]
     served._wrong_keys = WrongKeys(lambda: 0.0, sleep)
     app = FastAPI()

@@ -15,13 +15,10 @@ import pytest
 from litellm_compaction import errors
 from litellm_compaction.core import secrets
 from litellm_compaction.core.messages import START_NOTICE, Request, _normal_form, parse_message
-from litellm_compaction.engine import compactor
-from litellm_compaction.engine import measure as outgoing
-from litellm_compaction.engine import measure as weighing
+from litellm_compaction.engine import compactor, measure
 from litellm_compaction.engine.measure import RequestMeasurer
 from litellm_compaction.engine.threads import is_long
-from litellm_compaction.proxy import call as calls
-from litellm_compaction.proxy import wire
+from litellm_compaction.proxy import call, wire
 from litellm_compaction.proxy.metrics import MAX_MODELS, Metrics
 from litellm_compaction.stores.memory import MemoryStore
 from litellm_compaction.tokenizers.families import family_of
@@ -252,10 +249,9 @@ _IN_PARTS = [{"role": "user", "content": [{"type": "text", "text": "go on"}] * 4
 _MANY_CALLS = [_HI, {**_CALL, "tool_calls": _CALL["tool_calls"] * 4_000}, _HI]
 _READERS = {
     wire: ("decode", "decode_prompt", "longest_ids", "with_prompt", "client_texts", "is_plain", "is_same_request"),
-    calls.Call: ("is_of",),
+    call.Call: ("is_of",),
     compactor: ("plan",),
-    outgoing: ("apply",),
-    weighing: ("_within_reach",),
+    measure: ("apply", "_within_reach"),
 }
 
 
