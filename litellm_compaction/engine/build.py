@@ -1,6 +1,7 @@
 """How a new compaction is made: a summary if a pruning model gives one, the ledger either way, then stored.
 
-Called by the compactor, once for all requests that need the same compaction at the same time.
+Called by the compactor, once for all requests that need the same compaction at the same time, and by the library, which
+decides by bounds of its caller's.
 """
 
 from __future__ import annotations

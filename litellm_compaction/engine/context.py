@@ -1,6 +1,6 @@
 """One request on its way through the engine: what comes in, what is known of it once it is measured, what goes out.
 
-Built by `proxy/` and by the compactor; data only.
+Built by `proxy/` or `library/`, and by the compactor; data only.
 """
 
 from __future__ import annotations
