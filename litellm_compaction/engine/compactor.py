@@ -28,6 +28,7 @@ from litellm_compaction.engine.ask import SentPrompts, SummaryClient
 from litellm_compaction.engine.build import BuiltCompaction, CompactionBuilder, alike, same
 from litellm_compaction.engine.context import (
     CompactionNeeded,
+    Foreseen,
     MeasuredRequest,
     PreparedRequest,
     Prospect,
@@ -402,6 +403,26 @@ class Compactor:
         if "prefill" in prospect.ways:
             return replace(guarded, messages=sent, way="prefill")
         return await self.carry_over(prospect.request, prospect.partial, case, room)
+
+    async def prepared_for(
+        self, request: Request, case: RequestContext, foreseen: Foreseen | None
+    ) -> PreparedRequest | CompactionNeeded:
+        """As `prepare`, without doing again what was done for the same request when this deployment was foreseen.
+
+        Args:
+            request: the conversation.
+            case: of the request at the deployment that was chosen.
+            foreseen: what came of `prepare` before the choice; None for nothing.
+
+        Raises:
+            WindowUnknown, ModelNotLoaded, DoesNotFit: as `guard`.
+        """
+        if foreseen is not None and foreseen.case.is_like(case):
+            prepared = foreseen.prepared
+            window = await self._measurer.window(case)
+            if window.is_like(prepared.window):
+                return prepared if isinstance(prepared, PreparedRequest) else prepared.at(case)
+        return await self.prepare(request, case)
 
     async def has_shrunk(self, case: RequestContext, guarded: PreparedRequest) -> bool:
         """Whether the window is smaller than what is about to be sent was made for: it may have waited for its turn.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol, TypeAlias
+from typing import Literal, NamedTuple, Protocol, TypeAlias
 
 from litellm_compaction.config import Settings
 from litellm_compaction.core.budget import Budget, Rules
@@ -35,6 +35,10 @@ class Measure(Protocol):
     """
 
     async def __call__(self, request: Request, *, answer_tokens: int = 1) -> int | None: ...
+
+
+async def _nothing() -> None:
+    """There is no model to load."""
 
 
 @dataclass(slots=True)
@@ -131,6 +135,11 @@ class RequestContext:
             strategy=STRATEGIES[self.settings.strategy],
         )
 
+    def is_like(self, other: RequestContext) -> bool:
+        """Whether the same is decided for both: they differ in how calls are made, and in nothing else."""
+        mine, its = (replace(each, pruning_models=(), warm_up=_nothing, measure=None) for each in (self, other))
+        return mine == its
+
     def with_room(self, room_tokens: int) -> RequestContext:
         """The same, but nothing fits that leaves less than so many tokens for an answer."""
         settings = self.settings
@@ -209,6 +218,15 @@ class CompactionNeeded:
     stored: tuple[Compaction, ...]
 
     @property
+    def window(self) -> Window:
+        """That it was decided for."""
+        return self.work.window
+
+    def at(self, case: RequestContext) -> CompactionNeeded:
+        """The same for the same request at the same deployment, whose calls go the way that `case` knows."""
+        return replace(self, work=replace(self.work, case=case))
+
+    @property
     def will_fit(self) -> bool:
         """Whether what is to be made will fit, as far as it can be foreseen."""
         return self.work.budget.fits(self.decision.predicted_tokens)
@@ -250,6 +268,18 @@ class PreparedRequest:
     def max_output_tokens(self, asked_tokens: int | None) -> int:
         """The upstream `max_tokens` for what the client asked (None or negative: unlimited)."""
         return self.budget.max_output_tokens(self.count.tokens, asked_tokens)
+
+
+class Foreseen(NamedTuple):
+    """What came of a request before its deployment was chosen.
+
+    Attributes:
+        case: of the request at the deployment that it would go to.
+        prepared: what to send there, or what has to be made first.
+    """
+
+    case: RequestContext
+    prepared: PreparedRequest | CompactionNeeded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,7 +22,15 @@ from typing import Any, NamedTuple
 from litellm_compaction.concurrency import Bounded
 from litellm_compaction.core.messages import JsonValue, Request
 from litellm_compaction.core.prompts import one_line_topic
-from litellm_compaction.engine import Action, Attempts, CompactionNeeded, PreparedRequest, RequestContext, Reservation
+from litellm_compaction.engine import (
+    Action,
+    Attempts,
+    CompactionNeeded,
+    Foreseen,
+    PreparedRequest,
+    RequestContext,
+    Reservation,
+)
 from litellm_compaction.errors import BadWish, CompactionError
 from litellm_compaction.proxy.page.history import Turn, Turns
 from litellm_compaction.proxy.refusals import log_failed_open
@@ -178,6 +186,7 @@ class Call:
         begins_silently: whether nothing is told before its answer begins, so that LiteLLM may keep what opens a stream.
         refusal: what we last refused it with; None where we did not.
         tried: id of the deployment that it went to last, "" before the first.
+        foreseen: what came of it before its deployment was chosen, until it is.
         room: what it holds of a shared context where the hooks carry it, until it ends.
         case, guarded: of the newest deployment that it was sent to.
         outlook: for the response's headers, which are sent before the answer.
@@ -210,6 +219,7 @@ class Call:
     begins_silently: bool = False
     refusal: CompactionError | None = None
     tried: str = ""
+    foreseen: Foreseen | None = None
     room: Reservation | None = None
     case: RequestContext | None = None
     guarded: PreparedRequest | None = None

@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 
 from litellm_compaction.core.messages import Message, Request, cleaned
-from litellm_compaction.engine import Attempts, CompactionNeeded, Compactor, PreparedRequest, RequestContext
+from litellm_compaction.engine import Attempts, CompactionNeeded, Compactor, Foreseen, PreparedRequest, RequestContext
 from litellm_compaction.engine.threads import is_long, off_loop_if
 from litellm_compaction.errors import (
     BadWish,
@@ -100,6 +100,7 @@ class Intake:
             prepared = await self._compactor.prepare(call.original, cases[0])
             if any(carrier_of(guard.deployment, guard.settings) == "transport" for guard in known):
                 # It does the slow part itself, in the open response.
+                call.foreseen = Foreseen(cases[0], prepared)
                 return
             if isinstance(prepared, CompactionNeeded):
                 call.is_told = self._announced.is_next_in_a_row(prepared)
@@ -304,7 +305,9 @@ class Intake:
         """The call's arguments with a client that carries the answer over the limit."""
         # Text completions show their messages only to the transport, which then prepares them itself.
         has_messages = bool(call.original.messages)
-        prepared = await self._compactor.prepare(call.original, case) if has_messages else None
+        # For the first attempt only: a later one may come minutes after.
+        foreseen, call.foreseen = call.foreseen, None
+        prepared = await self._compactor.prepared_for(call.original, case, foreseen) if has_messages else None
         changed: dict[str, Any] = {}
         if call.original is not call.received:
             changed["messages"] = wire.encode(call.original.messages)

@@ -361,6 +361,10 @@ class Window:
     slots: int = 1
     wanted: WantedModel | None = None
 
+    def is_like(self, other: Window) -> bool:
+        """Whether both are the same, whenever they were read."""
+        return replace(self, read_s=other.read_s) == other
+
 
 class Known(NamedTuple):
     """What a listing says of one target; kept until the listing changes.

@@ -34,13 +34,20 @@ async def settled(count: int = 20) -> None:
 
 
 class FakeCounter(TokenCounter):
-    """Four characters are a token, in every family; what the servers reported is kept in `learned`."""
+    """Four characters are a token, in every family.
+
+    Attributes:
+        learned: what the servers reported.
+        counted: how often it was asked.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.learned: list[tuple[str, int]] = []
+        self.counted = 0
 
     async def count(self, target_key: str, family: Family, request: Request) -> Count:
+        self.counted += 1
         sizes = tuple(size(message) for message in request.messages)
         tools_tokens = count(json.dumps(request.tools)) if request.tools else 0
         tokens = OVERHEAD_TOKENS + tools_tokens + sum(sizes)

@@ -6,14 +6,16 @@ import asyncio
 import copy
 from typing import Any
 
+import httpx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from litellm_compaction.core.messages import Request
-from litellm_compaction.engine import Attempts
+from litellm_compaction.engine import Attempts, CompactionNeeded, Foreseen, PreparedRequest
 from litellm_compaction.errors import DoesNotFit, SummaryFailed, WindowUnknown
 from litellm_compaction.tokens.counter import TokenCounter
+from litellm_compaction.windows.windows import Windows
 from tests.builders import (
     JsonDict,
     agent_run,
@@ -28,6 +30,7 @@ from tests.builders import (
     user,
 )
 from tests.engine.bench import SUMMARY, Bench, FakeAsk, sent, settled
+from tests.windows.fake_lmstudio import BASE, FakeLMStudio, v1_model
 
 LONG = chat(16, words=300)
 BIG = "word " * 20_000
@@ -532,3 +535,65 @@ async def test_whatever_comes_is_sent_whole_or_refused(
     else:
         assert again.messages is not None
         assert as_bytes(again.messages) == as_bytes(guarded.messages)
+
+
+# ------------------------------------------------------------------ a deployment that was foreseen
+
+
+@pytest.mark.parametrize("raw", [chat(3), LONG], ids=["short", "long"])
+async def test_what_was_foreseen_is_not_done_again(raw: list[JsonDict]) -> None:
+    """The same answer, without counting or a look into the store; summaries are asked the way of the later context."""
+    bench = Bench()
+    request = bench.request(raw)
+    early, late = bench.case(pruning_models=[]), bench.case()
+    prepared = await bench.compactor.prepare(request, early)
+    counted, finds = bench.counter.counted, bench.store.finds
+    again = await bench.compactor.prepared_for(request, late, Foreseen(early, prepared))
+    assert (bench.counter.counted, bench.store.finds) == (counted, finds)
+    if isinstance(again, PreparedRequest):
+        assert again is prepared
+    else:
+        done = await bench.compactor.finish(again)
+        assert done.action == "compacted"
+        assert bench.last.rung == "summary"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"window": 4096},
+        {"scope": "another"},
+        {"asked_tokens": 10},
+        {"now": True},
+        {"target_ratio": 0.3},
+        {"attempts": Attempts(summary_calls_left=1)},
+    ],
+    ids=lambda changes: next(iter(changes)),
+)
+async def test_what_was_foreseen_for_another_request_is_done_anew(changes: dict[str, Any]) -> None:
+    """Another window, tenant, wish, setting or budget may lead to another decision."""
+    bench = Bench()
+    request = bench.request(LONG)
+    early = bench.case()
+    prepared = await bench.compactor.prepare(request, early)
+    counted = bench.counter.counted
+    again = await bench.compactor.prepared_for(request, bench.case(**changes), Foreseen(early, prepared))
+    assert bench.counter.counted > counted
+    assert again is not prepared
+
+
+async def test_what_was_foreseen_for_a_window_that_has_changed_is_done_anew() -> None:
+    """P1: the model was loaded anew between the hooks."""
+    server = FakeLMStudio()
+    async with httpx.AsyncClient(transport=httpx.MockTransport(server.handle)) as http:
+        bench = Bench(windows=Windows(cache_s=0.0, http=http))
+        target = bench.target(None, api_base=BASE, is_lmstudio=True, model="qwen/qwen3-8b")
+        request, case = bench.request(LONG), bench.case(target=target)
+        server.list_v1(v1_model(**{"qwen/qwen3-8b": 32_768}))
+        prepared = await bench.compactor.prepare(request, case)
+        assert isinstance(prepared, PreparedRequest)
+        server.list_v1(v1_model(**{"qwen/qwen3-8b": 4096}))
+        again = await bench.compactor.prepared_for(request, case, Foreseen(case, prepared))
+        assert isinstance(again, CompactionNeeded)
+        assert again.window.tokens == 4096
+        await bench.windows.aclose()
