@@ -13,7 +13,7 @@ from tests.real_engine.engine import Engine
 from tests.real_engine.shim import Shim, serve
 
 # Window and slots of each engine, by the name of its model. llama.cpp rounds windows up to 256.
-ENGINES = {"talk": (2048, 1), "small": (512, 1), "pool": (768, 4), "reloaded": (1024, 1)}
+ENGINES = {"talk": (2048, 1), "small": (512, 1), "pool": (4096, 4), "reloaded": (1024, 1)}
 # The engine `pool` once more, as what it is: a llama.cpp that nobody has told us of its slots.
 LLAMA_CPP = "pool by llama.cpp"
 
