@@ -34,7 +34,7 @@ from litellm_compaction.engine.context import (
     Prospect,
     RequestContext,
 )
-from litellm_compaction.engine.feedback import ReplyReader, UsageFeedback
+from litellm_compaction.engine.feedback import AnswerCounts, ReplyReader, UsageFeedback
 from litellm_compaction.engine.going_on import GoingOn, Outcome
 from litellm_compaction.engine.measure import Outgoing, RequestMeasurer, hashed, is_enough
 from litellm_compaction.engine.probing import Prober
@@ -116,6 +116,7 @@ class Compactor:
         self._outgoing = Outgoing(measurer=self._measurer, sent=sent)
         self._replies = ReplyReader(windows=windows, counter=counter, feedback=self._feedback, reporter=self._reporter)
         self.going_on = GoingOn(store, wall_clock)
+        self.answer_counts = AnswerCounts()
         self._admission = Admission()
         self._prober = Prober(
             windows=windows,

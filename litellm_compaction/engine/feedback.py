@@ -1,4 +1,4 @@
-"""What servers' replies teach: how they count, how large their windows are, and whether one has cut a prompt.
+"""What servers' replies teach: how they count and answer, how large their windows are, and whether one cut a prompt.
 
 The counter learns at once; the store is read and written in the background only, and a store that fails costs nothing
 but the memory.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, replace
 
 from litellm_compaction.concurrency import Bounded
@@ -18,7 +18,7 @@ from litellm_compaction.engine.reporting import Reporter
 from litellm_compaction.errors import CompactionError, Overflow
 from litellm_compaction.stores import Store
 from litellm_compaction.tokens.counter import Count, TokenCounter
-from litellm_compaction.windows.windows import Windows
+from litellm_compaction.windows.windows import Target, Windows
 
 logger = logging.getLogger("litellm_compaction")
 
@@ -32,6 +32,8 @@ _MAX_TARGETS = 4096
 _FULL_WINDOW_RATIO = 0.98
 # A prompt that fills more of the window than this may have been cut to it.
 _INSIDE_RATIO = 0.9
+# Of the fields that ask for several answers, the one whose answers are not all shown: the server chooses among them.
+_NOT_SHOWN = "best_of"
 
 
 @dataclass(slots=True)
@@ -181,6 +183,44 @@ class UsageFeedback:
             logger.warning(
                 "calibration_not_kept %s: %s; counts learn anew after a restart", type(error).__name__, error
             )
+
+
+class AnswerCounts:
+    """Knows how many answers servers write to a request that asks for several.
+
+    All that are written at once share one context, so that each gets its part of it; a server that does not read the
+    field writes one, which would get only that part. LM Studio's documented parameters have no such field (lmstudio.ai,
+    "OpenAI compatibility", 2026-11); of other servers, and of it, the last answer counts.
+    """
+
+    def __init__(self) -> None:
+        self._ignored: Bounded[str, frozenset[str]] = Bounded(_MAX_TARGETS)
+
+    def expected(self, target: Target, asked: Mapping[str, int]) -> int:
+        """How many answers the server will write at once to one prompt, ≥ 1.
+
+        Args:
+            target: the deployment.
+            asked: how many by each field of the request that asks for several.
+        """
+        ignored = self._ignored.get(target.key)
+        if ignored is None:
+            ignored = frozenset(asked) if target.is_lmstudio else frozenset()
+        return max((count for field, count in asked.items() if field not in ignored), default=1)
+
+    def learn(self, target: Target, asked: Mapping[str, int], written: int) -> None:
+        """Takes over how many answers came.
+
+        Args:
+            target: the deployment.
+            asked: as for `expected`.
+            written: choices, to one prompt, of an answer that has come to its end; several also before that.
+        """
+        known = self._ignored.get(target.key)
+        if written > 1:
+            self._ignored[target.key] = frozenset()
+        elif written == 1 and (known is not None or not target.is_lmstudio):
+            self._ignored[target.key] = (known or frozenset()) | (asked.keys() - {_NOT_SHOWN})
 
 
 class ReplyReader:

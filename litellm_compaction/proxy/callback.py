@@ -35,7 +35,7 @@ from litellm_compaction.proxy.startup import (
     spare_collections,
     warn_of_bypass,
 )
-from litellm_compaction.proxy.wire import at_the_windows_end, can_be_carried_over, with_details
+from litellm_compaction.proxy.wire import at_the_windows_end, can_be_carried_over, choices_of, with_details
 from litellm_compaction.stores import open_store
 from litellm_compaction.tokenizers.sources import Sources
 from litellm_compaction.tokens.counter import TokenCounter
@@ -188,11 +188,14 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
         hooked = None
         if call.is_hooked and can_be_carried_over(request_data):
             hooked = self._gate.hooked_answer(_router(), call, response, request_data, stream=True)
-        stream = response if hooked is None else hooked.chunks()
+        stream, choices = response if hooked is None else hooked.chunks(), 0
         try:
             async for chunk in with_heartbeat(stream, call, every_s=self._settings.heartbeat_s):
+                choices = choices if hooked is not None else max(choices, choices_of(chunk))
                 told = with_details(chunk, call.details)
                 yield at_the_windows_end(told) if call.has_filled else told
+            if call.is_hooked and hooked is None:
+                self._gate.learn_answers(call, request_data, choices)
         finally:
             if hooked is not None:
                 await stream.aclose()
@@ -201,6 +204,8 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
     async def async_post_call_success_hook(self, data: dict[str, Any], user_api_key_dict: Any, response: Any) -> Any:
         """Carries an answer that was not streamed over the limit, and says where the window has ended it."""
         call = self._calls.get(data)
+        if call is not None and call.is_hooked:
+            self._gate.learn_answers(call, data, choices_of(response))
         if call is None or not call.is_hooked or not can_be_carried_over(data):
             return at_the_windows_end(response) if call is not None and call.has_filled else None
         hooked = self._gate.hooked_answer(_router(), call, response, data, stream=False)

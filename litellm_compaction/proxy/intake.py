@@ -233,7 +233,7 @@ class Intake:
             asked_tokens,
             is_watched=is_watched,
             is_stream=bool(kwargs.get("stream")),
-            answers=wire.asked_answers(kwargs),
+            answers=self._compactor.answer_counts.expected(case.target, wire.asked_answers(kwargs)),
             prompts=1 if is_bridged(deployment.provider) else wire.asked_prompts(kwargs),
         )
         call.sent(case, guarded)
@@ -352,6 +352,18 @@ class Intake:
         told = replace(guarded, action=call.action)
         answer = Answer(self._compactor, case, carried, asked, told, call, room=call.room, is_watched=stream)
         return Hooked(answer, upstream, guarded)
+
+    def learn_answers(self, call: Call, data: Mapping[str, Any], choices: int) -> None:
+        """Takes note of how many answers came to a request that the hooks carry, where it asks for several.
+
+        Args:
+            call: the request.
+            data: as the hooks see it.
+            choices: of all its answers, at their end.
+        """
+        asked = wire.asked_answers(data)
+        if asked and call.case is not None and wire.asked_prompts(data) == 1:
+            self._compactor.answer_counts.learn(call.case.target, asked, choices)
 
     def _asked(self, call: Call, case: RequestContext, body: Mapping[str, Any], *, wants_usage: bool) -> Asked:
         notices = notices_for(case.settings.notices, body)

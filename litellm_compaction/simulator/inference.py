@@ -158,7 +158,9 @@ class Inference:
     async def serve(self) -> None:
         """Answer the request."""
         try:
-            request = parse_completion(self.body) if self.dialect == "text" else parse_chat(self.body)
+            takes_ids = self.simulator.api == "llama.cpp"
+            is_text = self.dialect == "text"
+            request = parse_completion(self.body, takes_ids=takes_ids) if is_text else parse_chat(self.body)
             self.record.streamed = request.stream
             instance = await self.simulator.resolve(request.model, request.ttl_s)
             prompt = await self._render(request, instance)
@@ -181,7 +183,7 @@ class Inference:
         record.model, record.instance_id = model.key, instance.id
         record.context_length = instance.context_length
         if self.dialect == "text":
-            prompt = render_text(request.messages[0].text)
+            prompt = render_text(request.messages[0].text, request.ids)
         else:
             rule = model.strict_template or self.simulator.strict_template
             if reason := template_error(request.messages, rule):

@@ -6,11 +6,13 @@ import hashlib
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple
 
 from litellm_compaction.simulator.refusals import JsonObject, bad_field, bad_payload
 
+# Above every vocabulary; larger numbers fit no id.
+_MOST_IDS = 2**31
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
@@ -46,7 +48,10 @@ class Message:
 
 @dataclass(frozen=True, kw_only=True)
 class ChatRequest:
-    """A checked request; `max_tokens` is None when the answer is unlimited (absent or -1)."""
+    """A checked request; `max_tokens` is None when the answer is unlimited (absent or -1).
+
+    `ids` are a text completion's prompt in place of its text.
+    """
 
     model: str
     messages: tuple[Message, ...]
@@ -56,6 +61,7 @@ class ChatRequest:
     stream: bool
     include_usage: bool
     ttl_s: float | None
+    ids: tuple[int, ...] = ()
 
 
 def parse_chat(body: JsonObject) -> ChatRequest:
@@ -72,12 +78,23 @@ def parse_chat(body: JsonObject) -> ChatRequest:
     return _request(body, tuple(_message(index, item) for index, item in enumerate(raw)))
 
 
-def parse_completion(body: JsonObject) -> ChatRequest:
-    """The checked text-completion request in `body`, its prompt as one user message without a template."""
+def parse_completion(body: JsonObject, *, takes_ids: bool) -> ChatRequest:
+    """The checked text-completion request in `body`, its prompt as one user message without a template.
+
+    With `takes_ids` also one of token ids, or several of them, as llama.cpp takes them (tools/server/README.md,
+    "prompt"). It answers several side by side in its one cache: here they are one prompt that fills as much.
+    """
     prompt = body.get("prompt")
+    if takes_ids and isinstance(prompt, list) and (ids := _ids(prompt)):
+        return replace(_request(body, (Message(role="user", parts=()),)), ids=ids)
     if not isinstance(prompt, str):
         raise bad_field("'prompt' field is required and must be a string")
     return _request(body, (Message(role="user", parts=(prompt,)),))
+
+
+def _ids(prompt: list[Any]) -> tuple[int, ...]:
+    flat = [piece for each in prompt for piece in (each if isinstance(each, list) else [each])]
+    return tuple(flat) if all(type(piece) is int and 0 <= piece < _MOST_IDS for piece in flat) else ()
 
 
 def _request(body: JsonObject, messages: tuple[Message, ...]) -> ChatRequest:

@@ -31,20 +31,23 @@ _TOOLS_AFTER = (
 
 
 class Segment(NamedTuple):
-    """A piece of a prompt: template or content text, or an image given by its digest."""
+    """A piece of a prompt: template or content text, an image given by its digest, or `ids` of nobody knows what."""
 
     text: str
     is_image: bool = False
+    ids: tuple[int, ...] = ()
 
     def tokens(self) -> array[int]:
         """The token ids; an image is a fixed number of ids that are its own."""
+        if self.ids:
+            return array("I", self.ids)
         if not self.is_image:
             return encode(self.text)
         return array("I", [_FIRST_IMAGE_ID + int(self.text[:6], 16)]) * IMAGE_TOKENS
 
     def count_tokens(self) -> int:
         """The number of tokens."""
-        return IMAGE_TOKENS if self.is_image else len(encode(self.text))
+        return IMAGE_TOKENS if self.is_image else len(self.ids or encode(self.text))
 
 
 class Block(NamedTuple):
@@ -110,9 +113,9 @@ def render_chat(messages: Sequence[Message], tools: Sequence[JsonObject]) -> Pro
     return Prompt(tuple(blocks), (_header("assistant"),))
 
 
-def render_text(text: str) -> Prompt:
-    """The prompt of a text completion: the text itself."""
-    return Prompt((Block("user", (Segment(text),), text),), ())
+def render_text(text: str, ids: tuple[int, ...] = ()) -> Prompt:
+    """The prompt of a text completion: the text, or the ids, as they are."""
+    return Prompt((Block("user", (Segment(text, ids=ids),), text),), ())
 
 
 def answer_segments(reasoning: str, content: str, calls: Iterable[tuple[str, str]]) -> tuple[Segment, ...]:

@@ -139,6 +139,10 @@ class Watch:
         calls = [record for record in self.records if record.path == CHAT]
         return [record for record in calls if not is_summary_call(record.body) and not is_question(record.body)]
 
+    def records_of(self, path: str) -> list[RequestRecord]:
+        """What came on another route."""
+        return [record for record in self.records if record.path == path]
+
     @property
     def questions(self) -> list[RequestRecord]:
         """What the proxy asked to be counted only."""

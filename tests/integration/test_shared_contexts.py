@@ -34,6 +34,11 @@ _GROUPS = [
         Group(f"slots-{how}", _WINDOW, provider="openai", compaction=_OPTED_IN, simulator={**_FAST, "api": "llama.cpp"})
         for how in ("stream", "whole")
     ),
+    # The simulator writes one answer, whatever it is asked for: so does LM Studio, by its documentation.
+    *(Group(f"single-{how}", provider="openai", compaction=_OPTED_IN, simulator={"api": "llama.cpp"})
+      for how in ("stream", "whole")),
+    Group("ids", 2048, provider="openai", compaction=_OPTED_IN, simulator={"api": "llama.cpp"}),
+    Group("ids-lms", 2048, provider="openai"),
 ]  # fmt: skip
 _TAGS = ("alpha", "beta", "gamma", "delta")
 _WORDS = 120
@@ -91,6 +96,67 @@ def test_four_answers_over_one_unified_cache_are_whole(shared: Bench, kind: str,
     assert watch.summaries == []
     if kind == "slots":
         assert "pool_overflow" not in {record.outcome for record in watch.records}
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
+def test_a_server_that_writes_one_answer_has_all_the_room_for_it(shared: Bench, stream: bool) -> None:
+    """LM Studio from the first request that asks for four on, another server as soon as it has shown it."""
+
+    def bound_of(name: str) -> int:
+        watch = shared.watch(name)
+        asked = [{"role": "user", "content": "Hello."}]
+        if stream:
+            assert shared.proxy.stream(name, asked, n=4).finish_reasons == ["stop"]
+        else:
+            assert len(shared.proxy.chat(name, asked, n=4).json()["choices"]) == 1
+        bound: int = watch.bodies[-1]["max_tokens"]
+        return bound
+
+    most = 8192 - 200
+    assert bound_of("alike") > most
+    single = f"single-{'stream' if stream else 'whole'}"
+    assert bound_of(single) < 8192 / 4
+    assert bound_of(single) > most
+
+
+@pytest.mark.parametrize(
+    ("prompt", "asked", "bound"),
+    [
+        ([7] * 1000, {}, 2048 - 1000 - 64),
+        ([7] * 1000, {"max_tokens": 50}, 50),
+        ([7] * 1700, {"max_tokens": 100_000}, 2048 - 1700 - 64),
+        ([[7] * 1000], {"stream": True}, 2048 - 1000 - 64),
+        # Side by side in one context.
+        ([[7] * 600, [8] * 100], {}, (2048 - 2 * 664) // 2),
+        ([[7] * 600, [8] * 600], {"max_tokens": 100}, 100),
+    ],
+)
+@pytest.mark.parametrize("name", ["ids", "ids-lms"])
+def test_prompts_of_token_ids_are_bounded(
+    shared: Bench, name: str, prompt: list[Any], asked: dict[str, Any], bound: int
+) -> None:
+    """Near the window, on the way to a server that takes them and to one that does not: as they came, but for that."""
+    watch = shared.watch(name)
+    answer = shared.proxy.post({"model": name, "prompt": prompt, **asked}, "/v1/completions")
+    (record,) = watch.records_of("/v1/completions")
+    assert record.body is not None
+    assert (record.body["prompt"], record.body["max_tokens"]) == (prompt, bound)
+    assert answer.status_code == (200 if name == "ids" else 400)
+    if name == "ids":
+        assert record.prompt_tokens == sum(len(each) if isinstance(each, list) else 1 for each in prompt)
+        assert record.prompt_tokens + bound * (len(prompt) if isinstance(prompt[0], list) else 1) <= 2048
+        assert record.outcome == "ok"
+
+
+@pytest.mark.parametrize("prompt", [[7] * 1800, [7] * 3000, [[7], [7] * 1800], [[7] * 800] * 3, [[7]] * 2000])
+@pytest.mark.parametrize("name", ["ids", "ids-lms"])
+def test_prompts_of_token_ids_that_cannot_fit_are_refused(shared: Bench, name: str, prompt: list[Any]) -> None:
+    """With the numbers, before anything is sent; on this route LiteLLM tells the status as the code (1.106.2)."""
+    watch = shared.watch(name)
+    answer = shared.proxy.post({"model": name, "prompt": prompt}, "/v1/completions")
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"]["message"].startswith("This model's maximum context length is 2048 tokens")
+    assert watch.records_of("/v1/completions") == []
 
 
 def test_alike_requests_that_wait_for_room_share_one_compaction(shared: Bench, request: pytest.FixtureRequest) -> None:

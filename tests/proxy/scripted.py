@@ -312,6 +312,7 @@ class Scene:
     wants_usage: bool = True
     settings: dict[str, Any] = field(default_factory=dict)
     ask: Callable[..., Awaitable[SummaryAnswer]] = summarized
+    is_lmstudio: bool = False
 
     def __post_init__(self) -> None:
         self.request = Request(messages=tuple(parse_message(message) for message in self.messages))
@@ -326,7 +327,7 @@ class Scene:
             api_base=None,
             api_key=None,
             context_length=self.window_tokens,
-            is_lmstudio=False,
+            is_lmstudio=self.is_lmstudio,
         )
         same = PruningModel(label="m", target=target, ask=self.ask, is_same=True)
         settings = Settings(**self.settings)

@@ -419,8 +419,7 @@ class GuardedTransport(ListTransport):
         try:
             prepared = ready or await self._compactor.prepare(asked.request, self._case)
             if not wire.can_be_carried_over(body):
-                answers = wire.asked_answers(body)
-                return await self._passed(upstream, prepared, asked, stream=bool(body.get("stream")), answers=answers)
+                return await self._passed(upstream, prepared, asked, body, stream=bool(body.get("stream")))
             if upstream.wants_stream:
                 return await self._streamed(self._answer(upstream, asked, prepared), upstream)
             asked = replace(asked, notices=SILENT, is_whole=True)
@@ -452,8 +451,7 @@ class GuardedTransport(ListTransport):
                     body |= await off_loop_if(long, partial(wire.with_prompt, body, found, sent))
             upstream = HttpUpstream(self._inner, request, body, self._abilities, said=self._asked.said)
             # A chunk with nothing but the usage would be new to clients of completions.
-            answers, prompts = wire.asked_answers(body), wire.asked_prompts(body)
-            return await self._passed(upstream, guarded, asked, stream=False, answers=answers, prompts=prompts)
+            return await self._passed(upstream, guarded, asked, body, stream=False)
         except CompactionError as error:
             return self._refused(error)
 
@@ -477,13 +475,16 @@ class GuardedTransport(ListTransport):
         upstream: HttpUpstream,
         prepared: PreparedRequest | CompactionNeeded,
         asked: Asked,
+        body: Mapping[str, Any],
         *,
         stream: bool,
-        answers: int,
-        prompts: int = 1,
     ) -> httpx.Response:
         """One compacted request, its answer as it comes: several choices or log probabilities cannot be joined."""
-        room = self._compactor.room(self._case)
+        room, counts = self._compactor.room(self._case), self._compactor.answer_counts
+        wanted, prompts = wire.asked_answers(body), wire.asked_prompts(body)
+        answers = counts.expected(self._case.target, wanted)
+        # Several prompts have choices of their own, of which nobody says whose they are.
+        learn = partial(counts.learn, self._case.target, wanted) if wanted and prompts == 1 else None
         try:
             guarded = (
                 await self._compactor.finish(prepared, room) if isinstance(prepared, CompactionNeeded) else prepared
@@ -493,17 +494,19 @@ class GuardedTransport(ListTransport):
             limit = await room.take(guarded, limit, is_watched=False, answers=answers, prompts=prompts)
             response = await upstream.send(guarded.messages, limit, continuation=None, stream=stream)
             room.started()
-            bounds = Bounds.of(limit * answers * prompts)
+            bounds = Bounds.of(limit * max(wanted.values(), default=1) * prompts)
             if not _is_stream(response):
                 response = await _passed_whole(response, bounds.event_bytes)
                 room.leave()
+                if learn is not None and response.status_code == 200:
+                    await _learn_whole(response.content, learn)
                 return response
         except BaseException:
             # Also on cancellation: without an answer nothing else would end what it holds.
             room.leave()
             raise
         headers = [(key, value) for key, value in response.headers.multi_items() if key.lower() not in HOP_HEADERS]
-        return httpx.Response(200, headers=headers, stream=_Held(response, room, bounds))
+        return httpx.Response(200, headers=headers, stream=_Held(response, room, bounds, learn))
 
     async def _streamed(self, answer: Answer, upstream: HttpUpstream) -> httpx.Response:
         """A response whose first chunk is already there, so that a refusal keeps its real status."""
@@ -529,13 +532,18 @@ class GuardedTransport(ListTransport):
 class _Held(httpx.AsyncByteStream):
     """A server's stream that holds its room in a shared context until it has been read, or its client has left."""
 
-    def __init__(self, response: httpx.Response, room: Reservation, bounds: Bounds) -> None:
+    def __init__(
+        self, response: httpx.Response, room: Reservation, bounds: Bounds, learn: Callable[[int], None] | None
+    ) -> None:
         self._response = response
         self._room = room
         self._bounds = bounds
+        self._choices = None if learn is None else _Choices(learn)
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         async for piece in pass_events(self._response, self._bounds):
+            if self._choices is not None:
+                self._choices.feed(piece)
             yield piece
         self._room.ended()
 
@@ -544,6 +552,44 @@ class _Held(httpx.AsyncByteStream):
             await self._response.aclose()
         finally:
             self._room.leave()
+
+
+async def _learn_whole(content: bytes, learn: Callable[[int], None]) -> None:
+    """Tells how many choices a whole answer has; nothing of what cannot be read."""
+    if is_quickly_read(content):
+        body = await off_loop_if(len(content) > _OFF_LOOP_BYTES, lambda: json_object(content))
+        if choices := wire.choices_of(body):
+            learn(choices)
+
+
+class _Choices:
+    """Counts the choices of a streamed answer that goes by as it comes.
+
+    Args:
+        learn: is told how many there are, as soon as there are several, and at the end.
+    """
+
+    def __init__(self, learn: Callable[[int], None]) -> None:
+        self._learn = learn
+        self._begun = b""
+        self._found = 0
+
+    def feed(self, piece: bytes) -> None:
+        """Takes the next bytes, which somebody else has bounded."""
+        *lines, self._begun = (self._begun + piece).split(b"\n")
+        for line in lines:
+            self._note(line.removeprefix(b"data:").strip())
+
+    def _note(self, data: bytes) -> None:
+        if data == b"[DONE]":
+            # Who reads the stream leaves it here; one without its end says nothing of choices that have not begun.
+            if self._found == 1:
+                self._learn(1)
+        elif is_quickly_read(data):
+            choices = wire.choices_of(json_object(data))
+            if choices > max(self._found, 1):
+                self._learn(choices)
+            self._found = max(self._found, choices)
 
 
 class _EventStream(httpx.AsyncByteStream):
