@@ -126,17 +126,23 @@ class Intake:
             DoesNotFit: as the engine does.
         """
         guards = await self._reachable(router, data)
-        request = await _decoded_prompt(data)
-        are_bridged = (guard is not None and is_bridged(guard.deployment.provider) for guard in guards)
-        if request is None or not all(are_bridged):
+        are_bridged = {guard is not None and is_bridged(guard.deployment.provider) for guard in guards}
+        if None in guards or len(are_bridged) != 1:
+            return
+        request = await _decoded_prompt(data, is_bridged=True in are_bridged)
+        ids = await _longest_ids(data) if request is None else None
+        if request is None and ids is None:
             return
         model = str(data.get("model"))
-        call = await self._new_call(request, model, data)
+        call = await self._new_call(request or Request(messages=()), model, data)
         cases = await self._certain(router, guards, call, data)
         if not cases or has_window_fallback(router, model):
             return
         with contextlib.suppress(WindowUnknown, ModelNotLoaded):
-            await self._compactor.prepare(call.original, cases[0])
+            if ids is not None:
+                await self._compactor.bound(ids, cases[0])
+            else:
+                await self._compactor.prepare(call.original, cases[0])
 
     async def _reachable(self, router: Any, data: Mapping[str, Any]) -> list[GuardedDeployment | None]:
         """Every deployment that a request can reach, None for those that are left alone."""

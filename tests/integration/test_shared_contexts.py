@@ -151,11 +151,28 @@ def test_prompts_of_token_ids_are_bounded(
 @pytest.mark.parametrize("prompt", [[7] * 1800, [7] * 3000, [[7], [7] * 1800], [[7] * 800] * 3, [[7]] * 2000])
 @pytest.mark.parametrize("name", ["ids", "ids-lms"])
 def test_prompts_of_token_ids_that_cannot_fit_are_refused(shared: Bench, name: str, prompt: list[Any]) -> None:
-    """With the numbers, before anything is sent; on this route LiteLLM tells the status as the code (1.106.2)."""
+    """With the numbers, before anything is sent.
+
+    And with the code that SDKs go by; but where only several together cannot fit, which is known behind routing: there
+    LiteLLM tells the status in its place (1.106.2).
+    """
     watch = shared.watch(name)
     answer = shared.proxy.post({"model": name, "prompt": prompt}, "/v1/completions")
     assert answer.status_code == 400, answer.text
-    assert answer.json()["error"]["message"].startswith("This model's maximum context length is 2048 tokens")
+    error = answer.json()["error"]
+    assert error["message"].startswith("This model's maximum context length is 2048 tokens")
+    longest = max(len(each) for each in prompt) if isinstance(prompt[0], list) else len(prompt)
+    assert error["code"] == ("context_length_exceeded" if longest > 1700 else "400")
+    assert watch.records_of("/v1/completions") == []
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+def test_text_that_the_server_completes_itself_is_refused_with_the_code(shared: Bench, stream: bool) -> None:
+    """As on every route, where LiteLLM makes no chat of it."""
+    watch = shared.watch("ids")
+    answer = shared.proxy.post({"model": "ids", "prompt": prose("giant", 3000), "stream": stream}, "/v1/completions")
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"]["code"] == "context_length_exceeded"
     assert watch.records_of("/v1/completions") == []
 
 
