@@ -14,6 +14,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadFileScheduling
 
+from tests.integration import harness, preloaded
+
 # LiteLLM asks the internet for prices when it is imported, and for eight seconds where there is none.
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
 
@@ -98,9 +100,11 @@ _SLOW_PLACES = (
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Fewer examples where only the fast tests are asked for."""
+    """Fewer examples where only the fast tests are asked for; one process that all workers copy their proxies of."""
     if _is_fast(config) and "HYPOTHESIS_PROFILE" not in os.environ:
         settings.load_profile("quick")
+    if config.getoption("numprocesses", None) and not _is_fast(config):
+        preloaded.offer(harness.environment())
 
 
 def _is_fast(config: pytest.Config) -> bool:

@@ -6,6 +6,7 @@ import pytest
 
 from litellm_compaction.cli.demo import Compacted, Look, compaction_line, demo, legend, truncation_line, turn_line
 from litellm_compaction.cli.demo_conversation import Conversation, scripted_summary, step_of
+from tests.cli import copied
 
 PLAIN = Look(trigger_ratio=0.8, color=False, unicode=False)
 
@@ -81,8 +82,10 @@ def test_the_guarded_conversation_is_never_cut(environ: dict[str, str], capsys: 
 
 @pytest.mark.proxy
 def test_the_same_conversation_without_the_plugin_is_cut(
-    environ: dict[str, str], capsys: pytest.CaptureFixture[str]
+    environ: dict[str, str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The demo shows a real difference: the server cuts, exit code 1."""
+    environ = copied.environment(environ)
+    monkeypatch.setattr("litellm_compaction.cli.demo.proxy_command", lambda *asked: copied.replaced(environ, *asked))
     assert demo(turns=18, context_tokens=4096, fast=True, color=False, guarded=False, environ=environ) == 1
     assert "the server cut the prompt" in capsys.readouterr().out

@@ -1,4 +1,7 @@
-"""`up` as a user runs it: a process of its own, a real proxy, a simulated LM Studio."""
+"""`up` as a user runs it: a process of its own, a real proxy, a simulated LM Studio.
+
+One test starts LiteLLM's executable, the others a copy of a process that has imported it.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +24,7 @@ import pytest
 from litellm_compaction.cli.config_file import read_config, shipped_config
 from litellm_compaction.cli.up import _key
 from litellm_compaction.simulator import Address, Simulator
+from tests.cli import copied
 from tests.cli.conftest import QWEN, config, deployment
 
 _LIMIT_S = 300.0
@@ -66,9 +70,9 @@ class Up:
 
 
 @contextlib.contextmanager
-def run_up(environ: dict[str, str], *arguments: str) -> Iterator[Up]:
+def run_up(environ: dict[str, str], *arguments: str, program: str = "litellm_compaction.cli") -> Iterator[Up]:
     """`up` with a free port, ended with the block."""
-    command = [sys.executable, "-m", "litellm_compaction.cli", "up", "--port", "0", *arguments]
+    command = [sys.executable, "-m", program, "up", "--port", "0", *arguments]
     with subprocess.Popen(
         command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, text=True
     ) as process:
@@ -81,9 +85,9 @@ def run_up(environ: dict[str, str], *arguments: str) -> Iterator[Up]:
             up.wait()
 
 
-def failed(environ: dict[str, str], *arguments: str, code: int = 1) -> str:
+def failed(environ: dict[str, str], *arguments: str, code: int = 1, **options: str) -> str:
     """What `up` says when it ends by itself without success."""
-    with run_up(environ, *arguments) as up:
+    with run_up(environ, *arguments, **options) as up:
         assert up.wait() == code
         return up.text
 
@@ -126,7 +130,8 @@ def test_up_serves_lm_studio_where_it_answers(
     """The address may lack /v1; a key in the config counts, is never shown and none is made; Ctrl-C is a clean end."""
     key = "sk-a-key-that-stands-in-the-file"
     document = config(deployment("lm_studio/*", "lm_studio/*"), general_settings={"master_key": key})
-    with run_up(environ, "--lm-studio", address.base_url, "--config", str(write(document))) as up:
+    arguments = ("--lm-studio", address.base_url, "--config", str(write(document)))
+    with run_up(copied.environment(environ), *arguments, program=copied.__name__) as up:
         base_url = up.wait_until_ready()
         assert f"LM Studio: {address.base_url} (API v1), loaded: {QWEN} with 8,192 tokens." in up.text
         assert "Bearer YOUR-MASTER-KEY" in up.text
@@ -154,7 +159,8 @@ def test_a_key_of_the_environment_is_never_shown(environ: dict[str, str]) -> Non
 def test_up_passes_on_that_the_proxy_did_not_start(environ: dict[str, str], write: Callable[[Any], Path]) -> None:
     """A callback that cannot be loaded ends the proxy, and `up` with its exit code (uvicorn's 3)."""
     document = config(litellm_settings={"callbacks": ["no_such_module.handler"]})
-    text = failed(environ, "--config", str(write(document)), code=3)
+    arguments = ("--config", str(write(document)))
+    text = failed(copied.environment(environ), *arguments, code=3, program=copied.__name__)
     assert "The proxy ended with exit code 3 before it was ready" in text
 
 

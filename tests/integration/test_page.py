@@ -60,7 +60,7 @@ def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workers]:
         ]
         auth = {"custom_auth": "page_keys.user_api_key_auth"}
         config = write_config(folder, entries, {"pre_request_ratio": 0.7}, general_settings=auth)
-        one, two = (stack.enter_context(proxy(config, executable=is_first)) for is_first in (True, False))
+        one, two = (stack.enter_context(proxy(config)) for _ in range(2))
         yield Workers(one, two, folder)
 
 

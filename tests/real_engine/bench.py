@@ -52,4 +52,4 @@ def open_bench(folder: Path, weights: Path) -> Iterator[Bench]:
         models.append({"model_name": LLAMA_CPP, "litellm_params": own, "model_info": opted_in})
         router = {"num_retries": 0, "disable_cooldowns": True}
         config = write_config(folder, models, settings, router_settings=router)
-        yield Bench(stack.enter_context(proxy(config, executable=True)), shim, engines, weights)
+        yield Bench(stack.enter_context(proxy(config)), shim, engines, weights)
