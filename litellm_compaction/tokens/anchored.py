@@ -119,21 +119,15 @@ class Anchored:
         anchor, reading = longest
         if raw.profile is None:
             return longest
-        if missing_tokens and not self._calibrations.of(self._basis).keeps_lead:
-            reading = reading._replace(error_ratio=reading.error_ratio + missing_tokens / reading.tokens)
-            longest = anchor, reading
+        reading = reading._replace(error_ratio=reading.error_ratio + missing_tokens / reading.tokens)
         if like is not None and like.profile is not None:
             growth = self._growth(raw.profile.since(like.profile))
             tokens = like.prompt_tokens + growth.tokens
             if abs(tokens - reading.tokens) <= _SURE_DEVIATIONS * growth.doubt_tokens + EXACT_ERROR * reading.tokens:
-                return longest
+                return anchor, reading
             most = max(tokens + self._growth_error(raw, growth, reading.factor, like), reading.tokens)
             factor, media_factor = self._factors(raw, tokens, reading.factor)
             return like, Reading(tokens, factor, max(EXACT_ERROR, most / tokens - 1), media_factor)
-        whole = self._calibrations.of(self._basis).growths.predict_whole(raw.profile, raw.tools_tokens)
-        if whole.tokens > reading.tokens + _SURE_DEVIATIONS * whole.doubt_tokens:
-            most = whole.tokens + whole.doubt_tokens
-            reading = reading._replace(error_ratio=max(reading.error_ratio, most / reading.tokens - 1))
         return anchor, reading
 
     def _growth_error(self, raw: RawCount, growth: Growth, factor: float, anchor: Anchor) -> float:
@@ -181,14 +175,6 @@ class Anchored:
             return False
         calibration = self._calibrations.of(self._basis)
         return calibration.lacks(prompt_tokens, count.lead_tokens, count.tokens - prompt_tokens)
-
-    def note_lead(self, count: Count, prompt_tokens: int) -> None:
-        """Takes note of a number that shows that the template renders system messages before any end."""
-        if count.profile is None or count.anchor is None or count.anchor.role != "user" or count.role == "user":
-            return
-        least_tokens = count.tokens * (1 - count.error_ratio)
-        if prompt_tokens > least_tokens and prompt_tokens > count.tokens * (1 + count.error_ratio) - count.lead_tokens:
-            self._calibrations.of(self._basis).keeps_lead = True
 
     def learn(self, count: Count, prompt_tokens: int) -> None:
         """Learns what new messages take by themselves: a ratio of whole prompts has a server's additions in it.

@@ -93,7 +93,6 @@ class Calibration:
     Attributes:
         growths: what new messages took, where a stand-in counts.
         media: what images and sound took, where it does not.
-        keeps_lead: whether its template has rendered the system messages before another end than the user's word.
     """
 
     _samples: tuple[_Sample, ...] = ()
@@ -105,7 +104,6 @@ class Calibration:
     _tools_ratios: tuple[float, ...] = ()
     growths: Growths = field(default_factory=Growths)
     media: MediaPrices = field(default_factory=MediaPrices)
-    keeps_lead: bool = False
 
     def predict(self, raw_tokens: float, mix: Mix, family_error: float) -> Prediction:
         """The factor for a request.

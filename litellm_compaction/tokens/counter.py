@@ -212,7 +212,6 @@ class TokenCounter:
                 return None
             if not _has_added(calibration, count, prompt_tokens):
                 return deviation
-            anchored.note_lead(count, prompt_tokens)
             anchored.learn(count, prompt_tokens)
         _note_tools(calibrations, count, prompt_tokens)
         self._note_anchor(target_key, count, prompt_tokens)
@@ -249,7 +248,6 @@ class TokenCounter:
         calibrations = self._of(target_key)
         anchored = Anchored(calibrations, count.basis)
         _note_tools(calibrations, count, prompt_tokens)
-        anchored.note_lead(count, prompt_tokens)
         if count.profile is None or count.role == "user":
             # Of a prompt with another end some templates leave out the system messages: true of it, and of no other.
             _has_added(calibrations.of(count.basis), count, prompt_tokens)

@@ -126,11 +126,6 @@ class Growths:
         """What messages take."""
         return Growth(max(0.0, self._fit.mean(new)), sqrt(self._fit.variance(new) + _noise(new)))
 
-    def predict_whole(self, profile: Profile, tools_tokens: float) -> Growth:
-        """What a whole prompt takes; see `note_whole`."""
-        tokens = max(0.0, self._fit.mean(profile)) + _TOOLS_RATIO * tools_tokens
-        return Growth(tokens, sqrt(self._fit.variance(profile) + _whole_noise(profile, tools_tokens)))
-
     def media_ratio(self) -> float:
         """What images and sound take of their upper limit, at the upper end of what is likely."""
         one = Profile(media_tokens=1.0)

@@ -134,22 +134,3 @@ async def test_a_number_without_it_is_no_base_for_a_prompt_with_it(family: Any) 
     assert made.anchor is not None
     assert made.anchor.role == "tool"
     assert truth <= made.tokens + made.margin_tokens
-
-
-async def test_who_has_rendered_it_before_another_end_is_not_doubted() -> None:
-    """The number of one turn of tools shows that; without it the user's next word is in doubt by all of it."""
-    doubts: dict[str, float] = {}
-    family = family_of("qwen3", "qwen3-8b")
-    exact = TokenCounter()
-    first, *others, last = session("user", "tool", "tool", "user")
-    for name, learned in {"shown": [first, *others], "unknown": others}.items():
-        counter = TokenCounter()
-        for request in learned:
-            made = await counter.count("t", UNKNOWN, request)
-            counter.take_over_exact("t", made, (await exact.count("t", family, request)).tokens)
-        made = await counter.count("t", UNKNOWN, last)
-        assert made.anchor is not None
-        assert made.anchor.role == "tool"
-        doubts[name] = made.error_ratio * made.tokens
-    assert doubts["shown"] < 200
-    assert doubts["unknown"] - doubts["shown"] > 900
