@@ -169,13 +169,6 @@ class Anchored:
             least = least_ratio(mix, new.error_ratio, is_sure=False)
         return (1 - _OLD_TURNS_ERROR) * anchor.prompt_tokens + new_tokens * least - count.allowance_tokens
 
-    def lacks_lead(self, count: Count, prompt_tokens: int) -> bool:
-        """Whether a number is that low because the template leaves out the system messages before such an end."""
-        if count.profile is None or count.anchor is None or count.anchor.role == count.role:
-            return False
-        calibration = self._calibrations.of(self._basis)
-        return calibration.lacks(prompt_tokens, count.lead_tokens, count.tokens - prompt_tokens)
-
     def learn(self, count: Count, prompt_tokens: int) -> None:
         """Learns what new messages take by themselves: a ratio of whole prompts has a server's additions in it.
 

@@ -30,8 +30,6 @@ _DOUBTS = 6
 # prompts that differ by a quarter are 5 % apart if the cut takes the same text from both.
 _OTHER_SIZE, _SAME_RATIO, _MIN_CUT_RATIO = 1.25, 0.02, 0.5
 _MIN_RATIO, MAX_RATIO = 0.3, 4.0
-# What is missing is a system message if it is about as much: ours is an estimate (0.97 to 1.34 of it, 2026-11).
-_LEAST_LEAD, _LEAD_TOLERANCE, _OTHER_PROMPT = 64, 0.35, 1.05
 # Scripts differ by a factor of 4 in how well a stand-in fits (families.py), so a sample with more of a foreign script
 # than the request says nothing about it; one with less errs high.
 _SAME_SHARE, _NEAR_SHARE = 0.05, 0.25
@@ -99,8 +97,6 @@ class Calibration:
     _doubts: tuple[_Sample, ...] = ()
     _extra_tokens: tuple[float, ...] = ()
     _was_low: bool = False
-    _drops_lead: bool = False
-    _lacking_tokens: int = 0
     _tools_ratios: tuple[float, ...] = ()
     growths: Growths = field(default_factory=Growths)
     media: MediaPrices = field(default_factory=MediaPrices)
@@ -203,25 +199,6 @@ class Calibration:
         believed = prompt_tokens >= least_tokens or self._was_low
         self._was_low = not believed
         return believed
-
-    def lacks(self, prompt_tokens: int, lead_tokens: float, missing_tokens: float) -> bool:
-        """Whether a prompt that ends in another role than those before it is without its system messages.
-
-        Mistral Nemo's and v3's templates render them only where the last message is the user's. A server that cuts
-        leaves about as much of every prompt, so the first number of that kind is a doubt, and the next one is believed
-        where its prompt is of another size.
-
-        Args:
-            prompt_tokens: the server's number.
-            lead_tokens: what the system messages take.
-            missing_tokens: by how much the number is below ours.
-        """
-        if lead_tokens < _LEAST_LEAD or abs(missing_tokens - lead_tokens) > _LEAD_TOLERANCE * lead_tokens:
-            return False
-        other = self._lacking_tokens or prompt_tokens
-        self._lacking_tokens = other
-        self._drops_lead |= max(other, prompt_tokens) >= _OTHER_PROMPT * min(other, prompt_tokens)
-        return self._drops_lead
 
     @property
     def tools_ratio(self) -> float | None:

@@ -207,8 +207,6 @@ class TokenCounter:
         else:
             calibration, anchored = calibrations.of(count.basis), Anchored(calibrations, count.basis)
             if not calibration.believes(prompt_tokens, anchored.least_tokens(count)):
-                if anchored.lacks_lead(count, prompt_tokens):
-                    self._note_anchor(target_key, count, prompt_tokens)
                 return None
             if not _has_added(calibration, count, prompt_tokens):
                 return deviation
@@ -264,11 +262,7 @@ class TokenCounter:
 
     def explains(self, target_key: str, count: Count, prompt_tokens: int) -> bool:
         """Whether a suspicious number is how this server counts, after others like it; then it is learned."""
-        calibrations = self._of(target_key)
-        calibration = calibrations.of(count.basis)
-        if Anchored(calibrations, count.basis).lacks_lead(count, prompt_tokens):
-            self._note_anchor(target_key, count, prompt_tokens)
-            return True
+        calibration = self._of(target_key).of(count.basis)
         return calibration.explains(count.raw_tokens, count.allowance_tokens, count.mix, prompt_tokens)
 
     def _note_anchor(self, target_key: str, count: Count, prompt_tokens: int, *, is_sure: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""Templates that leave out the system message before some ends are told from servers that cut prompts."""
+"""Templates that leave out the system message before some ends: no count is too low, and no cut is taken for it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import pytest
 
 from litellm_compaction.core.messages import Request, parse_message
 from litellm_compaction.tokenizers.families import family_of
-from litellm_compaction.tokens.calibration import Calibration
 from litellm_compaction.tokens.counter import Count, TokenCounter
 
 UNKNOWN = family_of("", "nobody-knows")
@@ -45,38 +44,18 @@ async def told(counter: TokenCounter, request: Request, prompt_tokens: int) -> C
     return made
 
 
+@pytest.mark.parametrize("rules", [RULES, RULES[:1000]], ids=["long", "short"])
 @pytest.mark.parametrize("family", LEAVING_OUT, ids=lambda family: family.template)
-async def test_it_is_followed_from_the_second_time_on(family: Any) -> None:
-    """Requests that end in a tool's result go by others like them, and those of the user by theirs."""
+async def test_no_count_is_too_low_whatever_comes_last(family: Any, rules: str) -> None:
+    """Before such an end a count may have the system message in it; before the user's word it must."""
     counter, exact = TokenCounter(), TokenCounter()
-    errors: list[float] = []
-    for request in session("user", "user", "tool", "user", "tool", "tool", "tool", "user", "tool"):
+    kinds = ("user", "user", "tool", "user", "tool", "tool", "tool", "user", "tool", "user")
+    for request in session(*kinds, rules=rules):
         truth = (await exact.count("t", family, request)).tokens
         made = await told(counter, request, truth)
-        errors.append(made.tokens / truth - 1)
         assert truth <= made.tokens + made.margin_tokens
-    # The first of its kind looks like a cut, and so does the second until it is seen.
-    assert errors[2] > 0.5
-    assert errors[4] > 0.5
-    assert max(map(abs, errors[5:])) < 0.03
-
-
-@pytest.mark.parametrize("family", LEAVING_OUT, ids=lambda family: family.template)
-async def test_a_short_one_is_followed_too(family: Any) -> None:
-    """Where so little is missing that nobody would think of a cut, only of a number without a cached part."""
-    counter, exact = TokenCounter(), TokenCounter()
-    kinds = ("user",) * 5 + ("tool", "user") * 4
-    errors: list[float] = []
-    doubted: list[bool] = []
-    for request in session(*kinds, rules=RULES[:1000]):
-        truth = (await exact.count("t", family, request)).tokens
-        made = await told(counter, request, truth)
-        errors.append(abs(made.tokens / truth - 1))
-        doubted.append(counter.is_suspicious(made, truth))
-    assert not any(doubted)
-    tools = errors[5::2]
-    assert min(tools[:2]) > 0.08
-    assert max(tools[2:]) < 0.04
+        if made.role == "user":
+            assert made.tokens < 1.1 * truth or len(request.messages) == 2
 
 
 async def test_a_number_after_others_of_its_role_is_another_matter() -> None:
@@ -103,19 +82,6 @@ async def test_a_prompt_that_is_cut_is_not_taken_for_it() -> None:
         assert made.tokens > first.tokens - 10
         assert counter.is_suspicious(made, cut_tokens)
         assert not counter.explains("t", made, cut_tokens)
-
-
-@pytest.mark.parametrize("missing_ratio", [0.0, 0.5, 1.5, 3.0])
-async def test_something_else_that_is_missing_explains_nothing(missing_ratio: float) -> None:
-    """Only about as much as the system message takes."""
-    calibration = Calibration()
-    for prompt_tokens in (2000, 3000, 4000):
-        assert not calibration.lacks(prompt_tokens, 1000.0, missing_ratio * 1000)
-    assert not calibration.lacks(2000, 10.0, 10.0)
-    assert not calibration.lacks(2000, 1000.0, 900.0)
-    assert not calibration.lacks(2040, 1000.0, 900.0)
-    assert calibration.lacks(2200, 1000.0, 1100.0)
-    assert calibration.lacks(2000, 1000.0, 900.0)
 
 
 @pytest.mark.parametrize("family", LEAVING_OUT, ids=lambda family: family.template)
