@@ -5,6 +5,7 @@ against it: of 222 hostile templates 25 passed the sandbox's limits by seven way
 integers, lists in lists, filters over ranges), and whatever such a check forgets freezes the proxy from the first look
 at the file, after every restart again. A process costs 0.3 s and 20 MB once for each such template. Of a conversation
 that goes on only what is new is sent, either way, so that the next turn takes about a millisecond, in a thread.
+All of it took 1.6 times as long at 450 messages: 85 ms in place of 53 (2026-11-23).
 
 Linux bounds all of it. macOS does not bound memory, Windows neither memory nor processor time: there the clock decides.
 """

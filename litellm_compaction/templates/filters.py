@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from functools import lru_cache
 from typing import Any
 
 from jinja2.filters import do_indent
 from markupsafe import soft_str
 
 _MAX_VALUE_CHARS = 64_000_000
-_MAX_INDENT, _MAX_INDENTED_CHARS = 16, 16_384
+_MAX_INDENT = 16
 # JavaScript writes larger numbers with an exponent, llama.cpp from 1,000,000.
 _MAX_WHOLE = 1e21
 
@@ -43,20 +42,8 @@ def to_json(
     """As transformers does it: no HTML escapes, characters beyond ASCII as they are."""
     if indent is not None and not 0 <= indent <= _MAX_INDENT:
         raise TemplateRefusal(f"an indentation of {indent}")
-    plain = json.dumps(value, ensure_ascii=False)
-    if ".0" in plain:
+    if ".0" in json.dumps(value, ensure_ascii=False):
         value = _with_whole_numbers(value)
-        plain = json.dumps(value, ensure_ascii=False)
-    # Tools are the same in every request of a conversation, and Python's own encoder, which indents, takes 0.1 ms for
-    # each; what it would write depends on nothing but what the quick one does.
-    if indent is not None and len(plain) <= _MAX_INDENTED_CHARS:
-        return _indented(plain, ensure_ascii, indent, separators, sort_keys)
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-@lru_cache(maxsize=512)
-def _indented(plain: str, ensure_ascii: bool, indent: int, separators: tuple[str, str] | None, sort_keys: bool) -> str:
-    value = json.loads(plain)
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 

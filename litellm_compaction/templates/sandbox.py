@@ -82,7 +82,10 @@ class Ticks:
 
 
 class _Namespace(Namespace):
-    """What templates change in loops, and read so often there that jinja2's own way of reading it counts."""
+    """What templates change in loops, and read so often there that jinja2's own way of reading it counts.
+
+    With that, Gemma 4's takes 1.15 to 1.4 times as long (2026-11-23).
+    """
 
     __getattribute__ = object.__getattribute__
 
@@ -93,7 +96,8 @@ class _Environment(ImmutableSandboxedEnvironment):
     concat = staticmethod(filters.concat)
 
     def getattr(self, obj: Any, attribute: str) -> Any:
-        # What templates ask for most, without the sandbox's questions, which would take half of the time.
+        # What templates ask for most, without the sandbox's questions: they make a rendering take 1.2 times (Llama 3.1)
+        # to 4 times (Gemma 4) as long, 11 times at 450 messages (2026-11-23).
         kind = type(obj)
         if kind is dict and attribute not in _DICT_ATTRIBUTES:
             return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
@@ -113,7 +117,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         kind = type(__obj)
         if kind is Ticks:
             return __obj.each(args[0]) if args else __obj.take(1)
-        # What templates call most, likewise: macros, namespaces and the harmless methods.
+        # What templates call most, likewise: macros, namespaces and the harmless methods (1.5 times for Gemma 4).
         if (
             kind is Macro
             or __obj is _Namespace

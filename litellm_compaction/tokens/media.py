@@ -5,7 +5,8 @@ but the header, whose layout is the formats' own (PNG 1.2 §11.2.2, JPEG ITU T.8
 
 Real prices are learned from a deployment's usage and kept with its calibration. They differ by server and settings (an
 image scaled down before it is seen, a model that sees none), never much between two images of one client; the highest
-of late counts.
+of late counts. Four conversations with an image in every third message, priced in six ways (2026-11-23): error 0.0 % at
+the 90th percentile, and 13 of 2,496 counts too low; by the estimate alone 7.5 % and 76.
 """
 
 from __future__ import annotations
