@@ -13,9 +13,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from litellm_compaction.core.judging import judged
 from litellm_compaction.core.messages import JsonValue, Message, user_message, with_text
 from litellm_compaction.core.prompts import (
-    is_echo,
     is_refusal,
     merge_prompt,
     read_summary,
@@ -185,7 +185,7 @@ async def summarize(job: SummaryJob, ask: Ask, count: Callable[[str], int], *, t
 
     Raises:
         SummaryFailed: no call gave a usable summary; `reason` is one of timeout, error, empty, refusal, echo,
-            reasoning_only, longer, no_room.
+            loop, dialogue, script, reasoning_only, longer, no_room.
     """
     room = job.prompt_limit_tokens - count(_prompt(job, job.earlier, ""))
     if room < 200:
@@ -274,11 +274,12 @@ class _Caller:
             raise SummaryFailed("empty")
         if is_refusal(text):
             raise SummaryFailed("refusal")
-        if is_echo(text, self.job.instruction):
-            raise SummaryFailed("echo")
         if answer.finish_reason == "length" and "\n" in text:
             text = text[: text.rindex("\n")].rstrip()
         text = _within(text, limit_tokens, self.count)
+        text, fault = judged(text, instruction=self.job.instruction, source=self.job.messages)
+        if fault:
+            raise SummaryFailed(fault)
         if source_tokens is not None and self.count(text) >= source_tokens:
             raise SummaryFailed("longer")
         return text

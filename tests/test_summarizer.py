@@ -26,6 +26,11 @@ GOOD = "### Original task\nPort the parser.\n### Current state\nHalf done."
 CHAT = [user("Port the parser. " * 40), assistant("I begin. " * 80)]
 
 
+def numbered(line: str, times: int) -> str:
+    """Lines that differ in their numbers."""
+    return "".join(f"- {line} {number}\n" for number in range(times))
+
+
 class FakeAsk:
     """Answers in turn, the last answer again and again; keeps what it was asked."""
 
@@ -128,7 +133,7 @@ async def test_a_canary_in_the_conversation_stays_in_the_data() -> None:
         (["<think>let me think"], "reasoning_only", 2),
         ([SummaryFailed("error", "503")], "error", 1),
         ([lambda prompt: prompt], "echo", 1),
-        (["word " * 250], "longer", 1),
+        ([numbered("word", 120)], "longer", 1),
     ],
 )
 async def test_what_is_no_summary_fails_by_name(answers: list[Any], reason: str, calls: int) -> None:
@@ -149,7 +154,7 @@ async def test_only_reasoning_gets_one_retry_with_twice_the_room() -> None:
 
 async def test_a_model_that_thinks_has_room_for_that_beside_the_summary() -> None:
     """The allowance comes on top of the summary's bound, doubles with it, and does not make the summary longer."""
-    ask = FakeAsk(SummaryAnswer(text="", reasoning="hm", finish_reason="length"), "- a line of it\n" * 200)
+    ask = FakeAsk(SummaryAnswer(text="", reasoning="hm", finish_reason="length"), numbered("a line of it", 200))
     made = replace(job(), thinking_tokens=300)
     assert count(await run(ask, made)) <= 1.25 * made.summary_tokens
     assert ask.max_tokens == [500, 1000]
@@ -157,7 +162,7 @@ async def test_a_model_that_thinks_has_room_for_that_beside_the_summary() -> Non
 
 async def test_a_summary_may_not_be_longer_than_its_source() -> None:
     """P5: shrinking is the point; what comes out larger is not used."""
-    assert await failure(FakeAsk("a longer story " * 40), job([user("hi"), assistant("hello")])) == "longer"
+    assert await failure(FakeAsk(numbered("a longer story", 20)), job([user("hi"), assistant("hello")])) == "longer"
 
 
 async def test_an_answer_cut_by_the_server_loses_its_broken_line() -> None:
@@ -167,12 +172,25 @@ async def test_an_answer_cut_by_the_server_loses_its_broken_line() -> None:
     assert await run(FakeAsk(SummaryAnswer(text="one broken li", finish_reason="length"))) == "one broken li"
 
 
-@pytest.mark.parametrize("line", ["line of the record\n", "endless "])
-async def test_an_answer_over_its_bound_is_cut(line: str) -> None:
-    """A server that does not keep `max_tokens` gets no more than a quarter above it."""
-    text = await run(FakeAsk(line * 400), job([user("word " * 3000)]))
+@pytest.mark.parametrize("end", ["\n", " "])
+async def test_an_answer_over_its_bound_is_cut(end: str) -> None:
+    """A server that does not keep `max_tokens` gets a quarter above it at most: whole lines, where there are any."""
+    said = numbered("line of the record", 400).replace("\n", end)
+    text = await run(FakeAsk(said), job([user("word " * 3000)]))
     assert 100 <= count(text) <= 250
-    assert text.endswith(line.strip()) or line == "endless "
+    assert said.startswith(text if end == " " else f"{text}\n")
+
+
+@pytest.mark.parametrize(("said", "reason"), [("The king was wise. " * 20, "loop"), ("### Pending\n- [ ]", "empty")])
+async def test_a_degenerate_answer_is_no_summary(said: str, reason: str) -> None:
+    """Nobody is better off with it than with none."""
+    assert await failure(FakeAsk(said)) == reason
+
+
+async def test_an_answer_loses_its_bad_lines() -> None:
+    """A good one that goes on with the dialogue keeps what is good of it."""
+    said = f"{GOOD}\n\nUSER:\nThank you."
+    assert await run(FakeAsk(said)) == GOOD
 
 
 # ------------------------------------------------------------------ time and cancellation
@@ -237,7 +255,7 @@ async def test_a_long_transcript_is_summarized_in_parts_and_merged() -> None:
 @pytest.mark.parametrize("summary_tokens", [64, 200, 800])
 async def test_every_prompt_fits_the_pruning_model(limit: int, summary_tokens: int) -> None:
     """P1 holds for our own calls: with talkative answers and little room there is a failure, not a longer prompt."""
-    ask = FakeAsk("line of the record\n" * 400)
+    ask = FakeAsk(numbered("line of the record", 400))
     made = job(agent_run(60, words=300), request="REQUEST", summary_tokens=summary_tokens, prompt_limit_tokens=limit)
     try:
         await run(ask, made)

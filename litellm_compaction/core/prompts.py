@@ -58,8 +58,6 @@ _LEAST_TOKENS = 24
 # Cutting a little from short messages, too, is better than a further model call.
 _NEARLY_ALL_RATIO = 0.85
 _PACKED_RATIO = 0.85
-# So much of the beginning is enough to know an instruction by.
-_ECHO_CHARS = 60
 _OPEN_THINKING = re.compile(r"\A.*?</think(?:ing)?>", re.DOTALL | re.IGNORECASE)
 _UNFINISHED_THINKING = re.compile(r"<think(?:ing)?>.*\Z", re.DOTALL | re.IGNORECASE)
 _FENCE = re.compile(r"\A```[\w-]*\n(.*?)\n?```\s*\Z", re.DOTALL)
@@ -290,8 +288,3 @@ def read_summary(answer: str) -> str:
 def is_refusal(summary: str) -> bool:
     """Whether a short answer declines instead of summarizing."""
     return len(summary) < 400 and _REFUSAL.match(summary) is not None
-
-
-def is_echo(summary: str, instruction: str) -> bool:
-    """Whether an answer begins by saying the instruction back, as the smallest models do."""
-    return summary.startswith(instruction[:_ECHO_CHARS])

@@ -53,7 +53,7 @@ _DECODE_WEIGHT = 15
 # Our count of other scripts may be so many times too high; what is longer still is not counted to know that it is.
 _FAR_TOO_MANY_RATIO = 4
 # The model answered, but not with a record: reformatted, without tools and as quoted data, it may.
-_WORTH_REFORMATTING = frozenset({"tool_call", "empty", "refusal", "echo", "reasoning_only", "longer"})
+_WORTH_REFORMATTING = frozenset({"tool_call", "empty", "refusal", "echo", "dialogue", "reasoning_only", "longer"})
 _WORDS_PER_TOKEN = 0.6
 # The model answered, but not with an edit plan: another one is not asked, a summary may be within its reach.
 _ANSWERED = frozenset({"invalid", "refusal"})

@@ -1,0 +1,208 @@
+"""Whether what a model wrote as a summary may be used, and which of its lines may not.
+
+Small models say their instruction back, write one sentence again and again, go on with the dialogue, or tell another
+story. Of 29 summaries of a model with 135 million parameters all were such, and each left an assistant with less than
+no summary at all (measured 2026-11). Lines that say nothing are left out; where they are most of a summary, it is not
+used, and its room goes to the ledger.
+
+One pass over a text whose length its caller has bounded. A summary of which nothing is left out keeps every character.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Literal, NamedTuple, TypeAlias
+
+from litellm_compaction.core.ledger import ANCHORS_HEAD, WORDS_HEAD
+from litellm_compaction.core.messages import Message
+from litellm_compaction.core.prompts import FRAME_NOTE, LEDGER_TITLE
+
+Fault: TypeAlias = Literal["echo", "loop", "dialogue", "script", "empty"]
+
+_FRAME = (FRAME_NOTE, LEDGER_TITLE, WORDS_HEAD, ANCHORS_HEAD)
+# A line is the instruction's own where more than half of its runs of so many words stand there.
+_RUN_WORDS = 4
+# So much of the beginning is enough to know an instruction by.
+_ECHO_CHARS = 60
+_ECHO_SHARE = 0.5
+# Of so many sentences nobody says only three in five once.
+_LEAST_SENTENCES = 6
+_LEAST_DISTINCT_RATIO = 0.6
+# Prose takes a third to a half of its bytes, one phrase again and again a tenth.
+_LOOP_BYTES, _LOOP_RATIO = 200, 0.12
+# Words of a sentence that counts: "Done." may well stand in every row.
+_LEAST_SENTENCE_WORDS = 3
+_MOST_DROPPED_RATIO = 0.5
+# A script that the source hardly has is not the conversation's.
+_MAIN_SCRIPT_RATIO = 0.6
+_KNOWN_SCRIPT_RATIO = 0.02
+_LEAST_LETTERS = 40
+_SAMPLE_CHARS = 20_000
+_WORD = re.compile(r"\w+")
+_SENTENCE_END = re.compile(r"(?<=[.!?。！？])\s+|(?<=[。！？])")
+_RULE = re.compile(r"\|?[\s:|-]{3,200}\|?\s{0,8}\Z")
+_HEADING = re.compile(r"\s{0,8}#{1,6}\s|" + _RULE.pattern)
+# How a transcript is shown to a summariser (`prompts.render_message`).
+_TURN = re.compile(r"\s{0,8}(?:(?:USER|ASSISTANT|SYSTEM|DEVELOPER|TOOL RESULT):\s{0,8}\Z|ASSISTANT CALLED \w)")
+_SCRIPTS = (
+    ("latin", "A-Za-zªºÀ-ɏḀ-ỿ"),
+    ("greek", "Ͱ-Ͽἀ-῿"),
+    ("cyrillic", "Ѐ-ԯ"),
+    ("hebrew", "֐-׿"),
+    ("arabic", "؀-ۿݐ-ݿ"),
+    ("devanagari", "ऀ-ॿ"),
+    ("thai", "฀-๿"),
+    ("kana", "぀-ヿ"),
+    ("hangul", "가-힣ᄀ-ᇿ"),
+    ("han", "一-鿿㐀-䶿"),
+)
+_SCRIPT_LETTERS = tuple((name, re.compile(f"[{letters}]")) for name, letters in _SCRIPTS)
+# Written together.
+_TOGETHER = {"kana": "han", "han": "kana"}
+
+
+class Judgement(NamedTuple):
+    """A summary as it may be used.
+
+    Attributes:
+        text: what is left of it.
+        fault: why nothing of it may be used, one word for events; "" where `text` may.
+    """
+
+    text: str
+    fault: Fault | Literal[""]
+
+
+class _Line(NamedTuple):
+    """A line, whether it is a heading, its words, and what is wrong with it."""
+
+    text: str
+    is_heading: bool
+    words: int
+    fault: Fault | Literal[""]
+
+
+def judged(summary: str, *, instruction: str, source: Sequence[Message]) -> Judgement:
+    """The summary without the lines that say nothing, or why it may not be used.
+
+    Args:
+        summary: as the model wrote it, without its reasoning.
+        instruction: that it was given.
+        source: n messages that the summary stands for; at least some of them.
+    """
+    if summary.startswith(instruction[:_ECHO_CHARS]):
+        return Judgement("", "echo")
+    lines = _looked_at(summary.split("\n"), _runs_of((instruction, *_FRAME)))
+    words = sum(line.words for line in lines if not line.is_heading)
+    if not words:
+        return Judgement("", "empty")
+    dropped = Counter({line.fault: 0 for line in lines})
+    for line in lines:
+        dropped[line.fault] += line.words
+    good_words = words - sum(count for fault, count in dropped.items() if fault)
+    if words - good_words > _MOST_DROPPED_RATIO * words or not good_words:
+        [(worst, _)] = Counter({fault: count for fault, count in dropped.items() if fault}).most_common(1)
+        return Judgement("", worst)
+    if _repeats(line.text for line in lines if not line.is_heading):
+        return Judgement("", "loop")
+    if _is_foreign(summary, source):
+        return Judgement("", "script")
+    if not any(line.fault for line in lines):
+        return Judgement(summary, "")
+    return Judgement("\n".join(_without_faults(lines)).strip(), "")
+
+
+def _looked_at(lines: Sequence[str], told: frozenset[tuple[str, ...]]) -> list[_Line]:
+    found: list[_Line] = []
+    seen: set[tuple[str, ...]] = set()
+    in_dialogue = False
+    for text, below in itertools.zip_longest(lines, lines[1:], fillvalue=""):
+        # The row over a table's rule names its columns.
+        is_heading = _HEADING.match(text) is not None or (text.startswith("|") and _RULE.match(below) is not None)
+        words = tuple(word.casefold() for word in _WORD.findall(text))
+        in_dialogue = not is_heading and (in_dialogue or _TURN.match(text) is not None)
+        fault: Fault | Literal[""] = ""
+        if not is_heading and words:
+            if in_dialogue:
+                fault = "dialogue"
+            elif _is_told(words, told):
+                fault = "echo"
+            elif (len(words) >= _LEAST_SENTENCE_WORDS and words in seen) or _turns_round(text):
+                fault = "loop"
+            seen.add(words)
+        found.append(_Line(text, is_heading, len(words), fault))
+    return found
+
+
+def _runs_of(texts: Iterable[str]) -> frozenset[tuple[str, ...]]:
+    return frozenset(
+        run for text in texts for run in _runs(tuple(word.casefold() for word in _WORD.findall(text)), _RUN_WORDS)
+    )
+
+
+def _runs(words: tuple[str, ...], length: int) -> Iterator[tuple[str, ...]]:
+    return (words[start : start + length] for start in range(len(words) - length + 1))
+
+
+def _is_told(words: tuple[str, ...], told: frozenset[tuple[str, ...]]) -> bool:
+    """Whether a line is made of the instruction's own words; one of a few words may be anybody's."""
+    runs = len(words) - _RUN_WORDS + 1
+    return runs > 0 and sum(run in told for run in _runs(words, _RUN_WORDS)) > _ECHO_SHARE * runs
+
+
+def _turns_round(line: str) -> bool:
+    """Whether a line is one phrase, in whatever script, again and again."""
+    data = line.encode("utf-8", "surrogatepass")
+    return len(data) >= _LOOP_BYTES and len(zlib.compress(data)) < _LOOP_RATIO * len(data)
+
+
+def _repeats(lines: Iterable[str]) -> bool:
+    """Whether most sentences are said more than once, on one line or on several."""
+    sentences = [
+        words
+        for line in lines
+        for sentence in _SENTENCE_END.split(line)
+        if len(words := tuple(_WORD.findall(sentence.casefold()))) >= _LEAST_SENTENCE_WORDS
+    ]
+    return len(sentences) >= _LEAST_SENTENCES and len(set(sentences)) <= _LEAST_DISTINCT_RATIO * len(sentences)
+
+
+def _is_foreign(summary: str, source: Sequence[Message]) -> bool:
+    """Whether a summary is in a script that its source does not have."""
+    said = _letters(summary)
+    total = sum(said.values())
+    if total < _LEAST_LETTERS:
+        return False
+    script, count = said.most_common(1)[0]
+    if count < _MAIN_SCRIPT_RATIO * total:
+        return False
+    read = _letters("\n".join(_sample(source)))
+    known = read[script] + read[_TOGETHER.get(script, script)]
+    return sum(read.values()) >= _LEAST_LETTERS and known < _KNOWN_SCRIPT_RATIO * sum(read.values())
+
+
+def _sample(source: Sequence[Message]) -> Iterator[str]:
+    """Texts of the source, from all over it: a language may change on the way."""
+    step = max(1, len(source) // 100)
+    for message in itertools.islice(source, 0, None, step):
+        yield message.text[: _SAMPLE_CHARS // 20]
+
+
+def _letters(text: str) -> Counter[str]:
+    return Counter({name: len(pattern.findall(text, 0, _SAMPLE_CHARS)) for name, pattern in _SCRIPT_LETTERS})
+
+
+def _without_faults(lines: Sequence[_Line]) -> Iterator[str]:
+    """The lines that stay; a heading goes with the last line under it."""
+    for at, line in enumerate(lines):
+        if line.fault:
+            continue
+        if line.is_heading:
+            under = list(itertools.takewhile(lambda each: not each.is_heading, lines[at + 1 :]))
+            if any(each.fault for each in under) and not any(each.words and not each.fault for each in under):
+                continue
+        yield line.text

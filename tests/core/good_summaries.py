@@ -1,0 +1,167 @@
+"""Forty summaries as good models write them: five languages, sections, hand-offs, and free text of a pruning."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Good(NamedTuple):
+    """A summary, of which strategy, and words of the conversation that it stands for."""
+
+    strategy: str
+    text: str
+    said: str
+
+
+_ENGLISH = "Please port src/parser.py to Rust. Never touch the CI files. The tests must stay green at all times. "
+_GERMAN = "Bitte portiere src/parser.py nach Rust. Die CI-Dateien bleiben unberührt. Alle Tests müssen grün bleiben. "
+_FRENCH = "Merci de porter src/parser.py en Rust. Ne touche jamais aux fichiers de CI. Les tests doivent rester verts. "
+_RUSSIAN = "Перенеси src/parser.py на Rust. Файлы CI не трогай. Все тесты должны оставаться зелёными. "
+_CHINESE = "请把 src/parser.py 移植到 Rust。不要修改 CI 文件。所有测试必须一直通过。"
+
+GOOD = [
+    # English
+    Good(
+        "summary",
+        "### Original task\nPort src/parser.py to Rust; never touch the CI files; tests stay green.\n"
+        "### Completed work\n| File or component | Action | Description |\n|---|---|---|\n"
+        "| src/parser.py | read | 412 lines, hand-written recursive descent |\n"
+        "| src/lexer.rs | created | tokens and spans; 31 tests pass |\n"
+        "| src/parser.rs | created | expressions done, statements half done |\n"
+        "### Key technical decisions\nNo parser generator: the grammar is not LL(1). Spans are byte offsets.\n"
+        "### Current state\ncargo test: 58 passed, 2 failed (test_nested_call, test_trailing_comma).\n"
+        '### Pending\n- [ ] fix the trailing comma\n- [ ] port statements\n### Errors and resolutions\nE0502 → "clone"',
+        _ENGLISH,
+    ),
+    Good("summary", "### Original task\nPort the parser.\n### Pending\n- [ ] statements", _ENGLISH),
+    Good(
+        "summary",
+        "### Original task\nThe user's first request was: port src/parser.py to Rust.\n"
+        "### Completed work\nThe lexer was ported. The tests pass.\n### Current state\nWorking on statements.",
+        _ENGLISH,
+    ),
+    Good(
+        "handoff",
+        "### 1. Primary goals and intent\nPort the parser; CI files stay.\n### 2. Timeline and progress\n"
+        "1. Lexer ported.\n2. Expressions ported.\n### 3. Technical context and decisions\nRust 1.82, no macros.\n"
+        "### 4. Files and code changes\nsrc/lexer.rs: new.\n### 5. Active work and last actions\n`cargo test` failed.\n"
+        "### 6. Unresolved issues and pending tasks\n- [ ] E0502 in parser.rs:88\n### 7. Immediate next step\nClone.",
+        _ENGLISH,
+    ),
+    Good(
+        "handoff",
+        "### 1. Primary goals and intent\nA refund for order 4711.\n### 2. Timeline and progress\nnone\n"
+        "### 3. Technical context and decisions\nnone\n### 4. Files and code changes\nnone\n"
+        "### 5. Active work and last actions\nThe order was looked up.\n"
+        "### 6. Unresolved issues and pending tasks\nnone\n### 7. Immediate next step\nAsk for the bank account.",
+        "I want a refund for order 4711, please. ",
+    ),
+    Good(
+        "prune", "The first three files were read; only src/parser.py:42 matters, where the comma is eaten.", _ENGLISH
+    ),
+    Good(
+        "summary",
+        "The user wants the parser in Rust.\n\n- lexer: done\n- parser: done\n- printer: done\n- driver: open\n"
+        "- docs: open\n- benchmarks: open\n\nUser: prefers small commits.",
+        _ENGLISH,
+    ),
+    Good(
+        "summary",
+        "**Original task** Port the parser.\n\n**Completed work**\nstep 1: done\nstep 2: done\nstep 3: done\n"
+        "step 4: done\nstep 5: done\n\n**Pending**\nstep 6",
+        _ENGLISH,
+    ),
+    # German
+    Good(
+        "summary",
+        "### Original task\nsrc/parser.py nach Rust portieren, CI-Dateien nicht anfassen.\n### Completed work\n"
+        "| File or component | Action | Description |\n|---|---|---|\n| src/lexer.rs | angelegt | 31 Tests grün |\n"
+        "### Current state\nZwei Tests schlagen fehl.\n### Pending\n- [ ] Komma am Ende",
+        _GERMAN,
+    ),
+    Good("summary", "### Original task\nDen Parser portieren.\n### Pending\n- [ ] Anweisungen", _GERMAN),
+    Good(
+        "summary",
+        "Der Nutzer will den Parser in Rust. Der Lexer ist fertig. Der Parser ist zur Hälfte fertig.\n"
+        "Entschieden: kein Generator, weil die Grammatik nicht LL(1) ist.",
+        _GERMAN,
+    ),
+    Good(
+        "handoff",
+        "### 1. Primary goals and intent\nParser portieren.\n### 2. Timeline and progress\nLexer, dann Ausdrücke.\n"
+        "### 3. Technical context and decisions\nRust 1.82.\n### 4. Files and code changes\nsrc/lexer.rs\n"
+        "### 5. Active work and last actions\ncargo test\n### 6. Unresolved issues and pending tasks\nE0502\n"
+        "### 7. Immediate next step\nclone() einsetzen",
+        _GERMAN,
+    ),
+    Good("handoff", "### 1. Ziele\nErstattung für Bestellung 4711.\n### 7. Nächster Schritt\nIBAN erfragen.", _GERMAN),
+    Good("prune", "Die ersten drei Dateien wurden gelesen; wichtig ist nur src/parser.py:42.", _GERMAN),
+    Good("summary", "- Lexer: fertig\n- Parser: fertig\n- Drucker: offen\n- Treiber: offen\n- Doku: offen", _GERMAN),
+    Good("summary", "Zusammenfassung\n\nZiel: Rust. Stand: 58 von 60 Tests grün. Offen: test_nested_call.", _GERMAN),
+    # French
+    Good(
+        "summary",
+        "### Original task\nPorter src/parser.py en Rust sans toucher à la CI.\n### Completed work\n"
+        "| Fichier | Action | Description |\n|---|---|---|\n| src/lexer.rs | créé | 31 tests verts |\n"
+        "### Current state\nDeux tests échouent.\n### Pending\n- [ ] virgule finale",
+        _FRENCH,
+    ),
+    Good("summary", "### Original task\nPorter l'analyseur.\n### Pending\n- [ ] instructions", _FRENCH),
+    Good("summary", "L'utilisateur veut Rust. Le lexeur est fini. L'analyseur est à moitié fini.", _FRENCH),
+    Good(
+        "handoff",
+        "### 1. Primary goals and intent\nPorter l'analyseur.\n### 2. Timeline and progress\nLexeur d'abord.\n"
+        "### 3. Technical context and decisions\nnone\n### 4. Files and code changes\nsrc/lexer.rs\n"
+        "### 5. Active work and last actions\ncargo test\n### 6. Unresolved issues and pending tasks\nE0502\n"
+        "### 7. Immediate next step\nAjouter clone().",
+        _FRENCH,
+    ),
+    Good("handoff", "### 1. But\nRembourser la commande 4711.\n### 7. Prochaine étape\nDemander l'IBAN.", _FRENCH),
+    Good("prune", "Trois fichiers ont été lus ; seul src/parser.py:42 compte encore.", _FRENCH),
+    Good("summary", "- lexeur : fini\n- analyseur : fini\n- pilote : à faire\n- docs : à faire", _FRENCH),
+    Good("summary", "But : Rust. État : 58 tests verts sur 60. Reste : test_nested_call.", _FRENCH),
+    # Russian
+    Good(
+        "summary",
+        "### Original task\nПеренести src/parser.py на Rust, не трогая CI.\n### Completed work\n"
+        "| Файл | Действие | Описание |\n|---|---|---|\n| src/lexer.rs | создан | 31 тест проходит |\n"
+        "### Current state\nДва теста падают.\n### Pending\n- [ ] запятая в конце",
+        _RUSSIAN,
+    ),
+    Good("summary", "### Original task\nПеренести парсер.\n### Pending\n- [ ] операторы", _RUSSIAN),
+    Good("summary", "Пользователь хочет Rust. Лексер готов. Парсер готов наполовину.", _RUSSIAN),
+    Good(
+        "handoff",
+        "### 1. Primary goals and intent\nПеренести парсер.\n### 2. Timeline and progress\nСначала лексер.\n"
+        "### 3. Technical context and decisions\nnone\n### 4. Files and code changes\nsrc/lexer.rs\n"
+        "### 5. Active work and last actions\ncargo test\n### 6. Unresolved issues and pending tasks\nE0502\n"
+        "### 7. Immediate next step\nДобавить clone().",
+        _RUSSIAN,
+    ),
+    Good("handoff", "### 1. Цель\nВернуть деньги за заказ 4711.\n### 7. Дальше\nСпросить счёт.", _RUSSIAN),
+    Good("prune", "Прочитаны три файла; важен только src/parser.py:42.", _RUSSIAN),
+    Good("summary", "- лексер: готов\n- парсер: готов\n- драйвер: нет\n- документация: нет", _RUSSIAN),
+    Good("summary", "src/parser.rs src/lexer.rs src/driver.rs Cargo.toml tests/nested.rs — готовы", _RUSSIAN),
+    # Chinese
+    Good(
+        "summary",
+        "### Original task\n把 src/parser.py 移植到 Rust，不修改 CI 文件。\n### Completed work\n"
+        "| 文件 | 操作 | 说明 |\n|---|---|---|\n| src/lexer.rs | 新建 | 31 个测试通过 |\n"
+        "### Current state\n两个测试失败。\n### Pending\n- [ ] 末尾的逗号",
+        _CHINESE,
+    ),
+    Good("summary", "### Original task\n移植解析器。\n### Pending\n- [ ] 语句", _CHINESE),
+    Good("summary", "用户想要 Rust 版本。词法分析器已完成。解析器完成了一半。", _CHINESE),
+    Good(
+        "handoff",
+        "### 1. Primary goals and intent\n移植解析器。\n### 2. Timeline and progress\n先做词法分析器。\n"
+        "### 3. Technical context and decisions\nnone\n### 4. Files and code changes\nsrc/lexer.rs\n"
+        "### 5. Active work and last actions\ncargo test\n### 6. Unresolved issues and pending tasks\nE0502\n"
+        "### 7. Immediate next step\n加上 clone()。",
+        _CHINESE,
+    ),
+    Good("handoff", "### 1. 目标\n订单 4711 退款。\n### 7. 下一步\n询问银行账号。", _CHINESE),
+    Good("prune", "读了三个文件；只有 src/parser.py:42 还重要。", _CHINESE),
+    Good("summary", "- 词法分析器：完成\n- 解析器：完成\n- 驱动：未完成\n- 文档：未完成", _CHINESE),
+    Good("summary", "目标：Rust。状态：60 个测试中 58 个通过。剩余：test_nested_call。", _CHINESE),
+]

@@ -1,0 +1,122 @@
+"""What may be used of a summary: good ones as they are, degenerate ones not at all, and of others their good lines."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from litellm_compaction.core.judging import Judgement, judged
+from litellm_compaction.core.messages import Message
+from litellm_compaction.core.prompts import FRAME_NOTE
+from litellm_compaction.core.strategies import STRATEGIES, strategy_of, writer_of
+from tests.builders import parsed, user
+from tests.core.good_summaries import GOOD, Good
+
+INSTRUCTION = strategy_of("summary").instruction(words=200, round_number=1)
+TASK = "### Original task\nThe user's first request, verbatim, and every constraint and change of mind since.\n"
+REAL = "### Current state\nThe lexer of src/parser.py is ported, and 58 of 60 tests pass now.\n"
+
+
+def source(said: str = "Please port src/parser.py to Rust; the tests must stay green. ") -> list[Message]:
+    return list(parsed([user(said * 10)]))
+
+
+def look(summary: str, said: str | None = None) -> Judgement:
+    return judged(summary, instruction=INSTRUCTION, source=source() if said is None else source(said))
+
+
+def test_there_are_forty_good_ones() -> None:
+    """In five languages, of every strategy."""
+    assert len(GOOD) == 40
+    assert {each.strategy for each in GOOD} == set(STRATEGIES)
+
+
+@pytest.mark.parametrize("good", GOOD, ids=range(len(GOOD)))
+def test_a_good_summary_keeps_every_character(good: Good) -> None:
+    """Whatever its language and shape: sections that are nearly empty, tables, lists with one word in each row."""
+    instruction = strategy_of(writer_of(good.strategy)).instruction(words=200, round_number=2)
+    assert judged(good.text, instruction=instruction, source=source(good.said)) == Judgement(good.text, "")
+
+
+@pytest.mark.parametrize(
+    ("summary", "fault"),
+    [
+        (TASK * 3, "echo"),
+        (INSTRUCTION, "echo"),
+        (f"{FRAME_NOTE}\n{FRAME_NOTE}", "echo"),
+        ("### Original task\n" + "### Error message\n" * 40, "empty"),
+        ("### Original task\n\n### Pending\n- [ ]\n", "empty"),
+        ("", "empty"),
+        ("The king was very wise and very kind. He was wise. " * 10, "loop"),
+        ("endless " * 60, "loop"),
+        ("很好很好" * 40, "loop"),
+        ("Mercury: 0.382 AU away\nVenus: 0.72 AU away\nEarth: 1 AU away\n" * 8, "loop"),
+        (
+            "Let me see.\nUSER:\nNow do the next one, please.\nASSISTANT:\nOf course, here it is, as you wished.",
+            "dialogue",
+        ),
+        ("ASSISTANT CALLED read_file(a)\nTOOL RESULT:\nline one of the file\nline two of the file", "dialogue"),
+        (
+            "用户想要一个关于狐狸和乌鸦的故事，狐狸很聪明，乌鸦也很聪明，它们是很好的朋友，每天都在一起玩耍，从来没有分开过。",
+            "script",
+        ),
+        ("Лисица и ворона были добрыми друзьями и очень любили друг друга, и помогали всем.", "script"),
+    ],
+)
+def test_a_degenerate_summary_is_not_used(summary: str, fault: str) -> None:
+    """Echoes, loops, dialogue, another script than the conversation's, headings without content."""
+    assert look(summary) == Judgement("", fault)
+
+
+def test_bad_lines_are_left_out_of_a_good_summary() -> None:
+    """With the heading that stood over nothing else."""
+    said = (
+        f"{REAL}{TASK}### Pending\n- [ ] port the statements of the grammar\n- [ ] port the statements of the grammar"
+    )
+    assert look(said) == Judgement(f"{REAL}### Pending\n- [ ] port the statements of the grammar", "")
+
+
+def test_what_follows_a_turn_of_dialogue_is_left_out_up_to_the_next_heading() -> None:
+    """A model that has done its work goes on writing the conversation."""
+    said = (
+        f"{REAL}It uses byte offsets in all of its spans, as decided.\nUSER:\nThank you.\n### Pending\n- [ ] statements"
+    )
+    left = look(said)
+    assert left.text == f"{REAL}It uses byte offsets in all of its spans, as decided.\n### Pending\n- [ ] statements"
+
+
+def test_a_conversation_may_change_its_script() -> None:
+    """One that has some of it somewhere."""
+    said = "Пользователь хочет перенести парсер, и тесты должны остаться зелёными, лексер уже готов."
+    mixed = list(parsed([user("Please port it to Rust. " * 40), user("А теперь по-русски, пожалуйста.")]))
+    assert judged(said, instruction=INSTRUCTION, source=mixed).fault == ""
+    assert look(said).fault == "script"
+
+
+@given(st.lists(st.sampled_from([*TASK.split("\n"), *REAL.split("\n"), "USER:", "", "x", "a b c d"]), max_size=30))
+def test_what_is_left_is_good(lines: list[str]) -> None:
+    """Judged once more nothing changes; nothing is ever added; with a fault there is nothing."""
+    summary = "\n".join(lines)
+    left = look(summary)
+    if left.fault:
+        assert left.text == ""
+        return
+    assert look(left.text) == left
+    assert [line for line in summary.split("\n") if line in left.text.split("\n")]
+
+
+def test_summaries_of_a_real_small_model_are_not_used() -> None:
+    """Twenty, as they came."""
+    transcripts = os.environ.get("COMPACTION_TRANSCRIPTS")
+    folder = Path(transcripts).parent if transcripts else Path(__file__).parents[3] / "shared"
+    file = folder / "real-engine" / "summaries.json"
+    if not file.is_file():
+        pytest.skip("the summaries are not beside the checkout")
+    summaries = json.loads(file.read_text(encoding="utf-8"))
+    assert len(summaries) == 20
+    assert sum(look(summary).fault != "" for summary in summaries) >= 19
