@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 from litellm_compaction.tokens.calibration import PLAIN, Mix
 from litellm_compaction.tokens.growth import Profile
-from litellm_compaction.tokens.prefix import Anchor
 
 # Less of the estimate is the server's own way to begin a prompt.
 _LEFT_OUT_RATIO = 0.02
@@ -22,6 +21,46 @@ _OLD_TURNS_RATIO = 0.005
 _OTHER_DOUBT, _DIGIT_DOUBT = 0.35, 0.25
 # By so much a stand-in's margin is wider than it was ever seen to count too much.
 _LEAST_DOUBT, _SAFE_ERROR = 0.05, 0.10
+
+
+class Anchor(NamedTuple):
+    """What a server counted for a prompt, and what we did.
+
+    Attributes:
+        prompt_tokens: the server's number.
+        raw_tokens: ours, before calibration.
+        mix: what the prompt consists of.
+        profile: likewise, where a stand-in counted it.
+        role: of its last message: some templates leave out a part of the prompt that depends on it (Mistral Nemo's
+            and v3's the system message, where the last one is a tool's).
+        media_tokens: the part of `raw_tokens` that images, sound and pages take.
+        is_sure: the server was asked for the number, which holds however far it is from ours.
+    """
+
+    prompt_tokens: int
+    raw_tokens: float
+    mix: Mix
+    profile: Profile | None = None
+    role: str = ""
+    media_tokens: float = 0.0
+    is_sure: bool = False
+
+    @property
+    def text_tokens(self) -> float:
+        """The other part of `raw_tokens`."""
+        return self.raw_tokens - self.media_tokens
+
+    def new_mix(self, raw_tokens: float, mix: Mix) -> Mix:
+        """What the rest of a longer prompt consists of, from its own size and mix."""
+        new_tokens = raw_tokens - self.raw_tokens
+        if new_tokens <= 0:
+            return mix
+        return Mix(
+            *(
+                min(1.0, max(0.0, (whole * raw_tokens - old * self.raw_tokens) / new_tokens))
+                for whole, old in zip(mix, self.mix, strict=True)
+            )
+        )
 
 
 class RawCount(NamedTuple):

@@ -16,7 +16,6 @@ from litellm_compaction.core.messages import JsonObject, Request, system_prefix_
 from litellm_compaction.templates.template import chars_of
 from litellm_compaction.tokenizers.families import Family
 from litellm_compaction.tokenizers.registry import usable, usable_soon
-from litellm_compaction.tokens.anchored import Anchored
 from litellm_compaction.tokens.calibration import (
     MAX_RATIO,
     MIN_TRUNCATED_TOKENS,
@@ -26,9 +25,9 @@ from litellm_compaction.tokens.calibration import (
     is_between_plausible,
     is_plausible,
 )
-from litellm_compaction.tokens.count import Count, Deviation, RawCount, least_ratio_of, solid_tokens
+from litellm_compaction.tokens.count import Anchor, Count, Deviation, RawCount, least_ratio_of, solid_tokens
 from litellm_compaction.tokens.formula import Item, Measure, mix_of, raw_tokens
-from litellm_compaction.tokens.prefix import Anchor, Anchors, Fingerprints, fingerprints
+from litellm_compaction.tokens.prefix import Anchored, Anchors, Fingerprints, fingerprints
 from litellm_compaction.tokens.rendered import Counting
 
 __all__ = ["Count", "Deviation", "TokenCounter"]
@@ -334,7 +333,7 @@ def _has_added(calibration: Calibration, count: Count, prompt_tokens: int) -> bo
         return is_plausible(ratio)
     text_prompt_tokens = round(prompt_tokens - media_tokens * count.media_factor)
     is_mostly_text = media_tokens * count.media_factor <= _MOST_MEDIA_RATIO * text_tokens
-    # Of an exact count the difference is what media cost (`anchored.py`).
+    # Of an exact count the difference is what media cost (`prefix.py`).
     if count.profile is not None and is_mostly_text and text_prompt_tokens > 0:
         calibration.add(text_tokens, count.allowance_tokens - media_tokens, count.mix, text_prompt_tokens)
     return is_between_plausible(prompt_tokens, text_tokens, count.raw_tokens)

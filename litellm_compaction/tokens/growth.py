@@ -1,6 +1,6 @@
 """What a conversation's new messages take at a model that nobody knows, by what its server counted for others.
 
-Called by `anchored.py` where a stand-in vocabulary counts. The server's number for a prompt's beginning is known, so
+Called by `prefix.py` where a stand-in vocabulary counts. The server's number for a prompt's beginning is known, so
 that only the difference is an estimate: a linear function of what the messages consist of, fitted by Bayesian
 regression. What it has not seen yet keeps the width of the prior, and so shows as an error.
 

@@ -11,8 +11,9 @@ from litellm_compaction.core.messages import JsonValue, Request, parse_message
 from litellm_compaction.tokenizers.families import Family, family_of
 from litellm_compaction.tokens import prefix
 from litellm_compaction.tokens.calibration import PLAIN, Mix
+from litellm_compaction.tokens.count import Anchor
 from litellm_compaction.tokens.counter import Count, TokenCounter
-from litellm_compaction.tokens.prefix import Anchor, Anchors, fingerprints
+from litellm_compaction.tokens.prefix import Anchors, fingerprints
 
 UNKNOWN = family_of("", "nobody-knows")
 GPT_OSS = family_of("gpt-oss", "gpt-oss-20b")
