@@ -30,8 +30,7 @@ from pathlib import Path
 from litellm_compaction.core.messages import Request, parse_message
 from litellm_compaction.tokenizers.families import Family, family_of
 from litellm_compaction.tokenizers.registry import load_cost, vocabulary
-from litellm_compaction.tokens.counter import TokenCounter
-from litellm_compaction.tokens.generated import GeneratedTokens
+from litellm_compaction.tokens.counter import GeneratedTokens, TokenCounter
 from litellm_compaction.tokens.prefix import fingerprints
 from litellm_compaction.tokens.rendered import Counting
 

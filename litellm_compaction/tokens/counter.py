@@ -1,6 +1,7 @@
-"""How many tokens a request takes, message by message, and how far that can be from the truth.
+"""How many tokens a request takes, message by message, and how far that can be from the truth; and a running answer.
 
-Called by the engine on every request, and with the server's `prompt_tokens` after every answer.
+Called by the engine on every request, and with the server's `prompt_tokens` after every answer; for every delta of a
+guarded stream.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from litellm_compaction.tokens.formula import Item, Measure, mix_of, raw_tokens
 from litellm_compaction.tokens.prefix import Anchored, Anchors, Fingerprints, fingerprints
 from litellm_compaction.tokens.rendered import Counting
 
-__all__ = ["Count", "Deviation", "TokenCounter"]
+__all__ = ["Count", "Deviation", "GeneratedTokens", "TokenCounter"]
 
 # Wildcard deployments get their model names from clients, so the number of calibrations needs an end.
 _MAX_TARGETS = 4096
@@ -49,6 +50,11 @@ _WITH_TOOLS = "|tools"
 _LEAST_EXACT_RATIO = 0.15
 # With more images than this a number says little of the text beside them.
 _MOST_MEDIA_RATIO = 1 / 3
+# What a running answer's text is counted by at once: an encoding of everything again would be quadratic, and a count of
+# chunks wrong by up to 75 % where several tokens come in one.
+_SETTLED_CHARS = 256
+# Between two counts: what the last pieces took, and never less than English takes.
+_CHARS_PER_TOKEN = 4.0
 
 
 class TokenCounter:
@@ -298,6 +304,66 @@ class TokenCounter:
             # Threads that count texts ask, too.
             found = self._calibrations.setdefault(target_key, Calibrations())
         return found
+
+
+class GeneratedTokens:
+    """How many tokens a running answer has taken so far, at a constant cost for each delta.
+
+    Text is counted once, in pieces of a few hundred characters that end between words where there are any, with the
+    vocabulary of the model's family.
+
+    Args:
+        count: tokens of a text.
+
+    Attributes:
+        tokens: so far; read several times for each delta, so worked out once for each.
+    """
+
+    def __init__(self, count: Callable[[str], int]) -> None:
+        self._count = count
+        self._counted_tokens = 0
+        self._counted_chars = 0
+        self._chars_per_token = _CHARS_PER_TOKEN
+        self.tokens = 0
+        self._pending: list[str] = []
+        self._pending_chars = 0
+
+    def add(self, text: str) -> None:
+        """Takes a delta: text, reasoning, or the arguments of a tool call."""
+        if not text:
+            return
+        self._pending.append(text)
+        self._pending_chars += len(text)
+        if self._pending_chars >= _SETTLED_CHARS:
+            self._settle(keep_word=True)
+        self.tokens = self._counted_tokens + round(self._pending_chars / self._chars_per_token)
+
+    def of(self, text: str) -> int:
+        """The tokens of a text, which is not added."""
+        return self._count(text)
+
+    def anew(self) -> GeneratedTokens:
+        """A count that begins, of the same kind."""
+        return GeneratedTokens(self._count)
+
+    def exact(self) -> int:
+        """The tokens so far, with the last piece counted too."""
+        self._settle()
+        self.tokens = self._counted_tokens
+        return self._counted_tokens
+
+    def _settle(self, *, keep_word: bool = False) -> None:
+        """Counts what is pending; the last word, which may go on, stays for the next piece when asked for."""
+        piece = "".join(self._pending)
+        end = piece.rfind(" ", len(piece) - _SETTLED_CHARS // 2) if keep_word else -1
+        piece, rest = (piece[:end], piece[end:]) if end > 0 else (piece, "")
+        if piece:
+            self._counted_tokens += self._count(piece)
+            self._counted_chars += len(piece)
+            if self._counted_tokens:
+                self._chars_per_token = min(_CHARS_PER_TOKEN, self._counted_chars / self._counted_tokens)
+        self._pending = [rest] if rest else []
+        self._pending_chars = len(rest)
 
 
 def _as_text(extras: JsonObject) -> str:

@@ -11,8 +11,7 @@ from litellm_compaction.simulator.generation import pieces
 from litellm_compaction.simulator.vocabulary import count
 from litellm_compaction.tokenizers.families import family_of
 from litellm_compaction.tokenizers.registry import token_length
-from litellm_compaction.tokens.counter import TokenCounter
-from litellm_compaction.tokens.generated import GeneratedTokens
+from litellm_compaction.tokens.counter import GeneratedTokens, TokenCounter
 from tests.builders import prose
 
 TEXTS = {

@@ -20,7 +20,7 @@ from litellm_compaction.proxy.answer.overflowed import FULL_RATIO, NEAR_FULL_RAT
 from litellm_compaction.proxy.answer.protocol import Chunk, Notices, Received, UpstreamError
 from litellm_compaction.proxy.answer.sse import ERROR_BYTES, unreadable
 from litellm_compaction.proxy.wire import Usage, usage_of
-from litellm_compaction.tokens.generated import GeneratedTokens
+from litellm_compaction.tokens.counter import GeneratedTokens
 
 # How a stream ended: by itself; where the window does; for others that need the room; by an error that means a full
 # window, or by another one.
