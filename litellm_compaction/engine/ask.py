@@ -11,7 +11,9 @@ call, and the next level is a summary.
 
 from __future__ import annotations
 
+import logging
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
@@ -44,6 +46,8 @@ from litellm_compaction.tokenizers.sources import Sources
 from litellm_compaction.tokens.counter import TokenCounter
 from litellm_compaction.windows.windows import Windows
 
+logger = logging.getLogger("litellm_compaction")
+
 _MAX_ENTRIES = 4096
 _REQUEST_TOKENS = 200
 # The chat template's own tokens around the summariser's one user message, rounded up.
@@ -52,6 +56,10 @@ _TEMPLATE_TOKENS = 32
 _DECODE_WEIGHT = 15
 # Our count of other scripts may be so many times too high; what is longer still is not counted to know that it is.
 _FAR_TOO_MANY_RATIO = 4
+# What a model's own words were rejected for; of its server and its time limit they say nothing.
+_REJECTED = frozenset({"echo", "loop", "dialogue", "script", "empty", "refusal"})
+_REJECTED_IN_A_ROW = 2
+_PAUSE_S = 600.0
 # The model answered, but not with a record: reformatted, without tools and as quoted data, it may.
 _WORTH_REFORMATTING = frozenset({"tool_call", "empty", "refusal", "echo", "dialogue", "reasoning_only", "longer"})
 _WORDS_PER_TOKEN = 0.6
@@ -112,6 +120,38 @@ class Summary:
     failure: SummaryFailed | None = None
 
 
+class _Pauses:
+    """Which models are not asked for a while, since their summaries were rejected two times in a row.
+
+    Each such summary costs the person who waits a minute, and its conversation is no better off than with none.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._rejected: Bounded[str, int] = Bounded(_MAX_ENTRIES)
+        self._until_s: Bounded[str, float] = Bounded(_MAX_ENTRIES)
+
+    def has(self, model: PruningModel) -> bool:
+        """Whether a model pauses now."""
+        return self._clock() < self._until_s.get(model.target.key, -math.inf)
+
+    def note(self, model: PruningModel, *, is_rejected: bool) -> None:
+        """Takes note of what became of a summary; a pause that has ended leaves one try."""
+        key = model.target.key
+        if not is_rejected:
+            self._rejected.pop(key, None)
+            return
+        self._rejected[key] = self._rejected.get(key, 0) + 1
+        if self._rejected[key] >= _REJECTED_IN_A_ROW:
+            self._until_s[key] = self._clock() + _PAUSE_S
+            logger.warning(
+                "summaries_rejected model=%s: two in a row said nothing; it is not asked for %d minutes. To end "
+                "this, name another pruning_model, or set max_summary_calls: 0",
+                model.label,
+                _PAUSE_S // 60,
+            )
+
+
 class PromptLimit(NamedTuple):
     """The largest prompt for a pruning model, what it may think beside its answer, and its tokenizer."""
 
@@ -128,9 +168,19 @@ class SummaryClient:
         counter: tokens of its prompts.
         sources: by which vocabulary and template it is counted.
         sent: what the served model's cache may hold.
+        clock: seconds, monotonic.
     """
 
-    def __init__(self, *, windows: Windows, counter: TokenCounter, sources: Sources, sent: SentPrompts) -> None:
+    def __init__(
+        self,
+        *,
+        windows: Windows,
+        counter: TokenCounter,
+        sources: Sources,
+        sent: SentPrompts,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._pauses = _Pauses(clock)
         self._windows = windows
         self._counter = counter
         self._sources = sources
@@ -160,6 +210,9 @@ class SummaryClient:
         if not (job.messages or job.earlier):
             return Summary(text="", calls=0, pruning_model="", reason="nothing_new")
         for model in work.case.pruning_models:
+            if self._pauses.has(model):
+                reason = reason or "paused"
+                continue
             try:
                 limit = await self.prompt_limit(work, model, job.summary_tokens)
             except (ModelNotLoaded, WindowUnknown) as error:
@@ -186,9 +239,12 @@ class SummaryClient:
                     if failure not in _WORTH_REFORMATTING:
                         break
                 else:
+                    self._pauses.note(model, is_rejected=False)
                     # A reason that is still there says why the configured model was not the one that answered.
                     return Summary(text=text, calls=calls, pruning_model=asked, reason=reason)
             reason = failure
+            if failure in _REJECTED:
+                self._pauses.note(model, is_rejected=True)
             if attempts.summary_calls_left <= 0:
                 break
         return Summary(text="", calls=calls, pruning_model=asked, reason=reason, failure=failed)

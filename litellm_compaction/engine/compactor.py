@@ -106,7 +106,7 @@ class Compactor:
         self._store = store
         self._reporter = Reporter(observers, clock=clock, wall_clock=wall_clock)
         sent = SentPrompts()
-        summary_client = SummaryClient(windows=windows, counter=counter, sources=self.sources, sent=sent)
+        summary_client = SummaryClient(windows=windows, counter=counter, sources=self.sources, sent=sent, clock=clock)
         self._clock, self._wall_clock = clock, wall_clock
         self._builder = CompactionBuilder(summary_client=summary_client, store=store, clock=clock)
         self._compactions: Flights[_Flown] = Flights()

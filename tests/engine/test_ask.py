@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from litellm_compaction.core.messages import Message
 from litellm_compaction.engine.ask import SentPrompts, SummaryClient
 from litellm_compaction.engine.measure import RequestMeasurer
+from litellm_compaction.errors import SummaryFailed
 from litellm_compaction.tokenizers.sources import Sources
 from litellm_compaction.tokens.counter import TokenCounter
 from tests.builders import (
@@ -19,6 +20,7 @@ from tests.builders import (
     assistant,
     broken_promises,
     calls,
+    chat,
     count,
     parsed,
     raw_conversations,
@@ -26,7 +28,7 @@ from tests.builders import (
     system,
     user,
 )
-from tests.engine.bench import Bench, FakeAsk, sent
+from tests.engine.bench import SUMMARY, Bench, Clock, FakeAsk, sent
 
 TOOLS = [{"type": "function", "function": {"name": "run", "parameters": {"type": "object"}}}]
 
@@ -174,3 +176,42 @@ async def test_another_model_takes_as_large_a_prompt_as_the_same_one() -> None:
     assert other.is_same is False
     limit = await client.prompt_limit(work, other, 400)
     assert limit.tokens == (await client.prompt_limit(work, replace(other, is_same=True), 400)).tokens
+
+
+async def test_a_model_whose_summaries_are_rejected_pauses(caplog: pytest.LogCaptureFixture) -> None:
+    """Two in a row: for ten minutes nobody waits for it, and one line says what to do; then it has one try."""
+    clock = Clock()
+    bench = Bench(ask=FakeAsk("The king was very wise and kind. " * 20), clock=clock)
+
+    async def compacted(topic: str) -> tuple[str, str, int]:
+        asked = len(bench.ask.prompts)
+        await bench.guard([user(f"About {topic}."), *chat(16, words=300)], clear_tool_results=False)
+        return bench.last.rung, bench.last.reason, len(bench.ask.prompts) - asked
+
+    assert await compacted("a") == ("truncate", "loop", 1)
+    bench.ask.answer = SUMMARY
+    assert await compacted("b") == ("summary", "", 1)
+    bench.ask.answer = "The king was very wise and kind. " * 20
+    assert [await compacted(topic) for topic in "cdef"] == [
+        ("truncate", "loop", 1),
+        ("truncate", "loop", 1),
+        ("truncate", "paused", 0),
+        ("truncate", "paused", 0),
+    ]
+    clock.now_s += 601
+    assert await compacted("g") == ("truncate", "loop", 1)
+    assert await compacted("h") == ("truncate", "paused", 0)
+    clock.now_s += 601
+    bench.ask.answer = SUMMARY
+    assert [await compacted(topic) for topic in "ij"] == [("summary", "", 1)] * 2
+    warned = [record.message for record in caplog.records if "summaries_rejected" in record.message]
+    assert len(warned) == 2
+    assert "max_summary_calls: 0" in warned[0]
+
+
+async def test_a_failure_of_the_server_is_no_rejected_summary() -> None:
+    """It says nothing of what the model writes."""
+    bench = Bench(ask=FakeAsk(SummaryFailed("error")))
+    for topic in "abc":
+        await bench.guard([user(f"About {topic}."), *chat(16, words=300)], clear_tool_results=False)
+        assert bench.last.reason == "error"
