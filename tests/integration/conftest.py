@@ -23,6 +23,8 @@ _GROUPS = [
     Group("shrinking", 16384),
     Group("growing", 8192),
     Group("summariser"),
+    # One for each kind: after two rejected summaries in a row a model is not asked for a while.
+    *(Group(f"useless-{kind}") for kind in range(6)),
     Group("thinking", key=THINKING_KEY, architecture="glm4moe"),
     Group("settling", key=THINKING_KEY, architecture="glm4moe"),
     Group("small", 4096),

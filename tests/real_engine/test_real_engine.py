@@ -225,9 +225,7 @@ def test_an_answer_goes_on_past_the_window(bench: Bench, ask: Any) -> None:
 # Each fits by itself; together they need a fifth more than the context has.
 _BEINGS = ("lighthouse keeper", "robot gardener", "deep sea diver", "mountain guide")
 _LOG = [f"{n}. The station noted {n * 53 % 97} birds and {n * 37 % 41} ships." for n in range(1, 61)]
-
-
-_LOG_LINES, _ANSWER_TOKENS = (50, 350) if IS_LONG else (7, 90)
+_LOG_LINES, _SHARED_ANSWER_TOKENS = (50, 350) if IS_LONG else (7, 90)
 
 
 @pytest.mark.parametrize("model", ["pool", LLAMA_CPP])
@@ -242,7 +240,7 @@ def test_four_answers_beside_each_other_are_whole(bench: Bench, model: str) -> N
 
     def ask(being: str) -> Said:
         asked = [_user(f"A {being} keeps this log:\n{log}\nWrite a long story about the {being}.")]
-        options: dict[str, Any] = {"max_tokens": _ANSWER_TOKENS, "temperature": 0}
+        options: dict[str, Any] = {"max_tokens": _SHARED_ANSWER_TOKENS, "temperature": 0}
         if being in _BEINGS[::2]:
             streamed = bench.proxy.stream(model, asked, stream_options={"include_usage": True}, **options)
             return Said(streamed.status, streamed.text, streamed.finish_reasons, streamed.usages[-1])
@@ -254,10 +252,10 @@ def test_four_answers_beside_each_other_are_whole(bench: Bench, model: str) -> N
         answers = list(threads.map(ask, _BEINGS))
     exchanges = bench.shim.answers("pool", since=begun)
     prompt_tokens = min(each.prompt_tokens for each in exchanges if each.prompt_tokens)
-    assert 4 * (prompt_tokens + _ANSWER_TOKENS) > 1.1 * window
+    assert 4 * (prompt_tokens + _SHARED_ANSWER_TOKENS) > 1.1 * window
     assert [answer.status for answer in answers] == [200] * 4
     assert [answer.finish_reasons for answer in answers] == [["length"]] * 4
-    assert [answer.usage["completion_tokens"] for answer in answers] == [_ANSWER_TOKENS] * 4
+    assert [answer.usage["completion_tokens"] for answer in answers] == [_SHARED_ANSWER_TOKENS] * 4
     # No answer was ended by the cache, and none was made anew.
     assert [exchange.error for exchange in exchanges] == [""] * len(exchanges)
     assert not any("compaction" in answer.usage for answer in answers)
