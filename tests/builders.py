@@ -309,6 +309,11 @@ def as_bytes(messages: Sequence[Message]) -> list[str]:
     return [json.dumps(message.raw) for message in messages]
 
 
+def numbered(line: str, times: int) -> str:
+    """Lines of a list that differ in their numbers."""
+    return "".join(f"- {line} {number}\n" for number in range(times))
+
+
 def prose(topic: str, words: int) -> str:
     """`words` plain words, about as many tokens, in lines of twenty."""
     source = random.Random(topic)

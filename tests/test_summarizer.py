@@ -20,15 +20,10 @@ from litellm_compaction.summarizer import (
     summarize,
     summarize_appended,
 )
-from tests.builders import JsonDict, agent_run, assistant, broken_promises, calls, count, parsed, result, user
+from tests.builders import JsonDict, agent_run, assistant, broken_promises, calls, count, numbered, parsed, result, user
 
 GOOD = "### Original task\nPort the parser.\n### Current state\nHalf done."
 CHAT = [user("Port the parser. " * 40), assistant("I begin. " * 80)]
-
-
-def numbered(line: str, times: int) -> str:
-    """Lines that differ in their numbers."""
-    return "".join(f"- {line} {number}\n" for number in range(times))
 
 
 class FakeAsk:

@@ -8,12 +8,12 @@ import pytest
 
 from litellm_compaction.core.messages import parse_message
 from litellm_compaction.errors import SummaryFailed
-from tests.builders import JsonDict, as_bytes, assistant, calls, result, system, user
+from tests.builders import JsonDict, as_bytes, assistant, calls, numbered, result, system, user
 from tests.engine.bench import Bench, FakeAsk, sent
 
 TASK = "Port src/parser.py to Rust and never touch /etc/passwd."
 # A summary as long as it may be.
-FULL = "### Original task\nPort the parser.\n" + "- a line of the record with src/file.rs in it\n" * 60
+FULL = "### Original task\nPort the parser.\n" + numbered("a line of the record with src/file.rs in it", 60)
 
 
 @pytest.mark.parametrize("answer", [FULL, SummaryFailed("error")])
@@ -65,7 +65,9 @@ async def test_segments_are_frozen_and_then_integrated() -> None:
     raw: list[JsonDict] = [system(), user(TASK)]
     grew = integrated = 0
     for turn in range(120):
-        bench.ask.answer = f"### Current state\nSummary after turn {turn}. " + "so " * 400
+        bench.ask.answer = f"### Current state\nSummary after turn {turn}. " + " ".join(
+            f"w{word}" for word in range(200)
+        )
         await bench.guard(raw)
         raw = [*raw, assistant(f"answer {turn} " + "word " * 150), user(f"question {turn}")]
     records = [compaction for _, compaction in bench.store.kept]
@@ -84,7 +86,7 @@ async def test_segments_are_frozen_and_then_integrated() -> None:
 async def test_a_huge_result_does_not_cost_the_record() -> None:
     """Where it leaves no room for a summary, the record is carried shortened; later the full one goes on."""
     bench = Bench()
-    bench.ask.answer = "### Current state\nREMEMBER-ME: the port is 8080.\n" + "- more about it\n" * 40
+    bench.ask.answer = "### Current state\nREMEMBER-ME: the port is 8080.\n" + numbered("more about it", 40)
     raw: list[JsonDict] = [system(), user(TASK)]
     for number in range(40):
         raw += [calls(f"c{number}"), result(f"c{number}", f"result {number} " + "data " * 120)]
@@ -136,8 +138,8 @@ async def test_a_retry_after_a_regeneration_finds_the_shorter_record() -> None:
 async def test_a_window_that_shrinks_for_a_moment_does_not_cost_the_record() -> None:
     """Where the shrunk window has no room for a summary, the full record stays stored for when it grows again."""
     bench = Bench()
-    filler = "- more about it\n" * 45
-    bench.ask.answer = f"### Current state\n{filler}REMEMBER-ME: the port is 8080.\n{filler}"
+    before, behind = numbered("more about it", 38), numbered("and yet more", 38)
+    bench.ask.answer = f"### Current state\n{before}REMEMBER-ME: the port is 8080.\n{behind}"
     raw: list[JsonDict] = [system(), user(TASK)]
     for number in range(20):
         raw += [calls(f"c{number}"), result(f"c{number}", f"result {number} " + "data " * 120)]
@@ -249,7 +251,7 @@ async def test_small_turns_are_never_compacted_one_by_one(answer: str | Exceptio
 
 async def test_a_summary_over_its_bound_costs_lines_and_not_the_target() -> None:
     """A server may count otherwise and write a fifth more: the ledger beside it gives way."""
-    bench = Bench(ask=FakeAsk("### Current state\n" + "- all is well with it so far\n" * 130))
+    bench = Bench(ask=FakeAsk("### Current state\n" + numbered("all is well with it", 130)))
     raw: list[JsonDict] = [system(), user(TASK)]
     for number in range(60):
         names = " ".join(f"src/part_{number}/file_{each}.py" for each in range(12))
