@@ -269,7 +269,7 @@ _MOST_PLACES = 500
 def _has_said(said: str, words: str) -> bool:
     """Whether a text has these words in a row, however they are written and quoted.
 
-    Looks only where the longest of them stands: to take 50 MB apart took 6 s on the event loop (2026-11-22).
+    Looks only where the longest of them stands: taking 50 MB apart would hold up the event loop.
     """
     wanted = f" {_words(words)} "
     rarest = max(wanted.split(), key=len, default="")

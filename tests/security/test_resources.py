@@ -368,7 +368,7 @@ async def test_a_long_prompt_is_read_beside_the_event_loop(
 def test_an_error_is_compared_with_few_places_of_what_the_client_said(
     said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whether a server quotes its client: taking 50 MB apart for that held everybody up for 6 s."""
+    """Whether a server quotes its client: taking 50 MB apart for that would hold everybody up."""
     taken: list[int] = []
     words = errors._words
     monkeypatch.setattr(errors, "_words", lambda text: (taken.append(len(text)), words(text))[1])

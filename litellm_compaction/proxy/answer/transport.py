@@ -284,7 +284,7 @@ def _refused_addition(error: str) -> Addition | None:
 
 
 def _has_said(said: str, addition: Addition) -> bool:
-    """Whether a client's text names an addition; looked for without the pattern, which takes 1 s for 50 MB."""
+    """Whether a client's text names an addition; looked for without the pattern: the text may be long."""
     folded, names = said.casefold(), _NAMES[addition]
     for beginning in _BEGINNINGS[addition]:
         at = -1
