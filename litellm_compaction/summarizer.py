@@ -105,6 +105,11 @@ class SummaryJob:
     focus: str = ""
 
     @property
+    def source(self) -> tuple[str, ...]:
+        """The texts that the summary is made of."""
+        return (self.earlier, self.request, *(message.text for message in self.messages))
+
+    @property
     def instruction(self) -> str:
         """The strategy's, with its numbers."""
         words = max(int(self.summary_tokens * _WORDS_PER_TOKEN), 40)
@@ -277,7 +282,7 @@ class _Caller:
         if answer.finish_reason == "length" and "\n" in text:
             text = text[: text.rindex("\n")].rstrip()
         text = _within(text, limit_tokens, self.count)
-        text, fault = judged(text, instruction=self.job.instruction, source=self.job.messages)
+        text, fault = judged(text, instruction=self.job.instruction, source=self.job.source)
         if fault:
             raise SummaryFailed(fault)
         if source_tokens is not None and self.count(text) >= source_tokens:

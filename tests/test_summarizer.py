@@ -182,6 +182,14 @@ async def test_a_degenerate_answer_is_no_summary(said: str, reason: str) -> None
     assert await failure(FakeAsk(said)) == reason
 
 
+async def test_a_summary_in_the_record_s_script_is_used() -> None:
+    """Of the new messages alone, which hold a tool's words, nobody would expect it."""
+    said = "Пользователь хочет перенести парсер, и тесты должны остаться зелёными, лексер уже готов."
+    logs = [user("ok " * 400), assistant("done " * 400)]
+    assert await failure(FakeAsk(said), job(logs)) == "script"
+    assert await run(FakeAsk(said), job(logs, earlier="Лексер готов, осталось перенести сам парсер и тесты.")) == said
+
+
 async def test_an_answer_loses_its_bad_lines() -> None:
     """A good one that goes on with the dialogue keeps what is good of it."""
     said = f"{GOOD}\n\nUSER:\nThank you."

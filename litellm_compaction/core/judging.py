@@ -18,7 +18,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal, NamedTuple, TypeAlias
 
 from litellm_compaction.core.ledger import ANCHORS_HEAD, WORDS_HEAD
-from litellm_compaction.core.messages import Message
 from litellm_compaction.core.prompts import FRAME_NOTE, LEDGER_TITLE
 
 Fault: TypeAlias = Literal["echo", "loop", "dialogue", "script", "empty"]
@@ -41,7 +40,7 @@ _MOST_DROPPED_RATIO = 0.5
 _MAIN_SCRIPT_RATIO = 0.6
 _KNOWN_SCRIPT_RATIO = 0.02
 _LEAST_LETTERS = 40
-_SAMPLE_CHARS = 20_000
+_SAMPLE_CHARS, _SAMPLE_TEXTS = 20_000, 100
 _WORD = re.compile(r"\w+")
 _SENTENCE_END = re.compile(r"(?<=[.!?。！？])\s+|(?<=[。！？])")
 _RULE = re.compile(r"\|?[\s:|-]{3,200}\|?\s{0,8}\Z")
@@ -62,7 +61,7 @@ _SCRIPTS = (
 )
 _SCRIPT_LETTERS = tuple((name, re.compile(f"[{letters}]")) for name, letters in _SCRIPTS)
 # Written together.
-_TOGETHER = {"kana": "han", "han": "kana"}
+_TOGETHER = {"kana": ("han",), "han": ("kana",)}
 
 
 class Judgement(NamedTuple):
@@ -86,13 +85,13 @@ class _Line(NamedTuple):
     fault: Fault | Literal[""]
 
 
-def judged(summary: str, *, instruction: str, source: Sequence[Message]) -> Judgement:
+def judged(summary: str, *, instruction: str, source: Sequence[str]) -> Judgement:
     """The summary without the lines that say nothing, or why it may not be used.
 
     Args:
         summary: as the model wrote it, without its reasoning.
         instruction: that it was given.
-        source: n messages that the summary stands for; at least some of them.
+        source: n texts that the summary stands for; at least some of them.
     """
     if summary.startswith(instruction[:_ECHO_CHARS]):
         return Judgement("", "echo")
@@ -100,18 +99,17 @@ def judged(summary: str, *, instruction: str, source: Sequence[Message]) -> Judg
     words = sum(line.words for line in lines if not line.is_heading)
     if not words:
         return Judgement("", "empty")
-    dropped = Counter({line.fault: 0 for line in lines})
+    dropped: Counter[Fault] = Counter()
     for line in lines:
-        dropped[line.fault] += line.words
-    good_words = words - sum(count for fault, count in dropped.items() if fault)
-    if words - good_words > _MOST_DROPPED_RATIO * words or not good_words:
-        [(worst, _)] = Counter({fault: count for fault, count in dropped.items() if fault}).most_common(1)
-        return Judgement("", worst)
+        if line.fault:
+            dropped[line.fault] += line.words
+    if dropped.total() > _MOST_DROPPED_RATIO * words:
+        return Judgement("", dropped.most_common(1)[0][0])
     if _repeats(line.text for line in lines if not line.is_heading):
         return Judgement("", "loop")
     if _is_foreign(summary, source):
         return Judgement("", "script")
-    if not any(line.fault for line in lines):
+    if not dropped:
         return Judgement(summary, "")
     return Judgement("\n".join(_without_faults(lines)).strip(), "")
 
@@ -171,7 +169,7 @@ def _repeats(lines: Iterable[str]) -> bool:
     return len(sentences) >= _LEAST_SENTENCES and len(set(sentences)) <= _LEAST_DISTINCT_RATIO * len(sentences)
 
 
-def _is_foreign(summary: str, source: Sequence[Message]) -> bool:
+def _is_foreign(summary: str, source: Sequence[str]) -> bool:
     """Whether a summary is in a script that its source does not have."""
     said = _letters(summary)
     total = sum(said.values())
@@ -181,15 +179,14 @@ def _is_foreign(summary: str, source: Sequence[Message]) -> bool:
     if count < _MAIN_SCRIPT_RATIO * total:
         return False
     read = _letters("\n".join(_sample(source)))
-    known = read[script] + read[_TOGETHER.get(script, script)]
+    known = sum(read[each] for each in (script, *_TOGETHER.get(script, ())))
     return sum(read.values()) >= _LEAST_LETTERS and known < _KNOWN_SCRIPT_RATIO * sum(read.values())
 
 
-def _sample(source: Sequence[Message]) -> Iterator[str]:
-    """Texts of the source, from all over it: a language may change on the way."""
-    step = max(1, len(source) // 100)
-    for message in itertools.islice(source, 0, None, step):
-        yield message.text[: _SAMPLE_CHARS // 20]
+def _sample(source: Sequence[str]) -> Iterator[str]:
+    """The beginnings of texts from all over the source, which may change its language on the way."""
+    step = -(-len(source) // _SAMPLE_TEXTS) or 1
+    return (text[: _SAMPLE_CHARS // _SAMPLE_TEXTS] for text in source[::step])
 
 
 def _letters(text: str) -> Counter[str]:

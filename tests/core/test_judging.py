@@ -11,10 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from litellm_compaction.core.judging import Judgement, judged
-from litellm_compaction.core.messages import Message
 from litellm_compaction.core.prompts import FRAME_NOTE
 from litellm_compaction.core.strategies import STRATEGIES, strategy_of, writer_of
-from tests.builders import parsed, user
 from tests.core.good_summaries import GOOD, Good
 
 INSTRUCTION = strategy_of("summary").instruction(words=200, round_number=1)
@@ -22,8 +20,8 @@ TASK = "### Original task\nThe user's first request, verbatim, and every constra
 REAL = "### Current state\nThe lexer of src/parser.py is ported, and 58 of 60 tests pass now.\n"
 
 
-def source(said: str = "Please port src/parser.py to Rust; the tests must stay green. ") -> list[Message]:
-    return list(parsed([user(said * 10)]))
+def source(said: str = "Please port src/parser.py to Rust; the tests must stay green. ") -> list[str]:
+    return [said * 10]
 
 
 def look(summary: str, said: str | None = None) -> Judgement:
@@ -90,11 +88,21 @@ def test_what_follows_a_turn_of_dialogue_is_left_out_up_to_the_next_heading() ->
     assert left.text == f"{REAL}It uses byte offsets in all of its spans, as decided.\n### Pending\n- [ ] statements"
 
 
-def test_a_conversation_may_change_its_script() -> None:
-    """One that has some of it somewhere."""
+@pytest.mark.parametrize("before", [1, 30, 150, 1500])
+def test_a_conversation_may_change_its_script(before: int) -> None:
+    """At its end, however long it was by then."""
     said = "Пользователь хочет перенести парсер, и тесты должны остаться зелёными, лексер уже готов."
-    mixed = list(parsed([user("Please port it to Rust. " * 40), user("А теперь по-русски, пожалуйста.")]))
+    mixed = ["Please port it to Rust. " * 60] * before + ["А теперь по-русски, пожалуйста, и дальше так же. " * 9] * (
+        before // 10 + 1
+    )
     assert judged(said, instruction=INSTRUCTION, source=mixed).fault == ""
+    assert look(said).fault == "script"
+
+
+def test_japanese_is_written_in_two_scripts() -> None:
+    """A conversation with hardly any kana may have a summary with many."""
+    said = "パーサーをラストにポートしてください。テストはすべてグリーンのままでなければなりません。"
+    assert look(said, "移植解析器，所有测试必须一直通过，不要修改任何配置文件。").fault == ""
     assert look(said).fault == "script"
 
 
