@@ -123,21 +123,22 @@ class Summary:
 class _Pauses:
     """Which models are not asked for a while, since their summaries were rejected two times in a row.
 
-    Each such summary costs the person who waits a minute, and its conversation is no better off than with none.
+    Each such summary costs the person who waits a minute, and its conversation is no better off than with none. Whose
+    conversation it was counts: what one tenant makes a model write must not take another one's summaries away.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._rejected: Bounded[str, int] = Bounded(_MAX_ENTRIES)
-        self._until_s: Bounded[str, float] = Bounded(_MAX_ENTRIES)
+        self._rejected: Bounded[tuple[str, str], int] = Bounded(_MAX_ENTRIES)
+        self._until_s: Bounded[tuple[str, str], float] = Bounded(_MAX_ENTRIES)
 
-    def has(self, model: PruningModel) -> bool:
-        """Whether a model pauses now."""
-        return self._clock() < self._until_s.get(model.target.key, -math.inf)
+    def has(self, scope: str, model: PruningModel) -> bool:
+        """Whether a model pauses now for a tenant."""
+        return self._clock() < self._until_s.get((scope, model.target.key), -math.inf)
 
-    def note(self, model: PruningModel, *, is_rejected: bool) -> None:
-        """Takes note of what became of a summary; a pause that has ended leaves one try."""
-        key = model.target.key
+    def note(self, scope: str, model: PruningModel, *, is_rejected: bool) -> None:
+        """Takes note of what became of a tenant's summary; a pause that has ended leaves one try."""
+        key = (scope, model.target.key)
         if not is_rejected:
             self._rejected.pop(key, None)
             return
@@ -210,7 +211,7 @@ class SummaryClient:
         if not (job.messages or job.earlier):
             return Summary(text="", calls=0, pruning_model="", reason="nothing_new")
         for model in work.case.pruning_models:
-            if self._pauses.has(model):
+            if self._pauses.has(work.case.scope, model):
                 reason = reason or "paused"
                 continue
             try:
@@ -239,12 +240,12 @@ class SummaryClient:
                     if failure not in _WORTH_REFORMATTING:
                         break
                 else:
-                    self._pauses.note(model, is_rejected=False)
+                    self._pauses.note(work.case.scope, model, is_rejected=False)
                     # A reason that is still there says why the configured model was not the one that answered.
                     return Summary(text=text, calls=calls, pruning_model=asked, reason=reason)
             reason = failure
             if failure in _REJECTED:
-                self._pauses.note(model, is_rejected=True)
+                self._pauses.note(work.case.scope, model, is_rejected=True)
             if attempts.summary_calls_left <= 0:
                 break
         return Summary(text="", calls=calls, pruning_model=asked, reason=reason, failure=failed)

@@ -209,6 +209,17 @@ async def test_a_model_whose_summaries_are_rejected_pauses(caplog: pytest.LogCap
     assert "max_summary_calls: 0" in warned[0]
 
 
+async def test_what_one_tenant_makes_a_model_write_stops_nobody_else() -> None:
+    """A conversation can be made to be said back."""
+    bench = Bench(ask=FakeAsk("The king was very wise and kind. " * 20))
+    for topic in "abc":
+        await bench.guard([user(f"About {topic}."), *chat(16, words=300)], scope="red", clear_tool_results=False)
+    assert bench.last.reason == "paused"
+    bench.ask.answer = SUMMARY
+    await bench.guard([user("About d."), *chat(16, words=300)], scope="blue", clear_tool_results=False)
+    assert (bench.last.rung, bench.last.reason) == ("summary", "")
+
+
 async def test_a_failure_of_the_server_is_no_rejected_summary() -> None:
     """It says nothing of what the model writes."""
     bench = Bench(ask=FakeAsk(SummaryFailed("error")))
