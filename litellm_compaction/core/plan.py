@@ -33,7 +33,7 @@ _WORDS_HEAD_TOKENS = 12
 _FROZEN_TARGET_RATIO = 0.25
 # A summary shorter than this says too little for what it costs; the earlier record, shortened, says more.
 _LEAST_SUMMARY_TOKENS = 150
-# "Last request from user was: " in any vocabulary.
+# "Last request from user was: " in any vocabulary, however the words around it are counted.
 _LEAD_IN_TOKENS = 12
 
 
@@ -208,7 +208,7 @@ def plan(
         fresh = None
     enough_tokens = now_tokens * (1 - MIN_GAIN_RATIO)
     if fresh is not None and not depth.strategy.keeps_recent:
-        keeping = replace(depth, strategy=replace(depth.strategy, keeps_recent=True))
+        keeping = replace(depth, strategy=replace(depth.strategy, keeps_recent=True, lead_in=""))
         fresh = _with_fallback(fresh, _summarize(conversation, budget, keeping, rich, count))
     if fresh is not None and fresh.predicted_tokens <= enough_tokens:
         making = _prune(conversation, budget, depth, rich, fresh, now_tokens, count) if depth.strategy.chooses else None
@@ -274,7 +274,8 @@ def _summarize(
         integrates, summary_tokens = True, int((1 - _LEDGER_SHARE) * rest)
     # Frozen segments take from the other lines, not from the user's.
     ledger_tokens = words_tokens + int(_LEDGER_SHARE * max(rest if integrates else rest - frozen_tokens, 0))
-    lead_in_tokens = _LEAD_IN_TOKENS if not depth.strategy.keeps_recent and depth.strategy.lead_in else 0
+    lead_in = depth.strategy.lead_in
+    lead_in_tokens = max(count(lead_in), _LEAD_IN_TOKENS) if lead_in else 0
     record_tokens = (
         RECORD_TOKENS + lead_in_tokens + summary_tokens + ledger_tokens + (0 if integrates else frozen_tokens)
     )
