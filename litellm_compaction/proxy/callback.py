@@ -188,13 +188,15 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
         hooked = None
         if call.is_hooked and can_be_carried_over(request_data):
             hooked = self._gate.hooked_answer(_router(), call, response, request_data, stream=True)
-        stream, choices = response if hooked is None else hooked.chunks(), 0
+        stream = response if hooked is None else hooked.chunks()
+        counts, choices = call.is_hooked and hooked is None, 0
         try:
             async for chunk in with_heartbeat(stream, call, every_s=self._settings.heartbeat_s):
-                choices = choices if hooked is not None else max(choices, choices_of(chunk))
+                if counts:
+                    choices = max(choices, choices_of(chunk))
                 told = with_details(chunk, call.details)
                 yield at_the_windows_end(told) if call.has_filled else told
-            if call.is_hooked and hooked is None:
+            if counts:
                 self._gate.learn_answers(call, request_data, choices)
         finally:
             if hooked is not None:

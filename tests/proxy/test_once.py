@@ -1,0 +1,54 @@
+"""What both hooks of one request need is worked out once, by the real hooks, without LiteLLM."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.security.hooks import Client, Scene, conversation, use_router
+
+
+@pytest.fixture
+def scene(monkeypatch: pytest.MonkeyPatch) -> Scene:
+    made = Scene()
+    use_router(monkeypatch, made.router)
+    return made
+
+
+def counted(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Grows by one for each time that a request is measured."""
+    measured: list[str] = []
+    measurer = scene.handler._compactor._measurer
+    weigh = measurer.weigh
+
+    async def counting(request: Any, case: Any) -> Any:
+        measured.append(case.label)
+        return await weigh(request, case)
+
+    monkeypatch.setattr(measurer, "weigh", counting)
+    return measured
+
+
+@pytest.mark.parametrize("rounds", [0, 4], ids=["short", "compacted"])
+async def test_a_request_whose_deployment_is_foreseen_is_measured_once(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, rounds: int
+) -> None:
+    """And sent as if it had been measured twice: compacted where it has to be, its answer whole."""
+    measured = counted(scene, monkeypatch)
+    client = Client(scene, "sk-alice", conversation("alice", rounds))
+    await client.send()
+    assert client.error is None
+    assert len(measured) == 1
+    assert client.headers["x-litellm-compaction"] == ("compacted" if rounds else "none")
+    assert "CANARY-alice" in client.read
+
+
+async def test_a_retry_measures_again(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Minutes may have gone by."""
+    measured = counted(scene, monkeypatch)
+    client = Client(scene, "sk-alice", conversation("alice", 0), attempts=["carried", "carried2"])
+    scene.router.entries["carried2"] = scene.router.entries["carried"]
+    await client.send()
+    assert client.error is None
+    assert len(measured) == 2
