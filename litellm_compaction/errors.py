@@ -7,10 +7,13 @@ numbers with their units and what to change, and never contains text of a conver
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import NamedTuple
 
 # How `windows/fetch.py` says whom it asked.
 _ASKED = re.compile(r"GET \S+(?=:)")
+# A client that says a word more often than this may well have said the words around it, too.
+_MOST_PLACES = 500
 
 
 class CompactionError(Exception):
@@ -262,8 +265,25 @@ def overflow_from_text(text: str, said: str = "") -> Overflow | None:
     return None
 
 
-# A client that says a word more often than this may well have said the words around it, too.
-_MOST_PLACES = 500
+def is_at_a_place(text: str, beginning: str, is_there: Callable[[int], bool]) -> bool:
+    """Whether something stands at a place of `beginning`, which is looked for at a few of them only.
+
+    Args:
+        text: a client's, of any length.
+        beginning: what is looked for first.
+        is_there: looks at a place.
+
+    Returns:
+        True also where there are more places than are looked at.
+    """
+    at = -1
+    for _ in range(_MOST_PLACES):
+        at = text.find(beginning, at + 1)
+        if at < 0:
+            return False
+        if is_there(at):
+            return True
+    return True
 
 
 def _has_said(said: str, words: str) -> bool:
@@ -276,14 +296,8 @@ def _has_said(said: str, words: str) -> bool:
     if not rarest:
         return False
     around = 4 * len(words) + 200
-    folded, at = said.casefold(), -1
-    for _ in range(_MOST_PLACES):
-        at = folded.find(rarest, at + 1)
-        if at < 0:
-            return False
-        if wanted in f" {_words(folded[max(0, at - around) : at + around])} ":
-            return True
-    return True
+    folded = said.casefold()
+    return is_at_a_place(folded, rarest, lambda at: wanted in f" {_words(folded[max(0, at - around) : at + around])} ")
 
 
 def _words(text: str) -> str:

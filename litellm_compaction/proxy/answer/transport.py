@@ -28,7 +28,7 @@ from litellm_compaction.core.continuation.request import Way
 from litellm_compaction.core.messages import Message
 from litellm_compaction.engine import CompactionNeeded, Compactor, PreparedRequest, RequestContext, Reservation
 from litellm_compaction.engine.threads import is_long, off_loop_if
-from litellm_compaction.errors import CompactionError, TooDeep, overflow_from_text
+from litellm_compaction.errors import CompactionError, TooDeep, is_at_a_place, overflow_from_text
 from litellm_compaction.proxy import wire
 from litellm_compaction.proxy.answer.loop import Answer
 from litellm_compaction.proxy.answer.protocol import (
@@ -71,8 +71,6 @@ _NAMES: Mapping[Addition, re.Pattern[str]] = {
 }
 # What a pattern's matches begin with.
 _BEGINNINGS: Mapping[Addition, tuple[str, ...]] = {"usage": ("stream_options", "include_usage"), "stream": ("stream",)}
-# A client that says them more often than this is taken to have said them.
-_MOST_PLACES = 500
 _MAX_SERVERS = 1024
 # What described a transfer that is over.
 HOP_HEADERS = frozenset({"content-encoding", "content-length", "transfer-encoding", "connection"})
@@ -286,17 +284,10 @@ def _refused_addition(error: str) -> Addition | None:
 def _has_said(said: str, addition: Addition) -> bool:
     """Whether a client's text names an addition; looked for without the pattern: the text may be long."""
     folded, names = said.casefold(), _NAMES[addition]
-    for beginning in _BEGINNINGS[addition]:
-        at = -1
-        for _ in range(_MOST_PLACES):
-            at = folded.find(beginning, at + 1)
-            if at < 0:
-                break
-            if names.match(folded, at):
-                return True
-        else:
-            return True
-    return False
+    return any(
+        is_at_a_place(folded, beginning, lambda at: names.match(folded, at) is not None)
+        for beginning in _BEGINNINGS[addition]
+    )
 
 
 def _completions(url: httpx.URL) -> httpx.URL:
