@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Sequence
 from typing import Literal
@@ -12,7 +13,14 @@ from litellm_compaction.simulator import summary_of_facts
 Kind = Literal["ideal", "lossy", "dead", "lying"]
 KINDS: tuple[Kind, ...] = ("ideal", "lossy", "dead", "lying")
 _LOSSY_KEEP_RATIO = 0.3
-_FILLER = "- The work went on step by step, and each result was looked at before the next step was taken.\n"
+# No two lines alike: a summary that says one thing again and again is rejected.
+_PARTS = (
+    ("The work", "The assistant", "This part", "The next step", "A second look", "The check", "That change"),
+    ("went on", "was done", "came out well", "took a while", "was weighed again"),
+    ("before the next one began", "without any surprise", "as it had been agreed", "since nothing spoke against it"),
+    ("and the result was read", "and a note was made of it", "and it could be built upon", "and that was all"),
+)
+_FILLER = tuple(f"- {', '.join(parts)}.\n" for parts in itertools.product(*_PARTS))
 
 
 def summary(kind: Kind, prompt: str, facts: Sequence[str], max_tokens: int) -> str:
@@ -30,8 +38,9 @@ def summary(kind: Kind, prompt: str, facts: Sequence[str], max_tokens: int) -> s
     if kind == "lying":
         for fact in facts:
             text = text.replace(f"- {fact}\n", f"- {_wrong(fact)}\n")
-    lines = max(int(0.95 * max_tokens) - count(text), 0) // count(_FILLER)
-    return text + "\n" + _FILLER * lines
+    room = int(0.95 * max_tokens) - count(text)
+    sizes = itertools.accumulate(map(count, _FILLER))
+    return text + "\n" + "".join(line for line, used in zip(_FILLER, sizes, strict=True) if used <= room)
 
 
 def _wrong(fact: str) -> str:
