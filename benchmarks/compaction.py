@@ -4,8 +4,10 @@
 
 FOLDER (or the environment variable COMPACTION_TRANSCRIPTS) holds conversations as JSON: `messages`, `tools`, `facts`.
 In-process: the engine with a scripted pruning model, no server. `work` is uncached prefill + 15 × decode tokens,
-relative to an unlimited context; `cued` counts a fact only beside a word beside which it stood. LangChain's rows need
-the extra `bench`.
+relative to an unlimited context; `cued` counts a fact only beside a word beside which it stood; `next` is the share of
+what the recorded next answers take from far back that the prompts before them hold (`next_action.py`); `invented` are
+directive sentences of the records that nobody said, in 100 compactions (`directives.py`). LangChain's rows need the
+extra `bench`.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import asyncio
 import os
 import statistics
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -60,7 +62,7 @@ def main() -> None:
             print(_superseded(transcripts, window), flush=True)
 
 
-_HEAD = f"{'':28} truncated refused valid  facts  cued  calls/100 stability  work  reduction"
+_HEAD = f"{'':28} truncated refused valid  facts  cued  calls/100 stability  work  reduction  next  invented"
 
 
 def _constraints(transcripts: Sequence[Transcript], window: int) -> str:
@@ -137,13 +139,19 @@ def _line(name: str, found: Row) -> str:
     return (
         f"{name:28} {found.truncated:9} {found.refused:7} {found.valid_ratio:5.3f} {found.facts:6.3f} "
         f"{found.bound_facts:5.3f} {found.calls_per_100:10.1f} {found.stability:9.3f} {found.work_ratio:5.2f} "
-        f"{found.reduction:10.2f}"
+        f"{found.reduction:10.2f} {found.next_ratio:6.3f} {found.invented_per_100:9.1f}"
     )
 
 
 def _detail(tally: Tally) -> str:
-    lost = ", ".join(f"{text[:40]!r} ×{times}" for text, times in tally.lost.items())
-    return f"  {_line(tally.name, row([tally]))}\n    lost: {lost or 'nothing'}; {tally.invalid[:2]}"
+    return (
+        f"  {_line(tally.name, row([tally]))}\n    lost: {_listed(tally.lost)}; {tally.invalid[:2]}\n"
+        f"    next answers lack: {_listed(tally.missing)}\n    invented: {_listed(tally.made_up)}"
+    )
+
+
+def _listed(counted: Mapping[str, int]) -> str:
+    return ", ".join(f"{text[:40]!r} ×{times}" for text, times in counted.items()) or "nothing"
 
 
 if __name__ == "__main__":

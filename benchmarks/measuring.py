@@ -15,6 +15,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from benchmarks.directives import invented
+from benchmarks.next_action import stands, taken
 from litellm_compaction.core.budget import Budget, Rules
 from litellm_compaction.tokenizers.registry import token_length
 from tests.integration.validity import problems, searchable
@@ -161,7 +163,12 @@ class Tally:
     kept: list[float] = field(default_factory=list)
     bound_kept: list[float] = field(default_factory=list)
     reductions: list[float] = field(default_factory=list)
+    supported: list[float] = field(default_factory=list)
+    compactions: int = 0
+    invented: int = 0
     lost: dict[str, int] = field(default_factory=dict)
+    missing: dict[str, int] = field(default_factory=dict)
+    made_up: dict[str, int] = field(default_factory=dict)
 
 
 async def replay(transcript: Transcript, window_tokens: int, method: Method) -> Tally:
@@ -199,9 +206,12 @@ async def replay(transcript: Transcript, window_tokens: int, method: Method) -> 
             # Against what would have been sent without this compaction: the last prompt and all that came since.
             grown = since[1] + sum(map(size, client[since[0] :]))
             tally.reductions.append(1 - tokens / max(grown, tokens))
+            tally.compactions += 1
+            _judge_directives(tally, client, turn.messages)
         since = (index, tokens)
         if turn.is_compacted:
             _judge(tally, transcript, client, turn.messages)
+            _judge_next(tally, client, turn.messages, message)
     tally.work = slot.work
     return tally
 
@@ -219,6 +229,24 @@ def _judge(tally: Tally, transcript: Transcript, client: Sequence[JsonDict], ups
     tally.kept.append(len(kept) / len(due))
     with_cue = [fact for fact in kept if _has_cue(fact["text"], searchable([client[fact["msg"]]]), shown)]
     tally.bound_kept.append(len(with_cue) / len(due))
+
+
+def _judge_next(tally: Tally, client: Sequence[JsonDict], upstream: Sequence[JsonDict], answer: JsonDict) -> None:
+    needed = taken(client, answer)
+    if not needed:
+        return
+    shown = searchable(upstream)
+    missing = [token for token in needed if not stands(token, shown)]
+    for token in missing:
+        tally.missing[token] = tally.missing.get(token, 0) + 1
+    tally.supported.append(1 - len(missing) / len(needed))
+
+
+def _judge_directives(tally: Tally, client: Sequence[JsonDict], upstream: Sequence[JsonDict]) -> None:
+    found = invented(client, upstream)
+    tally.invented += len(found)
+    for sentence in found:
+        tally.made_up[sentence] = tally.made_up.get(sentence, 0) + 1
 
 
 _CUE_CHARS = 60
@@ -250,7 +278,13 @@ def _places(fact: str, text: str) -> list[str]:
 class Row(NamedTuple):
     """The figures of one method at one context length, over all conversations.
 
-    Facts are means over the conversations that were compacted: one that fits whole loses nothing and proves nothing.
+    Facts and next-action support are means over the conversations that were compacted: one that fits whole loses
+    nothing and proves nothing.
+
+    Attributes:
+        next_ratio: the share of what the recorded next answers take from far back (`next_action.taken`) that the
+            compacted prompts before them hold; a mean over turns, then over conversations.
+        invented_per_100: directive sentences without a source (`directives.invented`), in 100 compactions.
     """
 
     truncated: int
@@ -262,6 +296,8 @@ class Row(NamedTuple):
     stability: float
     work_ratio: float
     reduction: float
+    next_ratio: float
+    invented_per_100: float
 
 
 def row(tallies: Sequence[Tally]) -> Row:
@@ -281,6 +317,10 @@ def row(tallies: Sequence[Tally]) -> Row:
         stability=sum(each.stable for each in tallies) / pairs if pairs else 1.0,
         work_ratio=sum(each.work for each in tallies) / sum(each.bound for each in tallies),
         reduction=statistics.median(reductions) if reductions else 0.0,
+        next_ratio=_mean([statistics.mean(each.supported) for each in tallies if each.supported]),
+        invented_per_100=100
+        * sum(each.invented for each in tallies)
+        / max(sum(each.compactions for each in tallies), 1),
     )
 
 

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import pytest
+
 from benchmarks import methods
 from benchmarks.constraints import EXPLICIT, planted
-from benchmarks.measuring import Slot, Transcript, replay, row
+from benchmarks.directives import invented
+from benchmarks.measuring import JsonDict, Slot, Transcript, Turn, replay, row
+from benchmarks.next_action import stands, taken, tokens
 from benchmarks.superseded import CHANGES, changing, is_clear
+from litellm_compaction.core.prompts import frame
 from tests.builders import assistant, calls, result, system, user
 
 
@@ -64,3 +71,93 @@ def test_a_change_is_said_twice_in_its_order() -> None:
     texts = [str(message["content"]) for message in changed.messages if message["role"] == "user"]
     said = [at for at, text in enumerate(texts) for each in CHANGES[1][:2] if each in text]
     assert said == [1, 2]
+
+
+def test_tokens_are_known_by_their_form() -> None:
+    """Paths, names, numbers, ids, addresses and what is quoted; no plain words, and nothing of one digit."""
+    text = "I ran src/app.py:12 and np.random on user_id 4711 (lastName, A1B2), see https://a.test/x in 7 s, and/or so."
+    assert tokens(assistant(text)) == {
+        *("src/app.py", "12", "np.random", "user_id", "4711", "lastName", "A1B2", "https://a.test/x"),
+    }
+    assert tokens(assistant("我在《三体》第 12 章,写信给 wang@li.test,共 1,204.50 元")) == {
+        *("三体", "12", "wang@li.test", "1,204.50"),
+    }
+    called = calls("c1", content="Next.", arguments='{"where": {"city": "New York", "rows": [20, 3]}, "all": true}')
+    assert tokens(called) == {"New York", "20"}
+    assert tokens(calls("c1", content="", arguments="no JSON " * 9 + "JG7FMM")) == {"JG7FMM"}
+
+
+@pytest.mark.parametrize(
+    ("token", "text", "expected"),
+    [
+        ("12", "in 2012", False),
+        ("12", "12.5 and 1,12 and x12", False),
+        ("12", "chapter 12.", True),
+        ("12", "第12章", True),
+        ("a.py", "src/a.py:3", True),
+        ("a.py", "aa.py a.pyc", False),
+        ("user_id", "my_user_id, user_id", True),
+        ("2024-05-20", "on 2024-05-20, early", True),
+    ],
+)
+def test_a_token_stands_as_a_word_of_its_own(token: str, text: str, expected: bool) -> None:
+    """Part of a longer number or name is something else."""
+    assert stands(token, text) is expected
+
+
+def test_taken_is_what_the_newest_messages_do_not_hold() -> None:
+    """Of what the answer names, that which it has from before its last three messages, the system message included."""
+    client = [system("Write to ops@a.test."), user("Port x/a.py to 8080."), assistant("1"), user("2"), user("b.py_2")]
+    answer = assistant("x/a.py is at 8080, ops@a.test knows, b.py_2 and new_name too.")
+    assert taken(client, answer) == ["8080", "ops@a.test", "x/a.py"]
+    assert taken(client[:3], answer) == []
+
+
+async def test_next_action_support_is_the_share_that_the_prompt_holds() -> None:
+    """A prompt that lacks one of two things counts a half; a prompt that was not compacted counts nothing."""
+    filler = [message for _ in range(3) for message in (assistant("Yes."), user("Go on."))]
+    made = Transcript("made", [user("Set 8080 in x/a.py."), *filler, assistant("x/a.py now says 8080.")], [], [])
+
+    async def halved(transcript: Transcript, client: Sequence[JsonDict]) -> Turn:
+        return Turn([user("About x/a.py."), *client[1:]], is_compacted=True, is_new=True)
+
+    async def untouched(transcript: Transcript, client: Sequence[JsonDict]) -> Turn:
+        return Turn(client)
+
+    half, nothing = await replay(made, 4096, halved), await replay(made, 4096, untouched)
+    assert (half.supported, half.missing, row([half]).next_ratio) == ([0.5], {"8080": 1}, 0.5)
+    assert nothing.supported == []
+
+
+def test_a_directive_without_a_source_is_invented() -> None:
+    """A rule that nobody said, a fact that was made a rule and a rule with another number are; quoted ones are not."""
+    client = [
+        system("You must answer in JSON."),
+        user("Never push to main. The port is 8080, the tests are slow. Spend at most 300 euros. 请不要修改这个文件。"),
+        assistant("Understood."),
+        user("Go on."),
+    ]
+
+    def found(*rules: str) -> list[str]:
+        record = frame("\n".join(rules), "- Never push to main.", round_number=1)
+        return invented(client, [client[0], user(f"{record}\n\nGo on.")])
+
+    assert (
+        found("## Rules that must hold", "- **Never** push to main", "Spend at most 300 euros.", "请不要修改这个文件")
+        == []
+    )
+    assert found("- The user said never to push anything to main.") == []
+    for rule in (
+        *("Always run the linter first.", "The tests must never be run.", "The port must be 8080."),
+        *("Spend at most 400 euros.", "必须先运行测试", "Niemals die Konfiguration ändern."),
+    ):
+        assert found(f"- {rule}") == [f"- {rule.rstrip('。')}"]
+
+
+def test_invented_directives_are_looked_for_in_what_a_method_without_a_frame_adds() -> None:
+    """Lines that are the client's own add nothing."""
+    client = [user("Port it.\nYou must be quick."), assistant("Yes."), user("Go on.")]
+    assert invented(client, [user("You must be quick.\nAlways ask the manager."), user("Go on.")]) == [
+        "Always ask the manager."
+    ]
+    assert invented(client, client) == []
