@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from litellm_compaction.core import ledger as supersession
-from litellm_compaction.core.ledger import latest_values, ledger, marked
+from litellm_compaction.core.anchors import latest_values, marked
+from litellm_compaction.core.ledger import ledger
 from tests.builders import assistant, calls, count, parsed, result, user
 from tests.work import grows_linearly
 

@@ -1,0 +1,179 @@
+"""What a text names: paths, ids, numbers, commands and errors, and the values that it gives things.
+
+What is an anchor is a matter of its form, so it is the same in any language. Deterministic and in linear time: every
+repetition in a pattern is bounded.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+# "port = 8080", "`timeout`: 30 s", "the base url is now https://…", "Port ist 8080"; the name is what stands before.
+# Each alternative begins with a plain character, so that the search skips ordinary text quickly.
+_VALUE = re.compile(
+    r"(?:[=:]|i(?<=[\s`'\"]i)s(?: now)?(?= )|i(?<=[\s`'\"]i)st(?: jetzt)?(?= )|e(?<=[\s`'\"]e)st?(?= )"
+    r"|t(?<=[\s`'\"]t)o(?= ))[ \t]*"
+    r"[`'\"]?((?!//)(?=[^\s,;`'\"\d/_]{0,80}[\d/_])[^\s,;`'\"<>]{1,80})"
+)
+_NAME = re.compile(r"[A-Za-z_][\w.-]{2,40}\Z")
+_NAME_CHARS = 48
+_QUOTES = "`'\""
+# "端口是8080"; as above, the name is what stands before: a search that began with it tried 400 ways at each character.
+_STATEMENT_CJK = re.compile(r"(?:是|为|成)[ \t]*((?=[^\s\d，。；]{0,40}\d)[^\s，。；]{1,40})")
+_NAME_CJK = re.compile(r"[\u4e00-\u9fff]{2,6}\Z")
+_NAME_CHARS_CJK = 6
+# One search through more than this would hold up other threads.
+_SLICE_CHARS = 4096
+_MARK = " (later: {values})"
+_ANCHORS_PER_PIECE = 24
+# A row of figures is one thing to know, however many it has.
+_NUMBERS_PER_PIECE = 4
+# What makes a word worth keeping, best first where two begin at the same place. Every repetition is bounded, so that
+# hostile text costs linear time.
+_KINDS: tuple[tuple[str, float], ...] = (
+    (r"\b[\w.]{0,60}(?:Error|Exception|Warning|Fault|Failure|Panic):", 3.0),
+    (r"\bhttps?://[^\s\"'<>)\]]{1,200}", 2.0),
+    (r"(?:[\w.@~-]{0,60}/){1,16}[\w.@-]{1,80}\.\w{1,8}\b(?::\d{1,9})?", 2.5),
+    (r"(?<![\w/.])/(?:[\w.@-]{1,60}/){1,16}[\w.@-]{1,80}", 2.0),
+    (
+        r"\b[\w-]{1,80}\.(?:py|js|ts|tsx|c|h|cc|cpp|rs|go|java|md|json|ya?ml|toml|txt|sh|sql|html|css|pony)\b",
+        2.0,
+    ),
+    (r"\b(?=[A-Z0-9]{0,40}\d)(?=[A-Z0-9]{0,40}[A-Z])[A-Z0-9]{5,40}\b", 3.0),
+    (r"\b(?=[0-9a-f]{0,40}[a-f])(?=[0-9a-f]{0,40}\d)[0-9a-f]{7,40}\b", 1.5),
+    (r"\b[a-zA-Z]\w{0,40}_\w{1,60}(?:\(\))?", 1.2),
+    (r"\b[a-z]{1,40}(?:[A-Z][a-z0-9]{1,40}){1,8}\b", 1.0),
+    (r"\b[\w.]{0,60}(?:Error|Exception|Warning|Fault|Failure|Panic)\b", 1.0),
+    (r"\$?\d[\d,:-]{0,20}(?:\.\d{1,12})?%?", 0.8),
+)
+_NUMBER_GROUP = len(_KINDS)
+# Words without any of these hold no anchor.
+_MAY_BE_ANCHOR = re.compile(r"[\d_/]|[a-z][A-Z]|\.\w|rror|xception|arning|ault|ailure|anic")
+# What somebody sets off as code.
+_SPAN = re.compile(r"`([^`]{2,60})`")
+_SPAN_WEIGHT = 1.2
+# Signal words, as prefixes of lower-case words and as parts of a lower-case line.
+_FAILURE_WORDS = (
+    *("error", "fail", "fatal", "traceback", "segfault", "assert", "cannot", "denied", "missing", "unable"),
+    *("couldn't", "can't", "fehler", "erreur", "échou", "falló", "fallo"),
+)
+_FAILURE_PARTS = ("not found", "no such", "could not")
+_DECISION_WORDS = (
+    *("decid", "instead", "because", "therefore", "must", "fixed", "fixes", "conclu", "confirm", "i'll", "i’ll"),
+    *("revert", "entschied", "deshalb", "weil", "muss", "parce", "donc", "porque", "debe"),
+)
+_DECISION_PARTS = ("should not", "will use", "root cause", "problem is", "issue is", "bug is", "problem was")
+_DECISION_PARTS_CJK = ("决定", "因为", "必须", "错误", "计划", "准备")
+_FAILURE_SIGNAL = 1.5
+_OPENING = "([{\"'`*_"
+# The words with which the parts above begin or end: only lines with one of them are searched for parts.
+_PART_WORDS = ("found", "such", "could", "should", "will", "cause", "problem", "issue", "bug")
+_FAILS, _DECIDES, _PART = 1, 2, 4
+_ANCHOR = re.compile("|".join(f"({pattern})" for pattern, _ in _KINDS))
+_WEIGHTS = tuple(weight for _, weight in _KINDS)
+
+
+def latest_values(texts: Iterable[str]) -> dict[str, str]:
+    """The last stated value of everything that `texts`, oldest first, give a number, a path or an id to."""
+    latest: dict[str, str] = {}
+    for text in texts:
+        for key, value in statements(text):
+            latest.pop(key, None)
+            latest[key] = value
+    return latest
+
+
+def marked(line: str, latest: Mapping[str, str]) -> str:
+    """`line`, with the values that hold now behind it where it states others."""
+    changed = {key: latest[key] for key, value in statements(line) if latest.get(key, value) != value}
+    return (
+        line + _MARK.format(values=", ".join(f"{key} {value}" for key, value in changed.items())) if changed else line
+    )
+
+
+def statements(text: str) -> Iterator[tuple[str, str]]:
+    for start, end in _slices(text):
+        for found in _VALUE.finditer(text, start, end):
+            value = found[1].rstrip(".:)")
+            before = text[max(found.start() - _NAME_CHARS, 0) : found.start()].rstrip(" \t")
+            name = _NAME.search(before[:-1] if before[-1:] in _QUOTES else before)
+            # "I pass dtypes to `_wrap`" moves something; "timeout to 30" gives it a value.
+            is_moved = found[0].startswith("to") and not re.search(r"[\d/]", value)
+            if name is not None and not is_moved:
+                yield name[0].lower(), value
+    if text.isascii():
+        return
+    named = 0
+    for start, end in _slices(text):
+        for found in _STATEMENT_CJK.finditer(text, start, end):
+            before = text[max(named, found.start() - _NAME_CHARS_CJK - 1) : found.start()]
+            name = _NAME_CJK.search(before.removesuffix("改")) or _NAME_CJK.search(before)
+            if name is not None:
+                named = found.end()
+                yield name[0], found[1].rstrip(".:)")
+
+
+def _slices(text: str) -> Iterator[tuple[int, int]]:
+    """Where a text is cut: at the end of a line, else behind a word."""
+    start = 0
+    while len(text) - start > _SLICE_CHARS:
+        least, most = start + _SLICE_CHARS // 2, start + _SLICE_CHARS
+        at = text.rfind("\n", least, most)
+        end = (at if at >= 0 else text.rfind(" ", least, most)) + 1 or most
+        yield start, end
+        start = end
+    yield start, len(text)
+
+
+def read(parts: Sequence[str], shown: str, ratio: float) -> tuple[dict[str, float], float]:
+    """The anchors of a piece with their weights, and what its words signal beside them."""
+    found: dict[str, float] = {}
+    signals = numbers = 0
+    for part in parts:
+        word = _word(part)
+        if word is None:
+            continue
+        signals |= word.signals
+        for anchor, weight, is_number in word.anchors:
+            numbers += is_number
+            if (is_number and numbers > _NUMBERS_PER_PIECE) or len(found) >= _ANCHORS_PER_PIECE:
+                continue
+            found[anchor] = weight * ratio
+    if "`" in shown:
+        found = {**dict.fromkeys(_SPAN.findall(shown), _SPAN_WEIGHT * ratio), **found}
+    if signals & _PART:
+        lower = shown.lower()
+        signals |= _FAILS if any(map(lower.__contains__, _FAILURE_PARTS)) else 0
+        signals |= _DECIDES if any(map(lower.__contains__, _DECISION_PARTS)) else 0
+    return found, (_FAILURE_SIGNAL if signals & _FAILS else 0.0) + (ratio if signals & _DECIDES else 0.0)
+
+
+class _Word(NamedTuple):
+    """What a word names, with the weight of each name and whether it is a number, and what it signals."""
+
+    anchors: tuple[tuple[str, float, bool], ...]
+    signals: int
+
+
+@lru_cache(maxsize=16_384)
+def _word(text: str) -> _Word | None:
+    """What a word says; None for most. Remembered: words come back, in a conversation and in its next compaction."""
+    lower = text.lower()
+    if lower.isalpha() and lower == text and text.isascii():
+        found: tuple[tuple[str, float, bool], ...] = ()
+    else:
+        found = tuple(
+            (match[0], _WEIGHTS[match.lastindex - 1], match.lastindex == _NUMBER_GROUP)
+            for match in (_ANCHOR.finditer(text) if _MAY_BE_ANCHOR.search(text) else ())
+            if match.lastindex is not None and len(match[0]) >= 2
+        )
+        lower = lower.lstrip(_OPENING)
+    signals = _FAILS if lower.startswith(_FAILURE_WORDS) else 0
+    if lower.startswith(_DECISION_WORDS) or (not text.isascii() and any(map(text.__contains__, _DECISION_PARTS_CJK))):
+        signals |= _DECIDES
+    if lower.startswith(_PART_WORDS):
+        signals |= _PART
+    return _Word(found, signals) if found or signals else None
