@@ -1,8 +1,11 @@
 """What a compaction is worth: real conversations replayed turn by turn, beside what people do without it.
 
     python benchmarks/compaction.py FOLDER [--windows 4096 8192 16384 32768] [--only NAME]
+                                    [--held-out FOLDER] [--target-ratios 0.3 0.4 0.5 0.6 0.7]
 
 FOLDER (or the environment variable COMPACTION_TRANSCRIPTS) holds conversations as JSON: `messages`, `tools`, `facts`.
+With `--held-out`, conversations that nothing was tuned on (`held_out.py` makes them) are measured beside them; each
+row is then three: tuned, held-out, and the gap (held-out less tuned).
 In-process: the engine with a scripted pruning model, no server. `work` is uncached prefill + 15 × decode tokens,
 relative to an unlimited context; `cued` counts a fact only beside a word beside which it stood; `next` is the share of
 what the recorded next answers take from far back that the prompts before them hold (`next_action.py`); `invented` are
@@ -32,6 +35,7 @@ from tests.integration.validity import searchable
 
 _VARIABLE = "COMPACTION_TRANSCRIPTS"
 _Make = Callable[[Transcript, int], Method]
+_CURVE_KINDS: tuple[Kind, ...] = ("ideal", "dead")
 
 
 def main() -> None:
@@ -40,29 +44,58 @@ def main() -> None:
     parser.add_argument("folder", nargs="?", default=os.environ.get(_VARIABLE))
     parser.add_argument("--windows", type=int, nargs="+", default=[4096, 8192, 16_384, 32_768], metavar="TOKENS")
     parser.add_argument("--only", default="", help="methods whose name contains this")
+    parser.add_argument("--held-out", metavar="FOLDER", help="conversations that nothing was tuned on")
+    parser.add_argument(
+        "--target-ratios", type=float, nargs="+", metavar="RATIO", help="our rows at each, and no others"
+    )
     parser.add_argument("--verbose", action="store_true", help="one line for each conversation, and the facts lost")
     chosen = parser.parse_args()
     if not chosen.folder:
         parser.error(f"name the folder with the conversations, or set {_VARIABLE}")
     # LiteLLM's rows need no prices from the network.
     os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
-    transcripts = load(Path(chosen.folder))
+    sets = {"": load(Path(chosen.folder))}
+    if chosen.held_out:
+        sets = {"tuned": sets[""], "held-out": load(Path(chosen.held_out))}
     for window in chosen.windows:
-        print(f"\n{window} tokens, {len(transcripts)} conversations\n{_HEAD}", flush=True)
-        for name, make in _rows():
+        counts = " + ".join(str(len(transcripts)) for transcripts in sets.values())
+        print(f"\n{window} tokens, {counts} conversations\n{_HEAD}", flush=True)
+        for name, make in _curve(chosen.target_ratios) if chosen.target_ratios else _rows():
             if make is None:
                 print(f"{name:28} not installed")
             elif chosen.only in name:
-                tallies = [asyncio.run(replay(each, window, make(each, window))) for each in transcripts]
-                print(_line(name, row(tallies)), flush=True)
-                if chosen.verbose:
-                    print("\n".join(map(_detail, tallies)))
-        if chosen.only in ("", "constraints"):
-            print(_constraints(transcripts, window), flush=True)
-            print(_superseded(transcripts, window), flush=True)
+                _print_row(name, make, sets, window, is_verbose=chosen.verbose)
+        if chosen.only in ("", "constraints") and not chosen.target_ratios:
+            for label, transcripts in sets.items():
+                print(_constraints(transcripts, window), label, flush=True)
+                print(_superseded(transcripts, window), label, flush=True)
 
 
-_HEAD = f"{'':28} truncated refused valid  facts  cued  calls/100 stability  work  reduction  next  invented"
+_HEAD = f"{'':37} truncated refused valid  facts  cued  calls/100 stability  work  reduction  next  invented"
+
+
+def _print_row(
+    name: str, make: _Make, sets: Mapping[str, Sequence[Transcript]], window: int, *, is_verbose: bool
+) -> None:
+    found: list[Row] = []
+    for label, transcripts in sets.items():
+        tallies = [asyncio.run(replay(each, window, make(each, window))) for each in transcripts]
+        found.append(row(tallies))
+        print(_line(name, label, found[-1]), flush=True)
+        if is_verbose:
+            print("\n".join(map(_detail, tallies)))
+    if len(found) == 2:
+        tuned, held_out = found
+        print(
+            _line(name, "gap", Row(*(theirs - ours for ours, theirs in zip(tuned, held_out, strict=True)))), flush=True
+        )
+
+
+def _curve(target_ratios: Sequence[float]) -> Iterator[tuple[str, _Make]]:
+    """What a deeper or a shallower compaction is worth: the same rows at each target."""
+    for ratio in target_ratios:
+        for kind in _CURVE_KINDS:
+            yield f"ours, {kind}, target {ratio}", partial(methods.ours, kind, target_ratio=ratio)
 
 
 def _constraints(transcripts: Sequence[Transcript], window: int) -> str:
@@ -135,9 +168,9 @@ def _rows() -> Iterator[tuple[str, _Make | None]]:
         yield f"LangChain middleware, {kind}", partial(langchain_method.langchain, kind)
 
 
-def _line(name: str, found: Row) -> str:
+def _line(name: str, label: str, found: Row) -> str:
     return (
-        f"{name:28} {found.truncated:9} {found.refused:7} {found.valid_ratio:5.3f} {found.facts:6.3f} "
+        f"{name:28} {label:8} {found.truncated:9} {found.refused:7} {found.valid_ratio:5.3f} {found.facts:6.3f} "
         f"{found.bound_facts:5.3f} {found.calls_per_100:10.1f} {found.stability:9.3f} {found.work_ratio:5.2f} "
         f"{found.reduction:10.2f} {found.next_ratio:6.3f} {found.invented_per_100:9.1f}"
     )
@@ -145,7 +178,7 @@ def _line(name: str, found: Row) -> str:
 
 def _detail(tally: Tally) -> str:
     return (
-        f"  {_line(tally.name, row([tally]))}\n    lost: {_listed(tally.lost)}; {tally.invalid[:2]}\n"
+        f"  {_line(tally.name, '', row([tally]))}\n    lost: {_listed(tally.lost)}; {tally.invalid[:2]}\n"
         f"    next answers lack: {_listed(tally.missing)}\n    invented: {_listed(tally.made_up)}"
     )
 

@@ -76,7 +76,7 @@ class _Pruner(FakeAsk):
         return SummaryAnswer(text=answer)
 
 
-def ours(kind: Kind, transcript: Transcript, window_tokens: int) -> Method:
+def ours(kind: Kind, transcript: Transcript, window_tokens: int, **settings: Any) -> Method:
     """This package's engine with a scripted pruning model."""
     pruner = _Pruner(kind, [fact["text"] for fact in transcript.facts])
     bench = Bench(counter=_Counter(), ask=pruner)
@@ -85,7 +85,7 @@ def ours(kind: Kind, transcript: Transcript, window_tokens: int) -> Method:
         pruner.calls.clear()
         request = Request(messages=tuple(map(parse_message, client)), tools=tuple(transcript.tools))
         try:
-            guarded = await bench.compactor.guard(request, bench.case(window_tokens))
+            guarded = await bench.compactor.guard(request, bench.case(window_tokens, **settings))
         except DoesNotFit:
             return Turn(None)
         sent = client if guarded.messages is None else [dict(message.raw) for message in guarded.messages]

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
-from benchmarks import methods
+from benchmarks import compaction, methods
 from benchmarks.constraints import EXPLICIT, planted
 from benchmarks.directives import invented
+from benchmarks.held_out import SOURCES, Source, conversation, planted_facts
 from benchmarks.measuring import JsonDict, Slot, Transcript, Turn, replay, row
 from benchmarks.next_action import stands, taken, tokens
 from benchmarks.superseded import CHANGES, changing, is_clear
 from litellm_compaction.core.prompts import frame
 from tests.builders import assistant, calls, result, system, user
+from tests.integration.validity import searchable
 
 
 def transcript() -> Transcript:
@@ -161,3 +167,119 @@ def test_invented_directives_are_looked_for_in_what_a_method_without_a_frame_add
         "Always ask the manager."
     ]
     assert invented(client, client) == []
+
+
+def test_planted_facts_are_values_that_the_assistant_comes_back_to() -> None:
+    """What stands first in one message, not the system's, and again in an answer four messages later or more."""
+    filler = [message for _ in range(2) for message in (assistant("Yes."), user("Go on."))]
+    messages = [
+        system("The key is K-9000."),
+        user("Order W6679257 to wang@li.test for 232.49, rows 77, from Heidelberg, by 2024-05-20, and Never 4711."),
+        *filler,
+        user("Take ZX81-B."),
+        assistant("W6679257, wang@li.test, 232.49, ZX81-B, K-9000, 2024-05-20 and to Heidelberg; 77."),
+    ]
+    facts = planted_facts("made", messages)
+    assert {fact["text"] for fact in facts} == {"W6679257", "wang@li.test", "232.49", "2024-05-20", "Heidelberg"}
+    assert {fact["msg"] for fact in facts} == {1}
+    assert planted_facts("made", messages) == facts
+    assert planted_facts("made", [*messages[:-1], assistant("W6679257 and 232.49.")]) == []
+
+
+def test_a_held_out_conversation_is_one_that_a_client_could_send() -> None:
+    """The system first, user and assistant in turn, as much as is wanted, up to an answer."""
+
+    def convert(data: bytes) -> Iterator[JsonDict]:
+        yield assistant("Before anybody asked.")
+        yield system("Be brief.")
+        yield assistant("Hello.")
+        for text in data.decode().split():
+            yield user(text)
+            yield user("and more")
+            yield assistant(f"{text}, I see")
+            yield assistant("Next?")
+
+    made = Source(
+        name="made",
+        half="validate-a",
+        repository="a/b",
+        commit="c" * 40,
+        path="p",
+        licence="MIT",
+        convert=convert,
+        note="",
+        most_tokens=200,
+    )
+    messages = conversation(made, b"one two three " * 100)["messages"]
+    roles = [message["role"] for message in messages]
+    assert roles[0] == "system"
+    assert roles[-1] == "assistant"
+    assert all(role != after for role, after in pairwise(roles))
+    assert 4 < len(messages) < 60
+    assert messages[1:3] == [user("one\nand more"), assistant("one, I see\nNext?")]
+
+
+def test_recorded_calls_and_results_become_tool_rounds() -> None:
+    """From an agent's code blocks, from entries without their thinking, and from several files in one."""
+    by_name = {source.name: source for source in SOURCES}
+    block = "I look.\n\n```bash\nls -la\n```"
+    mini = [system(), user("Go."), assistant(block), user("<output>a.py</output>"), assistant("Done.")]
+    made = conversation(by_name["mini_django_11138"], json.dumps({"messages": mini}).encode())
+    assert [message["role"] for message in made["messages"]] == ["system", "user", "assistant", "tool", "assistant"]
+    assert "ls -la" in searchable(made["messages"])
+    assert [tool["function"]["name"] for tool in made["tools"]] == ["bash"]
+    entries: list[JsonDict] = [
+        {"type": "summary"},
+        {"type": "user", "message": user("Read a.py.")},
+        {"type": "assistant", "message": assistant([{"type": "thinking", "thinking": "hm"}])},
+        {
+            "type": "assistant",
+            "message": assistant([{"type": "tool_use", "id": "t1", "name": "Read", "input": {"n": 1}}]),
+        },
+        {
+            "type": "assistant",
+            "message": assistant([{"type": "tool_use", "id": "t2", "name": "Read", "input": {"n": 2}}]),
+        },
+        {"type": "user", "message": user([{"type": "tool_result", "tool_use_id": "t1", "content": "text of a.py"}])},
+        {"type": "assistant", "message": assistant([{"type": "text", "text": "It is short."}])},
+    ]
+    data = "\n".join(map(json.dumps, entries)).encode()
+    session = conversation(by_name["claude_code_sessions"], data)["messages"]
+    assert [message["role"] for message in session] == ["user", "assistant", "tool", "assistant"]
+    assert [call["id"] for call in session[1]["tool_calls"]] == ["t1"]
+    runs = json.dumps({"history": [system("S"), user("First."), assistant("One.")]})
+    joined = conversation(by_name["sweagent_ctf_three"], f"{runs}\n{runs}".encode())["messages"]
+    assert [message["role"] for message in joined] == ["system", "user", "assistant", "user", "assistant"]
+
+
+def test_the_halves_are_of_the_same_size_and_every_source_is_pinned() -> None:
+    """Eight and eight, each at a full commit, each with its licence."""
+    halves = [source.half for source in SOURCES]
+    assert halves.count("validate-a") == halves.count("validate-b") == 8
+    assert all(len(source.commit) == 40 and source.licence for source in SOURCES)
+    assert len({source.name for source in SOURCES}) == 16
+
+
+def test_the_table_has_tuned_held_out_and_the_gap(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Three lines for each row with `--held-out`; one for each target and summariser with `--target-ratios`."""
+    made = transcript()
+    for name in ("tuned", "held"):
+        (tmp_path / name).mkdir()
+        whole = {"messages": made.messages, "tools": [], "facts": made.facts}
+        (tmp_path / name / "made.json").write_text(json.dumps(whole))
+    arguments = ["compaction.py", str(tmp_path / "tuned"), "--windows", "4096"]
+    held_out = ["--held-out", str(tmp_path / "held"), "--only", "ours, dead"]
+    monkeypatch.setattr(sys, "argv", [*arguments, *held_out])
+    compaction.main()
+    rows = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("ours")]
+    assert [row[2] for row in rows] == ["tuned", "held-out", "gap"]
+    assert rows[0][3:] == rows[1][3:]
+    assert {float(value) for value in rows[2][3:]} == {0.0}
+    monkeypatch.setattr(sys, "argv", [*arguments, "--target-ratios", "0.3", "0.6"])
+    compaction.main()
+    rows = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("ours")]
+    assert [(row[1], row[3]) for row in rows] == [(kind, at) for at in ("0.3", "0.6") for kind in ("ideal,", "dead,")]
+    # The last lines are compacted less deeply, so a prompt lasts shorter.
+    assert float(rows[3][-3]) < float(rows[1][-3])
