@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from litellm_compaction.core import ledger as supersession
+from litellm_compaction.core import anchors
 from litellm_compaction.core.anchors import latest_values, marked
 from litellm_compaction.core.ledger import ledger
 from tests.builders import assistant, calls, count, parsed, result, user
@@ -65,7 +65,7 @@ def test_the_ledger_marks_what_was_superseded() -> None:
     assert "where two disagree the later holds" in text
 
 
-@pytest.mark.parametrize("pattern", [supersession._VALUE, supersession._STATEMENT_CJK, supersession._NAME])
+@pytest.mark.parametrize("pattern", [anchors._VALUE, anchors._STATEMENT_CJK, anchors._NAME])
 def test_no_pattern_backs_off_again_and_again(pattern: re.Pattern[str]) -> None:
     """Inside a pattern only blanks repeat without bound, and nothing repeats what repeats."""
     found = list(_repeats(parse(pattern.pattern)))

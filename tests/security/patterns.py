@@ -30,13 +30,13 @@ _CHARS = (" ", "\n", "\t", "a", "A", "0", "_", "/", ".", "-", "`", "é", "中", 
 _MAX_SAMPLES = 24
 # Patterns that only ever see short texts, with the longest of them; the source says where it is cut.
 SEEN_CHARS = {
-    "core.ledger._ANCHOR": 160,  # a word of a piece (_PIECE_CHARS)
-    "core.ledger._MAY_BE_ANCHOR": 160,
+    "core.anchors._ANCHOR": 160,  # a word of a piece (_PIECE_CHARS)
+    "core.anchors._MAY_BE_ANCHOR": 160,
     "core.ledger._CODE": 160,
-    "core.ledger._SPAN": 160,
-    "core.ledger._VALUE": 4096,  # _SLICE_CHARS
-    "core.ledger._STATEMENT_CJK": 4096,
-    "core.ledger._NAME": 48,  # _NAME_CHARS before a value
+    "core.anchors._SPAN": 160,
+    "core.anchors._VALUE": 4096,  # _SLICE_CHARS
+    "core.anchors._STATEMENT_CJK": 4096,
+    "core.anchors._NAME": 48,  # _NAME_CHARS before a value
     "core.continuation.preamble._ANNOUNCEMENT": 160,  # the first line of a continuation (_LINE_CHARS in preamble)
     "core.continuation.preamble._BARE": 160,
     "core.continuation.preamble._TOPIC": 160,
