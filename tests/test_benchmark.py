@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import json
 import sys
+import types
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
 from benchmarks import compaction, methods
+from benchmarks.conformance import Compactor, _messages, measured
 from benchmarks.constraints import EXPLICIT, planted
 from benchmarks.directives import invented
 from benchmarks.held_out import SOURCES, Source, conversation, planted_facts
 from benchmarks.measuring import JsonDict, Slot, Transcript, Turn, replay, row
 from benchmarks.next_action import stands, taken, tokens
 from benchmarks.superseded import CHANGES, changing, is_clear
-from litellm_compaction.core.prompts import frame
+from litellm_compaction.core.prompts import FRAME_NOTE, frame
 from tests.builders import assistant, calls, result, system, user
 from tests.integration.validity import searchable
 
@@ -283,3 +286,49 @@ def test_the_table_has_tuned_held_out_and_the_gap(
     assert [(row[1], row[3]) for row in rows] == [(kind, at) for at in ("0.3", "0.6") for kind in ("ideal,", "dead,")]
     # The last lines are compacted less deeply, so a prompt lasts shorter.
     assert float(rows[3][-3]) < float(rows[1][-3])
+
+
+class Said(NamedTuple):
+    """A turn as the conformance kit has it."""
+
+    role: str
+    text: str
+
+
+def test_a_kits_session_is_left_shorter_each_round_and_read_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Within the budget, the record's constant words left out of it; the next round finds the record in the text."""
+    monkeypatch.setitem(sys.modules, "compaction_kit", types.ModuleType("compaction_kit"))
+    fake = types.ModuleType("compaction_kit.compacted")
+    fake.CompactedContext = types.SimpleNamespace  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "compaction_kit.compacted", fake)
+    turns = [Said("system", "Be brief."), Said("user", "Never send W6679257 to anybody.")]
+    for number in range(40):
+        turns += [Said("assistant", "Noted."), Said("user", f"We talked about chapter {number} of the long report.")]
+    turns.append(Said("assistant", "Noted."))
+    whole = sum(len(turn.text) + len(turn.role) + 4 for turn in turns)
+    ours = Compactor("dead", [])
+    once = ours.compact(turns, 1, budget_chars=whole // 3).text
+    assert "Never send W6679257 to anybody." in once
+    assert whole // 6 < len(once) <= whole // 3
+    assert FRAME_NOTE not in once
+    read = list(_messages([Said("system", once)]))
+    assert read[0] == system("Be brief.")
+    assert FRAME_NOTE in read[1]["content"]
+    again = ours.compact([Said("system", once)], 2, budget_chars=whole // 3).text
+    assert "Never send W6679257 to anybody." in again
+    assert len(again) <= whole // 3
+    framed = Compactor("dead", [], is_framed=True).compact(turns, 1, budget_chars=whole // 3).text
+    assert FRAME_NOTE in framed
+    assert len(framed) <= whole // 3
+    assert ours.compact(turns, 1, budget_chars=20).text == ""
+
+
+def test_the_kit_ranks_our_rows_among_its_own() -> None:
+    """Our rows keep the budget; the kit's best keeps more of its own sessions than its worst."""
+    pytest.importorskip("compaction_kit", reason="needs the extra `bench`")
+    report = measured([1], [0.3], only="")
+    found = {entry["compactor"]: entry for entry in report["entries"]}
+    assert all(found[f"ours, {kind}"]["budget_compliant"] for kind in ("dead", "lossy", "ideal"))
+    kept = {name: entry["randomized"]["overall_final_survival"] for name, entry in found.items()}
+    assert kept["ours, dead"] > kept["lossy-truncation"]
+    assert kept["semantic-checklist"] > kept["lossy-truncation"]
