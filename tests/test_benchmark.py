@@ -332,3 +332,13 @@ def test_the_kit_ranks_our_rows_among_its_own() -> None:
     kept = {name: entry["randomized"]["overall_final_survival"] for name, entry in found.items()}
     assert kept["ours, dead"] > kept["lossy-truncation"]
     assert kept["semantic-checklist"] > kept["lossy-truncation"]
+
+
+async def test_a_made_up_rule_of_a_model_is_counted() -> None:
+    """Three for each new compaction that its summary stands in, none for a model that keeps to what was said."""
+    facts = [{"text": "keep the port at 8080", "msg": 1}]
+    made = Transcript("made", transcript().messages, [], facts)
+    tallies = {kind: await replay(made, 8192, methods.every_time(kind, made, 8192)) for kind in ("ideal", "inventing")}
+    assert tallies["ideal"].compactions > 0
+    assert tallies["ideal"].invented == 0
+    assert tallies["inventing"].invented == 3 * tallies["inventing"].compactions
