@@ -6,7 +6,10 @@ The profile `ci` always tries the same examples, `deep` (HYPOTHESIS_PROFILE=deep
 
 from __future__ import annotations
 
+import gc
 import os
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -73,6 +76,7 @@ _LONGEST = (
 
 # What `-m "not slow"` leaves out beside the tests that are marked `proxy`: folders and files of `tests`.
 _SLOW_PLACES = (
+    "goldens/",
     "integration/",
     "real_engine/",
     "security/",
@@ -107,6 +111,21 @@ def pytest_configure(config: pytest.Config) -> None:
         preloaded.offer(harness.environment())
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Looks for no garbage among what is imported, here or in any test: it stays to the end.
+
+    Measured 2026-11-23: the collector took 2.4 of the 13 s of processor time that it costs to collect all tests, and
+    takes half as long as it did while they run (1.9 s of 45, not 3.7 of 49).
+    """
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
 def _is_fast(config: pytest.Config) -> bool:
     return "not slow" in str(config.getoption("markexpr"))
 
@@ -116,6 +135,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if _is_fast(config) and _is_in_slow_place(collection_path) else None
 
 
+@cache
 def _is_in_slow_place(path: Path) -> bool:
     tests = Path(__file__).parent
     return path.is_relative_to(tests) and f"{path.relative_to(tests).as_posix()}/".startswith(_SLOW_PLACES)

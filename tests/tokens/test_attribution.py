@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 from dataclasses import replace
+from functools import cache
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ TOOL = {
 TOOLS = (TOOL, {"type": "function", "function": {"name": "hear", "description": "Hears.", "parameters": {}}})
 
 
+@cache
 def family(name: str) -> Family:
     """A family with one of the package's templates, whose vocabulary knows the template's special tokens only."""
     vocabulary = f"characters of {name}"
@@ -58,8 +60,6 @@ def family(name: str) -> Family:
     base = family_of("llama", "llama-3.1-8b")
     return replace(base, vocabulary=vocabulary, template=name, tool_template="")
 
-
-FAMILIES = {name: family(name) for name in TEMPLATES}
 
 TEXT = st.one_of(
     st.sampled_from(
@@ -125,8 +125,8 @@ def test_what_is_remembered_changes_no_number(name: str, steps: list[tuple[str, 
         said, system, tools = changed(said, system, tools, step)
         messages = [{"role": "system", "content": system}, *said]
         request = Request(messages=tuple(map(parse_message, messages)), tools=TOOLS[:tools])
-        made = asyncio.run(remembering.count(FAMILIES[name], request, fingerprints(request)))
-        assert made == asyncio.run(Counting().count(FAMILIES[name], request))
+        made = asyncio.run(remembering.count(family(name), request, fingerprints(request)))
+        assert made == asyncio.run(Counting().count(family(name), request))
 
 
 def conversation(turns: int) -> list[dict[str, Any]]:
@@ -151,7 +151,7 @@ def test_the_next_turn_looks_at_the_end_only(name: str, monkeypatch: pytest.Monk
     counting = Counting()
     for turns in (21, 23):
         request = as_request(conversation(turns))
-        made = asyncio.run(counting.count(FAMILIES[name], request, fingerprints(request)))
+        made = asyncio.run(counting.count(family(name), request, fingerprints(request)))
         assert made.rendered
     assert seen[0] > 21 * len(LONG)
     assert seen[1] < 6.5 * len(LONG)
@@ -163,7 +163,7 @@ def test_what_is_remembered_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
     counting = Counting()
     requests = [as_request([{"role": "user", "content": f"{index}"}, *conversation(9)[1:]]) for index in range(30)]
     for request in requests:
-        asyncio.run(counting.count(FAMILIES["llama3.1"], request, fingerprints(request)))
+        asyncio.run(counting.count(family("llama3.1"), request, fingerprints(request)))
     kept = counting._beginnings._entries
     assert 2 < len(kept) < 15
     assert (
