@@ -89,8 +89,19 @@ def count(text: str) -> int:
     return token_length("o200k_base", text)
 
 
+# Messages of the conversation that is replayed, by their identity: they come again in each of its requests.
+_rendered: dict[int, tuple[JsonDict, str]] = {}
+
+
 def rendered(message: JsonDict) -> str:
     """A message as the played server's template writes it."""
+    known = _rendered.get(id(message))
+    if known is None or known[0] is not message:
+        known = _rendered[id(message)] = (message, _written(message))
+    return known[1]
+
+
+def _written(message: JsonDict) -> str:
     content = message.get("content") or ""
     if not isinstance(content, str):
         content = json.dumps(content, ensure_ascii=False)
@@ -173,9 +184,10 @@ class Tally:
 
 async def replay(transcript: Transcript, window_tokens: int, method: Method) -> Tally:
     """Sends every request of the conversation's client through `method`, in order."""
+    _rendered.clear()
     tally = Tally(transcript.name)
     slot, ideal = Slot(), Slot()
-    before: list[str] | None = None
+    before: list[JsonDict] | None = None
     since: tuple[int, int] = (0, 0)
     for index, message in enumerate(transcript.messages):
         if message["role"] != "assistant" or index < 2:
@@ -197,7 +209,7 @@ async def replay(transcript: Transcript, window_tokens: int, method: Method) -> 
         tokens = prompt_tokens(transcript.tools, turn.messages)
         tally.truncated += turn.is_cut or tokens + RULES.answer_min_tokens > window_tokens
         slot.run(transcript.tools, turn.messages, answer)
-        prompt = [json.dumps(each, sort_keys=True) for each in turn.messages]
+        prompt = list(turn.messages)
         if before is not None:
             tally.pairs += 1
             tally.stable += prompt[: len(before)] == before

@@ -38,7 +38,7 @@ class _Counter(FakeCounter):
     """Counts as the played server does."""
 
     async def count(self, target_key: str, family: Family, request: Request) -> Count:
-        sizes = tuple(size(dict(message.raw)) for message in request.messages)
+        sizes = tuple(size(message.raw) for message in request.messages)
         tools_tokens = count(json.dumps(request.tools, ensure_ascii=False)) if request.tools else 0
         tokens = tools_tokens + sum(sizes)
         return Count(
@@ -80,15 +80,17 @@ def ours(kind: Kind, transcript: Transcript, window_tokens: int, **settings: Any
     """This package's engine with a scripted pruning model."""
     pruner = _Pruner(kind, [fact["text"] for fact in transcript.facts])
     bench = Bench(counter=_Counter(), ask=pruner)
+    # A client sends the same messages again in each request.
+    parsed = {id(message): parse_message(message) for message in transcript.messages}
 
     async def send(transcript: Transcript, client: Sequence[JsonDict]) -> Turn:
         pruner.calls.clear()
-        request = Request(messages=tuple(map(parse_message, client)), tools=tuple(transcript.tools))
+        request = Request(messages=tuple(parsed[id(message)] for message in client), tools=tuple(transcript.tools))
         try:
             guarded = await bench.compactor.guard(request, bench.case(window_tokens, **settings))
         except DoesNotFit:
             return Turn(None)
-        sent = client if guarded.messages is None else [dict(message.raw) for message in guarded.messages]
+        sent = client if guarded.messages is None else [message.raw for message in guarded.messages]
         return Turn(sent, tuple(pruner.calls), guarded.action != "none", guarded.action == "compacted")
 
     return send

@@ -19,7 +19,9 @@ from benchmarks.directives import invented
 from benchmarks.held_out import SOURCES, Source, conversation, planted_facts
 from benchmarks.measuring import JsonDict, Slot, Transcript, Turn, replay, row
 from benchmarks.next_action import stands, taken, tokens
+from benchmarks.summarisers import summary
 from benchmarks.superseded import CHANGES, changing, is_clear
+from litellm_compaction.core.judging import judged
 from litellm_compaction.core.prompts import FRAME_NOTE, frame
 from tests.builders import assistant, calls, result, system, user
 from tests.integration.validity import searchable
@@ -342,3 +344,21 @@ async def test_a_made_up_rule_of_a_model_is_counted() -> None:
     assert tallies["ideal"].compactions > 0
     assert tallies["ideal"].invented == 0
     assert tallies["inventing"].invented == 3 * tallies["inventing"].compactions
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "The port is 8080, and the work goes on.",
+        "Порт 8080, работа идёт дальше.",
+        "端口是8080。这项工作还在继续。",
+        "ポートは8080です。",
+    ],
+)
+def test_a_scripted_summary_is_one_that_the_package_uses(said: str) -> None:
+    """However long it is, in the conversation's own script: a rejected one would measure the dead model twice."""
+    prompt = "USER\n" + f"{said}\n" * 200
+    text = summary("ideal", prompt, ["8080"], 1200)
+    assert "8080" in text
+    assert len(text) > 1000
+    assert judged(text, instruction="Write a record.", source=[said * 20]).fault == ""
