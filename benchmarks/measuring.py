@@ -287,6 +287,10 @@ def _places(fact: str, text: str) -> list[str]:
     return found
 
 
+# One or two next answers say nothing of a conversation, and would weigh as much as another's fifty.
+_LEAST_NEXT_TURNS = 3
+
+
 class Row(NamedTuple):
     """The figures of one method at one context length, over all conversations.
 
@@ -295,7 +299,7 @@ class Row(NamedTuple):
 
     Attributes:
         next_ratio: the share of what the recorded next answers take from far back (`next_action.taken`) that the
-            compacted prompts before them hold; a mean over turns, then over conversations.
+            compacted prompts before them hold; a mean over turns, then over conversations with three of them or more.
         invented_per_100: directive sentences without a source (`directives.invented`), in 100 compactions.
     """
 
@@ -329,7 +333,9 @@ def row(tallies: Sequence[Tally]) -> Row:
         stability=sum(each.stable for each in tallies) / pairs if pairs else 1.0,
         work_ratio=sum(each.work for each in tallies) / sum(each.bound for each in tallies),
         reduction=statistics.median(reductions) if reductions else 0.0,
-        next_ratio=_mean([statistics.mean(each.supported) for each in tallies if each.supported]),
+        next_ratio=_mean(
+            [statistics.mean(each.supported) for each in tallies if len(each.supported) >= _LEAST_NEXT_TURNS]
+        ),
         invented_per_100=100
         * sum(each.invented for each in tallies)
         / max(sum(each.compactions for each in tallies), 1),

@@ -17,7 +17,7 @@ from benchmarks.conformance import Compactor, _messages, measured
 from benchmarks.constraints import EXPLICIT, planted
 from benchmarks.directives import invented
 from benchmarks.held_out import SOURCES, Source, conversation, planted_facts
-from benchmarks.measuring import JsonDict, Slot, Transcript, Turn, replay, row
+from benchmarks.measuring import JsonDict, Slot, Tally, Transcript, Turn, replay, row
 from benchmarks.next_action import stands, taken, tokens
 from benchmarks.summarisers import summary
 from benchmarks.superseded import CHANGES, changing, is_clear
@@ -127,17 +127,20 @@ def test_taken_is_what_the_newest_messages_do_not_hold() -> None:
 async def test_next_action_support_is_the_share_that_the_prompt_holds() -> None:
     """A prompt that lacks one of two things counts a half; a prompt that was not compacted counts nothing."""
     filler = [message for _ in range(3) for message in (assistant("Yes."), user("Go on."))]
-    made = Transcript("made", [user("Set 8080 in x/a.py."), *filler, assistant("x/a.py now says 8080.")], [], [])
+    answers = [message for _ in range(3) for message in (assistant("x/a.py now says 8080."), *filler[1:], *filler[:2])]
+    made = Transcript("made", [user("Set 8080 in x/a.py."), *filler, *answers], [], [])
 
     async def halved(transcript: Transcript, client: Sequence[JsonDict]) -> Turn:
-        return Turn([user("About x/a.py."), *client[1:]], is_compacted=True, is_new=True)
+        return Turn([user("About x/a.py."), *client[-2:]], is_compacted=True, is_new=True)
 
     async def untouched(transcript: Transcript, client: Sequence[JsonDict]) -> Turn:
         return Turn(client)
 
     half, nothing = await replay(made, 4096, halved), await replay(made, 4096, untouched)
-    assert (half.supported, half.missing, row([half]).next_ratio) == ([0.5], {"8080": 1}, 0.5)
+    assert (half.supported, half.missing, row([half]).next_ratio) == ([0.5] * 3, {"8080": 3}, 0.5)
     assert nothing.supported == []
+    few = Tally("few", turns=1, bound=1, supported=[0.0, 0.0])
+    assert row([half, few]).next_ratio == 0.5
 
 
 def test_a_directive_without_a_source_is_invented() -> None:
