@@ -78,6 +78,8 @@ _AGENTS_FILE = re.compile(r"# AGENTS\.md instructions[^\n]{0,1000}\n\s*(?=<INSTR
 _TEXT_RESULT = re.compile(r"\[[a-z_]{2,40}(?: for '[^\n]{0,2000}')?\.?[^\n]{0,200}\] Result:")
 # More of them in one message are no agent's, and would take long to read.
 _MAX_ADDITIONS = 64
+# No program adds more than this to a conversation; each look at the ends of 200 MB copies them (0.3 s, 2026-11-23).
+_MAX_ADDED_CHARS = 2_000_000
 # In such a result these hold what the person answered.
 _PERSONS_WORDS = re.compile(r"<(?:feedback|answer|user_message|task)>")
 # A longer message is kept only where it is certain that the person wrote nothing since.
@@ -87,9 +89,10 @@ _DOUBTED_CHARS = 4000
 def is_injected(message: Message) -> bool:
     """Whether a user message holds nothing that the person wrote: only wrapped additions, or a program's opening.
 
-    An empty message asks for nothing either. One with a picture or a file is the person's.
+    An empty message asks for nothing either. One with a picture or a file is the person's, and so is one of millions of
+    characters.
     """
-    if message.role != "user" or message.other_parts:
+    if message.role != "user" or message.other_parts or len(message.text) > _MAX_ADDED_CHARS:
         return False
     rest = _unwrapped(message.text)
     if not rest:

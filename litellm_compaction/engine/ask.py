@@ -269,11 +269,7 @@ class SummaryClient:
         begin = lead + (base.replaced_messages if base else 0)
         if sum(conversation.sizes[begin:cut]) > _FAR_TOO_MANY_RATIO * job.prompt_limit_tokens:
             return None
-        current = apply(messages, base) if base else messages
-        prefix = job.strategy.history(current[: len(current) - (len(messages) - cut)])
-        earlier: Literal["none", "stays", "goes"]
-        earlier = "goes" if job.earlier else "none" if base is None else "stays"
-        asked = appended(prefix, instruction=job.instruction, earlier=earlier, focus=job.focus)
+        prefix, asked = await off_loop(messages, lambda: _in_append_mode(messages, base, cut, job))
         counted = await self._counter.count(work.case.target.key, work.family, replace(work.request, messages=asked))
         # The job's limit is for text by itself; of this prompt the server may have counted the beginning, or not.
         doubt_tokens = math.ceil(counted.tokens * max(counted.error_ratio - work.count.text_error_ratio, 0.0))
@@ -281,7 +277,10 @@ class SummaryClient:
             return None
         lead_tokens = conversation.fixed_tokens + sum(conversation.sizes[:lead])
         new_tokens = counted.tokens - self._cached_tokens(work, base, cut, sum(counted.sizes[: len(prefix)]))
-        text_tokens = sum(work.count_text(message.text) for message in job.messages) + work.count_text(job.earlier)
+        text_tokens = await off_loop(
+            job.messages,
+            lambda: sum(work.count_text(message.text) for message in job.messages) + work.count_text(job.earlier),
+        )
         parts = math.ceil(text_tokens / job.prompt_limit_tokens)
         decoded = decision.summary_tokens * _DECODE_WEIGHT
         # A prompt of another shape takes the slot: system message and tools will have to be read again.
@@ -343,6 +342,17 @@ def why_unusable(error: ModelNotLoaded | WindowUnknown) -> str:
 def _shows_everything(base: Compaction | None) -> bool:
     """Whether what was sent shows all that has to be summarized: no stubs, and no gap behind the last summary."""
     return base is None or (base.edited_from is None and base.summarized_messages == base.covered_messages)
+
+
+def _in_append_mode(
+    messages: Sequence[Message], base: Compaction | None, cut: int, job: SummaryJob
+) -> tuple[Sequence[Message], tuple[Message, ...]]:
+    """The conversation up to `cut` as the server was last sent it, and the same with the instruction behind it."""
+    current = apply(messages, base) if base else messages
+    prefix = job.strategy.history(current[: len(current) - (len(messages) - cut)])
+    earlier: Literal["none", "stays", "goes"]
+    earlier = "goes" if job.earlier else "none" if base is None else "stays"
+    return prefix, appended(prefix, instruction=job.instruction, earlier=earlier, focus=job.focus)
 
 
 def _may_answer_freely(request: Request) -> bool:

@@ -156,10 +156,10 @@ class CompactionBuilder:
         replaced = (at for at in range(compaction.replaced_messages) if at not in compaction.pinned)
         shortened = (each.position for each in compaction.shortened)
         hidden_at = sorted({*replaced, *compaction.stubbed, *compaction.dropped, *shortened})
-        hidden = self._to_list([rest[position] for position in hidden_at])
         redact = _redact(work)
 
         def write() -> str:
+            hidden = self._to_list([rest[position] for position in hidden_at])
             known = "\n".join(map(visible_text, apply(messages, compaction)))
             return ledger(
                 hidden,
@@ -201,7 +201,9 @@ class CompactionBuilder:
             )
             segments = (segment,) if decision.integrates else (*segments, segment)
         else:
-            segments = (*segments, *_carried_records(work, decision, covered, segments))
+            shown = segments
+            carried = await off_loop(covered, lambda: _carried_records(work, decision, covered, shown))
+            segments = (*segments, *carried)
         compaction = Compaction(
             covered_messages=decision.covered_messages,
             covered_hash=covered_hash,
@@ -263,7 +265,7 @@ class CompactionBuilder:
     ) -> str:
         """What the record holds verbatim beside its summaries and the messages that stay."""
         messages = work.conversation.messages
-        unpinned = self._to_list([message for position, message in enumerate(covered) if position not in pinned])
+        unpinned = [message for position, message in enumerate(covered) if position not in pinned]
         kept = messages[system_prefix_length(messages) + decision.covered_messages :]
         spare_tokens = _spare(decision, summary, work.count_text)
         redact = _redact(work)
@@ -272,7 +274,7 @@ class CompactionBuilder:
             # A value that a summary gets wrong is not in it, and so stands beside it.
             known = "\n".join((*(segment.text for segment in segments), *map(visible_text, kept)))
             return ledger(
-                unpinned,
+                self._to_list(unpinned),
                 budget_tokens=max(decision.ledger_tokens + spare_tokens, decision.words_tokens),
                 words_tokens=decision.words_tokens + max(spare_tokens, 0) // 2,
                 count=work.count_text,

@@ -22,6 +22,7 @@ from litellm_compaction.engine.admission import Reservation
 from litellm_compaction.engine.context import MeasuredRequest, PreparedRequest
 from litellm_compaction.engine.feedback import UsageFeedback, truncation
 from litellm_compaction.engine.measure import RequestMeasurer
+from litellm_compaction.engine.threads import off_loop
 from litellm_compaction.errors import Overloaded
 from litellm_compaction.tokens.count import holding, least_tokens
 from litellm_compaction.tokens.counter import Count, TokenCounter
@@ -111,11 +112,14 @@ class Prober:
             is_needed: it fits by the estimate, but what was made of it does not.
         """
         budget = work.budget
-        if work.floor_count is not None or not _certain(budget).fits(_least_floor(work)):
+        messages = work.conversation.messages
+        if work.floor_count is not None:
+            return None
+        if not _certain(budget).fits(await off_loop(messages, lambda: _least_floor(work))):
             return None
         if budget.fits(budget.floor_tokens) and not is_needed:
             return None
-        request = _floor(work)
+        request = await off_loop(messages, lambda: _floor(work))
         count = await self._narrowed(work, request, await self._measurer.count_request(work, request))
         if await self._has_told(work, request, count):
             count = await self._measurer.count_request(work, request)

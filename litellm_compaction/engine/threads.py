@@ -22,7 +22,7 @@ _Result = TypeVar("_Result")
 
 async def off_loop(messages: Sequence[Message], run: Callable[[], _Result]) -> _Result:
     """The result of `run`, a walk over `messages`; in a thread where it would hold up the event loop."""
-    if len(messages) <= _OFF_LOOP_ITEMS and sum(len(message.text) for message in messages) < _OFF_LOOP_CHARS:
+    if not is_long(messages) and sum(len(message.text) for message in messages) < _OFF_LOOP_CHARS:
         return run()
     return await asyncio.to_thread(run)
 

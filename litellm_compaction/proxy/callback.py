@@ -265,6 +265,8 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
                 except Exception as error:  # noqa: BLE001 - fails open (P8)
                     log_failed_open("probe", error)
                 self._gate.preparing.watch(_router)
+                # Vocabularies, templates and listings stay, too.
+                spare_collections()
                 return
             await asyncio.sleep(_ROUTER_WAIT_S)
 

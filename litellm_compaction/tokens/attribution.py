@@ -41,68 +41,81 @@ _WINDOW_CHARS = 4096
 
 
 class Scale:
-    """Tokens up to any character of a prompt; inside a text in proportion to its characters."""
+    """Tokens up to any character of a prompt; inside a text in proportion to its characters.
 
-    def __init__(self, segments: list[Segment], lengths: Sequence[int], known: Scale | None = None) -> None:
+    Segments follow one another, so each is where the one before it ends. They are kept as numbers: as objects, those of
+    40,000 messages were half of what a collection of garbage looks at, in which everybody waits (2026-11-23).
+    """
+
+    def __init__(self, segments: Sequence[Segment], lengths: Sequence[int], known: Scale | None = None) -> None:
         """Takes the segments and the tokens of those that are texts; with `known`, of what follows it."""
-        self.segments: list[Segment] = known.segments + segments if known is not None else segments
         self.ends: list[int] = known.ends[:] if known is not None else []
+        self._is_special: bytearray = known._is_special[:] if known is not None else bytearray()
         self._tokens: list[int] = known._tokens[:] if known is not None else [0]
         remaining = iter(lengths)
         total = self._tokens[-1]
         for segment in segments:
             self.ends.append(segment.end)
+            self._is_special.append(segment.is_special)
             total += 1 if segment.is_special else next(remaining)
             self._tokens.append(total)
         self.total = total
 
     def head(self, count: int) -> Scale:
         """The scale of the first `count` segments."""
-        made = Scale([], ())
-        made.segments, made.ends, made._tokens = self.segments[:count], self.ends[:count], self._tokens[: count + 1]
+        made = Scale((), ())
+        made.ends, made._is_special = self.ends[:count], self._is_special[:count]
+        made._tokens = self._tokens[: count + 1]
         made.total = made._tokens[-1]
         return made
 
     def specials_before(self, position: int) -> int:
         """How many segments there are up to the last special token that ends before a character, it included."""
         count = bisect_right(self.ends, position)
-        while count and not self.segments[count - 1].is_special:
+        while count and not self._is_special[count - 1]:
             count -= 1
         return count
+
+    @property
+    def first_special_end(self) -> int:
+        """The end of the special token that the prompt begins with; 0 where it begins with text."""
+        return self.ends[0] if self._is_special[:1] == b"\x01" else 0
 
     @property
     def end(self) -> int:
         """Characters."""
         return self.ends[-1] if self.ends else 0
 
+    def _start(self, index: int) -> int:
+        return self.ends[index - 1] if index else 0
+
     def before(self, position: int) -> int:
         """Tokens before a character."""
         index = bisect_right(self.ends, position)
-        if index == len(self.segments):
+        if index == len(self.ends):
             return self.total
-        segment = self.segments[index]
+        start = self._start(index)
         inside = self._tokens[index + 1] - self._tokens[index]
-        return self._tokens[index] + inside * (position - segment.start) // (segment.end - segment.start)
+        return self._tokens[index] + inside * (position - start) // (self.ends[index] - start)
 
     def follows_header(self, position: int) -> bool:
         """Whether at most a role and the like stands between a special token and a character."""
         index = bisect_right(self.ends, position)
-        return index < len(self.segments) and position - self.segments[index].start <= _HEADER_GAP_CHARS
+        return index < len(self.ends) and position - self._start(index) <= _HEADER_GAP_CHARS
 
     def header_start(self, position: int, lower: int) -> int:
         """Where the header begins that ends at a character: at most a role stands between its special tokens."""
         start = position
         index = bisect_right(self.ends, position - 1)
-        if index < len(self.segments) and not self.segments[index].is_special:
-            if position - self.segments[index].start > _HEADER_GAP_CHARS:
+        if index < len(self.ends) and not self._is_special[index]:
+            if position - self._start(index) > _HEADER_GAP_CHARS:
                 return start
-            start = max(lower, self.segments[index].start)
+            start = max(lower, self._start(index))
             index -= 1
-        while index >= 0 and index < len(self.segments) and self.segments[index].start >= lower:
-            segment = self.segments[index]
-            if not segment.is_special and segment.end - segment.start > _HEADER_GAP_CHARS:
+        while 0 <= index < len(self.ends) and self._start(index) >= lower:
+            if not self._is_special[index] and self.ends[index] - self._start(index) > _HEADER_GAP_CHARS:
                 break
-            start = segment.start
+            start = self._start(index)
             index -= 1
         return start
 
@@ -126,7 +139,7 @@ class _Entry(NamedTuple):
 
     @property
     def size(self) -> int:
-        return len(self.hashes) + len(self.scale.segments)
+        return len(self.hashes) + len(self.scale.ends)
 
 
 class Beginnings:
@@ -155,7 +168,7 @@ class Beginnings:
         """
         known = self._known(names, prints)
         if known is None:
-            return Beginning(Scale([], ()), ())
+            return Beginning(Scale((), ()), ())
         equal = sum(takewhile(bool, map(eq, known.hashes, map(hash, parts))))
         equal_chars = sum(map(len, parts[:equal]))
         # What follows a special token may make it another one, or a part of another one.
@@ -254,7 +267,7 @@ def share(
     places = _places(request.messages, text, scale, known)
     if places is None:
         return _by_length(request, scale.total, tools_tokens), []
-    end = places[-1].end if places else _first(scale)
+    end = places[-1].end if places else scale.first_special_end
     before = [place.before for place in places]
     before.append(scale.before(end))
     sizes = [after - first for first, after in pairwise(before)]
@@ -276,18 +289,13 @@ def share(
     return Shares(scale.total, tuple(sizes), tools_tokens, overhead_tokens, reasoning_tokens), places
 
 
-def _first(scale: Scale) -> int:
-    """Where messages can begin: behind the token that begins a prompt."""
-    return scale.ends[0] if scale.segments and scale.segments[0].is_special else 0
-
-
 def _places(messages: Sequence[Message], text: str, scale: Scale, known: Sequence[Place]) -> list[Place] | None:
     """Where each message is; texts are searched for in order.
 
     None where too much of them is not found: dropped, changed, or out of order.
     """
     places = list(known)
-    end = lower = _first(scale)
+    end = lower = scale.first_special_end
     reach: float = end
     reasoning_tokens, lost_chars, chars = 0, 0, 1
     if places:

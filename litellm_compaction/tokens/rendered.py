@@ -42,6 +42,8 @@ _Key: TypeAlias = tuple[str, "str | tuple[int, int]"]
 _THREAD_CHARS, _THREAD_MESSAGES, _THREAD_MS = 200_000, 200, 2.0
 # 30,000 new characters take 2 to 4 ms.
 _THREAD_NEW_CHARS = 30_000
+# The characters of so many are added up in about 1 ms.
+_THREAD_TOOLS = 500
 _MAX_TOOLS = 1024
 # Images and arguments that are no JSON: the vocabulary and the rest of the prompt are exact all the same.
 _PART_ERROR = 0.05
@@ -243,7 +245,11 @@ def _is_quick(family: Family, request: Request) -> bool:
     if not is_loaded(family.vocabulary) or not is_compiled(name):
         return False
     messages = len(request.messages)
-    if messages > _THREAD_MESSAGES or template(name).expected_ms(messages) > _THREAD_MS:
+    if (
+        messages > _THREAD_MESSAGES
+        or len(request.tools) > _THREAD_TOOLS
+        or template(name).expected_ms(messages) > _THREAD_MS
+    ):
         return False
     return _chars(request) <= _THREAD_CHARS
 

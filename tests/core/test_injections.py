@@ -80,3 +80,10 @@ def test_a_flood_of_wrappers_is_read_in_no_time() -> None:
     """Torn or whole: the time does not grow with their square."""
     for text in ("<skill>" * 200_000, "<skill></skill>" * 100_000, "</skill>" * 200_000):
         assert not is_injected(parse_message(user(text)))
+
+
+def test_text_of_millions_of_characters_is_the_persons() -> None:
+    """Looking for additions at both ends of 200 MB copied them several times, for 0.3 s each."""
+    text = "<system-reminder>\n" + "word " * 400_000 + "\n</system-reminder>"
+    assert is_injected(parse_message(user(text[:1_000] + text[-1_000:])))
+    assert not is_injected(parse_message(user(text)))

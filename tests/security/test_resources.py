@@ -15,10 +15,11 @@ import pytest
 from litellm_compaction import errors
 from litellm_compaction.core import secrets
 from litellm_compaction.core.messages import START_NOTICE, Request, _normal_form, parse_message
-from litellm_compaction.engine import compactor, measure
+from litellm_compaction.engine import ask, build, compactor, measure
 from litellm_compaction.engine.measure import RequestMeasurer
 from litellm_compaction.engine.threads import is_long
 from litellm_compaction.proxy import call, wire
+from litellm_compaction.proxy.answer.transport import ERROR_BYTES
 from litellm_compaction.proxy.metrics import MAX_MODELS, Metrics
 from litellm_compaction.stores.memory import MemoryStore
 from litellm_compaction.tokenizers.families import family_of
@@ -27,6 +28,7 @@ from litellm_compaction.tokenizers.vocabulary import Vocabulary
 from litellm_compaction.tokens.counter import TokenCounter
 from litellm_compaction.windows.windows import Target, Windows
 from tests.proxy.test_metrics import FakeLibrary
+from tests.proxy.test_transport import Wire
 from tests.security.beside.identities import auth_of, metadata_of
 from tests.security.bounded import in_child
 from tests.security.hooks import BASE, ROUTES, Client, Logging, Route, Scene, use_router
@@ -252,6 +254,8 @@ _READERS = {
     call.Call: ("is_of",),
     compactor: ("plan",),
     measure: ("apply", "_within_reach"),
+    build: ("taken_out", "ledger", "apply"),
+    ask: ("taken_out", "apply", "appended"),
 }
 
 
@@ -455,6 +459,24 @@ def test_names_that_clients_invent_make_no_new_metrics() -> None:
         assert len({labels[0] for labels in series}) <= MAX_MODELS + 1, name
         assert len(series) <= MAX_MODELS + 1, name
     assert len(library.made["litellm_compaction_compactions_total"]) == MAX_MODELS + 1
+
+
+_EVERYTHING = "stream, streaming, stream_options and include_usage are unknown. "
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_a_server_that_refuses_whatever_it_is_sent_is_asked_a_few_times(streamed: bool) -> None:
+    """Each addition of ours is left out once, whatever an error names and however often it comes."""
+    wire = Wire([lambda: httpx.Response(400, json={"error": {"message": _EVERYTHING}})] * 50)
+    assert (await wire.ask(stream=streamed)).status_code == 400
+    assert len(wire.sent) <= 3
+
+
+async def test_of_a_giant_refusal_only_the_beginning_is_looked_at() -> None:
+    """What an error names behind its bound teaches nothing, and is not read."""
+    wire = Wire([lambda: httpx.Response(400, content=b"no " * ERROR_BYTES + _EVERYTHING.encode())] * 2)
+    assert (await wire.ask()).status_code == 400
+    assert len(wire.sent) == 1
 
 
 @pytest.mark.parametrize("jump_s", [-86_400.0, 86_400.0])

@@ -166,9 +166,7 @@ def test_what_is_remembered_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
         asyncio.run(counting.count(family("llama3.1"), request, fingerprints(request)))
     kept = counting._beginnings._entries
     assert 2 < len(kept) < 15
-    assert (
-        sum(len(each.scale.segments) + len(each.hashes) for each in kept.values()) == counting._beginnings._size <= 600
-    )
+    assert sum(len(each.scale.ends) + len(each.hashes) for each in kept.values()) == counting._beginnings._size <= 600
     assert [key[2] for key in kept] == [fingerprints(request)[-1] for request in requests[-len(kept) :]]
 
 
