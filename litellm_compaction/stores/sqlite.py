@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import sqlite3
 import time
 import weakref
@@ -71,6 +72,8 @@ class SqliteStore:
         self._hanging: Future[object] | None = None
         self._owes_erasing = False
         self._copies_seen_s = 0.0
+        # The file may have been written by a process with another idea of the time.
+        self._written_s = math.inf
         self._is_closed = False
         # For a process that ends without having closed its stores.
         self._end = weakref.finalize(self, _end, self._thread, self._file)
@@ -194,8 +197,11 @@ class SqliteStore:
     async def _put(self, kind: tables.Kind, scope: str, key: str, body: Callable[[], bytes]) -> None:
         now_s = self._clock()
         expired_before_s = now_s - self._ttl_s
+        is_set_back, self._written_s = now_s < self._written_s, now_s
 
         def write(connection: sqlite3.Connection) -> None:
+            if is_set_back:
+                tables.put_back(connection, now_s)
             is_replaced = tables.put(connection, kind, scope, key, body(), now_s)
             is_evicted = tables.evict(connection, expired_before_s=expired_before_s, max_bytes=self._max_bytes)
             self._owes_erasing |= is_evicted or (is_replaced and kind == "compaction")

@@ -107,6 +107,14 @@ def put(connection: sqlite3.Connection, kind: Kind, scope: str, key: str, body: 
     return is_replaced
 
 
+def put_back(connection: sqlite3.Connection, now_s: float) -> None:
+    """Marks as used now what was used at a time that has not come: the clock has been set back.
+
+    Else it would outlive its time by as much, and everything that was used behind it with it (`evict`).
+    """
+    connection.execute("UPDATE entry SET used_s = :now_s WHERE used_s > :now_s", {"now_s": now_s})
+
+
 def evict(connection: sqlite3.Connection, *, expired_before_s: float, max_bytes: int) -> bool:
     """Deletes what is expired, then the least recently used until the bound holds; never the last used one.
 

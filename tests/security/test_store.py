@@ -257,3 +257,47 @@ async def test_beside_a_reader_the_journal_is_erased_as_soon_as_it_has_gone(tmp_
     await store.events()
     assert _holds_secret(tmp_path) == []
     await store.aclose()
+
+
+async def test_a_clock_that_jumps_loses_nothing_that_is_young_and_keeps_nothing_for_ever(tmp_path: Path) -> None:
+    """Set back, a record is not older than it is; what was used in a year that has not come expires like the rest."""
+    now_s, day_s = [1_800_000_000.0], 86_400.0
+    store = SqliteStore(tmp_path / "store.sqlite3", ttl_s=day_s, max_bytes=10_000_000, clock=lambda: now_s[0])
+
+    async def found(*names: str) -> list[str]:
+        kept = await store.find("scope", [compaction(name).covered_hash for name in names])
+        return sorted(each.covered_hash for each in kept)
+
+    young, ahead = compaction("young"), replace(compaction("ahead"), ledger=SECRET * 400)
+    await store.put("scope", young)
+    now_s[0] -= 30 * day_s
+    assert await found("young") == [young.covered_hash]
+    now_s[0] += 365 * day_s
+    await store.put("scope", ahead)
+    assert await found("young", "ahead") == [ahead.covered_hash], "what is over by the clock is over"
+    now_s[0] -= 335 * day_s
+    await store.put("scope", compaction("back"))
+    assert await found("ahead", "back") == sorted(compaction(name).covered_hash for name in ("ahead", "back"))
+    now_s[0] += 2 * day_s
+    await store.put("scope", compaction("later"))
+    assert await found("ahead", "back") == []
+    await store.events()
+    assert _holds_secret(tmp_path) == []
+    await store.aclose()
+
+
+async def test_what_was_used_ahead_of_time_by_an_earlier_process_expires_too(tmp_path: Path) -> None:
+    """A clock that was wrong at boot and was then set."""
+    path, day_s = tmp_path / "store.sqlite3", 86_400.0
+    now_s = [1_900_000_000.0]
+    store = SqliteStore(path, ttl_s=day_s, max_bytes=10_000_000, clock=lambda: now_s[0])
+    await store.put("scope", replace(compaction("ahead"), ledger=SECRET * 400))
+    await store.aclose()
+    now_s[0] = 1_800_000_000.0
+    for name in ("first", "second"):
+        store = SqliteStore(path, ttl_s=day_s, max_bytes=10_000_000, clock=lambda: now_s[0])
+        await store.put("scope", compaction(name))
+        await store.events()
+        await store.aclose()
+        now_s[0] += 2 * day_s
+    assert _holds_secret(tmp_path) == []
