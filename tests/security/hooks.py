@@ -11,6 +11,7 @@ import json
 import random
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, Literal
@@ -33,6 +34,8 @@ _AS_THEY_CAME = (
     *("n_predict", "chat_template", "chat_template_kwargs", "documents", "reasoning_effort", "suffix", "odd"),
     *("tools", "functions", "response_format", "grammar", "prediction", "logit_bias", "echo"),
 )
+# What the client that the running task serves has sent by the transport.
+_sent: ContextVar[list[dict[str, Any]]] = ContextVar("sent")
 _DEPLOYMENTS = {"carried": "openai/test", "hooked": "deepseek/test", "foreign": "deepseek/foreign"}
 
 
@@ -117,6 +120,7 @@ class Server(httpx.AsyncBaseTransport):
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         body = json.loads(await request.aread())
         self.bodies.append(body)
+        _sent.get([]).append(body)
         await asyncio.sleep(0)
         if self.answer is not None:
             return self.answer(body)
@@ -257,13 +261,12 @@ class Client:
         }
         transport = changed["client"]._client._transport
         request = httpx.Request("POST", f"{BASE}/chat/completions", content=json.dumps(body).encode())
-        before = len(self.scene.server.bodies)
+        _sent.set(self.sent)
         if (refusal := self.refusal) is not None:
             self.scene.server.answer = lambda body: httpx.Response(400, json={"error": {"message": refusal(body)}})
         response = await transport.handle_async_request(request)
         self.read = (await response.aread()).decode()
         self.scene.server.answer = None
-        self.sent += [body for body in self.scene.server.bodies[before:] if words_of(body) & words_of(self.messages)]
         await self._back(data, None)
 
     async def _hooked(self, changed: dict[str, Any], data: dict[str, Any]) -> None:
@@ -311,8 +314,41 @@ def pauses(chance: random.Random, most: int = 4) -> Callable[[], Awaitable[None]
     return pause
 
 
+class RandomOrder(asyncio.SelectorEventLoop):
+    """An event loop that lets tasks go on in any order: of those that are ready, at each suspension, the product's too.
+
+    Callbacks that are no steps of tasks keep their places: asyncio promises the order of those.
+
+    Attributes:
+        chance: decides; the same seed gives the same order.
+        choices: how often there was more than one order.
+    """
+
+    def __init__(self, chance: random.Random) -> None:
+        super().__init__()
+        self.chance = chance
+        self.choices = 0
+
+    def _run_once(self) -> None:
+        ready: Any = self._ready  # type: ignore[attr-defined]
+        places = [place for place, handle in enumerate(ready) if _is_step(handle)]
+        if len(places) > 1:
+            self.choices += 1
+            for place, handle in zip(
+                places, self.chance.sample([ready[each] for each in places], len(places)), strict=True
+            ):
+                ready[place] = handle
+        super()._run_once()  # type: ignore[misc]
+
+
+def _is_step(handle: Any) -> bool:
+    """Whether a handle is a task's, in C (3.10 to 3.13) or in Python."""
+    run = handle._callback
+    return type(run).__name__.startswith("Task") or isinstance(getattr(run, "__self__", None), asyncio.Task)
+
+
 def conversation(canary: str, rounds: int) -> list[dict[str, Any]]:
-    """A conversation whose every message says whose it is; 4 rounds are over the trigger."""
+    """A conversation whose every message says whose it is; 4 rounds are over the trigger of 1,200 tokens."""
     messages = [{"role": "system", "content": f"You serve CANARY-{canary}."}]
     for number in range(rounds):
         messages.append({"role": "user", "content": f"Question {number} of CANARY-{canary} about the parser. " * 6})
