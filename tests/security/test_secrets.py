@@ -14,7 +14,8 @@ from litellm_compaction.core.messages import parse_message
 from litellm_compaction.core.secrets import MARKER, redacted, redactor
 from litellm_compaction.engine import build
 from litellm_compaction.engine.build import _redacted
-from litellm_compaction.errors import ConfigError
+from litellm_compaction.errors import ConfigError, SummaryFailed
+from tests.builders import tool_round
 from tests.engine.bench import Bench, FakeAsk
 from tests.engine.test_guard import LONG
 from tests.stores.compactions import compaction
@@ -157,6 +158,29 @@ async def test_no_secret_enters_a_store() -> None:
     (kept,) = [compaction for _, compaction in bench.store.kept]
     assert "hunter2" not in repr(kept)
     assert MARKER in kept.segments[0].text
+
+
+@pytest.mark.parametrize("looked", ["where it is made", "before it is kept"])
+async def test_no_secret_enters_the_ledger_of_an_edit(looked: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Old results make room without a model; what a ledger keeps of them is looked at twice, each by itself enough."""
+    if looked == "where it is made":
+        monkeypatch.setattr(build, "_redacted", lambda compaction, redact: compaction)
+    else:
+        made = build.ledger
+        monkeypatch.setattr(build, "ledger", lambda *given, **named: made(*given, **{**named, "redact": str}))
+    raw = [{"role": "user", "content": "Set the login up."}]
+    for number in range(6):
+        result = f"DB_PASSWORD=hunter{number}2\nwrote src/login{number}.py\n" + f"line {number} of it\n" * 120
+        raw += tool_round(f"read_{number}", result, f"call-{number}")
+    bench = Bench(ask=FakeAsk(SummaryFailed("empty")))
+    raw += [{"role": "assistant", "content": "Done."}, {"role": "user", "content": "And?"}]
+    guarded = await bench.guard(raw, 3000)
+    assert guarded.action == "compacted"
+    (kept,) = [compaction for _, compaction in bench.store.kept]
+    assert kept.stubbed, "results were cleared"
+    assert "src/login0.py" in kept.ledger
+    assert MARKER in kept.ledger
+    assert "hunter02" not in repr(kept)
 
 
 async def test_an_operators_patterns_keep_theirs_out_of_a_store() -> None:
