@@ -9,6 +9,9 @@ processor time of the whole proxy, and the longest times, each in milliseconds:
 - by us: which a step of ours takes of the loop's thread, from one suspension to the next (`--lines` shows which);
 - by threads: in which it waited while threads worked: who holds the interpreter lock, or another use of the processors;
 - garbage: of one collection of Python's, whoever made the objects.
+And how many megabytes of memory it took at most, beyond what the proxy had before. `--lines` also says, of each time of
+over 100 ms in which nobody was served, where the loop's thread was then (or the threads that it waited for): looked at
+every 4 ms, by the innermost line of LiteLLM's or ours.
 """
 
 from __future__ import annotations
@@ -35,7 +38,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests.integration.harness import CHAT, Proxy, lm_studio, proxy, write_config
 
 _PROBE = """
-import asyncio, collections.abc, gc, time
+import asyncio, collections, collections.abc, gc, sys, threading, time
 from litellm.integrations.custom_logger import CustomLogger
 from litellm.proxy import proxy_server
 from litellm_compaction.proxy import internal
@@ -43,6 +46,45 @@ from litellm_compaction.proxy.answer import transport as upstream
 from litellm_compaction.proxy.callback import CompactionHandler
 
 TOLD_S = 0.02
+TOLD_GAP_S = 0.1
+WATCHES = False
+
+def owner(frame):
+    # Whose code a thread is in: the innermost line of ours or of LiteLLM's, and the innermost one of all.
+    inner = "%s:%s" % (frame.f_code.co_filename.rpartition("/")[2], frame.f_lineno)
+    while frame is not None:
+        for name in ("/litellm_compaction/", "/litellm/"):
+            _, found, file = frame.f_code.co_filename.rpartition(name)
+            if found:
+                return "%s %s:%s (%s)" % (name.strip("/"), file, frame.f_lineno, inner)
+        frame = frame.f_back
+    return "others (%s)" % inner
+
+def memory_mb():
+    # Held now, and at most since the last time.
+    with open("/proc/self/status") as status:
+        found = dict(line.split(":", 1) for line in status)
+    with open("/proc/self/clear_refs", "w") as peak:
+        peak.write("5")
+    return [int(found[name].split()[0]) / 1024 for name in ("VmRSS", "VmHWM")]
+
+class Watch(threading.Thread):
+    # Looks every 4 ms at what the loop's thread, or the threads that it waits for, are doing.
+    def __init__(self):
+        super().__init__(daemon=True)
+        self.loop_thread, self.seen = threading.get_ident(), collections.deque(maxlen=100_000)
+    def run(self):
+        while True:
+            time.sleep(0.004)
+            frames = sys._current_frames()
+            on_loop = owner(frames[self.loop_thread])
+            if "select" in on_loop:
+                working = [owner(each) for ident, each in frames.items() if ident not in (self.loop_thread, self.ident)]
+                on_loop = "threads: " + ", ".join(sorted({each for each in working if "litellm" in each}))
+            self.seen.append((time.perf_counter(), on_loop))
+    def during(self, begun_s, ended_s):
+        found = collections.Counter(place for at_s, place in list(self.seen) if begun_s < at_s <= ended_s)
+        return ", ".join("%d x %s" % (times, place) for place, times in found.most_common(6))
 
 class Probe(CustomLogger):
     def __init__(self):
@@ -55,31 +97,44 @@ class Probe(CustomLogger):
             *((CompactionHandler, name) for name in vars(CompactionHandler) if name.startswith("async_")),
             (upstream.GuardedTransport, "handle_async_request"),
         ):
-            wrap = self.stream if "iterator" in name else self.call
+            wrap = self.hooked if "iterator" in name else self.call
             setattr(owner, name, wrap(getattr(owner, name)))
         internal.call_router = self.foreign(internal.call_router)
         chunks, as_it_is = upstream._EventStream.__aiter__, upstream._as_it_is
         upstream._EventStream.__aiter__ = self.stream(chunks)
         upstream._as_it_is = lambda create, own: self.call(as_it_is(self.foreign(create), own))
         gc.callbacks.append(self.collect)
+        self.watch = Watch()
+        if WATCHES:
+            self.watch.start()
         self.ticking = loop.create_task(self.tick())
     def forget(self):
         self.held_s, self.ours_s, self.threads_s, self.gc_s, self.where = 0.0, 0.0, 0.0, 0.0, {}
+        self.gaps, self.collected = [], []
     def collect(self, phase, info):
         # Python's collector of garbage, in whatever thread: everybody waits.
         if phase == "start":
             self.collecting_s = time.thread_time()
-        else:
-            self.gc_s = max(self.gc_s, time.thread_time() - self.collecting_s)
+            return
+        took_s = time.thread_time() - self.collecting_s
+        self.gc_s = max(self.gc_s, took_s)
+        if took_s > TOLD_S:
+            where = owner(sys._getframe().f_back)
+            self.collected.append((time.perf_counter(), "garbage of generation %d %.0f ms in %s" % (
+                info["generation"], 1e3 * took_s, where)))
     async def tick(self):
         while True:
             wall_s, cpu_s, own_s = time.perf_counter(), time.process_time(), time.thread_time()
             await asyncio.sleep(0.005)
-            wall_s, cpu_s = time.perf_counter() - wall_s - 0.005, time.process_time() - cpu_s
+            begun_s, ended_s = wall_s, time.perf_counter()
+            wall_s, cpu_s = ended_s - wall_s - 0.005, time.process_time() - cpu_s
             own_s = time.thread_time() - own_s
             gap_s = min(wall_s, cpu_s)
             self.held_s = max(self.held_s, gap_s)
             self.threads_s = max(self.threads_s, gap_s - own_s)
+            if gap_s > TOLD_GAP_S:
+                told = [what for at_s, what in self.collected if begun_s < at_s <= ended_s]
+                self.gaps.append((gap_s, "; ".join([*told, self.watch.during(begun_s, ended_s)])))
     def task(self, loop, coro, **options):
         code = getattr(coro, "cr_code", None)
         if code is not None and "/litellm_compaction/" in code.co_filename:
@@ -93,6 +148,10 @@ class Probe(CustomLogger):
         async def timed(*args, **options):
             return await Foreign(run(*args, **options), self)
         return timed
+    def hooked(self, run):
+        # What the hook reads is LiteLLM's stream again.
+        timed = self.stream(run)
+        return lambda handler, **given: timed(handler, **{**given, "response": ForeignStream(given["response"], self)})
     def stream(self, run):
         async def timed(*args, **options):
             inner = run(*args, **options)
@@ -107,8 +166,11 @@ class Probe(CustomLogger):
                 await inner.aclose()
         return timed
     async def read(self):
-        found = {"held_s": self.held_s, "ours_s": self.ours_s, "threads_s": self.threads_s, "gc_s": self.gc_s,
-                 "cpu_s": time.process_time(), "where": sorted(self.where.items(), key=lambda item: -item[1])[:12]}
+        now_mb, peak_mb = memory_mb()
+        found = {"now_mb": now_mb, "peak_mb": peak_mb,
+                 "held_s": self.held_s, "ours_s": self.ours_s, "threads_s": self.threads_s, "gc_s": self.gc_s,
+                 "cpu_s": time.process_time(), "gaps": sorted(self.gaps, reverse=True)[:12],
+                 "where": sorted(self.where.items(), key=lambda item: -item[1])[:12]}
         self.forget()
         return found
 
@@ -164,6 +226,16 @@ class Foreign(Timed):
     def note(self, before, took_s):
         pass
 
+class ForeignStream:
+    def __init__(self, inner, probe):
+        self._inner, self._probe = inner, probe
+    def __aiter__(self):
+        return self
+    def __anext__(self):
+        return Foreign(self._inner.__anext__(), self._probe)
+    def __getattr__(self, name):
+        return getattr(self._inner, name)
+
 handler = Probe()
 """
 _WINDOWS = {"wide": 1_000_000, "narrow": 8192, "middle": 32_768}
@@ -180,12 +252,17 @@ class Cost(NamedTuple):
     ours_s: float
     threads_s: float
     gc_s: float
+    peak_mb: float
 
     @property
     def cell(self) -> str:
         """In a table."""
         held = (self.held_s, self.ours_s, self.threads_s, self.gc_s)
-        return f"{self.status:>10} {self.cpu_s:6.2f} s" + "".join(f" {1e3 * each:5.0f} ms" for each in held)
+        return (
+            f"{self.status:>10} {self.cpu_s:6.2f} s"
+            + "".join(f" {1e3 * each:5.0f} ms" for each in held)
+            + f" {self.peak_mb:5.0f} MB"
+        )
 
 
 Body = dict[str, Any]
@@ -310,13 +387,14 @@ class _Buffer:
 _JSON, _STREAM = {"Content-Type": "application/json"}, {"Content-Type": "text/event-stream"}
 _FOLDED = {"Content-Encoding": "gzip"}
 _BOMB = _unfolding(200)
+# No commas: LiteLLM asks several models where a name has one.
 _ANSWERS: Mapping[str, tuple[dict[str, str], Callable[[], Iterator[bytes]]]] = {
     "gzip bomb of 200 MB": (_JSON | _FOLDED, lambda: iter([_BOMB])),
     "gzip bomb in a stream": (_STREAM | _FOLDED, lambda: iter([_BOMB])),
     "100 MB without a line end": (_STREAM, lambda: (b"x" * _MB for _ in range(100))),
     "one delta of 7 MB": (_STREAM, lambda: _events(_chunk(_words(7 * _MB)), _chunk("", "stop"))),
     "one delta of 20 MB": (_STREAM, lambda: _events(_chunk(_words(20 * _MB)), _chunk("", "stop"))),
-    "60,000 chunks": (_STREAM, lambda: _events(*[_chunk("x")] * 60_000, _chunk("", "stop"))),
+    "60k chunks": (_STREAM, lambda: _events(*[_chunk("x")] * 60_000, _chunk("", "stop"))),
     "6 MB of empty lists": (_JSON, lambda: iter([b'{"choices":[' + b"[]," * 2 * _MB + b"[]]}"])),
     "an error of 50 MB": (_JSON | {"Status": "400"}, lambda: iter([b"no stream " * 5 * _MB])),
 }
@@ -330,7 +408,7 @@ def _listed(models: int, name: str) -> bytes:
     return json.dumps({"models": [*rows, _loaded(name, 8192)]}).encode()
 
 
-_LISTINGS = {"30,000 models": 30_000, "100,000 models": 100_000}
+_LISTINGS = {"30k models": 30_000, "100k models": 100_000}
 
 
 def _loaded(name: str, window: int) -> Body:
@@ -346,7 +424,7 @@ class _Server(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """The listing: under the first part of the path it is the one that is meant."""
-        name = self.path.split("/")[1].replace("%20", " ").replace("%2C", ",")
+        name = self.path.split("/")[1].replace("%20", " ")
         if not self.path.endswith("/api/v1/models"):
             self._answer(_JSON, iter([b"{}"]), 404)
         elif name in _LISTINGS:
@@ -358,7 +436,7 @@ class _Server(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         """An answer, or what the model's name says instead."""
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        name = self.path.split("/")[1].replace("%20", " ").replace("%2C", ",")
+        name = self.path.split("/")[1].replace("%20", " ")
         if name in _ANSWERS:
             headers, pieces = _ANSWERS[name]
             self._answer(headers, pieces(), int(headers.get("Status", 200)))
@@ -404,7 +482,7 @@ def _costs(
     models += [lm_studio(f"narrow-{name}", "qwen-narrow", f"{base_url}/{name}") for name in _ANSWERS]
     models += [lm_studio(f"listing-{name}", "qwen", f"{base_url}/{name}") for name in _LISTINGS]
     with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "probe.py").write_text(_PROBE)
+        (Path(folder) / "probe.py").write_text(_PROBE.replace("WATCHES = False", f"WATCHES = {shows_lines}"))
         config = write_config(
             Path(folder),
             models,
@@ -438,10 +516,13 @@ def _measured(running: Proxy, only: str, rounds: int, shows_lines: bool) -> Iter
                 after["ours_s"],
                 after["threads_s"],
                 after["gc_s"],
+                after["peak_mb"] - before["now_mb"],
             )
             print(f"{name:44} {cost.cell}", file=sys.stderr, flush=True)
             for line, seconds in after["where"] if shows_lines else ():
                 print(f"    {1e3 * seconds:6.0f} ms  {line}", file=sys.stderr, flush=True)
+            for seconds, places in after["gaps"] if shows_lines else ():
+                print(f"    gap {1e3 * seconds:6.0f} ms  {places}", file=sys.stderr, flush=True)
             yield name, cost
 
 
@@ -459,7 +540,7 @@ def main() -> None:
             side: _costs(base_url, settings, options.only, options.rounds, options.lines)
             for side, settings in sides.items()
         }
-    heads = "   ".join(f"{f'{side}: processor, held, by us, by threads, garbage':>54}" for side in sides)
+    heads = "   ".join(f"{f'{side}: processor, held, by us, by threads, garbage, memory':>63}" for side in sides)
     print(f"{'':44} {heads}")
     for name, cost in costs["guarded"].items():
         row = "   ".join(each[name].cell for each in costs.values())
