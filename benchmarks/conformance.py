@@ -94,12 +94,19 @@ class Compactor:
         self._kind = kind
         self._facts: list[JsonDict] = [{"text": text, "msg": 0} for text in planted]
         self._is_framed = is_framed
+        self._known: dict[tuple[object, ...], str] = {}
 
     def compact(self, turns: Sequence[Any], round_num: int = 1, budget_chars: int | None = None) -> Any:
         """One round: the longest result that fits, of the engine at growing windows."""
         from compaction_kit.compacted import CompactedContext
 
-        messages = list(_messages(turns))
+        # A round whose input is an earlier one's comes to the same.
+        session = (budget_chars, *((turn.role, turn.text) for turn in turns))
+        if session not in self._known:
+            self._known[session] = self._longest(list(_messages(turns)), budget_chars)
+        return CompactedContext(text=self._known[session], compactor_name=self.name, round_num=round_num)
+
+    def _longest(self, messages: list[JsonDict], budget_chars: int | None) -> str:
         best = ""
         least, most = _WINDOWS_TOKENS
         while most - least > max(least // 50, 4):
@@ -112,7 +119,7 @@ class Compactor:
                 least, best = window, max(best, text, key=len)
             else:
                 most = window
-        return CompactedContext(text=best, compactor_name=self.name, round_num=round_num)
+        return best
 
     async def _compacted(self, messages: list[JsonDict], window_tokens: int) -> str | None:
         request = [*messages, {"role": "user", "content": _REQUEST}]
