@@ -455,6 +455,15 @@ class Reservation:
         """Whether requests to this instance have to be fitted beside each other."""
         return shares_context(self._case.settings.admission, window.parallel)
 
+    def check(self, guarded: PreparedRequest, limit_tokens: int, *, answers: int, prompts: int) -> None:
+        """Refuses what `take` would refuse whoever else is there; arguments as there.
+
+        Raises:
+            DoesNotFit: so many answers fit the context under no circumstances.
+        """
+        if self.is_shared(guarded.window) and (written := prompts * answers) > 1:
+            _least_of_several(guarded, limit_tokens, 1, prompts=prompts, written=written)
+
     async def take(
         self, guarded: PreparedRequest, limit_tokens: int, *, is_watched: bool, answers: int = 1, prompts: int = 1
     ) -> int:

@@ -97,7 +97,7 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
         self._source: SettingsSource = self._live or FixedSettings(settings)
         self._turns = Turns(store, secret=proxy_secret) if has_page else None
         self._calls = Calls(on_restarts=metrics.restarted, turns=self._turns)
-        self._gate = Intake(self._source, self._compactor, self._calls)
+        self._gate = Intake(self._source, self._compactor, self._calls, store)
         self._probe: asyncio.Task[None] | None = None
 
     def start(self) -> None:

@@ -7,15 +7,19 @@ compaction by that number, and LM Studio's OpenAI endpoint does not tell it (lms
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hashlib
 import logging
+import math
 import os
+import time
 from collections.abc import AsyncIterator, Callable, Mapping, MutableMapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any
 
+from litellm_compaction.concurrency import Bounded
 from litellm_compaction.config import SAME_MODEL, Settings
 from litellm_compaction.engine import PruningModel, RequestContext
 from litellm_compaction.errors import CompactionError, ModelNotLoaded, WindowUnread
@@ -32,8 +36,16 @@ from litellm_compaction.proxy.routing import (
     without_guesses,
 )
 from litellm_compaction.proxy.wire import asked_output_tokens
+from litellm_compaction.stores import Store
+from litellm_compaction.windows.lmstudio import server_root
 from litellm_compaction.windows.windows import Target, Window, Windows
 
+_MAX_SERVERS = 1024
+# Facts of servers belong to nobody's conversations.
+_SERVERS_SCOPE = "servers"
+_STORE_TIMEOUT_S = 2.0
+# A fact that nobody uses expires after `store_ttl_s`.
+_KEPT_AGAIN_S, _ASKED_AGAIN_S = 3600.0, 30.0
 _KEY = "max_input_tokens"
 logger = logging.getLogger("litellm_compaction")
 # Where LiteLLM looks for a key, in its order (proxy/auth/user_api_key_auth.py, 1.106.2).
@@ -85,6 +97,48 @@ class GuardedDeployment:
     settings: Settings
 
 
+class FormerAnswers:
+    """Which servers have answered as LM Studio before, across restarts: one that is silent now is still no stranger.
+
+    Args:
+        store: where that is kept.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(self, store: Store, clock: Callable[[], float] = time.monotonic) -> None:
+        self._store = store
+        self._clock = clock
+        # What is known of each, and since when.
+        self._known: Bounded[str, tuple[bool, float]] = Bounded(_MAX_SERVERS)
+
+    async def note(self, api_base: str, answer: bool) -> None:
+        """Keeps an answer; again only where it is another one, or has been kept for an hour."""
+        key = _fact_key(api_base)
+        known, since_s = self._known.get(key, (None, -math.inf))
+        if known == answer and (not answer or self._clock() - since_s < _KEPT_AGAIN_S):
+            return
+        self._known[key] = (answer, self._clock())
+        with contextlib.suppress(Exception):
+            # The store tells its own troubles.
+            await asyncio.wait_for(self._store.put_fact(_SERVERS_SCOPE, key, str(int(answer))), _STORE_TIMEOUT_S)
+
+    async def was_lmstudio(self, api_base: str) -> bool:
+        """Whether the last answer was a yes; the store is asked once in half a minute at most."""
+        key = _fact_key(api_base)
+        known, since_s = self._known.get(key, (False, -math.inf))
+        if not known and self._clock() - since_s >= _ASKED_AGAIN_S:
+            with contextlib.suppress(Exception):
+                text = await asyncio.wait_for(self._store.get_fact(_SERVERS_SCOPE, key), _STORE_TIMEOUT_S)
+                known = text == "1"
+            self._known[key] = (known, self._clock())
+        return known
+
+
+def _fact_key(api_base: str) -> str:
+    # Addresses may hold passwords.
+    return f"lm_studio:{hashlib.blake2b(server_root(api_base).encode(), digest_size=16).hexdigest()}"
+
+
 class DeploymentSelector:
     """The operator's settings, applied to deployments.
 
@@ -92,12 +146,16 @@ class DeploymentSelector:
         source: knows the settings in force.
         windows: knows which addresses answer as LM Studio.
         publisher: knows which numbers in the router's list are ours.
+        former: knows which addresses have answered as LM Studio before; None where nothing is kept.
     """
 
-    def __init__(self, source: SettingsSource, windows: Windows, publisher: Publisher) -> None:
+    def __init__(
+        self, source: SettingsSource, windows: Windows, publisher: Publisher, former: FormerAnswers | None = None
+    ) -> None:
         self._source = source
         self._windows = windows
         self._publisher = publisher
+        self._former = former
         self._warned: set[str] = set()
 
     def deployment(self, entry: Mapping[str, Any], read: Callable[..., Deployment] = deployment_of) -> Deployment:
@@ -174,9 +232,19 @@ class DeploymentSelector:
         return ""
 
     async def _answers_as_lmstudio(self, target: Target) -> bool | None:
+        """Whether a server is LM Studio; None where it has not answered, and never has as that.
+
+        A known one that is silent, as while it loads a model, would else be served without a guard (promise P1).
+        """
         if target.api_base is None:
             return False
-        return await self._windows.is_lmstudio(target.api_base, target.api_key)
+        answer = await self._windows.is_lmstudio(target.api_base, target.api_key)
+        if self._former is None:
+            return answer
+        if answer is None:
+            return await self._former.was_lmstudio(target.api_base) or None
+        await self._former.note(target.api_base, answer)
+        return answer
 
     async def case(self, router: Any, guard: GuardedDeployment, call: Call, body: Mapping[str, Any]) -> RequestContext:
         """A request's surroundings for the engine; notes in `call` under which name the deployment is reached.

@@ -34,6 +34,7 @@ from litellm_compaction.proxy.answer.transport import Abilities, GuardedTranspor
 from litellm_compaction.proxy.call import NONE, Call, Calls, wish_of
 from litellm_compaction.proxy.deployments import (
     DeploymentSelector,
+    FormerAnswers,
     GuardedDeployment,
     Publisher,
     metadata_of,
@@ -52,6 +53,7 @@ from litellm_compaction.proxy.routing import (
     is_bridged,
     reachable_entries,
 )
+from litellm_compaction.stores import Store
 
 logger = logging.getLogger("litellm_compaction")
 
@@ -59,7 +61,7 @@ logger = logging.getLogger("litellm_compaction")
 class Intake:
     """Decides about requests before they leave the proxy."""
 
-    def __init__(self, source: SettingsSource, compactor: Compactor, calls: Calls) -> None:
+    def __init__(self, source: SettingsSource, compactor: Compactor, calls: Calls, store: Store) -> None:
         self._settings = source.configured
         self._compactor = compactor
         self._calls = calls
@@ -67,7 +69,7 @@ class Intake:
         self._announced = Announced()
         self._inner: httpx.AsyncBaseTransport | None = None
         self._abilities = Abilities()
-        self.guards = DeploymentSelector(source, compactor.windows, self._publisher)
+        self.guards = DeploymentSelector(source, compactor.windows, self._publisher, FormerAnswers(store))
         self.preparing = Preparing(compactor, self.guards, self._publisher)
 
     async def before_routing(self, router: Any, data: dict[str, Any]) -> None:
@@ -139,10 +141,30 @@ class Intake:
         if not cases or has_window_fallback(router, model):
             return
         with contextlib.suppress(WindowUnknown, ModelNotLoaded):
+            prepared: PreparedRequest | CompactionNeeded
             if ids is not None:
-                await self._compactor.bound(ids, cases[0])
+                prepared = await self._compactor.bound(ids, cases[0])
             else:
-                await self._compactor.prepare(call.original, cases[0])
+                prepared = await self._compactor.prepare(call.original, cases[0])
+            if isinstance(prepared, PreparedRequest):
+                prompts = 1 if True in are_bridged else wire.asked_prompts(data)
+                await self._refuse_several(prepared, cases, data, prompts=prompts)
+
+    async def _refuse_several(
+        self, prepared: PreparedRequest, cases: Sequence[RequestContext], data: Mapping[str, Any], *, prompts: int
+    ) -> None:
+        """Refuses answers that fit one by one and never together, where each deployment's context is shared by them.
+
+        Raises:
+            DoesNotFit: as the engine does.
+        """
+        rooms = [self._compactor.room(case) for case in cases]
+        for room, case in zip(rooms, cases, strict=True):
+            if not room.is_shared(await self._compactor.windows.resolve(case.target)):
+                return
+        answers = self._compactor.answer_counts.expected(cases[0].target, wire.asked_answers(data))
+        limit_tokens = prepared.max_output_tokens(wire.asked_output_tokens(data))
+        rooms[0].check(prepared, limit_tokens, answers=answers, prompts=prompts)
 
     async def _reachable(self, router: Any, data: Mapping[str, Any]) -> list[GuardedDeployment | None]:
         """Every deployment that a request can reach, None for those that are left alone."""

@@ -30,6 +30,8 @@ _IDLE_S = 2.0
 # An LM Studio that is started later has to be found; one that does not answer is asked again soon.
 _NOT_LMSTUDIO_S = 60.0
 _NO_ANSWER_S = 5.0
+# A server that takes connections and says nothing is asked on for about ten minutes; then by whoever needs it again.
+_ASKED_ON_TIMES = 20
 # A server that tells no window is asked again this seldom: another one may listen there some day.
 _SILENT_S = 60.0
 
@@ -81,6 +83,7 @@ class _Verdict:
     was_waited_for: bool = False
     until_s: float = -inf
     flight: asyncio.Task[None] | None = None
+    asking_on: asyncio.Task[None] | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -165,7 +168,8 @@ class Listings:
     async def is_lmstudio(self, api_base: str, api_key: str | None) -> bool | None:
         """Whether the server is LM Studio: a yes is kept, a no for 60 s, None (nobody answered) for 5 s.
 
-        One that has not answered yet is waited for, by every request that wants to know.
+        One that has not answered yet is waited for, by every request that wants to know; one that stays silent is asked
+        on in the background.
         """
         place = _Place(server_root(api_base), api_key)
         verdict = self._verdicts.setdefault(place, _Verdict())
@@ -178,7 +182,8 @@ class Listings:
     async def aclose(self) -> None:
         """Ends running reads and closes the client that was made here."""
         flights = [server.flight for server in self._servers.values()]
-        flights += [verdict.flight for verdict in self._verdicts.values()]
+        for verdict in self._verdicts.values():
+            flights += [verdict.flight, verdict.asking_on]
         running = [flight for flight in flights if flight is not None and not flight.done()]
         for flight in running:
             flight.cancel()
@@ -228,14 +233,33 @@ class Listings:
         a guard, so it is waited for as long as for its list. Once: others may never answer what they do not know.
         """
         timeout_s = self.timeout_s if verdict.was_waited_for else max(self.timeout_s, _PATIENT_TIMEOUT_S)
+        is_silent = await self._asked(place, verdict, timeout_s)
+        if is_silent:
+            verdict.until_s = inf
+            verdict.asking_on = asyncio.create_task(self._ask_on(place, verdict))
+
+    async def _ask_on(self, place: _Place, verdict: _Verdict) -> None:
+        """Asks a silent server until it answers or has gone; nobody waits, and it is guarded as soon as it is known."""
+        for _ in range(_ASKED_ON_TIMES):
+            await asyncio.sleep(_NO_ANSWER_S)
+            if not await self._asked(place, verdict, max(self.timeout_s, _PATIENT_TIMEOUT_S)):
+                return
+            verdict.until_s = inf
+        verdict.until_s = self.clock()
+
+    async def _asked(self, place: _Place, verdict: _Verdict, timeout_s: float) -> bool:
+        """Asks once, notes the answer and how long it holds, and says whether the server was there and silent."""
+        is_silent = False
         try:
             verdict.value = await answers_as_lmstudio(self.client(), place.root, place.api_key, timeout_s=timeout_s)
             verdict.was_waited_for = True
         except ServerUnavailable as error:
             verdict.value = None
-            verdict.was_waited_for = verdict.was_waited_for or not isinstance(error, Unreached)
+            is_silent = not isinstance(error, Unreached)
+            verdict.was_waited_for = verdict.was_waited_for or is_silent
         keep_s = {True: inf, False: _NOT_LMSTUDIO_S, None: _NO_ANSWER_S}[verdict.value]
         verdict.until_s = self.clock() + keep_s
+        return is_silent
 
 
 def _loaded(listing: Listing | Served | None) -> set[str]:

@@ -164,18 +164,13 @@ def test_prompts_of_token_ids_are_bounded(
 @pytest.mark.parametrize("prompt", [[7] * 1800, [7] * 3000, [[7], [7] * 1800], [[7] * 800] * 3, [[7]] * 2000])
 @pytest.mark.parametrize("name", ["ids", "ids-lms"])
 def test_prompts_of_token_ids_that_cannot_fit_are_refused(shared: Bench, name: str, prompt: list[Any]) -> None:
-    """With the numbers, before anything is sent.
-
-    And with the code that SDKs go by; but where only several together cannot fit, which is known behind routing: there
-    LiteLLM tells the status in its place (1.106.2).
-    """
+    """With the numbers and the code that SDKs go by, before anything is sent; also where only several cannot fit."""
     watch = shared.watch(name)
     answer = shared.proxy.post({"model": name, "prompt": prompt}, "/v1/completions")
     assert answer.status_code == 400, answer.text
     error = answer.json()["error"]
     assert error["message"].startswith("This model's maximum context length is 2048 tokens")
-    longest = max(len(each) for each in prompt) if isinstance(prompt[0], list) else len(prompt)
-    assert error["code"] == ("context_length_exceeded" if longest > 1700 else "400")
+    assert error["code"] == "context_length_exceeded"
     assert watch.records_of("/v1/completions") == []
 
 
@@ -186,6 +181,22 @@ def test_text_that_the_server_completes_itself_is_refused_with_the_code(shared: 
     answer = shared.proxy.post({"model": "ids", "prompt": prose("giant", 3000), "stream": stream}, "/v1/completions")
     assert answer.status_code == 400, answer.text
     assert answer.json()["error"]["code"] == "context_length_exceeded"
+    assert watch.records_of("/v1/completions") == []
+
+
+@pytest.mark.parametrize(
+    ("prompt", "asked"), [([prose(str(number), 600) for number in range(4)], {}), (prose("one", 600), {"n": 8})]
+)
+def test_texts_that_fit_one_by_one_only_are_refused_with_the_code(
+    shared: Bench, prompt: Any, asked: dict[str, Any]
+) -> None:
+    """Several prompts, or several answers to one."""
+    watch = shared.watch("ids")
+    answer = shared.proxy.post({"model": "ids", "prompt": prompt, **asked}, "/v1/completions")
+    assert answer.status_code == 400, answer.text
+    error = answer.json()["error"]
+    assert "Ask for fewer at a time" in error["message"]
+    assert error["code"] == "context_length_exceeded"
     assert watch.records_of("/v1/completions") == []
 
 

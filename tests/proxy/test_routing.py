@@ -9,10 +9,11 @@ import httpx
 import pytest
 
 from litellm_compaction.config import Settings
-from litellm_compaction.errors import ModelNotLoaded, WindowUnknown
-from litellm_compaction.proxy.deployments import DeploymentSelector, Publisher
+from litellm_compaction.errors import ModelNotLoaded, StoreError, WindowUnknown
+from litellm_compaction.proxy.deployments import DeploymentSelector, FormerAnswers, Publisher
 from litellm_compaction.proxy.live_settings import FixedSettings
 from litellm_compaction.proxy.routing import Deployment, deployment_of, max_input_tokens
+from litellm_compaction.stores import MemoryStore, Store
 from litellm_compaction.windows.windows import Target, Window, Windows
 
 ON = {"compaction": {"enabled": True}}
@@ -75,6 +76,57 @@ async def test_without_opting_in_no_request_is_made(model: str, info: dict[str, 
     # A local OpenAI-compatible server is asked whether it is LM Studio, as ever; nothing else is asked of anybody.
     asks = model.startswith("openai/") and info != {"compaction": {"enabled": False}}
     assert requests == (["/lmstudio-greeting", "/api/v1/models", "/api/v0/models"] if asks else [])
+
+
+class _Answering:
+    """Windows of which only one thing is asked: whether a server is LM Studio."""
+
+    def __init__(self, *answers: bool | None) -> None:
+        self._answers = list(answers)
+
+    async def is_lmstudio(self, api_base: str, api_key: str | None) -> bool | None:
+        return self._answers.pop(0)
+
+
+async def _guarded(store: Store, *answers: bool | None) -> list[bool]:
+    """Whether a process that begins with a store guards a deployment, for each answer of its server."""
+    windows: Any = _Answering(*answers)
+    guards = DeploymentSelector(FixedSettings(Settings()), windows, Publisher(), FormerAnswers(store))
+    found = deployment("openai/x", {}, api_base=LOCAL)
+    return [await guards.guard(found) is not None for _ in answers]
+
+
+async def test_a_known_lm_studio_that_is_silent_stays_guarded() -> None:
+    """Also after a restart: requests would pass it unguarded while it loads a model. A later no is believed."""
+    store = MemoryStore(ttl_s=1e6, max_bytes=1_000_000)
+    assert await _guarded(store, None, None) == [False, False]
+    assert await _guarded(store, None, True, None) == [False, True, True]
+    assert await _guarded(store, None, None) == [True, True]
+    assert await _guarded(store, None, False, None) == [True, False, False]
+    assert await _guarded(store, None) == [False]
+
+
+async def test_a_store_that_fails_makes_nobody_known() -> None:
+    """And harms no request."""
+
+    class Failing(MemoryStore):
+        async def get_fact(self, scope: str, key: str) -> str | None:
+            raise StoreError("gone")
+
+        async def put_fact(self, scope: str, key: str, text: str) -> None:
+            raise StoreError("gone")
+
+    assert await _guarded(Failing(ttl_s=1, max_bytes=1), None, True, None, False) == [False, True, True, False]
+
+
+async def test_what_is_kept_of_a_server_does_not_show_its_address() -> None:
+    """It may hold a password; another address is another server."""
+    store = MemoryStore(ttl_s=1e6, max_bytes=1_000_000)
+    former = FormerAnswers(store)
+    await former.note("http://user:secret@box:1234/v1/", True)
+    assert await FormerAnswers(store).was_lmstudio("http://user:secret@box:1234")
+    assert not await FormerAnswers(store).was_lmstudio("http://box:1234")
+    assert "secret" not in repr(store._entries)
 
 
 @pytest.mark.parametrize(

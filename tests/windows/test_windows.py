@@ -521,19 +521,26 @@ async def test_the_verdict_is_cached_by_kind(server: FakeLMStudio, windows: Wind
     assert len(server.requests) == sent
 
 
-async def test_a_server_that_is_silent_is_waited_for_once(
-    windows: Windows, clock: Clock, monkeypatch: pytest.MonkeyPatch
+_BUSY = ServerUnavailable("no answer in time")
+
+
+@pytest.mark.parametrize(
+    ("answers", "found", "quick"),
+    [
+        # One that nobody reaches keeps nobody waiting; one that is silent is waited for once, then asked on.
+        ([Unreached("no connection"), _BUSY, _BUSY, _BUSY, True], [None, None, None, None, True], []),
+        ([_BUSY, _BUSY, False], [None, None, False], []),
+        # What has answered before is waited for no longer than it takes to answer.
+        ([False, _BUSY, _BUSY, True], [False, None, None, True], [1]),
+        # It has gone: whoever asks next asks again.
+        ([_BUSY, Unreached("no connection"), True], [None, None, True], [2]),
+    ],
+)
+def test_a_server_that_is_silent_is_asked_on_in_the_background(
+    answers: list[bool | Exception], found: list[bool | None], quick: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """LM Studio that loads a model takes its time; one that never answers keeps nobody waiting again and again."""
     waited: list[float] = []
-    answers: list[bool | Exception] = [
-        Unreached("no connection"),
-        ServerUnavailable("no answer within 30 s"),
-        ServerUnavailable("no answer within 3 s"),
-        False,
-        ServerUnavailable("no answer within 30 s"),
-        True,
-    ]
 
     async def asked(*_: object, timeout_s: float) -> bool:
         waited.append(timeout_s)
@@ -542,15 +549,24 @@ async def test_a_server_that_is_silent_is_waited_for_once(
             raise answer
         return answer
 
+    async def run() -> list[bool | None]:
+        windows = Windows(cache_s=5.0, clock=asyncio.get_running_loop().time)
+        said = []
+        for number in range(len(answers)):
+            said.append(await windows.is_lmstudio(BASE, None))
+            begun = len(waited)
+            assert await windows.is_lmstudio(BASE, None) == said[-1]
+            assert len(waited) == begun, "whoever asks at once waits for nobody"
+            while len(waited) < number + 2 and said[-1] is None:
+                await asyncio.sleep(1)
+                await windows.is_lmstudio(BASE, None)
+            await asyncio.sleep(60 if said[-1] is not None else 0)
+        await windows.aclose()
+        return said
+
     monkeypatch.setattr("litellm_compaction.windows.cache.answers_as_lmstudio", asked)
-    found = []
-    for _ in answers:
-        found.append(await windows.is_lmstudio(BASE, None))
-        clock.now_s += 60
-    assert found == [None, None, None, False, None, True]
-    patient_s, quick_s = waited[0], waited[2]
-    assert waited == [patient_s, patient_s, quick_s, quick_s, quick_s, quick_s]
-    assert patient_s > quick_s
+    assert virtual_time.run(run()) == found
+    assert [number for number, timeout_s in enumerate(waited) if timeout_s < max(waited)] == quick
 
 
 async def test_closing_ends_reads_that_run(server: FakeLMStudio, windows: Windows) -> None:
