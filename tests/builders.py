@@ -11,6 +11,7 @@ import json
 import random
 import re
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 from hypothesis import strategies as st
@@ -151,29 +152,47 @@ _PIECES = st.sampled_from(
 )
 
 
+# Each strategy is made once: Hypothesis looks at all that a new one is made of, for each value that it draws.
+_SOME_PIECES = st.lists(_PIECES, min_size=1, max_size=3)
+_KINDS = st.sampled_from(["text", "text", "text", "parts", "image"])
+_OPENINGS = st.sampled_from([None, "", "I look."])
+_NAMES = st.sampled_from(["a", "b"])
+_SYSTEM_ROLES = st.sampled_from(["system", "developer"])
+_SOME_ADDITIONS = st.lists(st.sampled_from(ADDITIONS), max_size=2)
+
+
+@cache
 @st.composite
 def texts(draw: st.DrawFn, *, max_repeat: int = 80) -> str:
-    pieces = draw(st.lists(_PIECES, min_size=1, max_size=3))
+    pieces = draw(_SOME_PIECES)
     return "".join(pieces) * draw(st.integers(1, max_repeat))
 
 
+@cache
 @st.composite
 def contents(draw: st.DrawFn, **sizes: int) -> str | list[JsonDict]:
     text = draw(texts(**sizes))
-    kind = draw(st.sampled_from(["text", "text", "text", "parts", "image"]))
+    kind = draw(_KINDS)
     if kind == "text":
         return text
     parts: list[JsonDict] = [{"type": "text", "text": text}]
     return [*parts, image()] if kind == "image" else parts
 
 
+@cache
 @st.composite
 def tool_rounds(draw: st.DrawFn, number: int) -> list[JsonDict]:
     ids = [f"call_{number}_{each}" for each in range(draw(st.integers(1, 3)))]
-    opening = calls(*ids, content=draw(st.sampled_from([None, "", "I look."])), name=draw(st.sampled_from(["a", "b"])))
+    opening = calls(*ids, content=draw(_OPENINGS), name=draw(_NAMES))
     return [opening, *(result(each, draw(texts())) for each in ids)]
 
 
+@cache
+def _later_words(repeats: int) -> st.SearchStrategy[str | list[JsonDict]]:
+    return contents(max_repeat=repeats) | st.sampled_from(ADDITIONS)
+
+
+@cache
 @st.composite
 def raw_conversations(draw: st.DrawFn, *, max_turns: int = 6, repeats: int = 80) -> list[JsonDict]:
     """A list that every chat template takes: [system] user (tool rounds, assistant, user)*, open at its end.
@@ -182,12 +201,12 @@ def raw_conversations(draw: st.DrawFn, *, max_turns: int = 6, repeats: int = 80)
     """
     messages: list[JsonDict] = []
     if draw(st.booleans()):
-        messages.append({"role": draw(st.sampled_from(["system", "developer"])), "content": draw(contents())})
+        messages.append({"role": draw(_SYSTEM_ROLES), "content": draw(contents())})
     number = 0
     for turn in range(draw(st.integers(1, max_turns))):
         if turn:
             messages.append({"role": "assistant", "content": draw(contents(max_repeat=repeats))})
-        words = contents(max_repeat=repeats) | st.sampled_from(ADDITIONS) if turn else contents(max_repeat=repeats)
+        words = _later_words(repeats) if turn else contents(max_repeat=repeats)
         messages.append({"role": "user", "content": draw(words)})
         for _ in range(draw(st.integers(0, 2))):
             messages += draw(tool_rounds(number))
@@ -197,6 +216,7 @@ def raw_conversations(draw: st.DrawFn, *, max_turns: int = 6, repeats: int = 80)
     return messages
 
 
+@cache
 @st.composite
 def agent_conversations(draw: st.DrawFn, *, max_rounds: int = 5) -> list[JsonDict]:
     """A list as agents send it: user and system messages anywhere behind requests and results, open at its end."""
@@ -212,9 +232,10 @@ def agent_conversations(draw: st.DrawFn, *, max_rounds: int = 5) -> list[JsonDic
     return messages
 
 
+@cache
 @st.composite
 def _additions(draw: st.DrawFn) -> list[JsonDict]:
-    added = draw(st.lists(st.sampled_from(ADDITIONS), max_size=2))
+    added = draw(_SOME_ADDITIONS)
     return [(system if draw(st.integers(0, 3)) == 0 else user)(text * draw(st.integers(1, 8))) for text in added]
 
 

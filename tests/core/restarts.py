@@ -224,7 +224,7 @@ def is_ambiguous(partial: str, rest: str, repeated: str) -> bool:
     """
     text, continuation, known = dense(partial), dense(repeated + rest), len(dense(repeated))
     for index, match in enumerate(re.finditer(r"\S", partial)):
-        if len(text) - index <= known or not continuation.startswith(text[index:]):
+        if len(text) - index <= known or text[index] != continuation[:1] or not continuation.startswith(text[index:]):
             continue
         block = partial[match.start() :]
         starts_line = not partial[: match.start()].rpartition("\n")[2].strip()

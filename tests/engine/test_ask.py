@@ -150,7 +150,7 @@ async def test_stubs_are_not_summarized() -> None:
     assert "marker-1 " in bench.ask.prompts[0]
 
 
-@settings(max_examples=40)
+@settings(max_examples=settings().max_examples * 2 // 3)
 @given(raw=raw_conversations(max_turns=10, repeats=60))
 async def test_whatever_is_asked_is_valid_and_fits(raw: list[JsonDict]) -> None:
     """P1 and P3 hold for our own calls, too."""

@@ -187,8 +187,8 @@ async def test_fifty_rounds_keep_the_task_and_the_constraints(answer: str | Exce
     raw: list[JsonDict] = [system(), user(TASK), assistant("I begin."), user(constraint)]
     number = 0
     while len(bench.store.kept) < 50:
-        raw += [calls(f"c{number}"), result(f"c{number}", f"result {number} of it\n" * 40)]
-        if number % 7 == 6:
+        raw += [calls(f"c{number}"), result(f"c{number}", f"result {number} of it\n" * 80)]
+        if number % 4 == 3:
             raw += [assistant("Step done. " + "word " * 60), user("Go on.")]
         number += 1
         guarded = await bench.guard(raw, 4096)

@@ -52,7 +52,7 @@ async def sent(raw: Sequence[JsonDict], strategy: str, *, clear: bool) -> Sequen
 
 @pytest.mark.parametrize("clear", [True, False])
 @pytest.mark.parametrize("strategy", STRATEGIES)
-@settings(max_examples=25)
+@settings(max_examples=settings().max_examples // 2)
 @given(agent_conversations(max_rounds=2))
 def test_what_nobody_has_read_is_sent_byte_for_byte(strategy: str, clear: bool, raw: list[JsonDict]) -> None:
     """By every strategy and rung, with user and system messages anywhere behind the results."""
