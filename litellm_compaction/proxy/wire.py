@@ -81,9 +81,7 @@ def decode(body: Mapping[str, Any]) -> Request | None:
     parsed: list[Message] = []
     for message in messages:
         plain = message.model_dump(exclude_none=True) if hasattr(message, "model_dump") else message
-        if not isinstance(plain, Mapping):
-            return None
-        parsed.append(_parsed(plain))
+        parsed.append(_parsed(plain if isinstance(plain, Mapping) else _as_said(plain)))
     tools = body.get("tools") or body.get("functions") or ()
     return Request(
         messages=tuple(parsed),
@@ -91,6 +89,11 @@ def decode(body: Mapping[str, Any]) -> Request | None:
         tool_choice=body.get("tool_choice"),
         extras=extras_of(body),
     )
+
+
+def _as_said(odd: object) -> dict[str, Any]:
+    """What stands among messages and is none, as a user's: it must not switch the guard off for the others."""
+    return {"role": "user", "content": odd if isinstance(odd, str) else json.dumps(odd, default=str)}
 
 
 def extras_of(body: Mapping[str, Any]) -> Mapping[str, JsonValue]:

@@ -239,6 +239,65 @@ async def test_no_field_of_the_body_switches_the_guard_off(
     assert set(client.providers) <= {None, "openai" if group == "carried" else "deepseek"}
 
 
+_GIANT = "word " * 9000
+# What stands at the beginning of a conversation, before enough of it to be compacted.
+_SHAPES: dict[str, list[Any]] = {
+    **{
+        f"a part nested {depth} deep": [
+            {"role": "user", "content": [{"type": "text", "text": "x", "odd": _nested(depth)}]}
+        ]
+        for depth in (200, 800)
+    },
+    "no role": [{"content": "hi"}],
+    **{f"role {role!r}": [{"role": role, "content": _GIANT}] for role in (7, None, ["user"], "", "user ", "developer")},
+    **{
+        f"content {type(content).__name__}": [{"role": "user", "content": content}]
+        for content in (7, True, {"text": _GIANT}, [1, 2], [[_GIANT]], [_GIANT], None)
+    },
+    "a part of no type": [{"role": "user", "content": [{"text": _GIANT}]}],
+    "a part of an unknown type": [{"role": "user", "content": [{"type": "odd", "text": _GIANT}]}],
+    "a part whose text is an object": [{"role": "user", "content": [{"type": "text", "text": {"text": _GIANT}}]}],
+    "a giant name": [{"role": "user", "name": "n" * 45_000, "content": "hi"}],
+    "a giant refusal": [{"role": "assistant", "content": None, "refusal": _GIANT}],
+    "giant thoughts": [{"role": "assistant", "content": "hi", "reasoning_content": _GIANT}],
+    "giant thoughts, by another name": [{"role": "assistant", "content": "hi", "reasoning": _GIANT}],
+    "giant blocks of thoughts": [
+        {"role": "assistant", "content": "hi", "thinking_blocks": [{"type": "thinking", "thinking": _GIANT}]}
+    ],
+    "calls that are no list": [{"role": "assistant", "content": "hi", "tool_calls": {"function": _GIANT}}],
+    "arguments that are an object": [
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [{"id": "c", "type": "function", "function": {"name": "f", "arguments": {"x": _GIANT}}}],
+        },
+        {"role": "tool", "tool_call_id": "c", "content": "x"},
+    ],
+    "an older call": [
+        {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": json.dumps({"x": _GIANT})}},
+        {"role": "function", "name": "f", "content": _GIANT},
+    ],
+    "a result without a call": [{"role": "tool", "tool_call_id": "c", "content": _GIANT}],
+    "a message that is text": [_GIANT],
+    "a message that is a list": [["user", _GIANT]],
+}
+
+
+@pytest.mark.parametrize("group", ["carried", "hooked"])
+@pytest.mark.parametrize("shape", _SHAPES)
+async def test_no_shape_of_a_message_switches_the_guard_off(
+    monkeypatch: pytest.MonkeyPatch, group: str, shape: str
+) -> None:
+    """What no server expects is compacted or refused like the rest: what leaves is short, or nothing does."""
+    scene = Scene()
+    use_router(monkeypatch, scene.router)
+    client = Client(scene, "sk-bob", [*_SHAPES[shape], *_LONG[1:]], attempts=[group])
+    await client.send()
+    left = [*client.sent, *scene.server.bodies]
+    assert all(len(json.dumps(body)) < 6 * WINDOW for body in left)
+    assert left or client.error is not None or "error" in client.read
+
+
 @pytest.mark.proxy
 @pytest.mark.parametrize("path", [CHAT, "/v1/messages", "/v1/responses"])
 def test_no_field_of_the_body_switches_the_guard_of_a_proxy_off(office: Bench, path: str) -> None:

@@ -301,3 +301,32 @@ async def test_what_was_used_ahead_of_time_by_an_earlier_process_expires_too(tmp
         await store.aclose()
         now_s[0] += 2 * day_s
     assert _holds_secret(tmp_path) == []
+
+
+async def test_a_disk_that_is_full_is_a_miss_and_is_written_again_when_there_is_room(tmp_path: Path) -> None:
+    """SQLite's own error of a file that may not grow: the memory takes over, nothing is set aside, nothing is lost."""
+    path, most_pages = tmp_path / "store.sqlite3", [1_000_000]
+
+    def connect(*given: Any, **named: Any) -> sqlite3.Connection:
+        connection = sqlite3.connect(*given, **named)
+        connection.execute(f"PRAGMA max_page_count = {most_pages[0]}")
+        return connection
+
+    first = SqliteStore(path, ttl_s=1e6, max_bytes=10_000_000, connect=connect)
+    await first.put("scope", compaction("before"))
+    await first.aclose()
+    most_pages[0] = 1
+    full = SqliteStore(path, ttl_s=1e6, max_bytes=10_000_000, connect=connect)
+    steady = SteadyStore(full, MemoryStore(ttl_s=1e6, max_bytes=10_000_000))
+    large = replace(compaction("large"), ledger="x" * 1_000_000)
+    await steady.put("scope", large)
+    assert await steady.find("scope", [large.covered_hash]) == [large]
+    assert await full.find("scope", [compaction("before").covered_hash]) == [compaction("before")]
+    with pytest.raises(StoreError):
+        await full.put("scope", large)
+    await steady.aclose()
+    assert [each.name for each in tmp_path.glob("*corrupt*")] == []
+    again = SqliteStore(path, ttl_s=1e6, max_bytes=10_000_000)
+    await again.put("scope", large)
+    assert await again.find("scope", [compaction(name).covered_hash for name in ("before", "large")])
+    await again.aclose()
