@@ -34,7 +34,8 @@ from pathlib import Path
 from typing import IO, Any
 
 # Read while a proxy starts, not while LiteLLM is imported: by our package, by the recorder beside it, by LiteLLM.
-_READ_LATER = ("XDG_DATA_HOME", "RECORDER_FILE", "LITELLM_RATE_LIMIT_WINDOW_SIZE")
+# LITELLM_LOG=DEBUG is what an import without it takes, too; the levels are set by the start (1.106.2).
+_READ_LATER = ("XDG_DATA_HOME", "RECORDER_FILE", "LITELLM_RATE_LIMIT_WINDOW_SIZE", "LITELLM_LOG")
 # What pytest tells its own processes, and what LiteLLM sets in a process that has imported it.
 _OF_TESTS = ("PYTEST_", "TESTS_", "TIKTOKEN_CACHE_DIR")
 # Where the sockets are that are offered; where the one is that `command` asks.
