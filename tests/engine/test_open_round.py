@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 
 from litellm_compaction.core.ledger import ANCHORS_HEAD, WORDS_HEAD
 from litellm_compaction.core.messages import Message
@@ -54,6 +54,7 @@ async def sent(raw: Sequence[JsonDict], strategy: str, *, clear: bool) -> Sequen
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @settings(max_examples=settings().max_examples // 2)
 @given(agent_conversations(max_rounds=2))
+@example([user("Task 0: plain words"), system(ADDITIONS[0])])
 def test_what_nobody_has_read_is_sent_byte_for_byte(strategy: str, clear: bool, raw: list[JsonDict]) -> None:
     """By every strategy and rung, with user and system messages anywhere behind the results."""
     raw = [*HISTORY, *raw[raw[0]["role"] == "system" :]]
@@ -63,7 +64,9 @@ def test_what_nobody_has_read_is_sent_byte_for_byte(strategy: str, clear: bool, 
         return
     tail = unread(raw)
     assert not tail or bytes_of(messages)[-len(tail) :] == bytes_of(tail)
-    assert any(message.role == "user" and raw[-1]["content"] in message.text for message in messages) or tail
+    # A system message stays one where it still fits.
+    roles = {"user", raw[-1]["role"]}
+    assert any(message.role in roles and raw[-1]["content"] in message.text for message in messages) or tail
 
 
 @pytest.mark.parametrize("behind", [*map(user, ADDITIONS), system("The date has changed.")])
