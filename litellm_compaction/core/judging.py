@@ -17,12 +17,12 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal, NamedTuple, TypeAlias
 
-from litellm_compaction.core.ledger import ANCHORS_HEAD, WORDS_HEAD
+from litellm_compaction.core.ledger import ANCHORS_HEAD, NAMES_HEAD, WORDS_HEAD
 from litellm_compaction.core.prompts import FRAME_NOTE, LEDGER_TITLE
 
 Fault: TypeAlias = Literal["echo", "loop", "dialogue", "script", "empty"]
 
-_FRAME = (FRAME_NOTE, LEDGER_TITLE, WORDS_HEAD, ANCHORS_HEAD)
+_FRAME = (FRAME_NOTE, LEDGER_TITLE, WORDS_HEAD, ANCHORS_HEAD, NAMES_HEAD)
 # A line is the instruction's own where more than half of its runs of so many words stand there.
 _RUN_WORDS = 4
 # So much of the beginning is enough to know an instruction by.
@@ -107,7 +107,7 @@ def judged(summary: str, *, instruction: str, source: Sequence[str]) -> Judgemen
         return Judgement("", dropped.most_common(1)[0][0])
     if _repeats(line.text for line in lines if not line.is_heading):
         return Judgement("", "loop")
-    if _is_foreign(summary, source):
+    if _is_foreign(summary, instruction, source):
         return Judgement("", "script")
     if not dropped:
         return Judgement(summary, "")
@@ -169,14 +169,17 @@ def _repeats(lines: Iterable[str]) -> bool:
     return len(sentences) >= _LEAST_SENTENCES and len(set(sentences)) <= _LEAST_DISTINCT_RATIO * len(sentences)
 
 
-def _is_foreign(summary: str, source: Sequence[str]) -> bool:
-    """Whether a summary is in a script that its source does not have."""
+def _is_foreign(summary: str, instruction: str, source: Sequence[str]) -> bool:
+    """Whether a summary is in a script that neither its instruction nor its source has.
+
+    Weak models answer an English instruction in English, and what they say of another language's conversation is true.
+    """
     said = _letters(summary)
     total = sum(said.values())
     if total < _LEAST_LETTERS:
         return False
     script, count = said.most_common(1)[0]
-    if count < _MAIN_SCRIPT_RATIO * total:
+    if count < _MAIN_SCRIPT_RATIO * total or script in _letters(instruction):
         return False
     read = _letters("\n".join(_sample(source)))
     known = sum(read[each] for each in (script, *_TOGETHER.get(script, ())))
@@ -190,7 +193,7 @@ def _sample(source: Sequence[str]) -> Iterator[str]:
 
 
 def _letters(text: str) -> Counter[str]:
-    return Counter({name: len(pattern.findall(text, 0, _SAMPLE_CHARS)) for name, pattern in _SCRIPT_LETTERS})
+    return +Counter({name: len(pattern.findall(text, 0, _SAMPLE_CHARS)) for name, pattern in _SCRIPT_LETTERS})
 
 
 def _without_faults(lines: Sequence[_Line]) -> Iterator[str]:

@@ -99,6 +99,15 @@ def test_a_conversation_may_change_its_script(before: int) -> None:
     assert look(said).fault == "script"
 
 
+@pytest.mark.parametrize("messages", [1, 200])
+def test_an_english_summary_of_any_conversation_is_used(messages: int) -> None:
+    """The instruction is English, too; another script is neither asked for nor read."""
+    chinese = ["移植解析器，所有测试必须一直通过，不要修改任何配置文件。" * 10] * messages
+    assert judged(REAL, instruction=INSTRUCTION, source=chinese).fault == ""
+    russian = "Пользователь хочет перенести парсер, и тесты должны остаться зелёными, лексер уже готов."
+    assert judged(russian, instruction=INSTRUCTION, source=chinese).fault == "script"
+
+
 def test_japanese_is_written_in_two_scripts() -> None:
     """A conversation with hardly any kana may have a summary with many."""
     said = "パーサーをラストにポートしてください。テストはすべてグリーンのままでなければなりません。"
