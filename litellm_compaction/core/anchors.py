@@ -45,7 +45,8 @@ _KINDS: tuple[tuple[str, float], ...] = (
     (r"\b(?=[A-Z0-9]{0,40}\d)(?=[A-Z0-9]{0,40}[A-Z])[A-Z0-9]{5,40}\b", 3.0),
     (r"\b(?=[0-9a-f]{0,40}[a-f])(?=[0-9a-f]{0,40}\d)[0-9a-f]{7,40}\b", 1.5),
     (r"\b[a-zA-Z]\w{0,40}_\w{1,60}(?:\(\))?", 1.2),
-    (r"\b[a-z]{1,40}(?:[A-Z][a-z0-9]{1,40}){1,8}\b", 1.0),
+    (r"\b[A-Za-z_]\w{0,40}(?:\.[A-Za-z_]\w{0,40}){1,8}", 1.0),
+    (r"\b[A-Z]?[a-z]{1,40}(?:[A-Z][a-z0-9]{1,40}){1,8}\b", 1.0),
     (r"\b[\w.]{0,60}(?:Error|Exception|Warning|Fault|Failure|Panic)\b", 1.0),
     (r"\$?\d[\d,:-]{0,20}(?:\.\d{1,12})?%?", 0.8),
 )
@@ -94,6 +95,12 @@ def marked(line: str, latest: Mapping[str, str]) -> str:
     )
 
 
+def is_superseded(line: str, latest: Mapping[str, str]) -> bool:
+    """Whether everything that `line` gives a value to has another one now."""
+    stated = list(statements(line))
+    return bool(stated) and all(latest.get(key, value) != value for key, value in stated)
+
+
 def statements(text: str) -> Iterator[tuple[str, str]]:
     for start, end in _slices(text):
         for found in _VALUE.finditer(text, start, end):
@@ -126,6 +133,11 @@ def _slices(text: str) -> Iterator[tuple[int, int]]:
         yield start, end
         start = end
     yield start, len(text)
+
+
+def is_number(anchor: str) -> bool:
+    """Whether an anchor is a bare figure, which says little without its line."""
+    return not any(map(str.isalpha, anchor))
 
 
 def read(parts: Sequence[str], shown: str, ratio: float) -> tuple[dict[str, float], float]:

@@ -1,13 +1,14 @@
-"""The anchor ledger: what survives a compaction verbatim, without any model.
+"""The ledger: what survives a compaction verbatim, without any model.
 
-First the user's own words, because a constraint cannot be recognised by signal words (summaries keep 17 % of side
-constraints, arXiv 2608.11242); then the lines that name paths, ids, numbers, commands and errors, which summaries lose
-first (paths 9.8 %, numbers 1.9 % survive, deja-vu 543). Deterministic, bounded, in linear time, for any language.
+First the user's own words, because a constraint cannot be recognised by signal words alone (summaries keep 17 % of side
+constraints, arXiv 2608.11242): whole messages where they fit, else whole sentences, rules first. Then lines that name
+paths, ids, numbers, commands and errors, which summaries lose first (paths 9.8 %, numbers 1.9 % survive, deja-vu 543).
+Then bare names that were in use, which the next step takes up again. Deterministic, bounded, in linear time, for any
+language.
 
-What is an anchor is a matter of its form, so it is the same in any language; what a line is worth is a matter of who
-says it, where, and how often the assistant came back to it. Where a thing was given several values, the older line
-keeps its words and says what came later; only what people and assistants state counts, since rows of a tool's output
-share their keys without replacing each other.
+What a line is worth is a matter of who says it, where, and how often the assistant came back to it. Where a thing was
+given several values, the older line keeps its words and says what came later; only what people and assistants state
+counts, since rows of a tool's output share their keys without replacing each other.
 """
 
 from __future__ import annotations
@@ -17,13 +18,14 @@ import itertools
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from litellm_compaction.core.anchors import latest_values, marked, read
+from litellm_compaction.core.anchors import is_number, is_superseded, latest_values, marked, read
 from litellm_compaction.core.cut_points import is_injected
-from litellm_compaction.core.excerpts import common_level, condensed
-from litellm_compaction.core.messages import Message, render_arguments, without_notices
+from litellm_compaction.core.directives import sentences, worth
+from litellm_compaction.core.messages import Message, parse_message, render_arguments, user_message, without_notices
 from litellm_compaction.core.secrets import Redact, redacted, without_secrets
 
 _PIECE_CHARS = 160
@@ -43,7 +45,7 @@ _SHORT_RESULT, _LONG_RESULT = 1.2, 0.4
 # How a step came out: what the first words behind a result, and all of a short one, say beside their anchors.
 _OUTCOME = 4.0
 # What the user's words say beside their anchors, where there was no room to quote them all.
-_USERS_OWN = 1.5
+_USERS_OWN = 0.75
 _SHORT_OUTCOME = 3.0
 # Source code can be read again, and names in every line what one line says once.
 _CODE = re.compile(
@@ -56,9 +58,16 @@ _CODE_RATIO = 0.4
 _DOUBTS = ("wait", "maybe", "perhaps", "hmm", "if i ", "let's ", "let’s ", "let me ")
 _DOUBT_RATIO = 0.6
 WORDS_HEAD = "The user's own words, oldest first; where two disagree the later holds:"
+NAMES_HEAD = "Names and values that were in use, the latest last:"
 ANCHORS_HEAD = "Paths, ids, numbers, commands and errors, oldest first; where two disagree the later holds:"
-# An excerpt of a shorter message would save less than its marker costs.
-_WHOLE_TOKENS = 64
+# What stands for a stretch of the user's words that is left out.
+_GAP = "[…]"
+# What the values in a sentence of the user's may add to it; how much more a sentence of the task counts, and the first
+# of a message.
+_MOST_VALUES = 3.0
+_TASK_RATIO, _OPENING_RATIO = 1.5, 1.3
+# No text has fewer tokens than one for so many characters.
+_MOST_TOKEN_CHARS = 12
 # A dash, a line break, and now and then a value that came later.
 _ITEM_TOKENS = 6
 # What a piece costs beside its text: a dash, a line break, and the eye that has to find the place again.
@@ -67,6 +76,16 @@ _PIECE_COST_CHARS = 40
 _LEAST_QUOTATION_TOKENS = 3
 # Behind so many that found no room hardly any will.
 _MOST_MISSES = 200
+# What of the lines' room names alone may take: some hundred tokens hold most of what a next step takes up again.
+_NAMES_SHARE = 0.4
+_MOST_NAMES = 2_000
+_LEAST_NAME_TOKENS = 3
+# How likely a name is needed again that stands in 0, 1, or more of the assistant's messages, beside one another; a bare
+# figure half as likely; and up to seven times as likely where it was named in the last few messages.
+_AGAIN = (1.0, 10.0, 15.0)
+_NUMBER_RATIO = 0.5
+_FRESH, _FRESH_MESSAGES = 6.0, 5
+_NAME_COST_CHARS = 8
 _LEAST_WORDS_TOKENS, _LEAST_ROOM_TOKENS, _LEAST_LINE_TOKENS = 32, 24, 12
 _OLDEST_RATIO, _NEWEST_RATIO = 0.75, 1.25
 _REPEATED_ROW_RATIO = 0.7
@@ -90,14 +109,35 @@ class Line:
     is_stated: bool
 
 
-def candidates(messages: Sequence[Message]) -> tuple[list[Line], dict[str, int]]:
-    """The lines worth a place, oldest first, and in how many of the assistant's messages each of its anchors stands.
+class Use(NamedTuple):
+    """How a name was in use.
+
+    Attributes:
+        times: in how many of the assistant's messages it stands.
+        age: how many messages stand behind the one that named it last.
+        is_number: whether it is a bare figure.
+    """
+
+    times: int
+    age: int
+    is_number: bool
+
+
+class Candidates(NamedTuple):
+    """The lines worth a place, oldest first, and how everything that they name was in use."""
+
+    lines: list[Line]
+    uses: dict[str, Use]
+
+
+def candidates(messages: Sequence[Message]) -> Candidates:
+    """What may stand in the ledger.
 
     Args:
         messages: the covered part, oldest first, without the user's messages that are quoted elsewhere.
     """
     found: list[Line] = []
-    used: dict[str, int] = {}
+    uses: dict[str, Use] = {}
     scanned = 0
     seen: set[str] = set()
     # Newest first, so that the bound on scanned text drops the oldest and a repeated line keeps its latest place.
@@ -111,12 +151,13 @@ def candidates(messages: Sequence[Message]) -> tuple[list[Line], dict[str, int]]
                 break
             parts = text.split()
             shown = " ".join(parts)
-            if len(shown) < 4 or shown in seen:
+            if len(shown) < 4 or (shown in seen and not is_stated):
+                continue
+            anchors, signal = read(parts, shown, ratio)
+            named.update(anchors)
+            if shown in seen:
                 continue
             seen.add(shown)
-            anchors, signal = read(parts, shown, ratio)
-            if message.role == "assistant":
-                named.update(anchors)
             signal += bonus
             if anchors or (signal > 1 and len(shown) >= _LEAST_STATEMENT_CHARS):
                 if _is_doubtful(shown) if is_stated else _is_code(shown):
@@ -125,11 +166,13 @@ def candidates(messages: Sequence[Message]) -> tuple[list[Line], dict[str, int]]
                     anchors = {anchor: weight * doubt for anchor, weight in anchors.items()}
                 found.append(Line(shown, anchors, signal * ratio, is_stated))
         for anchor in named:
-            used[anchor] = used.get(anchor, 0) + 1
+            before = uses.get(anchor)
+            times, age = (before.times, before.age) if before else (0, len(messages) - 1 - index)
+            uses[anchor] = Use(times + (message.role == "assistant"), age, is_number(anchor))
         if scanned > SCANNED_CHARS:
             break
     found.reverse()
-    return found, used
+    return Candidates(found, uses)
 
 
 def _is_doubtful(shown: str) -> bool:
@@ -223,12 +266,13 @@ def ledger(
     ]
     texts = [messages[position].text.strip() for position in users]
     quoted = _users_words(texts, min(words_tokens, budget_tokens), count, latest)
-    words = "\n".join((WORDS_HEAD, *(quoted[index] for index in sorted(quoted)))) if quoted else ""
+    shown = [quoted[index].shown for index in sorted(quoted) if quoted[index].shown]
+    words = "\n".join((WORDS_HEAD, *shown)) if shown else ""
     room_tokens = max(budget_tokens - (count(words) if words else 0), 0)
     # What of the user's words found no room is read like the others' lines.
-    shown = {users[index] for index in quoted}
-    read = [message for position, message in enumerate(messages) if position not in shown]
-    lines = _anchor_lines(read, room_tokens, words + known, count, latest)
+    left = {users[index]: each.left for index, each in quoted.items()}
+    others = [each for at, message in enumerate(messages) for each in left.get(at, (message,))]
+    lines = _lines_and_names(others, room_tokens, words + known, count, latest)
     return "\n".join(section for section in (words, lines) if section)
 
 
@@ -240,10 +284,33 @@ def _stated(messages: Sequence[Message]) -> Iterator[str]:
     yield from texts[len(texts) - recent :]
 
 
+class _Quoted(NamedTuple):
+    """A quotation of a message, "" for none, and what it leaves out."""
+
+    shown: str
+    left: list[Message]
+
+
+class _Sentence(NamedTuple):
+    """A sentence of the user's.
+
+    Attributes:
+        text: one line.
+        pasted: whether it was pasted rather than written.
+        counts: whether it is said nowhere later, and its values still hold.
+    """
+
+    text: str
+    pasted: bool
+    counts: bool
+
+
 def _users_words(
     texts: Sequence[str], budget_tokens: int, count: Callable[[str], int], latest: Mapping[str, str]
-) -> dict[int, str]:
-    """The user's messages as quotations while they fit, by their number; long ones shortened, the middle ones left out.
+) -> dict[int, _Quoted]:
+    """The user's messages as quotations, by their number; without those that are not looked at any more.
+
+    Whole where all fit; else sentence by sentence, rules first, each whole or not at all.
 
     Args:
         texts: n, oldest first.
@@ -251,57 +318,171 @@ def _users_words(
         count: tokens of a text.
         latest: values that hold now.
     """
+    room = budget_tokens - count(WORDS_HEAD)
     if not texts or budget_tokens < _LEAST_WORDS_TOKENS:
         return {}
-    room = budget_tokens - count(WORDS_HEAD)
-    # All to one common level: pasted bulk gives way first, a sentence stays whole. The task has twice the level.
-    shared = room - _ITEM_TOKENS * len(texts)
-    level = _WHOLE_TOKENS
-    if shared > 0:
-        sizes = [count(text) for text in texts]
-        level = max(common_level(sizes, [2, *(1 for _ in texts[1:])], shared), level)
-    quoted: dict[int, str] = {}
+    if sum(map(len, texts)) <= _MOST_TOKEN_CHARS * room:
+        whole = {index: _Quoted(f"- {marked(text, latest)}", []) for index, text in enumerate(texts)}
+        sizes = itertools.accumulate(count(each.shown) + 1 for each in whole.values())
+        if all(size <= room for size in sizes):
+            return whole
+    divided = _divided(texts, latest)
+    chosen: dict[int, set[int]] = {index: set() for index in divided}
     misses = 0
-    for index in (0, *range(len(texts) - 1, 0, -1)):
+    for index, place in _by_worth(divided):
         # Of 40,000 messages only those are counted that may find room.
         if room < _LEAST_QUOTATION_TOKENS or misses > _MOST_MISSES:
             break
-        text, most = texts[index], level * (1 if index else 2)
-        shown = "- " + (marked(text, latest) if count(text) <= most else condensed(text, most, count))
-        size = count(shown) + 1
+        size = count(divided[index][place].text) + _ITEM_TOKENS
         if size <= room:
-            quoted[index] = shown
             room -= size
+            chosen[index].add(place)
         else:
             misses += 1
-    return quoted
+    return {
+        index: _Quoted(_quotation(divided[index], places), _left(divided[index], places))
+        for index, places in chosen.items()
+    }
 
 
-def _anchor_lines(
+def _divided(texts: Sequence[str], latest: Mapping[str, str]) -> dict[int, list[_Sentence]]:
+    """The sentences of the messages that are looked at: of the newest, and of the first, which is the task."""
+    looked_at = {0}
+    scanned = len(texts[0])
+    for index in range(len(texts) - 1, 0, -1):
+        scanned += len(texts[index])
+        if scanned > SCANNED_CHARS:
+            break
+        looked_at.add(index)
+    found: dict[int, list[_Sentence]] = {}
+    seen: set[str] = set()
+    for index in sorted(looked_at, reverse=True):
+        parts: list[_Sentence] = []
+        for text, pasted in sentences(texts[index][:SCANNED_CHARS]):
+            folded = text.casefold()
+            parts.append(_Sentence(text, pasted, folded not in seen and not is_superseded(text, latest)))
+            seen.add(folded)
+        found[index] = parts
+    return found
+
+
+def _by_worth(divided: Mapping[int, Sequence[_Sentence]]) -> Iterator[tuple[int, int]]:
+    """Message and place of each sentence that counts, those first that say most for their size."""
+    last = max(divided)
+    waiting: list[tuple[float, int, int]] = []
+    for index, parts in divided.items():
+        recency = _OLDEST_RATIO + (_NEWEST_RATIO - _OLDEST_RATIO) * (index / last if last else 1)
+        for place, (text, pasted, counts) in enumerate(parts):
+            if counts:
+                anchors, _ = read(text.split(), text, 1.0)
+                values = min(sum(anchors.values()), _MOST_VALUES)
+                value = worth(text, pasted=pasted) + (_CODE_RATIO if pasted else 1) * values
+                value *= (recency if index else _TASK_RATIO) * (1 if place else _OPENING_RATIO)
+                waiting.append((-value / (_PIECE_COST_CHARS + len(text)), index, place))
+    heapq.heapify(waiting)
+    while waiting:
+        _, index, place = heapq.heappop(waiting)
+        yield index, place
+
+
+def _left(parts: Sequence[_Sentence], places: Set[int]) -> list[Message]:
+    """What of a message is quoted nowhere: the user's prose, and what was pasted as the output that it is."""
+    left = [each for place, each in enumerate(parts) if place not in places and each.counts]
+    prose, pasted = ("\n".join(each.text for each in left if each.pasted is kind) for kind in (False, True))
+    return [
+        *([user_message(prose)] if prose else ()),
+        *([parse_message({"role": "tool", "content": pasted})] if pasted else ()),
+    ]
+
+
+def _quotation(parts: Sequence[_Sentence], places: Set[int]) -> str:
+    """The chosen sentences of a message in order, with a marker for each stretch that is left out; "" for none."""
+    if not places:
+        return ""
+    shown = ["-"]
+    before = -1
+    for place in sorted(places):
+        if place > before + 1:
+            shown.append(_GAP)
+        shown.append(parts[place].text)
+        before = place
+    if before < len(parts) - 1:
+        shown.append(_GAP)
+    return " ".join(shown)
+
+
+def _lines_and_names(
     messages: Sequence[Message],
     budget_tokens: int,
     known: str,
     count: Callable[[str], int],
     latest: Mapping[str, str],
 ) -> str:
-    """The lines with the most new anchors for their size, in the order of the conversation."""
-    room = budget_tokens - count(ANCHORS_HEAD)
+    """The lines with the most new anchors for their size, in the order of the conversation, and names behind them.
+
+    A line says what a thing is about and costs ten times what its name alone does. What the assistant used it uses
+    again: of names that it wrote, one in 20 comes back in a later step, of those that only a tool wrote one in 400
+    (seven recorded conversations, 2026-11).
+    """
+    lines, uses = candidates(messages)
+    chooser = _Chooser(lines, uses, known)
+    chosen: dict[int, str] = {}
+
+    def choose(room: int) -> int:
+        """Takes lines, and returns what they leave of the room."""
+        while room >= _LEAST_LINE_TOKENS and (index := chooser.best()) is not None:
+            text = marked(lines[index].text, latest) if lines[index].is_stated else lines[index].text
+            size = count(text) + 2
+            if size <= room:
+                room -= size
+                chosen[index] = text
+                chooser.take(index)
+        return room
+
+    names_tokens = int(_NAMES_SHARE * budget_tokens)
+    room = budget_tokens - names_tokens - count(ANCHORS_HEAD)
+    if room < _LEAST_ROOM_TOKENS:
+        room, names_tokens = budget_tokens - count(ANCHORS_HEAD), 0
     if room < _LEAST_ROOM_TOKENS:
         return ""
-    lines, used = candidates(messages)
-    chooser = _Chooser(lines, used, known)
-    chosen: dict[int, str] = {}
-    while room >= _LEAST_LINE_TOKENS:
-        index = chooser.best()
-        if index is None:
+    room = choose(room)
+    names = _names(uses, names_tokens + room, chooser.is_seen, count)
+    chooser.see(names)
+    room = choose(room + names_tokens - (count(_named(names)) + 1 if names else 0))
+    shown = "\n".join([ANCHORS_HEAD, *(f"- {chosen[index]}" for index in sorted(chosen))]) if chosen else ""
+    line = _named([name for name in names if name not in shown])
+    return "\n".join(section for section in (shown, line) if section)
+
+
+def _named(names: Sequence[str]) -> str:
+    return f"{NAMES_HEAD}\n- {', '.join(names)}" if names else ""
+
+
+def _names(
+    uses: Mapping[str, Use], budget_tokens: int, is_seen: Callable[[str], bool], count: Callable[[str], int]
+) -> list[str]:
+    """The names that are most likely needed again for their size and stand nowhere else, the latest last."""
+    room = budget_tokens - count(NAMES_HEAD) - 3
+    if room < _LEAST_LINE_TOKENS:
+        return []
+
+    def again(name: str) -> float:
+        use = uses[name]
+        chance = _AGAIN[min(use.times, len(_AGAIN) - 1)] * (_NUMBER_RATIO if use.is_number else 1)
+        return chance * (1 + _FRESH / (1 + (use.age / _FRESH_MESSAGES) ** 2)) / (_NAME_COST_CHARS + len(name))
+
+    # A bare figure that no one took up says nothing.
+    names = (name for name, use in uses.items() if use.times or not use.is_number)
+    likely = heapq.nsmallest(_MOST_NAMES, names, key=lambda name: (-again(name), name))
+    chosen: list[str] = []
+    for name in likely:
+        if room < _LEAST_NAME_TOKENS:
             break
-        text = marked(lines[index].text, latest) if lines[index].is_stated else lines[index].text
-        size = count(text) + 2
-        if size <= room:
+        if not is_seen(name) and (size := count(name) + 2) <= room:
             room -= size
-            chosen[index] = text
-            chooser.take(index)
-    return "\n".join([ANCHORS_HEAD, *(f"- {chosen[index]}" for index in sorted(chosen))]) if chosen else ""
+            chosen.append(name)
+    chosen.sort(key=lambda name: (-uses[name].age, name))
+    return chosen
 
 
 class _Chooser:
@@ -310,7 +491,7 @@ class _Chooser:
     What a line adds only shrinks as others are taken, so it is weighed anew when it comes up, and no sooner.
     """
 
-    def __init__(self, lines: Sequence[Line], used: Mapping[str, int], known: str) -> None:
+    def __init__(self, lines: Sequence[Line], uses: Mapping[str, Use], known: str) -> None:
         self._lines = lines
         self._known = known
         self._seen: dict[str, bool] = {}
@@ -321,7 +502,7 @@ class _Chooser:
             for anchor, weight in line.anchors.items():
                 self._values[anchor] = max(self._values.get(anchor, 0.0), weight)
         for anchor, value in self._values.items():
-            self._values[anchor] = value * _USE[min(used.get(anchor, 0), len(_USE) - 1)]
+            self._values[anchor] = value * _USE[min(uses[anchor].times, len(_USE) - 1)]
         self._waiting = [(-self._worth(index, self._values), index) for index in range(len(lines))]
         heapq.heapify(self._waiting)
 
@@ -339,11 +520,15 @@ class _Chooser:
 
     def take(self, index: int) -> None:
         """Notes that this line stands in the ledger."""
-        self._seen.update(dict.fromkeys(self._lines[index].anchors, True))
+        self.see(self._lines[index].anchors)
+
+    def see(self, anchors: Iterable[str]) -> None:
+        """Notes that these stand in the ledger."""
+        self._seen.update(dict.fromkeys(anchors, True))
 
     def _fresh_worth(self, index: int) -> float:
         line = self._lines[index]
-        fresh = {anchor: self._values[anchor] for anchor in line.anchors if not self._is_seen(anchor)}
+        fresh = {anchor: self._values[anchor] for anchor in line.anchors if not self.is_seen(anchor)}
         if not fresh and line.weight <= 1:
             return 0.0
         return self._worth(index, fresh)
@@ -353,7 +538,8 @@ class _Chooser:
         value = sum(values[anchor] for anchor in line.anchors if anchor in values)
         return (value + line.weight) * self._ratios[index] / (_PIECE_COST_CHARS + len(line.text))
 
-    def _is_seen(self, anchor: str) -> bool:
+    def is_seen(self, anchor: str) -> bool:
+        """Whether something stands where the model sees it."""
         is_seen = self._seen.get(anchor)
         if is_seen is None:
             is_seen = self._seen[anchor] = anchor in self._known

@@ -23,9 +23,9 @@ from litellm_compaction.core.record import joined, read_record, taken_out
 from litellm_compaction.core.strategies import STRATEGIES, Strategy, writer_of
 
 MIN_GAIN_RATIO = 0.10
-_SUMMARY_WINDOW_RATIO = 0.15
-_SUMMARY_SHARE = 0.40
-_LEDGER_SHARE = 0.30
+_SUMMARY_WINDOW_RATIO = 0.10
+_SUMMARY_SHARE = 0.25
+_LEDGER_SHARE = 0.45
 _EDIT_LEDGER_SHARE = 0.15
 _WORDS_TARGET_RATIO = 0.25
 _WORDS_SHARE = 0.50

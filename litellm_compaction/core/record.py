@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from litellm_compaction.core.ledger import ANCHORS_HEAD, WORDS_HEAD
+from litellm_compaction.core.ledger import ANCHORS_HEAD, NAMES_HEAD, WORDS_HEAD
 from litellm_compaction.core.messages import JsonValue, Message, parse_message, user_message
 from litellm_compaction.core.prompts import FRAME_BEGIN, FRAME_END, FRAME_NOTE, LEDGER_TITLE, frame
 from litellm_compaction.core.strategies import without_lead_in
@@ -88,21 +88,27 @@ def joined(records: Sequence[Record]) -> Record | None:
 def ledger_messages(ledger: str) -> list[Message]:
     """What a ledger quotes, as messages that a new ledger is made from: the user's words, then the other lines.
 
-    The other lines come back as a tool's: what nobody repeats gives way to what is new.
+    The other lines come back as a tool's: what nobody repeats gives way to what is new; names as the assistant's, who
+    had them in use.
     """
     # Of several ledgers each has its own heads.
     words: list[str] = []
     lines: list[str] = []
+    names: list[str] = []
+    heads = {WORDS_HEAD: words, ANCHORS_HEAD: lines, NAMES_HEAD: names}
     items = words
     for line in ledger.split("\n"):
-        if line in (WORDS_HEAD, ANCHORS_HEAD):
-            items = words if line == WORDS_HEAD else lines
+        if line in heads:
+            items = heads[line]
         elif line.startswith("- "):
             items.append(line.removeprefix("- "))
         elif items:
             items[-1] += f"\n{line}"
-    quoted = [parse_message({"role": "tool", "content": "\n".join(lines)})] if lines else []
-    return [*map(user_message, words), *quoted]
+    others = (("tool", "\n".join(lines)), ("assistant", ", ".join(names)))
+    return [
+        *map(user_message, words),
+        *(parse_message({"role": role, "content": content}) for role, content in others if content),
+    ]
 
 
 def listable(message: Message) -> Message:

@@ -24,6 +24,7 @@ from tests.builders import (
 from tests.work import grows_linearly
 
 WORDS_HEAD = "The user's own words, oldest first; where two disagree the later holds:"
+NAMES_HEAD = "Names and values that were in use, the latest last:"
 LINES_HEAD = "Paths, ids, numbers, commands and errors, oldest first; where two disagree the later holds:"
 
 
@@ -65,7 +66,8 @@ def test_pasted_bulk_is_shortened() -> None:
     raw = [user("Fix this log:\n" + "noise " * 5000), user("And keep Python 3.8.")]
     text = written(raw)
     assert "Fix this log:" in text
-    assert "tokens left out" in text
+    assert "noise" not in text
+    assert "- Fix this log: […]" in text
     assert "And keep Python 3.8." in text
     assert count(text) <= 600
 
@@ -233,3 +235,71 @@ def test_thousands_of_tiny_messages_cost_little_each() -> None:
     counted = 0
     assert write(4_000)().count("- m") > 400
     assert counted < 4_000
+
+
+FILLER = "The weather on the way to the office was mild, and the train came on time as it mostly does. "
+
+
+def test_of_a_long_first_request_every_rule_stays() -> None:
+    """Each as a whole sentence, with a marker where something is left out; chatter and pasted logs give way."""
+    rules = [f"Never touch the table named {name} without my consent." for name in ("orders", "users", "prices")]
+    log = "\n".join(f"2026-11-22T10:00:{second:02d} INFO request {second} served" for second in range(60))
+    task = f"{FILLER * 6}{rules[0]} {FILLER * 6}\n\n{log}\n\n{rules[1]} {FILLER * 6}{rules[2]}"
+    text = written([user(task), user(FILLER * 8)], budget=300, words=200)
+    assert all(rule in text for rule in rules)
+    assert "[…]" in text
+    assert "left out" not in text
+    assert text.index(rules[0]) < text.index(rules[1]) < text.index(rules[2])
+
+
+def test_a_sentence_is_kept_whole_or_not_at_all() -> None:
+    """What stands between the markers is made of sentences that somebody wrote."""
+    said = [f"Topic {number} is one that we talked about at length on the {number}th day." for number in range(40)]
+    text = written([user(" ".join(said[:20])), user(" ".join(said[20:]))], budget=260, words=260)
+    quoted = [line.removeprefix("- ") for line in text.splitlines()[1:] if line != LINES_HEAD]
+    pieces = [piece.strip() for line in quoted for piece in line.split("[…]")]
+    assert pieces
+    left = " ".join(pieces)
+    for sentence in said:
+        left = left.replace(sentence, "")
+    assert not left.strip()
+
+
+def test_what_is_said_again_is_quoted_once() -> None:
+    """At its newest place; so chatter that comes back does not push rules out."""
+    rules = [f"The key of room {number} must stay with {name}." for number, name in ((7, "Ann"), (8, "Bob"))]
+    talk = [user(FILLER), assistant("Noted."), user(FILLER), assistant("Noted.")] * 20
+    text = written([*talk, user(rules[0]), *talk, user(rules[1]), *talk], budget=200, words=200)
+    assert all(rule in text for rule in rules)
+    assert text.count(FILLER.strip()) <= 1
+
+
+def test_of_two_values_the_newer_one_stays() -> None:
+    """Where there is no room for both; with room the older one says what came later."""
+    older, newer = "The budget cap is $300 in total.", "The budget cap is $900 in total."
+    talk = [user(f"{FILLER}Day {number} of it.") for number in range(30)]
+    tight = written([user("Plan the trip."), user(older), *talk, user(newer), *talk], budget=120, words=120)
+    assert newer in tight
+    assert older not in tight
+    assert "(later: cap $900)" in written([user(older), user(newer)])
+
+
+def test_names_that_were_in_use_stand_behind_the_lines() -> None:
+    """Where there is no room for their lines: what the assistant wrote comes before what only a tool did."""
+    used = [f"module_{name}.py" for name in ("alpha", "beta", "gamma", "delta")]
+    talk = [assistant(f"I looked at {name} for a while, and at what {FILLER}") for name in used]
+    listing = result(
+        "1", "\n".join(f"other_{number}.py of no interest to anybody at all today" for number in range(80))
+    )
+    text = written([*talk, listing], budget=120, words=0)
+    assert all(name in text for name in used)
+    *_, names = text.split(f"{NAMES_HEAD}\n- ")
+    assert "\n" not in names
+    assert text.count("other_") < 20
+
+
+def test_a_name_that_a_line_shows_is_not_named_again() -> None:
+    """Nor a figure that no one took up."""
+    text = written([assistant("I changed src/parser.py now."), result("1", "12 13 14 15")])
+    assert text.count("src/parser.py") == 1
+    assert NAMES_HEAD not in text

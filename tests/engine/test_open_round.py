@@ -9,8 +9,9 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import example, given, settings
 
-from litellm_compaction.core.ledger import ANCHORS_HEAD, WORDS_HEAD
+from litellm_compaction.core.ledger import WORDS_HEAD
 from litellm_compaction.core.messages import Message
+from litellm_compaction.core.prompts import FRAME_END
 from litellm_compaction.errors import DoesNotFit
 from tests.builders import (
     ADDITIONS,
@@ -108,6 +109,6 @@ async def test_additions_are_not_told_as_the_persons_words() -> None:
         for each in (user(f"Please port module {n}."), reminder, calls(f"c{n}"), result(f"c{n}", "row\n" * 60))
     ]
     messages = await sent([system(), *turns, assistant("Done."), user("Go on.")], "summary", clear=False)
-    words = messages[1].text.partition(WORDS_HEAD)[2].partition(ANCHORS_HEAD)[0]
+    words = messages[1].text.partition(WORDS_HEAD)[2].partition(FRAME_END)[0]
     assert "- Please port module 2." in words
     assert "list of skills" not in words

@@ -1,0 +1,109 @@
+"""What a sentence of a person's is worth: rules, conditions and wishes before chatter, prose before pasted bulk.
+
+A rule is known by its modal verbs, negations and limits in the languages of `languages.toml`. No list is complete, so
+plain prose is worth something as well; what was pasted (code, logs, tables) is worth least, because it can be read
+again. Pure and in linear time.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator, Set
+from functools import lru_cache
+from importlib import resources
+from typing import NamedTuple
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+
+_RULE, _CONDITION, _PERSON = 3.0, 1.0, 0.5
+_PROSE, _BULK = 1.0, 0.2
+# What is long past being answered, and what only keeps a talk going.
+_QUESTION_RATIO = 0.6
+_QUESTION_ENDS = ("?", "？", "؟")
+_SHORT_CHARS = 12
+# Prose repeats few of its words.
+_LEAST_WORDS, _DISTINCT_RATIO = 20, 0.25
+# Nobody writes a longer sentence.
+_LONGEST_CHARS = 600
+_SHORT_RATIO = 0.3
+_WORD = re.compile(r"[^\W\d_]+(?:['’][^\W\d_]+)?")
+# Prose is letters and blanks; a log, a table or code is not.
+_PROSE_RATIO = 0.75
+_BULK_LINE = re.compile(
+    r"\s*(?:\d{4}-\d\d-\d\d[T ]|\[?(?:DEBUG|INFO|WARN|WARNING|ERROR|TRACE)\b|Traceback |File \"|at \S+\(|>>> |\$ |"
+    r"\+\+\+ |--- |@@ |\||#include|import \w|from [\w.]{1,80} import|def \w|class \w|return\b|\{|\}|</?\w{1,40}[ >])"
+)
+_SENTENCE_END = re.compile(r"(?<=[.!?;])\s+(?=\S)|(?<=[。！？；])")
+_FENCE = "```"
+
+
+class _Signals(NamedTuple):
+    """The words of all languages that signal one thing, and the parts of words where blanks set none apart."""
+
+    words: frozenset[str]
+    parts: re.Pattern[str]
+
+    def are_in(self, sentence: str, words: Set[str]) -> bool:
+        """Whether a sentence, with its words in lower case, has one of them."""
+        return not self.words.isdisjoint(words) or (not sentence.isascii() and self.parts.search(sentence) is not None)
+
+
+def _signals(kind: str) -> _Signals:
+    languages = _LANGUAGES.values()
+    words = {word for language in languages for word in language.get(kind, "").split()}
+    parts = {part for language in languages for part in language.get("unspaced", {}).get(kind, "").split()}
+    return _Signals(frozenset(words), re.compile("|".join(map(re.escape, sorted(parts)))))
+
+
+_LANGUAGES = tomllib.loads(resources.files(__package__).joinpath("languages.toml").read_text(encoding="utf-8"))
+_RULES, _CONDITIONS, _PERSONS = map(_signals, ("rules", "conditions", "persons"))
+
+
+def sentences(text: str) -> Iterator[tuple[str, bool]]:
+    """The sentences and lines of a text in order, without the blanks around them, and whether each was pasted."""
+    fenced = False
+    for line in text.splitlines():
+        if line.lstrip().startswith(_FENCE):
+            fenced = not fenced
+            continue
+        pasted = fenced or _BULK_LINE.match(line) is not None
+        for sentence in (line,) if pasted else _SENTENCE_END.split(line):
+            if shown := sentence.strip():
+                yield shown, pasted or is_bulk(shown)
+
+
+def is_bulk(line: str) -> bool:
+    """Whether a line was pasted rather than written: code, a log, a table, or without an end."""
+    if _BULK_LINE.match(line) or (len(line) > _LONGEST_CHARS and _SENTENCE_END.search(line) is None):
+        return True
+    words = line.split()
+    if len(words) >= _LEAST_WORDS and len(set(words)) < _DISTINCT_RATIO * len(words):
+        return True
+    plain = sum(map(str.isalpha, line)) + line.count(" ")
+    return len(line) >= _SHORT_CHARS and plain < _PROSE_RATIO * len(line) and not any(map(_is_wide, line))
+
+
+def _is_wide(sign: str) -> bool:
+    return sign >= "\u2e80"
+
+
+@lru_cache(maxsize=4096)
+def worth(sentence: str, *, pasted: bool = False) -> float:
+    """What a sentence says beside the values in it: from 0.2 for a pasted line to about 4.5 for a rule."""
+    if pasted:
+        return _BULK
+    words = {word.casefold().replace("’", "'") for word in _WORD.findall(sentence)}
+    found = _PROSE
+    found += _RULE if _RULES.are_in(sentence, words) else 0.0
+    found += _CONDITION if _CONDITIONS.are_in(sentence, words) else 0.0
+    found += _PERSON if _PERSONS.are_in(sentence, words) else 0.0
+    if sentence.endswith(_QUESTION_ENDS):
+        found *= _QUESTION_RATIO
+    if len(sentence) < _SHORT_CHARS and sentence.isascii():
+        found *= _SHORT_RATIO
+    return found

@@ -1,0 +1,95 @@
+"""What a person wrote: rules before chatter, prose before what was pasted, in any language."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from litellm_compaction.core.directives import sentences, worth
+from tests.work import grows_linearly
+
+CHATTER = "The walk along the river was lovely this morning."
+RULES = {
+    "english": "Never push to the remote before the review.",
+    "german": "Bitte ändere keine Datei unter legacy.",
+    "french": "Il ne faut jamais supprimer les commentaires.",
+    "spanish": "No cambies nunca los nombres públicos.",
+    "portuguese": "Você não deve apagar os arquivos.",
+    "italian": "Non devi mai toccare la configurazione.",
+    "dutch": "Je mag de tabel niet verwijderen.",
+    "swedish": "Du får inte röra tabellen.",
+    "polish": "Nie wolno usuwać tabeli.",
+    "czech": "Tabulku nikdy nemaž.",
+    "russian": "Никогда не удаляй таблицу.",
+    "ukrainian": "Не видаляй таблицю без дозволу.",
+    "turkish": "Tabloyu asla silme.",
+    "arabic": "لا تحذف الجدول أبدا.",
+    "hindi": "तालिका कभी मत हटाओ।",
+    "chinese": "请不要修改任何配置文件。",
+    "japanese": "設定ファイルを変更しないでください。",
+    "korean": "설정 파일은 절대 바꾸지 마세요.",
+    "thai": "ห้ามแก้ไขไฟล์",
+}
+
+
+@pytest.mark.parametrize("language", RULES)
+def test_a_rule_is_worth_more_than_chatter(language: str) -> None:
+    """In each language of the table; twice as much at least."""
+    assert worth(RULES[language]) >= 2 * worth(CHATTER)
+
+
+def test_chatter_is_worth_more_than_what_was_pasted() -> None:
+    """A log, code, a table, and the same word again and again can be read again, or need not be."""
+    for line in (
+        "2026-11-22T10:00:00 INFO request 17 served in 3 ms",
+        "    return self.parse(tokens[at + 1:])",
+        "| name | 12 | 44 | ok |",
+        "Traceback (most recent call last):",
+        "noise " * 30,
+        "x9_" * 300,
+    ):
+        [(text, pasted)] = sentences(line)
+        assert pasted, line
+        assert worth(text, pasted=pasted) < worth(CHATTER) / 2
+
+
+def test_fenced_code_is_pasted_whatever_it_says() -> None:
+    """A comment in it is nobody's rule."""
+    found = dict(sentences("Please port this.\n```\n# You must never call this.\n```\nKeep the tests green."))
+    assert found == {"Please port this.": False, "# You must never call this.": True, "Keep the tests green.": False}
+
+
+def test_a_text_is_divided_where_its_sentences_end() -> None:
+    """At marks of any script and at line ends; never inside a number or a path."""
+    text = "Use v1.2.3 of src/a.py. Then stop!\nBudget is $3.50 total\n请不要修改。好的。"
+    assert [shown for shown, _ in sentences(text)] == [
+        "Use v1.2.3 of src/a.py.",
+        "Then stop!",
+        "Budget is $3.50 total",
+        "请不要修改。",
+        "好的。",
+    ]
+
+
+def test_an_old_question_and_a_nod_say_less() -> None:
+    """They were answered, or only kept the talk going."""
+    assert worth("Is the table big?") < worth("The table is big.")
+    assert worth("ok thanks") < worth("The table is big.")
+
+
+@given(st.text(max_size=400))
+def test_nothing_is_lost_and_nothing_is_made_up(text: str) -> None:
+    """The sentences are pieces of the text in order; fences alone are left out."""
+    at = 0
+    for shown, pasted in sentences(text):
+        at = text.index(shown, at) + len(shown)
+        assert worth(shown, pasted=pasted) > 0
+
+
+@pytest.mark.parametrize("hostile", [". ", "a", "a. ", "```\n", "\n", "。", "if ", "|", "{", " "])
+def test_hostile_text_is_linear_work(hostile: str) -> None:
+    """Twice as much of it is twice the work."""
+    assert grows_linearly(
+        lambda times: lambda: [worth(*each[:1], pasted=each[1]) for each in sentences(hostile * times)], 2000
+    )
