@@ -49,7 +49,7 @@ SECTIONS = (
 def test_a_handoff_asks_for_its_seven_sections() -> None:
     """In the order of the specification, with the bound and the round filled in."""
     instruction = strategy_of("handoff").instruction(words=321, round_number=2)
-    places = [instruction.index(f"### {number}. {name}\n") for number, name in enumerate(SECTIONS, start=1)]
+    places = [instruction.index(f"### {number}. {name}`") for number, name in enumerate(SECTIONS, start=1)]
     assert places == sorted(places)
     assert "at most 321 words" in instruction
     assert "hand-off 2 " in instruction
