@@ -292,10 +292,13 @@ class Settings(_Section):
         description="`model_name` that writes summaries; `__same__` is the model that is being asked.",
     )
     summary_max_tokens: int = Field(
-        800, ge=64, le=16_000, description="Longest summary; also at most 15 % of the window."
+        800, ge=64, le=16_000, description="Longest summary; also at most a tenth of the window."
     )
     summary_timeout_s: float = Field(
-        120.0, gt=0, le=3600, description="Seconds after which a summary call is given up."
+        120.0,
+        gt=0,
+        le=3600,
+        description="Seconds after which a summary is given up, its parts and what merges them included.",
     )
     warm_up_timeout_s: float = Field(
         600.0, gt=0, le=7200, description="Seconds that LM Studio may take to load a model."

@@ -3,7 +3,8 @@
 Called by the engine. Append mode: the conversation goes as it was sent, with the instruction behind it, and the
 server's prefix cache holds nearly all of it. Reformat mode: the messages are rendered as text and shrunk, tool output
 first, until one prompt holds them; where even that is not enough, the parts are summarized one after the other and
-merged (map-reduce). One job costs one unit of the request's call budget, however many parts it has.
+merged (map-reduce). One job has one time limit and costs one unit of the request's call budget, however many parts it
+has.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from litellm_compaction.core.judging import judged
 from litellm_compaction.core.messages import JsonValue, Message, user_message, with_text
@@ -25,6 +26,7 @@ from litellm_compaction.core.prompts import (
 from litellm_compaction.core.strategies import STRATEGIES, Strategy
 from litellm_compaction.errors import SummaryFailed
 
+_T = TypeVar("_T")
 # Words for a token bound: 0.6 words a token leaves room in every language we measured.
 _WORDS_PER_TOKEN = 0.6
 _MAX_PARTS = 6
@@ -168,15 +170,16 @@ async def summarize_appended(
         upstream: what is sent.
         ask: calls the served model.
         count: tokens of a text, for that model.
-        timeout_s: limit for the call.
+        timeout_s: limit for the job, a second call behind an answer of nothing but thinking included.
 
     Raises:
         SummaryFailed: as `summarize`, and `tool_call` where the model called a tool instead.
     """
-    one = _Caller(ask, count, timeout_s, job)
-    return await one.call(
+    one = _Caller(ask, count, job)
+    asking = one.call(
         upstream.messages, source_tokens=upstream.tokens, tools=upstream.tools, tool_choice=upstream.tool_choice
     )
+    return await _within_s(asking, timeout_s)
 
 
 async def summarize(job: SummaryJob, ask: Ask, count: Callable[[str], int], *, timeout_s: float) -> str:
@@ -186,12 +189,17 @@ async def summarize(job: SummaryJob, ask: Ask, count: Callable[[str], int], *, t
         job: what to summarize.
         ask: calls the pruning model.
         count: tokens of a text, for the pruning model.
-        timeout_s: limit for each call.
+        timeout_s: limit for the whole job: all parts, and what merges them.
 
     Raises:
         SummaryFailed: no call gave a usable summary; `reason` is one of timeout, error, empty, refusal, echo,
             loop, dialogue, script, reasoning_only, longer, no_room.
     """
+    return await _within_s(_summarize(job, _Caller(ask, count, job)), timeout_s)
+
+
+async def _summarize(job: SummaryJob, one: _Caller) -> str:
+    count = one.count
     room = job.prompt_limit_tokens - count(_prompt(job, job.earlier, ""))
     if room < 200:
         raise SummaryFailed("no_room", f"{job.prompt_limit_tokens} tokens for the summariser's prompt")
@@ -199,7 +207,6 @@ async def summarize(job: SummaryJob, ask: Ask, count: Callable[[str], int], *, t
     mergeable = room >= 2 * _OVERRUN_RATIO * job.summary_tokens + _PART_TOKENS
     max_parts = _MAX_PARTS if mergeable else 1
     parts = await asyncio.to_thread(transcript_parts, job.messages, room_tokens=room, max_parts=max_parts, count=count)
-    one = _Caller(ask, count, timeout_s, job)
     if len(parts) == 1:
         source_tokens = count(parts[0]) + count(job.earlier)
         return await one.text(_prompt(job, job.earlier, parts[0]), source_tokens=source_tokens)
@@ -242,11 +249,10 @@ async def _merged(parts: Sequence[str], one: _Caller) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class _Caller:
-    """One model call with its time limit and the checks that every answer has to pass."""
+    """One model call with the checks that every answer has to pass."""
 
     ask: Ask
     count: Callable[[str], int]
-    timeout_s: float
     job: SummaryJob
 
     async def text(self, prompt: str, *, source_tokens: int | None) -> str:
@@ -264,12 +270,12 @@ class _Caller:
         """The text of an answer that may be used, shorter than its source where that is known."""
         limit_tokens = self.job.summary_tokens
         room_tokens = limit_tokens + self.job.thinking_tokens
-        answer = await self._bounded(messages, room_tokens, tools, tool_choice)
+        answer = await self.ask(messages, max_tokens=room_tokens, tools=tools, tool_choice=tool_choice)
         text = read_summary(answer.text)
         if not text and (answer.reasoning or answer.text) and not answer.calls_tool:
             # Only thinking came back: one retry with room for both. The bound that it may break is the server's,
             # which then ends the answer as too long.
-            answer = await self._bounded(messages, 2 * room_tokens, tools, tool_choice)
+            answer = await self.ask(messages, max_tokens=2 * room_tokens, tools=tools, tool_choice=tool_choice)
             text = read_summary(answer.text)
             if not text and not answer.calls_tool:
                 raise SummaryFailed("reasoning_only")
@@ -289,14 +295,8 @@ class _Caller:
             raise SummaryFailed("longer")
         return text
 
-    async def _bounded(
-        self, messages: Sequence[Message], max_tokens: int, tools: Sequence[JsonValue], tool_choice: JsonValue
-    ) -> SummaryAnswer:
-        asking = self.ask(messages, max_tokens=max_tokens, tools=tools, tool_choice=tool_choice)
-        return await _within_s(asking, self.timeout_s)
 
-
-async def _within_s(asking: Awaitable[SummaryAnswer], timeout_s: float) -> SummaryAnswer:
+async def _within_s(asking: Awaitable[_T], timeout_s: float) -> _T:
     try:
         return await asyncio.wait_for(asking, timeout_s)
     except (TimeoutError, asyncio.TimeoutError):

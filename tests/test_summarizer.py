@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -20,6 +21,7 @@ from litellm_compaction.summarizer import (
     summarize,
     summarize_appended,
 )
+from tests import virtual_time
 from tests.builders import JsonDict, agent_run, assistant, broken_promises, calls, count, numbered, parsed, result, user
 
 GOOD = "### Original task\nPort the parser.\n### Current state\nHalf done."
@@ -332,7 +334,7 @@ def test_the_instruction_names_every_section_and_the_round() -> None:
     sections = ["task", "Completed work", "Key technical decisions", "Current state", "Pending", "Errors and resolut"]
     places = [text.index(f"### {'Original ' if name == 'task' else ''}{name}") for name in sections]
     assert places == sorted(places)
-    assert "| File or component | Action | Description |" in text
+    assert all(f'"{column}"' in text for column in ("File or component", "Action", "Description"))
     assert "round 7" in text
     assert "at most 120 words" in text
 
@@ -344,3 +346,28 @@ async def test_a_models_own_switch_ends_every_prompt() -> None:
     await summarize(job(), ending_in("/no_think", switched), count, timeout_s=1)
     assert switched.prompts == [f"{prompt} /no_think" for prompt in plain.prompts]
     assert ending_in("", plain) is plain
+
+
+@pytest.mark.parametrize(("limit_s", "asked"), [(600, 3), (60, 2)])
+def test_the_time_limit_is_of_the_whole_job(limit_s: int, asked: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its parts and what merges them: it is not many times as long because the conversation is."""
+
+    async def at_once(run: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        return run(*args, **options)
+
+    # Virtual time does not wait for threads.
+    monkeypatch.setattr(asyncio, "to_thread", at_once)
+    ask = FakeAsk(*(numbered(f"of part {part} a line of what was done", 6) for part in "abc"))
+
+    async def slowly(messages: Sequence[Message], **options: Any) -> SummaryAnswer:
+        answer = await ask(messages, **options)
+        await asyncio.sleep(40)
+        return answer
+
+    long = job(
+        [each for part in range(8) for each in (user(numbered(f"question {part}", 60)),)], prompt_limit_tokens=1400
+    )
+    ends = contextlib.nullcontext() if limit_s == 600 else pytest.raises(SummaryFailed, match="within 60 s")
+    with ends:
+        virtual_time.run(summarize(long, slowly, count, timeout_s=limit_s))
+    assert len(ask.prompts) == asked

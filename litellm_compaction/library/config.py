@@ -39,7 +39,7 @@ class CompactionConfig:
             what all reserves leave, at least a quarter of the window, as in the proxy.
         output_reserve_tokens: part of the window for the answer.
         safety_buffer_tokens: part of the window that stays free.
-        timeout_s: seconds after which one call of the summariser is given up.
+        timeout_s: seconds after which a summary is given up, its parts and what merges them included.
 
     Raises:
         ConfigError: a bad value; names the field, the value and what is allowed. (An unknown field is a TypeError.)
