@@ -64,17 +64,32 @@ _LANGUAGES = tomllib.loads(resources.files(__package__).joinpath("languages.toml
 _RULES, _CONDITIONS, _PERSONS = map(_signals, ("rules", "conditions", "persons"))
 
 
-def sentences(text: str) -> Iterator[tuple[str, bool]]:
-    """The sentences and lines of a text in order, without the blanks around them, and whether each was pasted."""
+class Piece(NamedTuple):
+    """A sentence, or a line that was pasted.
+
+    Attributes:
+        text: one line, without the blanks around it.
+        pasted: whether nobody wrote it here.
+        opens_line: whether a line of the text begins with it.
+    """
+
+    text: str
+    pasted: bool
+    opens_line: bool
+
+
+def sentences(text: str) -> Iterator[Piece]:
+    """The sentences and lines of a text, in order."""
     fenced = False
     for line in text.splitlines():
         if line.lstrip().startswith(_FENCE):
             fenced = not fenced
             continue
-        pasted = fenced or _BULK_LINE.match(line) is not None
+        pasted, opens_line = fenced or _BULK_LINE.match(line) is not None, True
         for sentence in (line,) if pasted else _SENTENCE_END.split(line):
             if shown := sentence.strip():
-                yield shown, pasted or is_bulk(shown)
+                yield Piece(shown, pasted or is_bulk(shown), opens_line)
+                opens_line = False
 
 
 def is_bulk(line: str) -> bool:

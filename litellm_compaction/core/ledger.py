@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from litellm_compaction.core.anchors import is_number, is_superseded, latest_values, marked, read
 from litellm_compaction.core.cut_points import is_injected
-from litellm_compaction.core.directives import sentences, worth
+from litellm_compaction.core.directives import Piece, sentences, worth
 from litellm_compaction.core.messages import Message, parse_message, render_arguments, user_message, without_notices
 from litellm_compaction.core.secrets import Redact, redacted, without_secrets
 
@@ -295,13 +295,11 @@ class _Sentence(NamedTuple):
     """A sentence of the user's.
 
     Attributes:
-        text: one line.
-        pasted: whether it was pasted rather than written.
+        piece: of the message.
         counts: whether it is said nowhere later, and its values still hold.
     """
 
-    text: str
-    pasted: bool
+    piece: Piece
     counts: bool
 
 
@@ -333,7 +331,7 @@ def _users_words(
         # Of 40,000 messages only those are counted that may find room.
         if room < _LEAST_QUOTATION_TOKENS or misses > _MOST_MISSES:
             break
-        size = count(divided[index][place].text) + _ITEM_TOKENS
+        size = count(divided[index][place].piece.text) + _ITEM_TOKENS
         if size <= room:
             room -= size
             chosen[index].add(place)
@@ -358,9 +356,9 @@ def _divided(texts: Sequence[str], latest: Mapping[str, str]) -> dict[int, list[
     seen: set[str] = set()
     for index in sorted(looked_at, reverse=True):
         parts: list[_Sentence] = []
-        for text, pasted in sentences(texts[index][:SCANNED_CHARS]):
-            folded = text.casefold()
-            parts.append(_Sentence(text, pasted, folded not in seen and not is_superseded(text, latest)))
+        for piece in sentences(texts[index][:SCANNED_CHARS]):
+            folded = piece.text.casefold()
+            parts.append(_Sentence(piece, folded not in seen and not is_superseded(piece.text, latest)))
             seen.add(folded)
         found[index] = parts
     return found
@@ -372,7 +370,7 @@ def _by_worth(divided: Mapping[int, Sequence[_Sentence]]) -> Iterator[tuple[int,
     waiting: list[tuple[float, int, int]] = []
     for index, parts in divided.items():
         recency = _OLDEST_RATIO + (_NEWEST_RATIO - _OLDEST_RATIO) * (index / last if last else 1)
-        for place, (text, pasted, counts) in enumerate(parts):
+        for place, ((text, pasted, _), counts) in enumerate(parts):
             if counts:
                 anchors, _ = read(text.split(), text, 1.0)
                 values = min(sum(anchors.values()), _MOST_VALUES)
@@ -387,7 +385,7 @@ def _by_worth(divided: Mapping[int, Sequence[_Sentence]]) -> Iterator[tuple[int,
 
 def _left(parts: Sequence[_Sentence], places: Set[int]) -> list[Message]:
     """What of a message is quoted nowhere: the user's prose, and what was pasted as the output that it is."""
-    left = [each for place, each in enumerate(parts) if place not in places and each.counts]
+    left = [each.piece for place, each in enumerate(parts) if place not in places and each.counts]
     prose, pasted = ("\n".join(each.text for each in left if each.pasted is kind) for kind in (False, True))
     return [
         *([user_message(prose)] if prose else ()),
@@ -402,13 +400,17 @@ def _quotation(parts: Sequence[_Sentence], places: Set[int]) -> str:
     shown = ["-"]
     before = -1
     for place in sorted(places):
-        if place > before + 1:
-            shown.append(_GAP)
-        shown.append(parts[place].text)
+        piece = parts[place].piece
+        shown.append(f" {_GAP}" if place > before + 1 else "")
+        if len(shown) > 2 and piece.opens_line:
+            # An item of a list of the user's own is none of the ledger's.
+            shown.append("\n  " if piece.text.startswith("- ") else "\n")
+        else:
+            shown.append(" ")
+        shown.append(piece.text)
         before = place
-    if before < len(parts) - 1:
-        shown.append(_GAP)
-    return " ".join(shown)
+    shown.append(f" {_GAP}" if before < len(parts) - 1 else "")
+    return "".join(shown)
 
 
 def _lines_and_names(

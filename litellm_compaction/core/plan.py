@@ -25,6 +25,7 @@ from litellm_compaction.core.strategies import STRATEGIES, Strategy, writer_of
 MIN_GAIN_RATIO = 0.10
 _SUMMARY_WINDOW_RATIO = 0.10
 _SUMMARY_SHARE = 0.25
+_SUMMARY_MOST_WINDOW_RATIO, _SUMMARY_MOST_SHARE = 0.15, 0.40
 _LEDGER_SHARE = 0.45
 _EDIT_LEDGER_SHARE = 0.15
 _WORDS_TARGET_RATIO = 0.25
@@ -254,9 +255,7 @@ def _summarize(
     # The user's own words come first: what they take is shared out no more.
     words_tokens = _words_tokens(conversation, (cuts[-1] if cuts else lead) - lead, target, room)
     rest = room - words_tokens
-    summary_tokens = min(
-        depth.summary_max_tokens, math.floor(_SUMMARY_WINDOW_RATIO * budget.window_tokens), int(_SUMMARY_SHARE * rest)
-    )
+    summary_tokens = _summary_tokens(depth, budget.window_tokens, rest)
     frozen_tokens = count(base.summary) if base else 0
     integrates = frozen_tokens > min(_FROZEN_TARGET_RATIO * target, rest - summary_tokens)
     if base is not None:
@@ -314,6 +313,13 @@ def _summarize(
     )
 
 
+def _summary_tokens(depth: CompactionOptions, window_tokens: int, rest: int) -> int:
+    """How long a summary may be; where its share is too small for one, it may have more of it."""
+    share = min(_SUMMARY_WINDOW_RATIO * window_tokens, _SUMMARY_SHARE * rest)
+    most = min(_SUMMARY_MOST_WINDOW_RATIO * window_tokens, _SUMMARY_MOST_SHARE * rest)
+    return min(depth.summary_max_tokens, math.floor(max(share, min(_LEAST_SUMMARY_TOKENS, most))))
+
+
 def _words_tokens(conversation: Conversation, covered_messages: int, target: int, room: int) -> int:
     """What the user's own words in the covered part may take: all they need, up to a quarter of the target.
 
@@ -331,7 +337,7 @@ def _words_tokens(conversation: Conversation, covered_messages: int, target: int
         and not is_injected(messages[index])
     )
     most = min(int(_WORDS_TARGET_RATIO * target), int(_WORDS_SHARE * room))
-    summary_room = int(_LEAST_SUMMARY_TOKENS / _SUMMARY_SHARE) + 1
+    summary_room = int(_LEAST_SUMMARY_TOKENS / _SUMMARY_MOST_SHARE) + 1
     if room >= summary_room:
         most = min(most, room - summary_room)
     return max(min(needed + _WORDS_HEAD_TOKENS if needed else 0, most), 0)

@@ -49,21 +49,24 @@ def test_chatter_is_worth_more_than_what_was_pasted() -> None:
         "noise " * 30,
         "x9_" * 300,
     ):
-        [(text, pasted)] = sentences(line)
+        [(text, pasted, _)] = sentences(line)
         assert pasted, line
         assert worth(text, pasted=pasted) < worth(CHATTER) / 2
 
 
 def test_fenced_code_is_pasted_whatever_it_says() -> None:
     """A comment in it is nobody's rule."""
-    found = dict(sentences("Please port this.\n```\n# You must never call this.\n```\nKeep the tests green."))
+    found = dict(
+        each[:2]
+        for each in sentences("Please port this.\n```\n# You must never call this.\n```\nKeep the tests green.")
+    )
     assert found == {"Please port this.": False, "# You must never call this.": True, "Keep the tests green.": False}
 
 
 def test_a_text_is_divided_where_its_sentences_end() -> None:
     """At marks of any script and at line ends; never inside a number or a path."""
     text = "Use v1.2.3 of src/a.py. Then stop!\nBudget is $3.50 total\n请不要修改。好的。"
-    assert [shown for shown, _ in sentences(text)] == [
+    assert [each.text for each in sentences(text)] == [
         "Use v1.2.3 of src/a.py.",
         "Then stop!",
         "Budget is $3.50 total",
@@ -82,7 +85,7 @@ def test_an_old_question_and_a_nod_say_less() -> None:
 def test_nothing_is_lost_and_nothing_is_made_up(text: str) -> None:
     """The sentences are pieces of the text in order; fences alone are left out."""
     at = 0
-    for shown, pasted in sentences(text):
+    for shown, pasted, _ in sentences(text):
         at = text.index(shown, at) + len(shown)
         assert worth(shown, pasted=pasted) > 0
 

@@ -146,9 +146,9 @@ async def test_a_window_that_shrinks_for_a_moment_does_not_cost_the_record() -> 
     raw += [calls("big"), result("big", "data " * 5500)]
     full = sent(raw, await bench.guard(raw))
     assert "REMEMBER-ME" in full[1].text
-    shrunk = sent(raw, await bench.guard(raw, 7800))
+    shrunk = sent(raw, await bench.guard(raw, 7600))
     assert "REMEMBER-ME" not in shrunk[1].text
-    assert as_bytes(sent(raw, await bench.guard(raw, 7800))) == as_bytes(shrunk)
+    assert as_bytes(sent(raw, await bench.guard(raw, 7600))) == as_bytes(shrunk)
     assert as_bytes(sent(raw, await bench.guard(raw))) == as_bytes(full)
     assert len(bench.ask.prompts) == 1
 

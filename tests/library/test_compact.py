@@ -425,7 +425,7 @@ async def test_many_threads_compact_at_once() -> None:
 async def test_a_pruning_that_may_not_fit_is_followed_by_a_summary() -> None:
     """Where a vocabulary is a stand-in its doubt counts: below the trigger, but perhaps above the window."""
     done = await compact(
-        agent_run(24),
+        agent_run(26),
         config(model="unheard-of", context_window_tokens=8192, trigger_ratio=1.0, strategy="prune"),
         FakeCompletion([lambda prompt: edit_plan(prompt, "Short.") or "Short."]),
     )
