@@ -220,8 +220,13 @@ class SqliteFile:
         Raises:
             StoreError: it is newer, or the file is another program's.
         """
-        version, application = _number(connection, "user_version"), _number(connection, "application_id")
-        is_empty = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0
+        # Of one moment: another process may make the same file right now.
+        connection.execute("BEGIN")
+        try:
+            version, application = _number(connection, "user_version"), _number(connection, "application_id")
+            is_empty = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0
+        finally:
+            connection.execute("ROLLBACK")
         if application != _APPLICATION_ID and not (is_empty and application == 0):
             raise StoreError(f"{self.path} is a database of another program; name another file in `store`")
         if version > len(self._migrations):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import logging
 import os
@@ -387,6 +388,29 @@ async def main(path, name):
 
 asyncio.run(main(*sys.argv[1:]))
 """
+
+
+async def test_another_process_may_make_the_file_while_it_is_looked_at(path: Path) -> None:
+    """Its schema is read as of one moment: an empty file that has tables a moment later is no other program's."""
+
+    class Raced(sqlite3.Connection):
+        def execute(self, statement: str, *values: Any) -> sqlite3.Cursor:
+            if "sqlite_master" in statement and not raced:
+                raced.append(statement)
+                # Where the file is being read it has to wait, here for nothing.
+                with contextlib.suppress(StoreError, sqlite3.Error):
+                    other = sqlite3.connect(path, timeout=0, isolation_level=None)
+                    try:
+                        other.executescript("CREATE TABLE x (a); PRAGMA application_id=7;")
+                    finally:
+                        other.close()
+            return super().execute(statement, *values)
+
+    raced: list[str] = []
+    file = SqliteFile(path, MIGRATIONS, create=True, connect=Raced)
+    file.write(lambda connection: None)
+    file.close()
+    assert raced
 
 
 async def test_two_processes_share_a_file(opened: Open, path: Path) -> None:
