@@ -142,19 +142,12 @@ async def answer_to(prompt: str, ask: Ask, *, max_tokens: int, timeout_s: float)
         prompt: all that it gets.
         ask: calls it.
         max_tokens: bound on the answer.
-        timeout_s: limit for each call.
+        timeout_s: limit for the whole job, a second call behind an answer of nothing but thinking included.
 
     Raises:
         SummaryFailed: one of timeout, error, empty, reasoning_only.
     """
-    answer = await _within_s(ask((user_message(prompt),), max_tokens=max_tokens), timeout_s)
-    text = read_summary(answer.text)
-    if not text and (answer.reasoning or answer.text):
-        # Only thinking came back: one retry with room for both, as for a summary.
-        answer = await _within_s(ask((user_message(prompt),), max_tokens=2 * max_tokens), timeout_s)
-        text = read_summary(answer.text)
-        if not text:
-            raise SummaryFailed("reasoning_only")
+    text, _ = await _within_s(_asked(ask, (user_message(prompt),), max_tokens=max_tokens), timeout_s)
     if not text:
         raise SummaryFailed("empty")
     return text
@@ -270,15 +263,7 @@ class _Caller:
         """The text of an answer that may be used, shorter than its source where that is known."""
         limit_tokens = self.job.summary_tokens
         room_tokens = limit_tokens + self.job.thinking_tokens
-        answer = await self.ask(messages, max_tokens=room_tokens, tools=tools, tool_choice=tool_choice)
-        text = read_summary(answer.text)
-        if not text and (answer.reasoning or answer.text) and not answer.calls_tool:
-            # Only thinking came back: one retry with room for both. The bound that it may break is the server's,
-            # which then ends the answer as too long.
-            answer = await self.ask(messages, max_tokens=2 * room_tokens, tools=tools, tool_choice=tool_choice)
-            text = read_summary(answer.text)
-            if not text and not answer.calls_tool:
-                raise SummaryFailed("reasoning_only")
+        text, answer = await _asked(self.ask, messages, max_tokens=room_tokens, tools=tools, tool_choice=tool_choice)
         if answer.calls_tool:
             raise SummaryFailed("tool_call")
         if not text:
@@ -294,6 +279,28 @@ class _Caller:
         if source_tokens is not None and self.count(text) >= source_tokens:
             raise SummaryFailed("longer")
         return text
+
+
+async def _asked(
+    ask: Ask,
+    messages: Sequence[Message],
+    *,
+    max_tokens: int,
+    tools: Sequence[JsonValue] = (),
+    tool_choice: JsonValue = None,
+) -> tuple[str, SummaryAnswer]:
+    """The words of an answer, without its reasoning and fences, and the answer; "" where it has nothing else."""
+    answer = await ask(messages, max_tokens=max_tokens, tools=tools, tool_choice=tool_choice)
+    text = read_summary(answer.text)
+    if text or answer.calls_tool or not (answer.reasoning or answer.text):
+        return text, answer
+    # Only thinking came back: one retry with room for both. The bound that it may break is the server's, which then
+    # ends the answer as too long.
+    answer = await ask(messages, max_tokens=2 * max_tokens, tools=tools, tool_choice=tool_choice)
+    text = read_summary(answer.text)
+    if not text and not answer.calls_tool:
+        raise SummaryFailed("reasoning_only")
+    return text, answer
 
 
 async def _within_s(asking: Awaitable[_T], timeout_s: float) -> _T:

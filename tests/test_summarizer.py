@@ -17,6 +17,7 @@ from litellm_compaction.summarizer import (
     SummaryAnswer,
     SummaryJob,
     Upstream,
+    answer_to,
     ending_in,
     summarize,
     summarize_appended,
@@ -371,3 +372,23 @@ def test_the_time_limit_is_of_the_whole_job(limit_s: int, asked: int, monkeypatc
     with ends:
         virtual_time.run(summarize(long, slowly, count, timeout_s=limit_s))
     assert len(ask.prompts) == asked
+
+
+@pytest.mark.parametrize("limit_s", [100, 60])
+def test_a_retry_takes_no_time_of_its_own(limit_s: int) -> None:
+    """One limit for a summary behind a conversation, and for a plan of what to prune, with the call behind thinking."""
+    asked: list[int] = []
+
+    async def slowly(messages: Sequence[Message], *, max_tokens: int, **options: Any) -> SummaryAnswer:
+        asked.append(max_tokens)
+        await asyncio.sleep(40)
+        return SummaryAnswer(text=GOOD if len(asked) % 2 == 0 else "", reasoning="Let me think.")
+
+    for asking in (
+        answer_to("Which?", slowly, max_tokens=100, timeout_s=limit_s),
+        summarize_appended(job(), held(*CHAT), slowly, count, timeout_s=limit_s),
+    ):
+        ends = contextlib.nullcontext() if limit_s == 100 else pytest.raises(SummaryFailed, match="within 60 s")
+        with ends:
+            assert virtual_time.run(asking) == GOOD
+    assert asked == [100, 200, 200, 400]
