@@ -235,17 +235,20 @@ class Listings:
         timeout_s = self.timeout_s if verdict.was_waited_for else max(self.timeout_s, _PATIENT_TIMEOUT_S)
         is_silent = await self._asked(place, verdict, timeout_s)
         if is_silent:
-            verdict.until_s = inf
             verdict.asking_on = asyncio.create_task(self._ask_on(place, verdict))
 
     async def _ask_on(self, place: _Place, verdict: _Verdict) -> None:
         """Asks a silent server until it answers or has gone; nobody waits, and it is guarded as soon as it is known."""
-        for _ in range(_ASKED_ON_TIMES):
-            await asyncio.sleep(_NO_ANSWER_S)
-            if not await self._asked(place, verdict, max(self.timeout_s, _PATIENT_TIMEOUT_S)):
-                return
-            verdict.until_s = inf
-        verdict.until_s = self.clock()
+        try:
+            for _ in range(_ASKED_ON_TIMES):
+                verdict.until_s = inf
+                await asyncio.sleep(_NO_ANSWER_S)
+                if not await self._asked(place, verdict, max(self.timeout_s, _PATIENT_TIMEOUT_S)):
+                    return
+        finally:
+            # However this ends: with nobody asking on, whoever needs the answer asks.
+            if verdict.value is None and verdict.until_s == inf:
+                verdict.until_s = self.clock()
 
     async def _asked(self, place: _Place, verdict: _Verdict, timeout_s: float) -> bool:
         """Asks once, notes the answer and how long it holds, and says whether the server was there and silent."""

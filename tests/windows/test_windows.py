@@ -569,6 +569,32 @@ def test_a_server_that_is_silent_is_asked_on_in_the_background(
     assert [number for number, timeout_s in enumerate(waited) if timeout_s < max(waited)] == quick
 
 
+@pytest.mark.parametrize("ending", [RuntimeError("of a client that was closed"), asyncio.CancelledError()])
+def test_a_server_is_asked_again_however_asking_on_ended(
+    ending: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error that nobody foresaw, or the end of the task, does not leave a server unknown for ever."""
+    answers: list[bool | BaseException] = [_BUSY, ending, True]
+
+    async def asked(*_: object, timeout_s: float) -> bool:
+        answer = answers.pop(0)
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+    async def run() -> tuple[bool | None, bool | None]:
+        asyncio.get_running_loop().set_exception_handler(lambda *_: None)
+        windows = Windows(cache_s=5.0, clock=asyncio.get_running_loop().time)
+        first = await windows.is_lmstudio(BASE, None)
+        await asyncio.sleep(60)
+        said = first, await windows.is_lmstudio(BASE, None)
+        await windows.aclose()
+        return said
+
+    monkeypatch.setattr("litellm_compaction.windows.cache.answers_as_lmstudio", asked)
+    assert virtual_time.run(run()) == (None, True)
+
+
 async def test_closing_ends_reads_that_run(server: FakeLMStudio, windows: Windows) -> None:
     """Nothing is left behind when the proxy stops, and waiters are told."""
     server.gate = asyncio.Event()
