@@ -158,11 +158,13 @@ class Intake:
         Raises:
             DoesNotFit: as the engine does.
         """
+        answers = self._compactor.answer_counts.expected(cases[0].target, wire.asked_answers(data))
+        if prompts * answers <= 1:
+            return
         rooms = [self._compactor.room(case) for case in cases]
         for room, case in zip(rooms, cases, strict=True):
             if not room.is_shared(await self._compactor.windows.resolve(case.target)):
                 return
-        answers = self._compactor.answer_counts.expected(cases[0].target, wire.asked_answers(data))
         limit_tokens = prepared.max_output_tokens(wire.asked_output_tokens(data))
         rooms[0].check(prepared, limit_tokens, answers=answers, prompts=prompts)
 

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.security.hooks import Client, Scene, conversation, use_router
+from tests.security.beside.identities import auth_of
+from tests.security.hooks import Client, Logging, Scene, conversation, use_router
 
 
 @pytest.fixture
@@ -52,3 +53,25 @@ async def test_a_retry_measures_again(scene: Scene, monkeypatch: pytest.MonkeyPa
     await client.send()
     assert client.error is None
     assert len(measured) == 2
+
+
+@pytest.mark.parametrize(
+    ("asked", "reads"),
+    [({"prompt": "Once"}, 2), ({"prompt": "Once", "n": 1}, 2), ({"prompt": "Once", "n": 2}, 3)],
+    ids=["plain", "one", "two"],
+)
+async def test_only_several_answers_are_fitted_beside_each_other(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any], reads: int
+) -> None:
+    """A text completion that wants one answer costs no look at its windows for the sake of more."""
+    windows = scene.handler._compactor.windows
+    resolve, resolved = windows.resolve, list[str]()
+
+    async def counting(target: Any, **options: Any) -> Any:
+        resolved.append(target.key)
+        return await resolve(target, **options)
+
+    monkeypatch.setattr(windows, "resolve", counting)
+    data = {"model": "carried", "litellm_call_id": "text", "litellm_logging_obj": Logging("text"), **asked}
+    await scene.handler.async_pre_call_hook(auth_of("sk-alice"), None, data, "atext_completion")
+    assert len(resolved) == reads
