@@ -37,6 +37,7 @@ class Exchange:
         total_tokens: of prompt and answer.
         error: the engine's own words; "" without one.
         is_whole: the answer has come to its end; else its reader left.
+        ended: whether everything is noted. A client may have all of an answer before that.
     """
 
     model: str
@@ -50,6 +51,7 @@ class Exchange:
     total_tokens: int = 0
     error: str = ""
     is_whole: bool = False
+    ended: threading.Event = field(default_factory=threading.Event)
 
     @property
     def asked_text(self) -> str:
@@ -88,8 +90,11 @@ class Shim:
     exchanges: list[Exchange] = field(default_factory=list)
 
     def answers(self, model: str, *, since: int = 0) -> list[Exchange]:
-        """The chats and completions of one model, from the `since`th exchange on."""
-        return [each for each in self.exchanges[since:] if each.model == model and "completions" in each.path]
+        """The chats and completions of one model, from the `since`th exchange on, when they have ended."""
+        found = [each for each in self.exchanges[since:] if each.model == model and "completions" in each.path]
+        for each in found:
+            assert each.ended.wait(_LIMIT_S), f"{each.path} has no end"
+        return found
 
     def app(self) -> Starlette:
         """What serves it."""
@@ -150,6 +155,7 @@ class Shim:
         if engine is None or not engine.base_url:
             # As LM Studio answers for a model that it cannot load.
             exchange.status = 404
+            exchange.ended.set()
             return JSONResponse({"error": {"message": f"Model {exchange.model} is not loaded."}}, 404)
         client = httpx.AsyncClient(trust_env=False, timeout=httpx.Timeout(None))
         try:
@@ -159,6 +165,7 @@ class Shim:
         except httpx.HTTPError as error:
             await client.aclose()
             exchange.error = type(error).__name__
+            exchange.ended.set()
             return JSONResponse({"error": {"message": "The model has crashed."}}, 500)
         exchange.status = answer.status_code
         return StreamingResponse(
@@ -177,11 +184,14 @@ async def _pumped(client: httpx.AsyncClient, answer: httpx.Response, exchange: E
                 line, _, read = read.partition(b"\n")
                 if line.startswith(b"data: {"):
                     exchange.note(json.loads(line[6:]))
+                # Not at the end of the connection: its reader may leave with this line.
+                exchange.is_whole |= line.startswith(b"data: [DONE]")
             yield part
         if not is_stream:
             exchange.note(json.loads(read))
-        exchange.is_whole = True
+            exchange.is_whole = True
     finally:
+        exchange.ended.set()
         await answer.aclose()
         await client.aclose()
 
