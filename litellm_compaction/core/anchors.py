@@ -45,7 +45,8 @@ _KINDS: tuple[tuple[str, float], ...] = (
     (r"\b(?=[A-Z0-9]{0,40}\d)(?=[A-Z0-9]{0,40}[A-Z])[A-Z0-9]{5,40}\b", 3.0),
     (r"\b(?=[0-9a-f]{0,40}[a-f])(?=[0-9a-f]{0,40}\d)[0-9a-f]{7,40}\b", 1.5),
     (r"\b[a-zA-Z]\w{0,40}_\w{1,60}(?:\(\))?", 1.2),
-    (r"\b[A-Za-z_]\w{0,40}(?:\.[A-Za-z_]\w{0,40}){1,8}", 1.0),
+    # Not "e.g" nor "z.B".
+    (r"\b(?:[A-Za-z_]\w{1,40}(?:\.[A-Za-z_]\w{0,40}){1,8}|[A-Za-z_]\.[A-Za-z_]\w{1,40})", 1.0),
     (r"\b[A-Z]?[a-z]{1,40}(?:[A-Z][a-z0-9]{1,40}){1,8}\b", 1.0),
     (r"\b[\w.]{0,60}(?:Error|Exception|Warning|Fault|Failure|Panic)\b", 1.0),
     (r"\$?\d[\d,:-]{0,20}(?:\.\d{1,12})?%?", 0.8),
@@ -81,7 +82,7 @@ def latest_values(texts: Iterable[str]) -> dict[str, str]:
     """The last stated value of everything that `texts`, oldest first, give a number, a path or an id to."""
     latest: dict[str, str] = {}
     for text in texts:
-        for key, value in statements(text):
+        for key, value in _statements(text):
             latest.pop(key, None)
             latest[key] = value
     return latest
@@ -89,7 +90,7 @@ def latest_values(texts: Iterable[str]) -> dict[str, str]:
 
 def marked(line: str, latest: Mapping[str, str]) -> str:
     """`line`, with the values that hold now behind it where it states others."""
-    changed = {key: latest[key] for key, value in statements(line) if latest.get(key, value) != value}
+    changed = {key: latest[key] for key, value in _statements(line) if latest.get(key, value) != value}
     return (
         line + _MARK.format(values=", ".join(f"{key} {value}" for key, value in changed.items())) if changed else line
     )
@@ -97,11 +98,11 @@ def marked(line: str, latest: Mapping[str, str]) -> str:
 
 def is_superseded(line: str, latest: Mapping[str, str]) -> bool:
     """Whether everything that `line` gives a value to has another one now."""
-    stated = list(statements(line))
+    stated = list(_statements(line))
     return bool(stated) and all(latest.get(key, value) != value for key, value in stated)
 
 
-def statements(text: str) -> Iterator[tuple[str, str]]:
+def _statements(text: str) -> Iterator[tuple[str, str]]:
     for start, end in _slices(text):
         for found in _VALUE.finditer(text, start, end):
             value = found[1].rstrip(".:)")

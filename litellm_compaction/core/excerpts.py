@@ -1,7 +1,6 @@
 """A long text cut down to its head and tail, with a marker that says how much is missing.
 
-Used where a single text is too large for the window (oversized results), too large for the summariser, or
-pasted bulk inside the user's own words. Same input, same bytes.
+Used where a single text is too large for the window (oversized results) or for the summariser. Same input, same bytes.
 """
 
 from __future__ import annotations
@@ -33,68 +32,6 @@ def excerpt(text: str, limit_tokens: int, count: Callable[[str], int]) -> str:
             return head + _MARKER.format(left_out=max(total - kept, 1)) + tail
         # The ends may be denser than the average text: shrink in proportion, at least by a twentieth.
         keep_chars = min(keep_chars * keep_tokens // max(kept, 1), keep_chars * 19 // 20)
-
-
-def condensed(text: str, limit_tokens: int, count: Callable[[str], int]) -> str:
-    """`text` in at most `limit_tokens`, long paragraphs given up first: what people ask stands in short ones.
-
-    The first and the last paragraph come before all others, cut to excerpts where they are long, and bare headings and
-    tags behind them; fenced code is one paragraph. A marker stands for each stretch that is missing.
-
-    Args:
-        text: what somebody wrote, pasted bulk included.
-        limit_tokens: what the result may weigh.
-        count: tokens of a text.
-    """
-    if count(text) <= limit_tokens:
-        return text
-    parts = _paragraphs(text)
-    if len(parts) == 1:
-        return excerpt(text, limit_tokens, count)
-    ends = {0, len(parts) - 1}
-    shown = [excerpt(part, limit_tokens // 4, count) if at in ends else part for at, part in enumerate(parts)]
-    sizes = [count(part) + 2 for part in shown]
-    kept: set[int] = set()
-    room = limit_tokens
-    for at in sorted(range(len(parts)), key=lambda at: (at not in ends, _is_heading(parts[at]), sizes[at], at)):
-        # Where both neighbours are kept no further marker is needed; else one may be.
-        cost = sizes[at] + _MARKER_TOKENS
-        if cost <= room:
-            kept.add(at)
-            room -= cost
-    if not kept:
-        return excerpt(text, limit_tokens, count)
-    lines: list[str] = []
-    missing = 0
-    for at, part in enumerate(shown):
-        if at in kept:
-            lines += [_MARKER.format(left_out=missing).strip()] if missing else []
-            lines.append(part)
-            missing = 0
-        else:
-            missing += sizes[at]
-    lines += [_MARKER.format(left_out=missing).strip()] if missing else []
-    return "\n\n".join(lines)
-
-
-def _is_heading(paragraph: str) -> bool:
-    """Whether a paragraph only announces others: it asks nothing, and is short enough to push out what does."""
-    return ("\n" not in paragraph and paragraph.startswith(("#", "<"))) or paragraph.endswith((":", "："))
-
-
-def _paragraphs(text: str) -> list[str]:
-    """The paragraphs of a text, a fenced block as one, without the blank lines between them."""
-    found: list[str] = []
-    fenced = False
-    for block in text.split("\n\n"):
-        if fenced:
-            found[-1] += "\n\n" + block
-        elif block.strip():
-            found.append(block.strip("\n"))
-        fenced ^= block.count("```") % 2 == 1
-        if fenced and not found:
-            found.append(block)
-    return found or [text]
 
 
 def common_level(sizes: Sequence[int], weights: Sequence[int], room_tokens: int) -> int:

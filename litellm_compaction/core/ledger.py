@@ -33,6 +33,8 @@ _PIECE_CHARS = 160
 SCANNED_CHARS = 120_000
 # Of one giant result the two ends say what it was and how it came out; the rest must not hide older messages.
 SCANNED_PER_MESSAGE_CHARS = 12_000
+# Of a person's message more: rules may stand anywhere in it.
+_SCANNED_WORDS_CHARS = 40_000
 # A shorter line without an anchor ("So the plan is:") states nothing.
 _LEAST_STATEMENT_CHARS = 30
 # Where a long line is divided: behind a sentence, an item, a word.
@@ -115,12 +117,10 @@ class Use(NamedTuple):
     Attributes:
         times: in how many of the assistant's messages it stands.
         age: how many messages stand behind the one that named it last.
-        is_number: whether it is a bare figure.
     """
 
     times: int
     age: int
-    is_number: bool
 
 
 class Candidates(NamedTuple):
@@ -168,7 +168,7 @@ def candidates(messages: Sequence[Message]) -> Candidates:
         for anchor in named:
             before = uses.get(anchor)
             times, age = (before.times, before.age) if before else (0, len(messages) - 1 - index)
-            uses[anchor] = Use(times + (message.role == "assistant"), age, is_number(anchor))
+            uses[anchor] = Use(times + (message.role == "assistant"), age)
         if scanned > SCANNED_CHARS:
             break
     found.reverse()
@@ -210,11 +210,8 @@ def _result_ratio(chars: int) -> float:
 
 def _pieces(text: str) -> list[str]:
     """The lines of a text, long ones divided where a sentence, an item or at least a word ends."""
-    if len(text) > SCANNED_PER_MESSAGE_CHARS:
-        half = SCANNED_PER_MESSAGE_CHARS // 2
-        text = f"{text[:half]}\n{text[-half:]}"
     found: list[str] = []
-    for line in text.splitlines():
+    for line in _ends(text, SCANNED_PER_MESSAGE_CHARS).splitlines():
         start = 0
         while len(line) - start > _PIECE_CHARS:
             end = start + _PIECE_CHARS
@@ -227,6 +224,12 @@ def _pieces(text: str) -> list[str]:
             start = end
         found.append(line[start:] if start else line)
     return found
+
+
+def _ends(text: str, most_chars: int) -> str:
+    """The two ends of a longer text."""
+    half = most_chars // 2
+    return text if len(text) <= most_chars else f"{text[:half]}\n{text[-half:]}"
 
 
 # An anchor that stands in 0, 1, 2, … of the assistant's messages: what is come back to matters more, up to a point.
@@ -345,8 +348,10 @@ def _users_words(
 
 def _divided(texts: Sequence[str], latest: Mapping[str, str]) -> dict[int, list[_Sentence]]:
     """The sentences of the messages that are looked at: of the newest, and of the first, which is the task."""
+    # What somebody pasted has its words before or behind it.
+    texts = [_ends(text, _SCANNED_WORDS_CHARS) for text in texts]
     looked_at = {0}
-    scanned = len(texts[0])
+    scanned = 0
     for index in range(len(texts) - 1, 0, -1):
         scanned += len(texts[index])
         if scanned > SCANNED_CHARS:
@@ -356,7 +361,7 @@ def _divided(texts: Sequence[str], latest: Mapping[str, str]) -> dict[int, list[
     seen: set[str] = set()
     for index in sorted(looked_at, reverse=True):
         parts: list[_Sentence] = []
-        for piece in sentences(texts[index][:SCANNED_CHARS]):
+        for piece in sentences(texts[index]):
             folded = piece.text.casefold()
             parts.append(_Sentence(piece, folded not in seen and not is_superseded(piece.text, latest)))
             seen.add(folded)
@@ -364,7 +369,7 @@ def _divided(texts: Sequence[str], latest: Mapping[str, str]) -> dict[int, list[
     return found
 
 
-def _by_worth(divided: Mapping[int, Sequence[_Sentence]]) -> Iterator[tuple[int, int]]:
+def _by_worth(divided: Mapping[int, Sequence[_Sentence]]) -> list[tuple[int, int]]:
     """Message and place of each sentence that counts, those first that say most for their size."""
     last = max(divided)
     waiting: list[tuple[float, int, int]] = []
@@ -377,10 +382,7 @@ def _by_worth(divided: Mapping[int, Sequence[_Sentence]]) -> Iterator[tuple[int,
                 value = worth(text, pasted=pasted) + (_CODE_RATIO if pasted else 1) * values
                 value *= (recency if index else _TASK_RATIO) * (1 if place else _OPENING_RATIO)
                 waiting.append((-value / (_PIECE_COST_CHARS + len(text)), index, place))
-    heapq.heapify(waiting)
-    while waiting:
-        _, index, place = heapq.heappop(waiting)
-        yield index, place
+    return [(index, place) for _, index, place in sorted(waiting)]
 
 
 def _left(parts: Sequence[_Sentence], places: Set[int]) -> list[Message]:
@@ -432,13 +434,17 @@ def _lines_and_names(
 
     def choose(room: int) -> int:
         """Takes lines, and returns what they leave of the room."""
-        while room >= _LEAST_LINE_TOKENS and (index := chooser.best()) is not None:
+        too_long: list[int] = []
+        while room >= _LEAST_LINE_TOKENS and len(too_long) <= _MOST_MISSES and (index := chooser.best()) is not None:
             text = marked(lines[index].text, latest) if lines[index].is_stated else lines[index].text
             size = count(text) + 2
             if size <= room:
                 room -= size
                 chosen[index] = text
                 chooser.take(index)
+            else:
+                too_long.append(index)
+        chooser.put_back(too_long)
         return room
 
     names_tokens = int(_NAMES_SHARE * budget_tokens)
@@ -452,7 +458,8 @@ def _lines_and_names(
     chooser.see(names)
     room = choose(room + names_tokens - (count(_named(names)) + 1 if names else 0))
     shown = "\n".join([ANCHORS_HEAD, *(f"- {chosen[index]}" for index in sorted(chosen))]) if chosen else ""
-    line = _named([name for name in names if name not in shown])
+    named = {anchor for index in chosen for anchor in lines[index].anchors}
+    line = _named([name for name in names if name not in named])
     return "\n".join(section for section in (shown, line) if section)
 
 
@@ -470,11 +477,11 @@ def _names(
 
     def again(name: str) -> float:
         use = uses[name]
-        chance = _AGAIN[min(use.times, len(_AGAIN) - 1)] * (_NUMBER_RATIO if use.is_number else 1)
+        chance = _AGAIN[min(use.times, len(_AGAIN) - 1)] * (_NUMBER_RATIO if is_number(name) else 1)
         return chance * (1 + _FRESH / (1 + (use.age / _FRESH_MESSAGES) ** 2)) / (_NAME_COST_CHARS + len(name))
 
     # A bare figure that no one took up says nothing.
-    names = (name for name, use in uses.items() if use.times or not use.is_number)
+    names = (name for name, use in uses.items() if use.times or not is_number(name))
     likely = heapq.nsmallest(_MOST_NAMES, names, key=lambda name: (-again(name), name))
     chosen: list[str] = []
     for name in likely:
@@ -523,6 +530,11 @@ class _Chooser:
     def take(self, index: int) -> None:
         """Notes that this line stands in the ledger."""
         self.see(self._lines[index].anchors)
+
+    def put_back(self, indices: Iterable[int]) -> None:
+        """Has lines that found no room come up again."""
+        for index in indices:
+            heapq.heappush(self._waiting, (-self._fresh_worth(index), index))
 
     def see(self, anchors: Iterable[str]) -> None:
         """Notes that these stand in the ledger."""

@@ -54,6 +54,31 @@ def test_chatter_is_worth_more_than_what_was_pasted() -> None:
         assert worth(text, pasted=pasted) < worth(CHATTER) / 2
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        "import the data first, then clean it up",
+        "return the book before Friday",
+        "class trips are booked by the school, def not by us",
+        "$ 500 is the most that we can spend",
+        "2026-12-01 is the day on which we fly home",
+        "<task>Never touch the tests of this project",
+        "from now on, import nothing without asking me",
+    ],
+)
+def test_what_people_begin_with_a_word_of_code_is_theirs(said: str) -> None:
+    """None of these was pasted."""
+    [(_, pasted, _)] = sentences(said)
+    assert not pasted
+
+
+def test_a_fence_that_is_never_closed_encloses_nothing() -> None:
+    """What follows it may be all that the user had to say."""
+    found = dict(each[:2] for each in sentences("Port this:\n```\nx = 1\n```\nThen ```\n```\nNever push it."))
+    assert found["Never push it."] is False
+    assert found["x = 1"] is True
+
+
 def test_fenced_code_is_pasted_whatever_it_says() -> None:
     """A comment in it is nobody's rule."""
     found = dict(

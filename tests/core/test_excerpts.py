@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from litellm_compaction.core.excerpts import condensed, excerpt
+from litellm_compaction.core.excerpts import excerpt
 from litellm_compaction.tokenizers.registry import token_length
 from tests.builders import count, texts
 
@@ -58,47 +58,3 @@ def test_an_excerpt_stays_below_its_limit(text: str, limit: int) -> None:
     assert _real(short) <= limit
     assert short == excerpt(text, limit, _real)
     assert short == text or len(short) < len(text) + 40
-
-
-# ------------------------------------------------------------------ what people write
-
-
-def test_long_paragraphs_go_before_short_ones() -> None:
-    """A request between two pasted logs stays whole, and a marker stands for what is missing."""
-    log = "2026-11-01 12:00:00 a line of the log\n" * 60
-    text = f"Please look at this.\n\n{log}\n\nNever touch the tests.\n\n{log}\n\nThank you."
-    shown = condensed(text, 150, count)
-    assert count(shown) <= 150
-    assert [part for part in shown.split("\n\n") if not part.startswith("[…")] == [
-        "Please look at this.",
-        "Never touch the tests.",
-        "Thank you.",
-    ]
-    assert shown.count("tokens left out") == 2
-
-
-def test_fenced_code_is_one_paragraph() -> None:
-    """Blank lines inside a fence divide nothing."""
-    code = "```python\n" + "import a\n\nimport b\n\n" * 40 + "```"
-    shown = condensed(f"Fix this:\n\n{code}\n\nKeep it short.", 60, count)
-    assert "import" not in shown
-    assert "Keep it short." in shown
-
-
-@given(texts(), st.integers(0, 400))
-def test_a_condensed_text_is_bounded(text: str, limit: int) -> None:
-    """It never weighs more than its limit, or than the marker that is left below that."""
-    shown = condensed(text, limit, count)
-    assert shown == condensed(text, limit, count)
-    if count(text) <= limit:
-        assert shown == text
-    else:
-        assert count(shown) <= max(limit, 20)
-
-
-def test_a_heading_does_not_push_out_what_asks_something() -> None:
-    """Bare headings and tags are shorter than any request, and come behind all others."""
-    parts = [part for n in range(40) for part in (f"## Part {n}", "filler " * 60)]
-    asked = "The people who run this still have Python 3.7, and nobody will change that."
-    text = "\n\n".join(["Do the work.", *parts[:40], asked, *parts[40:], "That is all."])
-    assert asked in condensed(text, 120, count)

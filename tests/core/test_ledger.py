@@ -303,3 +303,58 @@ def test_a_name_that_a_line_shows_is_not_named_again() -> None:
     text = written([assistant("I changed src/parser.py now."), result("1", "12 13 14 15")])
     assert text.count("src/parser.py") == 1
     assert NAMES_HEAD not in text
+
+
+def test_a_line_that_found_no_room_comes_up_again() -> None:
+    """When the names turn out to need less than their share: more room never shows fewer lines."""
+    lines = [
+        f"error: the table {name} has no column called total, so that the import of {name}.csv stopped at once, and "
+        "nothing of it was kept"
+        for name in ("orders_a", "users_b", "prices_c")
+    ]
+    raw = [result(str(number), line) for number, line in enumerate(lines)]
+    texts = [written(raw, budget=budget, words=0) for budget in range(80, 190, 4)]
+    shown = [sum(line in text for line in lines) for text in texts]
+    assert shown == sorted(shown)
+    assert shown[-1] == 3
+
+
+def test_a_giant_first_request_hides_nothing_newer() -> None:
+    """A log of 400,000 characters behind the task; what was said after it is quoted all the same."""
+    log = "".join(f"2026-11-22T10:00:00 INFO request {number} was served\n" for number in range(8_000))
+    raw = [user(f"Read this log.\n{log}"), assistant("Done."), user("Never restart the server on a Friday.")]
+    text = written([*raw, *[user(f"{FILLER}Day {number} of it.") for number in range(40)]])
+    assert "Never restart the server on a Friday." in text
+
+
+def test_a_giant_message_in_the_middle_hides_nothing_older() -> None:
+    """Its own rules, in front of what was pasted or behind it, are quoted as well."""
+    log = "".join(f"2026-11-22T10:00:00 INFO request {number} was served\n" for number in range(8_000))
+    raw = [
+        user("Plan the move."),
+        user("Never restart the server on a Friday."),
+        user(f"You must not change this one:\n{log}You may only read it."),
+        user("Go on, please."),
+    ]
+    text = written(raw)
+    assert "Never restart the server on a Friday." in text
+    assert "You must not change this one:" in text
+    assert "You may only read it." in text
+
+
+def test_an_abbreviation_is_no_name() -> None:
+    """`e.g` was listed among the names in use."""
+    said = [
+        f"We met, e.g. in town, i.e. z.B. near {name} and talked at length about all of it, as we do each week."
+        for name in ("the_lake", "the_park", "the_mill")
+    ]
+    texts = [written([assistant("\n".join(said))], budget=budget, words=0) for budget in range(40, 130, 6)]
+    named = [text.partition(NAMES_HEAD)[2] for text in texts]
+    assert any("the_park" in names for names in named)
+    assert not any("e.g" in names or "z.B" in names for names in named)
+
+
+def test_a_name_inside_a_longer_one_is_named() -> None:
+    """`run_all` is not shown by a line that shows `run_all_tests`."""
+    raw = [assistant(f"Then run_all was called, and then once more. {FILLER}"), assistant("I changed run_all_tests.")]
+    assert "run_all," in written(raw, budget=60, words=0).replace("\n", ",") + ","
