@@ -78,7 +78,7 @@ _NO_SECRETS = frozenset(
 _CODE = re.compile(r"(?:[A-Za-z_]\w{0,60}[.])?[A-Za-z_]\w{0,60}(?:[.]\w{1,60}){0,4}\Z", re.ASCII)
 _PLACEHOLDER = re.compile(r"[$%<{~]|\.{1,2}/|/|\*{3}|x{3,}\Z|[•*…]{3}|\[secret|(?i:your[_-]|<?insert|changeme|example)")
 _SPEAKS = re.compile(r"(?i)pass|token|secret|key|pwd|cred")
-# Only texts with one of these, in lower case, are searched for what stands beside them: finding a word is 50 times as
+# Only lines with one of these, in lower case, are searched for what stands beside them: finding a word is 50 times as
 # fast as a search for a pattern.
 _TOKEN_HINTS = (
     *("sk-", "_live_", "_test_", "whsec_", "ghp_", "gho_", "ghu_", "ghs_", "ghr_", "_pat_", "glpat-", "gldt-", "glrt-"),
@@ -90,7 +90,6 @@ _KEY_HINTS = ("private key",)
 _OPTION_HINTS = ("-u ", "-u\t", "-user", "-pass", "-token", "-api", "-secret")
 # One search through more than this would hold up other threads. Nothing but private keys reaches over lines.
 _SLICE_CHARS = 32_768
-_LONGEST_HINT_CHARS = 32
 
 
 def redacted(text: str, patterns: Sequence[re.Pattern[str]] = ()) -> str:
@@ -100,30 +99,55 @@ def redacted(text: str, patterns: Sequence[re.Pattern[str]] = ()) -> str:
         text: any.
         patterns: the operator's own; what their group `secret` matches goes, else the whole match.
     """
-    hinted = _hinted(text)
-    if _KEY_HINTS in hinted:
+    if any(_holds(text, hint) for hint in _KEY_HINTS):
         text = _without_keys(text)
-    searches = [search for hints, search in _SEARCHES if hints in hinted]
-    searches += [partial(pattern.sub, _own) for pattern in patterns]
-    if not searches:
-        return text
-    return "".join(_through(piece, searches) for piece in _pieces(text))
+    pieces = (_own_removed(_known_removed(piece), patterns) for piece in _pieces(text))
+    return "".join(pieces)
 
 
-def _hinted(text: str) -> set[Sequence[str]]:
-    """The lists of hints of which one or more stand in a text, in whatever case."""
-    waiting = {_KEY_HINTS, *(hints for hints, _ in _SEARCHES)}
-    found: set[Sequence[str]] = set()
-    for start in range(0, len(text), _SLICE_CHARS):
-        lower = text[start : start + _SLICE_CHARS + _LONGEST_HINT_CHARS].lower()
-        found |= {hints for hints in waiting - found if any(map(lower.__contains__, hints))}
-    return found
+def _holds(text: str, hint: str) -> bool:
+    """Whether something stands in a text, in whatever case."""
+    slices = range(0, len(text), _SLICE_CHARS)
+    return any(hint in text[start : start + _SLICE_CHARS + len(hint)].lower() for start in slices)
 
 
-def _through(text: str, searches: Sequence[Redact]) -> str:
-    for search in searches:
-        text = search(text)
-    return text
+def _known_removed(piece: str) -> str:
+    """Whole lines of a text, searched where they hold a hint."""
+    lower = piece.lower()
+    for hints, search in _SEARCHES:
+        lines = _hinted_lines(piece, lower, hints)
+        if not lines:
+            continue
+        shown: list[str] = []
+        done = 0
+        for start, end in lines:
+            shown += (piece[done:start], search(piece[start:end]))
+            done = end
+        shown.append(piece[done:])
+        if (cleaned := "".join(shown)) != piece:
+            piece, lower = cleaned, cleaned.lower()
+    return piece
+
+
+def _hinted_lines(piece: str, lower: str, hints: Sequence[str]) -> list[tuple[int, int]]:
+    """Where the lines begin and end that hold one of `hints`."""
+    if len(lower) != len(piece):
+        # A few letters are two in lower case; then places in one say nothing of the other.
+        return [(0, len(piece))] if any(map(lower.__contains__, hints)) else []
+    found: set[tuple[int, int]] = set()
+    for hint in hints:
+        end = 0
+        while (at := lower.find(hint, end)) >= 0:
+            end = piece.find("\n", at)
+            end = len(piece) if end < 0 else end
+            found.add((piece.rfind("\n", 0, at) + 1, end))
+    return sorted(found)
+
+
+def _own_removed(piece: str, patterns: Sequence[re.Pattern[str]]) -> str:
+    for pattern in patterns:
+        piece = pattern.sub(_own, piece)
+    return piece
 
 
 def _pieces(text: str) -> Iterator[str]:

@@ -7,8 +7,11 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from litellm_compaction.config import settings_from
+from litellm_compaction.core import secrets
 from litellm_compaction.core.ledger import ledger
 from litellm_compaction.core.messages import parse_message
 from litellm_compaction.core.secrets import MARKER, redacted, redactor
@@ -114,6 +117,20 @@ def test_secrets_go_and_their_names_stay(text: str, secret: str) -> None:
     assert MARKER in found
     assert found.startswith("before ")
     assert redacted(found) == found
+
+
+_LINES = st.sampled_from([text for text, _ in SECRETS] + list(HARMLESS) + ["", "ein İ und ß", "a plain line"])
+_ENDS = st.sampled_from(["\n", "\r\n", "\r", "\u2028", "; ", " "])
+
+
+@given(st.lists(st.tuples(_LINES, _ENDS), max_size=12))
+def test_searching_lines_finds_what_searching_everything_does(lines: list[tuple[str, str]]) -> None:
+    """Only lines with a hint are searched; nothing that a search through the whole text finds may be missed."""
+    text = "".join(map("".join, lines))
+    everything = secrets._without_keys(text)
+    for _, search in secrets._SEARCHES:
+        everything = search(everything)
+    assert redacted(text) == everything
 
 
 def test_the_name_is_kept() -> None:
