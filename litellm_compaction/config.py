@@ -28,6 +28,8 @@ from pydantic.fields import FieldInfo
 from litellm_compaction.core.budget import RESERVES_MAX_RATIO
 from litellm_compaction.core.strategies import STRATEGIES
 from litellm_compaction.errors import ConfigError
+from litellm_compaction.redis_address import EXAMPLES, PROXYS_OWN, is_redis
+from litellm_compaction.redis_address import parse as parse_redis
 
 with warnings.catch_warnings():
     # Python 3.11 and later call it `re._parser`, and warn of the old name.
@@ -375,8 +377,10 @@ class Settings(_Section):
     )
     store: str = Field(
         "sqlite://",
+        # It may hold a password.
+        repr=False,
         description="Where compactions are kept: `sqlite://` is a file in the user's data folder, `sqlite:////path` "
-        "another one, `memory://` this process.",
+        "another one, `memory://` this process, `redis://…` a Redis that several machines share (docs/scale.md).",
     )
     page: Literal["on", "off"] = Field(
         "on",
@@ -416,10 +420,13 @@ class Settings(_Section):
     @field_validator("store")
     @classmethod
     def _store_is_known(cls, value: str) -> str:
-        if not _STORE.fullmatch(value):
+        if is_redis(value):
+            if value != PROXYS_OWN:
+                parse_redis(value)
+        elif not _STORE.fullmatch(value):
             raise ValueError(
                 "allowed: sqlite:// (a file in the user's data folder), sqlite:///relative/file, "
-                "sqlite:////absolute/file, memory://"
+                f"sqlite:////absolute/file, memory://, {EXAMPLES}"
             )
         return value
 
@@ -503,4 +510,12 @@ def _finding(kind: type[_Section], section: Mapping[object, object], place: str,
     message = ": ".join((*inner[:1], str(found["msg"]).removeprefix("Value error, ")))
     if not key:
         return f"{place}: {message}"
-    return f"{place}.{key} = {section.get(key)!r}: {message}"
+    return f"{place}.{key} = {_shown(kind, key, section.get(key))}: {message}"
+
+
+def _shown(kind: type[_Section], key: str, value: object) -> str:
+    """A value in an error; of one that may hold a password, only how it begins."""
+    is_open = key not in kind.model_fields or kind.model_fields[key].repr
+    if is_open or not isinstance(value, str) or value.startswith("sqlite:") or not {"@", "?"} & set(value):
+        return repr(value)
+    return repr(f"{value.partition(':')[0]}:…" if ":" in value else "…")

@@ -61,7 +61,10 @@ KEYS: dict[str, tuple[list[Any], list[Any]]] = {
     "store": (
         ["memory://", "sqlite://", "sqlite:///store.db", "sqlite:////var/lib/store.db", "sqlite:///~/store.db"],
         [
-            "redis://localhost",
+            "http://localhost",
+            "redis://",
+            "redis://h:0",
+            "rediss+cluster://h/1",
             "",
             3,
             "sqlite:",
@@ -128,7 +131,9 @@ def test_bad_values_are_refused_by_name(key: str, value: Any) -> None:
         ({"target_ratio": 1}, "less than 1"),
         ({"mode": "on"}, "'guard', 'observe' or 'off'"),
         ({"strategy": "shrink"}, "'summary', 'prune' or 'handoff'"),
-        ({"store": "redis://x"}, "allowed: sqlite:// .*, sqlite:////absolute/file, memory://"),
+        ({"store": "http://x"}, "allowed: sqlite:// .*, sqlite:////absolute/file, memory://, redis://"),
+        ({"store": "redis://h/x"}, "number of the database: redis://host:6379/0"),
+        ({"store": "redis+sentinel://h"}, r"needs the master's name: …\?service=mymaster"),
         ({"summary_timeout_s": "soon"}, "valid number"),
     ],
 )

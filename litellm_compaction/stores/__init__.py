@@ -6,9 +6,11 @@ import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from litellm_compaction.errors import ConfigError, StoreError
 from litellm_compaction.paths import data_folder
+from litellm_compaction.redis_address import is_redis, parse
 from litellm_compaction.stores.fallback import SteadyStore
 from litellm_compaction.stores.memory import MemoryStore
 from litellm_compaction.stores.protocol import Plot, Store, StoredCompaction, StoredEvent
@@ -24,8 +26,13 @@ __all__ = [
     "StoredEvent",
     "open_existing",
     "open_store",
+    "redis_of",
     "sqlite_path",
 ]
+
+if TYPE_CHECKING:
+    from litellm_compaction.stores.redis import RedisStore
+    from litellm_compaction.stores.redis_connection import RedisConnection
 
 logger = logging.getLogger("litellm_compaction")
 
@@ -33,7 +40,7 @@ _FILE_NAME = "store.sqlite3"
 
 
 def open_store(url: str, *, ttl_s: float, max_bytes: int, environ: Mapping[str, str] = os.environ) -> Store:
-    """The store that `url` names, for a proxy: it goes on in memory where a file cannot be used.
+    """The store that `url` names, for a proxy: it goes on in memory where a file or a server cannot be used.
 
     Raises:
         StoreError: the scheme is not known.
@@ -41,6 +48,8 @@ def open_store(url: str, *, ttl_s: float, max_bytes: int, environ: Mapping[str, 
     memory = MemoryStore(ttl_s=ttl_s, max_bytes=max_bytes)
     if url.startswith("memory://"):
         return memory
+    if is_redis(url):
+        return SteadyStore(_redis(url, ttl_s=ttl_s, rests=True), memory)
     try:
         path = sqlite_path(url, environ)
     except ConfigError as error:
@@ -61,7 +70,30 @@ def open_existing(url: str, *, ttl_s: float, max_bytes: int, environ: Mapping[st
             f"{url} lives in the proxy's process and ends with it, so it cannot be seen from here. "
             "Set `store: sqlite://` to keep it in a file."
         )
+    if is_redis(url):
+        return _redis(url, ttl_s=ttl_s, rests=False)
     return SqliteStore(sqlite_path(url, environ), ttl_s=ttl_s, max_bytes=max_bytes, create=False)
+
+
+def redis_of(store: Store) -> RedisConnection | None:
+    """The connection behind a store that processes of several machines share; None where there is none."""
+    from litellm_compaction.stores.redis import RedisStore
+
+    durable = store.durable if isinstance(store, SteadyStore) else store
+    return durable.connection if isinstance(durable, RedisStore) else None
+
+
+def _redis(url: str, *, ttl_s: float, rests: bool) -> RedisStore:
+    # Here: its client takes a tenth of a second to import.
+    from litellm_compaction.stores.redis import RedisStore
+    from litellm_compaction.stores.redis_connection import PATIENT_LIMIT_S, RedisConnection
+
+    try:
+        address = parse(url)
+    except ValueError as error:
+        raise StoreError(f"store: {error}") from None
+    connection = RedisConnection(address) if rests else RedisConnection(address, rests=False, limit_s=PATIENT_LIMIT_S)
+    return RedisStore(connection, ttl_s=ttl_s)
 
 
 def sqlite_path(url: str, environ: Mapping[str, str]) -> Path:

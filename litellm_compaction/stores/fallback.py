@@ -28,7 +28,7 @@ class SteadyStore:
     """
 
     def __init__(self, durable: Store, spare: Store, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._durable = durable
+        self.durable = durable
         self._spare = spare
         self._clock = clock
         self._warned_s: float | None = None
@@ -37,7 +37,7 @@ class SteadyStore:
         """What both have, the one that covers most first."""
         spare = await self._spare.find(scope, hashes)
         try:
-            durable = await self._durable.find(scope, hashes)
+            durable = await self.durable.find(scope, hashes)
         except Exception as error:  # noqa: BLE001 - whatever a store raises, requests go on
             self._warn(error)
             return spare
@@ -50,7 +50,7 @@ class SteadyStore:
     async def put(self, scope: str, compaction: Compaction) -> None:
         """Keeps it in one of the two."""
         try:
-            await self._durable.put(scope, compaction)
+            await self.durable.put(scope, compaction)
         except Exception as error:  # noqa: BLE001 - whatever a store raises, requests go on
             self._warn(error)
             await self._spare.put(scope, compaction)
@@ -61,7 +61,7 @@ class SteadyStore:
         if spare is not None:
             return spare
         try:
-            return await self._durable.get_fact(scope, key)
+            return await self.durable.get_fact(scope, key)
         except Exception as error:  # noqa: BLE001 - whatever a store raises, requests go on
             self._warn(error)
             return None
@@ -69,7 +69,7 @@ class SteadyStore:
     async def put_fact(self, scope: str, key: str, text: str) -> None:
         """Keeps it in one of the two."""
         try:
-            await self._durable.put_fact(scope, key, text)
+            await self.durable.put_fact(scope, key, text)
         except Exception as error:  # noqa: BLE001 - whatever a store raises, requests go on
             self._warn(error)
             await self._spare.put_fact(scope, key, text)
@@ -80,7 +80,7 @@ class SteadyStore:
         Raises:
             StoreError: it cannot be read: whoever asks has to decide by which settings to go on.
         """
-        return await self._durable.get_setting(key)
+        return await self.durable.get_setting(key)
 
     async def put_setting(self, key: str, text: str) -> None:
         """Keeps it in the durable one: in the memory of this process, other workers would not follow it.
@@ -88,12 +88,12 @@ class SteadyStore:
         Raises:
             StoreError: it is not kept.
         """
-        await self._durable.put_setting(key, text)
+        await self.durable.put_setting(key, text)
 
     async def add_event(self, when_s: float, text: str) -> None:
         """Adds it to one of the two histories."""
         try:
-            await self._durable.add_event(when_s, text)
+            await self.durable.add_event(when_s, text)
         except Exception as error:  # noqa: BLE001 - whatever a store raises, requests go on
             self._warn(error)
             await self._spare.add_event(when_s, text)
@@ -101,7 +101,7 @@ class SteadyStore:
     async def events(self, *, after: int = 0, limit: int = MAX_EVENTS, containing: str = "") -> list[StoredEvent]:
         """The durable history, the spare's while that cannot be read: their numbers do not mix."""
         try:
-            return await self._durable.events(after=after, limit=limit, containing=containing)
+            return await self.durable.events(after=after, limit=limit, containing=containing)
         except Exception as error:  # noqa: BLE001 - whatever a store raises, requests go on
             self._warn(error)
             return await self._spare.events(after=after, limit=limit, containing=containing)
@@ -109,7 +109,7 @@ class SteadyStore:
     async def put_plots(self, plots: Sequence[Plot]) -> None:
         """Keeps them in one of the two."""
         try:
-            await self._durable.put_plots(plots)
+            await self.durable.put_plots(plots)
         except Exception as error:  # noqa: BLE001 - whatever a store raises, requests go on
             self._warn(error)
             await self._spare.put_plots(plots)
@@ -117,7 +117,7 @@ class SteadyStore:
     async def plots(self, *, containing: str = "") -> list[str]:
         """The durable ones, the spare's while those cannot be read."""
         try:
-            return await self._durable.plots(containing=containing)
+            return await self.durable.plots(containing=containing)
         except Exception as error:  # noqa: BLE001 - whatever a store raises, requests go on
             self._warn(error)
             return await self._spare.plots(containing=containing)
@@ -126,7 +126,7 @@ class SteadyStore:
         """What both have, the spare's first."""
         spare = await self._spare.compactions()
         try:
-            return spare + await self._durable.compactions()
+            return spare + await self.durable.compactions()
         except Exception as error:  # noqa: BLE001 - whatever a store raises, requests go on
             self._warn(error)
             return spare
@@ -138,11 +138,11 @@ class SteadyStore:
             StoreError: the durable one still has it, which whoever deletes must know.
         """
         count = await self._spare.delete(scope=scope, unused_since_s=unused_since_s)
-        return count + await self._durable.delete(scope=scope, unused_since_s=unused_since_s)
+        return count + await self.durable.delete(scope=scope, unused_since_s=unused_since_s)
 
     async def aclose(self) -> None:
         """Ends both."""
-        await self._durable.aclose()
+        await self.durable.aclose()
         await self._spare.aclose()
 
     def _warn(self, error: Exception) -> None:

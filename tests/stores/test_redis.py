@@ -1,0 +1,221 @@
+"""Redis behind the store: outages of every kind, loops and threads, a cluster, sentinels, and others' keys."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from litellm_compaction.errors import StoreError
+from litellm_compaction.redis_address import parse
+from litellm_compaction.stores import Store, open_store, redis_of
+from litellm_compaction.stores.redis import VALUE_MAX_BYTES, RedisStore
+from litellm_compaction.stores.redis_connection import RedisConnection, Script
+from tests.stores.compactions import compaction
+from tests.stores.servers import Server, any_program, running
+
+TTL_S = 100.0
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with running(any_program()) as server:
+        yield server
+
+
+@pytest.fixture
+async def opened() -> AsyncIterator[Callable[..., RedisStore]]:
+    """Opens stores on a server by URL and ends them."""
+    stores: list[RedisStore] = []
+
+    def make(url: str, *, rests: bool = True, limit_s: float = 5.0) -> RedisStore:
+        stores.append(RedisStore(RedisConnection(parse(url), rests=rests, limit_s=limit_s), ttl_s=TTL_S))
+        return stores[-1]
+
+    yield make
+    for store in stores:
+        await store.aclose()
+
+
+async def until_it_answers(store: Store) -> None:
+    """Returns when the store is in use again."""
+    deadline_s = time.monotonic() + 60
+    while time.monotonic() < deadline_s:
+        with contextlib.suppress(StoreError):
+            await store.events(limit=1)
+            return
+        await asyncio.sleep(0.02)
+    raise AssertionError("the store does not come back")
+
+
+async def test_two_processes_share_what_one_has_written(server: Server, opened: Callable[..., RedisStore]) -> None:
+    """Records, facts, settings, history and plots: what one puts, another finds; numbers of events grow over both."""
+    first, second = opened(server.url), opened(server.url)
+    await first.put("team", compaction("h"))
+    await first.put_setting("mode", "off")
+    await asyncio.gather(*(store.add_event(time.time(), str(n)) for n in range(20) for store in (first, second)))
+    assert await second.find("team", ["h"]) == [compaction("h")]
+    assert await second.get_setting("mode") == "off"
+    numbers = [event.number for event in await second.events()]
+    assert len(numbers) == 40
+    assert numbers == sorted(set(numbers))
+    await first.aclose()
+    assert [event.number for event in await second.events(after=numbers[-3])] == numbers[-2:]
+
+
+async def test_numbers_of_events_grow_over_a_server_that_lost_its_memory(
+    server: Server, opened: Callable[..., RedisStore]
+) -> None:
+    """Whoever follows the history with `after` sees what comes after a restart of the server."""
+    store = opened(server.url, rests=False)
+    await store.add_event(time.time(), "before")
+    [before] = await store.events()
+    server.kill()
+    server.start()
+    await store.add_event(time.time(), "after")
+    assert [event.text for event in await store.events(after=before.number)] == ["after"]
+
+
+async def test_a_store_serves_several_event_loops_at_once(server: Server, opened: Callable[..., RedisStore]) -> None:
+    """Threads with loops of their own put and find through one store."""
+    store = opened(server.url)
+
+    def work(number: int) -> int:
+        async def use() -> int:
+            for step in range(20):
+                await store.put("team", compaction(f"h{number}-{step}"))
+            return len(await store.find("team", [f"h{number}-{step}" for step in range(20)]))
+
+        return asyncio.run(use())
+
+    with ThreadPoolExecutor(4) as threads:
+        loop = asyncio.get_running_loop()
+        assert await asyncio.gather(*(loop.run_in_executor(threads, work, number) for number in range(4))) == [20] * 4
+    assert threading.active_count() < 12
+
+
+async def test_a_cancelled_put_is_finished(server: Server, opened: Callable[..., RedisStore]) -> None:
+    """A client that goes away does not undo what was begun."""
+    store = opened(server.url)
+    await store.find("team", ["h"])
+    task = asyncio.ensure_future(store.put("team", compaction("h")))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    deadline_s = time.monotonic() + 20
+    while not await store.find("team", ["h"]):
+        assert time.monotonic() < deadline_s
+
+
+async def test_the_search_for_a_thousand_hashes_is_one_command(
+    server: Server, opened: Callable[..., RedisStore]
+) -> None:
+    """However long the conversation: one script, and a conversation found is used for its time to live again."""
+    store = opened(server.url)
+    hashes = [f"{number:032x}" for number in range(1000)]
+    await store.put("team", compaction(hashes[300]))
+    await store.find("team", hashes)
+    before = scripts_run(server)
+    assert [found.covered_hash for found in await store.find("team", hashes)] == [hashes[300]]
+    assert scripts_run(server) == before + 1
+    ttl_ms = int(server.says("PTTL", f"compaction:{{team}}:c:{hashes[300]}")[1:])
+    assert 0 < ttl_ms <= TTL_S * 1000
+
+
+def scripts_run(server: Server) -> int:
+    """How many scripts clients have had the server run."""
+    lines = server.says("INFO", "commandstats").decode().splitlines()
+    found = [line for line in lines if line.startswith(("cmdstat_evalsha:", "cmdstat_eval:"))]
+    return sum(int(line.partition("calls=")[2].partition(",")[0]) for line in found)
+
+
+async def test_keys_of_others_stay(server: Server, opened: Callable[..., RedisStore]) -> None:
+    """Purging everything deletes what this prefix has, and nothing else, settings not either."""
+    foreign = ["other", "compaction:foreign", "compaction2:{team}:c:h", "compaction:{team}:x:h"]
+    for key in foreign:
+        server.tell("SET", key, "1")
+    mine, theirs = opened(server.url), opened(f"{server.url}?prefix=theirs")
+    for store in (mine, theirs):
+        await store.put("team", compaction("h"))
+        await store.put_fact("model", "k", "1")
+        await store.add_event(time.time(), "{}")
+        await store.put_setting("mode", "off")
+    assert [stored.scope for stored in await mine.compactions()] == ["team"]
+    assert await mine.delete() == 1
+    assert await mine.compactions() == []
+    assert await mine.get_setting("mode") == "off"
+    assert len(await theirs.compactions()) == len(await theirs.events()) == 1
+    assert await theirs.get_fact("model", "k") == "1"
+    assert all(server.says("EXISTS", key) == b":1\r\n" for key in foreign)
+
+
+@pytest.mark.parametrize("name", ["}", "{a}b", "*", "a:c:b", "ä\ud800", "%7D", "", "x" * 3000])
+async def test_any_name_of_a_scope_is_kept_apart(server: Server, opened: Callable[..., RedisStore], name: str) -> None:
+    """Signs that mean something in a key or pattern mean nothing in a scope."""
+    store = opened(server.url)
+    await store.put(name, compaction("h*"))
+    await store.put("other", compaction("h*"))
+    assert {stored.scope for stored in await store.compactions()} == {name, "other"}
+    assert await store.delete(scope=name) == 1
+    assert [stored.scope for stored in await store.compactions()] == ["other"]
+
+
+async def test_a_foreign_value_under_our_key_is_a_miss(server: Server, opened: Callable[..., RedisStore]) -> None:
+    """Another type, or a body nobody can read: not found, listed or stumbled over; the next put takes its place."""
+    store = opened(server.url)
+    server.tell("SET", "compaction:{team}:c:h1", "text")
+    server.says("HSET", "compaction:{team}:c:h2", "body", "no json", "used_s", "9999999999", "created_s", "1")
+    server.says("HSET", "compaction:{team}:c:h3", "body", "{}", "used_s", "no number", "created_s", "1")
+    assert await store.find("team", ["h1", "h2", "h3"]) == []
+    assert await store.compactions() == []
+    await store.put("team", compaction("h1"))
+    assert await store.find("team", ["h1", "h2", "h3"]) == [compaction("h1")]
+
+
+async def test_a_very_large_record_is_refused(server: Server, opened: Callable[..., RedisStore]) -> None:
+    """The server is one thread, so that everybody would wait for it; the error names both sizes."""
+    store = opened(server.url)
+    with pytest.raises(StoreError, match=f"{VALUE_MAX_BYTES:,} bytes at most"):
+        await store.put("team", compaction("h", text="x" * VALUE_MAX_BYTES))
+    large = compaction("large", text="x" * (VALUE_MAX_BYTES - 2000))
+    await store.put("team", large)
+    assert await store.find("team", ["large"]) == [large]
+
+
+async def test_of_very_much_text_the_longest_conversation_comes(
+    server: Server, opened: Callable[..., RedisStore]
+) -> None:
+    """A search never brings more than it is about to use."""
+    store = opened(server.url)
+    for number in range(8):
+        await store.put("team", compaction(f"h{number}", covered=number, text="x" * 400_000))
+    found = await store.find("team", [f"h{number}" for number in range(8)])
+    assert [each.covered_messages for each in found] == [7, 6]
+
+
+async def test_a_script_that_the_server_forgot_is_told_again(server: Server, opened: Callable[..., RedisStore]) -> None:
+    """SCRIPT FLUSH, or another server behind the same name."""
+    store = opened(server.url)
+    await store.put("team", compaction("h"))
+    server.tell("SCRIPT", "FLUSH")
+    assert await store.find("team", ["h"]) == [compaction("h")]
+
+
+async def test_others_may_run_scripts_through_the_same_connection(server: Server) -> None:
+    """What processes share beside the store takes its connection from it."""
+    store = open_store(server.url, ttl_s=TTL_S, max_bytes=1_000_000)
+    connection = redis_of(store)
+    assert connection is not None
+    answer = await connection.run(Script("return {KEYS[1], ARGV[1], 7}"), ["compaction:{a}:l"], ["x"], limit_s=5)
+    assert answer == [b"compaction:{a}:l", b"x", 7]
+    assert await connection.command("SET", "compaction:{a}:l", "token", "NX", "PX", 1000, limit_s=5) is True
+    await store.aclose()
+    with pytest.raises(StoreError, match="closed"):
+        await connection.run(Script("return 1"), ["k"])
+    assert redis_of(open_store("memory://", ttl_s=1, max_bytes=1024)) is None
