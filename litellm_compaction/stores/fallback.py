@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Literal, TypeAlias
 
+from litellm_compaction.concurrency import Bounded
 from litellm_compaction.core.compaction import Compaction
 from litellm_compaction.errors import StoreError
 from litellm_compaction.stores.protocol import MAX_EVENTS, Plot, Store, StoredCompaction, StoredEvent
@@ -14,12 +18,20 @@ logger = logging.getLogger("litellm_compaction")
 
 # An outage is told once, not with every request; one that is still there after so long is told again.
 _WARN_AGAIN_S = 3600.0
+# One that comes and goes is not told each time.
+_FLAPS_S = 60.0
+_HAND_OVER_AGAIN_S = 5.0
+_MOST_OWED_FACTS = 1000
+
+_Way: TypeAlias = Literal["reading", "writing"]
 
 
 class SteadyStore:
     """Reads from both stores, writes to the second what the first does not take; only deleting and settings raise.
 
-    Without this a full disk or a missing right would cost a summary with every turn.
+    Without this a full disk or a missing right would cost a summary with every turn. What the spare took meanwhile is
+    handed over as soon as the durable store works again, so that other processes find it too. May be used from several
+    event loops as far as both stores may.
 
     Args:
         durable: the store that the operator named.
@@ -31,7 +43,14 @@ class SteadyStore:
         self.durable = durable
         self._spare = spare
         self._clock = clock
-        self._warned_s: float | None = None
+        self._failing: set[_Way] = set()
+        self._warned_s = -math.inf
+        self._is_told = False
+        # What the spare has and the durable one has not: facts by name, since nothing lists them; how often it took.
+        self._owed_facts: Bounded[tuple[str, str], None] = Bounded(_MOST_OWED_FACTS)
+        self._taken = 0
+        self._handing_over: asyncio.Task[None] | None = None
+        self._hand_over_s = -math.inf
 
     async def find(self, scope: str, hashes: Sequence[str]) -> list[Compaction]:
         """What both have, the one that covers most first."""
@@ -39,8 +58,9 @@ class SteadyStore:
         try:
             durable = await self.durable.find(scope, hashes)
         except Exception as error:  # noqa: BLE001 - whatever a store raises, requests go on
-            self._warn(error)
+            self._fails("reading", error)
             return spare
+        self._works("reading")
         if not spare:
             return durable
         # What is in the spare came later.
@@ -49,11 +69,7 @@ class SteadyStore:
 
     async def put(self, scope: str, compaction: Compaction) -> None:
         """Keeps it in one of the two."""
-        try:
-            await self.durable.put(scope, compaction)
-        except Exception as error:  # noqa: BLE001 - whatever a store raises, requests go on
-            self._warn(error)
-            await self._spare.put(scope, compaction)
+        await self._write(lambda store: store.put(scope, compaction))
 
     async def get_fact(self, scope: str, key: str) -> str | None:
         """What the spare has, which is the newer, else the durable one."""
@@ -61,18 +77,17 @@ class SteadyStore:
         if spare is not None:
             return spare
         try:
-            return await self.durable.get_fact(scope, key)
+            found = await self.durable.get_fact(scope, key)
         except Exception as error:  # noqa: BLE001 - whatever a store raises, requests go on
-            self._warn(error)
+            self._fails("reading", error)
             return None
+        self._works("reading")
+        return found
 
     async def put_fact(self, scope: str, key: str, text: str) -> None:
         """Keeps it in one of the two."""
-        try:
-            await self.durable.put_fact(scope, key, text)
-        except Exception as error:  # noqa: BLE001 - whatever a store raises, requests go on
-            self._warn(error)
-            await self._spare.put_fact(scope, key, text)
+        if not await self._write(lambda store: store.put_fact(scope, key, text)):
+            self._owed_facts[(scope, key)] = None
 
     async def get_setting(self, key: str) -> str | None:
         """The durable one's.
@@ -92,44 +107,44 @@ class SteadyStore:
 
     async def add_event(self, when_s: float, text: str) -> None:
         """Adds it to one of the two histories."""
-        try:
-            await self.durable.add_event(when_s, text)
-        except Exception as error:  # noqa: BLE001 - whatever a store raises, requests go on
-            self._warn(error)
-            await self._spare.add_event(when_s, text)
+        await self._write(lambda store: store.add_event(when_s, text), also=False)
 
     async def events(self, *, after: int = 0, limit: int = MAX_EVENTS, containing: str = "") -> list[StoredEvent]:
         """The durable history, the spare's while that cannot be read: their numbers do not mix."""
         try:
-            return await self.durable.events(after=after, limit=limit, containing=containing)
+            found = await self.durable.events(after=after, limit=limit, containing=containing)
         except Exception as error:  # noqa: BLE001 - whatever a store raises, requests go on
-            self._warn(error)
+            self._fails("reading", error)
             return await self._spare.events(after=after, limit=limit, containing=containing)
+        self._works("reading")
+        return found
 
     async def put_plots(self, plots: Sequence[Plot]) -> None:
         """Keeps them in one of the two."""
-        try:
-            await self.durable.put_plots(plots)
-        except Exception as error:  # noqa: BLE001 - whatever a store raises, requests go on
-            self._warn(error)
-            await self._spare.put_plots(plots)
+        await self._write(lambda store: store.put_plots(plots))
 
     async def plots(self, *, containing: str = "") -> list[str]:
         """The durable ones, the spare's while those cannot be read."""
         try:
-            return await self.durable.plots(containing=containing)
+            found = await self.durable.plots(containing=containing)
         except Exception as error:  # noqa: BLE001 - whatever a store raises, requests go on
-            self._warn(error)
+            self._fails("reading", error)
             return await self._spare.plots(containing=containing)
+        self._works("reading")
+        return found
 
     async def compactions(self) -> list[StoredCompaction]:
         """What both have, the spare's first."""
         spare = await self._spare.compactions()
         try:
-            return spare + await self.durable.compactions()
+            durable = await self.durable.compactions()
         except Exception as error:  # noqa: BLE001 - whatever a store raises, requests go on
-            self._warn(error)
+            self._fails("reading", error)
             return spare
+        self._works("reading")
+        # While something is handed over, both have it.
+        known = {(stored.scope, stored.compaction.covered_hash) for stored in spare}
+        return spare + [each for each in durable if (each.scope, each.compaction.covered_hash) not in known]
 
     async def delete(self, *, scope: str | None = None, unused_since_s: float | None = None) -> int:
         """Forgets in both.
@@ -137,19 +152,83 @@ class SteadyStore:
         Raises:
             StoreError: the durable one still has it, which whoever deletes must know.
         """
+        task = self._handing_over
+        if task is not None and task.get_loop() is asyncio.get_running_loop():
+            # Else it would write what was just deleted.
+            await asyncio.wait({task})
         count = await self._spare.delete(scope=scope, unused_since_s=unused_since_s)
         return count + await self.durable.delete(scope=scope, unused_since_s=unused_since_s)
 
     async def aclose(self) -> None:
         """Ends both."""
+        if self._handing_over is not None:
+            self._handing_over.cancel()
         await self.durable.aclose()
         await self._spare.aclose()
 
-    def _warn(self, error: Exception) -> None:
+    async def _write(self, work: Callable[[Store], Awaitable[None]], *, also: bool = True) -> bool:
+        """Has the durable store do something, else the spare; whether it was the durable one.
+
+        Args:
+            also: whether the spare follows while it has what is not handed over yet: else an older value of its would
+                stand before the newer one.
+        """
+        try:
+            await work(self.durable)
+        except Exception as error:  # noqa: BLE001 - whatever a store raises, requests go on
+            self._fails("writing", error)
+            self._taken += 1
+            await work(self._spare)
+            return False
+        if self._taken and also:
+            await work(self._spare)
+        self._works("writing")
+        return True
+
+    def _fails(self, way: _Way, error: Exception) -> None:
+        self._failing.add(way)
         now_s = self._clock()
-        if self._warned_s is not None and now_s < self._warned_s + _WARN_AGAIN_S:
+        if now_s < self._warned_s + (_WARN_AGAIN_S if self._is_told else _FLAPS_S):
             return
-        self._warned_s = now_s
+        self._warned_s, self._is_told = now_s, True
         # Errors of others may quote what was stored.
         said = str(error) if isinstance(error, StoreError) else type(error).__name__
         logger.warning("store_failed %s; requests go on with the memory of this process", said)
+
+    def _works(self, way: _Way) -> None:
+        self._failing.discard(way)
+        if self._taken and self._handing_over is None and self._clock() >= self._hand_over_s:
+            self._hand_over_s = self._clock() + _HAND_OVER_AGAIN_S
+            self._handing_over = asyncio.ensure_future(self._hand_over())
+        if self._is_told and not self._failing:
+            self._is_told = False
+            logger.info("store_recovered requests go on with the store")
+
+    async def _hand_over(self) -> None:
+        """Gives the durable store what the spare took for it; what does not go through is tried again later."""
+        try:
+            while taken := self._taken:
+                await self._give_to_durable()
+                # What failed meanwhile went to the spare again.
+                if taken == self._taken:
+                    self._taken = 0
+                    self._owed_facts.clear()
+                    await self._spare.delete()
+        except Exception as error:  # noqa: BLE001 - in nobody's name; the spare still has it
+            self._fails("writing", error)
+        finally:
+            self._handing_over = None
+
+    async def _give_to_durable(self) -> None:
+        durable, spare = self.durable, self._spare
+        for stored in reversed(await spare.compactions()):
+            await durable.put(stored.scope, stored.compaction)
+        for scope, key in list(self._owed_facts):
+            if (text := await spare.get_fact(scope, key)) is not None:
+                await durable.put_fact(scope, key, text)
+        # One whose answer was lost may have been written.
+        known = {(event.when_s, event.text) for event in await durable.events()}
+        for event in await spare.events():
+            if (event.when_s, event.text) not in known:
+                await durable.add_event(event.when_s, event.text)
+        self._failing.discard("writing")

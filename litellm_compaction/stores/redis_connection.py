@@ -312,6 +312,9 @@ async def _scan(client: Client, *, target: Any, cursor: int, pattern: str) -> tu
     where = {} if target is None else {"target_nodes": target}
     step = ("SCAN", cursor, "MATCH", pattern, "COUNT", _KEYS_PER_STEP)
     at, names = await client.execute_command(*step, **where)
+    if isinstance(at, dict):
+        # By node where one is named.
+        [at] = at.values()
     return int(at), names
 
 
@@ -391,6 +394,10 @@ def _settle(answered: asyncio.Future[_Result], job: Future[_Result]) -> None:
 
 def _said(error: BaseException) -> str:
     """What went wrong, in our words: the server's may quote keys and users, the client's an address."""
+    beginning = str(error)[:_CODE_CHARS]
+    for sign, words in _SIGNS.items():
+        if sign in beginning:
+            return words
     if isinstance(error, AuthenticationError):
         return "refuses the user name or password"
     if isinstance(error, ReadOnlyError):
@@ -398,24 +405,22 @@ def _said(error: BaseException) -> str:
     if isinstance(error, NoAnswer):
         return "does not answer"
     if isinstance(error, ResponseError):
-        code = str(error).partition(" ")[0]
-        for known, words in _CODES.items():
-            if known in str(error)[:_CODE_CHARS]:
-                return words
-        return f"refuses: {code}" if code.isascii() and code.isupper() and len(code) <= _CODE_CHARS else "refuses"
+        code = beginning.partition(" ")[0]
+        return f"refuses: {code}" if code.isascii() and code.isupper() and code.isalpha() else "refuses"
     if isinstance(error, (NotConnected, RedisClusterException, OSError)):
         return "cannot be reached"
     return f"fails: {type(error).__name__}"
 
 
 _CODE_CHARS = 40
-_CODES = {
+# How the server's answers begin; redis-py takes the code away from those that have a class of their own.
+_SIGNS = {
     "OOM": "is full (maxmemory)",
     "command not allowed when used memory": "is full (maxmemory)",
-    "NOPERM": "does not give this user the right",
-    "NOAUTH": "wants a password",
-    "WRONGPASS": "refuses the user name or password",
+    "Authentication required": "wants a password",
+    "no permissions": "does not give this user the right",
+    "user executing the script": "does not give this user the right",
+    "ACL failure": "does not give this user the right",
     "MISCONF": "does not write, because it cannot save to its disk",
-    "CLUSTERDOWN": "is a cluster that is down",
     "NOREPLICAS": "does not write, because replicas are missing",
 }

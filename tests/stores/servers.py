@@ -7,6 +7,7 @@ import os
 import shutil
 import socket
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -50,15 +51,18 @@ def any_program() -> str:
 
 @dataclass
 class Server:
-    """A server on a port of its own, with nothing on the disk.
+    """A server on a port of its own, which keeps nothing over its end.
 
     Attributes:
+        folder: where it may write: a replica does.
         options: as on the command line, such as `--maxmemory 2mb`.
+        first: what stands before them: a configuration file, `--sentinel`.
     """
 
     program: str
+    folder: Path
     options: Sequence[str] = ()
-    folder: Path | None = None
+    first: Sequence[str] = ()
     port: int = 0
     process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
 
@@ -69,7 +73,8 @@ class Server:
             self.port = self.port or free_port()
             self.process = subprocess.Popen(
                 [
-                    *(self.program, "--port", str(self.port), "--bind", "127.0.0.1", "--save", ""),
+                    *(self.program, *self.first, "--port", str(self.port), "--bind", "127.0.0.1"),
+                    *(() if self.first else ("--save", "")),
                     *("--daemonize", "no", "--loglevel", "warning", *self.options),
                 ],
                 cwd=self.folder,
@@ -117,11 +122,12 @@ class Server:
 @contextlib.contextmanager
 def running(program: str, *options: str) -> Iterator[Server]:
     """A server that is ended behind the block."""
-    server = Server(program, options)
-    try:
-        yield server.start()
-    finally:
-        server.kill()
+    with tempfile.TemporaryDirectory() as folder:
+        server = Server(program, Path(folder), options)
+        try:
+            yield server.start()
+        finally:
+            server.kill()
 
 
 def free_port() -> int:

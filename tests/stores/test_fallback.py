@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Sequence
 
@@ -136,3 +137,90 @@ async def test_nothing_but_deleting_and_settings_raises(caplog: pytest.LogCaptur
     assert len(caplog.records) == 2
     with pytest.raises(StoreError, match="disk full"):
         await made.store.delete()
+
+
+async def handed_over(made: Steady) -> None:
+    """Lets what was begun behind a call end."""
+    made.now_s += 10
+    for _ in range(50):
+        await made.store.find("team", ["none"])
+        await asyncio.sleep(0)
+
+
+async def test_what_the_spare_took_is_handed_over(caplog: pytest.LogCaptureFixture) -> None:
+    """Other processes find it then; nothing is there twice, and the end of the outage is told once."""
+    caplog.set_level(logging.INFO)
+    made = Steady()
+    await made.store.add_event(1e12, "before")
+    made.durable.reads_fail = made.durable.writes_fail = True
+    await made.store.put("team", compaction("h4", text="during"))
+    await made.store.put_fact("model", "ratio", "1")
+    await made.store.add_event(1e12, "before")
+    await made.store.add_event(1e12, "during")
+    made.durable.reads_fail = made.durable.writes_fail = False
+    await handed_over(made)
+    assert [each.summary for each in await made.durable.find("team", ["h4"])] == ["during"]
+    assert await made.durable.get_fact("model", "ratio") == "1"
+    assert [event.text for event in await made.store.events()] == ["before", "during"]
+    assert len(await made.store.compactions()) == 1
+    assert [record.getMessage().partition(" ")[0] for record in caplog.records] == ["store_failed", "store_recovered"]
+    await made.durable.put_fact("model", "ratio", "2")
+    assert await made.store.get_fact("model", "ratio") == "2"
+
+
+async def test_a_newer_value_counts_before_the_hand_over() -> None:
+    """Whatever the spare has kept of the outage."""
+    made = Steady()
+    made.durable.writes_fail = True
+    await made.store.put("team", compaction("h4", text="during"))
+    await made.store.put_fact("model", "ratio", "1")
+    made.now_s += 1
+    made.durable.writes_fail = False
+    await made.store.put("team", compaction("h4", text="after"))
+    await made.store.put_fact("model", "ratio", "2")
+    assert [each.summary for each in await made.store.find("team", ["h4"])] == ["after"]
+    assert await made.store.get_fact("model", "ratio") == "2"
+
+
+async def test_a_hand_over_that_fails_is_tried_again() -> None:
+    """Nothing is lost when the store fails a second time."""
+    made = Steady()
+    made.durable.writes_fail = True
+    for number in range(5):
+        await made.store.put("team", compaction(f"h{number}"))
+    await handed_over(made)
+    assert await made.durable.compactions() == []
+    assert len(await made.store.compactions()) == 5
+    made.durable.writes_fail = False
+    await handed_over(made)
+    assert len(await made.durable.compactions()) == 5
+
+
+async def test_what_is_purged_while_it_is_handed_over_stays_purged() -> None:
+    """A purge waits for the hand-over, which would write anew."""
+    made = Steady()
+    made.durable.writes_fail = True
+    for number in range(5):
+        await made.store.put("team", compaction(f"h{number}"))
+    made.durable.writes_fail, made.now_s = False, 10.0
+    await made.store.find("team", ["none"])
+    await made.store.delete()
+    await handed_over(made)
+    assert await made.durable.compactions() == await made.store.compactions() == []
+
+
+async def test_an_outage_that_comes_and_goes_is_not_told_each_time(caplog: pytest.LogCaptureFixture) -> None:
+    """Once a minute at most."""
+    caplog.set_level(logging.INFO)
+    made = Steady()
+    for _ in range(10):
+        made.durable.reads_fail = True
+        await made.store.find("team", ["h"])
+        made.durable.reads_fail = False
+        await made.store.find("team", ["h"])
+        made.now_s += 1
+    assert [record.getMessage().partition(" ")[0] for record in caplog.records] == ["store_failed", "store_recovered"]
+    made.now_s += 61
+    made.durable.reads_fail = True
+    await made.store.find("team", ["h"])
+    assert len(caplog.records) == 3
