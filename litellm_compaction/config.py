@@ -28,7 +28,7 @@ from pydantic.fields import FieldInfo
 from litellm_compaction.core.budget import RESERVES_MAX_RATIO
 from litellm_compaction.core.strategies import STRATEGIES
 from litellm_compaction.errors import ConfigError
-from litellm_compaction.redis_address import EXAMPLES, PROXYS_OWN, is_redis
+from litellm_compaction.redis_address import ENVIRONMENT_PREFIX, EXAMPLES, PROXYS_OWN, is_redis, store_url
 from litellm_compaction.redis_address import parse as parse_redis
 
 with warnings.catch_warnings():
@@ -197,6 +197,7 @@ class _Section(BaseModel):
         return value
 
 
+_SETTINGS_PLACE = "callback_settings.litellm_compaction"
 _SectionT = TypeVar("_SectionT", bound=_Section)
 
 
@@ -420,9 +421,10 @@ class Settings(_Section):
     @field_validator("store")
     @classmethod
     def _store_is_known(cls, value: str) -> str:
+        if value == PROXYS_OWN or value.startswith(ENVIRONMENT_PREFIX):
+            return value
         if is_redis(value):
-            if value != PROXYS_OWN:
-                parse_redis(value)
+            parse_redis(value)
         elif not _STORE.fullmatch(value):
             raise ValueError(
                 "allowed: sqlite:// (a file in the user's data folder), sqlite:///relative/file, "
@@ -438,6 +440,18 @@ class Settings(_Section):
                 f"(now {self.target_ratio}, {self.pre_request_ratio}, {self.streaming_ratio})"
             )
         return self
+
+    def with_store(self, config: Mapping[str, object], environ: Mapping[str, str]) -> Settings:
+        """These settings with what `store` means beside the whole configuration file.
+
+        Raises:
+            ConfigError: it means nothing.
+        """
+        try:
+            url = store_url(self.store, config, environ)
+        except ValueError as error:
+            raise ConfigError(f"{_SETTINGS_PLACE}.store: {error}") from None
+        return self if url == self.store else _parse(Settings, {**self.model_dump(), "store": url}, _SETTINGS_PLACE)
 
     def own_prompt(self, strategy: StrategyName) -> str:
         """The operator's prompt for a strategy, as it was read at start; "" where the built-in one is used."""
@@ -479,7 +493,7 @@ def settings_from(section: object) -> Settings:
     Raises:
         ConfigError: an unknown key or a bad value; names key, value and allowed range.
     """
-    return _parse(Settings, section, "callback_settings.litellm_compaction")
+    return _parse(Settings, section, _SETTINGS_PLACE)
 
 
 def deployment_settings_from(section: object, place: str = "model_info.compaction") -> DeploymentSettings:

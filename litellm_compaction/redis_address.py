@@ -1,4 +1,4 @@
-"""Where a Redis or Valkey is, as `store` says it: one server, a sentinel's master, or a cluster.
+"""Where a Redis or Valkey is, as `store` says it or the proxy's own configuration: a server, sentinels, or a cluster.
 
 Values in, values out: the settings check an address with it, and `stores/redis_connection.py` connects to one. What is
 shown of an address, in errors too, never holds a user name or a password.
@@ -6,11 +6,12 @@ shown of an address, in errors too, never holds a user name or a password.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, TypeAlias
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 
 Kind: TypeAlias = Literal["server", "sentinel", "cluster"]
 
@@ -28,6 +29,17 @@ _SCHEMES = {
 # What every kind of address takes behind `?`; the names of TLS are redis-py's, which operators know.
 _TLS_OPTIONS = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_cert_reqs")
 _SENTINEL_OPTIONS = ("service", "sentinel_username", "sentinel_password")
+ENVIRONMENT_PREFIX = "os.environ/"
+# LiteLLM's words for where a Redis is, in its blocks and behind REDIS_ in variables.
+_TARGETS = ("url", "host", "startup_nodes", "sentinel_nodes")
+_IDENTITIES = ("gcp_service_account", "azure_redis_ad_token", "aws_iam_auth", "credential_provider")
+_PROXY_NAMES = (
+    *_TARGETS,
+    *("cluster_nodes", "port", "db", "username", "password", "service_name", "sentinel_password", "ssl"),
+    *_TLS_OPTIONS,
+    *_IDENTITIES,
+)
+_REDIS_CACHES = ("redis", "redis-semantic")
 _CERT_REQS = ("required", "none")
 _PREFIX = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
 _HOST = re.compile(r"[A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.%]+\]")
@@ -73,10 +85,25 @@ class RedisAddress:
 
     def __str__(self) -> str:
         """As an operator writes it, without credentials."""
-        scheme = ("rediss" if self.is_tls else "redis") + ("" if self.kind == "server" else f"+{self.kind}")
-        nodes = ",".join(map(str, self.nodes))
-        db = "" if self.kind == "cluster" else f"/{self.db}"
-        return f"{scheme}://{nodes}{db}" + (f"?service={self.service}" if self.service else "")
+        return f"{self._scheme}://{self._place}" + (f"?service={self.service}" if self.service else "")
+
+    @property
+    def url(self) -> str:
+        """What `parse` makes this of; it holds the credentials."""
+        credentials = ":".join(quote(part or "", safe="") for part in (self.username, self.password))
+        before = "" if credentials == ":" else f"{credentials}@"
+        names = ("service", "sentinel_username", "sentinel_password")
+        options = [(name, value) for name in names if (value := getattr(self, name))]
+        options += [*self.tls, *([] if self.prefix == DEFAULT_PREFIX else [("prefix", self.prefix)])]
+        return f"{self._scheme}://{before}{self._place}" + (f"?{urlencode(options)}" if options else "")
+
+    @property
+    def _scheme(self) -> str:
+        return ("rediss" if self.is_tls else "redis") + ("" if self.kind == "server" else f"+{self.kind}")
+
+    @property
+    def _place(self) -> str:
+        return ",".join(map(str, self.nodes)) + ("" if self.kind == "cluster" else f"/{self.db}")
 
 
 def is_redis(store: str) -> bool:
@@ -120,10 +147,112 @@ def parse(url: str) -> RedisAddress:
     )
 
 
+def store_url(store: str, config: Mapping[str, object], environ: Mapping[str, str]) -> str:
+    """What a value of `store` means beside the proxy's configuration: itself, but for two words.
+
+    `os.environ/NAME` is the variable's value, as elsewhere in the file; `redis` the Redis that the proxy's workers
+    coordinate themselves by.
+
+    Args:
+        config: the whole file, as a mapping.
+
+    Raises:
+        ValueError: the variable is not set, or no such Redis is configured.
+    """
+    if store.startswith(ENVIRONMENT_PREFIX):
+        name = store.removeprefix(ENVIRONMENT_PREFIX)
+        if not (store := environ.get(name, "")):
+            raise ValueError(f"the variable {name} is not set")
+    return _proxys_own(config, environ).url if store == PROXYS_OWN else store
+
+
+def _proxys_own(config: Mapping[str, object], environ: Mapping[str, str]) -> RedisAddress:
+    """The Redis of `general_settings.coordination_redis`, of the cache, of the router, or of `REDIS_…` variables.
+
+    In LiteLLM's order (proxy_server.py and _redis.py, 1.106.2 and 1.109.1): what a block does not say, variables do.
+    """
+    said = {name: environ[f"REDIS_{name.upper()}"] for name in _PROXY_NAMES if environ.get(f"REDIS_{name.upper()}")}
+    if "cluster_nodes" in said:
+        said["startup_nodes"] = said["cluster_nodes"]
+    for block in _proxy_blocks(config):
+        own = {name: _resolved(value, environ) for name, value in block.items() if value is not None}
+        if any(own.get(name) for name in ("host", "startup_nodes", "sentinel_nodes")) and not own.get("url"):
+            said.pop("url", None)
+        if any((said | own).get(name) for name in _TARGETS):
+            return _of_proxy(said | own)
+    if any(said.get(name) for name in _TARGETS):
+        return _of_proxy(said)
+    raise ValueError(
+        "the proxy has no Redis of its own: set general_settings.coordination_redis, litellm_settings.cache_params, "
+        "or REDIS_HOST and REDIS_PORT; or name one here: redis://host:6379/0"
+    )
+
+
+def _proxy_blocks(config: Mapping[str, object]) -> Iterator[Mapping[str, object]]:
+    general, litellm, router = (
+        found if isinstance(found := config.get(name), Mapping) else {}
+        for name in ("general_settings", "litellm_settings", "router_settings")
+    )
+    if isinstance(block := general.get("coordination_redis"), Mapping):
+        yield block
+    cache = litellm.get("cache_params") or {}
+    if litellm.get("cache") is True and isinstance(cache, Mapping) and cache.get("type", "redis") in _REDIS_CACHES:
+        yield {("startup_nodes" if name == "redis_startup_nodes" else name): value for name, value in cache.items()}
+    more = router.get("cache_kwargs")
+    named = {name.removeprefix("redis_"): value for name, value in router.items() if name.startswith("redis_")}
+    if named:
+        yield {**named, **(more if isinstance(more, Mapping) else {})}
+
+
+def _resolved(value: object, environ: Mapping[str, str]) -> object:
+    is_variable = isinstance(value, str) and value.startswith(ENVIRONMENT_PREFIX)
+    return environ.get(str(value).removeprefix(ENVIRONMENT_PREFIX)) if is_variable else value
+
+
+def _of_proxy(said: Mapping[str, object]) -> RedisAddress:
+    """The address that LiteLLM's words for one mean."""
+    if any(_is_true(said.get(name)) for name in _IDENTITIES):
+        raise ValueError("the proxy signs in to its Redis by a cloud identity, which is not supported here: name one")
+    is_cluster, is_sentinel = bool(said.get("startup_nodes")), bool(said.get("sentinel_nodes"))
+    if said.get("url") and not is_cluster and not is_sentinel:
+        return parse(str(said["url"]))
+    is_tls = _is_true(said.get("ssl"))
+    nodes = _listed(said.get("startup_nodes") or said.get("sentinel_nodes"))
+    if not nodes:
+        nodes = (f"{said['host']}:{said.get('port') or _PORTS['server']}",)
+    options = {"service": said.get("service_name"), "sentinel_password": said.get("sentinel_password")}
+    asked = {name: str(value) for name, value in options.items() if value and is_sentinel}
+    if is_tls:
+        asked |= {name: str(said[name]).lower().removeprefix("cert_") for name in _TLS_OPTIONS[-1:] if said.get(name)}
+        asked |= {name: str(said[name]) for name in _TLS_OPTIONS[:-1] if said.get(name)}
+    credentials = ":".join(quote(str(said.get(name) or ""), safe="") for name in ("username", "password"))
+    suffix = "+cluster" if is_cluster else "+sentinel" if is_sentinel else ""
+    db = "" if is_cluster else f"/{said.get('db') or 0}"
+    return parse(f"redis{'s' if is_tls else ''}{suffix}://{credentials}@{','.join(nodes)}{db}?{urlencode(asked)}")
+
+
+def _listed(nodes: object) -> tuple[str, ...]:
+    """host:port of `[{"host": …, "port": …}]` or `[["host", port]]`, or of its JSON."""
+    try:
+        found = json.loads(nodes) if isinstance(nodes, str) else nodes
+        if not isinstance(found, list):
+            return ()
+        pairs = [(node["host"], node["port"]) if isinstance(node, Mapping) else node for node in found]
+        return tuple(f"{host}:{port}" for host, port in pairs)
+    except (ValueError, TypeError, KeyError):
+        raise ValueError("the proxy's list of Redis nodes cannot be read") from None
+
+
+def _is_true(value: object) -> bool:
+    return value.lower() in ("true", "1", "yes") if isinstance(value, str) and len(value) < 5 else bool(value)
+
+
 def _split(rest: str) -> tuple[str, str, str]:
     found = urlsplit(f"//{rest}")
     if found.fragment or "#" in rest:
         raise ValueError("a # in a user name or password is written %23")
+    if "@" in found.path + found.query:
+        raise ValueError("a / ? or @ in a user name or password is written %2F, %3F, %40")
     return found.netloc, found.path, found.query
 
 

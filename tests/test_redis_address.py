@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from litellm_compaction.config import settings_from
 from litellm_compaction.errors import ConfigError
-from litellm_compaction.redis_address import Node, is_redis, parse
+from litellm_compaction.redis_address import Node, RedisAddress, is_redis, parse, store_url
 
 
 def test_a_server() -> None:
@@ -102,3 +102,105 @@ def test_what_is_shown_can_be_read_back() -> None:
     assert is_redis("redis")
     assert is_redis("VALKEYS+CLUSTER://a")
     assert not is_redis("sqlite://")
+
+
+PLAIN = {"host": "cache", "port": 6380, "password": "p#"}
+
+
+@pytest.mark.parametrize(
+    ("config", "environ", "url"),
+    [
+        ({}, {"REDIS_HOST": "cache"}, "redis://cache:6379/0"),
+        (
+            {},
+            {"REDIS_HOST": "cache", "REDIS_PORT": "1", "REDIS_PASSWORD": "p", "REDIS_SSL": "True", "REDIS_DB": "2"},
+            "rediss://:p@cache:1/2",
+        ),
+        ({}, {"REDIS_URL": "redis://:p@cache:1/3", "REDIS_HOST": "other"}, "redis://:p@cache:1/3"),
+        ({"general_settings": {"coordination_redis": PLAIN}}, {"REDIS_URL": "redis://x"}, "redis://:p%23@cache:6380/0"),
+        ({"general_settings": {"coordination_redis": {"url": "redis://a"}}}, {"REDIS_HOST": "x"}, "redis://a:6379/0"),
+        (
+            {"litellm_settings": {"cache": True, "cache_params": {"type": "redis", "host": "os.environ/H", "ttl": 3}}},
+            {"H": "cache", "REDIS_PASSWORD": "p"},
+            "redis://:p@cache:6379/0",
+        ),
+        ({"litellm_settings": {"cache": True}}, {"REDIS_HOST": "cache"}, "redis://cache:6379/0"),
+        (
+            {"router_settings": {"redis_host": "cache", "redis_port": "os.environ/P", "redis_password": "p"}},
+            {"P": "7"},
+            "redis://:p@cache:7/0",
+        ),
+        (
+            {"general_settings": {"coordination_redis": PLAIN}, "router_settings": {"redis_host": "other"}},
+            {},
+            "redis://:p%23@cache:6380/0",
+        ),
+        (
+            {"litellm_settings": {"cache": True, "cache_params": {"redis_startup_nodes": [{"host": "a", "port": 1}]}}},
+            {},
+            "redis+cluster://a:1",
+        ),
+        ({}, {"REDIS_CLUSTER_NODES": '[{"host": "a", "port": "7001"}]'}, "redis+cluster://a:7001"),
+        (
+            {},
+            {"REDIS_SENTINEL_NODES": '[["a", 1], ["b", 2]]', "REDIS_SERVICE_NAME": "m", "REDIS_SENTINEL_PASSWORD": "s"},
+            "redis+sentinel://a:1,b:2/0?service=m&sentinel_password=s",
+        ),
+        (
+            {"general_settings": {"coordination_redis": {**PLAIN, "ssl": True, "ssl_cert_reqs": "CERT_NONE"}}},
+            {},
+            "rediss://:p%23@cache:6380/0?ssl_cert_reqs=none",
+        ),
+    ],
+)
+def test_the_proxys_own_redis_is_found(config: dict[str, object], environ: dict[str, str], url: str) -> None:
+    """Where LiteLLM looks, in its order; what a block does not say comes from the variables."""
+    assert store_url("redis", config, environ) == parse(url).url
+    assert settings_from({"store": "redis"}).with_store(config, environ).store == parse(url).url
+
+
+@pytest.mark.parametrize(
+    ("store", "config", "environ", "said"),
+    [
+        ("redis", {}, {}, "the proxy has no Redis of its own: set general_settings.coordination_redis"),
+        ("redis", {"litellm_settings": {"cache": True, "cache_params": {"type": "s3"}}}, {}, "no Redis of its own"),
+        ("redis", {"litellm_settings": {"cache_params": PLAIN}}, {}, "no Redis of its own"),
+        ("redis", {}, {"REDIS_HOST": "h", "REDIS_AWS_IAM_AUTH": "true"}, "cloud identity"),
+        ("redis", {}, {"REDIS_CLUSTER_NODES": "hunter2"}, "nodes cannot be read"),
+        ("redis", {}, {"REDIS_URL": "unix:///hunter2"}, "allowed: redis://"),
+        ("os.environ/NOWHERE", {}, {}, "the variable NOWHERE is not set"),
+        ("os.environ/WRONG", {}, {"WRONG": "redis://:hunter2@a?x"}, "unknown option"),
+    ],
+)
+def test_what_means_no_redis_is_refused(
+    store: str, config: dict[str, object], environ: dict[str, str], said: str
+) -> None:
+    """At the start, with what to change, without a secret."""
+    with pytest.raises(ConfigError, match=said) as raised:
+        settings_from({"store": store}).with_store(config, environ)
+    assert "hunter2" not in str(raised.value)
+    assert str(raised.value).startswith("callback_settings.litellm_compaction.store")
+
+
+def test_a_variable_keeps_the_password_out_of_the_file() -> None:
+    """As elsewhere in a configuration; any store."""
+    assert store_url("os.environ/STORE", {}, {"STORE": "redis://:p@h"}) == "redis://:p@h"
+    assert store_url("sqlite://", {}, {}) == "sqlite://"
+    assert settings_from({"store": "os.environ/S"}).with_store({}, {"S": "memory://"}).store == "memory://"
+    assert "hunter2" not in repr(settings_from({"store": "redis://:hunter2@h"}))
+
+
+@given(
+    st.builds(
+        RedisAddress,
+        kind=st.sampled_from(["server", "cluster"]),
+        nodes=st.just((Node("a", 1),)),
+        username=st.none() | st.text(st.characters(codec="utf-8"), min_size=1),
+        password=st.none() | st.text(st.characters(codec="utf-8"), min_size=1),
+        is_tls=st.booleans(),
+        prefix=st.sampled_from(["compaction", "a:b"]),
+    )
+)
+def test_an_address_comes_back_from_its_url(address: RedisAddress) -> None:
+    """With everything that it holds."""
+    assert parse(address.url) == address

@@ -43,6 +43,7 @@ from litellm_compaction.engine import GoingOn, Standing, shares_context
 from litellm_compaction.errors import ConfigError, ModelNotLoaded, ServerUnavailable, StoreError, WindowUnknown
 from litellm_compaction.events import harmless
 from litellm_compaction.proxy.routing import WAYS_OF, Carrier, Deployment, carrier_of, deployment_of, unknown_model
+from litellm_compaction.redis_address import is_redis
 from litellm_compaction.stores import MemoryStore, Store, open_existing
 from litellm_compaction.tokenizers.sources import Sources, TokenizerSource
 from litellm_compaction.tokens.prompt import renders_exactly
@@ -68,7 +69,7 @@ async def examine(
         http = await stack.enter_async_context(httpx.AsyncClient(trust_env=False))
         windows = Windows(cache_s=60.0, http=http, timeout_s=_LIMIT_S)
         stack.push_async_callback(windows.aclose)
-        settings = settings_or_defaults(file)
+        settings = settings_or_defaults(file, environ)
         examiner = _Examiner(http, windows, file, settings, environ, probes=probes)
         found = await asyncio.gather(
             *(examiner.examine(entry, entry_name(entry, index)) for index, entry in enumerate(file.deployments))
@@ -79,6 +80,7 @@ async def examine(
     sharing = [row.name for row in rows if row.guarded and shares_context(settings.admission, row.parallel or 1)]
     findings += sharing_findings(sharing, environ)
     findings += pruning
+    findings += await _shared_store(settings)
     if rows and all(row.guarded is False for row in rows):
         findings.append(
             problem("model_list", "no deployment is guarded: add an lm_studio/… one, or opt one in (see each reason).")
@@ -137,6 +139,38 @@ def _store(settings: Settings, environ: Mapping[str, str]) -> Store:
         return open_existing(settings.store, ttl_s=ttl_s, max_bytes=max_bytes, environ=environ)
     except (ConfigError, StoreError):
         return MemoryStore(ttl_s=ttl_s, max_bytes=max_bytes)
+
+
+async def _shared_store(settings: Settings) -> list[Finding]:
+    """What is wrong with a Redis that machines share; nothing with any other store."""
+    if not is_redis(settings.store):
+        return []
+    from litellm_compaction.stores.redis import RedisStore
+
+    store = open_existing(settings.store, ttl_s=settings.store_ttl_s, max_bytes=settings.store_max_bytes)
+    if not isinstance(store, RedisStore):
+        return []
+    try:
+        server = await store.about()
+    except StoreError as error:
+        todo = "start it, or correct `store`; requests go on with the memory of each process meanwhile"
+        return [problem("store", f"{error}: {todo}.")]
+    finally:
+        await store.aclose()
+    findings = []
+    if server.is_too_old:
+        findings.append(problem("store", f"Redis {server.version} has no streams: Redis 5 or newer is needed."))
+    if server.is_replica:
+        findings.append(problem("store", "it is a read-only replica: name its master, or the sentinels."))
+    if server.policy.startswith("allkeys-"):
+        findings.append(
+            note(
+                "store",
+                f"maxmemory-policy {server.policy} may evict changed settings, and what nobody has used for a while: "
+                "noeviction or volatile-lru keeps the settings.",
+            )
+        )
+    return findings
 
 
 class _Examiner:

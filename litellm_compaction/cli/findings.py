@@ -53,9 +53,9 @@ def config_findings(file: ConfigFile, environ: Mapping[str, str]) -> tuple[Findi
     """Everything that the file itself shows, in the order of a reader's interest."""
     return (
         *_callback(file),
-        *_settings(file),
+        *_settings(file, environ),
         *_misplaced(file),
-        *_deployments(file),
+        *_deployments(file, environ),
         *_variables(file, environ),
         *_bypass(environ),
         *_master_key(file, environ),
@@ -78,10 +78,10 @@ def sharing_findings(names: Sequence[str], environ: Mapping[str, str]) -> Iterat
         )
 
 
-def settings_or_defaults(file: ConfigFile) -> Settings:
+def settings_or_defaults(file: ConfigFile, environ: Mapping[str, str]) -> Settings:
     """The file's settings; the defaults where they are not valid, which `config_findings` reports."""
     try:
-        return settings_from(file.settings)
+        return settings_from(file.settings).with_store(file.data, environ)
     except ConfigError:
         return settings_from(None)
 
@@ -119,9 +119,9 @@ def _callback(file: ConfigFile) -> Iterator[Finding]:
         yield problem(str(shadow), "LiteLLM loads this file instead of the installed package: rename it.")
 
 
-def _settings(file: ConfigFile) -> Iterator[Finding]:
+def _settings(file: ConfigFile, environ: Mapping[str, str]) -> Iterator[Finding]:
     try:
-        settings = settings_from(file.settings)
+        settings = settings_from(file.settings).with_store(file.data, environ)
         check_sources(settings, SETTINGS_PLACE)
     except ConfigError as error:
         what = str(error).removeprefix(f"{SETTINGS_PLACE}: ").rstrip(".")
@@ -143,10 +143,10 @@ def _misplaced(file: ConfigFile) -> Iterator[Finding]:
         yield problem(found.place, found.advice)
 
 
-def _deployments(file: ConfigFile) -> Iterator[Finding]:
+def _deployments(file: ConfigFile, environ: Mapping[str, str]) -> Iterator[Finding]:
     if not file.deployments:
         yield problem("model_list", "there is no deployment: add one, as in the shipped config.yaml.")
-    settings = settings_or_defaults(file)
+    settings = settings_or_defaults(file, environ)
     for index, entry in enumerate(file.deployments):
         name = entry_name(entry, index)
         yield from _misplaced_in_entry(entry, name)

@@ -54,7 +54,7 @@ def load_settings() -> Settings:
             check_tokenizer(own.tokenizer, f"{place}.tokenizer")
         if own.pruning_model is not None:
             _check_pruning_model(config, own.pruning_model, place)
-    return settings
+    return settings.with_store(config, os.environ)
 
 
 def spare_collections() -> None:

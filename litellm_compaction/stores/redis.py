@@ -11,7 +11,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Literal, TypeAlias, TypeVar
+from typing import Literal, NamedTuple, TypeAlias, TypeVar
 from urllib.parse import quote, unquote
 
 from litellm_compaction.core.compaction import Compaction
@@ -43,6 +43,24 @@ _EVENTS_AT_ONCE = 1000
 _ENTRIES_AT_ONCE = 100
 # What the server keeps around an entry's body: key, fields, expiry (MEMORY USAGE of Redis 7.0, measured 2026-11-23).
 OVERHEAD_BYTES = 300
+
+
+class ServerFacts(NamedTuple):
+    """What a server says about itself.
+
+    Attributes:
+        policy: what it does when it is full: `maxmemory-policy`.
+    """
+
+    version: str
+    is_replica: bool
+    policy: str
+
+    @property
+    def is_too_old(self) -> bool:
+        """Whether it lacks streams, which came with Redis 5."""
+        major = self.version.partition(".")[0]
+        return major.isdigit() and int(major) < 5
 
 
 class RedisStore:
@@ -169,6 +187,23 @@ class RedisStore:
         if scope is None:
             await self._delete_history(unused_since_s)
         return count
+
+    async def about(self) -> ServerFacts:
+        """What the server says about itself.
+
+        Raises:
+            StoreError: it does not answer.
+        """
+        said = await self.connection.call(
+            lambda client: client.execute_command("INFO"), key=self._settings, limit_s=self._limit_s
+        )
+        if said and all(isinstance(each, dict) for each in said.values()):
+            # Of each server of a cluster.
+            said = next(iter(said.values()))
+        # Valkey says which Redis it is compatible with, 7.2.4 since its first version.
+        return ServerFacts(
+            str(said.get("redis_version", "")), said.get("role") == "slave", str(said.get("maxmemory_policy", ""))
+        )
 
     async def aclose(self) -> None:
         """Ends the connection."""
