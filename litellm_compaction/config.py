@@ -178,7 +178,7 @@ _STORE = re.compile(r"memory://|sqlite://(/(?!:memory:)[^?#\n]+)?")
 class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
-    @field_validator("admission", "mode", "notices", "page", "redact", mode="before", check_fields=False)
+    @field_validator("admission", "background", "mode", "notices", "page", "redact", mode="before", check_fields=False)
     @classmethod
     def _yaml_off(cls, value: object) -> object:
         # YAML 1.1 reads a bare `off` as false.
@@ -218,6 +218,7 @@ class DeploymentSettings(_Section):
     count: Literal["auto", "probe"] | None = None
     pruning_model: str | None = Field(None, min_length=1)
     notices: Literal["auto", "content", "reasoning", "off"] | None = None
+    background: Literal["off", "idle"] | None = None
     strategy: StrategyName | None = None
     pre_request_ratio: Ratio | None = None
     streaming_ratio: Ratio | None = None
@@ -375,6 +376,12 @@ class Settings(_Section):
     )
     admission_timeout_s: float = Field(
         300.0, gt=0, le=7200, description="Seconds that a request may wait for room beside others."
+    )
+    background: Literal["off", "idle"] = Field(
+        "off",
+        description="idle writes the record that a conversation's next compaction will need ahead, while its server "
+        "is idle and nobody waits; a request that comes ends that call. At most 20 an hour for each tenant and model, "
+        "fewer where they are not used.",
     )
     store: str = Field(
         "sqlite://",

@@ -15,14 +15,20 @@ from typing import Literal, TypeAlias
 
 from pydantic import TypeAdapter, ValidationError
 
-Outcome: TypeAlias = Literal["reused", "compacted", "fallback", "kept", "refused", "observed", "failed_open"]
+Outcome: TypeAlias = Literal[
+    "reused", "compacted", "fallback", "kept", "refused", "observed", "failed_open", "prepared", "given_up"
+]
+# Of records that are written before they are needed, when nobody waits.
+AHEAD: frozenset[Outcome] = frozenset(("prepared", "given_up"))
+# The reason of a reuse that puts such a record into effect.
+USED_AHEAD = "prepared"
 CarryOutcome: TypeAlias = Literal["restarted", "attempts", "aborted"]
 Phase: TypeAlias = Literal["pre_request", "tool_response", "streaming"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompactionEvent:
-    """One decision about a request above the trigger.
+    """One decision about a request above the trigger, or a record that was written, or given up, before it is needed.
 
     Attributes:
         model: `model_name` or deployment that was asked.
@@ -32,7 +38,7 @@ class CompactionEvent:
         summary_calls: jobs of the pruning model that this request paid for.
         duration_ms: from the first count to what is sent; it includes `summary_ms`.
         summary_ms: in which the pruning model was asked.
-        reason: one word that explains a fallback or a failure, else "".
+        reason: one word that explains a fallback or a failure, or `prepared` for a reuse of what was written ahead.
         when_s: wall clock, seconds since 1970.
         compaction_id: of the record that is sent, "" where there is none.
         continues_id: of the record that a new one goes on from, "" for a conversation's first.
@@ -122,6 +128,7 @@ _LEVELS: dict[str, int] = {
     "refused": logging.WARNING,
     "failed_open": logging.ERROR,
     "observed": logging.INFO,
+    "prepared": logging.INFO,
 }
 
 # C0 and C1 controls, and all that changes the direction of reading or is not seen.

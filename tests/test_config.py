@@ -44,6 +44,7 @@ KEYS: dict[str, tuple[list[Any], list[Any]]] = {
     "warm_up_timeout_s": ([1, 7200], [0, 7201]),
     "notices": (["content", "reasoning", "off", False], ["loud", True]),
     "admission": (["auto", "pool", "off", False], ["on", True, 1]),
+    "background": (["off", "idle", False], ["on", True, "always"]),
     "admission_timeout_s": ([0.1, 7200], [0, 7201]),
     "carrier": (["auto", "hooks"], ["transport", True]),
     "heartbeat_s": ([0.1, 600], [0, 601]),
@@ -109,7 +110,9 @@ def test_the_defaults_are_the_designs() -> None:
 def test_good_values_are_taken(key: str, value: Any) -> None:
     """At the bounds too; YAML's bare `off` and `on`, read as false and true, are the words."""
     taken = getattr(settings_from({key: value}), key)
-    words = {True: "on", False: "off"} if key in ("admission", "mode", "notices", "page", "redact") else {}
+    words = (
+        {True: "on", False: "off"} if key in ("admission", "background", "mode", "notices", "page", "redact") else {}
+    )
     assert taken == (words.get(value, value) if isinstance(value, bool) else value)
 
 
@@ -262,7 +265,7 @@ def test_reserves_leave_room_in_a_known_window(own: dict[str, Any], finding: str
         ({"context_length": "8k"}, "context_length = '8k': "),
         ({"enabled": "maybe"}, "enabled = 'maybe': "),
         ({"pruning_model": ""}, "pruning_model = '': "),
-        ({"store": "memory://"}, "unknown key 'store'; known keys: context_length, count, enabled, mode"),
+        ({"store": "memory://"}, "unknown key 'store'; known keys: background, context_length, count, enabled, mode"),
     ],
 )
 def test_a_deployment_is_named_in_its_errors(section: dict[str, Any], finding: str) -> None:

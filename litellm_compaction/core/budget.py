@@ -16,6 +16,8 @@ MARGIN_MIN_RATIO = 0.02
 _BUFFER_CAP_RATIO = 0.10
 ROOM_ABOVE_FLOOR_RATIO = 0.15
 _WANTED_DIVISOR = 3
+# 60 % of the window by default (issue 15): what is written then has two or three turns to be ready.
+_IN_SIGHT_RATIO = 0.75
 # All reserves together count for no more of a window: what is left has to hold a conversation. config.py refuses more.
 RESERVES_MAX_RATIO = 0.75
 
@@ -161,6 +163,17 @@ class Budget:
     def narrow_target_tokens(self) -> int:
         """Half way from the floor to the trigger, for what costs no model call."""
         return self.floor_tokens + max(self.trigger_tokens - self.floor_tokens, 0) // 2
+
+    @property
+    def least_target_tokens(self) -> int:
+        """What stays of any prompt: the floor, and room for a record."""
+        room = math.floor(ROOM_ABOVE_FLOOR_RATIO * self.usable_tokens)
+        return min(self.floor_tokens + room, self.prompt_limit_tokens)
+
+    def is_filling(self, prompt_tokens: int) -> bool:
+        """Whether a compaction comes into sight: three quarters of the way to its trigger are filled."""
+        line_tokens = self.outside_tokens + _IN_SIGHT_RATIO * self.rules.pre_request_ratio * self.usable_tokens
+        return prompt_tokens > line_tokens
 
     def target_tokens(self, prompt_tokens: int) -> int:
         """To how many tokens a prompt is compacted.

@@ -249,6 +249,7 @@ class Compaction:
             it covers nothing on its own, so a later summary reads the originals.
         begun: how much of the first message that is shown the record stands for as well, or None: an answer was
             carried over the limit inside it.
+        ahead: written before anything had to be compacted; it takes effect when that time comes, and not earlier.
     """
 
     covered_messages: int
@@ -266,6 +267,7 @@ class Compaction:
     shortened: tuple[Shortened, ...] = ()
     omissions: str = ""
     begun: PartialCoverage | None = None
+    ahead: bool = False
 
     @property
     def replaced_messages(self) -> int:

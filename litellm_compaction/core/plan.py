@@ -17,7 +17,7 @@ from litellm_compaction.core.clearing import stubs
 from litellm_compaction.core.compaction import Compaction, is_applicable
 from litellm_compaction.core.conversation import RECORD_TOKENS, Conversation, applied_tokens, kept_tokens
 from litellm_compaction.core.cut_points import doubted_index, is_injected, legal_cuts, pinned_among, request_indices
-from litellm_compaction.core.messages import Message, system_prefix_length
+from litellm_compaction.core.messages import Message, parse_message, system_prefix_length, user_message
 from litellm_compaction.core.pruning import Pruning, Wishes, verified
 from litellm_compaction.core.record import joined, read_record, taken_out
 from litellm_compaction.core.strategies import STRATEGIES, Strategy, writer_of
@@ -69,6 +69,7 @@ class Summarize:
         predicted_tokens: the prompt afterwards, at most.
         carried_round: of a record that the covered messages themselves carry, 0 for none.
         strategy: the name of the one that writes the record.
+        ahead: whether it is written before it is needed.
     """
 
     covered_messages: int
@@ -84,6 +85,7 @@ class Summarize:
     carried_round: int = 0
     ledger_max_tokens: int | None = None
     strategy: str = "summary"
+    ahead: bool = False
 
     @property
     def round(self) -> int:
@@ -190,19 +192,25 @@ def plan(
         count: tokens of a text.
     """
     known = usable(conversation, stored)
+    applied = [each for each in known if not each.ahead]
     if not budget.is_wanted and not budget.own.triggers(conversation.tokens):
         # What was compacted stays compacted, although the count has settled a little lower since: the same bytes,
         # and the server's cache stays warm. A window that has grown is worth a fresh start.
-        lasting = next((each for each in known if each.window_tokens >= budget.window_tokens), None)
+        lasting = next((each for each in applied if each.window_tokens >= budget.window_tokens), None)
         return Keep() if lasting is None else Reuse(compaction=lasting)
-    after = [applied_tokens(conversation, each, count) for each in known]
-    for each, tokens in zip(known, after, strict=True):
+    after = [applied_tokens(conversation, each, count) for each in applied]
+    for each, tokens in zip(applied, after, strict=True):
         if not budget.is_wanted and not budget.triggers(tokens):
             return Reuse(compaction=each)
-    reused_tokens, base = min(zip(after, known, strict=True), key=lambda pair: pair[0], default=(None, None))
+    reused_tokens, base = min(zip(after, applied, strict=True), key=lambda pair: pair[0], default=(None, None))
     if base and reused_tokens is not None and budget.may_wait(reused_tokens) and not conversation.messages[-1].is_ours:
         return Reuse(compaction=base)
     now_tokens = conversation.tokens if reused_tokens is None else min(conversation.tokens, reused_tokens)
+    for each in known if not budget.is_wanted else ():
+        # What was written ahead is for now.
+        tokens = applied_tokens(conversation, each, count) if each.ahead else now_tokens
+        if tokens <= now_tokens * (1 - MIN_GAIN_RATIO) and not budget.triggers(tokens):
+            return Reuse(compaction=each)
     rich = next((each for each in known if not each.provisional), None)
     fits_at_all = budget.fits(conversation.floor_tokens)
     fresh = _summarize(conversation, budget, depth, rich, count) if fits_at_all else None
@@ -223,6 +231,53 @@ def plan(
     if budget.own.fits(conversation.tokens):
         return Keep()
     return Refuse() if fresh is None else fresh
+
+
+def turn_ended(messages: Sequence[Message], answer: str) -> tuple[Message, ...]:
+    """A conversation as its next turn will begin with it.
+
+    Args:
+        messages: what was answered.
+        answer: its text; "" where the model has called tools, whose results belong to the same round.
+    """
+    if not answer:
+        return (*messages, parse_message({"role": "assistant", "content": ""}))
+    # Nobody's words: the person's last request stays the last.
+    return (*messages, parse_message({"role": "assistant", "content": answer}), user_message(""))
+
+
+def plan_ahead(
+    conversation: Conversation,
+    budget: Budget,
+    depth: CompactionOptions,
+    stored: Sequence[Compaction],
+    count: Callable[[str], int],
+) -> Summarize | None:
+    """What to write now for the compaction that the conversation will need when it has grown to the trigger.
+
+    It covers all that is there, which is what a server's cache holds: the next turns stay verbatim behind it. None
+    where it is there already, where stubs will do without a model, and where it would not go deep enough: a compaction
+    that gains half as much comes twice as often.
+
+    Arguments as `plan`; the conversation is one of `turn_ended`.
+    """
+    known = usable(conversation, stored)
+    base = next((each for each in known if not each.provisional and not each.ahead), None)
+    covered = base.covered_messages if base else 0
+    if depth.strategy.chooses or any(each.ahead and each.covered_messages > covered for each in known):
+        return None
+    now_tokens = min([conversation.tokens, *(applied_tokens(conversation, each, count) for each in known)])
+    trigger_tokens = budget.trigger_tokens
+    growth_tokens = max(trigger_tokens - now_tokens, 0)
+    fresh = _summarize(conversation, budget, depth, base, count, growth_tokens=growth_tokens)
+    if fresh is None or fresh.provisional or fresh.covered_messages <= covered:
+        return None
+    later_tokens = fresh.predicted_tokens + growth_tokens
+    if later_tokens > (budget.target_tokens(trigger_tokens) + trigger_tokens) // 2:
+        return None
+    if depth.edits and _edit(conversation, budget, depth, base, fresh, count) is not None:
+        return None
+    return replace(fresh, ahead=True)
 
 
 def usable(conversation: Conversation, stored: Sequence[Compaction]) -> list[Compaction]:
@@ -248,10 +303,15 @@ def _summarize(
     depth: CompactionOptions,
     base: Compaction | None,
     count: Callable[[str], int],
+    *,
+    growth_tokens: int | None = None,
 ) -> Summarize | None:
+    """The summary that reaches the target; one that covers all there is, where so much is still to come behind it."""
     messages = conversation.messages
     lead = system_prefix_length(messages)
     target = budget.target_tokens(conversation.tokens)
+    if growth_tokens is not None:
+        target = min(max(target - growth_tokens, budget.least_target_tokens), target)
     room = max(target - budget.floor_tokens, 0)
     cuts = legal_cuts(messages)
     # The user's own words come first: what they take is shared out no more.
@@ -270,6 +330,8 @@ def _summarize(
     if not depth.strategy.keeps_recent:
         # Each such record is whole: of two next steps only the newer one holds.
         integrates, cuts = base is not None, cuts[-1:]
+    elif growth_tokens is not None:
+        cuts = cuts[-1:]
     provisional = summary_tokens < min(_LEAST_SUMMARY_TOKENS, depth.summary_max_tokens)
     if provisional:
         integrates, summary_tokens = True, int((1 - _LEDGER_SHARE) * rest)

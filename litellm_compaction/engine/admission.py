@@ -25,7 +25,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter, OrderedDict
-from collections.abc import AsyncGenerator, Callable, Generator, Hashable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Hashable
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -84,6 +84,8 @@ class Admission:
         self._clock = clock
         self._pools: dict[Hashable, _TokenPool] = {}
         self._present: Counter[Hashable] = Counter()
+        # Who gives the engine back to an answer that comes; not called for what is written ahead.
+        self.make_way: Callable[[str], Awaitable[None]] | None = None
 
     def come(self, pool: Hashable) -> None:
         """Notes an answer where nobody has to be fitted beside others, as far as is known."""
@@ -103,6 +105,10 @@ class Admission:
     def present(self, pool: Hashable) -> int:
         """How many such answers there are."""
         return self._present[pool]
+
+    def is_idle(self, server: str) -> bool:
+        """Whether nobody runs, waits or is about to at any instance of a server: they share its processor."""
+        return not any(str(pool).startswith(f"{server} ") for pool in (*self._pools, *self._present))
 
     async def enter(self, pool: Hashable, *, window_tokens: int, tokens: int, timeout_s: float) -> Seat:
         """A seat that holds `tokens`, as soon as they fit beside the pool's other seats and it is this one's turn.
@@ -430,6 +436,11 @@ def shares_context(admission: Literal["auto", "pool", "off"], parallel: int) -> 
     return admission == "pool" or (admission == "auto" and parallel > 1)
 
 
+def server_of(case: RequestContext) -> str:
+    """By what a request's server is known here."""
+    return str(case.target.api_base)
+
+
 class Reservation:
     """What one answer holds of its instance's context.
 
@@ -483,10 +494,10 @@ class Reservation:
             Overloaded: there was no room in time.
         """
         window = guarded.window
+        if self._admission.make_way is not None:
+            await self._admission.make_way(server_of(self._case))
         if not self.is_shared(window):
-            if not self._present_in:
-                self._present_in = self._pool(window)
-                self._admission.come(self._present_in)
+            self._be_present(window)
             return limit_tokens
         if self._taken_for is guarded.count:
             return min(limit_tokens, self._limit_tokens)
@@ -513,6 +524,7 @@ class Reservation:
             Overloaded: there was none in time.
         """
         if not self.is_shared(window):
+            self._be_present(window)
             yield
             return
         self._is_lent = True
@@ -645,8 +657,13 @@ class Reservation:
         else:
             seat.leave()
 
+    def _be_present(self, window: Window) -> None:
+        if not self._present_in:
+            self._present_in = self._pool(window)
+            self._admission.come(self._present_in)
+
     def _pool(self, window: Window) -> str:
-        return f"{self._case.target.api_base} {window.instance_id}"
+        return f"{server_of(self._case)} {window.instance_id}"
 
     def _reserve_tokens(self, guarded: PreparedRequest) -> int:
         """With how much of an answer it begins; after each share that was spent with the double, up to the window."""

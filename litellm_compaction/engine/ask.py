@@ -253,11 +253,14 @@ class SummaryClient:
     async def _modes(
         self, work: MeasuredRequest, decision: Summarize | None, model: PruningModel, job: SummaryJob
     ) -> Sequence[Upstream | None]:
-        """What to send, cheapest mode first; None is reformat mode."""
+        """What to send, cheapest mode first; None is reformat mode.
+
+        What is written ahead must leave the conversation in the server's cache: with the same model append mode does.
+        """
         upstream = await self._upstream(work, decision, job) if model.is_same and decision is not None else None
-        if upstream is None:
-            return (None,)
-        return (upstream, None)
+        if decision is not None and decision.ahead and model.is_same:
+            return () if upstream is None else (upstream,)
+        return (None,) if upstream is None else (upstream, None)
 
     async def _upstream(self, work: MeasuredRequest, decision: Summarize, job: SummaryJob) -> Upstream | None:
         """The conversation to send again in append mode; None where it cannot be, or reformat mode is less work."""

@@ -214,13 +214,14 @@ class CompactionBuilder:
             rung=rung,
             window_tokens=work.window.tokens,
             provisional=decision.provisional,
+            ahead=decision.ahead,
         )
         compaction = await _written(work, compaction)
         # Of the same messages the store keeps one record: the fuller one, for when there is room again.
         kept = keyed(work.conversation.messages, work.conversation.hashes, compaction)
         is_poorer = decision.provisional and base is not None and base.covered_hash == kept.covered_hash
-        # What nobody needs is not kept without a summary.
-        if not is_poorer and not (rung == "truncate" and work.is_voluntary):
+        # What nobody needs is not kept without a summary; what nobody needs yet is kept by who has it written.
+        if not is_poorer and not decision.ahead and not (rung == "truncate" and work.is_voluntary):
             await self._put(work, kept)
         return BuiltCompaction(
             compaction=compaction,
@@ -236,6 +237,10 @@ class CompactionBuilder:
         """Stores what was made, so that the next request that begins alike gets the same bytes; again is no change."""
         if made.compaction.edited_from is not None:
             await self._put(work, made.kept)
+
+    async def put_into_effect(self, work: MeasuredRequest, compaction: Compaction) -> None:
+        """Stores a record that was written ahead as one that is applied, so that the turns after this one keep it."""
+        await self._put(work, replace(compaction, ahead=False))
 
     def bare(self, work: MeasuredRequest) -> Compaction | None:
         """The hardest compaction: everything that may go goes, and the record says no more than that."""

@@ -23,8 +23,9 @@ from litellm_compaction.core.continuation.request import Partial, Way, can_end_i
 from litellm_compaction.core.messages import Message, Request
 from litellm_compaction.core.plan import Edit, Keep, Making, Plan, Prune, Refuse, Reuse, Summarize, plan, usable
 from litellm_compaction.core.refusal import refusal, shortened
-from litellm_compaction.engine.admission import Admission, Reservation
+from litellm_compaction.engine.admission import Admission, Reservation, server_of
 from litellm_compaction.engine.ask import SentPrompts, SummaryClient
+from litellm_compaction.engine.background import QUIET_S, Background
 from litellm_compaction.engine.build import BuiltCompaction, CompactionBuilder, alike, same
 from litellm_compaction.engine.context import (
     CompactionNeeded,
@@ -33,6 +34,7 @@ from litellm_compaction.engine.context import (
     PreparedRequest,
     Prospect,
     RequestContext,
+    nothing,
 )
 from litellm_compaction.engine.feedback import AnswerCounts, ReplyReader, UsageFeedback
 from litellm_compaction.engine.going_on import GoingOn, Outcome
@@ -87,6 +89,7 @@ class Compactor:
         observers: are told every event.
         clock: seconds, monotonic, for durations.
         wall_clock: seconds since 1970, for the history.
+        quiet_s: for how long a server has been idle before a record is written ahead.
     """
 
     def __init__(
@@ -99,6 +102,7 @@ class Compactor:
         observers: Sequence[Observer] = (),
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
+        quiet_s: float = QUIET_S,
     ) -> None:
         self.windows = windows
         self.sources = sources if sources is not None else Sources()
@@ -118,6 +122,15 @@ class Compactor:
         self.going_on = GoingOn(store, wall_clock)
         self.answer_counts = AnswerCounts()
         self._admission = Admission()
+        self.background = Background(
+            builder=self._builder,
+            measurer=self._measurer,
+            admission=self._admission,
+            store=store,
+            reporter=self._reporter,
+            clock=clock,
+            quiet_s=quiet_s,
+        )
         self._prober = Prober(
             windows=windows,
             counter=counter,
@@ -165,6 +178,7 @@ class Compactor:
         Raises:
             WindowUnknown, ModelNotLoaded, DoesNotFit: as `guard`.
         """
+        await self.background.make_way(server_of(case))
         self._feedback.recall(case.target.key)
         work = await self._measurer.weigh(request, case)
         if _is_small(work) and not case.is_wanted and not await self._has_small_ones(case.scope):
@@ -181,6 +195,7 @@ class Compactor:
         Raises:
             WindowUnknown, ModelNotLoaded, DoesNotFit: as `guard`.
         """
+        await self.background.make_way(server_of(case))
         work = await self._measurer.weigh_ids(prompt_tokens, case)
         if not work.budget.own.fits(prompt_tokens):
             raise await self._refusal(work)
@@ -258,7 +273,7 @@ class Compactor:
             await self._remember_wanted(work.case.scope)
         outcome: EventOutcome = "fallback" if made.compaction.rung == "truncate" else "compacted"
         if flown.work is not work or flown.is_found:
-            self._reporter.applied(work, "reused", guarded, made.kept)
+            await self._reuse(work, guarded, made.kept)
             return guarded
         base = None if isinstance(decision, Edit) else decision.base
         self._reporter.applied(work, outcome, guarded, made.kept, made=made, base=base)
@@ -440,7 +455,7 @@ class Compactor:
     async def observe(self, request: Request, case: RequestContext) -> None:
         """Reports what `guard` would do; no model call, no warm-up, no error, no change."""
         try:
-            work = await self._measurer.weigh(request, replace(case, warm_up=_no_warm_up))
+            work = await self._measurer.weigh(request, replace(case, warm_up=nothing))
         except CompactionError:
             return
         if work.budget.own.triggers(work.count.tokens):
@@ -483,7 +498,8 @@ class Compactor:
         self.windows.invalidate(case.target)
 
     async def aclose(self) -> None:
-        """Ends the clients and the store."""
+        """Ends what is written ahead, the clients and the store."""
+        await self.background.aclose()
         await self._replies.aclose()
         await self.sources.aclose()
         await self.windows.aclose()
@@ -537,7 +553,7 @@ class Compactor:
                 case Reuse(compaction=compaction):
                     guarded = await self._applied_surely(work, compaction, "reused")
                     if guarded.budget.fits(guarded.count.tokens):
-                        self._reporter.applied(work, "reused", guarded, compaction)
+                        await self._reuse(work, guarded, compaction)
                         return guarded
                     # Counted as it is sent it does not do: what is decided without it?
                     known = ()
@@ -585,9 +601,16 @@ class Compactor:
                 continue
             guarded = await self._applied_surely(work, compaction, "reused")
             if not guarded.budget.triggers(guarded.count.tokens):
-                self._reporter.applied(work, "reused", guarded, compaction)
+                await self._reuse(work, guarded, compaction)
                 return guarded
         return None
+
+    async def _reuse(self, work: MeasuredRequest, guarded: PreparedRequest, compaction: Compaction) -> None:
+        """Tells of a reuse; what was written ahead is in effect from now on, also where a later turn is smaller."""
+        self._reporter.applied(work, "reused", guarded, compaction)
+        if compaction.ahead and not work.case.is_supposed:
+            self.background.used(work.case.scope)
+            await self._builder.put_into_effect(work, compaction)
 
     async def _shortened_or_refused(
         self, work: MeasuredRequest, stored: Sequence[Compaction], *, shorten: bool
@@ -639,7 +662,3 @@ def _is_small(work: MeasuredRequest) -> bool:
     if outside and not work.budget.own.fits(work.count.tokens):
         return False
     return work.count.tokens - outside < _COMPACTED_BEFORE_RATIO * work.budget.usable_tokens
-
-
-async def _no_warm_up() -> None:
-    """Observing loads nothing."""

@@ -37,8 +37,8 @@ class Measure(Protocol):
     async def __call__(self, request: Request, *, answer_tokens: int = 1) -> int | None: ...
 
 
-async def _nothing() -> None:
-    """There is no model to load."""
+async def nothing() -> None:
+    """Loads no model."""
 
 
 @dataclass(slots=True)
@@ -70,12 +70,14 @@ class PruningModel:
         target: for its window and its tokenizer.
         ask: calls it on behalf of the client.
         is_same: whether it is the model that the client asked.
+        telling: makes an `ask` that tells somebody each piece of the answer as it comes; None where none can.
     """
 
     label: str
     target: Target
     ask: Ask
     is_same: bool
+    telling: Callable[[Callable[[str], None]], Ask] | None = None
 
     @property
     def quiet_ask(self) -> Ask:
@@ -96,6 +98,8 @@ class RequestContext:
         pruning_models: in the order in which they are tried.
         warm_up: makes LM Studio load the model.
         measure: has the server count a request; None where nobody may ask.
+        may_write_ahead: whether its owner may have a model called when nobody waits for it; None where nothing is
+            written ahead.
         asked_tokens: the client's limit for the answer; None for none.
         now: whether the client wants its conversation compacted before it is answered, whatever the fill.
         focus: the topic that a summary is to keep in detail, in the client's words; "" for none. Untrusted data.
@@ -112,6 +116,7 @@ class RequestContext:
     warm_up: Callable[[], Awaitable[None]]
     attempts: Attempts
     measure: Measure | None = None
+    may_write_ahead: Callable[[], Awaitable[bool]] | None = None
     asked_tokens: int | None = None
     tenant: str = ""
     now: bool = False
@@ -137,7 +142,10 @@ class RequestContext:
 
     def is_like(self, other: RequestContext) -> bool:
         """Whether the same is decided for both: they differ in how calls are made, and in nothing else."""
-        mine, its = (replace(each, pruning_models=(), warm_up=_nothing, measure=None) for each in (self, other))
+        mine, its = (
+            replace(each, pruning_models=(), warm_up=nothing, measure=None, may_write_ahead=None)
+            for each in (self, other)
+        )
         return mine == its
 
     def with_room(self, room_tokens: int) -> RequestContext:

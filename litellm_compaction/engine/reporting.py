@@ -11,6 +11,7 @@ from litellm_compaction.core.compaction import Compaction, compaction_id
 from litellm_compaction.engine.build import BuiltCompaction
 from litellm_compaction.engine.context import MeasuredRequest, PreparedRequest, RequestContext
 from litellm_compaction.events import (
+    USED_AHEAD,
     CarryEvent,
     CarryOutcome,
     CompactionEvent,
@@ -65,6 +66,8 @@ class Reporter:
         if outcome == "reused" and attempts.told_hash == compaction.covered_hash:
             return
         attempts.told_hash = compaction.covered_hash
+        if compaction.ahead:
+            reason = USED_AHEAD
         self.decided(work, outcome, guarded=guarded, compaction=compaction, made=made, base=base, reason=reason)
 
     def decided(

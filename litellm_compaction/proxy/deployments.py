@@ -12,11 +12,13 @@ import contextlib
 import hashlib
 import logging
 import math
+import multiprocessing
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, MutableMapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from litellm_compaction.concurrency import Bounded
@@ -24,7 +26,7 @@ from litellm_compaction.config import SAME_MODEL, Settings
 from litellm_compaction.engine import PruningModel, RequestContext
 from litellm_compaction.errors import CompactionError, ModelNotLoaded, WindowUnread
 from litellm_compaction.proxy.call import Call
-from litellm_compaction.proxy.internal import prompt_measure, summary_asker, warm_up
+from litellm_compaction.proxy.internal import permission, prompt_measure, summary_asker, warm_up
 from litellm_compaction.proxy.litellm_api import may_use, with_credentials
 from litellm_compaction.proxy.live_settings import SettingsSource, for_deployment
 from litellm_compaction.proxy.routing import (
@@ -258,25 +260,31 @@ class DeploymentSelector:
         deployment, settings = guard.deployment, guard.settings
         metadata = metadata_of(body)
         pin = call.pin = _pin(router, deployment) or call.group
+        same_asker = partial(
+            summary_asker, router, pin, metadata, timeout_s=settings.summary_timeout_s, group=call.group, is_same=True
+        )
         same = PruningModel(
             label=call.group,
             target=deployment.target,
-            ask=summary_asker(
-                router, pin, metadata, timeout_s=settings.summary_timeout_s, group=call.group, is_same=True
-            ),
+            ask=same_asker(),
             is_same=True,
+            telling=lambda hear: same_asker(hear=hear),
         )
+        others = await self._other_pruning_model(router, settings, metadata)
+        names = [call.group, *(other.label for other in others)]
+        may_write_ahead = permission(router, names, metadata) if _is_alone(deployment.target, settings) else None
         return RequestContext(
             label=call.group,
             target=replace(deployment.target, asker=tenant_of(metadata)),
             settings=settings,
             scope=_scope(metadata, call.group, settings),
             tenant=tenant_of(metadata),
-            pruning_models=(*await self._other_pruning_model(router, settings, metadata), same),
+            pruning_models=(*others, same),
             warm_up=warm_up(router, pin, metadata, timeout_s=settings.warm_up_timeout_s),
             attempts=call.attempts,
             asked_tokens=asked_output_tokens(body),
             measure=prompt_measure(router, pin, metadata, timeout_s=settings.summary_timeout_s),
+            may_write_ahead=may_write_ahead,
             now=call.wish.now,
             focus=call.wish.focus,
         )
@@ -294,12 +302,14 @@ class DeploymentSelector:
         if not may_use(router, name, metadata):
             self._warn_once(f"{name}!", "pruning_model=%s is not allowed for some keys; they use the same model", name)
             return ()
+        asker = partial(summary_asker, router, name, metadata, timeout_s=settings.summary_timeout_s, group=name)
         return (
             PruningModel(
                 label=name,
                 target=target,
-                ask=summary_asker(router, name, metadata, timeout_s=settings.summary_timeout_s, group=name),
+                ask=asker(),
                 is_same=False,
+                telling=lambda hear: asker(hear=hear),
             ),
         )
 
@@ -307,6 +317,16 @@ class DeploymentSelector:
         if key not in self._warned:
             self._warned.add(key)
             logger.warning(message, *values)
+
+
+def _is_alone(target: Target, settings: Settings) -> bool:
+    """Whether all who use a server are known here: it is a local one, and this process alone is the proxy.
+
+    uvicorn's workers are children of multiprocessing's, and a store that is no file is other machines'; of their
+    requests this process knows nothing.
+    """
+    is_only = multiprocessing.parent_process() is None and settings.store.startswith(("sqlite:", "memory:"))
+    return is_only and target.is_listed
 
 
 def _pin(router: Any, deployment: Deployment) -> str:

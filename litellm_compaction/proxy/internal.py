@@ -24,7 +24,7 @@ from litellm_compaction.core.messages import JsonValue, Message, Request
 from litellm_compaction.engine import Measure
 from litellm_compaction.errors import SummaryFailed
 from litellm_compaction.proxy import wire
-from litellm_compaction.proxy.litellm_api import is_allowed, takes_place
+from litellm_compaction.proxy.litellm_api import has_spare_places, is_allowed, is_within_budgets, takes_place
 from litellm_compaction.proxy.refusals import unframed
 from litellm_compaction.summarizer import SummaryAnswer
 
@@ -63,7 +63,14 @@ def is_internal_call() -> bool:
 
 
 def summary_asker(
-    router: Any, model: str, parent: Mapping[str, Any], *, timeout_s: float, group: str = "", is_same: bool = False
+    router: Any,
+    model: str,
+    parent: Mapping[str, Any],
+    *,
+    timeout_s: float,
+    group: str = "",
+    is_same: bool = False,
+    hear: Callable[[str], None] | None = None,
 ) -> Callable[..., Awaitable[SummaryAnswer]]:
     """How a pruning model is asked.
 
@@ -74,6 +81,7 @@ def summary_asker(
         timeout_s: limit for the call.
         group: the `model_name` that LiteLLM's limits are looked up for.
         is_same: whether the client itself asked that model, and so may.
+        hear: is told each piece of the answer, its thoughts included; None for nobody.
     """
 
     async def ask(
@@ -104,7 +112,7 @@ def summary_asker(
             try:
                 # A plain answer that is given up is generated to its end all the same (llama.cpp, measured 2026-11-22),
                 # beside the client's own in the same context. A stream ends where it is closed.
-                return await _joined(await call(stream=True, stream_options={"include_usage": True}))
+                return await _joined(await call(stream=True, stream_options={"include_usage": True}), hear)
             except _REFUSED as error:
                 if "stream" not in str(error).lower():
                     raise
@@ -168,7 +176,7 @@ def _as_escaped(value: object) -> str:
     return _BACKSLASHES.sub(r"\\", json.dumps(value, default=str)[1:-1])
 
 
-async def _joined(answer: Any) -> SummaryAnswer:
+async def _joined(answer: Any, hear: Callable[[str], None] | None = None) -> SummaryAnswer:
     """The whole of an answer, which comes as a stream, or at once from what streams nothing."""
     if not hasattr(answer, "__aiter__"):
         choice = answer.choices[0]
@@ -179,6 +187,8 @@ async def _joined(answer: Any) -> SummaryAnswer:
             for choice in chunk.choices[:1]:
                 deltas.append(choice.delta)
                 finish_reason = choice.finish_reason or finish_reason
+                if hear is not None:
+                    hear(_reasoning(choice.delta) + (choice.delta.content or ""))
     finally:
         # Also where the time limit cancels it: that is what stops the server.
         with anyio.CancelScope(shield=True):
@@ -190,10 +200,33 @@ async def _joined(answer: Any) -> SummaryAnswer:
 def _summary_answer(parts: Sequence[Any], finish_reason: str | None) -> SummaryAnswer:
     return SummaryAnswer(
         text="".join(part.content or "" for part in parts),
-        reasoning="".join(getattr(part, "reasoning_content", None) or "" for part in parts),
+        reasoning="".join(map(_reasoning, parts)),
         finish_reason=finish_reason or "stop",
         calls_tool=any(getattr(part, "tool_calls", None) for part in parts),
     )
+
+
+def _reasoning(part: Any) -> str:
+    return getattr(part, "reasoning_content", None) or ""
+
+
+def permission(router: Any, models: Sequence[str], parent: Mapping[str, Any]) -> Callable[[], Awaitable[bool]]:
+    """Whether a key may have pruning models called when nobody waits for them: as any request of it, and within half of
+    what it may ask in a minute, so that none of its own requests is refused for it.
+
+    Args:
+        router: LiteLLM's router.
+        models: `model_name` of each.
+        parent: metadata of the client's request.
+    """
+
+    async def may() -> bool:
+        for model in models:
+            if not (await is_allowed(router, model, parent) and await has_spare_places(model, parent)):
+                return False
+        return await is_within_budgets(parent)
+
+    return may
 
 
 def warm_up(router: Any, model: str, parent: Mapping[str, Any], *, timeout_s: float) -> Callable[[], Awaitable[None]]:

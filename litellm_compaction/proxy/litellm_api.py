@@ -40,6 +40,21 @@ _LITELLM_CHECKS = (
         True,
     ),
 )
+# What LiteLLM's object of a caller says about its budgets, and under what the proxy counts what is spent of them
+# (auth_checks.py, 1.106.2 and 1.109.1): the limit, what was spent when it was read, the kind, and its id.
+_BUDGETS = (
+    ("max_budget", "spend", "key", "token"),
+    ("team_max_budget", "team_spend", "team", "team_id"),
+    ("user_max_budget", "user_spend", "user", "user_id"),
+)
+_OTHER_BUDGETS = (
+    "budget_limits",
+    "team_budget_limits",
+    "team_member_max_budget",
+    "organization_max_budget",
+    "end_user_max_budget",
+    "project_max_budget",
+)
 # Idle connections end before the server closes them (Node.js: after 5 s): a request must not meet a closing one.
 _IDLE_S = 2.0
 # One machine's LM Studio serves a handful of requests at a time; the rest wait for a connection like for a slot.
@@ -117,23 +132,62 @@ async def takes_place(model: str, metadata: Mapping[str, Any]) -> bool:
         model: a `model_name`.
         metadata: of the client's request.
     """
-    auth = _auth(metadata)
-    limiter = _limiter()
-    check = getattr(limiter, "should_rate_limit", None)
-    if (
-        auth is None
-        or check is None
-        or not {"read_only", "skip_tpm_check"} <= inspect.signature(check).parameters.keys()
-    ):
-        return True
-    descriptors = _descriptors(limiter, auth, model)
-    if not descriptors:
-        return True
-    for options in ({"read_only": True}, {"read_only": False, "skip_tpm_check": True}):
+    check, descriptors = _rate_limits(model, metadata)
+    for options in ({"read_only": True}, {"read_only": False, "skip_tpm_check": True}) if descriptors else ():
         answer = await check(descriptors=descriptors, **options)
         if isinstance(answer, Mapping) and answer.get("overall_code") == "OVER_LIMIT":
             return False
     return True
+
+
+async def has_spare_places(model: str, metadata: Mapping[str, Any]) -> bool:
+    """Whether the caller has used at most half of each of its limits for a minute; counts nothing.
+
+    Args:
+        model: a `model_name`.
+        metadata: of the client's request.
+    """
+    check, descriptors = _rate_limits(model, metadata)
+    if not descriptors:
+        return True
+    answer = await check(descriptors=descriptors, read_only=True)
+    statuses = answer.get("statuses") if isinstance(answer, Mapping) else None
+    return all(2 * each["limit_remaining"] >= each["current_limit"] for each in statuses or ())
+
+
+async def is_within_budgets(metadata: Mapping[str, Any]) -> bool:
+    """Whether all that limits what the caller may spend has been looked at, and none of it is spent.
+
+    LiteLLM looks at that before each request, and at more than its object of the caller says: where there is a limit
+    that is not known how to be looked at here, the answer is no.
+
+    Args:
+        metadata: of the client's request.
+    """
+    auth = _auth(metadata)
+    if auth is None:
+        return True
+    if any(getattr(auth, name, None) for name in _OTHER_BUDGETS):
+        return False
+    current = getattr(sys.modules.get(_PROXY), "get_current_spend", None)
+    for limit_name, spend_name, kind, id_name in _BUDGETS:
+        limit, spent = getattr(auth, limit_name, None), getattr(auth, spend_name, None) or 0.0
+        if limit is None:
+            continue
+        if current is not None:
+            key = f"spend:{kind}:{getattr(auth, id_name, None)}"
+            spent = await current(counter_key=key, fallback_spend=spent, max_budget=limit)
+        if spent >= limit:
+            return False
+    return True
+
+
+def _rate_limits(model: str, metadata: Mapping[str, Any]) -> tuple[Any, list[Any]]:
+    """What checks a caller's limits for a minute, and which these are; none where LiteLLM has none, or others."""
+    auth, limiter = _auth(metadata), _limiter()
+    check = getattr(limiter, "should_rate_limit", None)
+    is_known = check is not None and {"read_only", "skip_tpm_check"} <= inspect.signature(check).parameters.keys()
+    return check, _descriptors(limiter, auth, model) if auth is not None and is_known else []
 
 
 def _auth(metadata: Mapping[str, Any]) -> Any:

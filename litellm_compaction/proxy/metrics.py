@@ -11,7 +11,7 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any, NamedTuple, TypeAlias
 
-from litellm_compaction.events import CompactionEvent, Event, TruncationAlarm
+from litellm_compaction.events import AHEAD, USED_AHEAD, CompactionEvent, Event, TruncationAlarm
 
 logger = logging.getLogger("litellm_compaction")
 
@@ -43,6 +43,10 @@ _KINDS = {
     "summary_calls_total": _Kind("Summary jobs of the pruning model."),
     "summary_duration_seconds": _Kind(
         "In which the pruning model was asked for a compaction.", buckets=_SECOND_BUCKETS
+    ),
+    "ahead_total": _Kind(
+        "Records written before they were needed, by what became of them: prepared, used or given_up.",
+        ("model", "result"),
     ),
     "restarts_total": _Kind("Running answers that were stopped, compacted and continued."),
     "truncation_alarms_total": _Kind("Replies whose usage says that the server cut the prompt.", ("model", "reason")),
@@ -109,6 +113,14 @@ class Metrics:
 
 
 def _count_compaction(instruments: _Instruments, event: CompactionEvent, model: str) -> None:
+    is_ahead = event.outcome in AHEAD
+    if is_ahead or event.reason == USED_AHEAD:
+        instruments["ahead_total"].labels(model, event.outcome if is_ahead else "used").inc()
+    if event.summary_calls:
+        instruments["summary_calls_total"].labels(model).inc(event.summary_calls)
+        instruments["summary_duration_seconds"].labels(model).observe(event.summary_ms / 1000)
+    if is_ahead:
+        return
     instruments["compactions_total"].labels(model, event.phase, event.outcome).inc()
     instruments["window_fill_ratio"].labels(model).observe(event.filled_percent / 100)
     if event.outcome == "refused":
@@ -116,9 +128,6 @@ def _count_compaction(instruments: _Instruments, event: CompactionEvent, model: 
         return
     instruments["prompt_before_tokens"].labels(model).observe(event.tokens_before)
     instruments["prompt_after_tokens"].labels(model).observe(event.tokens_after)
-    if event.summary_calls:
-        instruments["summary_calls_total"].labels(model).inc(event.summary_calls)
-        instruments["summary_duration_seconds"].labels(model).observe(event.summary_ms / 1000)
 
 
 def _registered(library: Any, name: str, kind: _Kind) -> Any:

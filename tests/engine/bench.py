@@ -167,6 +167,7 @@ class Bench:
             observers=[self.events.append],
             clock=self.clock,
             wall_clock=lambda: NOW_S,
+            quiet_s=0.0,
         )
 
     def target(self, window: int | None, *, model: str = "test-model", **changes: Any) -> Target:
@@ -195,6 +196,7 @@ class Bench:
         target: Target | None = None,
         warm_up: Callable[[], Awaitable[None]] = _loads_nothing,
         measure: Measure | None = None,
+        may_write_ahead: Callable[[], Awaitable[bool]] | None = None,
         asked_tokens: int | None = None,
         now: bool = False,
         focus: str = "",
@@ -211,6 +213,7 @@ class Bench:
             warm_up=warm_up,
             attempts=attempts or Attempts(summary_calls_left=chosen.max_summary_calls),
             measure=measure,
+            may_write_ahead=may_write_ahead,
             asked_tokens=asked_tokens,
             now=now,
             focus=focus,

@@ -151,6 +151,7 @@ def write_config(
 ) -> Path:
     """A config.yaml; `settings` None leaves the callback out.
 
+    Nothing is written ahead where a test does not ask for it: it counts what a server is asked, and in which order.
     As in the shipped one LiteLLM asks no server for tokenizers: where there is none, it tries for 48 s for each stream
     of a Llama model, and nobody is served meanwhile (1.106.2, measured 2026-11-22).
     """
@@ -159,7 +160,7 @@ def write_config(
     litellm_settings = {"disable_hf_tokenizer_download": True, **sections.pop("litellm_settings", {})}
     if settings is not None:
         litellm_settings["callbacks"] = ["litellm_compaction.handler", *litellm_settings.pop("callbacks", [])]
-        config["callback_settings"] = {"litellm_compaction": dict(settings)}
+        config["callback_settings"] = {"litellm_compaction": {"background": "off", **settings}}
     config["litellm_settings"] = litellm_settings
     config.update(sections)
     path = folder / "config.yaml"

@@ -91,6 +91,22 @@ def test_a_refusal_an_alarm_and_restarts_are_counted() -> None:
     assert library.of("restarts_total") == {("qwen",): [2]}
 
 
+def test_records_written_ahead_are_no_decisions_about_prompts() -> None:
+    """What became of them is counted by itself, and what they cost with all summaries."""
+    library = FakeLibrary()
+    metrics = Metrics(lambda: library)
+    metrics.observe(event("prepared"))
+    metrics.observe(event("given_up", summary_calls=0, reason="arrived"))
+    metrics.observe(event("reused", summary_calls=0, reason="prepared"))
+    assert library.of("ahead_total") == {
+        ("qwen", "prepared"): [1],
+        ("qwen", "given_up"): [1],
+        ("qwen", "used"): [1],
+    }
+    assert sum(map(len, library.of("compactions_total").values())) == 1
+    assert sum(map(len, library.of("summary_duration_seconds").values())) == 1
+
+
 def test_reuse_takes_no_summary() -> None:
     """A stored compaction costs no call and no time of one."""
     library = FakeLibrary()
@@ -132,7 +148,7 @@ def test_nothing_is_registered_before_the_first_event() -> None:
     metrics = Metrics(lambda: library)
     assert library.made == {}
     metrics.observe(ALARM)
-    assert len(library.made) == 9
+    assert len(library.made) == 10
 
 
 def test_a_second_registration_shares_the_first() -> None:

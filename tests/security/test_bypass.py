@@ -439,3 +439,44 @@ async def test_summary_calls_count_as_requests_of_the_key(
     # What is refused is not counted: the client's own next request has what the summary did not get.
     assert all(int(count) == calls for count in used)
     assert used or not {"rpm_limit", "user_rpm_limit"} & limits.keys()
+
+
+@pytest.mark.parametrize(
+    ("caller", "allowed"),
+    [
+        ({}, True),
+        ({"max_budget": 5.0, "spend": 4.0}, True),
+        ({"max_budget": 5.0, "spend": 5.0}, False),
+        ({"team_id": "t", "team_max_budget": 1.0, "team_spend": 2.0}, False),
+        ({"user_id": "u", "user_max_budget": 1.0, "user_spend": 2.0}, False),
+        # What is spent of these does not stand in LiteLLM's object of the caller.
+        ({"organization_max_budget": 100.0}, False),
+        ({"end_user_max_budget": 100.0}, False),
+        ({"models": _ONLY}, False),
+    ],
+)
+async def test_nothing_is_written_ahead_for_a_key_that_litellm_would_refuse(
+    monkeypatch: pytest.MonkeyPatch, caller: dict[str, Any], allowed: bool
+) -> None:
+    """No request of a client is there that LiteLLM has checked: lists and budgets are looked at for the call itself."""
+    importlib.import_module("litellm.proxy.proxy_server")
+    monkeypatch.setattr(litellm_api, "_limiter", lambda: None)
+    names = ("chat-8k", "pruner-large")
+    entries = [{"model_name": name, "litellm_params": {"model": f"openai/{name}", "api_key": "k"}} for name in names]
+    metadata = {"user_api_key_auth": UserAPIKeyAuth(api_key="sk-1", **caller)}
+    assert await internal.permission(LiteLLMRouter(model_list=entries), ["pruner-large"], metadata)() is allowed
+
+
+async def test_what_is_written_ahead_leaves_half_of_a_keys_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A key for six requests a minute asks three, and no call in the background takes one from its own fourth."""
+    limiter = _PROXY_MaxParallelRequestsHandler_v3(internal_usage_cache=InternalUsageCache(DualCache()))
+    monkeypatch.setattr(litellm_api, "_limiter", lambda: limiter)
+    monkeypatch.setattr(litellm_api, "_LITELLM_CHECKS", ())
+    metadata = {"user_api_key_auth": UserAPIKeyAuth(api_key="sk-1", rpm_limit=6)}
+    may = internal.permission(Router(), ["carried"], metadata)
+    ask = summary_asker(Router(), "carried", metadata, timeout_s=5, group="carried", is_same=True)
+    allowed = []
+    for _ in range(5):
+        allowed.append(await may())
+        await ask([user_message("text")], max_tokens=5)
+    assert allowed == [True, True, True, True, False]

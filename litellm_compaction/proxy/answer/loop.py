@@ -62,6 +62,8 @@ _MAX_CUTS = 12
 _LEAST_CUT_CHARS = 200
 # In which a server goes on itself, and which some do not take.
 _OWN_WAYS: tuple[Way, ...] = ("raw", "prefill")
+# What a model's answer ends with that is whole.
+_ENDS = frozenset({"stop", "tool_calls", "function_call"})
 # An overflow without a number at less than this share of the window is not of this answer alone.
 _FAR_BELOW_RATIO = 0.5
 _STILL_TOO_LARGE = "The compacted prompt still exceeds the available context size."
@@ -144,6 +146,7 @@ class Answer:
         self._progress = Progress()
         self._ways = upstream.ways
         self._refused: list[Way] = []
+        self._last: tuple[PreparedRequest, Relay] | None = None
         self._one = OneAnswer(self._progress, SILENT if asked.is_json else asked.notices)
 
     async def chunks(self) -> AsyncGenerator[Chunk, None]:
@@ -160,6 +163,7 @@ class Answer:
         finally:
             if self._room is not None:
                 self._room.leave()
+        self._tell_background()
 
     async def _chunks(self) -> AsyncGenerator[Chunk, None]:
         prepared = self._prepared
@@ -240,8 +244,27 @@ class Answer:
             if is_new and again.action != "none" and (notice := self._one.notice(f"{DONE_NOTICE}\n\n")):
                 yield notice
             guarded = again
+        self._last = guarded, relay
         for chunk in self._ending(relay):
             yield chunk
+
+    def _tell_background(self) -> None:
+        """Says that the answer is whole, so that what its conversation will need may be written while nobody waits.
+
+        An answer that was carried over the limit is compacted already.
+        """
+        if self._last is None or self._is_joined:
+            return
+        guarded, relay = self._last
+        if relay.finish_reason in _ENDS:
+            is_call = relay.finish_reason != "stop"
+            self._compactor.background.answered(
+                self._asked.request,
+                self._case,
+                guarded,
+                answer="" if is_call else self._progress.sent_text,
+                used_tokens=relay.filled_tokens,
+            )
 
     async def _seated(self, guarded: PreparedRequest) -> PreparedRequest:
         """What to send as soon as there is room for it; made anew where the window has become smaller meanwhile.

@@ -1,0 +1,366 @@
+"""What is written while nobody waits: the record that a conversation's next compaction will need.
+
+`proxy/answer/loop.py` tells of every answer that has ended, `compactor.py` of every request that comes. Behind an
+answer that leaves a conversation near its trigger, and once its server has been idle for a moment, the summary is asked
+for behind the very conversation that the server's cache holds, and stored as a compaction that takes effect when the
+trigger comes (`core/plan.py`, `plan_ahead`). Whoever comes meanwhile has the engine at once: the call is ended, unless
+it is as good as done.
+
+It costs no user's time, but electricity, and its owner's money where calls are paid for. So it is bounded: one call at
+a time for each server, some in an hour for each tenant and model, and fewer where they were for nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from litellm_compaction.concurrency import Bounded
+from litellm_compaction.core.compaction import Compaction
+from litellm_compaction.core.conversation import applied_tokens
+from litellm_compaction.core.messages import JsonValue, Message, Request
+from litellm_compaction.core.plan import MIN_GAIN_RATIO, Summarize, plan_ahead, turn_ended
+from litellm_compaction.engine.admission import Admission, Reservation, server_of
+from litellm_compaction.engine.build import BuiltCompaction, CompactionBuilder
+from litellm_compaction.engine.context import (
+    Attempts,
+    MeasuredRequest,
+    PreparedRequest,
+    PruningModel,
+    RequestContext,
+    nothing,
+)
+from litellm_compaction.engine.measure import RequestMeasurer, hashed
+from litellm_compaction.engine.reporting import Reporter
+from litellm_compaction.engine.threads import is_long, off_loop_if
+from litellm_compaction.errors import CompactionError
+from litellm_compaction.stores import Store
+from litellm_compaction.summarizer import Ask, SummaryAnswer
+
+logger = logging.getLogger("litellm_compaction")
+
+# An agent is back with its tool results before that; a person reads for longer.
+QUIET_S = 1.0
+# Where requests keep coming into what was begun, a call waits for the double; up to so many doublings.
+_MAX_DOUBLINGS = 6
+MOST_PER_HOUR = 20
+# Each record costs one, and one that was used gives back two: they go on where half of them are used.
+_MOST_CREDITS, _CREDITS_PER_USE = 4, 2
+_TRY_AGAIN_S = 3600.0
+# Such an answer is worth waiting for, if the rest of it comes soon at its own pace.
+_NEARLY_RATIO, _MOST_WAIT_S = 0.8, 5.0
+# To close a stream takes milliseconds; it only bounds a hang.
+_CLOSING_S = 1.0
+_MAX_SERVERS, _MAX_OWNERS = 64, 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Answered:
+    """A conversation whose answer has just ended."""
+
+    request: Request
+    case: RequestContext
+    answer: str
+
+
+class _Progress:
+    """How far an answer has come, of all that it may be.
+
+    Args:
+        clock: seconds, monotonic.
+        count: tokens of a text.
+    """
+
+    def __init__(self, clock: Callable[[], float], count: Callable[[str], int]) -> None:
+        self._clock = clock
+        self._count = count
+        self._bound_tokens = math.inf
+        self._tokens = 0
+        self._begun_s = 0.0
+
+    def following(self, model: PruningModel) -> PruningModel:
+        """`model`, followed while it answers."""
+        telling = model.telling
+        if telling is None:
+            return model
+        told = telling(self._hear)
+
+        async def ask(
+            messages: Sequence[Message],
+            *,
+            max_tokens: int,
+            tools: Sequence[JsonValue] = (),
+            tool_choice: JsonValue = None,
+        ) -> SummaryAnswer:
+            self._bound_tokens, self._tokens = max_tokens, 0
+            return await told(messages, max_tokens=max_tokens, tools=tools, tool_choice=tool_choice)
+
+        following: Ask = ask
+        return replace(model, ask=following)
+
+    @property
+    def rest_s(self) -> float:
+        """How long it will take at most until it ends; infinite where it is not nearly done."""
+        if self._tokens < _NEARLY_RATIO * self._bound_tokens:
+            return math.inf
+        pace = self._tokens / max(self._clock() - self._begun_s, 1e-6)
+        return max(self._bound_tokens - self._tokens, 0) / pace
+
+    def _hear(self, text: str) -> None:
+        if not self._tokens:
+            self._begun_s = self._clock()
+        self._tokens += self._count(text)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Writing:
+    """A record that is being written.
+
+    Attributes:
+        progress: of the call; None before it.
+        is_ended: whether a request that came has ended it.
+    """
+
+    task: asyncio.Task[None]
+    progress: _Progress | None = None
+    is_ended: bool = False
+
+    @property
+    def is_nearly_done(self) -> bool:
+        """Whether it is worth waiting for."""
+        return self.progress is not None and self.progress.rest_s <= _MOST_WAIT_S
+
+
+@dataclass(slots=True)
+class _Server:
+    """One server: who could be written for, and what is under way.
+
+    Attributes:
+        task: waits for quiet, then writes.
+        writing: of this server's task, or of another's that asks a model of this one.
+    """
+
+    answered: _Answered | None = None
+    task: asyncio.Task[None] | None = None
+    writing: _Writing | None = None
+
+
+@dataclass(slots=True)
+class _Owner:
+    """What came of the records of one tenant's conversations with one model.
+
+    Attributes:
+        begun_s: when calls were begun in the last hour, oldest first.
+        ended: how many in a row were ended by requests that came.
+    """
+
+    begun_s: deque[float] = field(default_factory=deque)
+    credits: int = _MOST_CREDITS
+    ended: int = 0
+
+    def may_begin(self, now_s: float) -> bool:
+        """Whether another one may be written now."""
+        newest_s = self.begun_s[-1] if self.begun_s else -math.inf
+        while self.begun_s and now_s - self.begun_s[0] >= _TRY_AGAIN_S:
+            self.begun_s.popleft()
+        return len(self.begun_s) < MOST_PER_HOUR and (self.credits > 0 or now_s - newest_s >= _TRY_AGAIN_S)
+
+
+class Background:
+    """Writes records ahead.
+
+    Args:
+        builder: makes them.
+        measurer: weighs conversations.
+        admission: knows who else uses a server, and tells of those who come.
+        store: keeps them.
+        reporter: tells of them.
+        clock: seconds, monotonic.
+        quiet_s: for how long a server has been idle before it is asked.
+    """
+
+    def __init__(
+        self,
+        *,
+        builder: CompactionBuilder,
+        measurer: RequestMeasurer,
+        admission: Admission,
+        store: Store,
+        reporter: Reporter,
+        clock: Callable[[], float],
+        quiet_s: float = QUIET_S,
+    ) -> None:
+        self._builder = builder
+        self._measurer = measurer
+        self._admission = admission
+        self._store = store
+        self._reporter = reporter
+        self._clock = clock
+        self._quiet_s = quiet_s
+        self._servers: dict[str, _Server] = {}
+        self._owners: Bounded[str, _Owner] = Bounded(_MAX_OWNERS)
+        self._tasks: set[asyncio.Task[None]] = set()
+        admission.make_way = self.make_way
+
+    def answered(
+        self, request: Request, case: RequestContext, guarded: PreparedRequest, *, answer: str, used_tokens: int
+    ) -> None:
+        """Takes note of an answer that has ended; begins nothing before its server has been idle for a moment.
+
+        Args:
+            request: the conversation, as the client sent it.
+            case: of the request.
+            guarded: what was sent.
+            answer: its text; "" where the model has called tools.
+            used_tokens: of the window, with the answer.
+        """
+        if case.may_write_ahead is None or case.settings.background == "off" or not case.settings.max_summary_calls:
+            return
+        server = self._server(server_of(case))
+        if server is None:
+            return
+        ends_in_answer = request.messages[-1:] and request.messages[-1].role == "assistant"
+        if guarded.budget.is_filling(used_tokens) and not ends_in_answer and not request.has_own_template:
+            server.answered = _Answered(request=request, case=case, answer=answer)
+        if server.answered is not None and server.task is None:
+            server.task = self._begin(self._when_quiet(server))
+
+    def used(self, scope: str) -> None:
+        """Takes note that a record which was written ahead has been used."""
+        owner = self._owners.get(scope)
+        if owner is not None:
+            owner.credits = min(owner.credits + _CREDITS_PER_USE, _MOST_CREDITS)
+
+    async def make_way(self, name: str) -> None:
+        """Leaves a server to a request that comes: returns when the call to it is closed, or as good as done.
+
+        Args:
+            name: of `server_of`.
+        """
+        server = self._servers.get(name)
+        if server is None:
+            return
+        writing = server.writing
+        if writing is None:
+            if server.task is not None:
+                # It is not idle: the end of the answer that comes begins the wait anew.
+                server.task.cancel()
+                server.task = None
+            return
+        if writing.is_nearly_done:
+            await asyncio.wait({writing.task}, timeout=_MOST_WAIT_S)
+        if not writing.task.done():
+            writing.is_ended = True
+            writing.task.cancel()
+            await asyncio.wait({writing.task}, timeout=_CLOSING_S)
+
+    async def aclose(self) -> None:
+        """Ends what is under way."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _server(self, name: str) -> _Server | None:
+        found = self._servers.get(name)
+        if found is None and len(self._servers) < _MAX_SERVERS:
+            found = self._servers[name] = _Server()
+        return found
+
+    def _begin(self, work: Awaitable[None]) -> asyncio.Task[None]:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _when_quiet(self, server: _Server) -> None:
+        """Writes for the newest conversation of a server that stays idle for a moment."""
+        task = asyncio.current_task()
+        assert task is not None and server.answered is not None  # noqa: S101, PT018 - `answered` has begun it
+        owner = self._owners.setdefault(server.answered.case.scope, _Owner())
+        try:
+            await asyncio.sleep(self._quiet_s * 2 ** min(owner.ended, _MAX_DOUBLINGS))
+            asked, server.answered = server.answered, None
+            if owner.may_begin(self._clock()):
+                await self._write(asked, owner, _Writing(task=task))
+        except asyncio.CancelledError:
+            raise
+        except CompactionError as error:
+            logger.debug("background reason=%s", type(error).__name__)
+        except Exception as error:  # noqa: BLE001 - nobody waits for it, and nobody must suffer by it (P8)
+            logger.warning("background error=%s; the record is written when it is needed", type(error).__name__)
+        finally:
+            if server.task is task:
+                server.task = None
+
+    async def _write(self, asked: _Answered, owner: _Owner, writing: _Writing) -> None:
+        case = asked.case
+        names = {server_of(case), *(str(model.target.api_base) for model in case.pruning_models)}
+        servers = [server for name in names if (server := self._server(name)) is not None]
+        if not all(map(self._admission.is_idle, names)) or any(server.writing for server in servers):
+            return
+        for server in servers:
+            server.writing = writing
+        try:
+            await self._write_alone(asked, owner, writing)
+        finally:
+            for server in servers:
+                server.writing = None
+
+    async def _write_alone(self, asked: _Answered, owner: _Owner, writing: _Writing) -> None:
+        # Nothing is loaded for it, and no server asked for a count.
+        attempts = Attempts(summary_calls_left=1)
+        case = replace(asked.case, now=False, focus="", measure=None, warm_up=nothing, attempts=attempts)
+        request = replace(asked.request, messages=turn_ended(asked.request.messages, asked.answer))
+        work = await hashed(await self._measurer.weigh(request, case))
+        stored = await self._store.find(case.scope, work.conversation.hashes[1:])
+        decision = await off_loop_if(
+            is_long(request.messages),
+            lambda: plan_ahead(work.conversation, work.budget, case.depth, stored, work.count_text),
+        )
+        if decision is None or case.may_write_ahead is None or not await case.may_write_ahead():
+            return
+        owner.begun_s.append(self._clock())
+        try:
+            made = await self._made(work, decision, writing)
+        except asyncio.CancelledError:
+            if writing.is_ended:
+                owner.ended += 1
+                self._reporter.decided(work, "given_up", after=work.count.tokens, reason="arrived")
+            raise
+        owner.ended = 0
+        await self._keep(work, decision, made, owner)
+
+    async def _made(self, work: MeasuredRequest, decision: Summarize, writing: _Writing) -> BuiltCompaction:
+        """The record, by a call that has room of its own beside answers."""
+        writing.progress = _Progress(self._clock, work.count_text)
+        models = tuple(map(writing.progress.following, work.case.pruning_models))
+        room = Reservation(self._admission, work.case)
+        try:
+            async with room.for_summary(work.window, work.count.tokens):
+                room.started()
+                made = await self._builder.make(replace(work, case=replace(work.case, pruning_models=models)), decision)
+                room.ended()
+        finally:
+            room.leave()
+        return made
+
+    async def _keep(self, work: MeasuredRequest, decision: Summarize, made: BuiltCompaction, owner: _Owner) -> None:
+        """Stores a record that will be worth it, and never in place of one that is applied."""
+        compaction = made.kept
+        after_tokens = applied_tokens(work.conversation, compaction, work.count_text)
+        is_summary = compaction.rung != "truncate"
+        if not is_summary or after_tokens > work.count.tokens * (1 - MIN_GAIN_RATIO):
+            reason = made.reason or "no_gain"
+            self._reporter.decided(work, "given_up", after=work.count.tokens, made=replace(made, reason=reason))
+            return
+        if await self._store.find(work.case.scope, [compaction.covered_hash]):
+            return
+        await self._store.put(work.case.scope, compaction)
+        owner.credits = max(owner.credits - 1, 0)
+        base: Compaction | None = decision.base
+        self._reporter.decided(work, "prepared", after=after_tokens, compaction=compaction, made=made, base=base)

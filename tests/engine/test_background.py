@@ -1,0 +1,320 @@
+"""What is written while nobody waits, who ends it, and when it is used."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from litellm_compaction.core.messages import Message, Request
+from litellm_compaction.engine import PreparedRequest, PruningModel, RequestContext
+from litellm_compaction.engine.background import MOST_PER_HOUR
+from litellm_compaction.errors import SummaryFailed
+from litellm_compaction.events import CompactionEvent
+from litellm_compaction.summarizer import Ask, SummaryAnswer
+from tests.builders import JsonDict, as_bytes, assistant, chat, count, parsed, user
+from tests.engine.bench import SUMMARY, Bench, Clock, FakeAsk, settled
+
+WINDOW = 8192
+# Over 60 % of the window, under the trigger; LATER is over it.
+FILLED = chat(30, words=72)
+ANSWER = "It is done."
+NEXT = [*FILLED, assistant(ANSWER), user("Thanks.")]
+LATER = [*FILLED, assistant(ANSWER), user("Go on."), assistant("more " * 1200), user("And then?")]
+
+
+async def yes() -> bool:
+    return True
+
+
+async def no() -> bool:
+    return False
+
+
+class Scene:
+    """A tenant's conversation with a model whose server nobody else uses."""
+
+    def __init__(self, ask: FakeAsk | None = None, **bench: Any) -> None:
+        self.bench = Bench(ask=ask or FakeAsk(), **bench)
+
+    def case(self, **changes: Any) -> RequestContext:
+        return self.bench.case(WINDOW, **{"background": "idle", "may_write_ahead": yes, **changes})
+
+    async def turn(
+        self, raw: Sequence[JsonDict] = FILLED, answer: str = ANSWER, *, used: int | None = None, **case: Any
+    ) -> PreparedRequest:
+        """A request and its answer."""
+        request, surroundings = Request(messages=parsed(raw)), self.case(**case)
+        guarded = await self.bench.compactor.guard(request, surroundings)
+        used_tokens = guarded.count.tokens + count(answer) if used is None else used
+        self.bench.compactor.background.answered(request, surroundings, guarded, answer=answer, used_tokens=used_tokens)
+        return guarded
+
+    async def rested(self) -> None:
+        """Returns when what was begun has come to its end; long texts are looked at in threads."""
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        await asyncio.gather(*others, return_exceptions=True)
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        for _ in range(2000):
+            if condition():
+                return
+            await asyncio.sleep(0.001)
+        raise AssertionError("it never happened")
+
+    @property
+    def told(self) -> list[tuple[str, str]]:
+        return [(event.outcome, event.reason) for event in self.bench.events if isinstance(event, CompactionEvent)]
+
+
+async def test_the_next_compaction_asks_no_model() -> None:
+    """What was written behind the last answer stands in for the old part as soon as the trigger comes."""
+    scene = Scene()
+    await scene.turn()
+    await scene.rested()
+    assert scene.told == [("prepared", "")]
+    guarded = await scene.turn(LATER)
+    assert guarded.action == "reused"
+    assert guarded.round == 1
+    assert guarded.messages is not None
+    assert SUMMARY in guarded.messages[1].text
+    assert scene.told == [("prepared", ""), ("reused", "prepared")]
+    assert len(scene.bench.ask.prompts) == 1
+
+
+async def test_the_summary_is_asked_for_behind_what_the_server_holds() -> None:
+    """The whole conversation with its answer, as it was sent, and one request behind it: its cache holds the rest."""
+    scene = Scene()
+    await scene.turn()
+    await scene.rested()
+    (asked,) = scene.bench.ask.messages
+    assert as_bytes(asked[:-1]) == as_bytes(parsed([*FILLED, assistant(ANSWER)]))
+
+
+async def test_a_request_that_fits_is_sent_as_it_came() -> None:
+    """Below the trigger nobody sees that a record is there."""
+    scene = Scene()
+    await scene.turn()
+    await scene.rested()
+    guarded = await scene.turn(NEXT)
+    assert (guarded.action, guarded.messages) == ("none", None)
+
+
+async def test_what_is_in_effect_stays_so() -> None:
+    """Once used it is an ordinary record: a turn whose count is lower gets the same bytes."""
+    scene = Scene()
+    await scene.turn()
+    await scene.rested()
+    first = await scene.turn(LATER)
+    assert [compaction.ahead for _, compaction in scene.bench.store.kept] == [True, False]
+    again = await scene.turn(NEXT)
+    assert again.action == "reused"
+    assert first.messages is not None
+    assert again.messages is not None
+    record = scene.bench.store.kept[0][1].record
+    assert first.messages[1].text.startswith(record)
+    assert again.messages[1].text.startswith(record)
+
+
+async def test_history_that_was_edited_does_not_find_it() -> None:
+    """A conversation that begins otherwise is compacted on its own."""
+    scene = Scene()
+    await scene.turn()
+    await scene.rested()
+    guarded = await scene.turn([*LATER[:3], user("Something else."), *LATER[4:]])
+    assert guarded.action == "compacted"
+    assert len(scene.bench.ask.prompts) == 2
+
+
+async def test_tenants_never_meet() -> None:
+    """The same conversation of another tenant has its own record, or none."""
+    scene = Scene()
+    await scene.turn(scope="one")
+    await scene.rested()
+    guarded = await scene.turn(LATER, scope="two")
+    assert guarded.action == "compacted"
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        {"background": "off"},
+        {"may_write_ahead": None},
+        {"may_write_ahead": no},
+        {"max_summary_calls": 0},
+        {"strategy": "prune"},
+    ],
+)
+async def test_nobody_is_asked_who_may_not_be(case: dict[str, Any]) -> None:
+    """Not where it is off, where nobody knows the pool, where the key may not, and where no model writes records."""
+    scene = Scene()
+    await scene.turn(**case)
+    await scene.rested()
+    assert scene.bench.ask.prompts == []
+    assert scene.told == []
+
+
+async def test_a_conversation_far_from_its_trigger_is_left_alone() -> None:
+    """Below 60 % of the window nothing is written."""
+    scene = Scene()
+    await scene.turn(chat(30, words=50))
+    await scene.rested()
+    assert scene.bench.ask.prompts == []
+
+
+async def test_who_comes_has_the_engine_at_once() -> None:
+    """The call is closed before the request goes on, and nothing is kept of it; the next answer begins it anew."""
+    scene = Scene(FakeAsk(gate=asyncio.Event()))
+    await scene.turn()
+    await scene.bench.ask.asked.wait()
+    await scene.bench.compactor.prepare(Request(messages=parsed([user("Hello.")])), scene.case(scope="another"))
+    assert scene.bench.ask.cancelled == 1
+    assert scene.told == [("given_up", "arrived")]
+    assert scene.bench.store.kept == []
+    scene.bench.ask.gate = None
+    await scene.turn(NEXT, ANSWER)
+    await scene.rested()
+    assert scene.told[-1] == ("prepared", "")
+
+
+async def test_another_answer_is_not_disturbed() -> None:
+    """While anybody runs at the server nothing is begun, for however many answers have ended."""
+    scene = Scene()
+    room = scene.bench.compactor.room(scene.case())
+    await room.take(await scene.bench.guard([user("Hello.")], WINDOW), 100, is_watched=True)
+    await scene.turn()
+    await scene.rested()
+    assert scene.bench.ask.prompts == []
+    room.leave()
+
+
+@pytest.mark.parametrize("admission", ["off", "pool"])
+async def test_it_holds_room_for_as_long_as_it_runs(admission: str) -> None:
+    """In a shared context it has a place like any summary, and gives it back however it ends."""
+    scene = Scene(FakeAsk(gate=asyncio.Event()))
+    await scene.turn(admission=admission)
+    await scene.bench.ask.asked.wait()
+    admitted = scene.bench.compactor.room(scene.case(admission=admission))
+    short = await scene.bench.guard([user("Hello.")], WINDOW, admission=admission)
+    assert scene.bench.ask.cancelled == 1
+    await admitted.take(short, 5000, is_watched=True)
+    assert admitted.beside(short.window) == 0
+    admitted.leave()
+
+
+class Teller:
+    """A pruning model that has said so much of its answer, and waits before it says the rest."""
+
+    def __init__(self, ratio: float) -> None:
+        self.ratio = ratio
+        self.begun, self.rest = asyncio.Event(), asyncio.Event()
+
+    def telling(self, hear: Callable[[str], None]) -> Ask:
+        async def ask(messages: Sequence[Message], *, max_tokens: int, **with_tools: Any) -> SummaryAnswer:
+            hear("word" * int(self.ratio * max_tokens))
+            self.begun.set()
+            await self.rest.wait()
+            return SummaryAnswer(text=SUMMARY)
+
+        return ask
+
+    def model(self, bench: Bench) -> PruningModel:
+        return PruningModel(
+            label="served", target=bench.target(WINDOW), ask=FakeAsk(), is_same=True, telling=self.telling
+        )
+
+
+@pytest.mark.parametrize(("ratio", "is_kept"), [(0.5, False), (0.9, True)])
+async def test_one_that_is_nearly_done_is_waited_for(ratio: float, *, is_kept: bool) -> None:
+    """Above 80 % of its bound the rest is worth a moment; below, nobody waits."""
+    scene, teller = Scene(), Teller(ratio)
+    models = [teller.model(scene.bench)]
+    await scene.turn(pruning_models=models)
+    await teller.begun.wait()
+    arriving = asyncio.create_task(scene.turn([user("Hello.")], scope="another"))
+    await settled()
+    assert arriving.done() is not is_kept
+    teller.rest.set()
+    await arriving
+    await scene.rested()
+    assert bool(scene.bench.store.kept) is is_kept
+
+
+async def test_a_summary_that_fails_leaves_nothing() -> None:
+    """The next compaction is made when it is needed, as ever."""
+    scene = Scene(FakeAsk(SummaryFailed("timeout", "too slow")))
+    await scene.turn()
+    await scene.rested()
+    assert scene.told == [("given_up", "timeout")]
+    assert scene.bench.store.kept == []
+
+
+async def test_a_store_that_fails_harms_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    """The record is lost, and one line says so; no task is left with an error."""
+    scene = Scene()
+    await scene.turn()
+    scene.bench.store.broken = True
+    await scene.rested()
+    assert "StoreError" in caplog.text
+
+
+async def test_conversations_that_are_not_continued_are_left_alone_in_the_end() -> None:
+    """After four records that nobody used one is tried in an hour; one that is used buys two."""
+    clock = Clock()
+    scene = Scene(clock=clock)
+    for number in range(6):
+        await scene.turn([user(f"Topic {number}"), *FILLED[1:]])
+        await scene.rested()
+    assert len(scene.bench.ask.prompts) == 4
+    clock.now_s += 3600
+    await scene.turn([user("Topic 7"), *FILLED[1:]])
+    await scene.rested()
+    assert len(scene.bench.ask.prompts) == 5
+    await scene.turn([user("Topic 7"), *LATER[1:]])
+    for number in range(8, 12):
+        await scene.turn([user(f"Topic {number}"), *FILLED[1:]])
+        await scene.rested()
+    assert len(scene.bench.ask.prompts) == 7
+    await scene.turn([user("Topic 12"), *FILLED[1:]], scope="another")
+    await scene.rested()
+    assert len(scene.bench.ask.prompts) == 8
+
+
+async def test_an_hour_has_a_bound() -> None:
+    """However well they are used, and whoever ends them."""
+    clock = Clock()
+    scene = Scene(FakeAsk(gate=asyncio.Event()), clock=clock)
+    for number in range(MOST_PER_HOUR + 5):
+        scene.bench.ask.asked.clear()
+        await scene.turn([user(f"Topic {number}"), *FILLED[1:]])
+        await scene.until(lambda: scene.bench.ask.asked.is_set() or len(asyncio.all_tasks()) == 1)
+    assert len(scene.bench.ask.prompts) == MOST_PER_HOUR
+    await scene.bench.compactor.aclose()
+
+
+async def test_a_record_that_is_in_effect_is_never_replaced() -> None:
+    """Where another process has compacted the same messages meanwhile, its record stays."""
+    other = Scene()
+    await other.turn()
+    await other.rested()
+    ((scope, made),) = other.bench.store.kept
+    scene = Scene(FakeAsk(gate=asyncio.Event()))
+    await scene.turn()
+    await scene.bench.ask.asked.wait()
+    await scene.bench.store.put(scope, made)
+    assert scene.bench.ask.gate is not None
+    scene.bench.ask.gate.set()
+    await scene.rested()
+    assert [compaction for _, compaction in scene.bench.store.kept] == [made]
+
+
+async def test_closing_ends_it() -> None:
+    """No task is left behind, and its call is closed."""
+    scene = Scene(FakeAsk(gate=asyncio.Event()))
+    await scene.turn()
+    await scene.bench.ask.asked.wait()
+    await scene.bench.compactor.aclose()
+    assert scene.bench.ask.cancelled == 1
+    assert asyncio.all_tasks() == {asyncio.current_task()}

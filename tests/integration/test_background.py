@@ -1,0 +1,175 @@
+"""The record of the next compaction, written while nobody waits, through a real proxy and the simulator's cache."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from litellm_compaction.core.messages import START_NOTICE
+from litellm_compaction.simulator import ChatCall, Gate, Reply
+from tests.builders import prose, talk
+from tests.integration.bench import SUMMARY, Bench, Group, Watch, answers, open_bench
+from tests.integration.restart_bench import CARRIERS
+from tests.integration.rows import Rows
+
+pytestmark = pytest.mark.proxy
+
+_WINDOW = 8192
+# Of 8,192: over 60 %, and under the trigger with a short turn more.
+_FILLED = 5200
+_MORE_WORDS = 1100
+_NAMES = ("used", "arriving", "edited", "tenants", "calls", "short")
+_GROUPS = [Group(name, _WINDOW, slots=1) for name in _NAMES]
+
+
+@pytest.fixture(scope="module", params=CARRIERS)
+def idle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Bench, Rows]]:
+    """A proxy for each carrier that writes ahead, with keys of several people and a row for each call."""
+    folder = tmp_path_factory.mktemp("idle")
+    rows = Rows(folder / "rows.jsonl")
+    with open_bench(
+        folder,
+        _GROUPS,
+        {"background": "idle", "carrier": request.param},
+        environ=rows.environ,
+        litellm_settings={"callbacks": ["recorder.handler"]},
+        general_settings={"custom_auth": "tenants.user_api_key_auth"},
+        router_settings={"num_retries": 0, "disable_cooldowns": True},
+    ) as bench:
+        yield bench, rows
+
+
+def _ask(bench: Bench, model: str, messages: Any, *, key: str = "sk-dora", **body: Any) -> Any:
+    headers = {"Authorization": f"Bearer {key}"}
+    return bench.proxy.post({"model": model, "messages": messages, **body}, headers=headers)
+
+
+def _prepared(bench: Bench, model: str, least: int = 1) -> None:
+    bench.proxy.expect_logged(rf"prepared model={model} ", least)
+
+
+def _next(messages: list[dict[str, Any]], text: str) -> list[dict[str, Any]]:
+    return [*messages, {"role": "assistant", "content": "Understood."}, {"role": "user", "content": text}]
+
+
+def _outcomes(watch: Watch) -> list[str]:
+    return [record.outcome for record in watch.summaries]
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
+def test_the_turn_that_is_compacted_waits_for_nothing(idle: tuple[Bench, Rows], *, stream: bool) -> None:
+    """The summary was written before it; the turn between is sent as it came, and finds its conversation in the cache.
+
+    From then on every turn begins with the same bytes.
+    """
+    bench, rows = idle
+    key = f"sk-anna.ahead.{stream}"
+    watch, messages = bench.watch("used"), talk(f"ahead {stream}", _FILLED)
+    before = len(bench.proxy.logged("prepared model=used "))
+    assert _ask(bench, "used", messages, key=key, stream=stream).headers["x-litellm-compaction"] == "none"
+    _prepared(bench, "used", before + 1)
+    assert _outcomes(watch) == ["ok"]
+
+    between = _next(messages, "And then?")
+    assert _ask(bench, "used", between, key=key, stream=stream).headers["x-litellm-compaction"] == "none"
+    assert watch.sent() == between
+    asked = watch.chats[-1]
+    assert asked.computed_tokens <= 0.05 * asked.prompt_tokens
+
+    full = _next(between, prose(f"ahead {stream}", _MORE_WORDS))
+    answer = _ask(bench, "used", full, key=key, stream=stream)
+    assert answer.headers["x-litellm-compaction"] == "reused"
+    assert START_NOTICE not in answer.text
+    assert SUMMARY in str(watch.sent()[1]["content"])
+    assert watch.problems(full) == []
+    first = watch.sent()
+    after = _next(full, "Fine.")
+    assert _ask(bench, "used", after, key=key, stream=stream).headers["x-litellm-compaction"] == "reused"
+    assert watch.sent()[: len(first)] == first
+    assert _outcomes(watch) == ["ok"]
+
+    # One row for each turn and one for the summary, all of the same key and people.
+    found = rows.of(key, 5)
+    assert len(found) == 5
+    assert len({json.dumps(row["identity"]) for row in found}) == 1
+
+
+def test_who_comes_has_the_engine_at_once(idle: tuple[Bench, Rows]) -> None:
+    """The call in the background is closed, and its only slot free, before the request of somebody else is answered."""
+    bench, _ = idle
+    gate = Gate()
+    watch = bench.watch("arriving", answers(Reply(SUMMARY, gate=gate)))
+    _ask(bench, "arriving", talk("arriving", _FILLED))
+    assert gate.reached.wait(60)
+    answer = _ask(bench, "arriving", [{"role": "user", "content": "Hello."}], key="sk-bert")
+    assert answer.json()["choices"][0]["message"]["content"] == "Understood."
+    assert _outcomes(watch) == ["disconnected"]
+    gate.open()
+
+
+def test_history_that_was_edited_has_another_record(idle: tuple[Bench, Rows]) -> None:
+    """What is no prefix any more is not used: the compaction is made as ever."""
+    bench, _ = idle
+    watch, messages = bench.watch("edited"), talk("edited", _FILLED)
+    _ask(bench, "edited", messages)
+    _prepared(bench, "edited")
+    changed = [*messages[:3], {"role": "user", "content": "Do something else."}, *messages[4:]]
+    answer = _ask(bench, "edited", _next(changed, prose("edited", _MORE_WORDS)))
+    assert answer.headers["x-litellm-compaction"] == "compacted"
+    assert len(watch.summaries) == 2
+
+
+def test_tenants_never_meet(idle: tuple[Bench, Rows]) -> None:
+    """The same conversation of another tenant is compacted by its own summary, on its own account."""
+    bench, rows = idle
+    watch, messages = bench.watch("tenants"), talk("tenants", _FILLED)
+    _ask(bench, "tenants", messages, key="sk-anna.mine")
+    _prepared(bench, "tenants")
+    full = _next(messages, prose("tenants", _MORE_WORDS))
+    assert _ask(bench, "tenants", full, key="sk-bert.theirs").headers["x-litellm-compaction"] == "compacted"
+    assert len(watch.summaries) == 2
+    # Of one team they are one tenant.
+    assert _ask(bench, "tenants", full, key="sk-arno.ours").headers["x-litellm-compaction"] == "reused"
+    assert len(watch.summaries) == 2
+    assert len(rows.of("sk-anna.mine", 2)) == 2
+    assert len(rows.of("sk-bert.theirs", 2)) == 2
+
+
+def test_an_agents_round_is_left_whole(idle: tuple[Bench, Rows]) -> None:
+    """Behind an answer that calls a tool the record ends before the call; its result finds it."""
+    bench, _ = idle
+    calling = Reply(tool_calls=[("run", '{"cmd": "ls"}')])
+
+    def script(call: ChatCall) -> Reply:
+        return answers(reply=Reply("Fine.") if call.messages[-1]["role"] == "tool" else calling)(call) or Reply("")
+
+    watch, messages = bench.watch("calls", script), talk("calls", _FILLED)
+    tools = [{"type": "function", "function": {"name": "run", "parameters": {"type": "object"}}}]
+    first = _ask(bench, "calls", messages, tools=tools).json()["choices"][0]["message"]
+    _prepared(bench, "calls")
+    result = {"role": "tool", "tool_call_id": first["tool_calls"][0]["id"], "content": prose("calls", _MORE_WORDS)}
+    call = {"role": "assistant", "content": None, "tool_calls": first["tool_calls"]}
+    full = [*messages, call, result]
+    answer = _ask(bench, "calls", full, tools=tools)
+    assert answer.headers["x-litellm-compaction"] == "reused"
+    assert watch.problems(full) == []
+    assert _outcomes(watch) == ["ok"]
+
+
+def test_the_proxy_ends_in_the_middle_of_it(tmp_path: Any) -> None:
+    """The call is closed with the process, and no task is left that anybody could complain about."""
+    gate = Gate()
+    with open_bench(tmp_path, [Group("ending", _WINDOW)], {"background": "idle"}) as bench:
+        watch = bench.watch("ending", answers(Reply(SUMMARY, gate=gate)))
+        bench.proxy.chat("ending", talk("ending", _FILLED))
+        assert gate.reached.wait(60)
+        bench.proxy.process.terminate()
+        bench.proxy.process.wait(60)
+        bench.simulators["ending"].wait_until(lambda: watch.summaries[0].disconnected_s is not None)
+        gate.open()
+    told = "\n".join(bench.proxy.lines)
+    for complaint in ("Task was destroyed", "never retrieved", "never awaited", "Traceback"):
+        assert complaint not in told
