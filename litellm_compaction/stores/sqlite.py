@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import math
 import sqlite3
 import time
-import weakref
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -28,6 +25,7 @@ from litellm_compaction.stores.protocol import (
     encode_text,
 )
 from litellm_compaction.stores.sqlite_file import Connect, SqliteFile
+from litellm_compaction.stores.sqlite_thread import FileThread
 
 _Result = TypeVar("_Result")
 
@@ -66,17 +64,12 @@ class SqliteStore:
         self._ttl_s = ttl_s
         self._max_bytes = max_bytes
         self._clock = clock
-        self._limit_s = limit_s
         self._file = SqliteFile(path, tables.MIGRATIONS, create=create, connect=connect)
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="litellm-compaction-store")
-        self._hanging: Future[object] | None = None
+        self._thread = FileThread(self._file, limit_s=limit_s)
         self._owes_erasing = False
         self._copies_seen_s = 0.0
         # The file may have been written by a process with another idea of the time.
         self._written_s = math.inf
-        self._is_closed = False
-        # For a process that ends without having closed its stores.
-        self._end = weakref.finalize(self, _end, self._thread, self._file)
 
     async def find(self, scope: str, hashes: Sequence[str]) -> list[Compaction]:
         """The compactions in `scope` whose covered hash is one of `hashes`, the one that covers most first."""
@@ -161,19 +154,14 @@ class SqliteStore:
         with contextlib.suppress(StoreError):
             await self._read(shrink)
         self._owes_erasing = True
-        await self._run(self._erase_remains)
+        await self._thread.run(self._erase_remains)
         # Nobody knows whose text a damaged file holds.
-        await self._run(lambda: self._file.erase_copies(before_s=unused_since_s))
+        await self._thread.run(lambda: self._file.erase_copies(before_s=unused_since_s))
         return count
 
     async def aclose(self) -> None:
         """Finishes what has begun and closes the file."""
-        if self._is_closed:
-            return
-        with contextlib.suppress(StoreError):
-            await self._run(self._file.close)
-        self._is_closed = True
-        self._end()
+        await self._thread.aclose()
 
     async def _use(
         self, kind: tables.Kind, scope: str, keys: Sequence[str], parse: Callable[[bytes], _Result | None]
@@ -222,42 +210,13 @@ class SqliteStore:
 
     def _behind(self, call: Callable[[], object]) -> None:
         """Has something done when nobody waits for it."""
-        with contextlib.suppress(RuntimeError):
-            self._thread.submit(_attempt, call)
+        self._thread.submit(call)
 
     async def _read(self, work: Callable[[sqlite3.Connection], _Result]) -> _Result:
-        return await self._run(lambda: self._file.read(work))
+        return await self._thread.run(lambda: self._file.read(work))
 
     async def _write(self, work: Callable[[sqlite3.Connection], _Result]) -> _Result:
-        return await self._run(lambda: self._file.write(work))
-
-    async def _run(self, call: Callable[[], _Result]) -> _Result:
-        """The result of `call` in the thread; a caller that is cancelled or tired of waiting does not stop it."""
-        if self._is_closed:
-            raise StoreError(f"store {self._file.path} is closed")
-        if self._hanging is not None and not self._hanging.done():
-            raise StoreError(f"store {self._file.path} still hangs")
-        loop = asyncio.get_running_loop()
-        answered: asyncio.Future[_Result | StoreError] = loop.create_future()
-
-        def answer(job: Future[_Result | StoreError]) -> None:
-            # The loop may have ended meanwhile.
-            with contextlib.suppress(RuntimeError):
-                loop.call_soon_threadsafe(_settle, answered, job)
-
-        try:
-            job = self._thread.submit(_attempt, call)
-        except RuntimeError as exc:
-            raise StoreError(f"store {self._file.path} is closed") from exc
-        job.add_done_callback(answer)
-        try:
-            result = await asyncio.wait_for(answered, self._limit_s)
-        except asyncio.TimeoutError as exc:
-            self._hanging = job  # type: ignore[assignment] # whatever it will give
-            raise StoreError(f"store {self._file.path} did not answer in {self._limit_s:g} s") from exc
-        if isinstance(result, StoreError):
-            raise result
-        return result
+        return await self._thread.run(lambda: self._file.write(work))
 
 
 def _text(body: bytes) -> str | None:
@@ -265,25 +224,3 @@ def _text(body: bytes) -> str | None:
         return decode_text(body)
     except ValueError:
         return None
-
-
-def _attempt(call: Callable[[], _Result]) -> _Result | StoreError:
-    try:
-        return call()
-    except StoreError as error:
-        return error
-
-
-def _settle(answered: asyncio.Future[_Result], job: Future[_Result]) -> None:
-    if answered.done():
-        return
-    error = job.exception()
-    if error is None:
-        answered.set_result(job.result())
-    else:
-        answered.set_exception(error)
-
-
-def _end(thread: ThreadPoolExecutor, file: SqliteFile) -> None:
-    thread.shutdown(wait=False)
-    file.close()

@@ -363,7 +363,7 @@ def test_a_store_that_nobody_ends_closes_its_file(path: Path) -> None:
     asyncio.run(store.put("team", compaction("h")))
     assert Path(f"{path}-wal").exists()
     # Until its thread has taken up the next thing, it holds on to the last one.
-    store._thread.submit(int).result()
+    asyncio.run(store._thread.run(int))
     del store
     gc.collect()
     assert not Path(f"{path}-wal").exists()

@@ -1,0 +1,200 @@
+"""What every board does; what only a file can do or suffer."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import os
+import signal
+import stat
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from litellm_compaction.errors import StoreError
+from litellm_compaction.stores.board import Board, MemoryBoard
+from litellm_compaction.stores.sqlite_board import SqliteBoard
+from tests.engine.bench import Clock
+
+LEASE_S = 10.0
+
+
+def says(body: bytes | None) -> Callable[[Sequence[bytes]], tuple[bytes | None, list[bytes]]]:
+    """Leaves a note, and tells what the others' notes are."""
+    return lambda others: (body, sorted(others))
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+async def boards(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[tuple[Board, Board, Clock]]:
+    """Two processes' boards and their clock."""
+    clock = Clock()
+    if request.param == "memory":
+        memory = MemoryBoard(clock=clock)
+        opened: tuple[Board, Board] = (memory, memory)
+    else:
+        opened = (SqliteBoard(tmp_path / "board", clock=clock), SqliteBoard(tmp_path / "board", clock=clock))
+    yield (*opened, clock)
+    for each in opened:
+        await each.aclose()
+
+
+async def test_each_sees_the_notes_of_the_others(boards: tuple[Board, Board, Clock]) -> None:
+    """Under the same topic, and never its own."""
+    first, second, _ = boards
+    assert await first.update("pool", "a", says(b"1"), lease_s=LEASE_S) == []
+    assert await second.update("pool", "b", says(b"2"), lease_s=LEASE_S) == [b"1"]
+    assert await first.update("pool", "a", says(b"3"), lease_s=LEASE_S) == [b"2"]
+    assert await second.update("pool", "c", says(None), lease_s=LEASE_S) == [b"2", b"3"]
+    assert await second.update("other", "b", says(b"4"), lease_s=LEASE_S) == []
+
+
+async def test_a_note_is_gone_when_it_is_taken_back(boards: tuple[Board, Board, Clock]) -> None:
+    """By its writer alone."""
+    first, second, _ = boards
+    await first.update("pool", "a", says(b"1"), lease_s=LEASE_S)
+    await second.update("pool", "b", says(None), lease_s=LEASE_S)
+    assert await second.update("pool", "b", says(None), lease_s=LEASE_S) == [b"1"]
+    await first.update("pool", "a", says(None), lease_s=LEASE_S)
+    assert await second.update("pool", "b", says(None), lease_s=LEASE_S) == []
+
+
+async def test_a_note_lives_for_its_lease(boards: tuple[Board, Board, Clock]) -> None:
+    """From when it was last renewed, whether or not it said anything new."""
+    first, second, clock = boards
+    await first.update("pool", "a", says(b"1"), lease_s=LEASE_S)
+    clock.now_s += 8
+    await first.update("pool", "a", says(b"1"), lease_s=LEASE_S)
+    clock.now_s += 9
+    assert await second.update("pool", "b", says(None), lease_s=LEASE_S) == [b"1"]
+    await first.update("pool", "a", says(b"1"), lease_s=1)
+    clock.now_s += 1.1
+    assert await second.update("pool", "b", says(None), lease_s=LEASE_S) == []
+
+
+async def test_only_one_of_many_is_the_first(boards: tuple[Board, Board, Clock]) -> None:
+    """Reading and writing are one step."""
+    first, second, _ = boards
+
+    async def is_first(board: Board, name: str) -> bool:
+        return await board.update("right", name, lambda others: (None if others else b"1", not others), lease_s=LEASE_S)
+
+    said = await asyncio.gather(*(is_first((first, second)[at % 2], str(at)) for at in range(40)))
+    assert sum(said) == 1
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Where a file board is."""
+    return tmp_path / "folder" / "store.sqlite3.workers"
+
+
+async def test_a_file_board_is_the_users_alone(path: Path) -> None:
+    """Though no text is in it."""
+    board = SqliteBoard(path)
+    await board.update("pool", "a", says(b"1"), lease_s=LEASE_S)
+    assert os.name != "posix" or {stat.S_IMODE(each.stat().st_mode) for each in path.parent.iterdir()} == {0o600}
+    await board.aclose()
+
+
+async def test_notes_from_before_a_restart_of_the_machine_are_gone(path: Path) -> None:
+    """Its clock begins at 0 again: what seems to live for hours was written by an earlier one."""
+    clock = Clock()
+    board = SqliteBoard(path, clock=clock)
+    await board.update("pool", "a", says(b"1"), lease_s=LEASE_S)
+    clock.now_s = 5
+    assert await board.update("pool", "b", says(b"2"), lease_s=LEASE_S) == []
+    await board.aclose()
+
+
+async def test_a_damaged_file_is_made_anew(path: Path) -> None:
+    """What was in it is seconds old at most."""
+    path.parent.mkdir()
+    path.write_bytes(b"no database" * 100)
+    board = SqliteBoard(path)
+    assert await board.update("pool", "a", says(b"1"), lease_s=LEASE_S) == []
+    assert await board.update("pool", "b", says(None), lease_s=LEASE_S) == [b"1"]
+    await board.aclose()
+
+
+async def test_a_file_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
+    """And soon."""
+    (tmp_path / "file").write_text("")
+    board = SqliteBoard(tmp_path / "file" / "board")
+    with pytest.raises(StoreError):
+        await board.update("pool", "a", says(b"1"), lease_s=LEASE_S)
+    await board.aclose()
+    with pytest.raises(StoreError, match="closed"):
+        await board.update("pool", "a", says(b"1"), lease_s=LEASE_S)
+
+
+def _adds(path: Path, name: str, times: int, heard: Connection) -> None:
+    """Adds 1 to the highest number that anybody has written, so many times."""
+
+    def more(others: Sequence[bytes]) -> tuple[bytes, int]:
+        nonlocal own
+        own = max([own, *map(int, others)]) + 1
+        return b"%d" % own, own
+
+    async def run() -> None:
+        board = SqliteBoard(path, limit_s=60)
+        heard.send([await board.update("sum", name, more, lease_s=60) for _ in range(times)])
+        await board.aclose()
+
+    own = 0
+    asyncio.run(run())
+
+
+def test_processes_never_decide_at_the_same_time(path: Path) -> None:
+    """Four that each take the next number 50 times take each number once."""
+    spawn = multiprocessing.get_context("spawn")
+    numbers: list[int] = []
+    running: list[Any] = []
+    for name in "abcd":
+        heard, told = spawn.Pipe(duplex=False)
+        process = spawn.Process(target=_adds, args=(path, name, 50, told))
+        process.start()
+        running.append((process, heard))
+    for process, heard in running:
+        numbers += heard.recv()
+        process.join(60)
+        assert process.exitcode == 0
+    assert sorted(numbers) == list(range(1, 201))
+
+
+def _holds(path: Path, told: Connection) -> None:
+    """Leaves a note and renews it until it is killed."""
+
+    async def run() -> None:
+        board = SqliteBoard(path)
+        while True:
+            await board.update("pool", "holder", says(b"mine"), lease_s=1.0)
+            told.send("renewed")
+            await asyncio.sleep(0.2)
+
+    asyncio.run(run())
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="a process that is killed without a chance to say so")
+async def test_the_note_of_a_killed_process_ends_with_its_lease(path: Path) -> None:
+    """Not before: a process that lives may be late; and no process has to tidy up behind another."""
+    spawn = multiprocessing.get_context("spawn")
+    heard, told = spawn.Pipe(duplex=False)
+    process = spawn.Process(target=_holds, args=(path, told))
+    process.start()
+    try:
+        assert heard.poll(60)
+        board = SqliteBoard(path)
+        assert await board.update("pool", "b", says(None), lease_s=LEASE_S) == [b"mine"]
+    finally:
+        process.kill()
+        process.join(60)
+    killed_s = time.monotonic()
+    while await board.update("pool", "b", says(None), lease_s=LEASE_S):
+        assert time.monotonic() < killed_s + 60
+        await asyncio.sleep(0.05)
+    # The last renewal was at most 0.2 s and a step before the end.
+    await board.aclose()
