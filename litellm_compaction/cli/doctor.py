@@ -78,7 +78,7 @@ async def examine(
     rows = tuple(row for one, _ in found for row in one)
     findings = [finding for _, some in found for finding in some]
     sharing = [row.name for row in rows if row.guarded and shares_context(settings.admission, row.parallel or 1)]
-    findings += sharing_findings(sharing, environ)
+    findings += sharing_findings(sharing, settings.store, environ)
     findings += pruning
     findings += await _shared_store(settings)
     if rows and all(row.guarded is False for row in rows):

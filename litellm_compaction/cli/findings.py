@@ -62,19 +62,20 @@ def config_findings(file: ConfigFile, environ: Mapping[str, str]) -> tuple[Findi
     )
 
 
-def sharing_findings(names: Sequence[str], environ: Mapping[str, str]) -> Iterator[Finding]:
+def sharing_findings(names: Sequence[str], store: str, environ: Mapping[str, str]) -> Iterator[Finding]:
     """What several worker processes mean for deployments whose requests share one context.
 
     Args:
         names: of those deployments.
+        store: its URL; processes that share one reserve room together.
         environ: LiteLLM reads the number of workers from it, where the command line does not say one.
     """
     number = next((environ[name] for name in _WORKERS_VARIABLES if environ.get(name)), "1")
-    if names and number.isdecimal() and int(number) > 1:
+    if names and store.startswith("memory:") and number.isdecimal() and int(number) > 1:
         yield note(
             ", ".join(dict.fromkeys(names)),
             f"their requests share one context, and room in it is reserved within each of the {number} workers only: "
-            "start the proxy with one worker, or load the model with one parallel request.",
+            "set `store: sqlite://`, which they share, or start the proxy with one worker.",
         )
 
 

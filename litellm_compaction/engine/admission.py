@@ -18,21 +18,28 @@ reads. What follows from it:
   goes on with what it needs. That costs it one more request; the one who waits would else wait for its end. It is
   stopped only if that lets the next in the queue in, so nobody is cut in vain, and never twice for the same.
 - Room is free when the server has stopped, not when the proxy has: whoever leaves says so (`Reservation.leave`).
+
+Where several processes send to one context, the same rules hold for all of them together: who waits is let in, lent to
+and called back by what `shared_pool.py` hears from the others. Where these cannot be reached, within this process.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections import Counter, OrderedDict
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Hashable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Hashable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Literal, NamedTuple
 
 from litellm_compaction.core.budget import margin_tokens
+from litellm_compaction.core.sharing import Loan, Part, Verdict, Wish
 from litellm_compaction.engine.context import PreparedRequest, RequestContext
+from litellm_compaction.engine.coordination import Coordination
+from litellm_compaction.engine.shared_pool import SharedPool, Stance
 from litellm_compaction.errors import DoesNotFit, Overloaded, Share
 from litellm_compaction.tokens.counter import Count
 from litellm_compaction.windows.windows import Window
@@ -49,15 +56,18 @@ _MOST_ABANDONED_S = 10.0
 _GOING_ON_TOKENS = 128
 # Of the room with which an answer goes on whose share was too small; with so many even 256 tokens are a whole window.
 _MAX_DOUBLINGS = 12
+# A board that is asked answers in a fraction of it, or is given up: nobody is refused before it has been asked.
+_LEAST_SHARED_S = 1.5
 
 
 class Usage(NamedTuple):
     """How full a pool is.
 
     Attributes:
-        used_tokens: held by the running requests; above the window only for one alone, or after the window shrank.
+        used_tokens: held by the running requests, as far as is known in all processes; above the window only for one
+            alone, or after the window shrank.
         window_tokens: the newest known; 0 for a pool that nobody uses.
-        waiting: requests in the queue, restarts included.
+        waiting: requests of this process in the queue, restarts included.
     """
 
     used_tokens: int
@@ -73,15 +83,23 @@ class Admission:
     an answer.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic, *, stopping_s: float = _STOPPING_S) -> None:
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        stopping_s: float = _STOPPING_S,
+        coordination: Coordination | None = None,
+    ) -> None:
         """Makes it without pools.
 
         Args:
             clock: seconds, for the waiting time that an error names; time limits run on the event loop's own clock.
             stopping_s: how long a server generates on at most after its stream was closed.
+            coordination: with the other processes that send to the same contexts; None for no others.
         """
         self.stopping_s = stopping_s
         self._clock = clock
+        self._coordination = coordination
         self._pools: dict[Hashable, _TokenPool] = {}
         self._present: Counter[Hashable] = Counter()
         # Who gives the engine back to an answer that comes; not called for what is written ahead.
@@ -98,9 +116,9 @@ class Admission:
             del self._present[pool]
 
     def seated(self, pool: Hashable) -> int:
-        """How many run or wait in `pool`."""
+        """How many run or wait in `pool`, those of other processes included, as far as they are known."""
         place = self._pools.get(pool)
-        return len(place.held_tokens) if place is not None else 0
+        return len(place.held_tokens) + place.others_seats if place is not None else 0
 
     def present(self, pool: Hashable) -> int:
         """How many such answers there are."""
@@ -110,7 +128,9 @@ class Admission:
         """Whether nobody runs, waits or is about to at any instance of a server: they share its processor."""
         return not any(str(pool).startswith(f"{server} ") for pool in (*self._pools, *self._present))
 
-    async def enter(self, pool: Hashable, *, window_tokens: int, tokens: int, timeout_s: float) -> Seat:
+    async def enter(
+        self, pool: Hashable, *, window_tokens: int, tokens: int, timeout_s: float, most_tokens: int = 0
+    ) -> Seat:
         """A seat that holds `tokens`, as soon as they fit beside the pool's other seats and it is this one's turn.
 
         Whoever holds a seat must not enter the same pool again (both would wait for each other): it exchanges. Not to
@@ -122,6 +142,7 @@ class Admission:
             tokens: prompt and what is reserved for the answer, ≥ 1. More than the whole window is admitted into an
                 empty pool only: to refuse it is the budget's business.
             timeout_s: for the wait; with 0, room must be free now.
+            most_tokens: up to so much it is lent, as by `Seat.widen`.
 
         Raises:
             Overloaded: `timeout_s` is over.
@@ -131,11 +152,13 @@ class Admission:
             place = self._pools[pool] = _TokenPool(
                 name=str(pool), clock=self._clock, forget=lambda: self._pools.pop(pool, None)
             )
+            if self._coordination is not None:
+                place.shared = SharedPool(self._coordination, f"pool {pool}", place)
         place.window_tokens = window_tokens
         seat = Seat(place)
         place.held_tokens[seat] = 0
         try:
-            await place.wait(seat, tokens, place.entries, timeout_s)
+            await place.wait(seat, tokens, place.entries, timeout_s, most_tokens)
         except BaseException:
             # Also on cancellation: whoever has not got the seat cannot leave it.
             seat.leave()
@@ -161,7 +184,8 @@ class Admission:
         place = self._pools.get(pool)
         if place is None:
             return Usage(0, 0, 0)
-        return Usage(place.used_tokens, place.window_tokens, len(place.exchanges) + len(place.entries))
+        used_tokens = place.used_tokens + place.others_tokens
+        return Usage(used_tokens, place.window_tokens, len(place.exchanges) + len(place.entries))
 
 
 class Seat:
@@ -170,13 +194,12 @@ class Seat:
     Leave it when the server is done with the request: a closed upstream may still finish its prefill.
     """
 
-    __slots__ = ("_gives_way", "_hear", "_pool", "needed_tokens")
+    __slots__ = ("_gives_way", "_hear", "_needed_tokens", "_pool")
 
     def __init__(self, pool: _TokenPool) -> None:
         self._pool = pool
         self._gives_way = False
-        # What it would hold if it were stopped now and went on; None where its answer cannot be cut.
-        self.needed_tokens: int | None = None
+        self._needed_tokens: int | None = None
         self._hear: Callable[[], None] | None = None
 
     @property
@@ -185,9 +208,21 @@ class Seat:
         return self._pool.held_tokens.get(self, 0)
 
     @property
+    def needed_tokens(self) -> int | None:
+        """What it would hold if it were stopped now and went on; None where its answer cannot be cut."""
+        return self._needed_tokens
+
+    @needed_tokens.setter
+    def needed_tokens(self, tokens: int | None) -> None:
+        is_news = self._needed_tokens is None and tokens is not None
+        self._needed_tokens = tokens
+        if is_news and self._pool.shared is not None and self._pool.shared.is_waited_for:
+            self._pool.shared.wake()
+
+    @property
     def is_alone(self) -> bool:
         """Whether nobody else runs in the pool or waits for room in it."""
-        return len(self._pool.held_tokens) == 1
+        return len(self._pool.held_tokens) + self._pool.others_seats == 1
 
     @property
     def is_waited_for(self) -> bool:
@@ -204,6 +239,10 @@ class Seat:
         """Whether it has to stop now, for one that waits; once it was told so, it is taken at its word."""
         self._gives_way = self._gives_way or self._pool.calls_back(self)
         return self._gives_way
+
+    def give_way(self) -> None:
+        """Tells it that it has to stop."""
+        self._gives_way = True
 
     @property
     def is_leaving(self) -> bool:
@@ -239,8 +278,9 @@ class Seat:
         window, as it may enter with more: it harms nobody else, and the window is its budget's business.
         """
         pool = self._pool
-        if not self.tokens:
-            # Whoever holds nothing does not run: it has to exchange.
+        if not self.tokens or pool.is_shared:
+            # Whoever holds nothing does not run: it has to exchange. What is free beside other processes is lent with
+            # the room itself.
             return
         if self.is_alone:
             pool.hold(self, max(self.tokens, most_tokens))
@@ -255,13 +295,13 @@ class Seat:
             self._pool.hold(self, tokens)
             self._pool.admit()
 
-    async def exchange(self, tokens: int, *, timeout_s: float) -> None:
+    async def exchange(self, tokens: int, *, timeout_s: float, most_tokens: int = 0) -> None:
         """Makes it hold `tokens` (≥ 1), more or fewer, for another upstream request in place of the one before.
 
         What fits into the room that it holds is exchanged at once. For more it first gives back everything and then
         waits, before all entries and behind earlier exchanges: it holds nothing while it waits, so restarts cannot
         block each other however many wait. The upstream before must have ended. On any exception it holds nothing
-        and may exchange again.
+        and may exchange again. Up to `most_tokens` it is lent, as by `widen`.
 
         Raises:
             Overloaded: `timeout_s` is over.
@@ -273,9 +313,10 @@ class Seat:
         self._gives_way, self.needed_tokens = False, None
         if tokens <= self.tokens and pool.fits(tokens, instead_of_tokens=self.tokens):
             self.shrink(tokens)
+            await pool.lend(self, most_tokens)
             return
         pool.hold(self, 0)
-        await pool.wait(self, tokens, pool.exchanges, timeout_s)
+        await pool.wait(self, tokens, pool.exchanges, timeout_s, most_tokens)
         if self not in pool.held_tokens:
             raise RuntimeError("A seat left while it waited for an exchange.")
 
@@ -285,7 +326,10 @@ class Seat:
         if self in pool.held_tokens:
             pool.give_back(self)
             del pool.held_tokens[self]
-            if not pool.held_tokens:
+            if pool.shared is not None:
+                # It is forgotten when the others know.
+                pool.shared.wake()
+            elif not pool.held_tokens:
                 pool.forget()
 
     async def __aenter__(self) -> Seat:
@@ -297,9 +341,22 @@ class Seat:
         self.leave()
 
 
-class _Waiter(NamedTuple):
+@dataclass(slots=True, eq=False)
+class _Waiter:
+    """One who waits.
+
+    Attributes:
+        tokens: what it needs; of one that wants more than it holds already, 0.
+        most_tokens: what it is lent at most.
+        number: by which it is known to whoever decides for all processes.
+        ticket: its place in the queue of all processes; 0 until it has one.
+    """
+
     tokens: int
     turn: asyncio.Future[None]
+    most_tokens: int
+    number: int
+    ticket: int = 0
 
 
 _Queue = OrderedDict[Seat, _Waiter]
@@ -319,6 +376,9 @@ class _TokenPool:
         exchanges: seats that wait for a restart, longest first.
         entries: seats that wait for their first tokens, longest first; behind all exchanges.
         told_of: who was the next to wait when the running ones were last told.
+        shared: what lets in, lends and calls back where there are other processes.
+        wider: seats that hold room and wait for what they may be lent.
+        numbers: of waiters.
     """
 
     name: str
@@ -330,16 +390,35 @@ class _TokenPool:
     exchanges: _Queue = field(default_factory=OrderedDict)
     entries: _Queue = field(default_factory=OrderedDict)
     told_of: _Waiter | None = None
+    shared: SharedPool | None = None
+    wider: _Queue = field(default_factory=OrderedDict)
+    numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+    _loans: dict[int, Seat] = field(default_factory=dict)
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether others decide with this process."""
+        return self.shared is not None and self.shared.is_up
+
+    @property
+    def others_tokens(self) -> int:
+        """What other processes hold, as far as is known."""
+        return self.shared.others_tokens if self.shared is not None else 0
+
+    @property
+    def others_seats(self) -> int:
+        """How many requests of other processes run or wait, as far as is known."""
+        return self.shared.others_seats if self.shared is not None else 0
 
     @property
     def has_waiters(self) -> bool:
         """Whether anybody waits for room."""
-        return self._next() is not None
+        return self._next() is not None or (self.shared is not None and self.shared.is_waited_for)
 
     def calls_back(self, seat: Seat) -> bool:
         """Whether what `seat` was lent is needed, with what other seats were lent, for the next one to be let in."""
         waiter = self._next()
-        if waiter is None or not seat.lent_tokens:
+        if waiter is None or not seat.lent_tokens or self.is_shared:
             return False
         leaving_tokens = sum(each.lent_tokens for each in self.held_tokens if each.is_leaving)
         missing_tokens = waiter.tokens - (self.window_tokens - self.used_tokens) - leaving_tokens
@@ -352,7 +431,7 @@ class _TokenPool:
 
     def fits(self, tokens: int, *, instead_of_tokens: int = 0) -> bool:
         """Whether `tokens` may be held, in place of some that are held: inside the window, or alone."""
-        others_tokens = self.used_tokens - instead_of_tokens
+        others_tokens = self.used_tokens + self.others_tokens - instead_of_tokens
         return others_tokens == 0 or others_tokens + tokens <= self.window_tokens
 
     def hold(self, seat: Seat, tokens: int) -> None:
@@ -362,6 +441,12 @@ class _TokenPool:
 
     def admit(self) -> None:
         """Gives free room to those who wait, in their order, up to the first whose tokens do not fit."""
+        if self.shared is not None:
+            self.shared.wake()
+        if not self.is_shared:
+            self._admit_alone()
+
+    def _admit_alone(self) -> None:
         for queue in (self.exchanges, self.entries):
             while queue:
                 seat, waiter = next(iter(queue.items()))
@@ -385,16 +470,22 @@ class _TokenPool:
             for seat in self.held_tokens:
                 seat.hear()
 
-    async def wait(self, seat: Seat, tokens: int, queue: _Queue, timeout_s: float) -> None:
-        """Returns when `seat`, which holds nothing, holds `tokens`; on any exception it still holds nothing."""
+    async def wait(self, seat: Seat, tokens: int, queue: _Queue, timeout_s: float, most_tokens: int = 0) -> None:
+        """Returns when `seat`, which holds nothing, holds `tokens`, or more up to `most_tokens`.
+
+        On any exception it still holds nothing.
+        """
         loop = asyncio.get_running_loop()
         turn: asyncio.Future[None] = loop.create_future()
-        queue[seat] = _Waiter(tokens, turn)
+        queue[seat] = _Waiter(tokens, turn, most_tokens, next(self.numbers))
         self.admit()
-        if turn.done():
-            return
+        if not turn.done():
+            await self._turn(seat, turn, tokens, max(timeout_s, _LEAST_SHARED_S) if self.is_shared else timeout_s)
+        seat.widen(most_tokens)
+
+    async def _turn(self, seat: Seat, turn: asyncio.Future[None], tokens: int, timeout_s: float) -> None:
         # Not `asyncio.wait_for`: before Python 3.12 it swallows a cancellation that meets a finished future.
-        timer = loop.call_later(timeout_s, self._expire, turn, tokens, self.clock())
+        timer = asyncio.get_running_loop().call_later(timeout_s, self._expire, turn, tokens, self.clock())
         try:
             await turn
         except BaseException:
@@ -404,9 +495,76 @@ class _TokenPool:
         finally:
             timer.cancel()
 
+    async def lend(self, seat: Seat, most_tokens: int) -> None:
+        """Lends `seat`, which holds room, what is free, up to `most_tokens`."""
+        if not self.is_shared or most_tokens <= seat.tokens:
+            seat.widen(most_tokens)
+            return
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.wider[seat] = _Waiter(0, turn, most_tokens, next(self.numbers))
+        self.admit()
+        try:
+            await turn
+        except BaseException:
+            self.give_back(seat)
+            raise
+        seat.widen(most_tokens)
+
+    def stance(self) -> Stance:
+        """What is held, lent and waited for, for the other processes."""
+        seats = [seat for seat in self.held_tokens if seat.lent_tokens]
+        self._loans = dict(enumerate(seat for seat in seats if not seat.is_leaving))
+        loans = tuple(Loan(number, seat.lent_tokens) for number, seat in self._loans.items())
+        wishes = [
+            Wish(waiter.number, waiter.tokens, waiter.most_tokens, queue is self.exchanges, waiter.ticket)
+            for queue in (self.exchanges, self.entries)
+            for waiter in queue.values()
+            if not waiter.turn.done()
+        ]
+        part = Part(
+            held_tokens=self.used_tokens,
+            seats=len(self.held_tokens),
+            spare_tokens=sum(loan.tokens for loan in loans),
+            leaving_tokens=sum(seat.lent_tokens for seat in seats if seat.is_leaving),
+            wishes=tuple(wishes),
+        )
+        more = (Wish(waiter.number, seat.tokens, waiter.most_tokens) for seat, waiter in self.wider.items())
+        return Stance(part, self.window_tokens, loans, tuple(more))
+
+    def apply(self, verdict: Verdict) -> None:
+        """Gives those who wait what all processes have agreed on, and tells those that have to give way."""
+        tickets = {wish.number: wish.ticket for wish in verdict.part.wishes}
+        for queue in (self.exchanges, self.entries, self.wider):
+            for seat, waiter in list(queue.items()):
+                waiter.ticket = tickets.get(waiter.number, waiter.ticket)
+                is_granted = waiter.number in verdict.grants
+                if waiter.turn.done() or not (is_granted or queue is self.wider):
+                    continue
+                if is_granted:
+                    self.hold(seat, max(self.held_tokens[seat], verdict.grants[waiter.number]))
+                waiter.turn.set_result(None)
+                del queue[seat]
+        for number in verdict.called_back:
+            # It may have begun anew meanwhile.
+            if self._loans[number].lent_tokens:
+                self._loans[number].give_way()
+        self.tell()
+
+    def go_on_alone(self) -> None:
+        """Decides for this process only."""
+        for seat, waiter in list(self.wider.items()):
+            del self.wider[seat]
+            if not waiter.turn.done():
+                waiter.turn.set_result(None)
+        self._admit_alone()
+
+    def emptied(self) -> None:
+        """Forgets the pool, now that the others know that nobody is left."""
+        self.forget()
+
     def give_back(self, seat: Seat) -> None:
         """Makes `seat` neither hold nor wait for anything; an exchange that it waits for ends."""
-        waiter = self.exchanges.pop(seat, None) or self.entries.pop(seat, None)
+        waiter = self.exchanges.pop(seat, None) or self.entries.pop(seat, None) or self.wider.pop(seat, None)
         if waiter is not None and not waiter.turn.done():
             waiter.turn.set_result(None)
         self.hold(seat, 0)
@@ -419,7 +577,7 @@ class _TokenPool:
                 Overloaded(
                     self.name,
                     tokens=tokens,
-                    in_use_tokens=self.used_tokens,
+                    in_use_tokens=self.used_tokens + self.others_tokens,
                     window_tokens=self.window_tokens,
                     waited_s=self.clock() - since_s,
                 )
@@ -506,9 +664,12 @@ class Reservation:
             least_tokens = max(window.tokens // max(window.parallel, 1) - guarded.count.tokens, least_tokens)
         if (written := prompts * answers) > 1:
             least_tokens = _least_of_several(guarded, limit_tokens, least_tokens, prompts=prompts, written=written)
-        seat = await self._hold(window, prompt_tokens + written * min(limit_tokens, least_tokens))
         most_tokens = prompt_tokens + written * limit_tokens
-        seat.widen(most_tokens if written == 1 else min(most_tokens, window.tokens))
+        seat = await self._hold(
+            window,
+            prompt_tokens + written * min(limit_tokens, least_tokens),
+            most_tokens if written == 1 else min(most_tokens, window.tokens),
+        )
         limit_tokens = max(min(limit_tokens, (seat.tokens - prompt_tokens) // written), 1)
         self._taken_for, self._limit_tokens = guarded.count, limit_tokens
         return limit_tokens
@@ -671,16 +832,20 @@ class Reservation:
         reserve = max(budget.output_buffer_tokens(guarded.count.tokens), budget.rules.answer_min_tokens)
         return min(reserve << min(self._cuts, _MAX_DOUBLINGS), guarded.window.tokens)
 
-    async def _hold(self, window: Window, tokens: int) -> Seat:
+    async def _hold(self, window: Window, tokens: int, most_tokens: int = 0) -> Seat:
         timeout_s = self._case.settings.admission_timeout_s
         tokens = max(min(tokens, window.tokens), 1)
         if self._seat is None:
             self._seat = await self._admission.enter(
-                self._pool(window), window_tokens=window.tokens, tokens=tokens, timeout_s=timeout_s
+                self._pool(window),
+                window_tokens=window.tokens,
+                tokens=tokens,
+                timeout_s=timeout_s,
+                most_tokens=most_tokens,
             )
         else:
             self._count_seat(-1)
-            await self._seat.exchange(tokens, timeout_s=timeout_s)
+            await self._seat.exchange(tokens, timeout_s=timeout_s, most_tokens=most_tokens)
         self._count_seat(1)
         return self._seat
 

@@ -36,6 +36,7 @@ from litellm_compaction.engine.context import (
     RequestContext,
     nothing,
 )
+from litellm_compaction.engine.coordination import Coordination, Lease
 from litellm_compaction.engine.feedback import AnswerCounts, ReplyReader, UsageFeedback
 from litellm_compaction.engine.going_on import GoingOn, Outcome
 from litellm_compaction.engine.measure import Outgoing, RequestMeasurer, hashed, is_enough
@@ -45,7 +46,7 @@ from litellm_compaction.engine.threads import is_long, off_loop_if
 from litellm_compaction.errors import CompactionError, DoesNotFit, Overflow
 from litellm_compaction.events import CarryOutcome, Observer
 from litellm_compaction.events import Outcome as EventOutcome
-from litellm_compaction.stores import Store
+from litellm_compaction.stores import Board, Store
 from litellm_compaction.tokenizers.sources import Sources, TokenizerSource
 from litellm_compaction.tokens.counter import TokenCounter
 from litellm_compaction.tokens.prompt import begun_prompt
@@ -66,6 +67,8 @@ _WANTED_FACT = "wanted"
 _UNWANTED_S = 1.0
 # A store that does not answer delays nobody again soon.
 _STORE_SILENT_S, _STORE_TIMEOUT_S = 30.0, 2.0
+# How often is looked whether another process has stored what it makes: first, and later.
+_LOOKS_EVERY_S = (0.1, 0.5)
 # Of what a compaction leaves, this much may be the verbatim end of the answer that is being carried over.
 _PARTIAL_TAIL_RATIO = 0.35
 
@@ -86,6 +89,7 @@ class Compactor:
         counter: tokens of a request.
         sources: by which vocabulary and template a target is counted; None takes this package's own only.
         store: where compactions are kept.
+        board: of the processes that share the store; None where nobody shares it.
         observers: are told every event.
         clock: seconds, monotonic, for durations.
         wall_clock: seconds since 1970, for the history.
@@ -99,6 +103,7 @@ class Compactor:
         counter: TokenCounter,
         store: Store,
         sources: Sources | None = None,
+        board: Board | None = None,
         observers: Sequence[Observer] = (),
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
@@ -121,7 +126,8 @@ class Compactor:
         self._replies = ReplyReader(windows=windows, counter=counter, feedback=self._feedback, reporter=self._reporter)
         self.going_on = GoingOn(store, wall_clock)
         self.answer_counts = AnswerCounts()
-        self._admission = Admission()
+        self._coordination = Coordination(board) if board is not None else None
+        self._admission = Admission(coordination=self._coordination)
         self.background = Background(
             builder=self._builder,
             measurer=self._measurer,
@@ -292,6 +298,40 @@ class Compactor:
         if isinstance(decision, Edit) or (isinstance(decision, Summarize) and decision.provisional):
             # No model is asked.
             return _Flown(work, await self._builder.make(work, decision))
+        if self._coordination is None:
+            return await self._made_here(pending, decision, room)
+        lease = self._coordination.lease(f"compaction {alike(work, decision)!r}")
+        is_done = False
+        try:
+            found = await self._made_by_another(lease, pending, room)
+            flown = (
+                await self._made_here(pending, decision, room) if found is None else _Flown(work, found, is_found=True)
+            )
+            is_done = True
+        finally:
+            lease.release(is_done=is_done)
+        return flown
+
+    async def _made_by_another(
+        self, lease: Lease, pending: CompactionNeeded, room: Reservation | None
+    ) -> BuiltCompaction | None:
+        """The one that another process makes right now; None where this process has to make it.
+
+        That is so where nobody else makes it, who does so ends without one, or takes longer than a summary may.
+        """
+        waited_until_s = self._clock() + pending.work.case.settings.summary_timeout_s
+        pause_s = _LOOKS_EVERY_S[0]
+        while not await lease.take() and self._clock() < waited_until_s:
+            if room is not None:
+                room.rest()
+            await lease.pause(pause_s)
+            pause_s = min(1.5 * pause_s, _LOOKS_EVERY_S[1])
+            if (found := await self._made_meanwhile(pending)) is not None:
+                return found
+        return None
+
+    async def _made_here(self, pending: CompactionNeeded, decision: Making, room: Reservation | None) -> _Flown:
+        work = pending.work
         async with room.for_summary(work.window, work.count.tokens) if room is not None else contextlib.nullcontext():
             found = await self._made_meanwhile(pending)
             if found is not None:
@@ -497,6 +537,11 @@ class Compactor:
         """Has the window read again before it is used, after an error that may come of a model that was reloaded."""
         self.windows.invalidate(case.target)
 
+    @property
+    def is_coordinated(self) -> bool:
+        """Whether processes that share the store keep room in shared contexts together."""
+        return self._coordination is not None
+
     async def aclose(self) -> None:
         """Ends what is written ahead, the clients and the store."""
         await self.background.aclose()
@@ -505,6 +550,8 @@ class Compactor:
         await self.windows.aclose()
         await self._feedback.aclose()
         await self.going_on.aclose()
+        if self._coordination is not None:
+            await self._coordination.aclose()
         await self._store.aclose()
 
     async def _plan(self, work: MeasuredRequest, stored: Sequence[Compaction]) -> Plan:

@@ -36,7 +36,7 @@ from litellm_compaction.proxy.startup import (
     warn_of_bypass,
 )
 from litellm_compaction.proxy.wire import at_the_windows_end, can_be_carried_over, choices_of, with_details
-from litellm_compaction.stores import open_store
+from litellm_compaction.stores import open_board, open_store
 from litellm_compaction.tokenizers.sources import Sources
 from litellm_compaction.tokens.counter import TokenCounter
 from litellm_compaction.windows.windows import Windows
@@ -90,6 +90,7 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
             counter=TokenCounter(),
             sources=Sources.of(settings),
             store=store,
+            board=open_board(settings.store),
             observers=(log_observer(logger), metrics.observe, History(store)),
         )
         has_page = settings.page == "on"

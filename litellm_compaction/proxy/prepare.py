@@ -105,7 +105,8 @@ class Preparing:
                 window.source,
                 window.parallel,
             )
-            warn_of_workers(deployment.group, guard.settings.admission, window.parallel)
+            if not self._compactor.is_coordinated:
+                warn_of_workers(deployment.group, guard.settings.admission, window.parallel)
 
     async def _look_at_pruning_model(self, router: Any, guard: GuardedDeployment) -> None:
         """Says once for each name whether another model will write the summaries."""

@@ -83,7 +83,10 @@ def warn_of_bypass(settings: Settings) -> None:
 
 
 def warn_of_workers(model: str, admission: Literal["auto", "pool", "off"], parallel: int) -> None:
-    """Says in the log that room in a shared context is reserved in each worker by itself, where there are several."""
+    """Says in the log that room in a shared context is reserved in each worker by itself, where there are several.
+
+    For those that share no store.
+    """
     # uvicorn starts workers as children of multiprocessing's only where there is more than one.
     if multiprocessing.parent_process() is not None and shares_context(admission, parallel):
         logger.warning("admission model=%s only within each worker: requests to it share one context", model)

@@ -11,12 +11,15 @@ from typing import TYPE_CHECKING
 from litellm_compaction.errors import ConfigError, StoreError
 from litellm_compaction.paths import data_folder
 from litellm_compaction.redis_address import is_redis, parse
+from litellm_compaction.stores.board import Board
 from litellm_compaction.stores.fallback import SteadyStore
 from litellm_compaction.stores.memory import MemoryStore
 from litellm_compaction.stores.protocol import Plot, Store, StoredCompaction, StoredEvent
 from litellm_compaction.stores.sqlite import SqliteStore
+from litellm_compaction.stores.sqlite_board import SqliteBoard
 
 __all__ = [
+    "Board",
     "MemoryStore",
     "Plot",
     "SqliteStore",
@@ -24,6 +27,7 @@ __all__ = [
     "Store",
     "StoredCompaction",
     "StoredEvent",
+    "open_board",
     "open_existing",
     "open_store",
     "redis_of",
@@ -37,6 +41,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("litellm_compaction")
 
 _FILE_NAME = "store.sqlite3"
+_BOARD = ".workers"
 
 
 def open_store(url: str, *, ttl_s: float, max_bytes: int, environ: Mapping[str, str] = os.environ) -> Store:
@@ -56,6 +61,22 @@ def open_store(url: str, *, ttl_s: float, max_bytes: int, environ: Mapping[str, 
         logger.warning("store_failed %s; requests go on with the memory of this process", error)
         return memory
     return SteadyStore(SqliteStore(path, ttl_s=ttl_s, max_bytes=max_bytes), memory)
+
+
+def open_board(url: str, environ: Mapping[str, str] = os.environ) -> Board | None:
+    """Where the processes that share a store tell each other what they do; None where nobody shares it.
+
+    Raises:
+        StoreError: the scheme is not known.
+    """
+    if url.startswith("memory://") or is_redis(url):
+        return None
+    try:
+        path = sqlite_path(url, environ)
+    except ConfigError:
+        # `open_store` says so.
+        return None
+    return SqliteBoard(path.with_name(path.name + _BOARD))
 
 
 def open_existing(url: str, *, ttl_s: float, max_bytes: int, environ: Mapping[str, str] = os.environ) -> Store:

@@ -435,13 +435,15 @@ def test_a_probe_loads_nothing(report: Report, address: Address) -> None:
 def test_workers_that_share_a_context_are_a_note(
     report: Report, simulator: Simulator, address: Address, variable: str
 ) -> None:
-    """Room is reserved in each worker by itself: said where there are several, and a context that is shared."""
-    document = config(deployment(params=at(address)))
+    """Where they share no store, room is reserved in each by itself: said of several, and a context that is shared."""
+    document = config(deployment(params=at(address)), settings={"store": "memory://"})
     _, found = report(document, **{variable: "1"})
     assert not any("workers" in message for message in messages(found, "note"))
     code, found = report(document, **{variable: "4"})
     assert code == 0
     assert any("each of the 4 workers" in message for message in messages(found, "note"))
+    _, found = report(config(deployment(params=at(address))), **{variable: "4"})
+    assert not any("workers" in message for message in messages(found, "note"))
     # One slot: nobody shares its context.
     simulator.unload(simulator.instances[0].id)
     simulator.load(QWEN, 8192, parallel=1)

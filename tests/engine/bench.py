@@ -15,7 +15,7 @@ from litellm_compaction.core.messages import Message, Request
 from litellm_compaction.engine import Attempts, Compactor, Measure, PreparedRequest, PruningModel, RequestContext
 from litellm_compaction.errors import StoreError
 from litellm_compaction.events import CompactionEvent, Event
-from litellm_compaction.stores import MemoryStore
+from litellm_compaction.stores import Board, MemoryStore
 from litellm_compaction.summarizer import SummaryAnswer
 from litellm_compaction.tokenizers.families import Family
 from litellm_compaction.tokens.counter import Count, TokenCounter
@@ -158,12 +158,14 @@ class Bench:
     ask: FakeAsk = field(default_factory=FakeAsk)
     events: list[Event] = field(default_factory=list)
     clock: Callable[[], float] = time.monotonic
+    board: Board | None = None
 
     def __post_init__(self) -> None:
         self.compactor = Compactor(
             windows=self.windows,
             counter=self.counter,
             store=self.store,
+            board=self.board,
             observers=[self.events.append],
             clock=self.clock,
             wall_clock=lambda: NOW_S,

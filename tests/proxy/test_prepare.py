@@ -25,6 +25,7 @@ class Machine:
     """Stands for compactor, windows and guards: what is loaded, and what has been prepared."""
 
     loaded_now: tuple[str, ...]
+    is_coordinated: bool = True
     prepared: list[str] = field(default_factory=list)
     on_loaded: Any = None
     gate: asyncio.Event = field(default_factory=asyncio.Event)

@@ -1,0 +1,144 @@
+"""One process's part in a context that other processes send to as well: tells it to them, and hears what it may do.
+
+Used by `admission.py`, which decides alone where there is nobody to ask. The rules are `core/sharing.py`'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+
+from pydantic import TypeAdapter, ValidationError
+
+from litellm_compaction.core.sharing import Loan, Part, Verdict, Wish, settle
+from litellm_compaction.engine.coordination import RENEWED_EVERY_S, Coordination
+from litellm_compaction.errors import StoreError
+
+# Whoever waits looks this often whether there is room, whoever runs beside others whether one of theirs waits.
+_WAITING_S = 0.1
+_RUNNING_S = 0.25
+# So long others count as there after they were last seen. Before they are known they wait for a renewal.
+_KNOWN_S = 600.0
+
+_PART = TypeAdapter(Part)
+
+
+class Stance(NamedTuple):
+    """What one process has and wants; arguments of `core.sharing.settle`."""
+
+    part: Part
+    window_tokens: int
+    loans: tuple[Loan, ...] = ()
+    more: tuple[Wish, ...] = ()
+
+
+class Place(Protocol):
+    """The process's own seats."""
+
+    def stance(self) -> Stance:
+        """What they have and want now."""
+
+    def apply(self, verdict: Verdict) -> None:
+        """Does what a verdict allows of what is still wanted."""
+
+    def go_on_alone(self) -> None:
+        """Decides by itself: the others cannot be reached."""
+
+    def emptied(self) -> None:
+        """Everybody has left, and the others know it."""
+
+
+class SharedPool:
+    """A place among all processes that send to one context.
+
+    One look at the board answers all who came since the last: nothing is asked while nothing changes, but for the
+    renewals, and more often while others are there.
+
+    Args:
+        coordination: of the process.
+        topic: names the context to all processes alike.
+        place: the process's own seats.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(
+        self, coordination: Coordination, topic: str, place: Place, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._coordination = coordination
+        self._topic = topic
+        self._place = place
+        self._clock = clock
+        self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
+        self._changed = asyncio.Event()
+        self._others_known_until_s = -1.0
+        self.is_up = not coordination.is_silent
+        self.others_tokens = 0
+        self.others_seats = 0
+        self.is_waited_for = False
+        coordination.behind(self._run())
+
+    def wake(self) -> None:
+        """Has the others told soon that something has changed; from any thread."""
+        if threading.get_ident() == self._thread:
+            self._changed.set()
+            return
+        # The loop may have ended.
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._changed.set)
+
+    async def _run(self) -> None:
+        try:
+            while True:
+                self._changed.clear()
+                stance = self._place.stance()
+                pause_s = await self._settled(stance)
+                if not stance.part.seats and not self._place.stance().part.seats:
+                    self._place.emptied()
+                    return
+                with contextlib.suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(self._changed.wait(), pause_s)
+        except BaseException:
+            # The process ends; whoever is still served is served by itself.
+            self._be_alone()
+            self._place.go_on_alone()
+            raise
+
+    async def _settled(self, stance: Stance) -> float:
+        """Tells the others and does what is allowed; how long that is good for while nothing changes, in s."""
+
+        def decide(others: Sequence[bytes]) -> tuple[bytes | None, Verdict]:
+            verdict = settle(stance.part, _parts(others), stance.window_tokens, loans=stance.loans, more=stance.more)
+            return (_PART.dump_json(verdict.part) if verdict.part.seats else None), verdict
+
+        try:
+            verdict = await self._coordination.update(self._topic, decide)
+        except StoreError:
+            self._be_alone()
+            self._place.go_on_alone()
+            return RENEWED_EVERY_S
+        self.is_up = True
+        self.others_tokens, self.others_seats = verdict.others_tokens, verdict.others_seats
+        self.is_waited_for = verdict.is_waited_for
+        if verdict.others_seats:
+            self._others_known_until_s = self._clock() + _KNOWN_S
+        self._place.apply(verdict)
+        if self._clock() >= self._others_known_until_s:
+            return RENEWED_EVERY_S
+        return _WAITING_S if verdict.part.wishes else _RUNNING_S
+
+    def _be_alone(self) -> None:
+        self.is_up = self.is_waited_for = False
+        self.others_tokens = self.others_seats = 0
+
+
+def _parts(notes: Sequence[bytes]) -> list[Part]:
+    parts: list[Part] = []
+    for note in notes:
+        # Another version's, which cannot be understood, is as if it were not there.
+        with contextlib.suppress(ValidationError):
+            parts.append(_PART.validate_json(note))
+    return parts

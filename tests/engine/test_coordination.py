@@ -1,0 +1,215 @@
+"""Two processes that need the same summary: one makes it, and nothing that happens to it or to the board hurts both."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from litellm_compaction.engine import PreparedRequest
+from litellm_compaction.engine.coordination import LEASE_S, Coordination
+from litellm_compaction.errors import StoreError, SummaryFailed
+from litellm_compaction.stores.board import MemoryBoard
+from tests.builders import chat
+from tests.engine.bench import Bench, Clock, FakeAsk, RecordingStore, settled
+from tests.virtual_time import run
+
+WINDOW = 8192
+LONG = chat(44, words=60)
+HANG_S = 60.0
+
+
+class BrokenBoard(MemoryBoard):
+    """Fails when told."""
+
+    is_broken = True
+
+    async def update(self, *args: Any, **options: Any) -> Any:
+        if self.is_broken:
+            raise StoreError("the board is down")
+        return await super().update(*args, **options)
+
+
+class Pair:
+    """Two processes with one store and one board."""
+
+    def __init__(self, board: MemoryBoard | None = None) -> None:
+        self.board = board or MemoryBoard()
+        store = RecordingStore()
+        self.asks = [FakeAsk(gate=asyncio.Event()) for _ in range(2)]
+        self.benches = [Bench(store=store, board=self.board, ask=ask) for ask in self.asks]
+        self.tasks: list[asyncio.Task[PreparedRequest]] = []
+
+    def start(self, at: int, raw: Any = LONG, **settings: Any) -> asyncio.Task[PreparedRequest]:
+        self.tasks.append(asyncio.create_task(self.benches[at].guard(raw, WINDOW, **settings)))
+        return self.tasks[-1]
+
+    def write(self, at: int) -> None:
+        gate = self.asks[at].gate
+        assert gate is not None
+        gate.set()
+
+    @property
+    def calls(self) -> list[int]:
+        return [len(ask.prompts) for ask in self.asks]
+
+
+@pytest.fixture
+async def pair() -> AsyncIterator[Pair]:
+    """Ended with the test."""
+    made = Pair()
+    yield made
+    for task in made.tasks:
+        task.cancel()
+    await asyncio.gather(*made.tasks, return_exceptions=True)
+    for each in made.benches:
+        await each.compactor.aclose()
+
+
+async def test_one_summary_for_the_same_request_in_two_processes(pair: Pair) -> None:
+    """The second has the first one's bytes, and reports that it found them."""
+    first = pair.start(0)
+    await asyncio.wait_for(pair.asks[0].asked.wait(), HANG_S)
+    second = pair.start(1)
+    await asyncio.sleep(0.3)
+    assert pair.calls == [1, 0]
+    pair.write(0)
+    one, other = await asyncio.wait_for(asyncio.gather(first, second), HANG_S)
+    assert one.messages == other.messages
+    assert [each.outcomes for each in pair.benches] == [["compacted"], ["reused"]]
+    assert pair.calls == [1, 0]
+
+
+async def test_another_conversation_is_not_waited_for(pair: Pair) -> None:
+    """Nor another tenant's."""
+    pair.start(0)
+    await asyncio.wait_for(pair.asks[0].asked.wait(), HANG_S)
+    pair.write(1)
+    await asyncio.wait_for(pair.start(1, chat(46, words=61)), HANG_S)
+    await asyncio.wait_for(pair.start(1, scope="others"), HANG_S)
+    assert pair.calls == [1, 2]
+
+
+async def test_a_client_that_leaves_lets_the_other_process_make_it(pair: Pair) -> None:
+    """At once, and not when the lease ends."""
+    first = pair.start(0)
+    await asyncio.wait_for(pair.asks[0].asked.wait(), HANG_S)
+    second = pair.start(1)
+    await asyncio.sleep(0.2)
+    first.cancel()
+    pair.write(1)
+    guarded = await asyncio.wait_for(second, LEASE_S / 2)
+    assert guarded.action == "compacted"
+    assert pair.calls == [1, 1]
+
+
+async def test_a_client_that_leaves_another_one_of_its_process_keeps_the_right(pair: Pair) -> None:
+    """As long as anybody there waits for the summary."""
+    first, beside = pair.start(0), pair.start(0)
+    await asyncio.wait_for(pair.asks[0].asked.wait(), HANG_S)
+    await settled()
+    second = pair.start(1)
+    await asyncio.sleep(0.2)
+    first.cancel()
+    await asyncio.sleep(0.2)
+    pair.write(0)
+    await asyncio.wait_for(asyncio.gather(beside, second), HANG_S)
+    assert pair.calls == [1, 0]
+
+
+async def test_a_summary_that_fails_in_one_process_is_tried_by_the_other(pair: Pair) -> None:
+    """Where nothing was stored that does for it."""
+    pair.asks[0].answer = SummaryFailed("the model is gone")
+    first = pair.start(0)
+    await asyncio.wait_for(pair.asks[0].asked.wait(), HANG_S)
+    second = pair.start(1)
+    await asyncio.sleep(0.2)
+    pair.write(0)
+    pair.write(1)
+    await asyncio.wait_for(asyncio.gather(first, second), HANG_S)
+    assert pair.calls[1] <= 1
+
+
+async def test_nobody_waits_longer_than_a_summary_may_take(pair: Pair) -> None:
+    """Whatever the other process does."""
+    pair.start(0)
+    await asyncio.wait_for(pair.asks[0].asked.wait(), HANG_S)
+    pair.write(1)
+    guarded = await asyncio.wait_for(pair.start(1, summary_timeout_s=1), HANG_S)
+    assert guarded.action == "compacted"
+    assert pair.calls == [1, 1]
+
+
+async def test_without_a_board_each_process_makes_its_own() -> None:
+    """No error, and no wait."""
+    pair = Pair(BrokenBoard())
+    pair.write(0)
+    pair.write(1)
+    first, second = await asyncio.wait_for(asyncio.gather(pair.start(0), pair.start(1)), HANG_S)
+    assert {first.action, second.action} <= {"compacted", "reused"}
+
+
+def test_a_lease_ends_with_its_owner() -> None:
+    """One that was killed says nothing any more: after its time another has it; a living one keeps it for hours."""
+
+    async def owners() -> None:
+        clock = asyncio.get_running_loop().time
+        board = MemoryBoard(clock=clock)
+        first, second = Coordination(board, clock=clock), Coordination(board, clock=clock)
+        lease, other = first.lease("right"), second.lease("right")
+        assert await lease.take()
+        assert await lease.take()
+        assert not await other.take()
+        assert await second.lease("another").take()
+        await asyncio.sleep(3600)
+        assert not await other.take()
+        await first.aclose()
+        await asyncio.sleep(LEASE_S - 3)
+        assert not await other.take()
+        await asyncio.sleep(4)
+        assert await other.take()
+        await second.aclose()
+
+    run(owners())
+
+
+@pytest.mark.parametrize("is_done", [True, False])
+def test_a_lease_that_is_given_back_is_free(is_done: bool) -> None:
+    """After a moment where its work is done, in which the others see what came of it."""
+
+    async def given_back() -> None:
+        clock = asyncio.get_running_loop().time
+        coordination = Coordination(MemoryBoard(clock=clock), clock=clock)
+        lease, other = coordination.lease("right"), coordination.lease("right")
+        assert await lease.take()
+        lease.release(is_done=is_done)
+        lease.release(is_done=is_done)
+        await asyncio.sleep(0.5)
+        assert await other.take() is not is_done
+        await asyncio.sleep(1)
+        assert await other.take()
+        await coordination.aclose()
+
+    run(given_back())
+
+
+def test_a_board_that_failed_is_left_alone_for_a_moment() -> None:
+    """So that not every request waits for it in vain; then it is asked again."""
+
+    async def silent() -> None:
+        clock = Clock()
+        board = BrokenBoard(clock=clock)
+        coordination = Coordination(board, clock=clock)
+        assert await coordination.lease("right").take()
+        assert coordination.is_silent
+        board.is_broken = False
+        assert await coordination.lease("right").take()
+        assert not board._topics
+        clock.now_s += 6
+        assert await coordination.lease("right").take()
+        assert board._topics
+        await coordination.aclose()
+
+    run(silent())

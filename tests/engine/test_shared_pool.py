@@ -1,0 +1,411 @@
+"""Several processes that send to one loaded context: their seats together keep the rules of one process's."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from litellm_compaction.engine.admission import Admission, Seat
+from litellm_compaction.engine.coordination import LEASE_S, Coordination
+from litellm_compaction.errors import Overloaded, StoreError
+from litellm_compaction.stores.board import MemoryBoard
+from tests.virtual_time import run
+
+POOL = "http://127.0.0.1:1234 qwen3-8b"
+WINDOW_TOKENS = 100
+LONG_S = 600.0
+
+
+class CountedBoard(MemoryBoard):
+    """A board that knows how often it was asked, and fails when told."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        super().__init__(clock=clock)
+        self.asked = 0
+        self.is_broken = False
+        self.delay_s = 0.0
+
+    async def update(self, *args: Any, **options: Any) -> Any:
+        self.asked += 1
+        if self.is_broken:
+            raise StoreError("the board is down")
+        result = await super().update(*args, **options)
+        # Others may be faster meanwhile.
+        await asyncio.sleep(self.delay_s)
+        return result
+
+
+@dataclass
+class Fleet:
+    """Processes that share a board, in one loop in virtual time."""
+
+    admissions: list[Admission]
+    board: CountedBoard
+    coordinations: list[Coordination]
+    tasks: list[asyncio.Task[Any]] = field(default_factory=list)
+
+    async def enter(self, at: int, tokens: int, most_tokens: int = 0, *, timeout_s: float = LONG_S) -> Seat:
+        return await self.admissions[at].enter(
+            POOL, window_tokens=WINDOW_TOKENS, tokens=tokens, most_tokens=most_tokens, timeout_s=timeout_s
+        )
+
+    def started(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        task = asyncio.ensure_future(work)
+        self.tasks.append(task)
+        return task
+
+    def kill(self, at: int) -> None:
+        """Ends a process as `kill -9` does: it says nothing any more."""
+        self.coordinations[at]._board = CountedBoard(self.board._clock)
+
+    @property
+    def used_tokens(self) -> int:
+        """In all processes together, as they know it themselves."""
+        return sum(place.used_tokens for each in self.admissions for place in each._pools.values())
+
+
+def together(processes: int = 2) -> Callable[[Callable[[Fleet], Coroutine[Any, Any, None]]], Callable[[], None]]:
+    """Runs a test with so many processes, in virtual time."""
+
+    def decorate(test: Callable[[Fleet], Coroutine[Any, Any, None]]) -> Callable[[], None]:
+        def in_virtual_time() -> None:
+            run(_with_fleet(processes, test))
+
+        in_virtual_time.__name__, in_virtual_time.__doc__ = test.__name__, test.__doc__
+        return in_virtual_time
+
+    return decorate
+
+
+async def _with_fleet(processes: int, test: Callable[[Fleet], Coroutine[Any, Any, None]]) -> None:
+    clock = asyncio.get_running_loop().time
+    board = CountedBoard(clock)
+    coordinations = [Coordination(board, clock=clock) for _ in range(processes)]
+    fleet = Fleet([Admission(clock, coordination=each) for each in coordinations], board, coordinations)
+    try:
+        await test(fleet)
+    finally:
+        for task in fleet.tasks:
+            task.cancel()
+        await asyncio.gather(*fleet.tasks, return_exceptions=True)
+        for each in coordinations:
+            await each.aclose()
+
+
+@together()
+async def test_two_processes_share_one_window(fleet: Fleet) -> None:
+    """What does not fit beside the other process's waits until that gives it back."""
+    first = await fleet.enter(0, 60)
+    second = fleet.started(fleet.enter(1, 41))
+    await asyncio.sleep(60)
+    assert not second.done()
+    assert fleet.used_tokens == 60
+    first.leave()
+    await asyncio.sleep(1)
+    assert (await second).tokens == 41
+
+
+@together()
+async def test_what_fits_beside_enters_at_once(fleet: Fleet) -> None:
+    """By one question each, and without any time passing."""
+    await fleet.enter(0, 60)
+    await fleet.enter(1, 40)
+    assert asyncio.get_running_loop().time() == 0
+    assert fleet.board.asked == 2
+    assert fleet.admissions[1].usage(POOL).used_tokens == 100
+    assert fleet.admissions[1].seated(POOL) == 2
+
+
+@together(1)
+async def test_alone_a_process_asks_only_when_something_changes(fleet: Fleet) -> None:
+    """Once to come, once when it has gone; and every few seconds that it is there."""
+    seat = await fleet.enter(0, 30, 200)
+    assert seat.tokens == 200
+    assert fleet.board.asked == 1
+    seat.leave()
+    await asyncio.sleep(1)
+    assert fleet.board.asked == 2
+    assert not fleet.admissions[0]._pools
+    seat = await fleet.enter(0, 30, 200)
+    await asyncio.sleep(100)
+    assert fleet.board.asked <= 3 + 100 / 2.5
+    seat.leave()
+    await asyncio.sleep(100)
+    assert fleet.board.asked <= 4 + 100 / 2.5
+
+
+@together(3)
+async def test_first_come_first_served_in_all_processes(fleet: Fleet) -> None:
+    """A small request of another process does not overtake a large one."""
+    first = await fleet.enter(0, 60)
+    large = fleet.started(fleet.enter(1, 70))
+    await asyncio.sleep(1)
+    small = fleet.started(fleet.enter(2, 10))
+    await asyncio.sleep(5)
+    assert (large.done(), small.done()) == (False, False)
+    first.leave()
+    await asyncio.sleep(1)
+    assert (await large).tokens + (await small).tokens == 80
+
+
+@together()
+async def test_a_restart_of_one_process_stands_before_entries_of_another(fleet: Fleet) -> None:
+    """Its client is in the middle of an answer."""
+    first, second = await fleet.enter(0, 50), await fleet.enter(0, 50)
+    entry = fleet.started(fleet.enter(1, 60))
+    await asyncio.sleep(1)
+    again = fleet.started(second.exchange(80, timeout_s=LONG_S))
+    await asyncio.sleep(1)
+    assert (entry.done(), again.done()) == (False, False)
+    first.leave()
+    await asyncio.sleep(1)
+    assert (entry.done(), again.done(), second.tokens) == (False, True, 80)
+
+
+@together()
+async def test_what_was_lent_is_called_back_for_another_process(fleet: Fleet) -> None:
+    """Within a moment, once the processes know of each other."""
+    (await fleet.enter(1, 1)).leave()
+    await asyncio.sleep(1)
+    running = await fleet.enter(0, 20, 100)
+    assert running.tokens == 100
+
+    def hear() -> None:
+        running.needed_tokens = 40
+
+    running.listen(hear)
+    waiting = fleet.started(fleet.enter(1, 30))
+    await asyncio.sleep(5)
+    assert running.is_waited_for
+    assert running.must_give_way
+    await running.exchange(40, timeout_s=LONG_S, most_tokens=100)
+    # With the other one let in, nobody waits any more, and half of the window is its part.
+    assert running.tokens == 50
+    await asyncio.sleep(1)
+    assert (await waiting).tokens == 30
+    assert fleet.used_tokens == 80
+
+
+@together(3)
+async def test_one_gives_way_where_one_is_enough(fleet: Fleet) -> None:
+    """Though each of two processes could let the third's in."""
+    running = [await fleet.enter(0, 20, 50), await fleet.enter(1, 20, 50)]
+    assert [seat.tokens for seat in running] == [50, 50]
+    for seat in running:
+        seat.needed_tokens = 20
+    waiting = fleet.started(fleet.enter(2, 25))
+    await asyncio.sleep(5)
+    assert sorted(seat.must_give_way for seat in running) == [False, True]
+    leaving = next(seat for seat in running if seat.must_give_way)
+    leaving.leave()
+    await asyncio.sleep(1)
+    assert (await waiting).tokens == 25
+
+
+@together()
+async def test_nobody_gives_way_in_vain(fleet: Fleet) -> None:
+    """Where all loans of all processes do not let the other's in."""
+    running = await fleet.enter(0, 20, 100)
+    running.needed_tokens = 40
+    fleet.started(fleet.enter(1, 61))
+    await asyncio.sleep(5)
+    assert running.is_waited_for
+    assert not running.must_give_way
+
+
+@together()
+async def test_what_an_answer_goes_on_with_is_lent_beside_the_other_process(fleet: Fleet) -> None:
+    """An exchange for no more than it holds is made at once, and it may have what is free by then."""
+    other = await fleet.enter(1, 50)
+    mine = await fleet.enter(0, 40, 100)
+    assert mine.tokens == 50
+    await mine.exchange(30, timeout_s=LONG_S, most_tokens=100)
+    assert mine.tokens == 50
+    other.leave()
+    await asyncio.sleep(1)
+    await mine.exchange(30, timeout_s=LONG_S, most_tokens=100)
+    assert mine.tokens == 100
+
+
+@together()
+async def test_a_process_that_is_killed_delays_others_by_its_lease(fleet: Fleet) -> None:
+    """What it held and what it waited for is gone then."""
+    await fleet.enter(0, 90)
+    fleet.started(fleet.enter(0, 50))
+    await asyncio.sleep(3)
+    waiting = fleet.started(fleet.enter(1, 80))
+    await asyncio.sleep(1)
+    fleet.kill(0)
+    killed_s = asyncio.get_running_loop().time()
+    await waiting
+    waited_s = asyncio.get_running_loop().time() - killed_s
+    assert 0 < waited_s <= LEASE_S + 1
+
+
+@together()
+async def test_a_process_that_was_thought_dead_counts_again(fleet: Fleet) -> None:
+    """A loop that stood still: what it runs is told as soon as it goes on, and nobody comes beside it any more."""
+    mine = await fleet.enter(0, 90)
+    fleet.board._topics.clear()
+    await asyncio.sleep(5)
+    late = fleet.started(fleet.enter(1, 20))
+    await asyncio.sleep(5)
+    assert not late.done()
+    mine.leave()
+    await late
+
+
+@together()
+async def test_without_a_board_each_process_decides_for_itself(fleet: Fleet) -> None:
+    """At once, with one warning, as if the others were not there; and with them again when the board is back."""
+    seen: list[str] = []
+
+    class Hears(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            seen.append(record.getMessage())
+
+    logger, hears = logging.getLogger("litellm_compaction"), Hears()
+    logger.addHandler(hears)
+    try:
+        fleet.board.is_broken = True
+        first = await fleet.enter(0, 90)
+        assert asyncio.get_running_loop().time() == 0
+        beside = fleet.started(fleet.enter(0, 20))
+        await asyncio.sleep(60)
+        assert not beside.done()
+        first.leave()
+        second = await beside
+        assert len([each for each in seen if "coordination_failed" in each]) == 1
+    finally:
+        logger.removeHandler(hears)
+    fleet.board.is_broken = False
+    await asyncio.sleep(10)
+    late = fleet.started(fleet.enter(1, 90))
+    await asyncio.sleep(10)
+    assert not late.done()
+    second.leave()
+    await late
+
+
+@together()
+async def test_a_board_that_fails_while_somebody_waits_lets_it_in(fleet: Fleet) -> None:
+    """What only the other process holds is not known any more."""
+    await fleet.enter(0, 90)
+    waiting = fleet.started(fleet.enter(1, 20))
+    await asyncio.sleep(5)
+    assert not waiting.done()
+    fleet.board.is_broken = True
+    await asyncio.sleep(5)
+    assert (await waiting).tokens == 20
+
+
+@together()
+async def test_a_wait_that_is_too_long_says_what_the_others_hold(fleet: Fleet) -> None:
+    """And is forgotten by all."""
+    await fleet.enter(0, 90)
+    with pytest.raises(Overloaded, match="90"):
+        await fleet.enter(1, 20, timeout_s=30)
+    small = await fleet.enter(0, 10)
+    assert small.tokens == 10
+
+
+@together()
+async def test_whoever_may_not_wait_is_asked_for_all_the_same(fleet: Fleet) -> None:
+    """With no time to wait, what is free now is still had, which only the board knows."""
+    fleet.board.delay_s = 0.1
+    assert (await fleet.enter(0, 90, timeout_s=0)).tokens == 90
+    with pytest.raises(Overloaded):
+        await fleet.enter(1, 20, timeout_s=0)
+
+
+@together()
+async def test_a_client_that_leaves_while_it_is_let_in_gives_all_back(fleet: Fleet) -> None:
+    """Its room was told to the others already."""
+    fleet.board.delay_s = 0.5
+    entry = fleet.started(fleet.enter(0, 100))
+    await asyncio.sleep(0.2)
+    entry.cancel()
+    await asyncio.sleep(5)
+    assert fleet.used_tokens == 0
+    assert (await fleet.enter(1, 100)).tokens == 100
+    assert not fleet.admissions[0]._pools
+
+
+@together()
+async def test_whoever_comes_while_the_last_leaves_is_let_in(fleet: Fleet) -> None:
+    """The pool is forgotten only when nobody is in it."""
+    fleet.board.delay_s = 0.5
+    for _ in range(5):
+        seat = await fleet.enter(0, 100)
+        seat.leave()
+        await asyncio.sleep(0.2)
+    await asyncio.sleep(5)
+    assert fleet.used_tokens == 0
+    assert not fleet.admissions[0]._pools
+    assert not fleet.board._topics
+
+
+@together()
+async def test_other_servers_and_models_are_other_pools(fleet: Fleet) -> None:
+    """Nobody waits for another address."""
+    await fleet.enter(0, 100)
+    seat = await fleet.admissions[1].enter(
+        POOL.replace("127.0.0.1", "10.0.0.1"), window_tokens=WINDOW_TOKENS, tokens=100, timeout_s=0
+    )
+    assert seat.tokens == 100
+
+
+@given(seed=st.integers(0, 1 << 32), processes=st.integers(2, 4), delay_s=st.sampled_from([0.0, 0.001, 0.3]))
+def test_everybody_is_served_and_never_over_the_window(seed: int, processes: int, delay_s: float) -> None:
+    """Clients of several processes that wait, are lent to, called back, go on, leave and give up in any order."""
+
+    async def client(fleet: Fleet, chance: random.Random) -> None:
+        await asyncio.sleep(chance.choice([0, 0, 0.05, 1, 5, 20]))
+        at, tokens = chance.randrange(processes), chance.randint(1, 110)
+        limit_s = chance.choice([0.5, 3.0, 1e6, 1e6])
+        try:
+            seat = await fleet.enter(at, tokens, chance.randint(0, 150), timeout_s=limit_s)
+        except Overloaded:
+            return
+        try:
+            for _ in range(chance.randint(0, 4)):
+                seat.listen(chance.choice([None, lambda: setattr(seat, "needed_tokens", chance.randint(1, 60))]))
+                for _ in range(chance.choice([1, 10, 60])):
+                    await asyncio.sleep(0.2)
+                    if seat.must_give_way:
+                        break
+                seat.listen(None)
+                await seat.exchange(chance.randint(1, 110), timeout_s=limit_s, most_tokens=chance.randint(0, 150))
+        except Overloaded:
+            return
+        finally:
+            seat.leave()
+
+    async def watched(fleet: Fleet) -> None:
+        fleet.board.delay_s = delay_s
+        chance = random.Random(seed)
+        clients = [fleet.started(client(fleet, chance)) for _ in range(chance.randint(2, 14))]
+        given_up = chance.sample(clients, len(clients) // 5)
+        while not all(each.done() for each in clients):
+            await asyncio.sleep(0.03)
+            held = [tokens for each in fleet.admissions for place in each._pools.values()
+                    for tokens in place.held_tokens.values() if tokens]  # fmt: skip
+            assert sum(held) <= WINDOW_TOKENS or len(held) == 1
+            if given_up and chance.random() < 0.01:
+                given_up.pop().cancel()
+            assert asyncio.get_running_loop().time() < 5000, "somebody starves"
+        for each in clients:
+            assert each.cancelled() or each.exception() is None
+        await asyncio.sleep(5)
+        assert not fleet.board._topics
+        assert not any(each._pools for each in fleet.admissions)
+
+    run(_with_fleet(processes, watched))
