@@ -9,9 +9,9 @@ partial's own repetitions do not explain it; the rules stand at `Ending`.
 from __future__ import annotations
 
 import re
-from itertools import pairwise
+from itertools import islice, pairwise
 
-from litellm_compaction.core.continuation.text import is_grapheme_start, is_no_space, open_fence
+from litellm_compaction.core.continuation.text import NO_SPACE, is_grapheme_start, is_no_space, open_fence
 
 SEARCHED_CHARS = 8_000
 
@@ -33,6 +33,11 @@ _OPENERS = frozenset(
     )
 )
 _ROW = re.compile(r"[ \t>]*(?:\||[-*+] |\d+[.)] )")
+# As `_is_word` has it: \w is `isalnum` and "_". No word goes on where either side of a place is none of it.
+_WORD = rf"[^\W{NO_SPACE}]"
+_SPACE_OR_START = re.compile(rf"(?P<space>\s+)|(?:(?<!{_WORD})|(?!{_WORD}))\S")
+# A text that repeats its end has this much of it twice, or goes round by less.
+_END_CHARS = 16
 # A repeat that starts inside a word (a URL, base64) needs more evidence; longer ones start at a word as well.
 _INSIDE_WORD_CHARS = range(24, 257)
 
@@ -118,17 +123,20 @@ class Ending:
     def _find_starts(self, before: str, window: str, last_line: str) -> list[int]:
         """Where in `dense` a repeat may start, ascending."""
         repeated = _repeated_suffixes(self.dense)
-        found: list[tuple[int, int]] = []
-        index = -1
-        text = before + window
-        for place in range(len(before), len(text)):
-            char = text[place]
-            if char.isspace():
-                continue
-            index += 1
-            left = len(self.dense) - index
-            if not repeated[left] and (left in _INSIDE_WORD_CHARS or _may_start(text, place)):
-                found.append((index, place))
+        text, spaces = before + window, len(before)
+        is_ascii = text.isascii()
+        places: dict[int, int] = {}
+        for match in _SPACE_OR_START.finditer(text, len(before)):
+            place = match.start()
+            if match.lastgroup:
+                spaces += match.end() - place
+            elif is_ascii or _is_character_start(text, place):
+                places[place - spaces] = place
+        backwards = (place for place in range(len(text) - 1, len(before) - 1, -1) if not text[place].isspace())
+        for length, place in enumerate(islice(backwards, _INSIDE_WORD_CHARS[-1]), 1):
+            if length in _INSIDE_WORD_CHARS:
+                places[len(self.dense) - length] = place
+        found = [(index, place) for index, place in sorted(places.items()) if not repeated[len(self.dense) - index]]
         rare: list[tuple[int, int]] = []
         while found and not _is_distinctive(text[found[-1][1] :]):
             index, place = found.pop()
@@ -254,10 +262,8 @@ class Overlap:
             self._first = None
 
 
-def _may_start(text: str, place: int) -> bool:
-    if place == 0 or text[place - 1].isspace():
-        return True
-    return not (_is_word(text[place - 1]) and _is_word(text[place])) and is_grapheme_start(text, place)
+def _is_character_start(text: str, place: int) -> bool:
+    return place == 0 or text[place - 1].isspace() or is_grapheme_start(text, place)
 
 
 def _is_word(char: str) -> bool:
@@ -275,8 +281,10 @@ def _repeated_suffixes(text: str) -> list[bool]:
     """For each length from 0 to len(text): whether that suffix is a power of a shorter block, or ends `text` twice.
 
     By the failure function of Knuth, Morris and Pratt on the reversed text: linear, so that a text of one repeated
-    character costs no more than any other.
+    character costs no more than any other. Most end with nothing that comes twice in a row, which shows sooner.
     """
+    if not _may_end_twice(text):
+        return [False] * (len(text) + 1)
     backwards = text[::-1]
     borders = [0] * (len(text) + 1)
     border = 0
@@ -294,6 +302,14 @@ def _repeated_suffixes(text: str) -> list[bool]:
             # Fine and Wilf: if the doubled suffix has period `length`, its smallest period divides it.
             repeated[length] = length % (2 * length - borders[2 * length]) == 0
     return repeated
+
+
+def _may_end_twice(text: str) -> bool:
+    """Whether `text` may end with a block that stands twice in a row, which any power does, too; never wrongly no."""
+    end = text[-_END_CHARS:]
+    return text.rfind(end, 0, -1) >= 0 or any(
+        text.endswith(text[-length:], 0, -length) for length in range(1, min(_END_CHARS, len(text) // 2 + 1))
+    )
 
 
 def _is_power(text: str) -> bool:

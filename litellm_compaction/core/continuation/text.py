@@ -50,6 +50,9 @@ _NO_SPACE_RANGES = (
     (0x20000, 0x3FFFF),
 )
 
+# The same, inside the brackets of a pattern.
+NO_SPACE = "".join(f"{chr(first)}-{chr(last)}" for first, last in _NO_SPACE_RANGES)
+
 
 def open_fence(text: str) -> str | None:
     """The language of the code fence inside which `text` ends, "" for a fence without one, None outside fences."""
