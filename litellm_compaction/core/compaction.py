@@ -15,13 +15,13 @@ from __future__ import annotations
 import hashlib
 import re
 from bisect import bisect_right
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from litellm_compaction.core.clearing import edited
 from litellm_compaction.core.continuation.text import open_think
-from litellm_compaction.core.cut_points import legal_cuts, pinned_positions
+from litellm_compaction.core.cut_points import legal_cuts, pinned_among, request_indices
 from litellm_compaction.core.messages import (
     Message,
     joined_with,
@@ -352,21 +352,36 @@ def edited_part(rest: Sequence[Message], compaction: Compaction) -> list[Message
 
 
 def is_applicable(messages: Sequence[Message], compaction: Compaction, hashes: Sequence[str]) -> bool:
-    """Whether `compaction` may stand in for the beginning of this conversation.
+    """Whether `compaction` may stand in for the beginning of this conversation; see `applicable`."""
+    return bool(applicable(messages, (compaction,), hashes))
 
-    Its messages must be this conversation's first ones, the cut legal here too, and what is being worked on must stay
-    verbatim.
+
+def applicable(
+    messages: Sequence[Message], compactions: Iterable[Compaction], hashes: Sequence[str]
+) -> list[Compaction]:
+    """The compactions that may stand in for the beginning of this conversation, in their order.
+
+    Their messages must be this conversation's first ones, the cut legal here too, and what is being worked on must stay
+    verbatim. The conversation is walked over once, however many there are.
     """
-    covered = compaction.covered_messages
-    if covered >= len(hashes) or hashes[covered] != compaction.covered_hash:
-        return False
-    lead = system_prefix_length(messages)
-    if lead + covered not in legal_cuts(messages):
-        return False
-    first = lead + compaction.replaced_messages
-    if compaction.begun is not None and not begins(messages[first], compaction.begun):
-        return False
-    return set(pinned_positions(messages, covered)) <= set(compaction.pinned)
+    known = [
+        each
+        for each in compactions
+        if each.covered_messages < len(hashes) and hashes[each.covered_messages] == each.covered_hash
+    ]
+    if not known:
+        return []
+    lead, cuts, requests = system_prefix_length(messages), frozenset(legal_cuts(messages)), request_indices(messages)
+
+    def holds(compaction: Compaction) -> bool:
+        covered, begun = compaction.covered_messages, compaction.begun
+        if lead + covered not in cuts:
+            return False
+        if begun is not None and not begins(messages[lead + compaction.replaced_messages], begun):
+            return False
+        return set(pinned_among(requests, lead, covered)) <= set(compaction.pinned)
+
+    return [each for each in known if holds(each)]
 
 
 def _shown(rest: Sequence[Message], compaction: Compaction) -> Sequence[Message]:

@@ -121,6 +121,8 @@ def _unwrapped(text: str) -> str:
 
 def _without_first(text: str) -> str:
     """`text` behind the addition with which it begins; `text` itself where it begins otherwise."""
+    if not text.startswith("<"):
+        return text
     for name in _WRAPPERS:
         if text.startswith(f"<{name}>"):
             closing = f"</{name}>"
@@ -131,6 +133,8 @@ def _without_first(text: str) -> str:
 
 def _without_last(text: str) -> str:
     """`text` before the addition with which it ends; `text` itself where it ends otherwise."""
+    if not text.endswith(">"):
+        return text
     for name in _WRAPPERS:
         if text.endswith(f"</{name}>"):
             start = text.rfind(f"<{name}>")

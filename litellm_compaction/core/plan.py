@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 from litellm_compaction.core.budget import Budget
 from litellm_compaction.core.clearing import stubs
-from litellm_compaction.core.compaction import Compaction, is_applicable
+from litellm_compaction.core.compaction import Compaction, applicable
 from litellm_compaction.core.conversation import RECORD_TOKENS, Conversation, applied_tokens, kept_tokens
 from litellm_compaction.core.cut_points import doubted_index, is_injected, legal_cuts, pinned_among, request_indices
 from litellm_compaction.core.messages import Message, parse_message, system_prefix_length, user_message
@@ -198,9 +198,11 @@ def plan(
         # and the server's cache stays warm. A window that has grown is worth a fresh start.
         lasting = next((each for each in applied if each.window_tokens >= budget.window_tokens), None)
         return Keep() if lasting is None else Reuse(compaction=lasting)
-    after = [applied_tokens(conversation, each, count) for each in applied]
-    for each, tokens in zip(applied, after, strict=True):
-        if not budget.is_wanted and not budget.triggers(tokens):
+    after: list[int] = []
+    for each in applied:
+        # One by one: of fifty rounds the newest does nearly always.
+        after.append(applied_tokens(conversation, each, count))
+        if not budget.is_wanted and not budget.triggers(after[-1]):
             return Reuse(compaction=each)
     reused_tokens, base = min(zip(after, applied, strict=True), key=lambda pair: pair[0], default=(None, None))
     if base and reused_tokens is not None and budget.may_wait(reused_tokens) and not conversation.messages[-1].is_ours:
@@ -286,7 +288,7 @@ def usable(conversation: Conversation, stored: Sequence[Compaction]) -> list[Com
     A record that was made without room comes last: the earlier, richer one may fit again. Else the newest round counts:
     a summary may cover less than the edit before it.
     """
-    found = [each for each in stored if is_applicable(conversation.messages, each, conversation.hashes)]
+    found = applicable(conversation.messages, stored, conversation.hashes)
     return sorted(found, key=lambda each: (each.provisional, -each.round))
 
 
