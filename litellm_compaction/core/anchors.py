@@ -49,11 +49,17 @@ _KINDS: tuple[tuple[str, float], ...] = (
     (r"\b(?:[A-Za-z_]\w{1,40}(?:\.[A-Za-z_]\w{0,40}){1,8}|[A-Za-z_]\.[A-Za-z_]\w{1,40})", 1.0),
     (r"\b[A-Z]?[a-z]{1,40}(?:[A-Z][a-z0-9]{1,40}){1,8}\b", 1.0),
     (r"\b[\w.]{0,60}(?:Error|Exception|Warning|Fault|Failure|Panic)\b", 1.0),
+    # Loanwords and names of Japanese.
+    (r"[\u30a1-\u30fa\u30fc]{4,20}", 0.8),
     (r"\$?\d[\d,:-]{0,20}(?:\.\d{1,12})?%?", 0.8),
 )
 _NUMBER_GROUP = len(_KINDS)
 # Words without any of these hold no anchor.
-_MAY_BE_ANCHOR = re.compile(r"[\d_/]|[a-z][A-Z]|\.\w|rror|xception|arning|ault|ailure|anic")
+_MAY_BE_ANCHOR = re.compile(r"[\d_/]|[a-z][A-Z]|\.\w|[\u30a1-\u30fa\u30fc]{4}|rror|xception|arning|ault|ailure|anic")
+# A name of somebody or something: a capital inside a sentence.
+_PROPER = re.compile(r"[^\W\d_]{4,24}")
+_PROPER_WEIGHT = 0.4
+_SENTENCE_ENDS = ".!?:;"
 # What somebody sets off as code.
 _SPAN = re.compile(r"`([^`]{2,60})`")
 _SPAN_WEIGHT = 1.2
@@ -136,16 +142,32 @@ def _slices(text: str) -> Iterator[tuple[int, int]]:
     yield start, len(text)
 
 
+def is_plain(anchor: str) -> bool:
+    """Whether an anchor is written as a word: somebody's name, or in German any noun."""
+    return anchor.isalpha() and anchor[1:] == anchor[1:].lower()
+
+
 def is_number(anchor: str) -> bool:
     """Whether an anchor is a bare figure, which says little without its line."""
     return not any(map(str.isalpha, anchor))
 
 
-def read(parts: Sequence[str], shown: str, ratio: float) -> tuple[dict[str, float], float]:
-    """The anchors of a piece with their weights, and what its words signal beside them."""
+def read(parts: Sequence[str], shown: str, ratio: float, *, is_stated: bool) -> tuple[dict[str, float], float]:
+    """The anchors of a piece with their weights, and what its words signal beside them.
+
+    Args:
+        parts: its words.
+        shown: the piece.
+        ratio: how much it counts.
+        is_stated: whether somebody says it in words; only there a capital inside a sentence makes a name.
+    """
     found: dict[str, float] = {}
     signals = numbers = 0
+    before = _SENTENCE_ENDS
     for part in parts:
+        if is_stated and part[0].isupper() and before[-1] not in _SENTENCE_ENDS and (name := _PROPER.match(part)):
+            found[name[0]] = _PROPER_WEIGHT * ratio
+        before = part
         word = _word(part)
         if word is None:
             continue

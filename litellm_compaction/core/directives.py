@@ -42,6 +42,7 @@ _BULK_LINE = re.compile(
 )
 _SENTENCE_END = re.compile(r"(?<=[.!?;])\s+(?=\S)|(?<=[。！？；])")
 _FENCE = "```"
+_SHORT_FENCE_LINES = 4
 
 
 class _Signals(NamedTuple):
@@ -84,16 +85,18 @@ def sentences(text: str) -> Iterator[Piece]:
     """The sentences and lines of a text, in order."""
     lines = text.splitlines()
     fences = [at for at, line in enumerate(lines) if line.lstrip().startswith(_FENCE)]
-    # One that is never closed encloses nothing.
-    unclosed = fences.pop() if len(fences) % 2 else None
-    fenced = False
     borders = set(fences)
+    # One that is never closed encloses nothing, and a command or two are what somebody wants to have used.
+    fenced = {
+        at
+        for begin, end in zip(fences[::2], fences[1::2], strict=False)
+        if end - begin > _SHORT_FENCE_LINES
+        for at in range(begin, end)
+    }
     for at, line in enumerate(lines):
         if at in borders:
-            fenced = not fenced
-        if at in borders or at == unclosed:
             continue
-        pasted, opens_line = fenced or _BULK_LINE.match(line) is not None, True
+        pasted, opens_line = at in fenced or _BULK_LINE.match(line) is not None, True
         for sentence in (line,) if pasted else _SENTENCE_END.split(line):
             if shown := sentence.strip():
                 yield Piece(shown, pasted or is_bulk(shown), opens_line)

@@ -74,18 +74,26 @@ def test_what_people_begin_with_a_word_of_code_is_theirs(said: str) -> None:
 
 def test_a_fence_that_is_never_closed_encloses_nothing() -> None:
     """What follows it may be all that the user had to say."""
-    found = dict(each[:2] for each in sentences("Port this:\n```\nx = 1\n```\nThen ```\n```\nNever push it."))
+    found = dict(
+        each[:2] for each in sentences("Port this:\n```\nx = 1\n\n\ny = 1\n```\nThen ```\n```\nNever push it.")
+    )
     assert found["Never push it."] is False
     assert found["x = 1"] is True
 
 
 def test_fenced_code_is_pasted_whatever_it_says() -> None:
     """A comment in it is nobody's rule."""
-    found = dict(
-        each[:2]
-        for each in sentences("Please port this.\n```\n# You must never call this.\n```\nKeep the tests green.")
-    )
+    code = "```\nimport a\n\nimport b\n# You must never call this.\n```"
+    found = dict(each[:2] for each in sentences(f"Please port this.\n{code}\nKeep the tests green."))
+    del found["import a"], found["import b"]
     assert found == {"Please port this.": False, "# You must never call this.": True, "Keep the tests green.": False}
+
+
+def test_a_fenced_command_is_the_users_own() -> None:
+    """Of a line or two: it is what they want to have run."""
+    [asked, command] = sentences("Issue exactly this:\n```bash\ngit add -A && git diff --cached\n```")
+    assert not asked.pasted
+    assert command[:2] == ("git add -A && git diff --cached", False)
 
 
 def test_a_text_is_divided_where_its_sentences_end() -> None:

@@ -358,3 +358,32 @@ def test_a_name_inside_a_longer_one_is_named() -> None:
     """`run_all` is not shown by a line that shows `run_all_tests`."""
     raw = [assistant(f"Then run_all was called, and then once more. {FILLER}"), assistant("I changed run_all_tests.")]
     assert "run_all," in written(raw, budget=60, words=0).replace("\n", ",") + ","
+
+
+def test_what_announces_something_stands_with_it() -> None:
+    """ "Issue exactly the following command:" came back without the command."""
+    task = "When all is done, issue exactly the following command:\n\n```bash\necho FINISHED && git add -A\n```\n"
+    raw = [user(f"{FILLER * 6}\n{task}{FILLER * 6}"), *[user(f"{FILLER}Day {number} of it.") for number in range(30)]]
+    text = written(raw, budget=200, words=200)
+    assert "issue exactly the following command:\necho FINISHED && git add -A" in text
+
+
+@pytest.mark.parametrize(
+    ("said", "name"),
+    [
+        ("Wir haben gestern lange mit Annegret gesprochen, und es ging um den Umzug.", "Annegret"),
+        ("So I think the talk that Brunelleschi gave was the best one of them all.", "Brunelleschi"),
+        ("それで昨日はブルネレスキの話をしたのですが、とても良かったです。", "ブルネレスキ"),
+        ("Потом мы долго говорили с Аннушкой о том, что было вчера.", "Аннушкой"),
+    ],
+)
+def test_names_of_people_and_places_are_kept(said: str, name: str) -> None:
+    """Known by a capital inside a sentence, or by their script; chatter around them gives way."""
+    talk = [each for n in range(30) for each in (user(f"ok {n}"), assistant(f"the weather is as it was on day {n}"))]
+    assert name in written([assistant(said), *talk], budget=120, words=20)
+
+
+def test_a_capital_in_a_tools_output_makes_no_name() -> None:
+    """Listings have them in every line."""
+    text = written([result("1", "\n".join(f"total {n} of Something Else" for n in range(60)))], budget=200, words=0)
+    assert NAMES_HEAD not in text
