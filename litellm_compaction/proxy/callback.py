@@ -90,7 +90,7 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
             counter=TokenCounter(),
             sources=Sources.of(settings),
             store=store,
-            board=open_board(settings.store),
+            board=open_board(settings.store, store),
             observers=(log_observer(logger), metrics.observe, History(store)),
         )
         has_page = settings.page == "on"

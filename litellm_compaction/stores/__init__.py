@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -42,6 +43,7 @@ logger = logging.getLogger("litellm_compaction")
 
 _FILE_NAME = "store.sqlite3"
 _BOARD = ".workers"
+_REDIS = "litellm_compaction.stores.redis"
 
 
 def open_store(url: str, *, ttl_s: float, max_bytes: int, environ: Mapping[str, str] = os.environ) -> Store:
@@ -63,14 +65,22 @@ def open_store(url: str, *, ttl_s: float, max_bytes: int, environ: Mapping[str, 
     return SteadyStore(SqliteStore(path, ttl_s=ttl_s, max_bytes=max_bytes), memory)
 
 
-def open_board(url: str, environ: Mapping[str, str] = os.environ) -> Board | None:
+def open_board(url: str, store: Store, environ: Mapping[str, str] = os.environ) -> Board | None:
     """Where the processes that share a store tell each other what they do; None where nobody shares it.
+
+    Args:
+        url: by which `store` was opened.
+        store: ends the connection that a board may share with it.
 
     Raises:
         StoreError: the scheme is not known.
     """
-    if url.startswith("memory://") or is_redis(url):
+    if url.startswith("memory://"):
         return None
+    if (connection := redis_of(store)) is not None:
+        from litellm_compaction.stores.redis_board import RedisBoard
+
+        return RedisBoard(connection)
     try:
         path = sqlite_path(url, environ)
     except ConfigError:
@@ -98,6 +108,9 @@ def open_existing(url: str, *, ttl_s: float, max_bytes: int, environ: Mapping[st
 
 def redis_of(store: Store) -> RedisConnection | None:
     """The connection behind a store that processes of several machines share; None where there is none."""
+    if _REDIS not in sys.modules:
+        # Nobody has opened one, and its client takes a tenth of a second to import.
+        return None
     from litellm_compaction.stores.redis import RedisStore
 
     durable = store.durable if isinstance(store, SteadyStore) else store

@@ -15,6 +15,8 @@ _Result = TypeVar("_Result")
 
 # Longer than any lease: what ends later than this was written by a clock that has been set back, or before a restart.
 MAX_LEASE_S = 60.0
+# A note that says nothing new is written again when so much of its life is over.
+RENEWED_RATIO = 0.2
 
 # Gets the others' notes, and gives the own new one, None for none, with what it means.
 Decide: TypeAlias = "Callable[[Sequence[bytes]], tuple[bytes | None, _Result]]"
@@ -29,7 +31,7 @@ class Board(Protocol):
         Args:
             topic: what the notes are about.
             name: of the writer; nobody else's note is changed.
-            decide: may be called more than once, from any thread, and only the last counts.
+            decide: may be called more than once, from any thread, and only the last counts. A note has a byte at least.
             lease_s: how long the note lives if it is not renewed, up to `MAX_LEASE_S`.
 
         Returns:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from litellm_compaction.stores.board import MAX_LEASE_S, Decide
+from litellm_compaction.stores.board import MAX_LEASE_S, RENEWED_RATIO, Decide
 from litellm_compaction.stores.sqlite_file import Connect, SqliteFile
 from litellm_compaction.stores.sqlite_thread import FileThread
 
@@ -20,8 +20,6 @@ _Result = TypeVar("_Result")
 
 # Requests wait for it, and it takes well under a millisecond.
 LIMIT_S = 1.0
-# A note that says nothing new is written again when so much of its life is over.
-_RENEWED_RATIO = 0.2
 
 _MIGRATIONS = (
     (
@@ -71,7 +69,7 @@ class SqliteBoard:
             if mine is None:
                 if before is not None:
                     connection.execute("DELETE FROM note WHERE topic = ? AND name = ?", (topic, name))
-            elif mine != before or not now_s + (1 - _RENEWED_RATIO) * lease_s < until_s <= now_s + lease_s:
+            elif mine != before or not now_s + (1 - RENEWED_RATIO) * lease_s < until_s <= now_s + lease_s:
                 connection.execute(
                     "INSERT OR REPLACE INTO note VALUES (?, ?, ?, ?)", (topic, name, mine, now_s + lease_s)
                 )

@@ -18,6 +18,7 @@ from tests.builders import ONE_ROUND, talk
 from tests.integration.bench import SUMMARY, Bench, Group, Watch, is_summary_call, open_bench
 from tests.integration.harness import Proxy, proxy
 from tests.integration.restart_bench import shut, without_restarts
+from tests.stores.servers import any_program, running
 
 pytestmark = pytest.mark.proxy
 
@@ -39,11 +40,13 @@ class Fleet:
     proxies: tuple[Proxy, Proxy]
 
 
-@pytest.fixture(scope="module")
-def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+@pytest.fixture(scope="module", params=["sqlite", "redis"])
+def fleet(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     """Both ended by their own handles."""
-    settings = {"summary_timeout_s": 300, "admission_timeout_s": 300}
+    settings: dict[str, Any] = {"summary_timeout_s": 300, "admission_timeout_s": 300}
     with ExitStack() as stack:
+        if request.param == "redis":
+            settings["store"] = stack.enter_context(running(any_program())).url
         folder = tmp_path_factory.mktemp("fleet")
         router = {"num_retries": 0, "disable_cooldowns": True}
         bench = stack.enter_context(open_bench(folder, _GROUPS, settings, router_settings=router))

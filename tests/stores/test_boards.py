@@ -8,7 +8,7 @@ import os
 import signal
 import stat
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -16,11 +16,16 @@ from typing import Any
 import pytest
 
 from litellm_compaction.errors import StoreError
+from litellm_compaction.redis_address import parse
 from litellm_compaction.stores.board import Board, MemoryBoard
+from litellm_compaction.stores.redis_board import RedisBoard
+from litellm_compaction.stores.redis_connection import RedisConnection
 from litellm_compaction.stores.sqlite_board import SqliteBoard
 from tests.engine.bench import Clock
+from tests.stores.servers import Server, any_program, running
 
 LEASE_S = 10.0
+HANG_S = 60.0
 
 
 def says(body: bytes | None) -> Callable[[Sequence[bytes]], tuple[bytes | None, list[bytes]]]:
@@ -28,21 +33,69 @@ def says(body: bytes | None) -> Callable[[Sequence[bytes]], tuple[bytes | None, 
     return lambda others: (body, sorted(others))
 
 
-@pytest.fixture(params=["memory", "sqlite"])
-async def boards(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[tuple[Board, Board, Clock]]:
-    """Two processes' boards and their clock."""
-    clock = Clock()
+class Passing:
+    """Makes time pass."""
+
+    def __init__(self) -> None:
+        self.clock = Clock()
+
+    async def pass_s(self, seconds: float) -> None:
+        self.clock.now_s += seconds
+
+
+class PassingServer(Passing):
+    """A server's time cannot be moved: its notes are, instead."""
+
+    def __init__(self, server: Server) -> None:
+        super().__init__()
+        self.server = server
+
+    async def pass_s(self, seconds: float) -> None:
+        moved = """
+            for _, key in ipairs(redis.call('KEYS', '*:board')) do
+              for _, name in ipairs(redis.call('HKEYS', key)) do
+                local till, body = string.match(redis.call('HGET', key, name), '^(%d+) (.*)$')
+                if till then
+                  redis.call('HSET', key, name, string.format('%.0f ', till - ARGV[1]) .. body)
+                end
+              end
+            end
+            return 'OK'
+        """
+        assert self.server.says("EVAL", moved, "0", str(1000 * seconds)).startswith(b"$2")
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    """A real one, of whatever kind the machine has."""
+    with running(any_program()) as started:
+        yield started
+
+
+@pytest.fixture(params=["memory", "sqlite", "redis"])
+async def boards(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[tuple[Board, Board, Passing]]:
+    """Two processes' boards and their time."""
+    passing = Passing()
+    clock = passing.clock
+    connections: list[RedisConnection] = []
     if request.param == "memory":
         memory = MemoryBoard(clock=clock)
         opened: tuple[Board, Board] = (memory, memory)
-    else:
+    elif request.param == "sqlite":
         opened = (SqliteBoard(tmp_path / "board", clock=clock), SqliteBoard(tmp_path / "board", clock=clock))
-    yield (*opened, clock)
-    for each in opened:
-        await each.aclose()
+    else:
+        passing = PassingServer(request.getfixturevalue("server"))
+        address = parse(f"{passing.server.url}?prefix={tmp_path.name}")
+        connections = [RedisConnection(address, limit_s=HANG_S) for _ in range(2)]
+        opened = (RedisBoard(connections[0]), RedisBoard(connections[1]))
+    yield (*opened, passing)
+    for board in opened:
+        await board.aclose()
+    for connection in connections:
+        await connection.aclose()
 
 
-async def test_each_sees_the_notes_of_the_others(boards: tuple[Board, Board, Clock]) -> None:
+async def test_each_sees_the_notes_of_the_others(boards: tuple[Board, Board, Passing]) -> None:
     """Under the same topic, and never its own."""
     first, second, _ = boards
     assert await first.update("pool", "a", says(b"1"), lease_s=LEASE_S) == []
@@ -52,7 +105,7 @@ async def test_each_sees_the_notes_of_the_others(boards: tuple[Board, Board, Clo
     assert await second.update("other", "b", says(b"4"), lease_s=LEASE_S) == []
 
 
-async def test_a_note_is_gone_when_it_is_taken_back(boards: tuple[Board, Board, Clock]) -> None:
+async def test_a_note_is_gone_when_it_is_taken_back(boards: tuple[Board, Board, Passing]) -> None:
     """By its writer alone."""
     first, second, _ = boards
     await first.update("pool", "a", says(b"1"), lease_s=LEASE_S)
@@ -62,20 +115,20 @@ async def test_a_note_is_gone_when_it_is_taken_back(boards: tuple[Board, Board, 
     assert await second.update("pool", "b", says(None), lease_s=LEASE_S) == []
 
 
-async def test_a_note_lives_for_its_lease(boards: tuple[Board, Board, Clock]) -> None:
+async def test_a_note_lives_for_its_lease(boards: tuple[Board, Board, Passing]) -> None:
     """From when it was last renewed, whether or not it said anything new."""
-    first, second, clock = boards
+    first, second, passing = boards
     await first.update("pool", "a", says(b"1"), lease_s=LEASE_S)
-    clock.now_s += 8
+    await passing.pass_s(8)
     await first.update("pool", "a", says(b"1"), lease_s=LEASE_S)
-    clock.now_s += 9
+    await passing.pass_s(9)
     assert await second.update("pool", "b", says(None), lease_s=LEASE_S) == [b"1"]
     await first.update("pool", "a", says(b"1"), lease_s=1)
-    clock.now_s += 1.1
+    await passing.pass_s(1.1)
     assert await second.update("pool", "b", says(None), lease_s=LEASE_S) == []
 
 
-async def test_only_one_of_many_is_the_first(boards: tuple[Board, Board, Clock]) -> None:
+async def test_only_one_of_many_is_the_first(boards: tuple[Board, Board, Passing]) -> None:
     """Reading and writing are one step."""
     first, second, _ = boards
 
@@ -133,6 +186,7 @@ async def test_a_file_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
 
 def _adds(path: Path, name: str, times: int, heard: Connection) -> None:
     """Adds 1 to the highest number that anybody has written, so many times."""
+    own = 0
 
     def more(others: Sequence[bytes]) -> tuple[bytes, int]:
         nonlocal own
@@ -144,7 +198,6 @@ def _adds(path: Path, name: str, times: int, heard: Connection) -> None:
         heard.send([await board.update("sum", name, more, lease_s=60) for _ in range(times)])
         await board.aclose()
 
-    own = 0
     asyncio.run(run())
 
 
