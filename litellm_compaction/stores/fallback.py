@@ -200,6 +200,9 @@ class SteadyStore:
         if self._taken and self._handing_over is None and self._clock() >= self._hand_over_s:
             self._hand_over_s = self._clock() + _HAND_OVER_AGAIN_S
             self._handing_over = asyncio.ensure_future(self._hand_over())
+        self._tell_recovery()
+
+    def _tell_recovery(self) -> None:
         if self._is_told and not self._failing:
             self._is_told = False
             logger.info("store_recovered requests go on with the store")
@@ -209,6 +212,8 @@ class SteadyStore:
         try:
             while taken := self._taken:
                 await self._give_to_durable()
+                self._failing.discard("writing")
+                self._tell_recovery()
                 # What failed meanwhile went to the spare again.
                 if taken == self._taken:
                     self._taken = 0
@@ -231,4 +236,3 @@ class SteadyStore:
         for event in await spare.events():
             if (event.when_s, event.text) not in known:
                 await durable.add_event(event.when_s, event.text)
-        self._failing.discard("writing")

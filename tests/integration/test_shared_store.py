@@ -1,0 +1,172 @@
+"""Two real proxies with data folders of their own, as on two machines, over one Redis."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+import pytest
+
+from litellm_compaction.simulator import Model, RequestRecord, Simulator, serve
+from litellm_compaction.stores import open_existing
+from tests.builders import ONE_ROUND, answered, talk
+from tests.integration.bench import KEY, answers, is_summary_call, overrun
+from tests.integration.harness import MASTER_KEY, Proxy, lm_studio, proxy, write_config
+from tests.integration.page_forms import chosen, look, send
+from tests.stores.servers import Server, any_program, running
+
+pytestmark = pytest.mark.proxy
+
+PASSWORD = "hunter2-of-redis"
+HI = [{"role": "user", "content": "Hi."}]
+
+
+@dataclass
+class Machines:
+    """The two proxies, what they share, and what the simulated LM Studio was asked."""
+
+    one: Proxy
+    two: Proxy
+    redis: Server
+    simulator: Simulator
+    _seen: int = field(default=0)
+
+    def asked(self) -> list[RequestRecord]:
+        """The requests since the last look."""
+        new = self.simulator.requests[self._seen :]
+        self._seen += len(new)
+        assert not [problem for record in new if (problem := overrun(record))]
+        return new
+
+    def summaries(self) -> int:
+        """How many summaries were written since the last look."""
+        return sum(is_summary_call(record.body) for record in self.asked())
+
+
+@pytest.fixture(scope="module")
+def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
+    simulator = Simulator([Model(KEY)])
+    simulator.script = answers()
+    simulator.load(KEY, 8192)
+    with ExitStack() as stack:
+        base_url = stack.enter_context(serve(simulator)).base_url
+        redis = stack.enter_context(running(any_program(), "--requirepass", PASSWORD))
+        proxies = []
+        # One reuses the proxy's own Redis, the other names it; passwords come from the environment.
+        variables = {
+            "redis": {"REDIS_HOST": "127.0.0.1", "REDIS_PORT": str(redis.port), "REDIS_PASSWORD": PASSWORD},
+            "os.environ/SHARED_STORE": {"SHARED_STORE": f"redis://:{PASSWORD}@127.0.0.1:{redis.port}/0"},
+        }
+        for store, environ in variables.items():
+            folder = tmp_path_factory.mktemp("machine")
+            config = write_config(folder, [lm_studio("local", KEY, base_url)], {"window_cache_s": 600, "store": store})
+            proxies.append(stack.enter_context(proxy(config, **environ)))
+        yield Machines(*proxies, redis, simulator)
+
+
+@pytest.fixture(autouse=True)
+def _no_secret_is_logged(machines: Machines) -> Iterator[None]:
+    """Whatever a test does to the server."""
+    yield
+    for running_proxy in (machines.one, machines.two):
+        assert not running_proxy.logged(PASSWORD)
+        assert not running_proxy.logged("failed_open")
+
+
+def outcome(answer: httpx.Response) -> str:
+    """What was done for a request, as its answer's header says."""
+    answer.raise_for_status()
+    found: str = answer.headers["x-litellm-compaction"]
+    return found
+
+
+def soon(is_so: Callable[[], bool]) -> None:
+    """Looks again and again: every look is a request, in which a proxy may come to know."""
+    deadline_s = time.monotonic() + 60
+    while not is_so():
+        assert time.monotonic() < deadline_s, "it does not come to pass"
+
+
+def next_turn(messages: list[dict[str, Any]], answer: httpx.Response) -> list[dict[str, Any]]:
+    return answered(messages, answer.json()["choices"][0]["message"]["content"], "Go on.")
+
+
+def is_guarded(machine: Proxy) -> bool:
+    return "x-litellm-compaction" in machine.chat("local", HI, max_tokens=16).headers
+
+
+def test_what_one_machine_compacted_another_reuses(machines: Machines) -> None:
+    """The conversation's next turn goes to the other proxy: no second summary, the same record, the same history."""
+    messages = talk("shared by two", ONE_ROUND)
+    machines.asked()
+    first = machines.one.chat("local", messages, max_tokens=32)
+    assert outcome(first) == "compacted"
+    assert machines.summaries() == 1
+    second = machines.two.chat("local", next_turn(messages, first), max_tokens=32)
+    assert outcome(second) == "reused"
+    assert machines.summaries() == 0
+    assert second.headers["x-litellm-compaction-round"] == first.headers["x-litellm-compaction-round"] == "1"
+
+
+def test_a_change_and_the_history_are_everybodys(machines: Machines) -> None:
+    """What an operator changes on one machine's page holds on the other; both pages show one history."""
+    assert outcome(machines.one.chat("local", talk("history", ONE_ROUND), max_tokens=32)) == "compacted"
+    shown = [look(machine, MASTER_KEY).text for machine in (machines.one, machines.two)]
+    assert all(PASSWORD not in text and "this process's memory" not in text for text in shown)
+    assert events(shown[0]) == events(shown[1]) >= 1
+    changed = send(machines.one, {"do": "save", "mode": "observe"}, MASTER_KEY)
+    assert changed.status_code == 303
+    soon(lambda: not is_guarded(machines.two))
+    assert chosen(look(machines.two, MASTER_KEY).text, "mode") == "observe"
+    assert send(machines.two, {"do": "reset", "reset": "mode"}, MASTER_KEY).status_code == 303
+    soon(lambda: is_guarded(machines.one))
+
+
+def events(page: str) -> int:
+    """How many lines the page's history has."""
+    return page.partition('id="events"')[2].count("<tr")
+
+
+@pytest.mark.parametrize("kind", ["slow", "gone"])
+def test_requests_go_on_while_the_redis_does_not_answer(machines: Machines, kind: str) -> None:
+    """In the memory of each proxy, told once; when it is back, what was compacted meanwhile is the other's, too."""
+    assert is_guarded(machines.one)
+    kept = records(machines)
+    machines.redis.kill() if kind == "gone" else machines.redis.signal(signal.SIGSTOP)
+    messages = talk(f"during an outage, {kind}", ONE_ROUND)
+    machines.asked()
+    first = machines.one.chat("local", messages, max_tokens=32)
+    assert outcome(first) == "compacted"
+    messages = next_turn(messages, first)
+    assert outcome(machines.one.chat("local", messages, max_tokens=32)) == "reused"
+    assert machines.summaries() == 1
+    machines.redis.start() if kind == "gone" else machines.redis.signal(signal.SIGCONT)
+    left = 0 if kind == "gone" else kept
+    soon(lambda: is_guarded(machines.one) and records(machines) == left + 1)
+    soon(lambda: "The store cannot be read" not in look(machines.two, MASTER_KEY).text)
+    machines.asked()
+    assert outcome(machines.two.chat("local", messages, max_tokens=16)) == "reused"
+    assert machines.summaries() == 0
+    # A second outage in the same minute is not told.
+    machines.one.expect_logged("store_recovered")
+    assert len(machines.one.logged("store_failed")) == len(machines.one.logged("store_recovered"))
+
+
+def records(machines: Machines) -> int:
+    """How many compactions are in the Redis, as an operator's command sees it."""
+    url = machines.redis.url.replace("127", f":{PASSWORD}@127")
+
+    async def count() -> int:
+        store = open_existing(url, ttl_s=1e9, max_bytes=1_000_000)
+        try:
+            return len(await store.compactions())
+        finally:
+            await store.aclose()
+
+    return asyncio.run(count())
