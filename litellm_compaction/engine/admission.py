@@ -29,17 +29,17 @@ import asyncio
 import itertools
 import time
 from collections import Counter, OrderedDict
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Hashable, Iterator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Hashable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from litellm_compaction.core.budget import margin_tokens
 from litellm_compaction.core.sharing import Loan, Part, Verdict, Wish
 from litellm_compaction.engine.context import PreparedRequest, RequestContext
 from litellm_compaction.engine.coordination import Coordination
-from litellm_compaction.engine.shared_pool import SharedPool, Stance
+from litellm_compaction.engine.shared_pool import SharedPool, Stance, shared_name
 from litellm_compaction.errors import DoesNotFit, Overloaded, Share
 from litellm_compaction.tokens.counter import Count
 from litellm_compaction.windows.windows import Window
@@ -103,7 +103,7 @@ class Admission:
         self._pools: dict[Hashable, _TokenPool] = {}
         self._present: Counter[Hashable] = Counter()
         # Who gives the engine back to an answer that comes; not called for what is written ahead.
-        self.make_way: Callable[[str], Awaitable[None]] | None = None
+        self.make_way: Callable[[str], Coroutine[Any, Any, None]] | None = None
 
     def come(self, pool: Hashable) -> None:
         """Notes an answer where nobody has to be fitted beside others, as far as is known."""
@@ -153,7 +153,8 @@ class Admission:
                 name=str(pool), clock=self._clock, forget=lambda: self._pools.pop(pool, None)
             )
             if self._coordination is not None:
-                place.shared = SharedPool(self._coordination, f"pool {pool}", place)
+                place.shared = SharedPool(self._coordination, f"pool {shared_name(str(pool))}", place)
+                place.beside_others = lambda: self._leave_to_others(str(pool))
         place.window_tokens = window_tokens
         seat = Seat(place)
         place.held_tokens[seat] = 0
@@ -164,6 +165,11 @@ class Admission:
             seat.leave()
             raise
         return seat
+
+    def _leave_to_others(self, pool: str) -> None:
+        """Ends what is written ahead while another process's answer is there: it has the engine at once as well."""
+        if self.make_way is not None and self._coordination is not None:
+            self._coordination.behind(self.make_way(pool.partition(" ")[0]))
 
     def leave_later(self, seat: Seat, *, after_s: float | None = None) -> None:
         """Has a seat left when the server has stopped.
@@ -377,6 +383,7 @@ class _TokenPool:
         entries: seats that wait for their first tokens, longest first; behind all exchanges.
         told_of: who was the next to wait when the running ones were last told.
         shared: what lets in, lends and calls back where there are other processes.
+        beside_others: called where other processes were seen in it.
         wider: seats that hold room and wait for what they may be lent.
         numbers: of waiters.
     """
@@ -391,6 +398,7 @@ class _TokenPool:
     entries: _Queue = field(default_factory=OrderedDict)
     told_of: _Waiter | None = None
     shared: SharedPool | None = None
+    beside_others: Callable[[], object] | None = None
     wider: _Queue = field(default_factory=OrderedDict)
     numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
     _loans: dict[int, Seat] = field(default_factory=dict)
@@ -549,6 +557,8 @@ class _TokenPool:
             if self._loans[number].lent_tokens:
                 self._loans[number].give_way()
         self.tell()
+        if verdict.others_seats and self.beside_others is not None:
+            self.beside_others()
 
     def go_on_alone(self) -> None:
         """Decides for this process only."""

@@ -7,10 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
 from typing import NamedTuple, Protocol
+from urllib.parse import urlsplit
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -25,6 +29,9 @@ _RUNNING_S = 0.25
 _KNOWN_S = 600.0
 
 _PART = TypeAdapter(Part)
+# What leads to another server from another machine.
+_OWN_HOSTS = ("", "localhost", "0.0.0.0", "::", "::1", "host.docker.internal")  # noqa: S104 - nobody listens here
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 class Stance(NamedTuple):
@@ -133,6 +140,33 @@ class SharedPool:
     def _be_alone(self) -> None:
         self.is_up = self.is_waited_for = False
         self.others_tokens = self.others_seats = 0
+
+
+def shared_name(pool: str) -> str:
+    """The name of a pool, the same in all processes that mean the same loaded context, and in no other.
+
+    Args:
+        pool: the server's address as this process has it, and the instance.
+    """
+    address, _, instance = pool.partition(" ")
+    root = address.rstrip("/").removesuffix("/v1").rstrip("/")
+    try:
+        parts = urlsplit(root)
+        host, port = parts.hostname or "", parts.port
+    except ValueError:
+        return f"{root} {instance}"
+    if host in _OWN_HOSTS or host.startswith("127.") or host.endswith(".localhost"):
+        return f"{_machine()} {port} {parts.path} {instance}"
+    return f"{parts.scheme} {host} {port} {parts.path} {instance}"
+
+
+@cache
+def _machine() -> str:
+    """This machine, or container, among all that may share a store: names alone are given twice."""
+    boot = ""
+    with contextlib.suppress(OSError):
+        boot = _BOOT.read_text(encoding="ascii").strip()
+    return f"{socket.gethostname()} {boot}"
 
 
 def _parts(notes: Sequence[bytes]) -> list[Part]:

@@ -13,8 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from litellm_compaction.engine import shared_pool
 from litellm_compaction.engine.admission import Admission, Seat
 from litellm_compaction.engine.coordination import LEASE_S, Coordination
+from litellm_compaction.engine.shared_pool import shared_name
 from litellm_compaction.errors import Overloaded, StoreError
 from litellm_compaction.stores.board import MemoryBoard
 from tests.virtual_time import run
@@ -361,6 +363,61 @@ async def test_other_servers_and_models_are_other_pools(fleet: Fleet) -> None:
         POOL.replace("127.0.0.1", "10.0.0.1"), window_tokens=WINDOW_TOKENS, tokens=100, timeout_s=0
     )
     assert seat.tokens == 100
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("http://localhost:1234/v1 qwen", "http://127.0.0.1:1234 qwen"),
+        ("http://GPU.lan:1234/v1/ qwen", "http://gpu.lan:1234/v1 qwen"),
+        ("http://[::1]:1234 qwen", "http://localhost:1234/v1 qwen"),
+    ],
+)
+def test_one_server_has_one_name(one: str, other: str) -> None:
+    """However its address is written."""
+    assert shared_name(one) == shared_name(other)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("http://localhost:1234/v1 qwen", "http://localhost:1235/v1 qwen"),
+        ("http://localhost:1234/v1 qwen", "http://localhost:1234/v1 qwen:2"),
+        ("http://gpu.lan/v1 qwen", "https://gpu.lan/v1 qwen"),
+        ("http://gpu.lan/a/v1 qwen", "http://gpu.lan/b/v1 qwen"),
+        ("http://a:b qwen", "http://a:c qwen"),
+        ("None qwen", "http://gpu.lan qwen"),
+    ],
+)
+def test_two_servers_have_two_names(one: str, other: str) -> None:
+    """Also where an address is none."""
+    assert shared_name(one) != shared_name(other)
+
+
+def test_each_machine_has_its_own_localhost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes on several machines may share a store, and no server that they name so."""
+    names = set()
+    for machine in ("a", "b"):
+        monkeypatch.setattr(shared_pool, "_machine", lambda machine=machine: machine)
+        names |= {shared_name("http://localhost:1234 qwen"), shared_name("http://gpu.lan:1234 qwen")}
+    assert len(names) == 3
+
+
+@together()
+async def test_another_processs_answer_ends_what_is_written_ahead(fleet: Fleet) -> None:
+    """The engine is for those who wait for it, wherever they came in."""
+    left_to_others: list[str] = []
+
+    async def make_way(server: str) -> None:
+        left_to_others.append(server)
+
+    fleet.admissions[0].make_way = make_way
+    await fleet.enter(0, 60)
+    await asyncio.sleep(10)
+    assert not left_to_others
+    fleet.started(fleet.enter(1, 60))
+    await asyncio.sleep(3)
+    assert set(left_to_others) == {POOL.partition(" ")[0]}
 
 
 @given(seed=st.integers(0, 1 << 32), processes=st.integers(2, 4), delay_s=st.sampled_from([0.0, 0.001, 0.3]))
