@@ -3,8 +3,9 @@
 `proxy/answer/loop.py` tells of every answer that has ended, `compactor.py` of every request that comes. Behind an
 answer that leaves a conversation near its trigger, and once its server has been idle for a moment, the summary is asked
 for behind the very conversation that the server's cache holds, and stored as a compaction that takes effect when the
-trigger comes (`core/plan.py`, `plan_ahead`). Whoever comes meanwhile has the engine at once: the call is ended, unless
-it is as good as done.
+trigger comes (`core/plan.py`, `plan_ahead`). Where that is certain to be the next turn, the server is made to read the
+compacted conversation, too. Whoever comes meanwhile has the engine at once: the call is ended, unless it is as good as
+done.
 
 It costs no user's time, but electricity, and its owner's money where calls are paid for. So it is bounded: one call at
 a time for each server, some in an hour for each tenant and model, and fewer where they were for nothing.
@@ -18,12 +19,13 @@ import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from litellm_compaction.concurrency import Bounded
 from litellm_compaction.core.compaction import Compaction
 from litellm_compaction.core.conversation import applied_tokens
-from litellm_compaction.core.messages import JsonValue, Message, Request
-from litellm_compaction.core.plan import MIN_GAIN_RATIO, Summarize, plan_ahead, turn_ended
+from litellm_compaction.core.messages import JsonValue, Message, Request, user_message
+from litellm_compaction.core.plan import MIN_GAIN_RATIO, Reuse, Summarize, plan, plan_ahead, turn_ended
 from litellm_compaction.engine.admission import Admission, Reservation, server_of
 from litellm_compaction.engine.build import BuiltCompaction, CompactionBuilder
 from litellm_compaction.engine.context import (
@@ -34,7 +36,7 @@ from litellm_compaction.engine.context import (
     RequestContext,
     nothing,
 )
-from litellm_compaction.engine.measure import RequestMeasurer, hashed
+from litellm_compaction.engine.measure import Outgoing, RequestMeasurer, hashed
 from litellm_compaction.engine.reporting import Reporter
 from litellm_compaction.engine.threads import is_long, off_loop_if
 from litellm_compaction.errors import CompactionError
@@ -42,6 +44,7 @@ from litellm_compaction.stores import Store
 from litellm_compaction.summarizer import Ask, SummaryAnswer
 
 logger = logging.getLogger("litellm_compaction")
+_Found = TypeVar("_Found")
 
 # An agent is back with its tool results before that; a person reads for longer.
 QUIET_S = 1.0
@@ -176,6 +179,7 @@ class Background:
     Args:
         builder: makes them.
         measurer: weighs conversations.
+        outgoing: makes what is sent.
         admission: knows who else uses a server, and tells of those who come.
         store: keeps them.
         reporter: tells of them.
@@ -188,6 +192,7 @@ class Background:
         *,
         builder: CompactionBuilder,
         measurer: RequestMeasurer,
+        outgoing: Outgoing,
         admission: Admission,
         store: Store,
         reporter: Reporter,
@@ -196,6 +201,7 @@ class Background:
     ) -> None:
         self._builder = builder
         self._measurer = measurer
+        self._outgoing = outgoing
         self._admission = admission
         self._store = store
         self._reporter = reporter
@@ -285,8 +291,7 @@ class Background:
         try:
             await asyncio.sleep(self._quiet_s * 2 ** min(owner.ended, _MAX_DOUBLINGS))
             asked, server.answered = server.answered, None
-            if owner.may_begin(self._clock()):
-                await self._write(asked, owner, _Writing(task=task))
+            await self._write(asked, owner, _Writing(task=task))
         except asyncio.CancelledError:
             raise
         except CompactionError as error:
@@ -318,22 +323,54 @@ class Background:
         request = replace(asked.request, messages=turn_ended(asked.request.messages, asked.answer))
         work = await hashed(await self._measurer.weigh(request, case))
         stored = await self._store.find(case.scope, work.conversation.hashes[1:])
-        decision = await off_loop_if(
-            is_long(request.messages),
-            lambda: plan_ahead(work.conversation, work.budget, case.depth, stored, work.count_text),
-        )
-        if decision is None or case.may_write_ahead is None or not await case.may_write_ahead():
-            return
+        decision = await self._off_loop(work, lambda: _planned_ahead(work, stored))
+        if decision is not None and await self._may_begin(work, owner):
+            try:
+                made = await self._made(work, decision, writing)
+            except asyncio.CancelledError:
+                if writing.is_ended:
+                    owner.ended += 1
+                    self._reporter.decided(work, "given_up", after=work.count.tokens, reason="arrived")
+                raise
+            owner.ended = 0
+            if await self._keep(work, decision, made, owner):
+                stored = [made.kept, *stored]
+        due = await self._off_loop(work, lambda: _due(work, stored))
+        if due is not None and await self._may_begin(work, owner):
+            await self._warm(work, due)
+
+    async def _off_loop(self, work: MeasuredRequest, look: Callable[[], _Found]) -> _Found:
+        return await off_loop_if(is_long(work.request.messages), look)
+
+    async def _may_begin(self, work: MeasuredRequest, owner: _Owner) -> bool:
+        """Whether a model may be called once more; takes note that it is."""
+        may_write_ahead = work.case.may_write_ahead
+        if may_write_ahead is None or not owner.may_begin(self._clock()) or not await may_write_ahead():
+            return False
         owner.begun_s.append(self._clock())
+        return True
+
+    async def _warm(self, work: MeasuredRequest, compaction: Compaction) -> None:
+        """Has the server read what the next turn begins with: what its cache holds will not be sent any more."""
+        model = next((model for model in work.case.pruning_models if model.is_same), None)
+        guarded = await self._outgoing.applied(work, compaction, "reused")
+        sent = guarded.messages or ()
+        if sent[-1:] and sent[-1].role == "assistant":
+            # Where the results of a call will stand.
+            sent = sent[:-1]
+        elif sent and not sent[-1].text:
+            sent = (*sent[:-1], user_message("."))
+        room = Reservation(self._admission, work.case)
+        if model is None:
+            return
         try:
-            made = await self._made(work, decision, writing)
-        except asyncio.CancelledError:
-            if writing.is_ended:
-                owner.ended += 1
-                self._reporter.decided(work, "given_up", after=work.count.tokens, reason="arrived")
-            raise
-        owner.ended = 0
-        await self._keep(work, decision, made, owner)
+            async with room.for_summary(work.window, guarded.count.tokens):
+                room.started()
+                request = work.request
+                await model.ask(sent, max_tokens=1, tools=request.tools, tool_choice=request.tool_choice)
+                room.ended()
+        finally:
+            room.leave()
 
     async def _made(self, work: MeasuredRequest, decision: Summarize, writing: _Writing) -> BuiltCompaction:
         """The record, by a call that has room of its own beside answers."""
@@ -349,18 +386,29 @@ class Background:
             room.leave()
         return made
 
-    async def _keep(self, work: MeasuredRequest, decision: Summarize, made: BuiltCompaction, owner: _Owner) -> None:
-        """Stores a record that will be worth it, and never in place of one that is applied."""
+    async def _keep(self, work: MeasuredRequest, decision: Summarize, made: BuiltCompaction, owner: _Owner) -> bool:
+        """Whether a record is worth it, and is stored; never in place of one that is applied."""
         compaction = made.kept
         after_tokens = applied_tokens(work.conversation, compaction, work.count_text)
         is_summary = compaction.rung != "truncate"
         if not is_summary or after_tokens > work.count.tokens * (1 - MIN_GAIN_RATIO):
             reason = made.reason or "no_gain"
             self._reporter.decided(work, "given_up", after=work.count.tokens, made=replace(made, reason=reason))
-            return
+            return False
         if await self._store.find(work.case.scope, [compaction.covered_hash]):
-            return
+            return False
         await self._store.put(work.case.scope, compaction)
         owner.credits = max(owner.credits - 1, 0)
         base: Compaction | None = decision.base
         self._reporter.decided(work, "prepared", after=after_tokens, compaction=compaction, made=made, base=base)
+        return True
+
+
+def _planned_ahead(work: MeasuredRequest, stored: Sequence[Compaction]) -> Summarize | None:
+    return plan_ahead(work.conversation, work.budget, work.case.depth, stored, work.count_text)
+
+
+def _due(work: MeasuredRequest, stored: Sequence[Compaction]) -> Compaction | None:
+    """The record written ahead with which the next turn is sent for certain: the trigger is behind us already."""
+    decision = plan(work.conversation, work.budget, work.case.depth, stored, work.count_text)
+    return decision.compaction if isinstance(decision, Reuse) and decision.compaction.ahead else None

@@ -131,6 +131,7 @@ class Compactor:
         self.background = Background(
             builder=self._builder,
             measurer=self._measurer,
+            outgoing=self._outgoing,
             admission=self._admission,
             store=store,
             reporter=self._reporter,

@@ -118,6 +118,22 @@ async def test_what_is_in_effect_stays_so() -> None:
     assert again.messages[1].text.startswith(record)
 
 
+async def test_a_turn_that_is_certain_to_be_compacted_finds_its_prompt_read() -> None:
+    """Where the answer itself crosses the trigger, the server reads next what the next turn begins with."""
+    scene, answer = Scene(), "word " * 1200
+    await scene.turn(answer=answer)
+    await scene.rested()
+    assert scene.told == [("prepared", "")]
+    assert scene.bench.ask.max_tokens[1:] == [1]
+    read = scene.bench.ask.messages[1]
+    guarded = await scene.turn([*FILLED, assistant(answer), user("Go on.")])
+    assert guarded.action == "reused"
+    assert guarded.messages is not None
+    assert as_bytes(read[:-1]) == as_bytes(guarded.messages[: len(read) - 1])
+    assert guarded.messages[len(read) - 1].text.startswith(read[-1].text[:-1])
+    assert len(scene.bench.ask.prompts) == 2
+
+
 async def test_history_that_was_edited_does_not_find_it() -> None:
     """A conversation that begins otherwise is compacted on its own."""
     scene = Scene()
