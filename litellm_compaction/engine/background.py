@@ -143,6 +143,7 @@ class _Server:
     """One server: who could be written for, and what is under way.
 
     Attributes:
+        answered: the conversation that its cache holds, for as long as nobody else has come.
         task: waits for quiet, then writes.
         writing: of this server's task, or of another's that asks a model of this one.
     """
@@ -230,9 +231,10 @@ class Background:
         if server is None:
             return
         ends_in_answer = request.messages[-1:] and request.messages[-1].role == "assistant"
-        if guarded.budget.is_filling(used_tokens) and not ends_in_answer and not request.has_own_template:
-            server.answered = _Answered(request=request, case=case, answer=answer)
-        if server.answered is not None and server.task is None:
+        if not guarded.budget.is_filling(used_tokens) or ends_in_answer or request.has_own_template:
+            return
+        server.answered = _Answered(request=request, case=case, answer=answer)
+        if server.task is None:
             server.task = self._begin(self._when_quiet(server))
 
     def used(self, scope: str) -> None:
@@ -250,10 +252,11 @@ class Background:
         server = self._servers.get(name)
         if server is None:
             return
+        # Its cache will hold another conversation; the end of an answer to this one begins the wait anew.
+        server.answered = None
         writing = server.writing
         if writing is None:
             if server.task is not None:
-                # It is not idle: the end of the answer that comes begins the wait anew.
                 server.task.cancel()
                 server.task = None
             return
@@ -291,7 +294,8 @@ class Background:
         try:
             await asyncio.sleep(self._quiet_s * 2 ** min(owner.ended, _MAX_DOUBLINGS))
             asked, server.answered = server.answered, None
-            await self._write(asked, owner, _Writing(task=task))
+            if asked is not None:
+                await self._write(asked, owner, _Writing(task=task))
         except asyncio.CancelledError:
             raise
         except CompactionError as error:
@@ -391,9 +395,13 @@ class Background:
         compaction = made.kept
         after_tokens = applied_tokens(work.conversation, compaction, work.count_text)
         is_summary = compaction.rung != "truncate"
+        if not made.calls:
+            # No model could be asked in a way that leaves the conversation in the cache.
+            owner.begun_s.pop()
+            return False
         if not is_summary or after_tokens > work.count.tokens * (1 - MIN_GAIN_RATIO):
-            reason = made.reason or "no_gain"
-            self._reporter.decided(work, "given_up", after=work.count.tokens, made=replace(made, reason=reason))
+            made = replace(made, reason=made.reason or "no_gain")
+            self._reporter.decided(work, "given_up", after=work.count.tokens, made=made)
             return False
         if await self._store.find(work.case.scope, [compaction.covered_hash]):
             return False

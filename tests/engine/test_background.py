@@ -195,6 +195,15 @@ async def test_who_comes_has_the_engine_at_once() -> None:
     assert scene.told[-1] == ("prepared", "")
 
 
+async def test_a_conversation_that_has_left_the_cache_is_left_alone() -> None:
+    """Where somebody else was answered since, reading it again would take that one's place in the cache."""
+    scene = Scene()
+    await scene.turn()
+    await scene.turn([user("Hello.")], scope="another")
+    await scene.rested()
+    assert scene.bench.ask.prompts == []
+
+
 async def test_another_answer_is_not_disturbed() -> None:
     """While anybody runs at the server nothing is begun, for however many answers have ended."""
     scene = Scene()

@@ -62,8 +62,8 @@ _MAX_CUTS = 12
 _LEAST_CUT_CHARS = 200
 # In which a server goes on itself, and which some do not take.
 _OWN_WAYS: tuple[Way, ...] = ("raw", "prefill")
-# What a model's answer ends with that is whole.
-_ENDS = frozenset({"stop", "tool_calls", "function_call"})
+# With what an answer ends that its client sends back as it is, and which of these are calls.
+_ENDS, _CALLS = frozenset({"stop", "length", "tool_calls", "function_call"}), frozenset({"tool_calls", "function_call"})
 # An overflow without a number at less than this share of the window is not of this answer alone.
 _FAR_BELOW_RATIO = 0.5
 _STILL_TOO_LARGE = "The compacted prompt still exceeds the available context size."
@@ -257,7 +257,7 @@ class Answer:
             return
         guarded, relay = self._last
         if relay.finish_reason in _ENDS:
-            is_call = relay.finish_reason != "stop"
+            is_call = relay.finish_reason in _CALLS
             self._compactor.background.answered(
                 self._asked.request,
                 self._case,
