@@ -357,6 +357,8 @@ def _proxy(folder: Path, api_base: str, key: str, *, guarded: bool, environ: Map
         "model_list": [{"model_name": "lm_studio/*", "litellm_params": {"model": "lm_studio/*", "api_base": api_base}}],
         "litellm_settings": {"disable_hf_tokenizer_download": True, **({"callbacks": [HANDLER]} if guarded else {})},
         "general_settings": {"cancel_on_disconnect": True},
+        # It shows a compaction with its summary, not one that was written while the picture was drawn.
+        "callback_settings": {"litellm_compaction": {"background": "off"}},
     }
     path = folder / "config.yaml"
     path.write_text(yaml.safe_dump(config), encoding="utf-8")

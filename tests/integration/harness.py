@@ -25,6 +25,8 @@ CHAT = "/v1/chat/completions"
 # The tests' own client speaks as a person's does, so that it is told of compactions in the text; programs are tested
 # with their own clients.
 BROWSER = "Mozilla/5.0 (X11; Linux x86_64) AppleWebKit/537.36 (KHTML, like Gecko) Chrome/140.0.0.0 Safari/537.36"
+# Tests count what a server is asked, and in which order; calls in the background come when they come.
+NOTHING_AHEAD = {"background": "off"}
 # Each only bounds a hang: on a busy machine a start has taken two minutes.
 _START_LIMIT_S = 300
 _LIMIT_S = 60
@@ -151,7 +153,7 @@ def write_config(
 ) -> Path:
     """A config.yaml; `settings` None leaves the callback out.
 
-    Nothing is written ahead where a test does not ask for it: it counts what a server is asked, and in which order.
+    Nothing is written ahead where a test does not ask for it.
     As in the shipped one LiteLLM asks no server for tokenizers: where there is none, it tries for 48 s for each stream
     of a Llama model, and nobody is served meanwhile (1.106.2, measured 2026-11-22).
     """
@@ -160,7 +162,7 @@ def write_config(
     litellm_settings = {"disable_hf_tokenizer_download": True, **sections.pop("litellm_settings", {})}
     if settings is not None:
         litellm_settings["callbacks"] = ["litellm_compaction.handler", *litellm_settings.pop("callbacks", [])]
-        config["callback_settings"] = {"litellm_compaction": {"background": "off", **settings}}
+        config["callback_settings"] = {"litellm_compaction": {**NOTHING_AHEAD, **settings}}
     config["litellm_settings"] = litellm_settings
     config.update(sections)
     path = folder / "config.yaml"

@@ -21,7 +21,7 @@ from litellm_compaction.core.messages import DONE_NOTICE, START_NOTICE
 from litellm_compaction.simulator import ChatCall, Gate, Reply, Simulator, numbered_words
 from tests.builders import prose
 from tests.integration.bench import SUMMARY, Bench, Group, is_summary_call, open_bench
-from tests.integration.harness import Streamed
+from tests.integration.harness import NOTHING_AHEAD, Streamed
 from tests.integration.rows import Rows
 
 RESTARTED = f"\n\n{START_NOTICE}\n{DONE_NOTICE}\n\n"
@@ -124,6 +124,7 @@ def _open(folder: Path, carrier: Carrier, behind_another: bool) -> Iterator[Rest
     rows = Rows(folder / "rows.jsonl")
     callbacks = ["bystander.handler"] if behind_another else []
     settings = {"carrier": carrier, "summary_timeout_s": 120, "window_cache_s": 600, "heartbeat_s": 0.2}
+    settings |= NOTHING_AHEAD
     with open_bench(
         folder,
         _GROUPS,
