@@ -57,7 +57,7 @@ _GOING_ON_TOKENS = 128
 # Of the room with which an answer goes on whose share was too small; with so many even 256 tokens are a whole window.
 _MAX_DOUBLINGS = 12
 # A board that is asked answers in a fraction of it, or is given up: nobody is refused before it has been asked.
-_LEAST_SHARED_S = 1.5
+_LEAST_SHARED_S = 3.5
 
 
 class Usage(NamedTuple):
@@ -332,7 +332,7 @@ class Seat:
         if self in pool.held_tokens:
             pool.give_back(self)
             del pool.held_tokens[self]
-            if pool.shared is not None:
+            if pool.shared is not None and not pool.shared.has_ended:
                 # It is forgotten when the others know.
                 pool.shared.wake()
             elif not pool.held_tokens:

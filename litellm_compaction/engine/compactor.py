@@ -36,7 +36,7 @@ from litellm_compaction.engine.context import (
     RequestContext,
     nothing,
 )
-from litellm_compaction.engine.coordination import Coordination, Lease
+from litellm_compaction.engine.coordination import Coordination
 from litellm_compaction.engine.feedback import AnswerCounts, ReplyReader, UsageFeedback
 from litellm_compaction.engine.going_on import GoingOn, Outcome
 from litellm_compaction.engine.measure import Outgoing, RequestMeasurer, hashed, is_enough
@@ -67,8 +67,6 @@ _WANTED_FACT = "wanted"
 _UNWANTED_S = 1.0
 # A store that does not answer delays nobody again soon.
 _STORE_SILENT_S, _STORE_TIMEOUT_S = 30.0, 2.0
-# How often is looked whether another process has stored what it makes: first, and later.
-_LOOKS_EVERY_S = (0.1, 0.5)
 # Of what a compaction leaves, this much may be the verbatim end of the answer that is being carried over.
 _PARTIAL_TAIL_RATIO = 0.35
 
@@ -121,12 +119,14 @@ class Compactor:
         self._compactions: Flights[_Flown] = Flights()
         self._wanted_until_s: Bounded[str, float] = Bounded(_MAX_WANTED)
         self._feedback = UsageFeedback(counter=counter, store=store, clock=clock)
-        self._measurer = RequestMeasurer(windows=windows, counter=counter, sources=self.sources, clock=clock)
+        self._coordination = Coordination(board) if board is not None else None
+        self._measurer = RequestMeasurer(
+            windows=windows, counter=counter, sources=self.sources, coordination=self._coordination, clock=clock
+        )
         self._outgoing = Outgoing(measurer=self._measurer, sent=sent)
         self._replies = ReplyReader(windows=windows, counter=counter, feedback=self._feedback, reporter=self._reporter)
         self.going_on = GoingOn(store, wall_clock)
         self.answer_counts = AnswerCounts()
-        self._coordination = Coordination(board) if board is not None else None
         self._admission = Admission(coordination=self._coordination)
         self.background = Background(
             builder=self._builder,
@@ -301,35 +301,17 @@ class Compactor:
             return _Flown(work, await self._builder.make(work, decision))
         if self._coordination is None:
             return await self._made_here(pending, decision, room)
-        lease = self._coordination.lease(f"compaction {alike(work, decision)!r}")
-        is_done = False
-        try:
-            found = await self._made_by_another(lease, pending, room)
-            flown = (
-                await self._made_here(pending, decision, room) if found is None else _Flown(work, found, is_found=True)
-            )
-            is_done = True
-        finally:
-            lease.release(is_done=is_done)
-        return flown
 
-    async def _made_by_another(
-        self, lease: Lease, pending: CompactionNeeded, room: Reservation | None
-    ) -> BuiltCompaction | None:
-        """The one that another process makes right now; None where this process has to make it.
-
-        That is so where nobody else makes it, who does so ends without one, or takes longer than a summary may.
-        """
-        waited_until_s = self._clock() + pending.work.case.settings.summary_timeout_s
-        pause_s = _LOOKS_EVERY_S[0]
-        while not await lease.take() and self._clock() < waited_until_s:
+        async def made_by_another() -> BuiltCompaction | None:
             if room is not None:
                 room.rest()
-            await lease.pause(pause_s)
-            pause_s = min(1.5 * pause_s, _LOOKS_EVERY_S[1])
-            if (found := await self._made_meanwhile(pending)) is not None:
-                return found
-        return None
+            return await self._made_meanwhile(pending)
+
+        topic, limit_s = f"compaction {alike(work, decision)!r}", work.case.settings.summary_timeout_s
+        async with self._coordination.one_of_all(topic, made_by_another, limit_s=limit_s) as found:
+            if found is not None:
+                return _Flown(work, found, is_found=True)
+            return await self._made_here(pending, decision, room)
 
     async def _made_here(self, pending: CompactionNeeded, decision: Making, room: Reservation | None) -> _Flown:
         work = pending.work

@@ -10,10 +10,12 @@ import asyncio
 import contextlib
 import hashlib
 import logging
+import os
 import random
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 from litellm_compaction.errors import StoreError
@@ -29,6 +31,8 @@ LEASE_S = 10.0
 RENEWED_EVERY_S = 2.5
 # What may be told to others only behind a lease's own work, as a record that is stored, is there by then.
 _LINGERS_S = 1.0
+# How often is looked for what another process does: first, and later.
+_LOOKS_EVERY_S = (0.1, 0.5)
 # A board that failed is left alone for so long: nobody waits for it in vain with every request.
 _RETRY_S = 5.0
 _WARN_AGAIN_S = 3600.0
@@ -77,7 +81,8 @@ class Coordination:
             raise StoreError("the other processes could not be reached a moment ago")
         hashed = hashlib.sha256(topic.encode("utf-8", "surrogatepass")).hexdigest()
         try:
-            return await self._board.update(hashed, self._name + name, decide, lease_s=lease_s)
+            # A process that was forked has a name of its own.
+            return await self._board.update(hashed, f"{self._name}-{os.getpid()}{name}", decide, lease_s=lease_s)
         except Exception as error:
             self._silent_until_s = self._clock() + _RETRY_S
             self._warn(error)
@@ -89,9 +94,38 @@ class Coordination:
         """A right to do something that one process at a time is to do; not taken yet."""
         return Lease(self, topic)
 
-    async def pause(self, seconds: float) -> None:
-        """Waits about so long: others who began in the same moment do not ask in the same moment again."""
-        await self._wait(seconds * random.uniform(0.8, 1.2))  # noqa: S311 - not a secret
+    @asynccontextmanager
+    async def one_of_all(
+        self, topic: str, look: Callable[[], Awaitable[_Result | None]], *, limit_s: float
+    ) -> AsyncGenerator[_Result | None, None]:
+        """Has one process do what several need at the same time: gives what another one has done, or None to do it.
+
+        Whoever gets None has the right to it until the block ends, or where nobody who has it comes to an end: one that
+        fails or is killed gives it up, and nobody is waited for longer than the limit.
+
+        Args:
+            topic: what is to be done.
+            look: finds what another process has done; None as long as there is nothing.
+            limit_s: for the wait.
+        """
+        lease, is_done = self.lease(topic), False
+        try:
+            yield await self._done_by_another(lease, look, limit_s)
+            is_done = True
+        finally:
+            lease.release(is_done=is_done)
+
+    async def _done_by_another(
+        self, lease: Lease, look: Callable[[], Awaitable[_Result | None]], limit_s: float
+    ) -> _Result | None:
+        until_s, pause_s = self._clock() + limit_s, _LOOKS_EVERY_S[0]
+        while not await lease.take() and self._clock() < until_s:
+            # Others who began in the same moment do not look in the same moment again.
+            await self._wait(pause_s * random.uniform(0.8, 1.2))  # noqa: S311 - not a secret
+            pause_s = min(1.5 * pause_s, _LOOKS_EVERY_S[1])
+            if (found := await look()) is not None:
+                return found
+        return None
 
     async def wait(self, seconds: float) -> None:
         """Waits so long."""
@@ -156,10 +190,6 @@ class Lease:
         if is_mine:
             self._renewing = self._coordination.behind(self._renew())
         return is_mine
-
-    async def pause(self, seconds: float) -> None:
-        """Waits about so long, before it is tried again."""
-        await self._coordination.pause(seconds)
 
     def release(self, *, is_done: bool) -> None:
         """Gives it back, when the process comes to it; again is no change.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Literal, NamedTuple
 
@@ -31,6 +31,8 @@ from litellm_compaction.core.prompts import with_every_result
 from litellm_compaction.core.strategies import chooses
 from litellm_compaction.engine.ask import SentPrompts
 from litellm_compaction.engine.context import MeasuredRequest, PreparedRequest, RequestContext
+from litellm_compaction.engine.coordination import Coordination
+from litellm_compaction.engine.shared_pool import shared_name
 from litellm_compaction.engine.threads import is_long, off_loop, off_loop_if
 from litellm_compaction.errors import ModelNotLoaded, OwnTemplate
 from litellm_compaction.templates.template import chars_of
@@ -60,6 +62,7 @@ class RequestMeasurer:
         windows: which context length a target has.
         counter: tokens of a request.
         sources: by which vocabulary and template a target is counted.
+        coordination: with the other processes; None for no others.
         clock: seconds, monotonic, for durations.
     """
 
@@ -69,9 +72,11 @@ class RequestMeasurer:
         windows: Windows,
         counter: TokenCounter,
         sources: Sources,
+        coordination: Coordination | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._windows = windows
+        self._coordination = coordination
         self._counter = counter
         self._sources = sources
         self._clock = clock
@@ -205,8 +210,30 @@ class RequestMeasurer:
         except ModelNotLoaded:
             if case.settings.when_not_loaded == "error":
                 raise
-        await self._warm_ups.join(case.target.key, lambda: _run(case.warm_up))
+        await self._warm_ups.join(case.target.key, lambda: self._warm_up(case))
         return await self._windows.resolve(case.target, fresh=True)
+
+    async def _warm_up(self, case: RequestContext) -> None:
+        """Has the model loaded, by one of the processes that need it: LM Studio loads it once for each that asks.
+
+        (lmstudio-bug-tracker 1751.)
+        """
+        if self._coordination is None:
+            await case.warm_up()
+            return
+
+        async def loaded() -> Window | None:
+            try:
+                return await self._windows.resolve(case.target, fresh=True)
+            except ModelNotLoaded:
+                return None
+
+        topic = f"warm-up {shared_name(f'{case.target.api_base} {case.target.model}')}"
+        limit_s = case.settings.warm_up_timeout_s
+        async with self._coordination.one_of_all(topic, loaded, limit_s=limit_s) as found:
+            # Another may have done it a moment ago.
+            if found is None and await loaded() is None:
+                await case.warm_up()
 
     def _work(
         self,
@@ -327,10 +354,6 @@ async def hashed(work: MeasuredRequest) -> MeasuredRequest:
     messages = work.request.messages
     hashes = await off_loop(messages, lambda: chain(messages))
     return replace(work, conversation=replace(work.conversation, hashes=hashes))
-
-
-async def _run(action: Callable[[], Awaitable[None]]) -> None:
-    await action()
 
 
 class Outgoing:

@@ -86,6 +86,7 @@ class SharedPool:
         self.others_tokens = 0
         self.others_seats = 0
         self.is_waited_for = False
+        self.has_ended = False
         coordination.behind(self._run())
 
     def wake(self) -> None:
@@ -110,6 +111,7 @@ class SharedPool:
                     await asyncio.wait_for(self._changed.wait(), pause_s)
         except BaseException:
             # The process ends; whoever is still served is served by itself.
+            self.has_ended = True
             self._be_alone()
             self._place.go_on_alone()
             raise

@@ -14,6 +14,7 @@ from litellm_compaction.core.messages import Request
 from litellm_compaction.engine import RequestContext
 from litellm_compaction.errors import ModelNotLoaded, Overflow
 from litellm_compaction.events import TruncationAlarm
+from litellm_compaction.stores.board import MemoryBoard
 from litellm_compaction.tokens.counter import TokenCounter
 from litellm_compaction.windows.windows import Windows
 from tests.builders import as_bytes, chat, parsed
@@ -183,6 +184,30 @@ async def test_requests_share_one_warm_up(bench: Bench, server: LMStudio) -> Non
     warm_up.gate.set()
     assert {guarded.window.tokens for guarded in await asyncio.gather(*tasks)} == {8192}
     assert warm_up.runs == 1
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_processes_share_one_warm_up(server: LMStudio, fails: bool) -> None:
+    """Where the one that began it fails, the other one tries."""
+    server.context_length = None
+    board = MemoryBoard()
+    async with httpx.AsyncClient(transport=httpx.MockTransport(server.handle)) as http:
+        benches = [Bench(windows=Windows(cache_s=1000.0, http=http), board=board) for _ in range(2)]
+        first, second = WarmUp(server, failure=ModelNotLoaded("test-model") if fails else None), WarmUp(server)
+        first.gate.clear()
+        request = Request(messages=parsed(chat(3)))
+        began = asyncio.create_task(benches[0].compactor.guard(request, case(benches[0], warm_up=first)))
+        await first.running.wait()
+        waits = asyncio.create_task(benches[1].compactor.guard(request, case(benches[1], warm_up=second)))
+        await asyncio.sleep(0.3)
+        assert second.runs == 0
+        first.gate.set()
+        assert (await waits).window.tokens == 8192
+        [result] = await asyncio.gather(began, return_exceptions=True)
+        assert isinstance(result, ModelNotLoaded) is fails
+        assert (first.runs, second.runs) == (1, int(fails))
+        for each in benches:
+            await each.compactor.aclose()
 
 
 async def test_a_warm_up_that_loads_nothing_is_an_error(bench: Bench, server: LMStudio) -> None:
