@@ -227,7 +227,8 @@ class RedisStore:
 
     async def _use(self, kind: _Kind, scope: str, names: Sequence[str]) -> list[bytes]:
         now_s = self._clock()
-        keys = [self._key(kind, scope, name) for name in names]
+        beginning = self._key(kind, scope, "")
+        keys = [beginning + _quoted(name) for name in names]
         if not keys:
             return []
         arguments = (repr(now_s), repr(now_s - self._ttl_s), _ms(self._ttl_s), _FOUND_BYTES)
@@ -281,7 +282,8 @@ def _ms(seconds: float) -> int:
 
 
 def _quoted(name: str) -> str:
-    return quote(name, safe="", errors="surrogatepass")
+    # Digests need none, and a long conversation has a thousand of them.
+    return name if name.isascii() and name.isalnum() else quote(name, safe="", errors="surrogatepass")
 
 
 def _chunks(items: Iterable[_Item], size: int) -> Iterator[list[_Item]]:
