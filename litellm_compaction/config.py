@@ -396,7 +396,9 @@ class Settings(_Section):
     )
     store_ttl_s: float = Field(7 * 86_400.0, gt=0, description="Seconds after which an unused compaction is forgotten.")
     store_max_bytes: int = Field(
-        64 * 1024 * 1024, ge=1024, description="Bound on what the store keeps; a file takes about a third more."
+        64 * 1024 * 1024,
+        ge=1024,
+        description="Bound on what a file or the memory keeps; a file takes about a third more.",
     )
 
     redact: Literal["on", "off"] = Field(

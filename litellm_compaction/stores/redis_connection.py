@@ -29,6 +29,7 @@ from redis.exceptions import (
     AuthenticationError,
     ClusterDownError,
     MasterDownError,
+    NoPermissionError,
     NoScriptError,
     ReadOnlyError,
     RedisClusterException,
@@ -400,6 +401,8 @@ def _said(error: BaseException) -> str:
             return words
     if isinstance(error, AuthenticationError):
         return "refuses the user name or password"
+    if isinstance(error, NoPermissionError):
+        return _NO_RIGHT
     if isinstance(error, ReadOnlyError):
         return "is a read-only replica; name its master"
     if isinstance(error, NoAnswer):
@@ -413,14 +416,14 @@ def _said(error: BaseException) -> str:
 
 
 _CODE_CHARS = 40
+_NO_RIGHT = "does not give this user the right"
 # How the server's answers begin; redis-py takes the code away from those that have a class of their own.
 _SIGNS = {
     "OOM": "is full (maxmemory)",
     "command not allowed when used memory": "is full (maxmemory)",
     "Authentication required": "wants a password",
-    "no permissions": "does not give this user the right",
-    "user executing the script": "does not give this user the right",
-    "ACL failure": "does not give this user the right",
+    "user executing the script": _NO_RIGHT,
+    "ACL failure": _NO_RIGHT,
     "MISCONF": "does not write, because it cannot save to its disk",
     "NOREPLICAS": "does not write, because replicas are missing",
 }

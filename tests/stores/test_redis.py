@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
 from litellm_compaction.errors import StoreError
 from litellm_compaction.redis_address import parse
-from litellm_compaction.stores import Store, open_store, redis_of
+from litellm_compaction.stores import Plot, Store, open_store, redis_of
 from litellm_compaction.stores.redis import VALUE_MAX_BYTES, RedisStore
+from litellm_compaction.stores.redis_board import RedisBoard
 from litellm_compaction.stores.redis_connection import RedisConnection, Script
 from tests.stores.compactions import compaction
 from tests.stores.servers import Server, any_program, running
@@ -227,3 +230,28 @@ async def test_others_may_run_scripts_through_the_same_connection(server: Server
     with pytest.raises(StoreError, match="closed"):
         await connection.run(Script("return 1"), ["k"])
     assert redis_of(open_store("memory://", ttl_s=1, max_bytes=1024)) is None
+
+
+async def test_the_rights_that_the_documentation_names_are_enough(
+    server: Server, opened: Callable[..., RedisStore]
+) -> None:
+    """A user of our own, with our keys alone; nothing of others can be read with its password."""
+    text = (Path(__file__).parents[2] / "docs" / "scale.md").read_text(encoding="utf-8")
+    found = re.search(r"^ACL SETUSER compaction on >password (.*)$", text, re.MULTILINE)
+    assert found is not None
+    server.tell("ACL", "SETUSER", "compaction", "on", ">hunter2", *found[1].split())
+    store = opened(server.url.replace("127", "compaction:hunter2@127"))
+    await store.put("team", compaction("h"))
+    await store.put_fact("model", "k", "1")
+    await store.put_setting("mode", "off")
+    await store.add_event(time.time(), "{}")
+    await store.put_plots([Plot("talk", time.time(), "{}")])
+    assert await store.find("team", ["h"]) == [compaction("h")]
+    assert (len(await store.compactions()), len(await store.events()), len(await store.plots())) == (1, 1, 1)
+    assert await store.get_setting("mode") == "off"
+    assert (await store.about()).version
+    assert await RedisBoard(store.connection).update("pool", "me", lambda others: (b"1", len(others)), lease_s=5) == 0
+    assert await store.delete(unused_since_s=time.time() + 10) == 1
+    assert await store.delete() == 0
+    with pytest.raises(StoreError, match="does not give this user the right"):
+        await store.connection.command("GET", "other")
