@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -17,7 +18,7 @@ import pytest
 
 from litellm_compaction.errors import StoreError
 from litellm_compaction.redis_address import parse
-from litellm_compaction.stores.board import Board, MemoryBoard
+from litellm_compaction.stores.board import MAX_LEASE_S, Board, MemoryBoard
 from litellm_compaction.stores.redis_board import RedisBoard
 from litellm_compaction.stores.redis_connection import RedisConnection
 from litellm_compaction.stores.sqlite_board import SqliteBoard
@@ -137,6 +138,34 @@ async def test_only_one_of_many_is_the_first(boards: tuple[Board, Board, Passing
 
     said = await asyncio.gather(*(is_first((first, second)[at % 2], str(at)) for at in range(40)))
     assert sum(said) == 1
+
+
+async def test_a_server_that_is_gone_is_an_error_until_it_is_back() -> None:
+    """What was told it is not needed any more by then."""
+    with running(any_program()) as server:
+        connection = RedisConnection(parse(server.url))
+        board = RedisBoard(connection)
+        await _told(board, "a", b"1")
+        server.kill()
+        with pytest.raises(StoreError):
+            await board.update("pool", "a", says(b"2"), lease_s=LEASE_S)
+        with pytest.raises(StoreError):
+            await board.update("pool", "a", says(b"2"), lease_s=LEASE_S)
+        server.start()
+        await _told(board, "b", b"3")
+        assert await board.update("pool", "c", says(None), lease_s=LEASE_S) == [b"3"]
+        await connection.aclose()
+
+
+async def _told(board: Board, name: str, body: bytes) -> None:
+    """Leaves a note as soon as the server answers."""
+    deadline_s, is_told = time.monotonic() + HANG_S, False
+    while not is_told:
+        assert time.monotonic() < deadline_s
+        with contextlib.suppress(StoreError):
+            await board.update("pool", name, says(body), lease_s=MAX_LEASE_S)
+            is_told = True
+        await asyncio.sleep(0.05)
 
 
 @pytest.fixture
