@@ -378,10 +378,11 @@ class Settings(_Section):
         300.0, gt=0, le=7200, description="Seconds that a request may wait for room beside others."
     )
     background: Literal["off", "idle"] = Field(
-        "off",
+        "idle",
         description="idle writes the record that a conversation's next compaction will need ahead, while its server "
         "is idle and nobody waits; a request that comes ends that call. At most 20 an hour for each tenant and model, "
-        "fewer where they are not used.",
+        "fewer where they are not used. Only where one process is the proxy of a local server; off where other "
+        "programs use that server as well.",
     )
     store: str = Field(
         "sqlite://",

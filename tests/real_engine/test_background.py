@@ -1,0 +1,98 @@
+"""What is written while nobody waits, on a real engine with one slot: its cache, and who comes meanwhile."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.builders import prose
+from tests.integration.harness import Proxy, lm_studio, proxy, write_config
+from tests.real_engine.engine import Engine
+from tests.real_engine.shim import Exchange, Shim, serve
+
+_WINDOW = 2048
+_TURNS, _WORDS = 6, 88
+_INSTRUCTION = "You write the record"
+_LIMIT_S = 300.0
+
+
+@pytest.fixture(scope="module")
+def idle(tmp_path_factory: pytest.TempPathFactory, weights: Path) -> Iterator[tuple[Proxy, Shim]]:
+    """A proxy that writes ahead, in front of an engine whose summaries are short."""
+    settings = {
+        "background": "idle",
+        "tokenizer": str(weights),
+        "summary_max_tokens": 64,
+        "answer_min_tokens": 48,
+        "summary_timeout_s": _LIMIT_S,
+    }
+    engine = Engine(weights, _WINDOW)
+    with ExitStack() as stack:
+        stack.callback(engine.kill)
+        engine.start()
+        shim = stack.enter_context(serve({"talk": engine}))
+        router = {"num_retries": 0, "disable_cooldowns": True}
+        folder = tmp_path_factory.mktemp("idle")
+        config = write_config(folder, [lm_studio("talk", "talk", shim.base_url)], settings, router_settings=router)
+        yield stack.enter_context(proxy(config)), shim
+
+
+def _talk(topic: str) -> list[dict[str, Any]]:
+    """Some 65 % of the window, each word a token."""
+    messages: list[dict[str, Any]] = [{"role": "system", "content": "Answer in one word."}]
+    for turn in range(_TURNS):
+        messages += [
+            {"role": "user", "content": f"Question {turn}: {prose(f'{topic} q{turn}', _WORDS)}"},
+            {"role": "assistant", "content": f"Yes, {prose(f'{topic} a{turn}', _WORDS)}"},
+        ]
+    return [*messages, {"role": "user", "content": prose(f"{topic} end", _WORDS)}]
+
+
+def _ask(proxy: Proxy, messages: list[dict[str, Any]]) -> str:
+    answer = proxy.chat("talk", messages, temperature=0, max_tokens=16)
+    assert answer.status_code == 200
+    assert answer.headers["x-litellm-compaction"] == "none"
+    text: str = answer.json()["choices"][0]["message"]["content"]
+    return text
+
+
+def _summary(shim: Shim, since: int) -> Exchange | None:
+    return next((each for each in shim.exchanges[since:] if each.asked_text.startswith(_INSTRUCTION)), None)
+
+
+def _until(condition: Callable[[], bool]) -> None:
+    limit_s = time.monotonic() + _LIMIT_S
+    while not condition():
+        assert time.monotonic() < limit_s, "it never happened"
+        # The engine's process works: there is nothing to wait for but the next look.
+        time.sleep(0.02)
+
+
+def test_the_chats_cache_survives_the_summary(idle: tuple[Proxy, Shim]) -> None:
+    """The summary reads its instruction alone, and the turn after it no more than what is new (9 of 2,689 tokens)."""
+    running, shim = idle
+    since, messages = len(shim.exchanges), _talk("kept")
+    answer = _ask(running, messages)
+    _until(lambda: (found := _summary(shim, since)) is not None and found.ended.is_set())
+    _ask(running, [*messages, {"role": "assistant", "content": answer}, {"role": "user", "content": "And why?"}])
+    first, summary, after = shim.answers("talk", since=since)
+    assert summary.cached_tokens >= first.prompt_tokens
+    assert after.prompt_tokens - after.cached_tokens <= 0.05 * after.prompt_tokens
+
+
+def test_who_comes_has_the_engine(idle: tuple[Proxy, Shim]) -> None:
+    """The call behind an answer is closed, so that the only slot is free: the next answer does not wait for its end."""
+    running, shim = idle
+    since = len(shim.exchanges)
+    _ask(running, _talk("ended"))
+    _until(lambda: _summary(shim, since) is not None)
+    _ask(running, [{"role": "user", "content": "Hello."}])
+    summary = _summary(shim, since)
+    assert summary is not None
+    assert summary.ended.wait(_LIMIT_S)
+    assert not summary.is_whole
