@@ -56,8 +56,9 @@ _MOST_ABANDONED_S = 10.0
 _GOING_ON_TOKENS = 128
 # Of the room with which an answer goes on whose share was too small; with so many even 256 tokens are a whole window.
 _MAX_DOUBLINGS = 12
-# A board that is asked answers in a fraction of it, or is given up: nobody is refused before it has been asked.
-_LEAST_SHARED_S = 3.5
+# Nobody is refused before the other processes have been asked, which takes a millisecond; a board that does not answer
+# is given up before this.
+_ANSWERED_S, _ANSWER_AGAIN_S = 3.5, 0.02
 
 
 class Usage(NamedTuple):
@@ -484,18 +485,17 @@ class _TokenPool:
         On any exception it still holds nothing.
         """
         loop = asyncio.get_running_loop()
-        turn: asyncio.Future[None] = loop.create_future()
-        queue[seat] = _Waiter(tokens, turn, most_tokens, next(self.numbers))
+        waiter = queue[seat] = _Waiter(tokens, loop.create_future(), most_tokens, next(self.numbers))
         self.admit()
-        if not turn.done():
-            await self._turn(seat, turn, tokens, max(timeout_s, _LEAST_SHARED_S) if self.is_shared else timeout_s)
+        if not waiter.turn.done():
+            await self._turn(seat, waiter, timeout_s)
         seat.widen(most_tokens)
 
-    async def _turn(self, seat: Seat, turn: asyncio.Future[None], tokens: int, timeout_s: float) -> None:
+    async def _turn(self, seat: Seat, waiter: _Waiter, timeout_s: float) -> None:
         # Not `asyncio.wait_for`: before Python 3.12 it swallows a cancellation that meets a finished future.
-        timer = asyncio.get_running_loop().call_later(timeout_s, self._expire, turn, tokens, self.clock())
+        timer = asyncio.get_running_loop().call_later(timeout_s, self._expire, waiter, self.clock())
         try:
-            await turn
+            await waiter.turn
         except BaseException:
             # Also on cancellation: what was granted in the same moment would be lost.
             self.give_back(seat)
@@ -580,18 +580,23 @@ class _TokenPool:
         self.hold(seat, 0)
         self.admit()
 
-    def _expire(self, turn: asyncio.Future[None], tokens: int, since_s: float) -> None:
-        # Done: cancelled or admitted in this very turn of the loop.
-        if not turn.done():
-            turn.set_exception(
-                Overloaded(
-                    self.name,
-                    tokens=tokens,
-                    in_use_tokens=self.used_tokens + self.others_tokens,
-                    window_tokens=self.window_tokens,
-                    waited_s=self.clock() - since_s,
-                )
+    def _expire(self, waiter: _Waiter, since_s: float) -> None:
+        if waiter.turn.done():
+            # Cancelled or admitted in this very turn of the loop.
+            return
+        if self.is_shared and not waiter.ticket and self.clock() < since_s + _ANSWERED_S:
+            # Whether there is room now is not known yet.
+            asyncio.get_running_loop().call_later(_ANSWER_AGAIN_S, self._expire, waiter, since_s)
+            return
+        waiter.turn.set_exception(
+            Overloaded(
+                self.name,
+                tokens=waiter.tokens,
+                in_use_tokens=self.used_tokens + self.others_tokens,
+                window_tokens=self.window_tokens,
+                waited_s=self.clock() - since_s,
             )
+        )
 
 
 def shares_context(admission: Literal["auto", "pool", "off"], parallel: int) -> bool:

@@ -326,6 +326,7 @@ async def test_whoever_may_not_wait_is_asked_for_all_the_same(fleet: Fleet) -> N
     assert (await fleet.enter(0, 90, timeout_s=0)).tokens == 90
     with pytest.raises(Overloaded):
         await fleet.enter(1, 20, timeout_s=0)
+    assert asyncio.get_running_loop().time() < 0.5
 
 
 @together()
