@@ -19,5 +19,5 @@ def test_wrong_settings_stop_the_start(tmp_path: Path) -> None:
     wrong = {"compaction": {"target_ratio": 7, "windw": 1}}
     config = write_config(tmp_path, [lm_studio("local", "model", "http://127.0.0.1:9", **wrong)], {"notices": "off"})
     said = r"(?s)model_info\.compaction of 'local'\.?.*target_ratio = 7: .*less than 1.*unknown key 'windw'"
-    with pytest.raises(RuntimeError, match=said), proxy(config, executable=True):
+    with pytest.raises(RuntimeError, match=said), proxy(config):
         pass

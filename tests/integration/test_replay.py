@@ -1,7 +1,11 @@
-"""Real conversations through a real proxy, turn by turn: nothing cut, nothing invalid, and what matters still there."""
+"""Real conversations through a real proxy, turn by turn: nothing cut, nothing invalid, and what matters still there.
+
+`TESTS_WHOLE_REPLAYS=1` sends every request of every conversation in each setup, in place of every other one in most.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -18,6 +22,7 @@ pytestmark = [
 ]
 
 _MODEL = "glm-4-9b-0414"
+_EVERY = 1 if os.environ.get("TESTS_WHOLE_REPLAYS") else 2
 
 
 @dataclass(frozen=True)
@@ -42,11 +47,11 @@ class Setup:
 
 
 _SETUPS = [
-    Setup(4096, 1.0, stream=False, kind="ideal", least_facts=0.0),
-    Setup(16384, 1.0, stream=False, kind="ideal", least_facts=0.95, every=2),
+    Setup(4096, 1.0, stream=False, kind="ideal", least_facts=0.0, every=_EVERY),
+    Setup(16384, 1.0, stream=False, kind="ideal", least_facts=0.95, every=_EVERY),
     Setup(8192, 1.2, stream=True, kind="ideal", least_facts=0.95),
-    Setup(8192, 0.8, stream=False, kind="ideal", least_facts=0.95, every=2),
-    Setup(8192, 1.0, stream=True, kind="dead", least_facts=0.50, every=2),
+    Setup(8192, 0.8, stream=False, kind="ideal", least_facts=0.95, every=_EVERY),
+    Setup(8192, 1.0, stream=True, kind="dead", least_facts=0.50, every=_EVERY),
 ]
 
 

@@ -154,11 +154,11 @@ def _begin_early(request: pytest.FixtureRequest) -> None:
         request.getfixturevalue("turns")
 
 
-# Fills half of the window, so that a restart comes soon; the same for all routes, so that it is read once.
-_NOTES = "\n".join(f"{n}. On day {n} the ship made {n * 37 % 90 + 40} miles." for n in range(1, 13))
+# Fills two thirds of the window, so that a restart comes soon; the same for all routes, so that it is read once.
+_NOTES = "\n".join(f"{n}. On day {n} the ship made {n * 37 % 90 + 40} miles." for n in range(1, 18))
 _TASK = "Write a long story about this ship and its crew."
 _TALK = [_user(f"These are notes of a voyage:\n{_NOTES}"), _assistant("I have read them."), _user(_TASK)]
-_ANSWER_TOKENS = 250
+_ANSWER_TOKENS = 135
 
 
 def _events(proxy: Proxy, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
@@ -196,7 +196,7 @@ def _responses(proxy: Proxy) -> tuple[str, str]:
 
 
 def _completions(proxy: Proxy) -> tuple[str, str]:
-    body = {"model": "small", "prompt": "Tell a long story.", "max_tokens": 500, "temperature": 0, "stream": True}
+    body = {"model": "small", "prompt": "Tell a long story.", "max_tokens": 440, "temperature": 0, "stream": True}
     choices = [choice for event in _events(proxy, "/v1/completions", body) for choice in event["choices"]]
     (reason,) = [choice["finish_reason"] for choice in choices if choice.get("finish_reason")]
     return "".join(choice.get("text") or "" for choice in choices), reason
