@@ -352,12 +352,7 @@ async def test_a_models_own_switch_ends_every_prompt() -> None:
 @pytest.mark.parametrize(("limit_s", "asked"), [(600, 3), (60, 2)])
 def test_the_time_limit_is_of_the_whole_job(limit_s: int, asked: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its parts and what merges them: it is not many times as long because the conversation is."""
-
-    async def at_once(run: Callable[..., Any], *args: Any, **options: Any) -> Any:
-        return run(*args, **options)
-
-    # Virtual time does not wait for threads.
-    monkeypatch.setattr(asyncio, "to_thread", at_once)
+    virtual_time.without_threads(monkeypatch)
     ask = FakeAsk(*(numbered(f"of part {part} a line of what was done", 6) for part in "abc"))
 
     async def slowly(messages: Sequence[Message], **options: Any) -> SummaryAnswer:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import selectors
+from collections.abc import Callable
 from typing import Any
+
+import pytest
 
 
 class _Jumping(selectors.SelectSelector):
@@ -38,3 +41,12 @@ def run(awaitable: Any) -> Any:
     finally:
         loop.run_until_complete(loop.shutdown_asyncgens())
         loop.close()
+
+
+def without_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs at once what would go to a thread: virtual time does not wait for threads."""
+
+    async def at_once(run: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        return run(*args, **options)
+
+    monkeypatch.setattr(asyncio, "to_thread", at_once)

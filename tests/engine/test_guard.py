@@ -16,6 +16,7 @@ from litellm_compaction.engine import Attempts, CompactionNeeded, Foreseen, Prep
 from litellm_compaction.errors import DoesNotFit, SummaryFailed, WindowUnknown
 from litellm_compaction.tokens.counter import TokenCounter
 from litellm_compaction.windows.windows import Windows
+from tests import virtual_time
 from tests.builders import (
     JsonDict,
     agent_run,
@@ -291,10 +292,11 @@ async def test_without_a_summary_the_record_is_verbatim(answer: str | Exception,
     assert (bench.last.reason, bench.last.summary_calls) == (reason, 1)
 
 
-async def test_a_silent_pruning_model_is_given_up() -> None:
+def test_a_silent_pruning_model_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """After `summary_timeout_s` the request goes on without it."""
+    virtual_time.without_threads(monkeypatch)
     bench = Bench(ask=FakeAsk(gate=asyncio.Event()))
-    guarded = await bench.guard(LONG, summary_timeout_s=0.01)
+    guarded = virtual_time.run(bench.guard(LONG, summary_timeout_s=30))
     sent(LONG, guarded)
     assert (bench.last.outcome, bench.last.reason, bench.ask.cancelled) == ("fallback", "timeout", 1)
 
