@@ -131,6 +131,7 @@ _SLOW_PLACES = (
     "tokenizers/test_sources.py",
     "tokenizers/test_vocabularies.py",
     "proxy/test_loop_seeded.py",
+    "stores/test_redis_outages.py",
     "stores/test_sqlite.py",
     "stores/test_stores.py",
 )

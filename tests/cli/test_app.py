@@ -83,6 +83,7 @@ def test_our_errors_become_one_line(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "missing.yaml cannot be read" in captured.err
 
 
+@pytest.mark.slow
 def test_doctor_does_not_import_litellm(environ: dict[str, str]) -> None:
     """Importing LiteLLM takes seconds, so the check does without."""
     code = (

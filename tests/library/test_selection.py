@@ -24,6 +24,7 @@ from tests.builders import agent_run, assistant, calls, chat, image, result, sys
 from tests.library.scripted import config
 
 
+@pytest.mark.slow
 def test_importing_the_package_is_cheap() -> None:
     """Names are loaded when they are used, and LiteLLM never."""
     code = (

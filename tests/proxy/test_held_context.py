@@ -45,6 +45,7 @@ def test_without_it_the_interpreter_crashes() -> None:
     assert any(_ends(_PROVOKE.replace("{seed}", str(seed))) == -signal.SIGSEGV for seed in range(8))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_with_it_the_interpreter_lives(seed: int) -> None:
     """However often the collector meets a variable that is being set."""

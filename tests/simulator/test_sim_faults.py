@@ -193,6 +193,7 @@ def test_stopping_cuts_open_streams() -> None:
         assert again.text.endswith("data: [DONE]\n\n")
 
 
+@pytest.mark.slow
 def test_command_line() -> None:
     """The command prints its address, serves the models it was told of, and ends on SIGTERM with status 0."""
     command = [sys.executable, "-m", "litellm_compaction.simulator", "--port", "0"]

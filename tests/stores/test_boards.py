@@ -230,6 +230,7 @@ def _adds(path: Path, name: str, times: int, heard: Connection) -> None:
     asyncio.run(run())
 
 
+@pytest.mark.slow
 def test_processes_never_decide_at_the_same_time(path: Path) -> None:
     """Four that each take the next number 50 times take each number once."""
     spawn = multiprocessing.get_context("spawn")
@@ -260,6 +261,7 @@ def _holds(path: Path, told: Connection) -> None:
     asyncio.run(run())
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="a process that is killed without a chance to say so")
 async def test_the_note_of_a_killed_process_ends_with_its_lease(path: Path) -> None:
     """Not before: a process that lives may be late; and no process has to tidy up behind another."""
