@@ -326,6 +326,8 @@ class Background:
         case = replace(asked.case, now=False, focus="", measure=None, warm_up=nothing, attempts=attempts)
         request = replace(asked.request, messages=turn_ended(asked.request.messages, asked.answer))
         work = await hashed(await self._measurer.weigh(request, case))
+        if case.has_siblings and not Reservation(self._admission, case).is_shared(work.window):
+            return
         stored = await self._store.find(case.scope, work.conversation.hashes[1:])
         decision = await self._off_loop(work, lambda: _planned_ahead(work, stored))
         if decision is not None and await self._may_begin(work, owner):

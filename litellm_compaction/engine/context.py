@@ -100,6 +100,8 @@ class RequestContext:
         measure: has the server count a request; None where nobody may ask.
         may_write_ahead: whether its owner may have a model called when nobody waits for it; None where nothing is
             written ahead.
+        has_siblings: whether other processes of the proxy ask the same servers: this one sees them only in contexts
+            that are shared.
         asked_tokens: the client's limit for the answer; None for none.
         now: whether the client wants its conversation compacted before it is answered, whatever the fill.
         focus: the topic that a summary is to keep in detail, in the client's words; "" for none. Untrusted data.
@@ -117,6 +119,7 @@ class RequestContext:
     attempts: Attempts
     measure: Measure | None = None
     may_write_ahead: Callable[[], Awaitable[bool]] | None = None
+    has_siblings: bool = False
     asked_tokens: int | None = None
     tenant: str = ""
     now: bool = False

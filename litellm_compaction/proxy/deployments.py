@@ -272,7 +272,7 @@ class DeploymentSelector:
         )
         others = await self._other_pruning_model(router, settings, metadata)
         names = [call.group, *(other.label for other in others)]
-        may_write_ahead = permission(router, names, metadata) if _is_alone(deployment.target, settings) else None
+        is_seen = deployment.target.is_listed and not (_is_worker() and settings.store.startswith("memory:"))
         return RequestContext(
             label=call.group,
             target=replace(deployment.target, asker=tenant_of(metadata)),
@@ -284,7 +284,8 @@ class DeploymentSelector:
             attempts=call.attempts,
             asked_tokens=asked_output_tokens(body),
             measure=prompt_measure(router, pin, metadata, timeout_s=settings.summary_timeout_s),
-            may_write_ahead=may_write_ahead,
+            may_write_ahead=permission(router, names, metadata) if is_seen else None,
+            has_siblings=_is_worker() or not settings.store.startswith(("sqlite:", "memory:")),
             now=call.wish.now,
             focus=call.wish.focus,
         )
@@ -319,14 +320,9 @@ class DeploymentSelector:
             logger.warning(message, *values)
 
 
-def _is_alone(target: Target, settings: Settings) -> bool:
-    """Whether all who use a server are known here: it is a local one, and this process alone is the proxy.
-
-    uvicorn's workers are children of multiprocessing's, and a store that is no file is other machines'; of their
-    requests this process knows nothing.
-    """
-    is_only = multiprocessing.parent_process() is None and settings.store.startswith(("sqlite:", "memory:"))
-    return is_only and target.is_listed
+def _is_worker() -> bool:
+    """Whether this process is one of several of a proxy: uvicorn starts those as children of multiprocessing's."""
+    return multiprocessing.parent_process() is not None
 
 
 def _pin(router: Any, deployment: Deployment) -> str:

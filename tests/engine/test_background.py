@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -170,6 +171,18 @@ async def test_nobody_is_asked_who_may_not_be(case: dict[str, Any]) -> None:
     await scene.rested()
     assert scene.bench.ask.prompts == []
     assert scene.told == []
+
+
+@pytest.mark.parametrize(("admission", "calls"), [("off", 0), ("pool", 1)])
+async def test_siblings_must_be_seen(admission: str, calls: int) -> None:
+    """Where other processes ask the same server, only a shared context shows them."""
+    scene = Scene()
+    request, case = Request(messages=parsed(FILLED)), replace(scene.case(admission=admission), has_siblings=True)
+    guarded = await scene.bench.compactor.guard(request, case)
+    used_tokens = guarded.count.tokens
+    scene.bench.compactor.background.answered(request, case, guarded, answer=ANSWER, used_tokens=used_tokens)
+    await scene.rested()
+    assert len(scene.bench.ask.prompts) == calls
 
 
 async def test_a_conversation_far_from_its_trigger_is_left_alone() -> None:

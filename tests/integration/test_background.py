@@ -12,6 +12,7 @@ from litellm_compaction.core.messages import START_NOTICE
 from litellm_compaction.simulator import ChatCall, Gate, Reply
 from tests.builders import prose, talk
 from tests.integration.bench import SUMMARY, Bench, Group, Watch, answers, open_bench
+from tests.integration.harness import proxy
 from tests.integration.restart_bench import CARRIERS
 from tests.integration.rows import Rows
 
@@ -173,3 +174,17 @@ def test_the_proxy_ends_in_the_middle_of_it(tmp_path: Any) -> None:
     told = "\n".join(bench.proxy.lines)
     for complaint in ("Task was destroyed", "never retrieved", "never awaited", "Traceback"):
         assert complaint not in told
+
+
+def test_who_comes_to_another_proxy_has_the_engine_too(tmp_path: Any) -> None:
+    """In a context that their answers share two proxies see each other: the call of the one is ended for the other."""
+    gate = Gate()
+    with open_bench(tmp_path, [Group("shared", _WINDOW)], {"background": "idle"}) as bench:
+        watch = bench.watch("shared", answers(Reply(SUMMARY, gate=gate)))
+        with proxy(tmp_path / "config.yaml") as second:
+            bench.proxy.chat("shared", talk("shared", _FILLED))
+            assert gate.reached.wait(60)
+            answer = second.chat("shared", [{"role": "user", "content": "Hello."}])
+            assert answer.json()["choices"][0]["message"]["content"] == "Understood."
+            bench.simulators["shared"].wait_until(lambda: watch.summaries[0].disconnected_s is not None)
+            gate.open()
