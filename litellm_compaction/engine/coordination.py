@@ -60,6 +60,7 @@ class Coordination:
         self._name = uuid.uuid4().hex
         self._silent_until_s = -1.0
         self._warned_s: float | None = None
+        self._is_told = False
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
@@ -82,13 +83,17 @@ class Coordination:
         hashed = hashlib.sha256(topic.encode("utf-8", "surrogatepass")).hexdigest()
         try:
             # A process that was forked has a name of its own.
-            return await self._board.update(hashed, f"{self._name}-{os.getpid()}{name}", decide, lease_s=lease_s)
+            result = await self._board.update(hashed, f"{self._name}-{os.getpid()}{name}", decide, lease_s=lease_s)
         except Exception as error:
             self._silent_until_s = self._clock() + _RETRY_S
             self._warn(error)
             if isinstance(error, StoreError):
                 raise
             raise StoreError(f"the board failed: {type(error).__name__}") from error
+        if self._is_told:
+            self._is_told = False
+            logger.info("coordination_recovered summaries and room are kept together with other processes again")
+        return result
 
     def lease(self, topic: str) -> Lease:
         """A right to do something that one process at a time is to do; not taken yet."""
@@ -152,7 +157,7 @@ class Coordination:
         now_s = self._clock()
         if self._warned_s is not None and now_s < self._warned_s + _WARN_AGAIN_S:
             return
-        self._warned_s = now_s
+        self._warned_s, self._is_told = now_s, True
         said = str(error) if isinstance(error, StoreError) else type(error).__name__
         logger.warning(
             "coordination_failed %s; summaries and room in shared contexts are kept apart within this process only",
