@@ -56,6 +56,9 @@ _GRACE_S = 0.01
 # apart that lost it in the same moment.
 _FIRST_LOOK_S, _LAST_LOOK_S, _LOOK_LIMIT_S = 0.25, 5.0, 2.0
 _SPREAD = (0.5, 1.5)
+# A server whose answers all come late, but within the limit, would cost each request that much: this share of the
+# limit, so often in a row and for so long.
+_SLOW_RATIO, _SLOW_TIMES, _SLOW_FOR_S = 0.4, 5, 1.0
 _MOST_AT_ONCE = 32
 _KEYS_PER_STEP = 1000
 # After a failover the master's name may lead to another server: idle connections are given up, but not all the time.
@@ -84,8 +87,9 @@ def script(name: str) -> Script:
 class RedisConnection:
     """Runs commands on a server and says within a time limit that it cannot; may be used from several event loops.
 
-    After an answer that did not come, all calls fail at once until the server was seen to answer: a look every few
-    seconds, in the background. What the server refuses (full, read-only, no right) fails by itself, without a wait.
+    After an answer that did not come, or several that came late, all calls fail at once until the server was seen to
+    answer in time: a look every few seconds, in the background. What the server refuses (full, read-only, no right)
+    fails by itself, without a wait.
 
     Args:
         rests: whether to fail at once after a failure; otherwise each call tries anew, as an operator's command does.
@@ -103,6 +107,7 @@ class RedisConnection:
         self._look: asyncio.Task[None] | None = None
         self._failure: StoreError | None = None
         self._renewed_s = 0.0
+        self._slow_times, self._slow_since_s = 0, 0.0
         self._is_closed = False
         # For a process that ends without having closed its stores.
         self._end = weakref.finalize(self, self._thread.end)
@@ -197,6 +202,8 @@ class RedisConnection:
     async def _attempt(
         self, work: Callable[[Client], Awaitable[_Result]], key: str, limit_s: float
     ) -> _Result | StoreError:
+        loop = asyncio.get_running_loop()
+        begun_s = loop.time()
         task = asyncio.ensure_future(self._do(work))
         done, _ = await asyncio.wait({task}, timeout=limit_s)
         if not done:
@@ -205,9 +212,23 @@ class RedisConnection:
             task.cancel()
             return self._rest(StoreError(f"store {self.address} did not answer in {limit_s:g} s"), key)
         error = task.exception()
-        if error is None:
-            return task.result()
-        return await self._refused(error, key)
+        if error is not None:
+            return await self._refused(error, key)
+        if limit_s == self._limit_s:
+            self._note_time(begun_s, loop.time(), key)
+        return task.result()
+
+    def _note_time(self, begun_s: float, now_s: float, key: str) -> None:
+        if now_s - begun_s < _SLOW_RATIO * self._limit_s:
+            self._slow_times = 0
+            return
+        if self._slow_times == 0:
+            self._slow_since_s = begun_s
+        self._slow_times += 1
+        # In one moment many may have waited for the same.
+        if self._slow_times >= _SLOW_TIMES and now_s - self._slow_since_s >= _SLOW_FOR_S:
+            self._slow_times = 0
+            self._rest(StoreError(f"store {self.address} answers late, in {1000 * (now_s - begun_s):.0f} ms"), key)
 
     async def _do(self, work: Callable[[Client], Awaitable[_Result]]) -> _Result:
         if self._client is None:
@@ -241,8 +262,10 @@ class RedisConnection:
         while True:
             await asyncio.sleep(pause_s * random.uniform(*_SPREAD))  # noqa: S311 - no secret
             pause_s = min(2 * pause_s, _LAST_LOOK_S)
+            # To connect may take longer than an answer.
             with contextlib.suppress(RedisError, OSError, ValueError, asyncio.TimeoutError):
-                await asyncio.wait_for(self._do(lambda client: client.execute_command("EXISTS", key)), _LOOK_LIMIT_S)
+                for limit_s in (_LOOK_LIMIT_S, _SLOW_RATIO * self._limit_s):
+                    await asyncio.wait_for(self._do(lambda client: client.execute_command("EXISTS", key)), limit_s)
                 break
         self._look = self._failure = None
 

@@ -11,6 +11,7 @@ import logging
 import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -203,6 +204,51 @@ async def test_nobody_there_is_asked_seldom(opened: Callable[..., RedisStore]) -
         # Those that were there before the first answer, and looks that are further and further apart.
         assert attempts < 120
     finally:
+        listener.close()
+        await listener.wait_closed()
+
+
+@dataclass
+class Delay:
+    """Passes bytes on to a server, and its answers back after a while."""
+
+    port: int
+    seconds: float = 0.0
+
+    async def relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there, out = await asyncio.open_connection("127.0.0.1", self.port)
+
+        async def pump(source: asyncio.StreamReader, target: asyncio.StreamWriter, *, late: bool) -> None:
+            with contextlib.suppress(OSError):
+                while data := await source.read(1 << 16):
+                    await asyncio.sleep(self.seconds if late else 0)
+                    target.write(data)
+            target.close()
+
+        await asyncio.gather(pump(reader, out, late=False), pump(there, writer, late=True))
+
+
+async def test_a_server_whose_answers_all_come_late_is_left_alone(
+    server: Server, opened: Callable[..., RedisStore]
+) -> None:
+    """Each within the limit, so that nothing fails: every request would be slower by as much for ever."""
+    delay = Delay(server.port)
+    listener = await asyncio.start_server(delay.relay, "127.0.0.1", 0)
+    store = opened(f"redis://127.0.0.1:{listener.sockets[0].getsockname()[1]}", limit_s=3.0)
+    try:
+        await store.put("team", compaction("h"))
+        delay.seconds = 1.3
+        for _ in range(4):
+            assert await finds(store, "h")
+            assert not store.connection.is_resting
+        await finds(store, "h")
+        assert store.connection.is_resting
+        with pytest.raises(StoreError, match=r"answers late, in \d+ ms"):
+            await store.find("team", ["h"])
+        delay.seconds = 0.0
+        await eventually(lambda: finds(store, "h"))
+    finally:
+        await store.aclose()
         listener.close()
         await listener.wait_closed()
 
