@@ -67,10 +67,18 @@ def test_the_scripted_summary_names_what_was_seen() -> None:
     assert "ledger/export.py" not in scripted_summary("… ledger/totals.py …")
 
 
+@pytest.fixture
+def copying(environ: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """An environment in which a demo's proxy is a copy; `test_up.py` starts one by the very same command."""
+    environ = copied.environment(environ)
+    monkeypatch.setattr("litellm_compaction.cli.demo.proxy_command", lambda *asked: copied.replaced(environ, *asked))
+    return environ
+
+
 @pytest.mark.proxy
-def test_the_guarded_conversation_is_never_cut(environ: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_guarded_conversation_is_never_cut(copying: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     """Compactions happen, each shrinks, nothing is truncated, a long answer comes out whole, exit code 0."""
-    assert demo(turns=24, context_tokens=4096, fast=True, color=False, guarded=True, environ=environ) == 0
+    assert demo(turns=24, context_tokens=4096, fast=True, color=False, guarded=True, environ=copying) == 0
     text = capsys.readouterr().out
     assert "25 turns, " in text
     assert "restart 1 in mid-answer" in text
@@ -82,10 +90,8 @@ def test_the_guarded_conversation_is_never_cut(environ: dict[str, str], capsys: 
 
 @pytest.mark.proxy
 def test_the_same_conversation_without_the_plugin_is_cut(
-    environ: dict[str, str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    copying: dict[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The demo shows a real difference: the server cuts, exit code 1."""
-    environ = copied.environment(environ)
-    monkeypatch.setattr("litellm_compaction.cli.demo.proxy_command", lambda *asked: copied.replaced(environ, *asked))
-    assert demo(turns=18, context_tokens=4096, fast=True, color=False, guarded=False, environ=environ) == 1
+    assert demo(turns=18, context_tokens=4096, fast=True, color=False, guarded=False, environ=copying) == 1
     assert "the server cut the prompt" in capsys.readouterr().out
