@@ -121,6 +121,7 @@ _SLOW_PLACES = (
     "engine/test_long_conversations.py",
     "engine/test_strategies.py",
     "engine/test_unknown_models.py",
+    "engine/test_worker_processes.py",
     "library/test_compact.py",
     "library/test_example.py",
     "tokens/test_engine_golden.py",

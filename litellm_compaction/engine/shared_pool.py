@@ -29,8 +29,10 @@ _RUNNING_S = 0.25
 _KNOWN_S = 600.0
 
 _PART = TypeAdapter(Part)
-# What leads to another server from another machine.
-_OWN_HOSTS = ("", "localhost", "0.0.0.0", "::", "::1", "host.docker.internal")  # noqa: S104 - nobody listens here
+# What leads to another server from another machine or container, and what to one and the same from all containers of a
+# machine.
+_OWN_HOSTS = ("", "localhost", "0.0.0.0", "::", "::1")  # noqa: S104 - nobody listens here
+_CONTAINERS_HOSTS = ("host.docker.internal", "gateway.docker.internal", "host.containers.internal")
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -158,17 +160,18 @@ def shared_name(pool: str) -> str:
     except ValueError:
         return f"{root} {instance}"
     if host in _OWN_HOSTS or host.startswith("127.") or host.endswith(".localhost"):
+        return f"{socket.gethostname()} {_machine()} {port} {parts.path} {instance}"
+    if host in _CONTAINERS_HOSTS:
         return f"{_machine()} {port} {parts.path} {instance}"
     return f"{parts.scheme} {host} {port} {parts.path} {instance}"
 
 
 @cache
 def _machine() -> str:
-    """This machine, or container, among all that may share a store: names alone are given twice."""
-    boot = ""
+    """This machine among all that may share a store, the same in all of its containers; elsewhere than on Linux ""."""
     with contextlib.suppress(OSError):
-        boot = _BOOT.read_text(encoding="ascii").strip()
-    return f"{socket.gethostname()} {boot}"
+        return _BOOT.read_text(encoding="ascii").strip()
+    return ""
 
 
 def _parts(notes: Sequence[bytes]) -> list[Part]:

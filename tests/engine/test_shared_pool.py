@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import socket
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
@@ -401,11 +402,15 @@ def test_two_servers_have_two_names(one: str, other: str) -> None:
 
 def test_each_machine_has_its_own_localhost(monkeypatch: pytest.MonkeyPatch) -> None:
     """Processes on several machines may share a store, and no server that they name so."""
-    names = set()
-    for machine in ("a", "b"):
+    addresses = ("http://localhost:1234 qwen", "http://gpu.lan:1234 qwen", "http://host.docker.internal:1234 qwen")
+    names: list[set[str]] = [set() for _ in addresses]
+    # Two containers of one machine, and another machine.
+    for host, machine in (("one", "a"), ("two", "a"), ("one", "b")):
+        monkeypatch.setattr(socket, "gethostname", lambda host=host: host)
         monkeypatch.setattr(shared_pool, "_machine", lambda machine=machine: machine)
-        names |= {shared_name("http://localhost:1234 qwen"), shared_name("http://gpu.lan:1234 qwen")}
-    assert len(names) == 3
+        for each, address in zip(names, addresses, strict=True):
+            each.add(shared_name(address))
+    assert [len(each) for each in names] == [3, 1, 2]
 
 
 @together()
