@@ -233,9 +233,11 @@ class Background:
         ends_in_answer = request.messages[-1:] and request.messages[-1].role == "assistant"
         if not guarded.budget.is_filling(used_tokens) or ends_in_answer or request.has_own_template:
             return
-        server.answered = _Answered(request=request, case=case, answer=answer)
-        if server.task is None:
-            server.task = self._begin(self._when_quiet(server))
+        answered = server.answered = _Answered(request=request, case=case, answer=answer)
+        if server.writing is None:
+            if server.task is not None:
+                server.task.cancel()
+            server.task = self._begin(self._when_quiet(server, answered))
 
     def used(self, scope: str) -> None:
         """Takes note that a record which was written ahead has been used."""
@@ -286,16 +288,15 @@ class Background:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    async def _when_quiet(self, server: _Server) -> None:
-        """Writes for the newest conversation of a server that stays idle for a moment."""
+    async def _when_quiet(self, server: _Server, answered: _Answered) -> None:
+        """Writes for a conversation whose server stays idle for a moment."""
         task = asyncio.current_task()
-        assert task is not None and server.answered is not None  # noqa: S101, PT018 - `answered` has begun it
-        owner = self._owners.setdefault(server.answered.case.scope, _Owner())
+        owner = self._owners.setdefault(answered.case.scope, _Owner())
         try:
             await asyncio.sleep(self._quiet_s * 2 ** min(owner.ended, _MAX_DOUBLINGS))
-            asked, server.answered = server.answered, None
-            if asked is not None:
-                await self._write(asked, owner, _Writing(task=task))
+            if server.answered is answered and task is not None:
+                server.answered = None
+                await self._write(answered, owner, _Writing(task=task))
         except asyncio.CancelledError:
             raise
         except CompactionError as error:

@@ -217,6 +217,20 @@ async def test_a_conversation_that_has_left_the_cache_is_left_alone() -> None:
     assert scene.bench.ask.prompts == []
 
 
+async def test_of_two_answers_that_ran_at_once_the_later_ones_conversation_is_taken() -> None:
+    """It is the one that the cache holds, on its own tenant's account."""
+    scene = Scene()
+    other = [user("Another topic."), *FILLED[1:]]
+    request, case = Request(messages=parsed(other)), scene.case(scope="two")
+    guarded = await scene.bench.compactor.guard(request, case)
+    await scene.turn(scope="one")
+    background, used_tokens = scene.bench.compactor.background, guarded.count.tokens
+    background.answered(request, case, guarded, answer=ANSWER, used_tokens=used_tokens)
+    await scene.rested()
+    assert [scope for scope, _ in scene.bench.store.kept] == ["two"]
+    assert len(scene.bench.ask.prompts) == 1
+
+
 async def test_another_answer_is_not_disturbed() -> None:
     """While anybody runs at the server nothing is begun, for however many answers have ended."""
     scene = Scene()
