@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 import time
@@ -11,7 +12,7 @@ from typing import Literal, TypeAlias
 
 from litellm_compaction.concurrency import Bounded
 from litellm_compaction.core.compaction import Compaction
-from litellm_compaction.errors import StoreError
+from litellm_compaction.errors import StoreError, TooLargeForStore
 from litellm_compaction.stores.protocol import MAX_EVENTS, Plot, Store, StoredCompaction, StoredEvent
 
 logger = logging.getLogger("litellm_compaction")
@@ -175,6 +176,10 @@ class SteadyStore:
         """
         try:
             await work(self.durable)
+        except TooLargeForStore as error:
+            logger.warning("store_refused %s; this process keeps it", error)
+            await work(self._spare)
+            return True
         except Exception as error:  # noqa: BLE001 - whatever a store raises, requests go on
             self._fails("writing", error)
             self._taken += 1
@@ -227,10 +232,12 @@ class SteadyStore:
     async def _give_to_durable(self) -> None:
         durable, spare = self.durable, self._spare
         for stored in reversed(await spare.compactions()):
-            await durable.put(stored.scope, stored.compaction)
+            with contextlib.suppress(TooLargeForStore):
+                await durable.put(stored.scope, stored.compaction)
         for scope, key in list(self._owed_facts):
             if (text := await spare.get_fact(scope, key)) is not None:
-                await durable.put_fact(scope, key, text)
+                with contextlib.suppress(TooLargeForStore):
+                    await durable.put_fact(scope, key, text)
         # One whose answer was lost may have been written.
         known = {(event.when_s, event.text) for event in await durable.events()}
         for event in await spare.events():

@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple, TypeAlias, TypeVar
 from urllib.parse import quote, unquote
 
 from litellm_compaction.core.compaction import Compaction
-from litellm_compaction.errors import StoreError
+from litellm_compaction.errors import TooLargeForStore
 from litellm_compaction.stores.protocol import (
     EVENTS_TTL_S,
     MAX_EVENTS,
@@ -237,7 +237,7 @@ class RedisStore:
 
     async def _put(self, kind: _Kind, scope: str, name: str, body: bytes) -> None:
         if len(body) > VALUE_MAX_BYTES:
-            raise StoreError(
+            raise TooLargeForStore(
                 f"store {self.connection.address} takes {VALUE_MAX_BYTES:,} bytes at most, and this has {len(body):,}"
             )
         arguments = (repr(self._clock()), _ms(self._ttl_s), body)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import pytest
 
 from litellm_compaction.core.compaction import Compaction
-from litellm_compaction.errors import StoreError
+from litellm_compaction.errors import StoreError, TooLargeForStore
 from litellm_compaction.stores import MemoryStore, Plot, SteadyStore, StoredCompaction, StoredEvent
 from tests.stores.compactions import compaction
 
@@ -27,6 +27,8 @@ class Failing(MemoryStore):
 
     async def put(self, scope: str, compaction: Compaction) -> None:
         self._may_fail(self.writes_fail)
+        if len(compaction.summary) > 1000:
+            raise TooLargeForStore("too large")
         await super().put(scope, compaction)
 
     async def get_fact(self, scope: str, key: str) -> str | None:
@@ -224,3 +226,19 @@ async def test_an_outage_that_comes_and_goes_is_not_told_each_time(caplog: pytes
     made.durable.reads_fail = True
     await made.store.find("team", ["h"])
     assert len(caplog.records) == 3
+
+
+async def test_what_is_too_large_for_the_store_holds_nothing_else_up(caplog: pytest.LogCaptureFixture) -> None:
+    """This process keeps it; it is no outage, and what stands behind it in one is handed over."""
+    caplog.set_level(logging.INFO)
+    made = Steady()
+    await made.store.put("team", compaction("large", text="x" * 2000))
+    assert len(await made.store.find("team", ["large"])) == 1
+    assert [record.getMessage() for record in caplog.records] == ["store_refused too large; this process keeps it"]
+    made.durable.writes_fail = True
+    for name in ("a", "larger", "b"):
+        await made.store.put("team", compaction(name, text="x" * 2000 if name == "larger" else "x"))
+    made.durable.writes_fail = False
+    await handed_over(made)
+    assert {each.compaction.covered_hash for each in await made.durable.compactions()} == {"a", "b"}
+    assert caplog.records[-1].getMessage().startswith("store_recovered")
