@@ -98,12 +98,20 @@ _LONGEST = (
     "test_page_browser",
     "test_long_conversations",
     "test_shared_contexts",
+    "test_fleet",
+    "test_shared_store",
+    "test_background",
     "test_goldens",
+    "test_stores",
     "test_loop_seeded",
+    "test_redis_outages",
+    "test_unknown_models",
     "test_refusals",
-    "test_config_start",
+    "test_transport",
     "test_plan",
     "test_compact",
+    "test_boards",
+    "test_continuation_seeded",
 )
 
 
