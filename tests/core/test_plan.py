@@ -192,6 +192,23 @@ def test_of_several_stored_ones_the_longest_is_reused() -> None:
     assert decide(raw, 8192, [other, long, short])[0] == Reuse(compaction=long)
 
 
+def test_what_is_reused_is_the_only_one_that_is_weighed() -> None:
+    """Of fifty rounds of a conversation each turn would weigh all, and look for legal cuts once for each."""
+    raw = chat(60)
+    decision, weighed, limits = decide(raw, 8192)
+    assert isinstance(decision, Summarize)
+    made = written(decision, weighed)
+    stored = [replace(made, round=number, ledger=f"round {number}") for number in range(1, 51)]
+    records: list[str] = []
+
+    def counting(text: str) -> int:
+        records.append(text)
+        return count(text)
+
+    assert plan(weighed, limits, DEPTH, stored, counting) == Reuse(compaction=stored[-1])
+    assert records == [stored[-1].record]
+
+
 def test_a_shrunk_window_rewrites_the_record() -> None:
     """A record made for a large window is integrated into one that fits the small one."""
     raw = chat(80, words=100)
