@@ -88,7 +88,7 @@ def latest_values(texts: Iterable[str]) -> dict[str, str]:
     """The last stated value of everything that `texts`, oldest first, give a number, a path or an id to."""
     latest: dict[str, str] = {}
     for text in texts:
-        for key, value in _statements(text):
+        for key, value in statements(text):
             latest.pop(key, None)
             latest[key] = value
     return latest
@@ -96,19 +96,14 @@ def latest_values(texts: Iterable[str]) -> dict[str, str]:
 
 def marked(line: str, latest: Mapping[str, str]) -> str:
     """`line`, with the values that hold now behind it where it states others."""
-    changed = {key: latest[key] for key, value in _statements(line) if latest.get(key, value) != value}
+    changed = {key: latest[key] for key, value in statements(line) if latest.get(key, value) != value}
     return (
         line + _MARK.format(values=", ".join(f"{key} {value}" for key, value in changed.items())) if changed else line
     )
 
 
-def is_superseded(line: str, latest: Mapping[str, str]) -> bool:
-    """Whether everything that `line` gives a value to has another one now."""
-    stated = list(_statements(line))
-    return bool(stated) and all(latest.get(key, value) != value for key, value in stated)
-
-
-def _statements(text: str) -> Iterator[tuple[str, str]]:
+def statements(text: str) -> Iterator[tuple[str, str]]:
+    """What a text gives values to, and which."""
     for start, end in _slices(text):
         for found in _VALUE.finditer(text, start, end):
             value = found[1].rstrip(".:)")

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from litellm_compaction.core.anchors import is_number, is_plain, is_superseded, latest_values, marked, read
+from litellm_compaction.core.anchors import is_number, is_plain, latest_values, marked, read, statements
 from litellm_compaction.core.cut_points import is_injected
 from litellm_compaction.core.directives import Piece, sentences, worth
 from litellm_compaction.core.messages import Message, parse_message, render_arguments, user_message, without_notices
@@ -68,6 +68,8 @@ _GAP = "[…]"
 # of a message.
 _MOST_VALUES = 3.0
 _TASK_RATIO, _OPENING_RATIO = 1.5, 1.3
+# Of a sentence's words so many stand in another that says the same of a thing, with another value.
+_SAME_RATIO = 0.7
 # What ends so says little without the line behind it, and that without the next at most twice.
 _ANNOUNCES = (":", "：")
 _MOST_ANNOUNCED = 3
@@ -191,7 +193,7 @@ def _is_code(shown: str) -> bool:
 def _lines(message: Message, follows_result: bool) -> list[tuple[str, float, float]]:
     """The pieces of a message, with the weight of who said them and what their place says."""
     if message.role == "user":
-        return [(piece, _USER, _USERS_OWN) for piece in _pieces(message.text)]
+        return [(piece, _USER, _USERS_OWN * worth(piece)) for piece in _pieces(message.text)]
     if message.role != "assistant":
         ratio = _result_ratio(len(message.text))
         bonus = _SHORT_OUTCOME if ratio == _SHORT_RESULT else 0.0
@@ -364,12 +366,25 @@ def _divided(texts: Sequence[str], latest: Mapping[str, str]) -> dict[int, list[
         looked_at.add(index)
     found: dict[int, list[_Sentence]] = {}
     seen: set[str] = set()
+    # The words of the newest sentence that gives a thing its value.
+    newest: dict[str, Set[str]] = {}
     for index in sorted(looked_at, reverse=True):
         parts: list[_Sentence] = []
+        said: dict[str, Set[str]] = {}
         for piece in sentences(texts[index]):
             folded = piece.text.casefold()
-            parts.append(_Sentence(piece, folded not in seen and not is_superseded(piece.text, latest)))
+            stated = dict(statements(piece.text))
+            shown = marked(piece.text, latest) if stated else piece.text
+            words = set(folded.split()) if stated else set()
+            # What says hardly more than the value that it gave is nothing now; a rule with an old value in it is one.
+            is_over = shown != piece.text and any(
+                len(words & newest.get(key, set())) >= _SAME_RATIO * len(words) for key in stated
+            )
+            parts.append(_Sentence(piece._replace(text=shown), folded not in seen and not is_over))
             seen.add(folded)
+            said.update(dict.fromkeys(stated, words))
+        for key, those in said.items():
+            newest.setdefault(key, those)
         found[index] = parts
     return found
 

@@ -387,3 +387,29 @@ def test_a_capital_in_a_tools_output_makes_no_name() -> None:
     """Listings have them in every line."""
     text = written([result("1", "\n".join(f"total {n} of Something Else" for n in range(60)))], budget=200, words=0)
     assert NAMES_HEAD not in text
+
+
+def test_a_sentence_with_an_old_value_goes_where_the_rest_of_it_was_said_again() -> None:
+    """Of two that name the project and its deadline the older one says nothing that still holds."""
+    older, newer = (f"The codename is KESTREL-417 and the deadline is 2027-0{month}-09." for month in (3, 8))
+    talk = [user(f"{FILLER}Day {number} of it.") for number in range(30)]
+    text = written([user("Plan the release."), user(older), *talk, user(newer), *talk], budget=160, words=120)
+    assert newer in text
+    assert older not in text
+
+
+def test_a_rule_with_an_old_value_in_it_stays_and_says_so() -> None:
+    """Only the value was changed; it was left out with the rule."""
+    older, newer = "You must never move db7.internal, and its port is 8080.", "No, its port is 9090."
+    talk = [user(f"{FILLER}Tale {name} of it.") for name in "abcdefghijklmnopqrstuvwxyz"]
+    text = written([user("Plan the release."), user(older), *talk, user(newer), *talk], budget=140, words=140)
+    assert f"{older} (later: port 9090)" in text
+
+
+def test_a_rule_that_could_not_be_quoted_comes_before_chatter_with_names() -> None:
+    """What the user's words had no room for is read like other lines, and rules are still rules there."""
+    rules = [f"Do not publish chapter {name} until the editor agrees to it." for name in ("seven", "eight", "nine")]
+    chatter = [f"I was renaming fetch_{n} to list_{n} when the train came in." for n in range(12)]
+    raw = [*map(user, rules), *map(user, chatter)]
+    text = written(raw, budget=200, words=32)
+    assert all(rule in text for rule in rules)
