@@ -47,14 +47,7 @@ _BUDGETS = (
     ("team_max_budget", "team_spend", "team", "team_id"),
     ("user_max_budget", "user_spend", "user", "user_id"),
 )
-_OTHER_BUDGETS = (
-    "budget_limits",
-    "team_budget_limits",
-    "team_member_max_budget",
-    "organization_max_budget",
-    "end_user_max_budget",
-    "project_max_budget",
-)
+_OTHER_BUDGETS = ("budget_limits", "organization_max_budget", "end_user_max_budget")
 # Idle connections end before the server closes them (Node.js: after 5 s): a request must not meet a closing one.
 _IDLE_S = 2.0
 # One machine's LM Studio serves a handful of requests at a time; the rest wait for a connection like for a slot.
@@ -156,10 +149,10 @@ async def has_spare_places(model: str, metadata: Mapping[str, Any]) -> bool:
 
 
 async def is_within_budgets(metadata: Mapping[str, Any]) -> bool:
-    """Whether all that limits what the caller may spend has been looked at, and none of it is spent.
+    """Whether the budgets of key, team and user are not spent, and its object of the caller names no others.
 
-    LiteLLM looks at that before each request, and at more than its object of the caller says: where there is a limit
-    that is not known how to be looked at here, the answer is no.
+    LiteLLM looks at them before each request of a client, and at more that only its database knows (members of teams,
+    projects). Of what is named without what was spent, the answer is no.
 
     Args:
         metadata: of the client's request.
