@@ -110,6 +110,7 @@ _LONGEST = (
     "test_transport",
     "test_plan",
     "test_compact",
+    "test_worker_processes",
     "test_boards",
     "test_continuation_seeded",
 )
@@ -143,6 +144,7 @@ _SLOW_PLACES = (
     "stores/test_redis_outages.py",
     "stores/test_sqlite.py",
     "stores/test_stores.py",
+    "test_benchmark.py",
 )
 
 
