@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -11,10 +12,11 @@ from math import inf
 from threading import Event
 from typing import Any
 
+import httpx
 import pytest
 
 from litellm_compaction.simulator import ChatCall, Reply
-from tests.builders import ONE_ROUND, talk
+from tests.builders import ONE_ROUND, prose, talk
 from tests.integration.bench import SUMMARY, Bench, Group, Watch, is_summary_call, open_bench
 from tests.integration.harness import Proxy, proxy
 from tests.integration.restart_bench import shut, without_restarts
@@ -123,6 +125,35 @@ def test_the_same_request_through_both_proxies_makes_one_summary(fleet: Fleet) -
     asked = [record.body for record in watch.chats if record.body and not is_summary_call(record.body)]
     assert len(asked) == 2
     assert asked[0]["messages"] == asked[1]["messages"]
+
+
+def test_a_proxy_that_is_killed_stops_the_others_for_seconds_only(fleet: Fleet) -> None:
+    """What it held is free when its lease ends; until then nobody comes beside an answer that may still be there."""
+    holding = shut()
+
+    def script(call: ChatCall) -> Reply:
+        return Reply(prose("held", 300), gate=holding) if "HOLD" in call.sent_text else Reply("Served.")
+
+    watch = fleet.bench.watch("pool", script)
+
+    def held(through: Proxy) -> None:
+        with contextlib.suppress(httpx.HTTPError):
+            through.stream("pool", _large("HOLD"))
+
+    with ThreadPoolExecutor(1) as clients:
+        with proxy(fleet.bench.folder / "config.yaml") as third:
+            holder = clients.submit(held, third)
+            assert holding.reached.wait(120)
+            third.process.kill()
+            answer = fleet.proxies[0].chat("pool", _large("second"), max_tokens=60)
+            assert answer.json()["choices"][0]["message"]["content"] == "Served."
+        holder.result()
+    assert {record.outcome for record in watch.chats} == {"disconnected", "ok"}
+
+
+def _large(word: str) -> list[dict[str, Any]]:
+    """Two of them do not fit beside each other."""
+    return [{"role": "user", "content": f"{word} {prose(word, 2200)}"}]
 
 
 def _read(through: Proxy, messages: Any, begun: Event) -> str:
