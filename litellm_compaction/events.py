@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from typing import Literal, TypeAlias
 
@@ -22,6 +23,10 @@ Outcome: TypeAlias = Literal[
 AHEAD: frozenset[Outcome] = frozenset(("prepared", "given_up"))
 # The reason of a reuse that puts such a record into effect.
 USED_AHEAD = "prepared"
+# What a summary was rejected for by its own words: of its server and its time limit they say nothing.
+REJECTED = frozenset(("echo", "loop", "dialogue", "script", "empty", "refusal"))
+# Of a model's newest summaries so many are looked at, and so many of them rejected are too many.
+_LATEST, _TOO_MANY = 6, 4
 CarryOutcome: TypeAlias = Literal["restarted", "attempts", "aborted"]
 Phase: TypeAlias = Literal["pre_request", "tool_response", "streaming"]
 
@@ -177,6 +182,19 @@ def event_from_json(text: str) -> Kept | None:
         return None if reader is None else reader.validate_python(fields)
     except (ValidationError, ValueError, TypeError, AttributeError, KeyError):
         return None
+
+
+def useless_summarisers(events: Iterable[Kept]) -> dict[str, str]:
+    """Models whose newest summaries were mostly rejected, each with how many of how many.
+
+    Args:
+        events: oldest first.
+    """
+    latest: dict[str, deque[bool]] = {}
+    for event in events:
+        if isinstance(event, CompactionEvent) and event.summary_calls and event.pruning_model:
+            latest.setdefault(event.pruning_model, deque(maxlen=_LATEST)).append(event.reason in REJECTED)
+    return {model: f"{sum(each)} of {len(each)}" for model, each in latest.items() if sum(each) >= _TOO_MANY}
 
 
 def log_observer(logger: logging.Logger) -> Observer:

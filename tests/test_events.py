@@ -15,6 +15,7 @@ from litellm_compaction.events import (
     event_from_json,
     event_to_json,
     log_observer,
+    useless_summarisers,
 )
 
 LOGGER = logging.getLogger("litellm_compaction.test_events")
@@ -142,3 +143,17 @@ def test_an_event_survives_as_json(told: CompactionEvent | TruncationAlarm) -> N
 def test_what_is_no_event_is_none(text: str) -> None:
     """Another version's, or damaged: it is not shown, and no error."""
     assert event_from_json(text) is None
+
+
+def test_models_whose_summaries_were_mostly_rejected_are_named() -> None:
+    """By their newest ones; what a server or a time limit failed at says nothing of a model."""
+
+    def events(model: str, *reasons: str) -> list[CompactionEvent]:
+        return [event("fallback" if reason else "compacted", pruning_model=model, reason=reason) for reason in reasons]
+
+    weak = events("weak", "", "", "", "", "loop", "echo", "", "dialogue", "empty")
+    well_again = events("well", "loop", "loop", "loop", "loop", "", "", "")
+    unreachable = events("gone", *["timeout"] * 8)
+    new = events("new", "loop", "loop", "loop")
+    alarm = TruncationAlarm(model="weak", window_tokens=8192, expected_tokens=9, reported_tokens=7, reason="usage")
+    assert useless_summarisers([*weak, *well_again, *unreachable, *new, alarm]) == {"weak": "4 of 6"}

@@ -41,7 +41,7 @@ from litellm_compaction.cli.probing import probe
 from litellm_compaction.config import SAME_MODEL, Settings
 from litellm_compaction.engine import GoingOn, Standing, shares_context
 from litellm_compaction.errors import ConfigError, ModelNotLoaded, ServerUnavailable, StoreError, WindowUnknown
-from litellm_compaction.events import harmless
+from litellm_compaction.events import event_from_json, harmless, useless_summarisers
 from litellm_compaction.proxy.routing import WAYS_OF, Carrier, Deployment, carrier_of, deployment_of, unknown_model
 from litellm_compaction.redis_address import is_redis
 from litellm_compaction.stores import MemoryStore, Store, open_existing
@@ -81,6 +81,7 @@ async def examine(
     findings += sharing_findings(sharing, settings.store, environ)
     findings += pruning
     findings += await _shared_store(settings)
+    findings += await _summarisers(settings, environ)
     if rows and all(row.guarded is False for row in rows):
         findings.append(
             problem("model_list", "no deployment is guarded: add an lm_studio/… one, or opt one in (see each reason).")
@@ -171,6 +172,27 @@ async def _shared_store(settings: Settings) -> list[Finding]:
             )
         )
     return findings
+
+
+async def _summarisers(settings: Settings, environ: Mapping[str, str]) -> list[Finding]:
+    """Which models write summaries that say nothing, as far as the history knows."""
+    store = _store(settings, environ)
+    try:
+        rows = await store.events()
+    except StoreError:
+        # What is wrong with a store is said elsewhere.
+        return []
+    finally:
+        await store.aclose()
+    events = (event for row in rows if (event := event_from_json(row.text)) is not None)
+    return [
+        note(
+            "pruning_model",
+            f"{model}: {share} of its last summaries said nothing and were not used: name another pruning_model, or "
+            "set max_summary_calls: 0, which keeps the verbatim record and spares the calls.",
+        )
+        for model, share in useless_summarisers(events).items()
+    ]
 
 
 class _Examiner:

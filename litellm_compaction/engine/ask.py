@@ -41,6 +41,7 @@ from litellm_compaction.engine.admission import SUMMARY_EXTRA_TOKENS
 from litellm_compaction.engine.context import MeasuredRequest, PruningModel
 from litellm_compaction.engine.threads import off_loop
 from litellm_compaction.errors import ModelNotLoaded, SummaryFailed, WindowUnknown, WindowUnread
+from litellm_compaction.events import REJECTED
 from litellm_compaction.summarizer import SummaryJob, Upstream, answer_to, summarize, summarize_appended
 from litellm_compaction.tokenizers.sources import Sources
 from litellm_compaction.tokens.counter import TokenCounter
@@ -56,8 +57,6 @@ _TEMPLATE_TOKENS = 32
 _DECODE_WEIGHT = 15
 # Our count of other scripts may be so many times too high; what is longer still is not counted to know that it is.
 _FAR_TOO_MANY_RATIO = 4
-# What a model's own words were rejected for; of its server and its time limit they say nothing.
-_REJECTED = frozenset({"echo", "loop", "dialogue", "script", "empty", "refusal"})
 _REJECTED_IN_A_ROW = 2
 _PAUSE_S = 600.0
 # The model answered, but not with a record: reformatted, without tools and as quoted data, it may.
@@ -244,7 +243,7 @@ class SummaryClient:
                     # A reason that is still there says why the configured model was not the one that answered.
                     return Summary(text=text, calls=calls, pruning_model=asked, reason=reason)
             reason = failure
-            if failure in _REJECTED:
+            if failure in REJECTED:
                 self._pauses.note(work.case.scope, model, is_rejected=True)
             if attempts.summary_calls_left <= 0:
                 break

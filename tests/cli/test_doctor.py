@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,9 @@ import pytest
 from litellm_compaction.cli.doctor import doctor
 from litellm_compaction.cli.examined import cost_words
 from litellm_compaction.errors import CompactionError
+from litellm_compaction.events import CompactionEvent, event_to_json
 from litellm_compaction.simulator import Address, Model, Simulator, serve
+from litellm_compaction.stores import open_store
 from litellm_compaction.tokenizers import registry
 from litellm_compaction.tokenizers.registry import load_cost
 from tests.cli.conftest import GPT_OSS, QWEN, config, deployment
@@ -480,3 +484,33 @@ def test_unknown_pruning_model_is_a_problem(report: Report, address: Address, pl
     assert code != 0
     (message,) = messages(found)
     assert message.startswith("no model of this proxy is called 'nobody'; known: local")
+
+
+def test_a_model_whose_summaries_say_nothing_is_named(report: Report, address: Address, tmp_path: Path) -> None:
+    """From the history that the proxies have kept."""
+    url = f"sqlite:///{tmp_path / 'store.sqlite3'}"
+
+    async def keep() -> None:
+        store = open_store(url, ttl_s=3600.0, max_bytes=1 << 20)
+        for number in range(6):
+            row = CompactionEvent(
+                outcome="fallback",
+                phase="pre_request",
+                model="local",
+                window_tokens=8192,
+                window_source="api/v1",
+                tokens_before=7000,
+                tokens_after=3000,
+                pruning_model="tiny",
+                summary_calls=1,
+                reason="loop",
+            )
+            await store.add_event(time.time() + number, event_to_json(row))
+        await store.aclose()
+
+    asyncio.run(keep())
+    code, found = report(config(deployment(params=at(address)), settings={"store": url}))
+    assert code == 0
+    [said] = [each for each in messages(found, "note") if each.startswith("tiny:")]
+    assert "6 of 6" in said
+    assert "max_summary_calls: 0" in said
