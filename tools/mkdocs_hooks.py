@@ -13,6 +13,8 @@ from typing import Any
 from mkdocs.structure.files import File, Files
 
 _LINK = re.compile(r"\]\(\.\./([^)#\s]+)")
+# Where such files are in the site, and how they link back.
+_OUTSIDE, _TO_DOCS = "repository/", "](docs/"
 
 
 def on_files(files: Files, config: Any) -> Files:
@@ -21,10 +23,12 @@ def on_files(files: Files, config: Any) -> Files:
     pages = [Path(file.abs_src_path) for file in files.documentation_pages() if file.abs_src_path]
     for name in sorted({name for page in pages for name in _LINK.findall(page.read_text(encoding="utf-8"))}):
         if (root / name).is_file():
-            files.append(File.generated(config, f"repository/{name}", abs_src_path=str(root / name)))
+            files.append(File.generated(config, f"{_OUTSIDE}{name}", abs_src_path=str(root / name)))
     return files
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
-    """Returns the page's text with its links to those files as the site has them."""
-    return _LINK.sub(r"](repository/\1", markdown) if "/" not in page.file.src_uri else markdown
+    """Returns the page's text with its links from and to those files as the site has them."""
+    if page.file.src_uri.startswith(_OUTSIDE):
+        return markdown.replace(_TO_DOCS, "](../")
+    return _LINK.sub(rf"]({_OUTSIDE}\1", markdown) if "/" not in page.file.src_uri else markdown
