@@ -281,6 +281,11 @@ class Settings(_Section):
         description="Whether old tool results may give way to one line each, where that alone reaches the target "
         "and saves a summary.",
     )
+    tool_schemas: Literal["keep", "slim"] = Field(
+        "keep",
+        description="slim sends the tools of requests to guarded models without examples and titles, and with long "
+        "descriptions shortened: agents fill small windows with them. The model reads less of how a tool is meant.",
+    )
     strategy: StrategyName = Field(
         "summary",
         description="How the old part is condensed: summary keeps recent messages behind a record; prune lets the "

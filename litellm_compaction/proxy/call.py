@@ -179,6 +179,7 @@ class Call:
         bad_wish: why that could not be read, None where it could.
         asks_for_usage: whether a usage chunk belongs in the stream.
         is_structured: whether the answer is a document, where no notice may stand.
+        slimmed_chars: how much shorter the JSON of its tools is than the client's.
         is_told: whether the request before it told of a compaction, so that this one does not again.
         is_carried: whether the transport does all that happens while its answer is open.
         is_read: whether its answer has reached the loop that carries it.
@@ -212,6 +213,7 @@ class Call:
     bad_wish: BadWish | None = None
     asks_for_usage: bool = True
     is_structured: bool = False
+    slimmed_chars: int = 0
     is_told: bool = False
     is_carried: bool = False
     is_read: bool = False
@@ -324,9 +326,11 @@ class Call:
         self.has_filled = True
 
 
-def headers(outlook: Outlook, action: Action) -> dict[str, str]:
+def headers(outlook: Outlook, action: Action, slimmed_chars: int = 0) -> dict[str, str]:
     """What clients of guarded deployments are told about their request."""
+    slimmed = {"x-litellm-compaction-tools-saved": f"{slimmed_chars} characters"} if slimmed_chars else {}
     return {
+        **slimmed,
         "x-litellm-compaction": action,
         "x-litellm-compaction-tokens-before": str(outlook.before),
         "x-litellm-compaction-tokens-after": str(outlook.after),

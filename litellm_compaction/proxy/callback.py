@@ -255,7 +255,7 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
         answer that is not streamed.
         """
         call = self._calls.get(data) if data.get("stream") else self._calls.close(data)
-        return None if call is None or call.outlook is None else headers(call.outlook, call.action)
+        return None if call is None or call.outlook is None else headers(call.outlook, call.action, call.slimmed_chars)
 
     async def _probe_when_ready(self) -> None:
         for _ in range(_ROUTER_TRIES):

@@ -15,7 +15,9 @@ from typing import Any
 
 import httpx
 
+from litellm_compaction.concurrency import Bounded
 from litellm_compaction.core.messages import Message, Request, cleaned
+from litellm_compaction.core.tool_schemas import Slimmed, slimmed
 from litellm_compaction.engine import Attempts, CompactionNeeded, Compactor, Foreseen, PreparedRequest, RequestContext
 from litellm_compaction.engine.threads import is_long, off_loop_if
 from litellm_compaction.errors import (
@@ -57,6 +59,8 @@ from litellm_compaction.stores import Store
 
 logger = logging.getLogger("litellm_compaction")
 
+_MOST_TOLD = 256
+
 
 class Intake:
     """Decides about requests before they leave the proxy."""
@@ -69,6 +73,8 @@ class Intake:
         self._announced = Announced()
         self._inner: httpx.AsyncBaseTransport | None = None
         self._abilities = Abilities()
+        # Told once: an agent sends the same tools with every request.
+        self._slimmed: Bounded[tuple[str, int], None] = Bounded(_MOST_TOLD)
         self.guards = DeploymentSelector(source, compactor.windows, self._publisher, FormerAnswers(store))
         self.preparing = Preparing(compactor, self.guards, self._publisher)
 
@@ -277,7 +283,7 @@ class Intake:
             changed["messages"] = wire.encode(guarded.messages)
         elif call.rewritten or call.original is not call.received:
             changed["messages"] = wire.encode(call.original.messages)
-        return {**kwargs, **changed}
+        return {**kwargs, **changed, **_slim_tools(call, kwargs)}
 
     def before_bridging(self, router: Any, kwargs: Mapping[str, Any]) -> dict[str, Any] | None:
         """The arguments of a call that LiteLLM may bridge to a chat completion, with its deployment's own provider.
@@ -357,6 +363,7 @@ class Intake:
         return {
             **kwargs,
             **changed,
+            **_slim_tools(call, kwargs),
             "client": client_over(transport, api_base=str(target.api_base), api_key=target.api_key),
         }
 
@@ -373,7 +380,7 @@ class Intake:
         case, guarded = call.case, call.guarded
         assert case is not None and guarded is not None  # noqa: S101, PT018 - the caller asked `call.was_sent`
         call.is_read = True
-        upstream = HookedUpstream(first, router, call.pin, data)
+        upstream = HookedUpstream(first, router, call.pin, {**data, **_slim_tools(call, data)})
         asked = self._asked(call, case, data, wants_usage=call.asks_for_usage)
         if not stream:
             asked = replace(asked, notices=SILENT, is_whole=True)
@@ -416,8 +423,14 @@ class Intake:
         return self._inner
 
     async def _new_call(self, received: Request, group: str, body: Mapping[str, Any]) -> Call:
-        long = is_long(body.get("messages")) or _has_long_prompt(body)
-        return await off_loop_if(long, lambda: self._call_from(received, group, body))
+        long = is_long(body.get("messages"), received.tools) or _has_long_prompt(body)
+        call = await off_loop_if(long, lambda: self._call_from(received, group, body))
+        if call.slimmed_chars and (group, call.slimmed_chars) not in self._slimmed:
+            self._slimmed[(group, call.slimmed_chars)] = None
+            logger.info(
+                "tool_schemas_slimmed model=%s tools=%d saved_chars=%d", group, len(received.tools), call.slimmed_chars
+            )
+        return call
 
     def _call_from(self, received: Request, group: str, body: Mapping[str, Any]) -> Call:
         messages = tuple(cleaned(message) for message in received.messages)
@@ -428,9 +441,14 @@ class Intake:
             # Told only where it is guarded: a deployment that is just observed answers as ever.
             wish, bad_wish = NONE, error
         unchanged = all(new is old for new, old in zip(messages, received.messages, strict=True))
+        slim = self._settings.tool_schemas == "slim" and self._settings.mode == "guard"
+        tools, saved_chars = slimmed(received.tools) if slim else Slimmed(received.tools, 0)
         call = Call(
             received=received,
-            original=received if unchanged else replace(received, messages=messages),
+            original=received
+            if unchanged and not saved_chars
+            else replace(received, messages=messages, tools=tools if saved_chars else received.tools),
+            slimmed_chars=saved_chars,
             group=group,
             attempts=Attempts(summary_calls_left=self._settings.max_summary_calls),
             tenant=tenant_of(metadata_of(body)),
@@ -455,6 +473,13 @@ class Intake:
 async def _decoded(body: Mapping[str, Any]) -> Request | None:
     """The request in a body; read beside the event loop where that takes long."""
     return await off_loop_if(is_long(body.get("messages")), lambda: wire.decode(body))
+
+
+def _slim_tools(call: Call, body: Mapping[str, Any]) -> dict[str, Any]:
+    """The tools of a body as they are sent, where they are not as they came."""
+    if not call.slimmed_chars:
+        return {}
+    return {"tools" if body.get("tools") else "functions": list(call.original.tools)}
 
 
 def _has_long_prompt(body: Mapping[str, Any]) -> bool:

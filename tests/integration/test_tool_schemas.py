@@ -1,0 +1,84 @@
+"""`tool_schemas: slim` through a real proxy: what the server gets, by both carriers and on every route."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from litellm_compaction.core.tool_schemas import slimmed
+from litellm_compaction.simulator import Reply
+from tests.builders import prose, talk, tools
+from tests.integration.bench import Bench, Group, open_bench
+
+pytestmark = pytest.mark.proxy
+
+SCHEMAS = tools(6, words=300)
+
+
+@pytest.fixture(scope="module", params=["auto", "hooks"])
+def bench(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    """A guarded deployment, and one that is left alone."""
+    groups = [Group("slim"), Group("alone", compaction={"enabled": False}, guarded=False)]
+    folder = tmp_path_factory.mktemp(f"slim-{request.param}")
+    with open_bench(folder, groups, {"carrier": request.param, "tool_schemas": "slim"}) as opened:
+        yield opened
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_server_gets_slim_tools(bench: Bench, stream: bool) -> None:
+    """The same bytes in each turn; the header and one line of the log say what it saved, and the count knows it."""
+    expected, saved = slimmed(SCHEMAS)
+    watch = bench.watch("slim")
+    messages = talk(f"slim tools {stream}", 1500)
+    ask = bench.proxy.stream if stream else bench.proxy.chat
+    for _ in range(2):
+        answer = ask("slim", messages, tools=SCHEMAS)
+        assert answer.headers["x-litellm-compaction-tools-saved"] == f"{saved} characters"
+    assert [body["tools"] for body in watch.bodies] == [list(expected)] * 2
+    counted = int(answer.headers["x-litellm-compaction-tokens-after"])
+    assert counted == pytest.approx(watch.chats[-1].prompt_tokens, rel=0.1)
+    assert len(bench.proxy.logged("tool_schemas_slimmed")) == 1
+
+
+def test_an_answer_that_is_carried_over_keeps_them(bench: Bench) -> None:
+    """All requests of it have the same tools, the summary's too."""
+    watch = bench.watch("slim", lambda call: Reply(prose("a long answer", 3_500)))
+    answer = bench.proxy.stream("slim", talk("slim and long", 3_500), tools=SCHEMAS)
+    assert answer.headers["x-litellm-compaction-tools-saved"]
+    assert len(watch.chats) > 1
+    expected = list(slimmed(SCHEMAS).tools)
+    assert all(body["tools"] == expected for body in watch.bodies)
+    with_tools = [record.body or {} for record in watch.summaries if (record.body or {}).get("tools")]
+    assert all(body["tools"] == expected for body in with_tools)
+
+
+def test_messages_and_responses_are_slimmed_as_well(bench: Bench) -> None:
+    """Their tools come in other shapes, and reach the server as a chat's."""
+    functions = [each["function"] for each in SCHEMAS]
+    as_messages = [
+        {"name": each["name"], "description": each["description"], "input_schema": each["parameters"]}
+        for each in functions
+    ]
+    as_responses = [{"type": "function", **each} for each in functions]
+    said = {"role": "user", "content": "Read the file."}
+    bodies: list[tuple[str, dict[str, Any]]] = [
+        ("/v1/messages", {"messages": [said], "tools": as_messages, "max_tokens": 50}),
+        ("/v1/responses", {"input": [said], "tools": as_responses}),
+    ]
+    for path, body in bodies:
+        watch = bench.watch("slim")
+        answer = bench.proxy.client.post(path, json={"model": "slim", **body}, headers=bench.proxy.headers, timeout=60)
+        assert answer.status_code == 200, answer.text
+        [sent] = watch.bodies
+        described = [tool["function"]["description"] for tool in sent["tools"]]
+        assert described == [tool["function"]["description"] for tool in slimmed(SCHEMAS).tools], path  # type: ignore[index, call-overload]
+
+
+def test_a_deployment_that_is_left_alone_gets_what_was_sent(bench: Bench) -> None:
+    """Byte for byte, without our headers."""
+    watch = bench.watch("alone")
+    answer = bench.proxy.chat("alone", talk("left alone", 500), tools=SCHEMAS)
+    assert watch.bodies[-1]["tools"] == SCHEMAS
+    assert "x-litellm-compaction-tools-saved" not in answer.headers
