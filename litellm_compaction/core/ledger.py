@@ -279,8 +279,9 @@ def ledger(
     shown = [quoted[index].shown for index in sorted(quoted) if quoted[index].shown]
     words = "\n".join((WORDS_HEAD, *shown)) if shown else ""
     room_tokens = max(budget_tokens - (count(words) if words else 0), 0)
-    # What of the user's words found no room is read like the others' lines.
+    # What of the user's words found no room is read like the others' lines; what a client put among them is no rule.
     left = {users[index]: each.left for index, each in quoted.items()}
+    left |= {at: [_as_output(message.text)] for at, message in enumerate(messages) if is_injected(message)}
     others = [each for at, message in enumerate(messages) for each in left.get(at, (message,))]
     lines = _lines_and_names(others, room_tokens, words + known, count, latest)
     return "\n".join(section for section in (words, lines) if section)
@@ -438,8 +439,12 @@ def _left(parts: Sequence[_Sentence], places: Set[int]) -> list[Message]:
     prose, pasted = ("\n".join(each.text for each in left if each.pasted is kind) for kind in (False, True))
     return [
         *([user_message(prose)] if prose else ()),
-        *([parse_message({"role": "tool", "content": pasted})] if pasted else ()),
+        *([_as_output(pasted)] if pasted else ()),
     ]
+
+
+def _as_output(text: str) -> Message:
+    return parse_message({"role": "tool", "content": text})
 
 
 def _quotation(parts: Sequence[_Sentence], places: Set[int]) -> str:

@@ -482,7 +482,7 @@ def test_urls_name_files(url: str, expected: str) -> None:
     assert sqlite_path(url, {"XDG_DATA_HOME": "/data", "HOME": "/h"}) == Path(expected)
 
 
-@pytest.mark.parametrize("url", ["redis://localhost", "sqlite:///", "sqlite://host/db", "sqlite", ""])
+@pytest.mark.parametrize("url", ["mysql://localhost", "sqlite:///", "sqlite://host/db", "sqlite", ""])
 def test_other_urls_are_errors(url: str) -> None:
     """They are named, with what is allowed."""
     with pytest.raises(StoreError, match=r"store '.*: memory://, sqlite://"):
