@@ -45,6 +45,7 @@ KEYS: dict[str, tuple[list[Any], list[Any]]] = {
     "notices": (["content", "reasoning", "off", False], ["loud", True]),
     "admission": (["auto", "pool", "off", False], ["on", True, 1]),
     "background": (["off", "idle", False], ["on", True, "always"]),
+    "tool_schemas": (["keep", "slim"], ["off", True, 1, "Slim"]),
     "admission_timeout_s": ([0.1, 7200], [0, 7201]),
     "carrier": (["auto", "hooks"], ["transport", True]),
     "heartbeat_s": ([0.1, 600], [0, 601]),
