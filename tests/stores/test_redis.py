@@ -93,7 +93,7 @@ async def test_numbers_of_events_grow_over_a_server_that_lost_its_memory(
 
 async def test_a_store_serves_several_event_loops_at_once(server: Server, opened: Callable[..., RedisStore]) -> None:
     """Threads with loops of their own put and find through one store."""
-    store = opened(server.url)
+    store, others = opened(server.url), threading.active_count()
 
     def work(number: int) -> int:
         async def use() -> int:
@@ -106,7 +106,8 @@ async def test_a_store_serves_several_event_loops_at_once(server: Server, opened
     with ThreadPoolExecutor(4) as threads:
         loop = asyncio.get_running_loop()
         assert await asyncio.gather(*(loop.run_in_executor(threads, work, number) for number in range(4))) == [20] * 4
-    assert threading.active_count() < 12
+    # Four of the pool's, and one of the store's.
+    assert threading.active_count() - others <= 5
 
 
 async def test_a_cancelled_put_is_finished(server: Server, opened: Callable[..., RedisStore]) -> None:
