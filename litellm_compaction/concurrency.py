@@ -1,4 +1,4 @@
-"""What many requests have in common: one run for all who want the same (single flight), and memory with a bound.
+"""What many requests have in common: one run for all who want the same (single flight), memory with a bound, an end.
 
 A shared run ends with its last waiter: when all of them are cancelled, it is cancelled too.
 """
@@ -8,13 +8,15 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Coroutine, Hashable
+from collections.abc import Callable, Coroutine, Hashable, Iterable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 _Result = TypeVar("_Result")
 _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
+
+_ASKED_AGAIN_S = 0.1
 
 
 class Bounded(OrderedDict[_Key, _Value]):
@@ -93,3 +95,20 @@ class Flights(Generic[_Result]):
             del self._flights[key]
         if not task.cancelled():
             task.exception()  # marks it as retrieved: every waiter may have gone
+
+
+async def ended(tasks: Iterable[asyncio.Task[Any]]) -> None:
+    """Ends tasks, and returns when they have.
+
+    One may miss that it is cancelled, and is told again: before Python 3.12 `asyncio.wait_for` gives its result instead
+    where that comes in the same moment.
+    """
+    waiting = set(tasks)
+    while waiting:
+        for task in waiting:
+            task.cancel()
+        done, waiting = await asyncio.wait(waiting, timeout=_ASKED_AGAIN_S)
+        for task in done:
+            if not task.cancelled():
+                # Seen, so that nobody complains that it was not.
+                task.exception()

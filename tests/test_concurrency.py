@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from litellm_compaction.concurrency import Bounded, Flights
+from litellm_compaction.concurrency import Bounded, Flights, ended
 
 
 class Work:
@@ -211,3 +211,25 @@ def test_threads_that_ask_for_a_default_get_the_same_one() -> None:
         assert first_writes.wait(60)
         second = pool.submit(bounded.setdefault, "key", 2)
         assert first.result() == second.result() == bounded["key"] == 1
+
+
+async def test_tasks_end_that_miss_being_cancelled() -> None:
+    """As `asyncio.wait_for` does before Python 3.12 where a result comes in the same moment; their errors are seen."""
+    missed = asyncio.Event()
+
+    async def misses_one() -> None:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            missed.set()
+        await asyncio.Event().wait()
+
+    async def fails() -> None:
+        raise ValueError("seen")
+
+    tasks = [asyncio.ensure_future(work) for work in (misses_one(), fails())]
+    await asyncio.sleep(0)
+    await asyncio.wait_for(ended(tasks), 30)
+    assert missed.is_set()
+    assert all(task.done() for task in tasks)
+    await ended([])

@@ -514,6 +514,7 @@ class _TokenPool:
         try:
             await turn
         except BaseException:
+            # Also on cancellation: nobody is there to be lent anything.
             self.give_back(seat)
             raise
         seat.widen(most_tokens)

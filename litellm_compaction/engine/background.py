@@ -21,7 +21,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from litellm_compaction.concurrency import Bounded
+from litellm_compaction.concurrency import Bounded, ended
 from litellm_compaction.core.compaction import Compaction
 from litellm_compaction.core.conversation import applied_tokens
 from litellm_compaction.core.messages import JsonValue, Message, Request, user_message
@@ -271,10 +271,7 @@ class Background:
 
     async def aclose(self) -> None:
         """Ends what is under way."""
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await ended(self._tasks)
 
     def _server(self, name: str) -> _Server | None:
         found = self._servers.get(name)

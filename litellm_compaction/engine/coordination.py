@@ -18,6 +18,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequ
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
+from litellm_compaction.concurrency import ended
 from litellm_compaction.errors import StoreError
 from litellm_compaction.stores.board import Board, Decide
 
@@ -147,10 +148,7 @@ class Coordination:
         """Ends what runs behind, and the board."""
         # What was given back a moment ago is worth telling; nothing is worth waiting for.
         await asyncio.sleep(0)
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await ended(self._tasks)
         await self._board.aclose()
 
     def _warn(self, error: Exception) -> None:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, replace
 
-from litellm_compaction.concurrency import Bounded
+from litellm_compaction.concurrency import Bounded, ended
 from litellm_compaction.engine.context import PreparedRequest, RequestContext
 from litellm_compaction.engine.reporting import Reporter
 from litellm_compaction.errors import CompactionError, Overflow
@@ -117,10 +117,7 @@ class UsageFeedback:
 
     async def aclose(self) -> None:
         """Writes what has not been written yet; call before the store is closed."""
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await ended(self._tasks)
         for target_key, kept in self._kept.items():
             if kept.gist != self._counter.gist(target_key):
                 await self._put(target_key, kept)
@@ -272,10 +269,7 @@ class ReplyReader:
 
     async def aclose(self) -> None:
         """Ends what still asks for windows."""
-        tasks = list(self._asking)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await ended(self._asking)
 
     async def _alarm_if_cut(
         self, case: RequestContext, guarded: PreparedRequest, prompt_tokens: int, completion_tokens: int, reason: str
