@@ -61,7 +61,8 @@ class Verdict(NamedTuple):
 
     Attributes:
         part: its own from now on, which the others have to see before it does it.
-        grants: what requests hold from now on, by their numbers: those that waited, and those that wanted more.
+        grants: what requests hold from now on, by their numbers: those that waited and may begin, and all that wanted
+            more, also where they get none.
         called_back: the loans that have to be given back, by their requests' numbers.
         is_waited_for: whether anybody waits who does not fit.
         others_tokens: held by the other processes.
@@ -90,7 +91,8 @@ def settle(
     """
     mine = _with_tickets(mine, others)
     used_tokens = sum(part.held_tokens for part in (mine, *others))
-    grants: dict[int, int] = {}
+    # Whoever wants more is answered by every verdict that knew of it, and by no other.
+    grants = {wish.number: wish.tokens for wish in more}
     granted: list[Wish] = []
     head: Wish | None = None
     for part, wish in _queue(mine, others):

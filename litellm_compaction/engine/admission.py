@@ -546,11 +546,10 @@ class _TokenPool:
         for queue in (self.exchanges, self.entries, self.wider):
             for seat, waiter in list(queue.items()):
                 waiter.ticket = tickets.get(waiter.number, waiter.ticket)
-                is_granted = waiter.number in verdict.grants
-                if waiter.turn.done() or not (is_granted or queue is self.wider):
+                # Who is not in it came while the others were asked, and is answered by the next one.
+                if waiter.turn.done() or waiter.number not in verdict.grants:
                     continue
-                if is_granted:
-                    self.hold(seat, max(self.held_tokens[seat], verdict.grants[waiter.number]))
+                self.hold(seat, max(self.held_tokens[seat], verdict.grants[waiter.number]))
                 waiter.turn.set_result(None)
                 del queue[seat]
         for number in verdict.called_back:

@@ -109,14 +109,24 @@ class SharedPool:
                 if not stance.part.seats and not self._place.stance().part.seats:
                     self._place.emptied()
                     return
-                with contextlib.suppress(asyncio.TimeoutError):
-                    await asyncio.wait_for(self._changed.wait(), pause_s)
+                await self._change(pause_s)
         except BaseException:
             # The process ends; whoever is still served is served by itself.
             self.has_ended = True
             self._be_alone()
             self._place.go_on_alone()
+            if not self._place.stance().part.seats:
+                self._place.emptied()
             raise
+
+    async def _change(self, limit_s: float) -> None:
+        """Waits for a change, or for so long."""
+        # Not `asyncio.wait_for`: before Python 3.12 it swallows a cancellation that meets a change.
+        timer = self._loop.call_later(limit_s, self._changed.set)
+        try:
+            await self._changed.wait()
+        finally:
+            timer.cancel()
 
     async def _settled(self, stance: Stance) -> float:
         """Tells the others and does what is allowed; how long that is good for while nothing changes, in s."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import random
 import socket
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,14 +36,16 @@ class CountedBoard(MemoryBoard):
         self.asked = 0
         self.is_broken = False
         self.delay_s = 0.0
+        self.delays_s: Iterator[float] = itertools.repeat(0.0)
 
     async def update(self, *args: Any, **options: Any) -> Any:
         self.asked += 1
         if self.is_broken:
             raise StoreError("the board is down")
+        # Others may be faster meanwhile, before it and behind it.
+        await asyncio.sleep(next(self.delays_s))
         result = await super().update(*args, **options)
-        # Others may be faster meanwhile.
-        await asyncio.sleep(self.delay_s)
+        await asyncio.sleep(self.delay_s or next(self.delays_s))
         return result
 
 
@@ -197,6 +200,35 @@ async def test_what_was_lent_is_called_back_for_another_process(fleet: Fleet) ->
     assert fleet.used_tokens == 80
 
 
+@given(
+    moments_s=st.tuples(*2 * [st.sampled_from([0.0, 0.1, 0.25, 0.26, 0.3, 0.4])]),
+    delays_s=st.lists(st.sampled_from([0.0, 0.001, 0.1, 0.12, 0.25]), min_size=1, max_size=20),
+    most_tokens=st.sampled_from([0, 100]),
+)
+def test_who_looks_first_decides_nothing(
+    moments_s: tuple[float, float], delays_s: list[float], most_tokens: int
+) -> None:
+    """What an answer goes on with, and what the one has that it made room for, is the same in every order."""
+
+    async def called_back(fleet: Fleet) -> None:
+        fleet.board.delays_s = itertools.cycle(delays_s)
+        (await fleet.enter(1, 1)).leave()
+        await asyncio.sleep(2)
+        running = await fleet.enter(0, 20, 100)
+        running.needed_tokens = 40
+        told = asyncio.Event()
+        running.listen(lambda: told.set() if running.must_give_way else None)
+        await asyncio.sleep(moments_s[0])
+        waiting = fleet.started(fleet.enter(1, 30, most_tokens))
+        await told.wait()
+        await asyncio.sleep(moments_s[1])
+        await running.exchange(40, timeout_s=LONG_S, most_tokens=100)
+        assert running.tokens == 50
+        assert (await waiting).tokens == max(30, most_tokens // 2)
+
+    run(_with_fleet(2, called_back))
+
+
 @together(3)
 async def test_one_gives_way_where_one_is_enough(fleet: Fleet) -> None:
     """Though each of two processes could let the third's in."""
@@ -264,6 +296,47 @@ async def test_a_process_that_was_thought_dead_counts_again(fleet: Fleet) -> Non
     assert not late.done()
     mine.leave()
     await late
+
+
+@pytest.mark.parametrize("steps", range(4))
+def test_the_end_is_heard_beside_a_change(steps: int) -> None:
+    """However close together the two come."""
+
+    async def ended(fleet: Fleet) -> None:
+        seat = await fleet.enter(0, 30)
+        await asyncio.sleep(1)
+        [task] = fleet.coordinations[0]._tasks
+        seat.shrink(20)
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.sleep(0.05)
+        assert task.cancelled()
+
+    run(_with_fleet(1, ended))
+
+
+@together()
+async def test_a_pool_that_lost_the_others_finds_them_when_it_begins_anew(fleet: Fleet) -> None:
+    """However its task came to an end: with seats or without, it decides alone only until the last has left."""
+    fleet.board.delay_s = 0.2
+    for leaves_first in (True, False):
+        seat = await fleet.enter(0, 60)
+        await asyncio.sleep(1)
+        [task] = fleet.coordinations[0]._tasks
+        if leaves_first:
+            seat.leave()
+            # The others are just being told.
+            await asyncio.sleep(0.1)
+        task.cancel()
+        await asyncio.sleep(1)
+        seat.leave()
+        await asyncio.sleep(LEASE_S)
+        assert not fleet.admissions[0]._pools
+    await fleet.enter(0, 60)
+    beside = fleet.started(fleet.enter(1, 60))
+    await asyncio.sleep(5)
+    assert not beside.done()
 
 
 @together()
