@@ -119,7 +119,7 @@ class Compactor:
         self._compactions: Flights[_Flown] = Flights()
         self._wanted_until_s: Bounded[str, float] = Bounded(_MAX_WANTED)
         self._feedback = UsageFeedback(counter=counter, store=store, clock=clock)
-        self._coordination = Coordination(board) if board is not None else None
+        self._coordination = Coordination(board, clock=clock) if board is not None else None
         self._measurer = RequestMeasurer(
             windows=windows, counter=counter, sources=self.sources, coordination=self._coordination, clock=clock
         )

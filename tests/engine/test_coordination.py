@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
@@ -14,7 +14,7 @@ from litellm_compaction.errors import StoreError, SummaryFailed
 from litellm_compaction.stores.board import MemoryBoard
 from tests.builders import chat
 from tests.engine.bench import Bench, Clock, FakeAsk, RecordingStore, settled
-from tests.virtual_time import run
+from tests.virtual_time import run, without_threads
 
 WINDOW = 8192
 LONG = chat(44, words=60)
@@ -24,7 +24,7 @@ HANG_S = 60.0
 class BrokenBoard(MemoryBoard):
     """Fails when told."""
 
-    is_broken = True
+    is_broken = False
 
     async def update(self, *args: Any, **options: Any) -> Any:
         if self.is_broken:
@@ -33,13 +33,14 @@ class BrokenBoard(MemoryBoard):
 
 
 class Pair:
-    """Two processes with one store and one board."""
+    """Two processes with one store and one board, in virtual time."""
 
-    def __init__(self, board: MemoryBoard | None = None) -> None:
-        self.board = board or MemoryBoard()
+    def __init__(self) -> None:
+        clock = asyncio.get_running_loop().time
+        self.board = BrokenBoard(clock=clock)
         store = RecordingStore()
         self.asks = [FakeAsk(gate=asyncio.Event()) for _ in range(2)]
-        self.benches = [Bench(store=store, board=self.board, ask=ask) for ask in self.asks]
+        self.benches = [Bench(store=store, board=self.board, ask=ask, clock=clock) for ask in self.asks]
         self.tasks: list[asyncio.Task[PreparedRequest]] = []
 
     def start(self, at: int, raw: Any = LONG, **settings: Any) -> asyncio.Task[PreparedRequest]:
@@ -56,18 +57,29 @@ class Pair:
         return [len(ask.prompts) for ask in self.asks]
 
 
-@pytest.fixture
-async def pair() -> AsyncIterator[Pair]:
-    """Ended with the test."""
-    made = Pair()
-    yield made
-    for task in made.tasks:
-        task.cancel()
-    await asyncio.gather(*made.tasks, return_exceptions=True)
-    for each in made.benches:
-        await each.compactor.aclose()
+def together(test: Callable[[Pair], Coroutine[Any, Any, None]]) -> Callable[[pytest.MonkeyPatch], None]:
+    """Runs a test with two processes, in virtual time."""
+
+    async def with_pair() -> None:
+        pair = Pair()
+        try:
+            await test(pair)
+        finally:
+            for task in pair.tasks:
+                task.cancel()
+            await asyncio.gather(*pair.tasks, return_exceptions=True)
+            for each in pair.benches:
+                await each.compactor.aclose()
+
+    def in_virtual_time(monkeypatch: pytest.MonkeyPatch) -> None:
+        without_threads(monkeypatch)
+        run(with_pair())
+
+    in_virtual_time.__name__, in_virtual_time.__doc__ = test.__name__, test.__doc__
+    return in_virtual_time
 
 
+@together
 async def test_one_summary_for_the_same_request_in_two_processes(pair: Pair) -> None:
     """The second has the first one's bytes, and reports that it found them."""
     first = pair.start(0)
@@ -82,6 +94,7 @@ async def test_one_summary_for_the_same_request_in_two_processes(pair: Pair) -> 
     assert pair.calls == [1, 0]
 
 
+@together
 async def test_another_conversation_is_not_waited_for(pair: Pair) -> None:
     """Nor another tenant's."""
     pair.start(0)
@@ -92,6 +105,7 @@ async def test_another_conversation_is_not_waited_for(pair: Pair) -> None:
     assert pair.calls == [1, 2]
 
 
+@together
 async def test_a_client_that_leaves_lets_the_other_process_make_it(pair: Pair) -> None:
     """At once, and not when the lease ends."""
     first = pair.start(0)
@@ -105,6 +119,7 @@ async def test_a_client_that_leaves_lets_the_other_process_make_it(pair: Pair) -
     assert pair.calls == [1, 1]
 
 
+@together
 async def test_a_client_that_leaves_another_one_of_its_process_keeps_the_right(pair: Pair) -> None:
     """As long as anybody there waits for the summary."""
     first, beside = pair.start(0), pair.start(0)
@@ -119,6 +134,7 @@ async def test_a_client_that_leaves_another_one_of_its_process_keeps_the_right(p
     assert pair.calls == [1, 0]
 
 
+@together
 async def test_a_summary_that_fails_in_one_process_is_tried_by_the_other(pair: Pair) -> None:
     """Where nothing was stored that does for it."""
     pair.asks[0].answer = SummaryFailed("the model is gone")
@@ -132,23 +148,29 @@ async def test_a_summary_that_fails_in_one_process_is_tried_by_the_other(pair: P
     assert pair.calls[1] <= 1
 
 
+@together
 async def test_nobody_waits_longer_than_a_summary_may_take(pair: Pair) -> None:
     """Whatever the other process does."""
     pair.start(0)
     await asyncio.wait_for(pair.asks[0].asked.wait(), HANG_S)
     pair.write(1)
+    begun_s = asyncio.get_running_loop().time()
     guarded = await asyncio.wait_for(pair.start(1, summary_timeout_s=1), HANG_S)
+    assert 1 <= asyncio.get_running_loop().time() - begun_s < 2
     assert guarded.action == "compacted"
     assert pair.calls == [1, 1]
 
 
-async def test_without_a_board_each_process_makes_its_own() -> None:
+@together
+async def test_without_a_board_each_process_makes_its_own(pair: Pair) -> None:
     """No error, and no wait."""
-    pair = Pair(BrokenBoard())
+    assert isinstance(pair.board, BrokenBoard)
+    pair.board.is_broken = True
     pair.write(0)
     pair.write(1)
     first, second = await asyncio.wait_for(asyncio.gather(pair.start(0), pair.start(1)), HANG_S)
     assert {first.action, second.action} <= {"compacted", "reused"}
+    assert asyncio.get_running_loop().time() == 0
 
 
 def test_a_lease_ends_with_its_owner() -> None:
@@ -201,6 +223,7 @@ def test_a_board_that_failed_is_left_alone_for_a_moment() -> None:
     async def silent() -> None:
         clock = Clock()
         board = BrokenBoard(clock=clock)
+        board.is_broken = True
         coordination = Coordination(board, clock=clock)
         assert await coordination.lease("right").take()
         assert coordination.is_silent
