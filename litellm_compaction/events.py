@@ -27,7 +27,7 @@ USED_AHEAD = "prepared"
 REJECTED = frozenset(("echo", "loop", "dialogue", "script", "empty", "refusal"))
 # Of a model's newest summaries so many are looked at, and so many of them rejected are too many.
 _LATEST, _TOO_MANY = 6, 4
-CarryOutcome: TypeAlias = Literal["restarted", "attempts", "aborted"]
+CarryOutcome: TypeAlias = Literal["restarted", "attempts", "aborted", "unanswered"]
 Phase: TypeAlias = Literal["pre_request", "tool_response", "streaming"]
 
 
@@ -100,7 +100,8 @@ class CarryEvent:
     `when_s` and `tenant` as in `CompactionEvent`.
 
     Attributes:
-        outcome: it went on over a compacted prompt; it ended as no attempt was left, or as nothing gains room.
+        outcome: it went on over a compacted prompt; it ended as no attempt was left, as nothing gains room, or as
+            nothing but thoughts came of it.
         attempt: of `attempts`; how many there were where the answer has ended.
         tokens_before: of the window when it stopped, prompt and answer.
         tokens_after: the prompt with which it goes on.

@@ -22,6 +22,7 @@ START_NOTICE = "⚙️ Compacting conversation history..."
 DONE_NOTICE = "✅ Context compacted, continuing..."
 ABORT_NOTICE = "⚠️ Context limit exceeded ({used}/{window} tokens). Aborting."
 ATTEMPTS_NOTICE = "⚠️ Max compaction attempts reached"
+THOUGHTS_NOTICE = "⚠️ The model only thought and gave no answer ({used}/{window} tokens)."
 
 # A notice is a line of its own; with it go the blank lines that set it apart, so that the answer is left as the
 # model gave it.
@@ -33,6 +34,7 @@ _NOTICES = re.compile(
             re.escape(DONE_NOTICE),
             r"⚠️ Context limit exceeded \(\d+/\d+ tokens\)\. Aborting\.",
             re.escape(ATTEMPTS_NOTICE),
+            r"⚠️ The model only thought and gave no answer \(\d+/\d+ tokens\)\.",
         )
     )
     + r")(?:\n\n|\n?\Z|\n(?=</think))"

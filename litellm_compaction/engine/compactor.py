@@ -10,7 +10,7 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import Literal, NamedTuple
@@ -20,7 +20,7 @@ from typing_extensions import assert_never
 from litellm_compaction.concurrency import Bounded, Flights
 from litellm_compaction.core.compaction import Compaction, is_applicable
 from litellm_compaction.core.continuation.request import Partial, Way, can_end_in_answer, carried_over
-from litellm_compaction.core.messages import Message, Request
+from litellm_compaction.core.messages import JsonValue, Message, Request
 from litellm_compaction.core.plan import Edit, Keep, Making, Plan, Prune, Refuse, Reuse, Summarize, plan, usable
 from litellm_compaction.core.refusal import refusal, shortened
 from litellm_compaction.engine.admission import Admission, Reservation, server_of
@@ -38,7 +38,7 @@ from litellm_compaction.engine.context import (
 )
 from litellm_compaction.engine.coordination import Coordination
 from litellm_compaction.engine.feedback import AnswerCounts, ReplyReader, UsageFeedback
-from litellm_compaction.engine.going_on import GoingOn, Outcome
+from litellm_compaction.engine.going_on import GoingOn, Outcome, without_thoughts
 from litellm_compaction.engine.measure import Outgoing, RequestMeasurer, hashed, is_enough
 from litellm_compaction.engine.probing import Prober
 from litellm_compaction.engine.reporting import Reporter
@@ -47,6 +47,7 @@ from litellm_compaction.errors import CompactionError, DoesNotFit, Overflow
 from litellm_compaction.events import CarryOutcome, Observer
 from litellm_compaction.events import Outcome as EventOutcome
 from litellm_compaction.stores import Board, Store
+from litellm_compaction.tokenizers.families import no_thinking_switch
 from litellm_compaction.tokenizers.sources import Sources, TokenizerSource
 from litellm_compaction.tokens.counter import TokenCounter
 from litellm_compaction.tokens.prompt import begun_prompt
@@ -396,7 +397,12 @@ class Compactor:
         tail_tokens = int(_PARTIAL_TAIL_RATIO * case.settings.target_ratio * window.tokens)
         while True:
             messages = carried_over(
-                request.messages, partial, tail_tokens=tail_tokens, count=count_text, ends_in_answer=ends_in_answer
+                request.messages,
+                partial,
+                tail_tokens=tail_tokens,
+                count=count_text,
+                ends_in_answer=ends_in_answer,
+                switch=no_thinking_switch(case.target.model),
             )
             try:
                 prepared = await self.prepare(replace(request, messages=messages), roomy)
@@ -431,7 +437,8 @@ class Compactor:
         guarded = await self.finish(prepared, room) if isinstance(prepared, CompactionNeeded) else prepared
         sent = prospect.messages if guarded.messages is None else guarded.messages
         if not prospect.ways:
-            return replace(guarded, messages=sent, way="turn")
+            closing = await self._closing(case, guarded) if prospect.partial.closes else None
+            return replace(guarded, messages=sent, way="turn", closing=closing)
         if "raw" in prospect.ways:
             family = await self.sources.family(case.target, guarded.window)
             now = datetime.fromtimestamp(self._wall_clock())
@@ -442,6 +449,10 @@ class Compactor:
         if "prefill" in prospect.ways:
             return replace(guarded, messages=sent, way="prefill")
         return await self.carry_over(prospect.request, prospect.partial, case, room)
+
+    async def _closing(self, case: RequestContext, guarded: PreparedRequest) -> Mapping[str, JsonValue]:
+        family = await self.sources.family(case.target, guarded.window)
+        return without_thoughts(case.target, guarded.window.source, family.name)
 
     async def prepared_for(
         self, request: Request, case: RequestContext, foreseen: Foreseen | None

@@ -5,7 +5,7 @@ Built by `proxy/` or `library/`, and by the compactor; data only.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, Protocol, TypeAlias
 
@@ -14,7 +14,7 @@ from litellm_compaction.core.budget import Budget, Rules
 from litellm_compaction.core.compaction import Compaction
 from litellm_compaction.core.continuation.request import Partial, Way
 from litellm_compaction.core.conversation import Conversation
-from litellm_compaction.core.messages import Message, Request, open_round_start
+from litellm_compaction.core.messages import JsonValue, Message, Request, open_round_start
 from litellm_compaction.core.plan import CompactionOptions, Making
 from litellm_compaction.core.strategies import STRATEGIES
 from litellm_compaction.events import Phase
@@ -257,6 +257,8 @@ class PreparedRequest:
         way: how the server is made to go on with an answer; None for a request that begins one.
         prompt: all of it as it is to be sent, for the way `raw`.
         is_trusted: the server has gone on by this way before, so that what it says is nothing but the rest.
+        closing: what of the body has the server think no more, which it may know nothing of; None for an answer that
+            may think.
     """
 
     action: Action
@@ -270,6 +272,7 @@ class PreparedRequest:
     way: Way | None = None
     prompt: BegunPrompt | None = None
     is_trusted: bool = False
+    closing: Mapping[str, JsonValue] | None = None
 
     @property
     def shown(self) -> str:

@@ -12,10 +12,12 @@ import logging
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Literal, NamedTuple, TypeAlias, get_args
 
 from litellm_compaction.concurrency import Bounded
 from litellm_compaction.core.continuation.request import Way
+from litellm_compaction.core.messages import JsonValue
 from litellm_compaction.engine.feedback import FACTS_SCOPE
 from litellm_compaction.stores import Store
 from litellm_compaction.windows.lmstudio import server_root
@@ -200,6 +202,23 @@ def can_go_on_itself(target: Target, source: Source) -> bool:
     """Whether a server is of a kind that goes on with an answer itself."""
     server = server_of(source)
     return target.is_lmstudio or source in _LMSTUDIO or (server is not None and server.continues)
+
+
+def without_thoughts(target: Target, source: Source, family: str) -> Mapping[str, JsonValue]:
+    """What of a request's body has a server think no more; empty where nothing is known to.
+
+    LM Studio takes `reasoning_effort: none` on chats since 0.4.17 (its bug tracker 2057, by the vendor); gpt-oss knows
+    no other efforts than low, medium and high.
+
+    Args:
+        target: the deployment.
+        source: who says how large its window is.
+        family: of the model.
+    """
+    if target.is_lmstudio or source in _LMSTUDIO:
+        return MappingProxyType({"reasoning_effort": "low" if family == "gpt-oss" else "none"})
+    server = server_of(source)
+    return server.no_thoughts if server is not None else MappingProxyType({})
 
 
 def fact_key(target: Target) -> str:

@@ -204,6 +204,16 @@ def encode(messages: Sequence[Message]) -> list[dict[str, Any]]:
     return [dict(message.raw) for message in messages]
 
 
+def with_fields(body: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
+    """`body` with `fields`; of a key that is an object in both, the client's other members stay."""
+    both = {
+        key: {**body[key], **value}
+        for key, value in fields.items()
+        if isinstance(value, Mapping) and isinstance(body.get(key), Mapping)
+    }
+    return {**body, **fields, **both}
+
+
 def without_overrides(body: Mapping[str, Any], provider: str) -> Mapping[str, Any]:
     """The arguments of a call to a guarded deployment, without what would send another body than the one we see.
 

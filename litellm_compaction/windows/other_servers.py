@@ -129,6 +129,7 @@ class LocalServer(ABC):
         continues: whether it goes on with an answer whose end is the last message, and takes a prompt that is rendered
             here; `continues_when_told`: by vLLM's `continue_final_message` only.
         counts: whether it has a tokenizer to ask.
+        no_thoughts: what of a request's body ends a model's thinking before it begins; empty where there is nothing.
     """
 
     name: ClassVar[Api]
@@ -141,6 +142,7 @@ class LocalServer(ABC):
     loads_on_request: ClassVar[bool] = False
     continues: ClassVar[bool] = False
     continues_when_told: ClassVar[bool] = False
+    no_thoughts: ClassVar[Mapping[str, JsonValue]] = MappingProxyType({})
     counts: ClassVar[bool] = False
 
     @abstractmethod
@@ -182,6 +184,8 @@ class LlamaCpp(LocalServer):
     providers = MappingProxyType({"llamafile": Address("LLAMAFILE_API_BASE", "http://127.0.0.1:8080/v1")})
     continues = True
     counts = True
+    # The first by llama.cpp's sampler (its pull request 23673), the second by the model's own template.
+    no_thoughts = MappingProxyType({"thinking_budget_tokens": 0, "chat_template_kwargs": {"enable_thinking": False}})
 
     def read(self, answer: object) -> tuple[ServedModel, ...]:
         """The one model that it serves under every name."""
@@ -234,6 +238,7 @@ class Vllm(LocalServer):
     continues = True
     continues_when_told = True
     counts = True
+    no_thoughts = MappingProxyType({"chat_template_kwargs": {"enable_thinking": False}})
     # Its `/tokenize` ("Tokenizer API") knows no other extras of a chat, and would leave them out.
     _extras: ClassVar[frozenset[str]] = frozenset({"chat_template_kwargs"})
 

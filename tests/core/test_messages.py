@@ -16,6 +16,7 @@ from litellm_compaction.core.messages import (
     DONE_NOTICE,
     NO_ANSWER,
     START_NOTICE,
+    THOUGHTS_NOTICE,
     Message,
     ToolCall,
     chain,
@@ -221,7 +222,13 @@ def test_the_newest_user_message_is_the_last_of_its_role() -> None:
 
 @pytest.mark.parametrize(
     "notice",
-    [START_NOTICE, DONE_NOTICE, ATTEMPTS_NOTICE, ABORT_NOTICE.format(used=8100, window=8192)],
+    [
+        START_NOTICE,
+        DONE_NOTICE,
+        ATTEMPTS_NOTICE,
+        ABORT_NOTICE.format(used=8100, window=8192),
+        THOUGHTS_NOTICE.format(used=8100, window=8192),
+    ],
 )
 def test_each_notice_is_taken_out_again(notice: str) -> None:
     """Our line goes with the empty lines behind it; the words around it stay."""

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from litellm_compaction.core.messages import START_NOTICE
-from litellm_compaction.simulator import Gate, Reply
+from litellm_compaction.simulator import Gate, Reply, numbered_words
 from tests.builders import prose, talk
 from tests.integration.bench import SUMMARY
 from tests.integration.restart_bench import (
@@ -87,6 +87,38 @@ def test_anthropics_clients_are_told_where_the_window_ends(carried: Restarting, 
     said = "".join(block.text for block in message.content if block.type == "text")
     assert TEXTS["prose"].startswith(said.partition("\n\n⚠️")[0])
     assert message.usage.output_tokens >= 40
+
+
+@pytest.mark.parametrize("closes", [True, False], ids=["answers", "thinks on"])
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/responses"])
+def test_thoughts_that_fill_the_window_are_closed_once(
+    restarting: Restarting, path: str, stream: bool, closes: bool
+) -> None:
+    """The server is told to think no more, on every route; a model that does all the same ends with `length`."""
+    if restarting.carrier == "hooks" and path != "/v1/chat/completions":
+        pytest.skip("the hooks carry chat completions")
+    about = f"thoughts {path} {stream} {closes}"
+    first = Reply("", reasoning=numbered_words(1400))
+    watch = restarting.watch("local", Teller(first, later=(Reply("It is four.") if closes else first,)))
+    system, user = asked(about)
+    body: dict[str, Any] = {
+        "/v1/messages": {"max_tokens": 8000, "system": system["content"], "messages": [user]},
+        "/v1/responses": {"instructions": system["content"], "input": user["content"]},
+    }.get(path, {"messages": [system, user]})
+    body = {"model": "local", "stream": stream, **body}
+    if stream:
+        told = json.dumps(restarting.proxy.stream_body(body, path).chunks)
+    else:
+        told = json.dumps(restarting.proxy.post(body, path).json())
+    assert len(watch.chats) == 2
+    sent = [sent for sent in watch.bodies if "messages" in sent][1]
+    assert sent["reasoning_effort"] == "none"
+    assert "answer now" in sent["messages"][-1]["content"]
+    ends = ('"length"', '"max_tokens"', '"model_context_window_exceeded"', '"incomplete"')
+    assert any(end in told for end in ends) is not closes
+    if closes and not stream:
+        assert "It is four." in told
 
 
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])

@@ -235,6 +235,53 @@ async def test_vllm_is_told_that_the_message_goes_on() -> None:
     assert (sent["continue_final_message"], sent["add_generation_prompt"]) == (True, False)
 
 
+CLOSINGS = {
+    ("llama.cpp", "llama-3.1-8b"): {
+        "thinking_budget_tokens": 0,
+        "chat_template_kwargs": {"custom": 1, "enable_thinking": False},
+        "reasoning_effort": "high",
+    },
+    ("vllm", "qwen3-8b"): {
+        "chat_template_kwargs": {"custom": 1, "enable_thinking": False},
+        "reasoning_effort": "high",
+    },
+    ("operator", "qwen3-8b"): {"chat_template_kwargs": {"custom": 1}, "reasoning_effort": "none"},
+    ("operator", "gpt-oss-20b"): {"chat_template_kwargs": {"custom": 1}, "reasoning_effort": "low"},
+    ("ollama", "qwen3-8b"): {"chat_template_kwargs": {"custom": 1}, "reasoning_effort": "high"},
+}
+
+
+@pytest.mark.parametrize(("source", "model"), CLOSINGS)
+async def test_thoughts_are_closed_as_the_server_knows_it(source: Source, model: str) -> None:
+    """By the fields that it has for it, beside the client's own; what begins is still the document asked for."""
+    seen: list[httpx.Request] = []
+
+    def serve(request: httpx.Request) -> httpx.Response:
+        seen.append(request)
+        return httpx.Response(200, json={"choices": [{"index": 0, "message": {}, "finish_reason": "stop"}]})
+
+    made = scene(Turn(), model=model, source=source)
+    own = {
+        "reasoning_effort": "high",
+        "chat_template_kwargs": {"custom": 1},
+        "response_format": {"type": "json_object"},
+    }
+    request = httpx.Request("POST", "http://here/v1/chat/completions")
+    body = {"model": "m", "messages": SHORT, **own}
+    upstream = HttpUpstream(httpx.MockTransport(serve), request, body, Abilities())
+    partial = Partial(text="", reasoning="I count: one, two", closes=True)
+    guarded = await made.compactor.carry_over(made.request, partial, made.case, ways=upstream.ways)
+    async with upstream.open(guarded.messages, 50, continuation=continuation_of(guarded)):
+        pass
+    sent = json.loads(seen[0].content)
+    expected = {"response_format": {"type": "json_object"}, **CLOSINGS[source, model]}
+    names = (*own, "thinking_budget_tokens")
+    assert {key: value for key, value in sent.items() if key in names} == expected
+    last = sent["messages"][-1]["content"]
+    assert "I count: one, two" in last
+    assert last.endswith(" /no_think") is (model == "qwen3-8b")
+
+
 @pytest.mark.parametrize("error", [httpx.ReadTimeout, httpx.ConnectError, httpx.PoolTimeout, httpx.WriteError])
 async def test_a_time_limit_at_a_continuation_is_no_end(error: type[httpx.TransportError]) -> None:
     """Another way may do; where there is none, and for an answer that begins, the client's error stays what it was."""

@@ -11,7 +11,15 @@ from typing import Any
 
 import pytest
 
-from litellm_compaction.core.messages import ABORT_NOTICE, ATTEMPTS_NOTICE, DONE_NOTICE, START_NOTICE, Message
+from litellm_compaction.core.messages import (
+    ABORT_NOTICE,
+    ATTEMPTS_NOTICE,
+    DONE_NOTICE,
+    START_NOTICE,
+    THOUGHTS_NOTICE,
+    Message,
+    without_notices,
+)
 from litellm_compaction.engine import Reservation
 from litellm_compaction.errors import overflow_from_text
 from litellm_compaction.events import CarryEvent
@@ -137,24 +145,79 @@ async def test_pending_compaction_is_announced_before_it_is_made(before: Any, wi
     assert scene.listener.actions == ["compacted"]
 
 
-@pytest.mark.parametrize("field", ["reasoning_content", "reasoning"])
-async def test_thinking_that_fills_the_window_goes_on(field: Any) -> None:
-    """Thoughts stopped at the limit are quoted to the model, the answer follows; thoughts and text stay apart."""
-    thoughts = numbered_words(1300)
+THOUGHTS = numbered_words(1300)
+
+
+@pytest.mark.parametrize("is_whole", [False, True])
+@pytest.mark.parametrize("field", ["reasoning_content", "reasoning", "think"])
+async def test_thinking_that_fills_the_window_is_closed(field: Any, is_whole: bool) -> None:
+    """The last thoughts are quoted and the model is told to answer now; thoughts and text stay apart."""
+    second = Reply("Four.") if field == "think" else Reply("Four.", reasoning="So it is four.")
     turns = [
-        Turn(reply=Reply("", reasoning=thoughts), reasoning_field=field),
-        Turn(reply=Reply("Four.", reasoning="So it is four."), reasoning_field=field),
+        Turn(reply=Reply("", reasoning=THOUGHTS), reasoning_field=field),
+        Turn(reply=second, reasoning_field=field),
     ]
-    scene = Scene(SHORT, turns)
+    scene = Scene(SHORT, turns, is_whole=is_whole)
     read = await scene.read()
-    assert read.text == "Four."
-    seen = read.reasoning.removesuffix("So it is four.")
-    assert thoughts.startswith(seen)
+    thoughts, end, text = read.text.rpartition("</think>")
+    assert text.strip() == "Four."
+    assert (end != "", read.text.count("<think>")) == (field == "think", int(field == "think"))
+    seen = (thoughts or read.reasoning).removesuffix("So it is four.").removeprefix("<think>\n").strip()
+    assert THOUGHTS.startswith(seen)
     assert count(seen) > 1500
-    assert read.shape_problems() == []
-    second = scene.server.opened[1].messages
-    assert second is not None
-    assert seen[-200:] in second[-1].text
+    assert (read.shape_problems(), read.finish_reasons) == ([], ["stop"])
+    opened = scene.server.opened[1]
+    assert opened.messages is not None
+    assert seen[-200:] in opened.messages[-1].text
+    assert "answer now" in opened.messages[-1].text
+    assert opened.continuation is not None
+    assert opened.continuation.closing is not None
+
+
+@pytest.mark.parametrize("is_whole", [False, True])
+@pytest.mark.parametrize("field", ["reasoning_content", "think"])
+async def test_a_model_that_only_thinks_gets_one_more_window_and_not_three(field: Any, is_whole: bool) -> None:
+    """Thoughts again, behind the request to answer: the answer ends with `length`, and one notice says why."""
+    turns = [Turn(reply=Reply("", reasoning=numbered_words(1300 * at, 1)), reasoning_field=field) for at in (1, 3)]
+    scene = Scene(SHORT, turns, is_whole=is_whole)
+    told: list[Any] = []
+    scene.compactor = scene.compactor_told(told.append)
+    read = await scene.read()
+    assert len(scene.server.opened) == 2
+    # What it may think more is bounded: nobody waits for a second window of thoughts.
+    assert scene.server.opened[1].completion_tokens < scene.server.opened[0].completion_tokens * 0.75
+    opening, closing = THOUGHTS_NOTICE.split("{used}/{window}")
+    assert read.raw_text.count(opening) == read.raw_text.count(closing) == 1
+    assert read.raw_text.count(ABORT_NOTICE[:20]) == 0
+    assert (read.finish_reasons, read.shape_problems()) == (["length"], [])
+    outcomes = [event.outcome for event in told if isinstance(event, CarryEvent)]
+    assert outcomes == ["restarted", "unanswered"]
+    assert opening not in without_notices(read.raw_text)
+
+
+async def test_thinking_that_nothing_can_close_says_so() -> None:
+    """No room is gained, or no restart allowed: `length`, and the notice is about thoughts."""
+    for settings, content in (({"max_restarts": 0}, "Count."), ({}, prose("sacred", 1600))):
+        turns = [Turn(reply=Reply("", reasoning=THOUGHTS))]
+        scene = Scene([{"role": "user", "content": content}], turns, settings=settings)
+        read = await scene.read()
+        assert len(scene.server.opened) == 1
+        assert read.raw_text.count(THOUGHTS_NOTICE.split("(")[0]) == 1
+        assert read.finish_reasons == ["length"]
+
+
+async def test_a_server_that_refuses_the_fields_is_asked_by_words() -> None:
+    """What closes thoughts elsewhere is unknown here: the same request again without it."""
+    turns = [
+        Turn(reply=Reply("", reasoning=THOUGHTS)),
+        Turn(refusal=UpstreamError("reasoning_effort: none is not one of low, medium, high", status=400)),
+        Turn(reply=Reply("Four.")),
+    ]
+    scene = Scene(SHORT, turns, is_lmstudio=True)
+    read = await scene.read()
+    assert (read.text, read.shape_problems()) == ("Four.", [])
+    asked = [opened.continuation.closing for opened in scene.server.opened if opened.continuation is not None]
+    assert asked == [{"reasoning_effort": "none"}, {}]
 
 
 async def test_answer_behind_thoughts_is_carried_over() -> None:
@@ -168,9 +231,9 @@ async def test_answer_behind_thoughts_is_carried_over() -> None:
 
 
 @pytest.mark.parametrize("opens_again", [False, True])
-async def test_inline_thoughts_stay_one_block(opens_again: bool) -> None:
-    """A `<think>` block cut at the limit is one block in the end, whether or not the model opens it again."""
-    text = f"<think>\n{numbered_words(1300)}\n</think>\n\nThe answer is four."
+async def test_inline_thoughts_behind_text_stay_one_block(opens_again: bool) -> None:
+    """A `<think>` block behind an answer's beginning, cut at the limit, is one block if opened again or not."""
+    text = f"I see.\n<think>\n{numbered_words(1300)}\n</think>\n\nThe answer is four."
     exact = goes_on(text)
     tag = "<think>\n" if opens_again else ""
     turns = [Turn(reply=exact), Turn(reply=lambda messages: Reply(tag + exact(messages).content))]

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 from litellm_compaction.core.compaction import Compaction, begun_by
-from litellm_compaction.core.continuation.text import open_think
+from litellm_compaction.core.continuation.text import is_only_thoughts, open_think, without_think_tags
 from litellm_compaction.core.messages import Message, parse_message, system_prefix_length, user_message
 
 # How a server is made to go on, best first: by a prompt that we have rendered up to the end of the answer (`raw`), by
@@ -35,6 +35,11 @@ _GO_ON_THINKING = (
     "You were interrupted by the length limit while you were thinking. Your last thoughts are quoted below; "
     "do not start over. Finish thinking briefly, then answer.\n\n{thoughts}"
 )
+# Behind the thoughts: the last words are what a model follows.
+_CLOSE_THINKING = (
+    "You were interrupted by the length limit while you were thinking. The end of your thoughts is quoted here.\n\n"
+    "{thoughts}\n\nDo not think any further: answer now, with what you have.{switch}"
+)
 _EMPTY = "(interrupted)"
 _BRIDGE = "Go on."
 # Shares of the partial's own bound: of thoughts only the end is worth its room.
@@ -49,11 +54,18 @@ class Partial:
         text: the visible text, as the client has it.
         reasoning: thinking that came in a field of its own.
         is_json: whether the answer is structured output, where nothing but the document may come.
+        closes: whether the model is told to think no more; `is_thoughts` holds.
     """
 
     text: str
     reasoning: str = ""
     is_json: bool = False
+    closes: bool = False
+
+    @property
+    def is_thoughts(self) -> bool:
+        """Whether nothing but thinking has come, in a field of its own or in the text."""
+        return bool(self.text.strip() or self.reasoning.strip()) and is_only_thoughts(self.text)
 
 
 def can_end_in_answer(messages: Sequence[Message], partial: Partial) -> bool:
@@ -69,6 +81,7 @@ def carried_over(
     tail_tokens: int,
     count: Callable[[str], int],
     ends_in_answer: bool = False,
+    switch: str = "",
 ) -> tuple[Message, ...]:
     """The conversation with the partial answer and the request to go on.
 
@@ -80,12 +93,16 @@ def carried_over(
         count: tokens of a text.
         ends_in_answer: without the request: the server goes on with the last message. White space at its end is left
             out, which most vocabularies join with the next word; `can_end_in_answer` holds.
+        switch: a word for the model itself to think no more; "" for none.
     """
-    if not partial.text.strip():
-        thoughts = _last(partial.reasoning, int(tail_tokens * _THOUGHTS_SHARE), count)
-        answer = [_assistant(_EMPTY)] if thoughts else []
-        request = [_ours(_GO_ON_THINKING.format(thoughts=thoughts))] if thoughts else []
-        return (*messages, *answer, *request)
+    if not ends_in_answer and (partial.closes or not partial.text.strip()):
+        whole = partial.reasoning or without_think_tags(partial.text)
+        thoughts = _last(whole, int(tail_tokens * _THOUGHTS_SHARE), count)
+        if not thoughts:
+            return tuple(messages)
+        word = f" {switch}" if switch else ""
+        asked = _CLOSE_THINKING if partial.closes else _GO_ON_THINKING
+        return (*messages, _assistant(_EMPTY), _ours(asked.format(thoughts=thoughts, switch=word)))
     text = partial.text.rstrip() if ends_in_answer else partial.text
     tail = _last(text, tail_tokens, count)
     head = text[: len(text) - len(tail)]

@@ -113,6 +113,19 @@ def outside_thoughts(text: str) -> list[str]:
     return [*found, text[start:]]
 
 
+def is_only_thoughts(text: str) -> bool:
+    """Whether nothing of `text` stands outside its `<think>` blocks, of which the last may be open."""
+    *before, last = outside_thoughts(text)
+    return not any(part.strip() for part in before) and (
+        not last.strip() or _BLOCK_OPENS.match(last.lstrip()) is not None
+    )
+
+
+def without_think_tags(text: str) -> str:
+    """`text` with its thoughts, and without what marks them as such."""
+    return _BLOCK_ENDS.sub("", _BLOCK_OPENS.sub("", text)).strip()
+
+
 _RANGE_STARTS = tuple(first for first, _ in _NO_SPACE_RANGES)
 
 

@@ -207,6 +207,9 @@ class HookedUpstream:
         if continuation is not None and continuation.needs_word:
             options["extra_body"] = wire.GOES_ON
         asked = {key: self._data[key] for key in _CLIENT_KEYS if self._data.get(key) is not None}
+        if continuation is not None and continuation.closing:
+            options["extra_body"] = dict(continuation.closing)
+            asked = {key: value for key, value in asked.items() if key not in continuation.closing}
         sent = wire.encode(messages) if messages is not None else self._data["messages"]
         parent = self._data.get("metadata")
         return await call_router(
@@ -360,7 +363,7 @@ def _understood_whole(continuation: Continuation | None) -> Iterator[None]:
 
 
 def _has_another_way(continuation: Continuation | None) -> bool:
-    return continuation is not None and continuation.is_the_servers_own
+    return continuation is not None and continuation.has_another_way
 
 
 def _status(error: Exception) -> int | None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
@@ -17,7 +18,13 @@ from typing import Any, TypeVar
 import anyio
 
 from litellm_compaction.core.continuation.request import Partial, Way
-from litellm_compaction.core.messages import ABORT_NOTICE, ATTEMPTS_NOTICE, DONE_NOTICE, START_NOTICE
+from litellm_compaction.core.messages import (
+    ABORT_NOTICE,
+    ATTEMPTS_NOTICE,
+    DONE_NOTICE,
+    START_NOTICE,
+    THOUGHTS_NOTICE,
+)
 from litellm_compaction.engine import (
     CompactionNeeded,
     Compactor,
@@ -142,6 +149,7 @@ class Answer:
         self._cuts = 0
         self._callbacks = 0
         self._is_resumed = False
+        self._is_closing = False
         self._is_joined = False
         self._progress = Progress()
         self._ways = upstream.ways
@@ -196,13 +204,14 @@ class Answer:
                 self._asked.stops,
                 is_whole=self._asked.is_whole,
                 said=self._asked.said,
+                most_thoughts_tokens=self._most_thoughts_tokens(guarded),
             )
             async with aclosing(self._part(guarded, relay)) as chunks:
                 async for chunk in chunks:
                     yield chunk
             await self._leave_running(relay)
-            if (error := self._refusal(guarded, relay)) is not None and guarded.way is not None:
-                guarded = await self._by_another_way(guarded.way, error)
+            if (error := self._refusal(guarded, relay)) is not None:
+                guarded = await self._by_another_way(guarded, error)
                 continue
             self._note(guarded, relay)
             await self._learn_way(guarded, relay)
@@ -230,6 +239,10 @@ class Answer:
                 # Others needed the room: nothing is compacted, nobody has to know.
                 guarded = await self._compactor.carried(prospect, self._room)
                 continue
+            if prospect.partial.closes:
+                self._is_closing = True
+                for delta in relay.closed_thoughts():
+                    yield self._one.dressed(delta)
             is_new = isinstance(prospect.prepared, CompactionNeeded)
             if is_new and (notice := self._one.notice(f"\n\n{START_NOTICE}\n")):
                 yield notice
@@ -309,7 +322,8 @@ class Answer:
 
     def _refusal(self, guarded: PreparedRequest, relay: Relay) -> UpstreamError | None:
         """Why the server has not gone on by itself, so that another way may do; None where it has, or was not asked."""
-        is_refused = relay.end == "failed" and guarded.way in _OWN_WAYS and not relay.has_begun
+        has_another = guarded.way in _OWN_WAYS or bool(guarded.closing)
+        is_refused = relay.end == "failed" and has_another and not relay.has_begun
         return relay.error if is_refused else None
 
     async def _leave_running(self, relay: Relay) -> None:
@@ -331,11 +345,14 @@ class Answer:
         self._is_resumed = True
         return True
 
-    async def _by_another_way(self, way: Way, error: UpstreamError) -> PreparedRequest:
-        """What to send instead of what the server has not taken; `way` is not tried again for this answer."""
-        self._ways -= {way}
+    async def _by_another_way(self, guarded: PreparedRequest, error: UpstreamError) -> PreparedRequest:
+        """What to send instead of what the server has not taken; its way is not tried again for this answer."""
+        if guarded.closing or guarded.way is None:
+            # The words alone.
+            return replace(guarded, closing={})
+        self._ways -= {guarded.way}
         if not error.may_pass:
-            self._refused.append(way)
+            self._refused.append(guarded.way)
         return await self._compactor.carry_over(
             self._asked.request, self._partial(), self._case, self._room, ways=self._ways
         )
@@ -375,7 +392,7 @@ class Answer:
             limit = await self._room.take(guarded, limit, is_watched=self._is_watched)
             self._room.started()
         relay.opened(limit, left, is_shared=self._is_shared(guarded), is_share=limit < all_tokens)
-        continuation = continuation_of(guarded) if self._progress.text else None
+        continuation = continuation_of(guarded) if self._progress.text or guarded.closing is not None else None
         opened = self._upstream.open(guarded.messages, limit, continuation=continuation)
         async with AsyncExitStack() as stack, self._interrupted(guarded, relay) as waiting:
             stream = await waiting.until(stack.enter_async_context(opened))
@@ -395,7 +412,8 @@ class Answer:
                 self._listener.may_pause = self._listener.may_pause or relay.is_near_the_end()
                 if self._is_called_back(guarded, relay):
                     relay.stop()
-                if relay.end in ("limit", "share") and not await self._can_go_on(guarded, relay):
+                is_stopping = relay.end in ("limit", "share") and not relay.is_overthought
+                if is_stopping and not await self._can_go_on(guarded, relay):
                     relay.go_on_to_the_end()
                 if relay.end is not None:
                     return
@@ -463,11 +481,15 @@ class Answer:
         """How the answer can go on behind `relay`; None where nothing gains enough room to be worth a stop (P5)."""
         if relay.is_stuck:
             return None
+        partial = self._partial()
         if relay.end == "share" and self._cuts < _MAX_CUTS:
             case, room_tokens = self._relaxed(), 0
         else:
-            if self._progress.restarts >= self._case.settings.max_restarts:
+            is_thought_out = self._is_closing and partial.is_thoughts
+            if self._progress.restarts >= self._case.settings.max_restarts or is_thought_out:
                 return None
+            # More room for thoughts is no answer: they are closed, once.
+            partial = replace(partial, closes=partial.is_thoughts)
             # After it at least an output buffer is free, and that much more than there was before.
             used_tokens = guarded.window.tokens if relay.end == "overflow" else relay.used_tokens()
             room_tokens = guarded.budget.output_buffer_tokens(used_tokens)
@@ -476,7 +498,7 @@ class Answer:
             case = self._pressed() if relay.is_full else self._case
         try:
             return await self._compactor.prospect(
-                self._asked.request, self._partial(), case, room_tokens=room_tokens, ways=self._ways
+                self._asked.request, partial, case, room_tokens=room_tokens, ways=self._ways
             )
         except CompactionError:
             return None
@@ -496,7 +518,16 @@ class Answer:
                 self._room.was_cut(is_spent=not relay.is_stopped)
 
     def _partial(self) -> Partial:
-        return Partial(text=self._progress.sent_text, reasoning=self._progress.reasoning, is_json=self._asked.is_json)
+        partial = Partial(
+            text=self._progress.sent_text, reasoning=self._progress.reasoning, is_json=self._asked.is_json
+        )
+        return replace(partial, closes=True) if self._is_closing and partial.is_thoughts else partial
+
+    def _most_thoughts_tokens(self, guarded: PreparedRequest) -> float:
+        """How much a model may think that was told to think no more, where its server lets it."""
+        if guarded.closing is None:
+            return math.inf
+        return max(self._case.settings.reasoning_answer_min_tokens, guarded.max_output_tokens(None) // 2)
 
     def _pressed(self) -> RequestContext:
         """The case with a compaction in any case: the server has shown that our estimate is no guide here."""
@@ -578,14 +609,18 @@ class Answer:
     def _closing(self, guarded: PreparedRequest, relay: Relay) -> list[Chunk]:
         """No way out: everything that is held, the notice, a regular end."""
         self._listener.filled()
-        if self._progress.restarts >= self._case.settings.max_restarts and not relay.is_stuck:
+        chunks = [self._one.dressed(delta) for delta in relay.surrendered()]
+        used_tokens, window_tokens = min(relay.filled_tokens, guarded.window.tokens), guarded.window.tokens
+        if self._partial().is_thoughts and not relay.is_stuck:
+            self._tell("unanswered", guarded, relay)
+            chunks += [self._one.dressed(delta) for delta in relay.closed_thoughts()]
+            text = THOUGHTS_NOTICE.format(used=used_tokens, window=window_tokens)
+        elif self._progress.restarts >= self._case.settings.max_restarts and not relay.is_stuck:
             text = ATTEMPTS_NOTICE
             self._tell("attempts", guarded, relay)
         else:
             self._tell("aborted", guarded, relay)
-            window_tokens = guarded.window.tokens
-            text = ABORT_NOTICE.format(used=min(relay.filled_tokens, window_tokens), window=window_tokens)
-        chunks = [self._one.dressed(delta) for delta in relay.surrendered()]
+            text = ABORT_NOTICE.format(used=used_tokens, window=window_tokens)
         notice = self._one.notice(f"\n\n{text}")
         return [*chunks, *([notice] if notice else []), *self._ending(relay, reason="length")]
 
@@ -632,7 +667,7 @@ def continuation_of(guarded: PreparedRequest) -> Continuation | None:
         return None
     server = server_of(guarded.window.source)
     needs_word = guarded.way == "prefill" and server is not None and server.continues_when_told
-    return Continuation(way=guarded.way, prompt=guarded.prompt, needs_word=needs_word)
+    return Continuation(way=guarded.way, prompt=guarded.prompt, needs_word=needs_word, closing=guarded.closing)
 
 
 def _added_up(usages: Sequence[Mapping[str, Any]], name: str) -> dict[str, dict[str, int]]:

@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, get_args
 
 from litellm_compaction.concurrency import Bounded
 from litellm_compaction.core.continuation.request import Way
-from litellm_compaction.core.messages import Message, Request, system_prefix_length
+from litellm_compaction.core.messages import JsonValue, Message, Request, system_prefix_length
 from litellm_compaction.engine import CompactionNeeded, PreparedRequest, RequestContext
 from litellm_compaction.errors import CompactionError, is_crash
 from litellm_compaction.proxy.deployments import metadata_of
@@ -194,16 +194,18 @@ class Continuation:
         way: by a request of ours at the end of the messages, by their last one, or by `prompt`.
         prompt: instead of the messages, for the way `raw`; it ends inside the answer.
         needs_word: the server has to be told that the last message goes on (vLLM).
+        closing: what of the body has the server think no more; None for an answer that may think.
     """
 
     way: Way
     prompt: BegunPrompt | None = None
     needs_word: bool = False
+    closing: Mapping[str, JsonValue] | None = None
 
     @property
-    def is_the_servers_own(self) -> bool:
-        """Whether the server itself goes on with the answer, so that there is another way where it does not."""
-        return self.way != "turn"
+    def has_another_way(self) -> bool:
+        """Whether the server is to do what it may know nothing of, so that there is another way where it does not."""
+        return self.way != "turn" or bool(self.closing)
 
 
 class Upstream(Protocol):

@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import Any, Literal, TypeAlias
 
 from litellm_compaction.core.continuation.joiner import Joiner, settled_length, unstopped_length
+from litellm_compaction.core.continuation.text import THINK_END, is_only_thoughts, open_think
 from litellm_compaction.engine import Outcome, PreparedRequest
 from litellm_compaction.errors import Overflow, is_crash
 from litellm_compaction.proxy.answer.overflowed import FULL_RATIO, NEAR_FULL_RATIO, judged, most_tokens
@@ -76,8 +77,10 @@ class Relay:
         *,
         is_whole: bool = False,
         said: Callable[[], str] = str,
+        most_thoughts_tokens: float = math.inf,
     ) -> None:
         self._progress = progress
+        self._most_thoughts_tokens = most_thoughts_tokens
         self._stops = stops
         self._said = said
         self._most_prompt_tokens = most_tokens(guarded)
@@ -112,6 +115,8 @@ class Relay:
         self.end: End | None = None
         # For others, before its end.
         self.is_stopped = False
+        # Nothing but thoughts has come, more of them than it was given.
+        self.is_overthought = False
         self.overflow: Overflow | None = None
         self.error: UpstreamError | None = None
         # The end looked like an overflow only because the window was nearly full; that is no knowledge of the window.
@@ -156,6 +161,10 @@ class Relay:
             self.end, self.error = "failed", unreadable("its answer does not end")
         elif self.used_tokens() >= self._stop_tokens and not self._call_open and self.finish_reason is None:
             self.end = "limit"
+        elif self._generated.tokens >= self._most_thoughts_tokens and self.finish_reason is None:
+            self._most_thoughts_tokens = math.inf
+            if not self._call_open and is_only_thoughts(self._progress.sent_text):
+                self.end, self.is_overthought = "limit", True
         return deltas
 
     def flush(self) -> list[Chunk]:
@@ -172,6 +181,10 @@ class Relay:
             deltas.append({"tool_calls": self._calls})
         self._calls = []
         return deltas
+
+    def closed_thoughts(self) -> list[Chunk]:
+        """The end of the thoughts inside which the text stops, so that what follows is none; nothing elsewhere."""
+        return self._sent({"content": f"\n{THINK_END}\n\n"}) if open_think(self._progress.sent_text) else []
 
     def whole_calls(self) -> list[Chunk]:
         """The calls that are held, but for the last, in which the stream was cut."""

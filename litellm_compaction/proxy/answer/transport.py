@@ -178,7 +178,7 @@ class HttpUpstream:
                 body.update(wire.with_usage(body))
         if messages is not None:
             body["messages"] = wire.encode(messages)
-        if continuation is not None:
+        if continuation is not None and continuation.closing is None:
             body = {key: value for key, value in body.items() if key not in _WHOLE_DOCUMENT_KEYS}
         url = self._request.url
         if continuation is not None and continuation.prompt is not None:
@@ -186,6 +186,8 @@ class HttpUpstream:
             body = wire.begun(body, continuation.prompt.text, continuation.prompt.end_of_turn)
         elif continuation is not None and continuation.needs_word:
             body |= wire.GOES_ON
+        if continuation is not None and continuation.closing:
+            body = wire.with_fields(body, continuation.closing)
         # ASCII with escapes: lone surrogates, which clients do send, have no UTF-8.
         content = json.dumps(body, separators=(",", ":")).encode()
         left_out = (b"content-length", b"accept-encoding")
@@ -220,7 +222,7 @@ class HttpUpstream:
             except httpx.TransportError as error:
                 # It took the request and broke down over it, which near a full window is what an overflow looks like.
                 is_broken = isinstance(error, (httpx.ReadError, httpx.RemoteProtocolError))
-                if is_broken or (continuation is not None and continuation.is_the_servers_own):
+                if is_broken or (continuation is not None and continuation.has_another_way):
                     raise UpstreamDropped("", None) from error
                 raise
             if response.status_code not in _UNKNOWN_KEY_STATUSES:
