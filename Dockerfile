@@ -1,6 +1,7 @@
-# By tag, since no registry could be asked for its digest where this was written; README ("Docker") has the one command
-# that writes the digest here.
-ARG PYTHON_IMAGE=python:3.12-slim
+# By digest: what the registry gives under a tag may change. This is the index of python:3.12-slim (3.12.13, made
+# 2026-08-05) by the official images' own record (docker-library/repo-info, commit 2986dca); docs/start.md ("Docker")
+# has the one command that writes a newer one here.
+ARG PYTHON_IMAGE=python:3.12-slim@sha256:229a2c5bfa27522db7815ea81f9bed70af17ccb9de9fc7ad142b1877b5830d36
 
 FROM ${PYTHON_IMAGE} AS build
 WORKDIR /build

@@ -397,6 +397,54 @@ async def test_a_record_serves_its_own_tenant_only(scene: Scene) -> None:
     assert actions == dict.fromkeys(IDENTITIES, "compacted") | {"sk-red-arno": "reused"}
 
 
+async def test_who_knows_a_records_names_gets_no_record(scene: Scene) -> None:
+    """Threat: guessed chain hashes. Even whoever has read the store cannot ask for one: no request can name a record."""
+    messages = conversation("alice", 4)
+    await Client(scene, "sk-alice", messages, attempts=["hooked"]).send()
+    [stored] = await scene.handler._store.compactions()
+    named = {
+        "scope": stored.scope,
+        "covered_hash": stored.compaction.covered_hash,
+    }
+    said = {"x-litellm-compaction-record": stored.compaction.covered_hash, "x-litellm-compaction-scope": stored.scope}
+    bodies: list[dict[str, Any]] = [named, {"metadata": named}, {"litellm_metadata": named}, {"extra_body": named}]
+    for number, body in enumerate(bodies):
+        # Another conversation of a stranger's, as long as hers: with her record the summary would be spared.
+        theirs = conversation("bob", 4)
+        stranger = Client(scene, f"sk-other-key.{number}", theirs, attempts=["hooked"], body=body, shown=said)
+        await stranger.send()
+        assert stranger.error is None
+        assert stranger.headers["x-litellm-compaction"] == "compacted"
+        assert "CANARY-alice" not in json.dumps(stranger.sent)
+
+
+async def test_what_somebody_else_compacted_spares_a_stranger_nothing(scene: Scene) -> None:
+    """Threat: a timing oracle, "did somebody else have this conversation compacted?".
+
+    Before and after Alice's, and while hers is being made, a stranger pays the same calls for the same text.
+    """
+    router, messages = scene.router, conversation("alice", 20)
+    router.entries["hooked"]["model_info"]["compaction"]["context_length"] = 4 * WINDOW
+
+    def summary_calls() -> int:
+        # With one token the server is asked how long a prompt is: whoever comes first, once.
+        return sum(call["max_tokens"] > 1 for call in router.asked)
+
+    async def paid(key: str) -> int:
+        before = summary_calls()
+        await Client(scene, key, messages, attempts=["hooked"]).send()
+        return summary_calls() - before
+
+    first = await paid("sk-other-key.before")
+    assert first > 0
+    assert await paid("sk-alice") == first
+    assert await paid("sk-other-key.after") == first
+    before, fresh = summary_calls(), conversation("alice-again", 20)
+    together = [Client(scene, key, fresh, attempts=["hooked"]) for key in ("sk-alice", "sk-other-key.beside")]
+    await asyncio.gather(*(client.send() for client in together))
+    assert summary_calls() - before == 2 * first
+
+
 # Larger than every number of `_LIES` that is to be no more than unlikely.
 _LIED_WINDOW = 8192
 # By what it is not believed: the rounds of what was asked, and what its server says of that, each time.
