@@ -145,7 +145,8 @@ def candidates(messages: Sequence[Message]) -> Candidates:
     """
     found: list[Line] = []
     uses: dict[str, Use] = {}
-    scanned = 0
+    # Each with a bound of its own: what a few giant results say must not hide what the assistant wrote before them.
+    scanned = {True: 0, False: 0}
     seen: set[str] = set()
     # Newest first, so that the bound on scanned text drops the oldest and a repeated line keeps its latest place.
     for index in range(len(messages) - 1, -1, -1):
@@ -153,8 +154,8 @@ def candidates(messages: Sequence[Message]) -> Candidates:
         is_stated = message.role in ("user", "assistant")
         named: set[str] = set()
         for text, ratio, bonus in reversed(_lines(message, index > 0 and messages[index - 1].role == "tool")):
-            scanned += len(text)
-            if scanned > SCANNED_CHARS:
+            scanned[is_stated] += len(text)
+            if scanned[is_stated] > SCANNED_CHARS:
                 break
             parts = text.split()
             shown = " ".join(parts)
@@ -176,8 +177,6 @@ def candidates(messages: Sequence[Message]) -> Candidates:
             before = uses.get(anchor)
             times, age = (before.times, before.age) if before else (0, len(messages) - 1 - index)
             uses[anchor] = Use(times + (message.role == "assistant"), age)
-        if scanned > SCANNED_CHARS:
-            break
     found.reverse()
     return Candidates(found, uses)
 
