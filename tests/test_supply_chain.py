@@ -124,7 +124,7 @@ def test_the_locks_have_all_that_the_package_needs() -> None:
 
 
 def test_the_image_takes_the_locked_packages_only() -> None:
-    """Both installs of it check hashes, the package's own build fetches nothing, and its one base is named by digest."""
+    """Both installs of it check hashes, the package's own build fetches nothing, its one base is named by digest."""
     text = (ROOT / "Dockerfile").read_text(encoding="utf-8").replace("\\\n", " ")
     installs = re.findall(r"pip install ([^&\n]*)", text)
     assert len(installs) == 3

@@ -398,7 +398,7 @@ async def test_a_record_serves_its_own_tenant_only(scene: Scene) -> None:
 
 
 async def test_who_knows_a_records_names_gets_no_record(scene: Scene) -> None:
-    """Threat: guessed chain hashes. Even whoever has read the store cannot ask for one: no request can name a record."""
+    """Threat: guessed chain hashes. Even whoever has read the store cannot ask for one: no request names a record."""
     messages = conversation("alice", 4)
     await Client(scene, "sk-alice", messages, attempts=["hooked"]).send()
     [stored] = await scene.handler._store.compactions()
