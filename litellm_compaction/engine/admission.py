@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import time
 from collections import Counter, OrderedDict
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Hashable, Iterator
@@ -184,7 +185,8 @@ class Admission:
         except RuntimeError:
             seat.leave()
             return
-        loop.call_later(self.stopping_s if after_s is None else after_s, seat.leave)
+        seat.leaves_at_s = loop.time() + (self.stopping_s if after_s is None else after_s)
+        loop.call_at(seat.leaves_at_s, seat.leave)
 
     def usage(self, pool: Hashable) -> Usage:
         """How full `pool` is, for metrics and `doctor`."""
@@ -201,10 +203,12 @@ class Seat:
     Leave it when the server is done with the request: a closed upstream may still finish its prefill.
     """
 
-    __slots__ = ("_gives_way", "_hear", "_needed_tokens", "_pool")
+    __slots__ = ("_gives_way", "_hear", "_needed_tokens", "_pool", "leaves_at_s")
 
     def __init__(self, pool: _TokenPool) -> None:
         self._pool = pool
+        # By the event loop's clock, where it is left when its server has stopped.
+        self.leaves_at_s = math.inf
         self._gives_way = False
         self._needed_tokens: int | None = None
         self._hear: Callable[[], None] | None = None
@@ -571,6 +575,11 @@ class _TokenPool:
     def emptied(self) -> None:
         """Forgets the pool, now that the others know that nobody is left."""
         self.forget()
+
+    def held_for_s(self) -> float:
+        """How long it will be held at most, where nobody is served any more."""
+        now_s = asyncio.get_running_loop().time()
+        return max((seat.leaves_at_s - now_s for seat, tokens in self.held_tokens.items() if tokens), default=0.0)
 
     def give_back(self, seat: Seat) -> None:
         """Makes `seat` neither hold nor wait for anything; an exchange that it waits for ends."""

@@ -537,15 +537,16 @@ class Compactor:
         return self._coordination is not None
 
     async def aclose(self) -> None:
-        """Ends what is written ahead, the clients and the store."""
+        """Ends what is written ahead, what other processes would wait for, the clients and the store."""
         await self.background.aclose()
+        # First: a store that hangs keeps nobody else waiting.
+        if self._coordination is not None:
+            await self._coordination.aclose()
         await self._replies.aclose()
         await self.sources.aclose()
         await self.windows.aclose()
         await self._feedback.aclose()
         await self.going_on.aclose()
-        if self._coordination is not None:
-            await self._coordination.aclose()
         await self._store.aclose()
 
     async def _plan(self, work: MeasuredRequest, stored: Sequence[Compaction]) -> Plan:

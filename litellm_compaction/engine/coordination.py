@@ -36,6 +36,8 @@ _LINGERS_S = 1.0
 _LOOKS_EVERY_S = (0.1, 0.5)
 # A board that failed is left alone for so long: nobody waits for it in vain with every request.
 _RETRY_S = 5.0
+# So long a process that ends tells the others what they need not wait for; what they do not hear ends by itself.
+_FAREWELL_S = 2.0
 _WARN_AGAIN_S = 3600.0
 
 
@@ -63,6 +65,7 @@ class Coordination:
         self._warned_s: float | None = None
         self._is_told = False
         self._tasks: set[asyncio.Task[None]] = set()
+        self._held: dict[asyncio.Task[None], Callable[[], Coroutine[Any, Any, None]]] = {}
 
     @property
     def is_silent(self) -> bool:
@@ -144,11 +147,28 @@ class Coordination:
         task.add_done_callback(self._tasks.discard)
         return task
 
+    def while_held(
+        self, work: Coroutine[Any, Any, None], *, farewell: Callable[[], Coroutine[Any, Any, None]]
+    ) -> asyncio.Task[None]:
+        """Has something done for as long as this process holds what others wait for.
+
+        Args:
+            work: goes on until it is cancelled, or nothing is held any more.
+            farewell: tells the others what is held still, where the process ends before that.
+        """
+        task = asyncio.ensure_future(work)
+        self._held[task] = farewell
+        task.add_done_callback(lambda ended_task: self._held.pop(ended_task, None))
+        return task
+
     async def aclose(self) -> None:
-        """Ends what runs behind, and the board."""
-        # What was given back a moment ago is worth telling; nothing is worth waiting for.
-        await asyncio.sleep(0)
-        await ended(self._tasks)
+        """Gives back what this process holds, so that nobody waits for the end of its leases; ends the board."""
+        farewells = list(self._held.values())
+        await ended(list(self._held))
+        leaving = {*self._tasks, *(asyncio.ensure_future(farewell()) for farewell in farewells)}
+        if leaving:
+            _, late = await asyncio.wait(leaving, timeout=_FAREWELL_S)
+            await ended(late)
         await self._board.aclose()
 
     def _warn(self, error: Exception) -> None:
@@ -191,7 +211,7 @@ class Lease:
             self._coordination.behind(self._give_back(0.0))
             raise
         if is_mine:
-            self._renewing = self._coordination.behind(self._renew())
+            self._renewing = self._coordination.while_held(self._renew(), farewell=lambda: self._give_back(0.0))
         return is_mine
 
     def release(self, *, is_done: bool) -> None:

@@ -11,6 +11,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -19,7 +20,7 @@ from urllib.parse import urlsplit
 from pydantic import TypeAdapter, ValidationError
 
 from litellm_compaction.core.sharing import Loan, Part, Verdict, Wish, settle
-from litellm_compaction.engine.coordination import RENEWED_EVERY_S, Coordination
+from litellm_compaction.engine.coordination import LEASE_S, RENEWED_EVERY_S, Coordination
 from litellm_compaction.errors import StoreError
 
 # Whoever waits looks this often whether there is room, whoever runs beside others whether one of theirs waits.
@@ -27,6 +28,8 @@ _WAITING_S = 0.1
 _RUNNING_S = 0.25
 # So long others count as there after they were last seen. Before they are known they wait for a renewal.
 _KNOWN_S = 600.0
+# A board counts in milliseconds.
+_LEAST_LEASE_S = 0.001
 
 _PART = TypeAdapter(Part)
 # What leads to another server from another machine or container, and what to one and the same from all containers of a
@@ -60,6 +63,9 @@ class Place(Protocol):
     def emptied(self) -> None:
         """Everybody has left, and the others know it."""
 
+    def held_for_s(self) -> float:
+        """How long what is held will be held at most, where nobody is served any more: until servers have stopped."""
+
 
 class SharedPool:
     """A place among all processes that send to one context.
@@ -89,7 +95,7 @@ class SharedPool:
         self.others_seats = 0
         self.is_waited_for = False
         self.has_ended = False
-        coordination.behind(self._run())
+        coordination.while_held(self._run(), farewell=self._farewell)
 
     def wake(self) -> None:
         """Has the others told soon that something has changed; from any thread."""
@@ -127,6 +133,14 @@ class SharedPool:
             await self._changed.wait()
         finally:
             timer.cancel()
+
+    async def _farewell(self) -> None:
+        """Tells the others what the process leaves to its servers when it ends: free when these have stopped."""
+        part = replace(self._place.stance().part, spare_tokens=0, leaving_tokens=0, wishes=())
+        note = _PART.dump_json(part) if part.held_tokens else None
+        with contextlib.suppress(StoreError):
+            lease_s = max(min(self._place.held_for_s(), LEASE_S), _LEAST_LEASE_S)
+            await self._coordination.update(self._topic, lambda _: (note, None), lease_s=lease_s)
 
     async def _settled(self, stance: Stance) -> float:
         """Tells the others and does what is allowed; how long that is good for while nothing changes, in s."""

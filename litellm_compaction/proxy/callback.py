@@ -13,6 +13,7 @@ from typing import Any
 
 from litellm.integrations.custom_logger import CustomLogger
 
+from litellm_compaction.concurrency import ended
 from litellm_compaction.config import Settings
 from litellm_compaction.engine import Compactor
 from litellm_compaction.errors import CompactionError
@@ -23,7 +24,7 @@ from litellm_compaction.proxy.answer.overflowed import unread_overflow
 from litellm_compaction.proxy.call import Call, Calls, headers
 from litellm_compaction.proxy.deployments import note_credential, raw_headers
 from litellm_compaction.proxy.intake import Intake
-from litellm_compaction.proxy.litellm_api import hold_contexts, proxy_secret
+from litellm_compaction.proxy.litellm_api import before_end, hold_contexts, proxy_secret
 from litellm_compaction.proxy.live_settings import FixedSettings, LiveSettings, SettingsSource
 from litellm_compaction.proxy.metrics import Metrics
 from litellm_compaction.proxy.page.history import Turns
@@ -49,6 +50,8 @@ _BRIDGED_CALLS = frozenset({"anthropic_messages", "aresponses"})
 _harmless = HarmlessRecords()
 _ROUTER_WAIT_S = 0.2
 _ROUTER_TRIES = 600
+# A store or a server that hangs delays the end of the proxy by no more than this.
+_END_LIMIT_S = 5.0
 
 
 def load_handler() -> CompactionHandler:
@@ -74,6 +77,7 @@ def load_handler() -> CompactionHandler:
     handler = CompactionHandler(settings)
     handler.start()
     handler.show_page()
+    before_end(handler.aclose)
     return handler
 
 
@@ -84,14 +88,14 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
         super().__init__()
         self._settings = settings
         self._store = store = open_store(settings.store, ttl_s=settings.store_ttl_s, max_bytes=settings.store_max_bytes)
-        metrics = Metrics()
+        metrics, self._history = Metrics(), History(store)
         self._compactor = Compactor(
             windows=Windows(cache_s=settings.window_cache_s),
             counter=TokenCounter(),
             sources=Sources.of(settings),
             store=store,
             board=open_board(settings.store, store),
-            observers=(log_observer(logger), metrics.observe, History(store)),
+            observers=(log_observer(logger), metrics.observe, self._history),
         )
         has_page = settings.page == "on"
         self._live = LiveSettings(settings, store) if has_page else None
@@ -134,6 +138,24 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
             )
         except Exception as error:  # noqa: BLE001 - the proxy serves without its page (P8)
             log_failed_open("page", error)
+
+    async def aclose(self) -> None:
+        """Gives back what other processes would wait for, and writes down what is not written yet; never raises.
+
+        What still runs without a request ends: what is written ahead, and looks at servers.
+        """
+        try:
+            await asyncio.wait_for(self._aclose(), _END_LIMIT_S)
+        except Exception as error:  # noqa: BLE001 - the proxy ends all the same
+            log_failed_open("end", error)
+
+    async def _aclose(self) -> None:
+        await ended([self._probe] if self._probe is not None else [])
+        await self._gate.preparing.aclose()
+        await self._history.settle()
+        if self._turns is not None:
+            await self._turns.aclose()
+        await self._compactor.aclose()
 
     async def async_pre_call_hook(
         self, user_api_key_dict: Any, cache: Any, data: dict[str, Any], call_type: str

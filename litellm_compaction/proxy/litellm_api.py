@@ -1,4 +1,4 @@
-"""LiteLLM's internals that we rely on: access rules, credentials, connections, the proxy's secret, its contexts.
+"""LiteLLM's internals that we rely on: access rules, credentials, connections, the proxy's secret, contexts, and end.
 
 Every private attribute is feature-tested; where the access rules are missing, the lists of models that the key itself
 carries count.
@@ -14,11 +14,12 @@ A stock LiteLLM 1.106.2, which resets variables in such generators, died after s
 from __future__ import annotations
 
 import contextvars
+import functools
 import gc
 import inspect
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from importlib import import_module
 from typing import Any
 
@@ -26,6 +27,7 @@ import httpx
 
 _held: contextvars.Context | None = None
 _PROXY = "litellm.proxy.proxy_server"
+_END = "proxy_shutdown_event"
 # LiteLLM's own checks for a call on a caller's behalf, which skips the proxy's authentication: where they stand, what
 # they are called, and what they say where they allow it (1.109.1; 1.106.2, where each gives a boolean).
 _LITELLM_CHECKS = (
@@ -72,6 +74,32 @@ def proxy_secret() -> str | None:
     """The proxy's master key; None before the configuration is loaded, and where there is none."""
     key = getattr(sys.modules.get(_PROXY), "master_key", None)
     return key if isinstance(key, str) and key else None
+
+
+def before_end(work: Callable[[], Awaitable[None]]) -> bool:
+    """Has `work` done when the proxy ends in order: its last answer is over, and its event loop still runs.
+
+    LiteLLM gives callbacks no such moment. Its own end is a function that its lifespan looks up when it is over
+    (proxy_server.py, `proxy_startup_event`; 1.100.5 to 1.109.1): this one does `work` first.
+
+    Args:
+        work: must come to an end by itself, and never raise.
+
+    Returns:
+        Whether it will be done; False outside a proxy, and where LiteLLM has no such function.
+    """
+    module = sys.modules.get(_PROXY)
+    end = getattr(module, _END, None)
+    if module is None or not inspect.iscoroutinefunction(end):
+        return False
+
+    @functools.wraps(end)
+    async def ended(*args: Any, **options: Any) -> Any:
+        await work()
+        return await end(*args, **options)
+
+    setattr(module, _END, ended)
+    return True
 
 
 def may_use(router: Any, model: str, metadata: Mapping[str, Any]) -> bool:

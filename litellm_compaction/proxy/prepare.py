@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from litellm_compaction.concurrency import ended
 from litellm_compaction.config import SAME_MODEL
 from litellm_compaction.engine import Compactor
 from litellm_compaction.errors import ModelNotLoaded, WindowUnknown
@@ -70,6 +71,11 @@ class Preparing:
     def watch(self, router: Callable[[], Any]) -> None:
         """From now on does the same whenever a server has loaded another model; `router` gives LiteLLM's."""
         self._compactor.windows.on_loaded = lambda: self._notice(router)
+
+    async def aclose(self) -> None:
+        """Ends what is being prepared."""
+        self._compactor.windows.on_loaded = None
+        await ended([self._task] if self._task is not None else [])
 
     def _notice(self, router: Callable[[], Any]) -> None:
         if self._task is None or self._task.done():

@@ -32,6 +32,13 @@ class BrokenBoard(MemoryBoard):
         return await super().update(*args, **options)
 
 
+class HangingBoard(MemoryBoard):
+    """Answers nobody."""
+
+    async def update(self, *args: Any, **options: Any) -> Any:
+        await asyncio.sleep(600)
+
+
 class Pair:
     """Two processes with one store and one board, in virtual time."""
 
@@ -187,14 +194,49 @@ def test_a_lease_ends_with_its_owner() -> None:
         assert await second.lease("another").take()
         await asyncio.sleep(3600)
         assert not await other.take()
-        await first.aclose()
+        # As `kill -9` ends it.
+        first._board = MemoryBoard(clock=clock)
         await asyncio.sleep(LEASE_S - 3)
         assert not await other.take()
         await asyncio.sleep(4)
         assert await other.take()
+        await first.aclose()
         await second.aclose()
 
     run(owners())
+
+
+def test_a_process_that_ends_gives_its_leases_back() -> None:
+    """Nobody waits for what a process had that was ended as a rolling restart ends it."""
+
+    async def owners() -> None:
+        clock = asyncio.get_running_loop().time
+        board = MemoryBoard(clock=clock)
+        first, second = Coordination(board, clock=clock), Coordination(board, clock=clock)
+        assert await first.lease("right").take()
+        await asyncio.sleep(60)
+        await first.aclose()
+        assert await second.lease("right").take()
+        await second.aclose()
+        assert not board._topics
+
+    run(owners())
+
+
+def test_a_process_ends_whatever_its_board_does() -> None:
+    """One that hangs is waited for two seconds, one that fails not at all."""
+
+    async def end(broken: MemoryBoard) -> float:
+        clock = asyncio.get_running_loop().time
+        coordination = Coordination(MemoryBoard(clock=clock), clock=clock)
+        assert await coordination.lease("right").take()
+        coordination._board = broken
+        begun_s = clock()
+        await coordination.aclose()
+        return clock() - begun_s
+
+    assert run(end(HangingBoard())) <= 3
+    assert run(end(BrokenBoard())) == 0
 
 
 @pytest.mark.parametrize("is_done", [True, False])

@@ -286,6 +286,33 @@ async def test_a_process_that_is_killed_delays_others_by_its_lease(fleet: Fleet)
 
 
 @together()
+async def test_a_process_that_ends_leaves_its_room_when_its_server_has_stopped(fleet: Fleet) -> None:
+    """A rolling restart makes nobody wait for the end of a lease, and nobody comes beside an answer that still runs."""
+    seat, rest = await fleet.enter(0, 60), await fleet.enter(0, 30)
+    fleet.started(fleet.enter(0, 50))
+    fleet.admissions[0].leave_later(seat)
+    fleet.admissions[0].leave_later(rest, after_s=0.2)
+    waiting = fleet.started(fleet.enter(1, 80))
+    clock = asyncio.get_running_loop().time
+    begun_s = clock()
+    for task in fleet.tasks[:1]:
+        task.cancel()
+    await fleet.coordinations[0].aclose()
+    assert not waiting.done()
+    await waiting
+    assert fleet.admissions[0].stopping_s <= clock() - begun_s < fleet.admissions[0].stopping_s + 0.5
+
+
+@together()
+async def test_a_process_that_ends_with_nothing_held_leaves_nothing_on_the_board(fleet: Fleet) -> None:
+    """Also where it is ended in the moment in which the last one leaves."""
+    seat = await fleet.enter(0, 60)
+    seat.leave()
+    await fleet.coordinations[0].aclose()
+    assert not fleet.board._topics
+
+
+@together()
 async def test_a_process_that_was_thought_dead_counts_again(fleet: Fleet) -> None:
     """A loop that stood still: what it runs is told as soon as it goes on, and nobody comes beside it any more."""
     mine = await fleet.enter(0, 90)
@@ -305,7 +332,7 @@ def test_the_end_is_heard_beside_a_change(steps: int) -> None:
     async def ended(fleet: Fleet) -> None:
         seat = await fleet.enter(0, 30)
         await asyncio.sleep(1)
-        [task] = fleet.coordinations[0]._tasks
+        [task] = fleet.coordinations[0]._held
         seat.shrink(20)
         for _ in range(steps):
             await asyncio.sleep(0)
@@ -323,7 +350,7 @@ async def test_a_pool_that_lost_the_others_finds_them_when_it_begins_anew(fleet:
     for leaves_first in (True, False):
         seat = await fleet.enter(0, 60)
         await asyncio.sleep(1)
-        [task] = fleet.coordinations[0]._tasks
+        [task] = fleet.coordinations[0]._held
         if leaves_first:
             seat.leave()
             # The others are just being told.

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, get_args
 
-from litellm_compaction.concurrency import Bounded
+from litellm_compaction.concurrency import Bounded, ended
 from litellm_compaction.core.messages import Message, system_prefix_length
 from litellm_compaction.engine import Action, PreparedRequest, RequestContext
 from litellm_compaction.stores import Plot, Store
@@ -299,6 +299,12 @@ class Turns:
             except Exception:  # noqa: BLE001 - without a store the page shows what this process knows
                 known = self._talks.values()
         return joined(talk for talk in known if talk is not None and (not tenant or talk.tenant == tenant))
+
+    async def aclose(self) -> None:
+        """Writes what has not been written yet; call before the store is closed."""
+        await ended([self._writing] if self._writing is not None else [])
+        with contextlib.suppress(Exception):
+            await self._write()
 
     def _talk(self, messages: Sequence[Message], case: RequestContext) -> Talk | None:
         rest = messages[system_prefix_length(messages) :]
