@@ -296,8 +296,8 @@ class Seat:
         if self.is_alone:
             pool.hold(self, max(self.tokens, most_tokens))
         elif not pool.has_waiters:
-            even_tokens = min(most_tokens, pool.window_tokens // len(pool.held_tokens))
-            free_tokens = max(pool.window_tokens - pool.used_tokens, 0)
+            even_tokens = min(most_tokens, pool.window_tokens // (len(pool.held_tokens) + pool.others_seats))
+            free_tokens = max(pool.window_tokens - pool.used_tokens - pool.others_tokens, 0)
             pool.hold(self, max(self.tokens, min(even_tokens, self.tokens + free_tokens)))
 
     def shrink(self, tokens: int) -> None:
@@ -434,7 +434,8 @@ class _TokenPool:
         if waiter is None or not seat.lent_tokens or self.is_shared:
             return False
         leaving_tokens = sum(each.lent_tokens for each in self.held_tokens if each.is_leaving)
-        missing_tokens = waiter.tokens - (self.window_tokens - self.used_tokens) - leaving_tokens
+        free_tokens = self.window_tokens - self.used_tokens - self.others_tokens
+        missing_tokens = waiter.tokens - free_tokens - leaving_tokens
         lent_tokens = sum(each.lent_tokens for each in self.held_tokens if not each.is_leaving)
         return 0 < missing_tokens <= lent_tokens
 

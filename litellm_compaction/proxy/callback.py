@@ -37,7 +37,7 @@ from litellm_compaction.proxy.startup import (
     warn_of_bypass,
 )
 from litellm_compaction.proxy.wire import at_the_windows_end, can_be_carried_over, choices_of, with_details
-from litellm_compaction.stores import open_board, open_store
+from litellm_compaction.stores import open_board, open_store, redis_of
 from litellm_compaction.tokenizers.sources import Sources
 from litellm_compaction.tokens.counter import TokenCounter
 from litellm_compaction.windows.windows import Windows
@@ -98,7 +98,8 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
             observers=(log_observer(logger), metrics.observe, self._history),
         )
         has_page = settings.page == "on"
-        self._live = LiveSettings(settings, store) if has_page else None
+        shared = redis_of(store)
+        self._live = LiveSettings(settings, store, patience=shared.patience if shared else None) if has_page else None
         self._source: SettingsSource = self._live or FixedSettings(settings)
         self._turns = Turns(store, secret=proxy_secret) if has_page else None
         self._calls = Calls(on_restarts=metrics.restarted, turns=self._turns)

@@ -9,6 +9,7 @@ values in, values out.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import math
@@ -22,8 +23,9 @@ from pydantic import ValidationError
 
 from litellm_compaction import config
 from litellm_compaction.config import DeploymentSettings, Settings
-from litellm_compaction.errors import CompactionError, ConfigError
+from litellm_compaction.errors import CompactionError, ConfigError, StoreLate
 from litellm_compaction.stores import Store
+from litellm_compaction.stores.patience import Patience
 
 Value: TypeAlias = str | float
 
@@ -45,7 +47,7 @@ logger = logging.getLogger("litellm_compaction")
 KEY = "settings"
 # How long a change by another worker may stay unseen.
 FRESH_S = 1.0
-# A request waits no longer for the store than this; what is known counts then. A read of a local file takes 1 ms.
+# A request waits no longer for a file than this; what is known counts then. A read takes 1 ms.
 _WAIT_S = 0.1
 # A store that failed is left in peace for so long.
 _RETRY_S = 5.0
@@ -239,11 +241,20 @@ class LiveSettings:
     Args:
         configured: of config.yaml.
         store: where the overlay is, for all workers.
+        patience: with it; None for a file's.
         clock: monotonic seconds.
     """
 
-    def __init__(self, configured: Settings, store: Store, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        configured: Settings,
+        store: Store,
+        *,
+        patience: Patience | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.configured = configured
+        self._patience = patience or Patience(_WAIT_S)
         self.known = Known(None, Overlay(), configured)
         self._store = store
         self._clock = clock
@@ -261,7 +272,8 @@ class LiveSettings:
         if self._stale_s is None or self._clock() >= self._stale_s:
             if self._reading is None or self._reading.done():
                 self._reading = asyncio.get_running_loop().create_task(self._read())
-            await asyncio.wait({self._reading}, timeout=_WAIT_S)
+            with contextlib.suppress(StoreLate):
+                await self._patience.wait(self._reading)
         return self.known.settings
 
     async def read(self) -> Known:

@@ -56,7 +56,8 @@ def open_store(url: str, *, ttl_s: float, max_bytes: int, environ: Mapping[str, 
     if url.startswith("memory://"):
         return memory
     if is_redis(url):
-        return SteadyStore(_redis(url, ttl_s=ttl_s, rests=True), memory)
+        durable = _redis(url, ttl_s=ttl_s, rests=True)
+        return SteadyStore(durable, memory, patience=durable.connection.patience)
     try:
         path = sqlite_path(url, environ)
     except ConfigError as error:

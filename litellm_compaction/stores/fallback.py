@@ -7,12 +7,16 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Literal, TypeAlias
+from collections.abc import Awaitable, Callable, Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal, TypeAlias, TypeVar
 
 from litellm_compaction.concurrency import Bounded
 from litellm_compaction.core.compaction import Compaction
-from litellm_compaction.errors import StoreError, TooLargeForStore
+from litellm_compaction.errors import StoreError, StoreLate, TooLargeForStore
+from litellm_compaction.stores.memory import MemoryStore
+from litellm_compaction.stores.patience import UNLIMITED, Patience
 from litellm_compaction.stores.protocol import MAX_EVENTS, Plot, Store, StoredCompaction, StoredEvent
 
 logger = logging.getLogger("litellm_compaction")
@@ -23,8 +27,19 @@ _WARN_AGAIN_S = 3600.0
 _FLAPS_S = 60.0
 _HAND_OVER_AGAIN_S = 5.0
 _MOST_OWED_FACTS = 1000
+# What came too late for the request that asked, for its conversation's next turn.
+_LATE_S, _LATE_BYTES = 600.0, 16 * 1024 * 1024
 
 _Way: TypeAlias = Literal["reading", "writing"]
+_Value = TypeVar("_Value")
+_Unwritten: TypeAlias = "dict[tuple[str, str], _Value]"
+
+
+@dataclass(slots=True)
+class _Asked:
+    """Whether somebody still waits for what was asked."""
+
+    is_late: bool = False
 
 
 class SteadyStore:
@@ -34,16 +49,31 @@ class SteadyStore:
     handed over as soon as the durable store works again, so that other processes find it too. May be used from several
     event loops as far as both stores may.
 
+    For compactions and facts nobody waits longer than the patience lasts. What is asked for is a miss then, and is kept
+    for the next turn when it comes; what is written is found here meanwhile, and goes to the spare where it fails.
+
     Args:
         durable: the store that the operator named.
         spare: takes over while that one fails.
+        patience: with the durable one.
         clock: monotonic seconds.
     """
 
-    def __init__(self, durable: Store, spare: Store, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        durable: Store,
+        spare: Store,
+        *,
+        patience: Patience = UNLIMITED,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.durable = durable
+        self.patience = patience
         self._spare = spare
         self._clock = clock
+        self._late = MemoryStore(ttl_s=_LATE_S, max_bytes=_LATE_BYTES, clock=clock)
+        self._unwritten: _Unwritten[Compaction] = {}
+        self._unwritten_facts: _Unwritten[str] = {}
         self._failing: set[_Way] = set()
         self._warned_s = -math.inf
         self._is_told = False
@@ -56,39 +86,54 @@ class SteadyStore:
     async def find(self, scope: str, hashes: Sequence[str]) -> list[Compaction]:
         """What both have, the one that covers most first."""
         spare = await self._spare.find(scope, hashes)
+        asked = _Asked()
         try:
-            durable = await self.durable.find(scope, hashes)
-        except Exception as error:  # noqa: BLE001 - whatever a store raises, requests go on
-            self._fails("reading", error)
-            return spare
-        self._works("reading")
-        if not spare:
+            durable = await self.patience.wait(self._found(scope, hashes, asked))
+        except StoreLate:
+            asked.is_late = True
+            durable = await self._late.find(scope, hashes)
+        unwritten = self._unwritten
+        new = [unwritten[(scope, each)] for each in hashes if (scope, each) in unwritten] if unwritten else []
+        if not spare and not new:
             return durable
         # What is in the spare came later.
-        by_hash = {compaction.covered_hash: compaction for compaction in (*durable, *spare)}
+        by_hash = {compaction.covered_hash: compaction for compaction in (*durable, *new, *spare)}
         return [by_hash[covered_hash] for covered_hash in reversed(hashes) if covered_hash in by_hash]
 
     async def put(self, scope: str, compaction: Compaction) -> None:
         """Keeps it in one of the two."""
-        await self._write(lambda store: store.put(scope, compaction))
+
+        async def keep() -> None:
+            with _unwritten(self._unwritten, (scope, compaction.covered_hash), compaction):
+                await self._write(lambda store: store.put(scope, compaction))
+
+        with contextlib.suppress(StoreLate):
+            await self.patience.wait(keep())
 
     async def get_fact(self, scope: str, key: str) -> str | None:
         """What the spare has, which is the newer, else the durable one."""
         spare = await self._spare.get_fact(scope, key)
         if spare is not None:
             return spare
+        if (new := self._unwritten_facts.get((scope, key))) is not None:
+            return new
+        asked = _Asked()
         try:
-            found = await self.durable.get_fact(scope, key)
-        except Exception as error:  # noqa: BLE001 - whatever a store raises, requests go on
-            self._fails("reading", error)
-            return None
-        self._works("reading")
-        return found
+            return await self.patience.wait(self._found_fact(scope, key, asked))
+        except StoreLate:
+            asked.is_late = True
+            return await self._late.get_fact(scope, key)
 
     async def put_fact(self, scope: str, key: str, text: str) -> None:
         """Keeps it in one of the two."""
-        if not await self._write(lambda store: store.put_fact(scope, key, text)):
-            self._owed_facts[(scope, key)] = None
+
+        async def keep() -> None:
+            with _unwritten(self._unwritten_facts, (scope, key), text):
+                if not await self._write(lambda store: store.put_fact(scope, key, text)):
+                    self._owed_facts[(scope, key)] = None
+
+        with contextlib.suppress(StoreLate):
+            await self.patience.wait(keep())
 
     async def get_setting(self, key: str) -> str | None:
         """The durable one's.
@@ -157,15 +202,41 @@ class SteadyStore:
         if task is not None and task.get_loop() is asyncio.get_running_loop():
             # Else it would write what was just deleted.
             await asyncio.wait({task})
+        await self.patience.settle()
+        await self._late.delete(scope=scope)
         count = await self._spare.delete(scope=scope, unused_since_s=unused_since_s)
         return count + await self.durable.delete(scope=scope, unused_since_s=unused_since_s)
 
     async def aclose(self) -> None:
-        """Ends both."""
+        """Ends both, when what was begun is written."""
         if self._handing_over is not None:
             self._handing_over.cancel()
+        await self.patience.settle()
         await self.durable.aclose()
         await self._spare.aclose()
+
+    async def _found(self, scope: str, hashes: Sequence[str], asked: _Asked) -> list[Compaction]:
+        try:
+            found = await self.durable.find(scope, hashes)
+        except Exception as error:  # noqa: BLE001 - whatever a store raises, requests go on
+            self._fails("reading", error)
+            return []
+        self._works("reading")
+        if asked.is_late:
+            for compaction in found:
+                await self._late.put(scope, compaction)
+        return found
+
+    async def _found_fact(self, scope: str, key: str, asked: _Asked) -> str | None:
+        try:
+            found = await self.durable.get_fact(scope, key)
+        except Exception as error:  # noqa: BLE001 - whatever a store raises, requests go on
+            self._fails("reading", error)
+            return None
+        self._works("reading")
+        if asked.is_late and found is not None:
+            await self._late.put_fact(scope, key, found)
+        return found
 
     async def _write(self, work: Callable[[Store], Awaitable[None]], *, also: bool = True) -> bool:
         """Has the durable store do something, else the spare; whether it was the durable one.
@@ -243,3 +314,14 @@ class SteadyStore:
         for event in await spare.events():
             if (event.when_s, event.text) not in known:
                 await durable.add_event(event.when_s, event.text)
+
+
+@contextmanager
+def _unwritten(values: _Unwritten[_Value], key: tuple[str, str], value: _Value) -> Generator[None, None, None]:
+    """Has a value found while it is written."""
+    values[key] = value
+    try:
+        yield
+    finally:
+        if values.get(key) is value:
+            del values[key]

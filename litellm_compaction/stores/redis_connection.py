@@ -41,12 +41,13 @@ from redis.exceptions import TimeoutError as NoAnswer
 
 from litellm_compaction.errors import StoreError
 from litellm_compaction.redis_address import RedisAddress
+from litellm_compaction.stores.patience import WAIT_S, Patience
 
 Client: TypeAlias = "Redis | RedisCluster"
 _Result = TypeVar("_Result")
 
-# The one wait that an outage costs. Redis answers within a millisecond or a few; a fork for its snapshot or a script of
-# somebody else holds it for some ten.
+# After which a call fails; whoever makes it for a request waits for far less (`patience`). Redis answers within a
+# millisecond or a few; a fork for its snapshot or a script of somebody else holds it for some ten.
 LIMIT_S = 0.25
 # An operator who lists or deletes waits longer than a request does.
 PATIENT_LIMIT_S = 5.0
@@ -94,10 +95,14 @@ class RedisConnection:
     Args:
         rests: whether to fail at once after a failure; otherwise each call tries anew, as an operator's command does.
         limit_s: seconds after which a call is no longer waited for, connecting included.
+        wait_s: seconds that a request waits for a call, which runs on; None for as long as it takes.
     """
 
-    def __init__(self, address: RedisAddress, *, rests: bool = True, limit_s: float = LIMIT_S) -> None:
+    def __init__(
+        self, address: RedisAddress, *, rests: bool = True, limit_s: float = LIMIT_S, wait_s: float | None = WAIT_S
+    ) -> None:
         self.address = address
+        self.patience = Patience(wait_s)
         self._rests = rests
         self._limit_s = limit_s
         self._thread = _Thread()

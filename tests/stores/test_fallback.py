@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
 
 import pytest
 
 from litellm_compaction.core.compaction import Compaction
 from litellm_compaction.errors import StoreError, TooLargeForStore
 from litellm_compaction.stores import MemoryStore, Plot, SteadyStore, StoredCompaction, StoredEvent
+from litellm_compaction.stores.patience import WAIT_S, Patience
 from tests.stores.compactions import compaction
+from tests.virtual_time import run
 
 
 class Failing(MemoryStore):
@@ -242,3 +245,156 @@ async def test_what_is_too_large_for_the_store_holds_nothing_else_up(caplog: pyt
     await handed_over(made)
     assert {each.compaction.covered_hash for each in await made.durable.compactions()} == {"a", "b"}
     assert caplog.records[-1].getMessage().startswith("store_recovered")
+
+
+class Slow(Failing):
+    """Takes a while, and does what it is asked at the end of it."""
+
+    delay_s = 0.0
+
+    async def find(self, scope: str, hashes: Sequence[str]) -> list[Compaction]:
+        await asyncio.sleep(self.delay_s)
+        return await super().find(scope, hashes)
+
+    async def put(self, scope: str, compaction: Compaction) -> None:
+        await asyncio.sleep(self.delay_s)
+        await super().put(scope, compaction)
+
+    async def get_fact(self, scope: str, key: str) -> str | None:
+        await asyncio.sleep(self.delay_s)
+        return await super().get_fact(scope, key)
+
+    async def put_fact(self, scope: str, key: str, text: str) -> None:
+        await asyncio.sleep(self.delay_s)
+        await super().put_fact(scope, key, text)
+
+
+class Patient(Steady):
+    """A steady store whose callers do not wait for long, in virtual time."""
+
+    durable: Slow
+
+    def __init__(self) -> None:
+        self.durable = Slow()
+        self.clock = asyncio.get_running_loop().time
+        spare = MemoryStore(ttl_s=1e6, max_bytes=1_000_000)
+        self.store = SteadyStore(self.durable, spare, patience=Patience(WAIT_S), clock=self.clock)
+
+    async def hashes(self, *hashes: str) -> list[str]:
+        return [each.covered_hash for each in await self.store.find("team", hashes)]
+
+
+def in_virtual_time(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
+    def wrapped() -> None:
+        run(test())
+
+    wrapped.__name__, wrapped.__doc__ = test.__name__, test.__doc__
+    return wrapped
+
+
+@in_virtual_time
+async def test_no_request_waits_for_a_store_that_hangs() -> None:
+    """20 ms once, however often it asks; what it writes is found all the same."""
+    made = Patient()
+    made.durable.delay_s = 3600.0
+    await made.store.put("team", compaction("h2", covered=2))
+    assert await made.hashes("h1", "h2") == ["h2"]
+    await made.store.put_fact("team", "k", "1")
+    assert await made.store.get_fact("team", "k") == "1"
+    assert await made.store.get_fact("team", "other") is None
+    assert made.clock() <= 0.021
+    await asyncio.gather(*(made.hashes("h1") for _ in range(100)))
+    assert made.clock() <= 0.021
+    await made.store.patience.settle()
+
+
+@in_virtual_time
+async def test_a_store_that_is_far_away_is_waited_for() -> None:
+    """A record is worth 15 ms: without it a summary is made."""
+    made = Patient()
+    made.durable.delay_s = 0.015
+    for number in range(20):
+        await made.durable.put("team", compaction(f"h{number}"))
+        assert await made.hashes(f"h{number}") == [f"h{number}"]
+
+
+@in_virtual_time
+async def test_what_comes_too_late_counts_for_the_next_turn() -> None:
+    """Also where that does not wait, either; and no longer than the store itself is late."""
+    made = Patient()
+    await made.durable.put("team", compaction("h2", covered=2))
+    await made.durable.put_fact("team", "k", "1")
+    made.durable.delay_s = 0.2
+    assert await made.hashes("h1", "h2") == []
+    assert await made.store.get_fact("team", "k") is None
+    await asyncio.sleep(0.3)
+    assert await made.hashes("h1", "h2") == ["h2"]
+    assert await made.store.get_fact("team", "k") == "1"
+    await asyncio.sleep(0.3)
+    made.durable.delay_s = 0.0
+    await made.durable.delete()
+    await asyncio.sleep(2)
+    assert await made.hashes("h1", "h2") == []
+
+
+@in_virtual_time
+async def test_an_answer_in_time_ends_the_lateness() -> None:
+    """What asks while nobody waits looks whether it is over."""
+    made = Patient()
+    await made.durable.put("team", compaction("h2", covered=2))
+    made.durable.delay_s = 0.1
+    assert await made.hashes("h2") == []
+    made.durable.delay_s = 0.001
+    assert await made.hashes("h2") == []
+    await asyncio.sleep(0.01)
+    assert await made.hashes("h2") == ["h2"]
+    assert made.clock() < 0.04
+
+
+def test_what_is_written_too_late_and_fails_is_handed_over(caplog: pytest.LogCaptureFixture) -> None:
+    """One warning; the spare has it, as where it fails at once, and the store in the end."""
+
+    async def fails_late() -> None:
+        made = Patient()
+        made.durable.delay_s, made.durable.writes_fail = 0.2, True
+        await made.store.put("team", compaction("h"))
+        await made.store.put_fact("team", "k", "1")
+        await asyncio.sleep(0.3)
+        assert await made.hashes("h") == ["h"]
+        made.durable.delay_s, made.durable.writes_fail = 0.0, False
+        await asyncio.sleep(10)
+        assert await made.hashes("h") == ["h"]
+        await asyncio.sleep(1)
+        assert len(await made.durable.find("team", ["h"])) == 1
+        assert await made.durable.get_fact("team", "k") == "1"
+
+    run(fails_late())
+    assert caplog.text.count("store_failed") == 1
+
+
+@in_virtual_time
+async def test_what_is_deleted_while_it_is_written_stays_deleted() -> None:
+    """Whoever deletes waits for it; and what came late is forgotten as well."""
+    made = Patient()
+    await made.durable.put("team", compaction("h1"))
+    made.durable.delay_s = 0.2
+    await made.hashes("h1")
+    await made.store.put("team", compaction("h2"))
+    assert await made.store.delete() == 2
+    assert await made.hashes("h1", "h2") == []
+    await asyncio.sleep(1)
+    made.durable.delay_s = 0.0
+    assert await made.hashes("h1", "h2") == []
+
+
+@in_virtual_time
+async def test_a_client_that_leaves_stops_no_write() -> None:
+    """Another turn of its conversation may come."""
+    made = Patient()
+    made.durable.delay_s = 0.01
+    task = asyncio.ensure_future(made.store.put("team", compaction("h")))
+    await asyncio.sleep(0.005)
+    task.cancel()
+    await asyncio.wait({task})
+    await asyncio.sleep(0.01)
+    assert len(await made.durable.find("team", ["h"])) == 1

@@ -17,9 +17,10 @@ from pathlib import Path
 import pytest
 
 from litellm_compaction.core.compaction import Compaction
+from litellm_compaction.engine.coordination import Coordination
 from litellm_compaction.errors import StoreError
 from litellm_compaction.redis_address import parse
-from litellm_compaction.stores import MemoryStore, Plot, SteadyStore
+from litellm_compaction.stores import MemoryStore, Plot, SteadyStore, open_board, open_store, redis_of
 from litellm_compaction.stores.redis import RedisStore
 from litellm_compaction.stores.redis_connection import RedisConnection
 from tests.stores.compactions import compaction
@@ -205,6 +206,44 @@ async def test_nobody_there_is_asked_seldom(opened: Callable[..., RedisStore]) -
         assert attempts < 120
     finally:
         listener.close()
+        await listener.wait_closed()
+
+
+async def test_no_request_waits_until_a_server_that_hangs_is_given_up() -> None:
+    """One that takes everything and says nothing: what was asked is still under way when the request has gone on."""
+    reading = asyncio.Event()
+
+    async def hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)
+        reading.set()
+        while await reader.read(1 << 16):
+            pass
+        writer.close()
+
+    listener = await asyncio.start_server(hang, "127.0.0.1", 0)
+    port = listener.sockets[0].getsockname()[1]
+    store = open_store(f"redis://127.0.0.1:{port}", ttl_s=1000, max_bytes=1_000_000)
+    assert isinstance(store, SteadyStore)
+    connection = redis_of(store)
+    assert connection is not None
+    connection._limit_s = 2.0
+    board = open_board(f"redis://127.0.0.1:{port}", store)
+    assert board is not None
+    coordination = Coordination(board)
+    try:
+        for turn in range(3):
+            made = compaction(f"h{turn}")
+            await store.put("team", made)
+            assert await store.find("team", [f"h{turn}"]) == [made]
+            lease = coordination.lease("summary")
+            assert await lease.take()
+            lease.release(is_done=True)
+        await reading.wait()
+        assert not connection.is_resting
+    finally:
+        await coordination.aclose()
+        listener.close()
+        await store.aclose()
         await listener.wait_closed()
 
 
