@@ -66,7 +66,13 @@ class _Pruner(FakeAsk):
         self.calls: list[SummaryCall] = []
 
     async def __call__(
-        self, messages: Sequence[Message], *, max_tokens: int, tools: Sequence[Any] = (), tool_choice: Any = None
+        self,
+        messages: Sequence[Message],
+        *,
+        max_tokens: int,
+        tools: Sequence[Any] = (),
+        tool_choice: Any = None,
+        **_: Any,
     ) -> SummaryAnswer:
         raw = [dict(message.raw) for message in messages]
         answer = summary(self._kind, "\n".join(map(rendered, raw)), self._facts, max_tokens)

@@ -12,9 +12,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeAlias, TypeVar
 
-from litellm_compaction.core.judging import judged
+from litellm_compaction.core.judging import Unfolding, judged
 from litellm_compaction.core.messages import JsonValue, Message, user_message, with_text
 from litellm_compaction.core.prompts import (
     is_refusal,
@@ -27,6 +27,7 @@ from litellm_compaction.core.strategies import STRATEGIES, Strategy
 from litellm_compaction.errors import SummaryFailed
 
 _T = TypeVar("_T")
+IsEnough: TypeAlias = Callable[[str], bool]
 # Words for a token bound: 0.6 words a token leaves room in every language we measured.
 _WORDS_PER_TOKEN = 0.6
 _MAX_PARTS = 6
@@ -49,7 +50,9 @@ class Ask(Protocol):
     """One call of the pruning model: messages in, its answer out.
 
     `tools` and `tool_choice` go with the messages of the conversation itself (append mode), as its client sent them;
-    None is no choice. Raises `SummaryFailed` for every failure of the call; cancellation passes through.
+    None is no choice. `is_enough` is told each piece of the answer's text where that comes in pieces, and says when
+    the rest is not wanted: the answer is then ended, as one that is too long. Raises `SummaryFailed` for every failure
+    of the call; cancellation passes through.
     """
 
     def __call__(
@@ -59,6 +62,7 @@ class Ask(Protocol):
         max_tokens: int,
         tools: Sequence[JsonValue] = (),
         tool_choice: JsonValue = None,
+        is_enough: IsEnough | None = None,
     ) -> Awaitable[SummaryAnswer]: ...
 
 
@@ -73,9 +77,12 @@ def ending_in(switch: str, ask: Ask) -> Ask:
         max_tokens: int,
         tools: Sequence[JsonValue] = (),
         tool_choice: JsonValue = None,
+        is_enough: IsEnough | None = None,
     ) -> Awaitable[SummaryAnswer]:
         last = with_text(messages[-1], f"{messages[-1].text} {switch}")
-        return ask((*messages[:-1], last), max_tokens=max_tokens, tools=tools, tool_choice=tool_choice)
+        return ask(
+            (*messages[:-1], last), max_tokens=max_tokens, tools=tools, tool_choice=tool_choice, is_enough=is_enough
+        )
 
     return asking
 
@@ -263,7 +270,14 @@ class _Caller:
         """The text of an answer that may be used, shorter than its source where that is known."""
         limit_tokens = self.job.summary_tokens
         room_tokens = limit_tokens + self.job.thinking_tokens
-        text, answer = await _asked(self.ask, messages, max_tokens=room_tokens, tools=tools, tool_choice=tool_choice)
+        text, answer = await _asked(
+            self.ask,
+            messages,
+            max_tokens=room_tokens,
+            tools=tools,
+            tool_choice=tool_choice,
+            instruction=self.job.instruction,
+        )
         if answer.calls_tool:
             raise SummaryFailed("tool_call")
         if not text:
@@ -288,15 +302,24 @@ async def _asked(
     max_tokens: int,
     tools: Sequence[JsonValue] = (),
     tool_choice: JsonValue = None,
+    instruction: str = "",
 ) -> tuple[str, SummaryAnswer]:
-    """The words of an answer, without its reasoning and fences, and the answer; "" where it has nothing else."""
-    answer = await ask(messages, max_tokens=max_tokens, tools=tools, tool_choice=tool_choice)
+    """The words of an answer, without its reasoning and fences, and the answer; "" where it has nothing else.
+
+    A summary that was asked for by an instruction is ended as soon as the rest of it cannot be used.
+    """
+
+    def answered(max_tokens: int) -> Awaitable[SummaryAnswer]:
+        is_enough = Unfolding(instruction=instruction, max_tokens=max_tokens).is_enough if instruction else None
+        return ask(messages, max_tokens=max_tokens, tools=tools, tool_choice=tool_choice, is_enough=is_enough)
+
+    answer = await answered(max_tokens)
     text = read_summary(answer.text)
     if text or answer.calls_tool or not (answer.reasoning or answer.text):
         return text, answer
     # Only thinking came back: one retry with room for both. The bound that it may break is the server's, which then
     # ends the answer as too long.
-    answer = await ask(messages, max_tokens=2 * max_tokens, tools=tools, tool_choice=tool_choice)
+    answer = await answered(2 * max_tokens)
     text = read_summary(answer.text)
     if not text and not answer.calls_tool:
         raise SummaryFailed("reasoning_only")

@@ -38,7 +38,13 @@ class FakeAsk:
         self.max_tokens: list[int] = []
 
     async def __call__(
-        self, messages: Sequence[Message], *, max_tokens: int, tools: Sequence[Any] = (), tool_choice: Any = None
+        self,
+        messages: Sequence[Message],
+        *,
+        max_tokens: int,
+        tools: Sequence[Any] = (),
+        tool_choice: Any = None,
+        **_: Any,
     ) -> SummaryAnswer:
         prompt = "\n".join(message.text for message in messages)
         self.prompts.append(prompt)
@@ -211,7 +217,13 @@ class Silent(FakeAsk):
         self.cancelled = False
 
     async def __call__(
-        self, messages: Sequence[Message], *, max_tokens: int, tools: Sequence[Any] = (), tool_choice: Any = None
+        self,
+        messages: Sequence[Message],
+        *,
+        max_tokens: int,
+        tools: Sequence[Any] = (),
+        tool_choice: Any = None,
+        **_: Any,
     ) -> SummaryAnswer:
         self.asked.set()
         try:

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ValidationError
 
 from litellm_compaction.core.messages import JsonObject, JsonValue, Message
 from litellm_compaction.errors import ServerUnavailable
-from litellm_compaction.summarizer import Ask, SummaryAnswer
+from litellm_compaction.summarizer import Ask, IsEnough, SummaryAnswer
 
 _TEMPERATURE = 0.3
 _CONNECT_S = 5.0
@@ -55,6 +55,7 @@ def chat_server(http: httpx.AsyncClient, api_base: str, api_key: str | None, mod
         max_tokens: int,
         tools: Sequence[JsonValue] = (),
         tool_choice: JsonValue = None,
+        is_enough: IsEnough | None = None,
     ) -> SummaryAnswer:
         body: dict[str, JsonValue] = {
             "model": model,

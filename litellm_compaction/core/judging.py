@@ -14,7 +14,7 @@ import itertools
 import re
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Literal, NamedTuple, TypeAlias
 
 from litellm_compaction.core.ledger import ANCHORS_HEAD, NAMES_HEAD, WORDS_HEAD
@@ -33,6 +33,10 @@ _LEAST_SENTENCES = 6
 _LEAST_DISTINCT_RATIO = 0.6
 # Prose takes a third to a half of its bytes, one phrase again and again a tenth.
 _LOOP_BYTES, _LOOP_RATIO = 200, 0.12
+# So many useless lines in a row, or times the same heading, and what follows will be no better.
+_ENOUGH_LINES, _ENOUGH_HEADINGS = 6, 4
+# A server that ignores its bound writes more than this for each token of it.
+_MOST_TOKEN_CHARS = 16
 # Words of a sentence that counts: "Done." may well stand in every row.
 _LEAST_SENTENCE_WORDS = 3
 _MOST_DROPPED_RATIO = 0.5
@@ -47,6 +51,7 @@ _RULE = re.compile(r"\|?[\s:|-]{3,200}\|?\s{0,8}\Z")
 _HEADING = re.compile(r"\s{0,8}#{1,6}\s|" + _RULE.pattern)
 # How a transcript is shown to a summariser (`prompts.render_message`).
 _TURN = re.compile(r"\s{0,8}(?:(?:USER|ASSISTANT|SYSTEM|DEVELOPER|TOOL RESULT):\s{0,8}\Z|ASSISTANT CALLED \w)")
+_THINKS, _THINKS_NO_MORE = "<think", "</think"
 _SCRIPTS = (
     ("latin", "A-Za-zªºÀ-ɏḀ-ỿ"),
     ("greek", "Ͱ-Ͽἀ-῿"),
@@ -114,6 +119,78 @@ def judged(summary: str, *, instruction: str, source: Sequence[str]) -> Judgemen
     return Judgement("\n".join(_without_faults(lines)).strip(), "")
 
 
+class Unfolding:
+    """Looks at a summary while it is written, so that one of which the rest says nothing can be ended.
+
+    By the same signs as `judged`, which looks at what there is then: the beginning of a summary whose writer goes on
+    with the dialogue may well be used.
+
+    Args:
+        instruction: that its writer was given.
+        max_tokens: bound on what is written.
+    """
+
+    def __init__(self, *, instruction: str, max_tokens: int) -> None:
+        self._beginning = instruction[:_ECHO_CHARS]
+        self._told = _runs_of((instruction, *_FRAME))
+        self._chars_left = _MOST_TOKEN_CHARS * max_tokens
+        self._line: list[str] = []
+        self._line_chars = self._looked_chars = self._useless = 0
+        self._is_first, self._is_thinking = True, False
+        self._seen: set[tuple[str, ...]] = set()
+        self._headings: Counter[str] = Counter()
+
+    def is_enough(self, piece: str) -> bool:
+        """Whether what follows `piece` cannot be used."""
+        self._chars_left -= len(piece)
+        if self._chars_left < 0:
+            return True
+        *whole, last = piece.split("\n")
+        for text in whole:
+            self._line.append(text)
+            line = "".join(self._line)
+            self._line, self._line_chars, self._looked_chars = [], 0, 0
+            if self._ends_with(line):
+                return True
+        self._line.append(last)
+        self._line_chars += len(last)
+        if self._line_chars - self._looked_chars < 2 * _LOOP_BYTES:
+            return False
+        begun = "".join(self._line)
+        self._line = [begun]
+        newest = begun[self._looked_chars :]
+        self._looked_chars = self._line_chars
+        return not self._is_thinking and _turns_round(newest)
+
+    def _ends_with(self, text: str) -> bool:
+        """Whether a whole line is one too many."""
+        plain = text.strip()
+        if self._is_thinking or plain.startswith(_THINKS):
+            self._is_thinking = _THINKS_NO_MORE not in plain
+            return False
+        if not plain:
+            return False
+        is_first, self._is_first = self._is_first, False
+        if is_first and len(plain) >= _ECHO_CHARS and plain.startswith(self._beginning):
+            return True
+        if _HEADING.match(text):
+            if _RULE.match(text):
+                return False
+            self._headings[plain] += 1
+            return self._headings[plain] >= _ENOUGH_HEADINGS
+        if _TURN.match(text):
+            return True
+        words = tuple(word.casefold() for word in _WORD.findall(text))
+        is_useless = _is_told(words, self._told) or _is_repeated(words, self._seen) or _turns_round(text)
+        self._seen.add(words)
+        self._useless = self._useless + 1 if is_useless else 0
+        return self._useless >= _ENOUGH_LINES
+
+
+def _is_repeated(words: tuple[str, ...], seen: Collection[tuple[str, ...]]) -> bool:
+    return len(words) >= _LEAST_SENTENCE_WORDS and words in seen
+
+
 def _looked_at(lines: Sequence[str], told: frozenset[tuple[str, ...]]) -> list[_Line]:
     found: list[_Line] = []
     seen: set[tuple[str, ...]] = set()
@@ -129,7 +206,7 @@ def _looked_at(lines: Sequence[str], told: frozenset[tuple[str, ...]]) -> list[_
                 fault = "dialogue"
             elif _is_told(words, told):
                 fault = "echo"
-            elif (len(words) >= _LEAST_SENTENCE_WORDS and words in seen) or _turns_round(text):
+            elif _is_repeated(words, seen) or _turns_round(text):
                 fault = "loop"
             seen.add(words)
         found.append(_Line(text, is_heading, len(words), fault))

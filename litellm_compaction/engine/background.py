@@ -41,7 +41,7 @@ from litellm_compaction.engine.reporting import Reporter
 from litellm_compaction.engine.threads import is_long, off_loop_if
 from litellm_compaction.errors import CompactionError
 from litellm_compaction.stores import Store
-from litellm_compaction.summarizer import Ask, SummaryAnswer
+from litellm_compaction.summarizer import Ask, IsEnough, SummaryAnswer
 
 logger = logging.getLogger("litellm_compaction")
 _Found = TypeVar("_Found")
@@ -98,9 +98,12 @@ class _Progress:
             max_tokens: int,
             tools: Sequence[JsonValue] = (),
             tool_choice: JsonValue = None,
+            is_enough: IsEnough | None = None,
         ) -> SummaryAnswer:
             self._bound_tokens, self._tokens = max_tokens, 0
-            return await told(messages, max_tokens=max_tokens, tools=tools, tool_choice=tool_choice)
+            return await told(
+                messages, max_tokens=max_tokens, tools=tools, tool_choice=tool_choice, is_enough=is_enough
+            )
 
         following: Ask = ask
         return replace(model, ask=following)

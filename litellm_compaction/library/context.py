@@ -22,7 +22,7 @@ from litellm_compaction.errors import SummaryFailed
 from litellm_compaction.library.config import CompactionConfig
 from litellm_compaction.library.tokens import counter
 from litellm_compaction.stores import MemoryStore
-from litellm_compaction.summarizer import Ask, SummaryAnswer
+from litellm_compaction.summarizer import Ask, IsEnough, SummaryAnswer
 from litellm_compaction.tokenizers.sources import Sources
 from litellm_compaction.windows.windows import Target, Windows
 
@@ -133,6 +133,7 @@ def _asking(config: CompactionConfig, model: str, acompletion: Completion) -> As
         max_tokens: int,
         tools: Sequence[JsonValue] = (),
         tool_choice: JsonValue = None,
+        is_enough: IsEnough | None = None,
     ) -> SummaryAnswer:
         try:
             response = await acompletion(

@@ -26,7 +26,7 @@ from litellm_compaction.errors import SummaryFailed
 from litellm_compaction.proxy import wire
 from litellm_compaction.proxy.litellm_api import has_spare_places, is_allowed, is_within_budgets, takes_place
 from litellm_compaction.proxy.refusals import unframed
-from litellm_compaction.summarizer import SummaryAnswer
+from litellm_compaction.summarizer import IsEnough, SummaryAnswer
 
 logger = logging.getLogger("litellm_compaction")
 
@@ -90,6 +90,7 @@ def summary_asker(
         max_tokens: int,
         tools: Sequence[JsonValue] = (),
         tool_choice: JsonValue = None,
+        is_enough: IsEnough | None = None,
     ) -> SummaryAnswer:
         with_tools = {"tools": list(tools), "tool_choice": tool_choice} if tools else {}
         if tool_choice is None:
@@ -112,7 +113,7 @@ def summary_asker(
             try:
                 # A plain answer that is given up is generated to its end all the same (llama.cpp, measured 2026-11-22),
                 # beside the client's own in the same context. A stream ends where it is closed.
-                return await _joined(await call(stream=True, stream_options={"include_usage": True}), hear)
+                return await _joined(await call(stream=True, stream_options={"include_usage": True}), hear, is_enough)
             except _REFUSED as error:
                 if "stream" not in str(error).lower():
                     raise
@@ -176,8 +177,10 @@ def _as_escaped(value: object) -> str:
     return _BACKSLASHES.sub(r"\\", json.dumps(value, default=str)[1:-1])
 
 
-async def _joined(answer: Any, hear: Callable[[str], None] | None = None) -> SummaryAnswer:
-    """The whole of an answer, which comes as a stream, or at once from what streams nothing."""
+async def _joined(
+    answer: Any, hear: Callable[[str], None] | None = None, is_enough: IsEnough | None = None
+) -> SummaryAnswer:
+    """The whole of an answer, which comes as a stream, or at once from what streams nothing; at most what is wanted."""
     if not hasattr(answer, "__aiter__"):
         choice = answer.choices[0]
         return _summary_answer([choice.message], choice.finish_reason)
@@ -187,8 +190,11 @@ async def _joined(answer: Any, hear: Callable[[str], None] | None = None) -> Sum
             for choice in chunk.choices[:1]:
                 deltas.append(choice.delta)
                 finish_reason = choice.finish_reason or finish_reason
+                said = choice.delta.content or ""
                 if hear is not None:
-                    hear(_reasoning(choice.delta) + (choice.delta.content or ""))
+                    hear(_reasoning(choice.delta) + said)
+                if is_enough is not None and said and is_enough(said):
+                    return _summary_answer(deltas, "length")
     finally:
         # Also where the time limit cancels it: that is what stops the server.
         with anyio.CancelScope(shield=True):

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from litellm_compaction.core.judging import Judgement, judged
+from litellm_compaction.core.judging import Judgement, Unfolding, judged
 from litellm_compaction.core.prompts import FRAME_NOTE
 from litellm_compaction.core.strategies import STRATEGIES, strategy_of, writer_of
 from tests.core.good_summaries import GOOD, Good
@@ -137,3 +137,48 @@ def test_summaries_of_a_real_small_model_are_not_used() -> None:
     summaries = json.loads(file.read_text(encoding="utf-8"))
     assert len(summaries) == 20
     assert sum(look(summary).fault != "" for summary in summaries) >= 19
+
+
+def unfolded(summary: str, size: int = 7, *, max_tokens: int = 400) -> str:
+    """What a writer has written when it is ended."""
+    watch = Unfolding(instruction=INSTRUCTION, max_tokens=max_tokens)
+    for start in range(0, len(summary), size):
+        if watch.is_enough(summary[start : start + size]):
+            return summary[: start + size]
+    return summary
+
+
+@pytest.mark.parametrize("size", [1, 7, 5000])
+def test_no_good_summary_is_ended(size: int) -> None:
+    """Not one of the forty, in whatever pieces it comes."""
+    for good in GOOD:
+        instruction = strategy_of(writer_of(good.strategy)).instruction(words=200, round_number=2)
+        watch = Unfolding(instruction=instruction, max_tokens=400)
+        pieces = [good.text[at : at + size] for at in range(0, len(good.text), size)]
+        assert not any(watch.is_enough(piece) for piece in pieces)
+
+
+@pytest.mark.parametrize(
+    "summary",
+    [
+        INSTRUCTION * 3,
+        REAL + "### Error message\n" * 100,
+        REAL + "- [ ] port the statements\n" * 100,
+        "endless " * 900,
+        REAL + "很好很好" * 900,
+        f"{REAL}USER:\nAnd now the rest of it, please.\nASSISTANT:\n{REAL * 40}",
+    ],
+)
+def test_a_summary_that_says_nothing_more_is_ended_early(summary: str) -> None:
+    """Long before its bound: an engine decodes each further token of it for nothing."""
+    written = unfolded(summary)
+    assert len(written) <= 900 < len(summary) / 2 or len(written) < len(summary) / 2
+    assert look(written).fault or REAL.strip() in look(written).text
+
+
+def test_a_writer_without_an_end_is_ended() -> None:
+    """By a server that ignores its bound, whatever it writes; thoughts may repeat themselves until then."""
+    endless = " ".join(f"word{number}" for number in range(9000))
+    assert len(unfolded(endless, max_tokens=100)) <= 1700
+    thoughts = "<think>\n" + "Let me see it again.\n" * 20 + "</think>\n" + REAL
+    assert unfolded(thoughts) == thoughts

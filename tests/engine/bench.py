@@ -113,7 +113,13 @@ class FakeAsk:
         self.cancelled = 0
 
     async def __call__(
-        self, messages: Sequence[Message], *, max_tokens: int, tools: Sequence[Any] = (), tool_choice: Any = None
+        self,
+        messages: Sequence[Message],
+        *,
+        max_tokens: int,
+        tools: Sequence[Any] = (),
+        tool_choice: Any = None,
+        **_: Any,
     ) -> SummaryAnswer:
         prompt = "\n".join(message.text for message in messages)
         self.prompts.append(prompt)

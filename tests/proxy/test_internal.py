@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from litellm_compaction.core.judging import Unfolding
 from litellm_compaction.core.messages import user_message
 from litellm_compaction.errors import SummaryFailed
 from litellm_compaction.proxy.internal import _ERROR_WORDS, summary_asker, told_apart
@@ -154,6 +155,17 @@ async def test_a_summary_is_asked_for_as_a_stream_and_joined() -> None:
     answer = await summary_asker(router, "m", {}, timeout_s=60)([user_message("text")], max_tokens=5)
     assert answer == SummaryAnswer(text="### Current state", reasoning="Hm.", finish_reason="length", calls_tool=False)
     assert (router.asked["stream"], router.asked["stream_options"]) == (True, {"include_usage": True})
+    assert router.closed == 1
+
+
+async def test_a_summary_that_says_nothing_more_is_ended() -> None:
+    """The rest is never generated; what was written counts as an answer that was cut."""
+    pieces = [_chunk(content="### Current state\n"), _chunk(content="USER:\n"), _chunk(content="And now?")]
+    router = _Streaming(pieces, ends=False)
+    watch = Unfolding(instruction="Write the record.", max_tokens=50)
+    ask = summary_asker(router, "m", {}, timeout_s=60)
+    answer = await ask([user_message("text")], max_tokens=50, is_enough=watch.is_enough)
+    assert answer == SummaryAnswer(text="### Current state\nUSER:\n", finish_reason="length")
     assert router.closed == 1
 
 
