@@ -19,7 +19,7 @@ from litellm_compaction.engine import Standing
 from litellm_compaction.events import CompactionEvent, TruncationAlarm, event_to_json
 from litellm_compaction.proxy.page.auth import Visitor
 from litellm_compaction.proxy.page.content import Content, Field, Notice, Row
-from litellm_compaction.proxy.page.data import events_for
+from litellm_compaction.proxy.page.data import events_for, useless_models
 from litellm_compaction.proxy.page.history import Accuracy, Drop, Talk, Turn
 from litellm_compaction.proxy.page.view import (
     SECURITY_HEADERS,
@@ -271,6 +271,19 @@ def test_reuses_in_a_row_are_one() -> None:
     assert "4,000 → 1" in text
     assert "3,000 → 1" not in text
     assert "1,000 → 1" in text
+
+
+def test_a_model_whose_summaries_say_nothing_is_named() -> None:
+    """With what to set; by its newest summaries, which come first."""
+    known: dict[str, Any] = {"phase": "pre_request", "model": "m", "window_tokens": 8192, "window_source": "operator"}
+    known |= {"tokens_before": 9, "tokens_after": 1, "summary_calls": 1, "pruning_model": "weak-135m"}
+    good = [CompactionEvent(outcome="compacted", **known)] * 6
+    bad = [CompactionEvent(outcome="fallback", reason="loop", **known)] * 6
+    (notice,) = useless_models([*bad, *good])
+    assert notice.kind == "note"
+    assert "weak-135m: 6 of 6" in notice.text
+    assert "max_summary_calls to 0" in notice.text
+    assert useless_models([*good, *bad]) == []
 
 
 async def test_a_tenant_s_events_are_found_behind_thousands_of_others() -> None:

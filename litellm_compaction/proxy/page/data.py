@@ -16,7 +16,7 @@ import httpx
 from litellm_compaction.config import SAME_MODEL, Settings
 from litellm_compaction.engine import GoingOn
 from litellm_compaction.errors import CompactionError, ModelNotLoaded
-from litellm_compaction.events import Kept, event_from_json
+from litellm_compaction.events import Kept, event_from_json, useless_summarisers
 from litellm_compaction.proxy.deployments import DeploymentSelector, GuardedDeployment
 from litellm_compaction.proxy.live_settings import (
     CHANGEABLE,
@@ -27,7 +27,7 @@ from litellm_compaction.proxy.live_settings import (
     for_deployment,
 )
 from litellm_compaction.proxy.page.auth import Visitor
-from litellm_compaction.proxy.page.content import Field, Model, Row
+from litellm_compaction.proxy.page.content import Field, Model, Notice, Row
 from litellm_compaction.proxy.page.history import Turns
 from litellm_compaction.proxy.page.view import clock_text
 from litellm_compaction.proxy.routing import WAYS_OF, carrier_of, router_entries
@@ -128,6 +128,18 @@ def fields_for(
             )
         )
     return fields
+
+
+def useless_models(events: Sequence[Kept]) -> list[Notice]:
+    """What to set where a model's newest summaries were mostly rejected; `events` as of `events_for`."""
+    return [
+        Notice(
+            kind="note",
+            text=f"{model}: {share} of its last summaries said nothing and were not used. Name another pruning_model, "
+            "or set max_summary_calls to 0, which keeps the verbatim record and spares the calls.",
+        )
+        for model, share in useless_summarisers(reversed(events)).items()
+    ]
 
 
 async def events_for(store: Store, visitor: Visitor) -> list[Kept]:

@@ -36,7 +36,15 @@ from litellm_compaction.proxy.page.auth import (
     visitor_of,
 )
 from litellm_compaction.proxy.page.content import Content, Notice
-from litellm_compaction.proxy.page.data import Surroundings, events_for, fields_for, models_for, revision_of, rows_for
+from litellm_compaction.proxy.page.data import (
+    Surroundings,
+    events_for,
+    fields_for,
+    models_for,
+    revision_of,
+    rows_for,
+    useless_models,
+)
 from litellm_compaction.proxy.page.view import ALL, SECURITY_HEADERS, page, plain_page, sign_in_page
 from litellm_compaction.proxy.refusals import log_failed_open
 from litellm_compaction.proxy.routing import reachable_entries
@@ -181,6 +189,7 @@ class _Page:
         talks = await around.turns.everywhere(visitor.tenant_seen)
         # Titles and health checks are conversations of one request; they would crowd out the others.
         drawn = ([talk for talk in talks if talk.is_eventful] or talks)[:_SHOWN_TALKS]
+        events = await events_for(around.store, visitor)
         content = Content(
             role=visitor.role,
             may_write=visitor.may_write,
@@ -195,11 +204,11 @@ class _Page:
                 entered=refused.entered if refused else {},
                 problems=refused.problems if refused else {},
             ),
-            notices=[*_notices(done, refused), *self._state(known)],
+            notices=[*_notices(done, refused), *self._state(known), *useless_models(events)],
             rows=rows,
             talks=drawn,
             more_talks=len(talks) - len(drawn),
-            events=await events_for(around.store, visitor),
+            events=events,
         )
         return page(content)
 
