@@ -50,7 +50,8 @@ class SteadyStore:
     event loops as far as both stores may.
 
     For compactions and facts nobody waits longer than the patience lasts. What is asked for is a miss then, and is kept
-    for the next turn when it comes; what is written is found here meanwhile, and goes to the spare where it fails.
+    for the next turn when it comes; what is written is found here meanwhile, and goes to the spare where it fails. Who
+    looks for the same conversation again is about to pay a summary for it, and waits as long as the store itself does.
 
     Args:
         durable: the store that the operator named.
@@ -72,6 +73,7 @@ class SteadyStore:
         self._spare = spare
         self._clock = clock
         self._late = MemoryStore(ttl_s=_LATE_S, max_bytes=_LATE_BYTES, clock=clock)
+        self._looks: dict[tuple[object, ...], asyncio.Task[list[Compaction]]] = {}
         self._unwritten: _Unwritten[Compaction] = {}
         self._unwritten_facts: _Unwritten[str] = {}
         self._failing: set[_Way] = set()
@@ -86,12 +88,7 @@ class SteadyStore:
     async def find(self, scope: str, hashes: Sequence[str]) -> list[Compaction]:
         """What both have, the one that covers most first."""
         spare = await self._spare.find(scope, hashes)
-        asked = _Asked()
-        try:
-            durable = await self.patience.wait(self._found(scope, hashes, asked))
-        except StoreLate:
-            asked.is_late = True
-            durable = await self._late.find(scope, hashes)
+        durable = await self._durable_ones(scope, hashes)
         unwritten = self._unwritten
         new = [unwritten[(scope, each)] for each in hashes if (scope, each) in unwritten] if unwritten else []
         if not spare and not new:
@@ -214,6 +211,20 @@ class SteadyStore:
         await self.patience.settle()
         await self.durable.aclose()
         await self._spare.aclose()
+
+    async def _durable_ones(self, scope: str, hashes: Sequence[str]) -> list[Compaction]:
+        key = (asyncio.get_running_loop(), scope, *hashes[-1:])
+        if (look := self._looks.get(key)) is not None:
+            return await asyncio.shield(look)
+        asked = _Asked()
+        look = asyncio.ensure_future(self._found(scope, hashes, asked))
+        try:
+            return await self.patience.wait(look)
+        except StoreLate:
+            asked.is_late = True
+            self._looks[key] = look
+            look.add_done_callback(lambda _: self._looks.pop(key, None))
+            return await self._late.find(scope, hashes)
 
     async def _found(self, scope: str, hashes: Sequence[str], asked: _Asked) -> list[Compaction]:
         try:
