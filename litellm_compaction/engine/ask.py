@@ -11,6 +11,7 @@ call, and the next level is a summary.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 import time
@@ -221,13 +222,15 @@ class SummaryClient:
             count = limit.count
             job = replace(job, prompt_limit_tokens=limit.tokens, thinking_tokens=limit.thinking_tokens)
             failure = ""
+            # One limit for both modes: what append mode has used up the other one has not.
+            until_s = asyncio.get_running_loop().time() + work.case.settings.summary_timeout_s
             for upstream in await self._modes(work, decision, model, job):
                 if attempts.summary_calls_left <= 0:
                     failure = failure or reason or "attempts"
                     break
                 attempts.summary_calls_left -= 1
                 calls, asked = calls + 1, model.label
-                timeout_s = work.case.settings.summary_timeout_s
+                timeout_s = until_s - asyncio.get_running_loop().time()
                 try:
                     if upstream is None:
                         text = await summarize(job, model.quiet_ask, count, timeout_s=timeout_s)

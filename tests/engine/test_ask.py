@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from typing import Any
 
@@ -12,8 +13,10 @@ from litellm_compaction.core.messages import Message
 from litellm_compaction.engine.ask import SentPrompts, SummaryClient
 from litellm_compaction.engine.measure import RequestMeasurer
 from litellm_compaction.errors import SummaryFailed
+from litellm_compaction.summarizer import SummaryAnswer
 from litellm_compaction.tokenizers.sources import Sources
 from litellm_compaction.tokens.counter import TokenCounter
+from tests import virtual_time
 from tests.builders import (
     JsonDict,
     as_bytes,
@@ -118,6 +121,31 @@ async def test_both_modes_take_from_one_budget() -> None:
     await asked_of(bench, max_summary_calls=1)
     assert len(bench.ask.messages) == 1
     assert (bench.last.outcome, bench.last.reason) == ("fallback", "tool_call")
+
+
+def test_both_modes_share_one_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the first one used up the second one has not: whoever waits, waits `summary_timeout_s` at most."""
+    virtual_time.without_threads(monkeypatch)
+    bench = Bench()
+    asked_s: list[float] = []
+
+    class Slow(FakeAsk):
+        async def __call__(self, *given: Any, **options: Any) -> SummaryAnswer:
+            asked_s.append(asyncio.get_running_loop().time())
+            # Within the limit the first time; longer than what is left of it the second.
+            await asyncio.sleep(20)
+            return await super().__call__(*given, **options)
+
+    bench.ask = Slow()
+    bench.ask.calls_tool = True
+
+    async def took_s() -> float:
+        await asked_of(bench, summary_timeout_s=30)
+        return asyncio.get_running_loop().time() - asked_s[0]
+
+    assert virtual_time.run(took_s()) == pytest.approx(30, abs=1)
+    assert len(asked_s) == 2
+    assert (bench.last.outcome, bench.last.reason) == ("fallback", "timeout")
 
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "run"}}])
