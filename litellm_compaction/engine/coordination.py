@@ -19,7 +19,7 @@ from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 from litellm_compaction.concurrency import ended
-from litellm_compaction.errors import StoreError, StoreLate
+from litellm_compaction.errors import StoreError
 from litellm_compaction.stores.board import Board, Decide
 
 _Result = TypeVar("_Result")
@@ -57,7 +57,6 @@ class Coordination:
         clock: Callable[[], float] = time.monotonic,
         wait: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        self.patience = board.patience
         self._board = board
         self._clock = clock
         self._wait = wait
@@ -197,31 +196,22 @@ class Lease:
         self._topic = topic
         # Several in one process are strangers to each other.
         self._name = f"-{uuid.uuid4().hex}"
-        self._claim: asyncio.Task[bool] | None = None
         self._renewing: asyncio.Task[None] | None = None
 
     async def take(self) -> bool:
-        """Takes it if nobody has it; whether it may be acted upon, which it may be where nobody can be asked in time.
-
-        What is granted too late is kept from then on.
-        """
+        """Takes it if nobody has it; whether it may be acted upon, which it may be where nobody can be asked."""
         if self._renewing is not None:
             return True
-        claim = self._claim = asyncio.ensure_future(self._write(_taken))
         try:
-            is_mine = await self._coordination.patience.wait(claim)
-        except StoreLate:
-            is_mine = True
+            is_mine = await self._write(_taken)
         except StoreError:
             return True
         except BaseException:
             # Whether it was taken is not known.
-            self._coordination.behind(self._give_back(claim, 0.0))
+            self._coordination.behind(self._give_back(0.0))
             raise
         if is_mine:
-            self._renewing = self._coordination.while_held(
-                self._renew(claim), farewell=lambda: self._give_back(claim, 0.0)
-            )
+            self._renewing = self._coordination.while_held(self._renew(), farewell=lambda: self._give_back(0.0))
         return is_mine
 
     def release(self, *, is_done: bool) -> None:
@@ -231,31 +221,22 @@ class Lease:
             is_done: whether its work is done, so that others need not begin it before they can see that.
         """
         renewing, self._renewing = self._renewing, None
-        if renewing is not None and self._claim is not None:
+        if renewing is not None:
             renewing.cancel()
-            self._coordination.behind(self._give_back(self._claim, _LINGERS_S if is_done else 0.0))
+            self._coordination.behind(self._give_back(_LINGERS_S if is_done else 0.0))
 
-    async def _renew(self, claim: asyncio.Task[bool]) -> None:
-        while await _is_granted(claim):
+    async def _renew(self) -> None:
+        while True:
             await self._coordination.wait(RENEWED_EVERY_S)
             with contextlib.suppress(StoreError):
                 await self._write(_kept)
 
-    async def _give_back(self, claim: asyncio.Task[bool], after_s: float) -> None:
-        # A claim that is under way could be granted behind it.
-        lingers = await _is_granted(claim) and after_s
+    async def _give_back(self, after_s: float) -> None:
         with contextlib.suppress(StoreError):
-            await self._write(_kept if lingers else _gone, lease_s=lingers or LEASE_S)
+            await self._write(_kept if after_s else _gone, lease_s=after_s or LEASE_S)
 
     async def _write(self, decide: Decide[bool], *, lease_s: float = LEASE_S) -> bool:
         return await self._coordination.update(self._topic, decide, lease_s=lease_s, name=self._name)
-
-
-async def _is_granted(claim: asyncio.Task[bool]) -> bool:
-    """Whether a claim was granted, as soon as it is known."""
-    if not claim.done():
-        await asyncio.wait({claim})
-    return not claim.cancelled() and claim.exception() is None and claim.result()
 
 
 def _taken(others: Sequence[bytes]) -> tuple[bytes | None, bool]:

@@ -21,7 +21,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from litellm_compaction.core.sharing import Loan, Part, Verdict, Wish, settle
 from litellm_compaction.engine.coordination import LEASE_S, RENEWED_EVERY_S, Coordination
-from litellm_compaction.errors import StoreError, StoreLate
+from litellm_compaction.errors import StoreError
 
 # Whoever waits looks this often whether there is room, whoever runs beside others whether one of theirs waits.
 _WAITING_S = 0.1
@@ -149,28 +149,17 @@ class SharedPool:
             verdict = settle(stance.part, _parts(others), stance.window_tokens, loans=stance.loans, more=stance.more)
             return (_PART.dump_json(verdict.part) if verdict.part.seats else None), verdict
 
-        update = asyncio.ensure_future(self._coordination.update(self._topic, decide))
         try:
-            try:
-                verdict = await self._coordination.patience.wait(update)
-            except StoreLate:
-                # Requests wait no longer: what is known of the others still counts.
-                self.is_up = False
-                self._place.go_on_alone()
-                verdict = await update
+            verdict = await self._coordination.update(self._topic, decide)
         except StoreError:
             self._be_alone()
             self._place.go_on_alone()
             return RENEWED_EVERY_S
+        self.is_up = True
         self.others_tokens, self.others_seats = verdict.others_tokens, verdict.others_seats
         self.is_waited_for = verdict.is_waited_for
         if verdict.others_seats:
             self._others_known_until_s = self._clock() + _KNOWN_S
-        if not self.is_up and self._place.stance() != stance:
-            # It was about what is no more, and the others have to hear what is.
-            self._place.go_on_alone()
-            return 0.0
-        self.is_up = True
         self._place.apply(verdict)
         if self._clock() >= self._others_known_until_s:
             return RENEWED_EVERY_S

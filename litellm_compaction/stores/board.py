@@ -11,8 +11,6 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol, TypeAlias, TypeVar
 
-from litellm_compaction.stores.patience import UNLIMITED, Patience
-
 _Result = TypeVar("_Result")
 
 # Longer than any lease: what ends later than this was written by a clock that has been set back, or before a restart.
@@ -26,10 +24,6 @@ Decide: TypeAlias = "Callable[[Sequence[bytes]], tuple[bytes | None, _Result]]"
 
 class Board(Protocol):
     """Notes by topic, each under its writer's name."""
-
-    @property
-    def patience(self) -> Patience:
-        """How long a request waits for it."""
 
     async def update(self, topic: str, name: str, decide: Decide[_Result], *, lease_s: float) -> _Result:
         """Reads what others have written under a topic and replaces one's own note, as one step of all processes.
@@ -62,8 +56,6 @@ class MemoryBoard:
     Args:
         clock: seconds, monotonic.
     """
-
-    patience = UNLIMITED
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

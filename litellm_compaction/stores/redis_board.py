@@ -31,7 +31,6 @@ class RedisBoard:
     """
 
     def __init__(self, connection: RedisConnection) -> None:
-        self.patience = connection.patience
         self._connection = connection
 
     async def update(self, topic: str, name: str, decide: Decide[_Result], *, lease_s: float) -> _Result:

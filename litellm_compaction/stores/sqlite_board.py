@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TypeVar
 
 from litellm_compaction.stores.board import MAX_LEASE_S, RENEWED_RATIO, Decide
-from litellm_compaction.stores.patience import UNLIMITED
 from litellm_compaction.stores.sqlite_file import Connect, SqliteFile
 from litellm_compaction.stores.sqlite_thread import FileThread
 
@@ -46,8 +45,6 @@ class SqliteBoard:
         connect: opens a database.
         limit_s: seconds after which a call is no longer waited for.
     """
-
-    patience = UNLIMITED
 
     def __init__(
         self,

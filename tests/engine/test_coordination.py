@@ -12,7 +12,6 @@ from litellm_compaction.engine import PreparedRequest
 from litellm_compaction.engine.coordination import LEASE_S, Coordination
 from litellm_compaction.errors import StoreError, SummaryFailed
 from litellm_compaction.stores.board import MemoryBoard
-from litellm_compaction.stores.patience import WAIT_S, Patience
 from tests.builders import chat
 from tests.engine.bench import Bench, Clock, FakeAsk, RecordingStore, settled
 from tests.virtual_time import run, without_threads
@@ -279,72 +278,3 @@ def test_a_board_that_failed_is_left_alone_for_a_moment() -> None:
         await coordination.aclose()
 
     run(silent())
-
-
-class LateBoard(MemoryBoard):
-    """Answers after a while, which requests do not wait for."""
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        super().__init__(clock=clock)
-        self.patience = Patience(WAIT_S)
-        self.delay_s = 0.0
-
-    async def update(self, *args: Any, **options: Any) -> Any:
-        # Before the notes are changed: what is asked later may come first.
-        await asyncio.sleep(self.delay_s)
-        return await super().update(*args, **options)
-
-
-@pytest.mark.parametrize("released_after_s", [0.0, 0.05, 60.0])
-def test_a_right_that_is_granted_too_late_is_kept_and_given_back(released_after_s: float) -> None:
-    """Nobody has waited for it, others respect it from then on, and it is free behind its owner."""
-
-    async def late() -> None:
-        clock = asyncio.get_running_loop().time
-        board = LateBoard(clock)
-        coordination, others = Coordination(board, clock=clock), Coordination(board, clock=clock)
-        board.delay_s = 0.2
-        lease = coordination.lease("right")
-        assert await lease.take()
-        assert clock() <= 0.021
-        # What was asked late comes late: the lease is given back by a faster board before it was granted.
-        board.delay_s = 0.0
-        await asyncio.sleep(released_after_s)
-        if released_after_s > 1:
-            assert not await others.lease("right").take()
-        lease.release(is_done=False)
-        await asyncio.sleep(0.3)
-        other = others.lease("right")
-        assert await other.take()
-        await asyncio.sleep(60)
-        assert not await coordination.lease("right").take()
-        other.release(is_done=False)
-        await coordination.aclose()
-        await others.aclose()
-
-    run(late())
-
-
-def test_a_right_that_turns_out_to_be_anothers_stays_theirs() -> None:
-    """Whoever could not wait for the answer neither renews nor takes it away."""
-
-    async def anothers() -> None:
-        clock = asyncio.get_running_loop().time
-        board = LateBoard(clock)
-        first, second = Coordination(board, clock=clock), Coordination(board, clock=clock)
-        owner, late = first.lease("right"), second.lease("right")
-        assert await owner.take()
-        board.delay_s = 0.2
-        assert await late.take()
-        board.delay_s = 0.0
-        await asyncio.sleep(30)
-        late.release(is_done=True)
-        await asyncio.sleep(0.1)
-        assert not await second.lease("right").take()
-        owner.release(is_done=False)
-        await asyncio.sleep(0.1)
-        assert await second.lease("right").take()
-        await first.aclose()
-        await second.aclose()
-
-    run(anothers())

@@ -21,7 +21,6 @@ from litellm_compaction.engine.coordination import LEASE_S, Coordination
 from litellm_compaction.engine.shared_pool import shared_name
 from litellm_compaction.errors import Overloaded, StoreError
 from litellm_compaction.stores.board import MemoryBoard
-from litellm_compaction.stores.patience import WAIT_S, Patience
 from tests.virtual_time import run
 
 POOL = "http://127.0.0.1:1234 qwen3-8b"
@@ -48,11 +47,6 @@ class CountedBoard(MemoryBoard):
         result = await super().update(*args, **options)
         await asyncio.sleep(self.delay_s or next(self.delays_s))
         return result
-
-    def be_patient(self, fleet: Fleet) -> None:
-        """Has requests wait for it as for a server."""
-        for each in fleet.coordinations:
-            each.patience = Patience(WAIT_S)
 
 
 @dataclass
@@ -370,90 +364,6 @@ async def test_a_pool_that_lost_the_others_finds_them_when_it_begins_anew(fleet:
     beside = fleet.started(fleet.enter(1, 60))
     await asyncio.sleep(5)
     assert not beside.done()
-
-
-@together()
-async def test_no_answer_waits_for_a_board_that_hangs(fleet: Fleet) -> None:
-    """20 ms once, and not at all while it is late; nor where it has to be told that somebody left."""
-    fleet.board.be_patient(fleet)
-    fleet.board.delay_s = 3600.0
-    seats = [await fleet.enter(0, 20)]
-    assert asyncio.get_running_loop().time() <= 0.021
-    seats += [await fleet.enter(0, 20) for _ in range(3)]
-    await seats[0].exchange(10, timeout_s=LONG_S, most_tokens=20)
-    assert asyncio.get_running_loop().time() <= 0.022
-    late = fleet.started(fleet.enter(0, 50))
-    await asyncio.sleep(1)
-    assert not late.done()
-    for seat in seats:
-        seat.leave()
-    assert (await late).tokens == 50
-    assert asyncio.get_running_loop().time() <= 1.03
-
-
-@together()
-async def test_a_board_that_is_far_away_is_waited_for(fleet: Fleet) -> None:
-    """15 ms are worth an agreement."""
-    fleet.board.be_patient(fleet)
-    fleet.board.delay_s = 0.015
-    running = await fleet.enter(0, 60)
-    waiting = fleet.started(fleet.enter(1, 41))
-    await asyncio.sleep(60)
-    assert not waiting.done()
-    running.leave()
-    await waiting
-
-
-@together()
-async def test_what_is_known_of_the_others_counts_while_the_board_is_late(fleet: Fleet) -> None:
-    """And what they were told, as soon as it answers."""
-    fleet.board.be_patient(fleet)
-    first, second = await fleet.enter(0, 60), await fleet.enter(1, 10)
-    await asyncio.sleep(5)
-    fleet.board.delay_s = 0.1
-    begun_s = asyncio.get_running_loop().time()
-    waiting = fleet.started(fleet.enter(1, 31))
-    third = await fleet.enter(1, 30, timeout_s=0) if waiting.done() else None
-    await asyncio.sleep(5)
-    assert third is None
-    assert not waiting.done()
-    small = fleet.started(second.exchange(20, timeout_s=LONG_S))
-    await asyncio.sleep(0.3)
-    assert small.done()
-    first.leave()
-    await waiting
-    assert asyncio.get_running_loop().time() - begun_s < 7
-    assert fleet.used_tokens == 51
-
-
-@given(seed=st.integers(0, 1 << 32))
-def test_late_answers_lose_nobody_and_end_in_agreement(seed: int) -> None:
-    """However often the board is late: everybody is served, and is beside all others when it is in time again."""
-
-    async def client(fleet: Fleet, chance: random.Random) -> None:
-        await asyncio.sleep(chance.choice([0, 0.01, 1, 5]))
-        async with await fleet.enter(chance.randrange(3), chance.randint(1, 100), chance.randint(0, 150)) as seat:
-            for _ in range(chance.randint(0, 3)):
-                await asyncio.sleep(chance.choice([0.001, 0.05, 1]))
-                seat.needed_tokens = chance.choice([None, chance.randint(1, 60)])
-                await seat.exchange(chance.randint(1, 100), timeout_s=LONG_S, most_tokens=chance.randint(0, 150))
-
-    async def served(fleet: Fleet) -> None:
-        fleet.board.be_patient(fleet)
-        chance = random.Random(seed)
-        fleet.board.delays_s = iter(lambda: chance.choice([0.0, 0.0, 0.01, 0.03, 0.25]), None)
-        clients = [fleet.started(client(fleet, chance)) for _ in range(chance.randint(2, 10))]
-        await asyncio.wait_for(asyncio.gather(*clients), 2000)
-        fleet.board.delays_s = itertools.repeat(0.0)
-        await asyncio.sleep(5)
-        assert not fleet.board._topics
-        assert not any(each._pools for each in fleet.admissions)
-        await fleet.enter(0, 60)
-        beside = fleet.started(fleet.enter(1, 41))
-        await asyncio.sleep(5)
-        assert not beside.done()
-
-    run(_with_fleet(3, served))
 
 
 @together()
