@@ -1,6 +1,6 @@
 """How long a request waits for what another machine is asked: a moment, and not at all while answers come late.
 
-Called by `fallback.py` and `engine/coordination.py`. What is asked runs on, and whoever asked makes use of its answer
+Called by `fallback.py` and `proxy/live_settings.py`. What is asked runs on, and whoever asked makes use of its answer
 when it comes. A healthy server that is far away (5 to 15 ms) is waited for.
 """
 
