@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import signal
 import time
@@ -17,10 +18,9 @@ from pathlib import Path
 import pytest
 
 from litellm_compaction.core.compaction import Compaction
-from litellm_compaction.engine.coordination import Coordination
 from litellm_compaction.errors import StoreError
 from litellm_compaction.redis_address import parse
-from litellm_compaction.stores import MemoryStore, Plot, SteadyStore, open_board, open_store, redis_of
+from litellm_compaction.stores import MemoryStore, Plot, SteadyStore, open_store, redis_of
 from litellm_compaction.stores.redis import RedisStore
 from litellm_compaction.stores.redis_connection import RedisConnection
 from tests.stores.compactions import compaction
@@ -52,8 +52,8 @@ async def opened() -> AsyncIterator[Callable[..., RedisStore]]:
         await store.aclose()
 
 
-def steady(durable: RedisStore) -> SteadyStore:
-    return SteadyStore(durable, MemoryStore(ttl_s=1000, max_bytes=10_000_000))
+def steady(durable: RedisStore, clock: Callable[[], float] = time.monotonic) -> SteadyStore:
+    return SteadyStore(durable, MemoryStore(ttl_s=1000, max_bytes=10_000_000), clock=clock)
 
 
 async def eventually(look: Callable[[], Awaitable[bool]]) -> None:
@@ -131,12 +131,18 @@ async def test_a_full_server_still_finds(server: Server, opened: Callable[..., R
             await write()
     assert not store.connection.is_resting
     assert await finds(store, "before")
-    both = steady(store)
+    # Long enough between any two calls to try again what was refused.
+    both = steady(store, itertools.count(step=10).__next__)
     await both.put("team", compaction("during"))
     assert await finds(both, "during")
     server.tell("CONFIG", "SET", "maxmemory", "0")
     await both.put("team", compaction("after"))
-    await eventually(lambda: finds(store, "during"))
+
+    async def is_handed_over() -> bool:
+        await finds(both, "another")
+        return await finds(store, "during")
+
+    await eventually(is_handed_over)
 
 
 async def test_a_read_only_replica_still_finds(server: Server, opened: Callable[..., RedisStore]) -> None:
@@ -227,21 +233,14 @@ async def test_no_request_waits_until_a_server_that_hangs_is_given_up() -> None:
     connection = redis_of(store)
     assert connection is not None
     connection._limit_s = 2.0
-    board = open_board(f"redis://127.0.0.1:{port}", store)
-    assert board is not None
-    coordination = Coordination(board)
     try:
         for turn in range(3):
             made = compaction(f"h{turn}")
             await store.put("team", made)
             assert await store.find("team", [f"h{turn}"]) == [made]
-            lease = coordination.lease("summary")
-            assert await lease.take()
-            lease.release(is_done=True)
         await reading.wait()
         assert not connection.is_resting
     finally:
-        await coordination.aclose()
         listener.close()
         await store.aclose()
         await listener.wait_closed()
