@@ -152,6 +152,10 @@ def candidates(messages: Sequence[Message]) -> Candidates:
     for index in range(len(messages) - 1, -1, -1):
         message = messages[index]
         is_stated = message.role in ("user", "assistant")
+        if scanned[is_stated] > SCANNED_CHARS:
+            if scanned[not is_stated] > SCANNED_CHARS:
+                break
+            continue
         named: set[str] = set()
         for text, ratio, bonus in reversed(_lines(message, index > 0 and messages[index - 1].role == "tool")):
             scanned[is_stated] += len(text)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from litellm_compaction.core.ledger import ledger
+from litellm_compaction.core import ledger as rooms
+from litellm_compaction.core.anchors import read
+from litellm_compaction.core.ledger import SCANNED_CHARS, ledger
 from litellm_compaction.tokenizers.registry import token_length
 from tests.builders import (
     JsonDict,
@@ -49,6 +52,44 @@ def test_the_users_words_come_first() -> None:
     text = written(raw)
     assert text.startswith(f"{WORDS_HEAD}\n- Port src/parser.py to Rust.\n- Never touch the tests.\n{LINES_HEAD}\n")
     assert "src/lexer.py:42" in text
+
+
+_GIANT = 10_000
+_ENOUGH = SCANNED_CHARS // _GIANT + 2
+
+
+def test_giant_results_do_not_hide_what_the_assistant_wrote_before_them() -> None:
+    """What is said and what tools print have a bound each."""
+    raw = [assistant("I moved the check into `src/guard.py` for good.")]
+    for number in range(_ENOUGH):
+        raw += [calls(f"c{number}"), result(f"c{number}", f"row {number} " + "of the listing " * (_GIANT // 15))]
+    assert "src/guard.py" in written(raw, budget=2_000)
+
+
+@pytest.mark.parametrize("giant", ["results", "answers"])
+def test_what_is_older_than_what_is_scanned_costs_nothing(giant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long the history: a message beyond the bound of its kind is not even divided into lines."""
+    divided: list[int] = []
+    divide = rooms._lines
+
+    def counted(*given: Any) -> Any:
+        divided.append(1)
+        return divide(*given)
+
+    monkeypatch.setattr(rooms, "_lines", counted)
+    raw: list[JsonDict] = []
+    for number in range(20 * _ENOUGH):
+        text = f"row {number} " + "of the listing " * (_GIANT // 15)
+        raw += [assistant(text)] if giant == "answers" else [calls(f"c{number}"), result(f"c{number}", text)]
+    written(raw)
+    others = len(raw) // 2 if giant == "results" else 0
+    assert len(divided) <= _ENOUGH + others
+
+
+@pytest.mark.parametrize("name", ["_wrap_method_output", "_available_if", "__init_subclass__", "_wrap"])
+def test_a_private_name_is_one(name: str) -> None:
+    """Python's own, and what a module keeps to itself."""
+    assert name in read([f"({name},"], f"({name},", 1.0, is_stated=True)[0]
 
 
 def test_of_many_user_messages_the_first_and_the_latest_stay() -> None:
