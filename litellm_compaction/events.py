@@ -185,8 +185,8 @@ def event_from_json(text: str) -> Kept | None:
         return None
 
 
-def useless_summarisers(events: Iterable[Kept]) -> dict[str, str]:
-    """Models whose newest summaries were mostly rejected, each with how many of how many.
+def useless_summarisers(events: Iterable[Kept]) -> list[str]:
+    """Of each model whose newest summaries were mostly rejected a sentence: how many of how many, and what to set.
 
     Args:
         events: oldest first.
@@ -195,7 +195,12 @@ def useless_summarisers(events: Iterable[Kept]) -> dict[str, str]:
     for event in events:
         if isinstance(event, CompactionEvent) and event.summary_calls and event.pruning_model:
             latest.setdefault(event.pruning_model, deque(maxlen=_LATEST)).append(event.reason in REJECTED)
-    return {model: f"{sum(each)} of {len(each)}" for model, each in latest.items() if sum(each) >= _TOO_MANY}
+    return [
+        f"{model}: {sum(each)} of {len(each)} of its last summaries said nothing and were not used: name another "
+        "pruning_model, or set max_summary_calls: 0, which keeps the verbatim record and spares the calls."
+        for model, each in latest.items()
+        if sum(each) >= _TOO_MANY
+    ]
 
 
 def log_observer(logger: logging.Logger) -> Observer:

@@ -185,14 +185,7 @@ async def _summarisers(settings: Settings, environ: Mapping[str, str]) -> list[F
     finally:
         await store.aclose()
     events = (event for row in rows if (event := event_from_json(row.text)) is not None)
-    return [
-        note(
-            "pruning_model",
-            f"{model}: {share} of its last summaries said nothing and were not used: name another pruning_model, or "
-            "set max_summary_calls: 0, which keeps the verbatim record and spares the calls.",
-        )
-        for model, share in useless_summarisers(events).items()
-    ]
+    return [note("pruning_model", said) for said in useless_summarisers(events)]
 
 
 class _Examiner:

@@ -95,14 +95,11 @@ class RedisConnection:
     Args:
         rests: whether to fail at once after a failure; otherwise each call tries anew, as an operator's command does.
         limit_s: seconds after which a call is no longer waited for, connecting included.
-        wait_s: seconds that a request waits for a call, which runs on; None for as long as it takes.
     """
 
-    def __init__(
-        self, address: RedisAddress, *, rests: bool = True, limit_s: float = LIMIT_S, wait_s: float | None = WAIT_S
-    ) -> None:
+    def __init__(self, address: RedisAddress, *, rests: bool = True, limit_s: float = LIMIT_S) -> None:
         self.address = address
-        self.patience = Patience(wait_s)
+        self.patience = Patience(WAIT_S)
         self._rests = rests
         self._limit_s = limit_s
         self._thread = _Thread()

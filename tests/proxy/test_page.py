@@ -282,7 +282,7 @@ def test_a_model_whose_summaries_say_nothing_is_named() -> None:
     (notice,) = useless_models([*bad, *good])
     assert notice.kind == "note"
     assert "weak-135m: 6 of 6" in notice.text
-    assert "max_summary_calls to 0" in notice.text
+    assert "max_summary_calls: 0" in notice.text
     assert useless_models([*good, *bad]) == []
 
 

@@ -132,14 +132,7 @@ def fields_for(
 
 def useless_models(events: Sequence[Kept]) -> list[Notice]:
     """What to set where a model's newest summaries were mostly rejected; `events` as of `events_for`."""
-    return [
-        Notice(
-            kind="note",
-            text=f"{model}: {share} of its last summaries said nothing and were not used. Name another pruning_model, "
-            "or set max_summary_calls to 0, which keeps the verbatim record and spares the calls.",
-        )
-        for model, share in useless_summarisers(reversed(events)).items()
-    ]
+    return [Notice(kind="note", text=said) for said in useless_summarisers(reversed(events))]
 
 
 async def events_for(store: Store, visitor: Visitor) -> list[Kept]:
