@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import selectors
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
@@ -41,6 +41,19 @@ def run(awaitable: Any) -> Any:
     finally:
         loop.run_until_complete(loop.shutdown_asyncgens())
         loop.close()
+
+
+def played(
+    test: Callable[..., Any], play: Callable[[], Coroutine[Any, Any, None]]
+) -> Callable[[pytest.MonkeyPatch], None]:
+    """A test under the name of `test` that runs `play`, which calls it, in virtual time and without threads."""
+
+    def in_virtual_time(monkeypatch: pytest.MonkeyPatch) -> None:
+        without_threads(monkeypatch)
+        run(play())
+
+    in_virtual_time.__name__, in_virtual_time.__doc__ = test.__name__, test.__doc__
+    return in_virtual_time
 
 
 def without_threads(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,13 +14,14 @@ import pytest
 from litellm_compaction.cli.doctor import doctor
 from litellm_compaction.cli.examined import cost_words
 from litellm_compaction.errors import CompactionError
-from litellm_compaction.events import CompactionEvent, event_to_json
+from litellm_compaction.events import event_to_json
 from litellm_compaction.simulator import Address, Model, Simulator, serve
 from litellm_compaction.stores import open_store
 from litellm_compaction.tokenizers import registry
 from litellm_compaction.tokenizers.registry import load_cost
 from tests.cli.conftest import GPT_OSS, QWEN, config, deployment
 from tests.integration.plain_server import PlainServer, serve_plain
+from tests.test_events import event
 from tests.tokenizers.gguf_writer import bpe_fields, gguf
 
 Report = Callable[..., tuple[int, dict[str, Any]]]
@@ -493,18 +494,7 @@ def test_a_model_whose_summaries_say_nothing_is_named(report: Report, address: A
     async def keep() -> None:
         store = open_store(url, ttl_s=3600.0, max_bytes=1 << 20)
         for number in range(6):
-            row = CompactionEvent(
-                outcome="fallback",
-                phase="pre_request",
-                model="local",
-                window_tokens=8192,
-                window_source="api/v1",
-                tokens_before=7000,
-                tokens_after=3000,
-                pruning_model="tiny",
-                summary_calls=1,
-                reason="loop",
-            )
+            row = event("fallback", pruning_model="tiny", reason="loop")
             await store.add_event(time.time() + number, event_to_json(row))
         await store.aclose()
 

@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
+from litellm_compaction.concurrency import ended
 from litellm_compaction.engine import PreparedRequest
 from litellm_compaction.engine.coordination import LEASE_S, Coordination
 from litellm_compaction.errors import StoreError, SummaryFailed
 from litellm_compaction.stores.board import MemoryBoard
 from tests.builders import chat
 from tests.engine.bench import Bench, Clock, FakeAsk, RecordingStore, settled
-from tests.virtual_time import run, without_threads
+from tests.virtual_time import played, run
 
 WINDOW = 8192
 LONG = chat(44, words=60)
@@ -72,18 +73,11 @@ def together(test: Callable[[Pair], Coroutine[Any, Any, None]]) -> Callable[[pyt
         try:
             await test(pair)
         finally:
-            for task in pair.tasks:
-                task.cancel()
-            await asyncio.gather(*pair.tasks, return_exceptions=True)
+            await ended(pair.tasks)
             for each in pair.benches:
                 await each.compactor.aclose()
 
-    def in_virtual_time(monkeypatch: pytest.MonkeyPatch) -> None:
-        without_threads(monkeypatch)
-        run(with_pair())
-
-    in_virtual_time.__name__, in_virtual_time.__doc__ = test.__name__, test.__doc__
-    return in_virtual_time
+    return played(test, with_pair)
 
 
 @together

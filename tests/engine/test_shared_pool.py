@@ -15,13 +15,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from litellm_compaction.concurrency import ended
 from litellm_compaction.engine import shared_pool
 from litellm_compaction.engine.admission import Admission, Seat
 from litellm_compaction.engine.coordination import LEASE_S, Coordination
 from litellm_compaction.engine.shared_pool import shared_name
 from litellm_compaction.errors import Overloaded, StoreError
 from litellm_compaction.stores.board import MemoryBoard
-from tests.virtual_time import run
+from tests.virtual_time import played, run
 
 POOL = "http://127.0.0.1:1234 qwen3-8b"
 WINDOW_TOKENS = 100
@@ -78,17 +79,11 @@ class Fleet:
         return sum(place.used_tokens for each in self.admissions for place in each._pools.values())
 
 
-def together(processes: int = 2) -> Callable[[Callable[[Fleet], Coroutine[Any, Any, None]]], Callable[[], None]]:
+def together(
+    processes: int = 2,
+) -> Callable[[Callable[[Fleet], Coroutine[Any, Any, None]]], Callable[[pytest.MonkeyPatch], None]]:
     """Runs a test with so many processes, in virtual time."""
-
-    def decorate(test: Callable[[Fleet], Coroutine[Any, Any, None]]) -> Callable[[], None]:
-        def in_virtual_time() -> None:
-            run(_with_fleet(processes, test))
-
-        in_virtual_time.__name__, in_virtual_time.__doc__ = test.__name__, test.__doc__
-        return in_virtual_time
-
-    return decorate
+    return lambda test: played(test, lambda: _with_fleet(processes, test))
 
 
 async def _with_fleet(processes: int, test: Callable[[Fleet], Coroutine[Any, Any, None]]) -> None:
@@ -99,9 +94,7 @@ async def _with_fleet(processes: int, test: Callable[[Fleet], Coroutine[Any, Any
     try:
         await test(fleet)
     finally:
-        for task in fleet.tasks:
-            task.cancel()
-        await asyncio.gather(*fleet.tasks, return_exceptions=True)
+        await ended(fleet.tasks)
         for each in coordinations:
             await each.aclose()
 

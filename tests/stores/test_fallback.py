@@ -14,7 +14,7 @@ from litellm_compaction.errors import StoreError, TooLargeForStore
 from litellm_compaction.stores import MemoryStore, Plot, SteadyStore, StoredCompaction, StoredEvent
 from litellm_compaction.stores.patience import WAIT_S, Patience
 from tests.stores.compactions import compaction
-from tests.virtual_time import run
+from tests.virtual_time import played, run
 
 
 class Failing(MemoryStore):
@@ -284,12 +284,8 @@ class Patient(Steady):
         return [each.covered_hash for each in await self.store.find("team", hashes)]
 
 
-def in_virtual_time(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
-    def wrapped() -> None:
-        run(test())
-
-    wrapped.__name__, wrapped.__doc__ = test.__name__, test.__doc__
-    return wrapped
+def in_virtual_time(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[pytest.MonkeyPatch], None]:
+    return played(test, test)
 
 
 @in_virtual_time
