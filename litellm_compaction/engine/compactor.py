@@ -282,7 +282,8 @@ class Compactor:
         outcome: EventOutcome = "fallback" if made.compaction.rung == "truncate" else "compacted"
         if flown.work is not work or flown.is_found:
             await self._reuse(work, guarded, made.kept)
-            return guarded
+            # What was there before, and only came late, is told as what it is.
+            return replace(guarded, action="reused") if flown.is_found else guarded
         base = None if isinstance(decision, Edit) else decision.base
         self._reporter.applied(work, outcome, guarded, made.kept, made=made, base=base)
         return guarded

@@ -92,6 +92,7 @@ async def test_one_summary_for_the_same_request_in_two_processes(pair: Pair) -> 
     one, other = await asyncio.wait_for(asyncio.gather(first, second), HANG_S)
     assert one.messages == other.messages
     assert [each.outcomes for each in pair.benches] == [["compacted"], ["reused"]]
+    assert [one.action, other.action] == ["compacted", "reused"]
     assert pair.calls == [1, 0]
 
 
