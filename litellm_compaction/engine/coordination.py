@@ -34,7 +34,10 @@ RENEWED_EVERY_S = 2.5
 _LINGERS_S = 1.0
 # How often is looked for what another process does: first, and later.
 _LOOKS_EVERY_S = (0.1, 0.5)
-# A board that failed is left alone for so long: nobody waits for it in vain with every request.
+# A board that worked and fails is asked again soon, and for so long nobody acts as if alone: what others hold is held
+# still, and a context that two fill at once loses the answers of both.
+_HICCUP_S, _ASKED_AGAIN_S = 2.0, 0.25
+# One that is lost is left alone for so long: nobody waits for it in vain with every request.
 _RETRY_S = 5.0
 # So long a process that ends tells the others what they need not wait for; what they do not hear ends by itself.
 _FAREWELL_S = 2.0
@@ -62,6 +65,9 @@ class Coordination:
         self._wait = wait
         self._name = uuid.uuid4().hex
         self._silent_until_s = -1.0
+        self._has_worked = False
+        # While it fails.
+        self._lost_from_s: float | None = None
         self._warned_s: float | None = None
         self._is_told = False
         self._tasks: set[asyncio.Task[None]] = set()
@@ -71,6 +77,11 @@ class Coordination:
     def is_silent(self) -> bool:
         """Whether the board has just failed, so that it is not worth asking."""
         return self._clock() < self._silent_until_s
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the board has failed for so long that this process is to go on as if it were alone."""
+        return self._lost_from_s is not None and self._clock() >= self._lost_from_s
 
     async def update(self, topic: str, decide: Decide[_Result], *, lease_s: float = LEASE_S, name: str = "") -> _Result:
         """Looks at what the other processes do, and says what this one does; arguments as `Board.update`.
@@ -89,11 +100,16 @@ class Coordination:
             # A process that was forked has a name of its own.
             result = await self._board.update(hashed, f"{self._name}-{os.getpid()}{name}", decide, lease_s=lease_s)
         except Exception as error:
-            self._silent_until_s = self._clock() + _RETRY_S
-            self._warn(error)
+            if self._lost_from_s is None:
+                # Nothing is known of others before it has worked once.
+                self._lost_from_s = self._clock() + (_HICCUP_S if self._has_worked else 0)
+            self._silent_until_s = self._clock() + (_RETRY_S if self.is_lost else _ASKED_AGAIN_S)
+            if self.is_lost:
+                self._warn(error)
             if isinstance(error, StoreError):
                 raise
             raise StoreError(f"the board failed: {type(error).__name__}") from error
+        self._has_worked, self._lost_from_s = True, None
         if self._is_told:
             self._is_told = False
             logger.info("coordination_recovered summaries and room are kept together with other processes again")
@@ -199,13 +215,13 @@ class Lease:
         self._renewing: asyncio.Task[None] | None = None
 
     async def take(self) -> bool:
-        """Takes it if nobody has it; whether it may be acted upon, which it may be where nobody can be asked."""
+        """Takes it if nobody has it; whether it may be acted upon, which it may be where the board is lost."""
         if self._renewing is not None:
             return True
         try:
             is_mine = await self._write(_taken)
         except StoreError:
-            return True
+            return self._coordination.is_lost
         except BaseException:
             # Whether it was taken is not known.
             self._coordination.behind(self._give_back(0.0))

@@ -90,7 +90,7 @@ class SharedPool:
         self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
         self._changed = asyncio.Event()
         self._others_known_until_s = -1.0
-        self.is_up = not coordination.is_silent
+        self.is_up = not coordination.is_lost
         self.others_tokens = 0
         self.others_seats = 0
         self.is_waited_for = False
@@ -152,6 +152,8 @@ class SharedPool:
         try:
             verdict = await self._coordination.update(self._topic, decide)
         except StoreError:
+            if not self._coordination.is_lost:
+                return _RUNNING_S
             self._be_alone()
             self._place.go_on_alone()
             return RENEWED_EVERY_S

@@ -1,7 +1,7 @@
 """How long a request waits for what another machine is asked: a moment, and not at all while answers come late.
 
-Called by `fallback.py` and `proxy/live_settings.py`. What is asked runs on, and whoever asked makes use of its answer
-when it comes. A healthy server that is far away (5 to 15 ms) is waited for.
+Called by `fallback.py`, `redis_connection.py` and `proxy/live_settings.py`. What is asked runs on, and whoever asked
+makes use of its answer when it comes. A healthy server that is far away (5 to 15 ms) is waited for.
 """
 
 from __future__ import annotations
@@ -21,6 +21,26 @@ WAIT_S = 0.016
 _GRACE_S = 0.004
 # One that was late is waited for again after this.
 _LATE_S = 1.0
+# An answer is several steps of the loop: to connect, to sign in, to ask, to read.
+_STEPS = 25
+
+
+async def attentive_wait(task: asyncio.Future[Any], limit_s: float) -> float | None:
+    """Waits for a task, which runs on; for how long, in s, or None where it is not done in time.
+
+    Counted is how often this loop could look, so that a server does not seem slow to a process that is held up itself,
+    as on a machine with more work than processors.
+
+    Args:
+        limit_s: of a loop that is never held up.
+    """
+    loop, step_s = asyncio.get_running_loop(), limit_s / _STEPS
+    for steps in range(_STEPS):
+        begun_s = loop.time()
+        done, _ = await asyncio.wait({task}, timeout=step_s)
+        if done:
+            return steps * step_s + min(loop.time() - begun_s, step_s)
+    return None
 
 
 class Patience:

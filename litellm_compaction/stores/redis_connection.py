@@ -41,7 +41,7 @@ from redis.exceptions import TimeoutError as NoAnswer
 
 from litellm_compaction.errors import StoreError
 from litellm_compaction.redis_address import RedisAddress
-from litellm_compaction.stores.patience import WAIT_S, Patience
+from litellm_compaction.stores.patience import WAIT_S, Patience, attentive_wait
 
 Client: TypeAlias = "Redis | RedisCluster"
 _Result = TypeVar("_Result")
@@ -51,8 +51,6 @@ _Result = TypeVar("_Result")
 LIMIT_S = 0.25
 # An operator who lists or deletes waits longer than a request does.
 PATIENT_LIMIT_S = 5.0
-# A loop that was held up sees the answer and the end of the wait in the same moment; the answer counts.
-_GRACE_S = 0.01
 # How a resting connection looks whether the server is back: soon, then ever less often. The spread keeps processes
 # apart that lost it in the same moment.
 _FIRST_LOOK_S, _LAST_LOOK_S, _LOOK_LIMIT_S = 0.25, 5.0, 2.0
@@ -204,33 +202,30 @@ class RedisConnection:
     async def _attempt(
         self, work: Callable[[Client], Awaitable[_Result]], key: str, limit_s: float
     ) -> _Result | StoreError:
-        loop = asyncio.get_running_loop()
-        begun_s = loop.time()
         task = asyncio.ensure_future(self._do(work))
-        done, _ = await asyncio.wait({task}, timeout=limit_s)
-        if not done:
-            done, _ = await asyncio.wait({task}, timeout=_GRACE_S)
-        if not done:
+        waited_s = await attentive_wait(task, limit_s)
+        if waited_s is None:
             task.cancel()
             return self._rest(StoreError(f"store {self.address} did not answer in {limit_s:g} s"), key)
         error = task.exception()
         if error is not None:
             return await self._refused(error, key)
         if limit_s == self._limit_s:
-            self._note_time(begun_s, loop.time(), key)
+            self._note_time(waited_s, key)
         return task.result()
 
-    def _note_time(self, begun_s: float, now_s: float, key: str) -> None:
-        if now_s - begun_s < _SLOW_RATIO * self._limit_s:
+    def _note_time(self, waited_s: float, key: str) -> None:
+        if waited_s < _SLOW_RATIO * self._limit_s:
             self._slow_times = 0
             return
+        now_s = asyncio.get_running_loop().time()
         if self._slow_times == 0:
-            self._slow_since_s = begun_s
+            self._slow_since_s = now_s - waited_s
         self._slow_times += 1
         # In one moment many may have waited for the same.
         if self._slow_times >= _SLOW_TIMES and now_s - self._slow_since_s >= _SLOW_FOR_S:
             self._slow_times = 0
-            self._rest(StoreError(f"store {self.address} answers late, in {1000 * (now_s - begun_s):.0f} ms"), key)
+            self._rest(StoreError(f"store {self.address} answers late, in {1000 * waited_s:.0f} ms"), key)
 
     async def _do(self, work: Callable[[Client], Awaitable[_Result]]) -> _Result:
         if self._client is None:
@@ -265,11 +260,21 @@ class RedisConnection:
             await asyncio.sleep(pause_s * random.uniform(*_SPREAD))  # noqa: S311 - no secret
             pause_s = min(2 * pause_s, _LAST_LOOK_S)
             # To connect may take longer than an answer.
-            with contextlib.suppress(RedisError, OSError, ValueError, asyncio.TimeoutError):
-                for limit_s in (_LOOK_LIMIT_S, _SLOW_RATIO * self._limit_s):
-                    await asyncio.wait_for(self._do(lambda client: client.execute_command("EXISTS", key)), limit_s)
+            if await self._is_there(key, _LOOK_LIMIT_S) and await self._is_there(key, _SLOW_RATIO * self._limit_s):
                 break
         self._look = self._failure = None
+
+    async def _is_there(self, key: str, limit_s: float) -> bool:
+        look = asyncio.ensure_future(self._do(lambda client: client.execute_command("EXISTS", key)))
+        try:
+            if await attentive_wait(look, limit_s) is None:
+                return False
+            look.result()
+        except (RedisError, OSError, ValueError):
+            return False
+        finally:
+            look.cancel()
+        return True
 
     async def _renew(self) -> None:
         now_s = asyncio.get_running_loop().time()

@@ -254,6 +254,36 @@ def test_a_lease_that_is_given_back_is_free(is_done: bool) -> None:
     run(given_back())
 
 
+def test_a_board_that_fails_for_a_moment_gives_nobody_the_right() -> None:
+    """Two would make the same summary: it is asked again soon, and lost only when it goes on failing."""
+
+    async def hiccup() -> None:
+        clock = Clock()
+        board = BrokenBoard(clock=clock)
+        one, other = Coordination(board, clock=clock), Coordination(board, clock=clock)
+        held = one.lease("right")
+        assert await held.take()
+        assert await other.lease("else").take()
+        clock.now_s += 8
+        board.is_broken = True
+        assert not await other.lease("right").take()
+        clock.now_s += 0.5
+        assert not await other.lease("right").take()
+        assert not other.is_lost
+        board.is_broken = False
+        clock.now_s += 0.5
+        assert not await other.lease("right").take()
+        board.is_broken = True
+        assert not await other.lease("right").take()
+        clock.now_s += 2
+        assert await other.lease("right").take()
+        assert other.is_lost
+        for each in (one, other):
+            await each.aclose()
+
+    run(hiccup())
+
+
 def test_a_board_that_failed_is_left_alone_for_a_moment() -> None:
     """So that not every request waits for it in vain; then it is asked again."""
 

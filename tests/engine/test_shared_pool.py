@@ -408,6 +408,21 @@ async def test_a_board_that_fails_while_somebody_waits_lets_it_in(fleet: Fleet) 
 
 
 @together()
+async def test_a_board_that_fails_for_a_moment_lets_nobody_in(fleet: Fleet) -> None:
+    """What the others hold is held still: with both, the context would overflow, and both answers be lost."""
+    long = await fleet.enter(0, 90)
+    waiting = fleet.started(fleet.enter(1, 20))
+    await asyncio.sleep(5)
+    fleet.board.is_broken = True
+    await asyncio.sleep(1.5)
+    fleet.board.is_broken = False
+    await asyncio.sleep(60)
+    assert not waiting.done()
+    long.leave()
+    assert (await waiting).tokens == 20
+
+
+@together()
 async def test_a_wait_that_is_too_long_says_what_the_others_hold(fleet: Fleet) -> None:
     """And is forgotten by all."""
     await fleet.enter(0, 90)

@@ -9,6 +9,7 @@ import re
 import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -67,20 +68,17 @@ class _Faulty:
         if is_summary_call(call.body):
             return Reply(SUMMARY, fault=before if place == "summary" else None)
         with self._lock:
-            teller = self._tellers.setdefault((kind, place), Teller(Reply(_TEXT)))
+            teller = self._tellers.setdefault((kind, place), Teller(_answer(place)))
             reply = teller(call)
             # A first answer that others needed the room of, before anything of it was out, is asked for again.
             self._streams[kind, place] = 1 if reply is teller.first else self._streams[kind, place] + 1
             stream = self._streams[kind, place]
         middle = self._fault(kind, "mid_text")
         if place == "first":
-            return Reply(_SHORT, fault=before)
-        if place == "text":
-            return Reply(_SHORT, fault=middle)
-        if place == "reasoning":
-            return Reply(_SHORT, reasoning=_THOUGHTS, fault=middle)
-        if place == "call":
-            return Reply("", tool_calls=_CALLS, fault=middle)
+            return replace(reply, fault=before)
+        if place in ("text", "reasoning", "call"):
+            # Also where it goes on because others needed its room.
+            return replace(reply, fault=middle)
         last = 2 if place == "summary" else int(place[-1])
         if stream < last:
             return reply
@@ -90,6 +88,12 @@ class _Faulty:
         # Of 120 tokens of thoughts or of a call, the fiftieth is in the middle.
         after = 50 if at == "mid_text" else None
         return Fault(kind, at, after_tokens=after, message="it burns", delay_ms=300)  # type: ignore[arg-type]
+
+
+def _answer(place: str) -> Reply:
+    """What the model answers where nothing fails."""
+    thoughts, calls_made = (_THOUGHTS if place == "reasoning" else "", _CALLS if place == "call" else ())
+    return Reply(_whole(place), reasoning=thoughts, tool_calls=calls_made)
 
 
 def _outcome(restarting: Restarting, kind: str, place: str, stream: bool) -> str:
@@ -136,15 +140,18 @@ def _ending(text: str, made: list[tuple[str, str]], reason: str, place: str) -> 
             return f"cut call, {reason}"
         is_whole = made == _CALLS
     else:
-        is_whole = text == _SHORT if place in ("first", "text", "reasoning") else text.endswith(_END)
+        is_whole = text == _whole(place) if place in ("first", "text", "reasoning") else text.endswith(_END)
     assert _is_part(text, place), text
     return "whole" if is_whole else f"ends with {reason}"
 
 
 def _is_part(text: str, place: str) -> bool:
     """Whether a text is the beginning of the cell's answer: nothing lost and nothing twice."""
-    whole = {"call": ""}.get(place, _SHORT if place in ("first", "text", "reasoning") else _TEXT)
-    return whole.startswith(text.removesuffix(_END))
+    return _whole(place).startswith(text.removesuffix(_END))
+
+
+def _whole(place: str) -> str:
+    return {"call": ""}.get(place, _SHORT if place in ("first", "text", "reasoning") else _TEXT)
 
 
 def _expectations(carrier: str, stream: bool) -> dict[tuple[str, str], str]:

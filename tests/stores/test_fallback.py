@@ -74,6 +74,9 @@ class Failing(MemoryStore):
         self._may_fail(self.writes_fail)
         return await super().delete(scope=scope, unused_since_s=unused_since_s)
 
+    async def aclose(self) -> None:
+        """Keeps what it has, as a file does."""
+
     def _may_fail(self, fails: bool) -> None:
         if fails:
             raise StoreError("disk full")
@@ -302,6 +305,19 @@ async def test_no_request_waits_for_a_store_that_hangs() -> None:
     await asyncio.gather(*(made.hashes("h1") for _ in range(100)))
     assert made.clock() <= 0.021
     await made.store.patience.settle()
+
+
+@in_virtual_time
+async def test_a_process_that_ends_hands_over_what_only_it_has() -> None:
+    """Also where the store comes back a moment later; one that does not come back is not waited for."""
+    made = Patient()
+    for number, writes_fail_s in enumerate((0.0, 0.5, 3600.0)):
+        made.durable.writes_fail = True
+        await made.store.put("team", compaction(f"h{number}"))
+        asyncio.get_running_loop().call_later(writes_fail_s, setattr, made.durable, "writes_fail", False)
+        await made.store.aclose()
+    assert [each.compaction.covered_hash for each in await made.durable.compactions()] == ["h1", "h0"]
+    assert made.clock() < 5
 
 
 @in_virtual_time

@@ -21,10 +21,12 @@ from litellm_compaction.core.compaction import Compaction
 from litellm_compaction.errors import StoreError
 from litellm_compaction.redis_address import parse
 from litellm_compaction.stores import MemoryStore, Plot, SteadyStore, open_store, redis_of
+from litellm_compaction.stores.patience import attentive_wait
 from litellm_compaction.stores.redis import RedisStore
 from litellm_compaction.stores.redis_connection import RedisConnection
 from tests.stores.compactions import compaction
 from tests.stores.servers import Server, any_program, free_port, running
+from tests.virtual_time import VirtualLoop, run
 
 # What a request would wait for an answer that does not come; a machine that is busy with other tests needs some.
 LIMIT_S = 1.0
@@ -244,6 +246,53 @@ async def test_no_request_waits_until_a_server_that_hangs_is_given_up() -> None:
         listener.close()
         await store.aclose()
         await listener.wait_closed()
+
+
+def test_a_busy_process_does_not_take_a_server_for_slow() -> None:
+    """Limits count how often the process could look: here each look is late by as much as the whole limit."""
+
+    class Busy(VirtualLoop):
+        def _run_once(self) -> None:
+            super()._run_once()  # type: ignore[misc]
+            self._jumping.now_s += self.late_s
+
+        late_s = 0.25
+
+    async def answered(steps: int) -> float | None:
+        async def answer() -> None:
+            for _ in range(steps):
+                await asyncio.sleep(0)
+
+        task = asyncio.ensure_future(answer())
+        try:
+            return await attentive_wait(task, 0.25)
+        finally:
+            task.cancel()
+
+    def waited_s(late_s: float, steps: int) -> float | None:
+        loop = Busy()
+        loop.late_s = late_s
+        try:
+            return loop.run_until_complete(answered(steps))
+        finally:
+            loop.close()
+
+    found_s = waited_s(0.25, 20)
+    assert found_s is not None
+    assert found_s <= 0.25
+    assert waited_s(0.0, 20) == 0
+    assert waited_s(0.1, 1000) is None
+
+
+def test_a_server_that_does_not_answer_is_waited_for_as_long_as_was_said() -> None:
+    async def waited() -> tuple[float | None, float]:
+        loop = asyncio.get_running_loop()
+        never: asyncio.Task[None] = asyncio.ensure_future(asyncio.sleep(3600))
+        found_s = await attentive_wait(never, 0.25)
+        never.cancel()
+        return found_s, loop.time()
+
+    assert run(waited()) == (None, pytest.approx(0.25))
 
 
 @dataclass
