@@ -272,6 +272,13 @@ class Settings(_Section):
     keep_recent_messages: int = Field(
         5, ge=1, le=1000, description="Messages at the end that stay verbatim where they fit."
     )
+    keep_images: int = Field(
+        3,
+        ge=0,
+        le=100,
+        description="Newest images that stay in a compacted prompt where there is room: those of old tool results go "
+        "first, then the user's own. 0: none outlives the message that it came with.",
+    )
     max_restarts: int = Field(3, ge=0, le=20, description="Restarts of one answer, over all its phases.")
     max_summary_calls: int = Field(
         4, ge=0, le=20, description="Summary jobs for one client request; 0 compacts without a model."

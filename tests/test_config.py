@@ -33,6 +33,7 @@ KEYS: dict[str, tuple[list[Any], list[Any]]] = {
     "output_reserve_tokens": ([0, 8000], [-1, 0.5]),
     "safety_buffer_tokens": ([0, 8000], [-1, "some"]),
     "keep_recent_messages": ([1, 1000], [0, 1001, "five"]),
+    "keep_images": ([0, 100], [-1, 101, "all"]),
     "max_restarts": ([0, 20], [-1, 21]),
     "max_summary_calls": ([0, 20], [-1, 21]),
     "clear_tool_results": ([True, False], ["some"]),

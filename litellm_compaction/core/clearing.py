@@ -8,6 +8,8 @@ nothing but the messages: no token counter, no clock.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import count as numbers
+from typing import TypeAlias
 
 from litellm_compaction.core.continuation.text import outside_thoughts
 from litellm_compaction.core.messages import (
@@ -24,12 +26,22 @@ _ARGUMENTS_CHARS = 120
 _ADDRESS_CHARS = 120
 # A result that is hardly longer than its stub stays.
 _LEAST_SAVED_CHARS = 80
+# Chat, responses and messages; LiteLLM has made chat parts of all of them before a guarded deployment is chosen.
 _IMAGE_KINDS = frozenset({"image_url", "input_image", "image"})
 _NOTHING_LEFT = "[Old reasoning was removed.]"
 _REASONING_KEYS = frozenset({"reasoning_content", "reasoning", "thinking_blocks", "reasoning_details"})
 
+ImagePlace: TypeAlias = tuple[int, int]
+"""Where an image stands: the position of its message, and which of that message's images it is, from 0."""
 
-def edited(messages: Sequence[Message], stubbed: Collection[int], *, untouched: Collection[int] = ()) -> list[Message]:
+
+def edited(
+    messages: Sequence[Message],
+    stubbed: Collection[int],
+    *,
+    untouched: Collection[int] = (),
+    images: Collection[ImagePlace] = (),
+) -> list[Message]:
     """The messages without old reasoning and images, and with a stub for each result in `stubbed`.
 
     Roles, ids, calls and the number of messages stay; a message without anything to drop stays the same object.
@@ -38,16 +50,17 @@ def edited(messages: Sequence[Message], stubbed: Collection[int], *, untouched: 
         messages: n, oldest first; each result behind its call.
         stubbed: positions of the tool results that become stubs.
         untouched: positions of messages that stay as they are, images included.
+        images: those that stay.
     """
-    calls = _calls_by_position(messages)
+    calls = calls_by_position(messages)
     shown: list[Message] = []
     for position, message in enumerate(messages):
         if position in untouched:
             shown.append(message)
         elif position in stubbed:
-            shown.append(with_text(_without_images(message), stub(message, calls.get(position))))
+            shown.append(with_text(_without_images(message, position, images), stub(message, calls.get(position))))
         else:
-            shown.append(_without_images(_without_reasoning(message)))
+            shown.append(_without_images(_without_reasoning(message), position, images))
     return shown
 
 
@@ -56,13 +69,25 @@ def stub(result: Message, call: ToolCall | None) -> str:
     # Roughly a token for four ASCII characters, and one for any other (12 languages, 2026-11).
     plain = len(result.text.encode("ascii", "ignore"))
     tokens = plain // 4 + len(result.text) - plain
-    what = "an earlier call" if call is None else f"{call.name}({_short(render_arguments(call.arguments))})"
-    return f"[Old result of {what}, about {tokens} tokens, was removed. Call the tool again if it is needed.]"
+    return f"[Old result of {called(call)}, about {tokens} tokens, was removed. Call the tool again if it is needed.]"
+
+
+def called(call: ToolCall | None) -> str:
+    """A call in a few words; None is one that is not known."""
+    return "an earlier call" if call is None else f"{call.name}({_short(render_arguments(call.arguments))})"
+
+
+def image_parts(message: Message) -> list[JsonValue]:
+    """The images among a message's parts, in order."""
+    content = message.raw.get("content")
+    if not isinstance(content, list) or not _IMAGE_KINDS.intersection(message.other_parts):
+        return []
+    return [part for part in content if _is_image(part)]
 
 
 def stubs(messages: Sequence[Message]) -> dict[int, str]:
     """The stub of every result that would shrink as one, by position: superseded reads first, then oldest first."""
-    calls = _calls_by_position(messages)
+    calls = calls_by_position(messages)
     superseded = superseded_reads(messages)
     found = {
         position: stub(message, calls.get(position))
@@ -79,12 +104,12 @@ def superseded_reads(messages: Sequence[Message]) -> frozenset[int]:
 
     The newest says what holds now. A result whose call is unknown supersedes nothing and is not superseded.
     """
-    calls = _calls_by_position(messages)
+    calls = calls_by_position(messages)
     newest = {(call.name, canonical_arguments(call.arguments)): position for position, call in calls.items()}
     return frozenset(set(calls) - set(newest.values()))
 
 
-def _calls_by_position(messages: Sequence[Message]) -> dict[int, ToolCall]:
+def calls_by_position(messages: Sequence[Message]) -> dict[int, ToolCall]:
     """For each tool result the call that it answers: ids may repeat over the rounds, the nearest before it counts."""
     waiting: dict[str, ToolCall] = {}
     found: dict[int, ToolCall] = {}
@@ -116,19 +141,26 @@ def _without_reasoning(message: Message) -> Message:
     return message
 
 
-def _without_images(message: Message) -> Message:
+def _without_images(message: Message, position: int, staying: Collection[ImagePlace]) -> Message:
     content = message.raw.get("content")
     if not isinstance(content, list) or not _IMAGE_KINDS.intersection(message.other_parts):
         return message
-    return parse_message({**message.raw, "content": list(_stubbed_parts(content))})
+    parts = list(_stubbed_parts(content, position, staying))
+    return message if parts == content else parse_message({**message.raw, "content": parts})
 
 
-def _stubbed_parts(parts: Iterable[JsonValue]) -> Iterable[JsonValue]:
+def _stubbed_parts(parts: Iterable[JsonValue], position: int, staying: Collection[ImagePlace]) -> Iterable[JsonValue]:
+    index = numbers()
     for part in parts:
-        if isinstance(part, Mapping) and part.get("type") in _IMAGE_KINDS:
+        if isinstance(part, Mapping) and _is_image(part) and (position, next(index)) not in staying:
             yield {"type": "text", "text": f"[An image was here{_address(part)}; it was removed.]"}
         else:
             yield part
+
+
+def _is_image(part: JsonValue) -> bool:
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    return isinstance(kind, str) and kind in _IMAGE_KINDS
 
 
 def _address(part: Mapping[str, JsonValue]) -> str:

@@ -19,19 +19,21 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from litellm_compaction.core.clearing import edited
+from litellm_compaction.core.clearing import ImagePlace, called, calls_by_position, edited, image_parts
 from litellm_compaction.core.continuation.text import open_think
-from litellm_compaction.core.cut_points import legal_cuts, pinned_among, request_indices
+from litellm_compaction.core.cut_points import legal_cuts, pinned_among, request_indices, shows_results
 from litellm_compaction.core.messages import (
+    JsonValue,
     Message,
     joined_with,
+    merged,
     normal_text,
     parse_message,
     system_prefix_length,
     user_message,
     with_text,
 )
-from litellm_compaction.core.prompts import frame
+from litellm_compaction.core.prompts import defused, frame
 from litellm_compaction.core.strategies import lead_in
 
 REMOVED = "[An earlier message was removed.]"
@@ -47,6 +49,8 @@ _LEAST_PIECE_CHARS = 16
 # A shorter gap is not worth its marker.
 _LEAST_GAP_CHARS = 12
 _HEAD_SHARE = 0.6
+# Of the words that came with an image.
+_LABEL_CHARS = 80
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -250,6 +254,8 @@ class Compaction:
         begun: how much of the first message that is shown the record stands for as well, or None: an answer was
             carried over the limit inside it.
         ahead: written before anything had to be compacted; it takes effect when that time comes, and not earlier.
+        images: those of covered messages that are sent all the same, by positions after the lead: in their place, or
+            beside the record where that stands for their message. Those of pinned messages are not among them.
     """
 
     covered_messages: int
@@ -268,6 +274,12 @@ class Compaction:
     omissions: str = ""
     begun: PartialCoverage | None = None
     ahead: bool = False
+    images: tuple[ImagePlace, ...] = ()
+
+    @property
+    def carried_images(self) -> tuple[ImagePlace, ...]:
+        """The images that travel beside the record."""
+        return tuple(place for place in self.images if place[0] < self.replaced_messages)
 
     @property
     def replaced_messages(self) -> int:
@@ -326,12 +338,43 @@ def apply(messages: Sequence[Message], compaction: Compaction, *, record: str | 
     if tail and tail[0].role == "user":
         behind.append(tail[0])
         tail = tail[1:]
-    carrier = (
-        joined_with(behind, record)
-        if behind
-        else user_message(record.removesuffix(lead_in(compaction.rung)).rstrip("\n"))
-    )
+    carrier = _carrier(record, behind, _labelled(rest, compaction.carried_images), lead_in(compaction.rung))
     return (*messages[:lead], carrier, *map(_without_null, tail))
+
+
+def _carrier(record: str, behind: Sequence[Message], images: Sequence[JsonValue], opening: str) -> Message:
+    """The first user message after a compaction: the record, images of what it stands for, then the user's own words.
+
+    Args:
+        record: ends with `opening` where its strategy has one.
+        behind: the user messages that share it.
+        images: parts of a content.
+        opening: what stands before the user's words, "" for nothing.
+    """
+    if images:
+        text = record.removesuffix(opening).rstrip("\n")
+        between = [{"type": "text", "text": opening}] if opening and behind else []
+        first = parse_message({"role": "user", "content": [{"type": "text", "text": text}, *images, *between]})
+        return merged([first, *behind])
+    return joined_with(behind, record) if behind else user_message(record.removesuffix(opening).rstrip("\n"))
+
+
+def _labelled(rest: Sequence[Message], places: Sequence[ImagePlace]) -> list[JsonValue]:
+    """Images, each behind a few words that say where it came from; those words are data like the record's."""
+    if not places:
+        return []
+    calls = calls_by_position(rest)
+    parts: list[JsonValue] = []
+    for at, index in places:
+        message = rest[at]
+        if message.role == "tool" or shows_results(message):
+            source = f"result of {called(calls.get(at) or calls.get(at - 1))}"
+        else:
+            words = " ".join(message.text[: 4 * _LABEL_CHARS].split())[:_LABEL_CHARS]
+            source = f"{'sent by the user' if message.role == 'user' else 'of an answer'}{words and ': '}{words}"
+        parts.append({"type": "text", "text": defused(f"[An image from earlier in the conversation, {source}]")})
+        parts += image_parts(message)[index : index + 1]
+    return parts
 
 
 def edited_part(rest: Sequence[Message], compaction: Compaction) -> list[Message | None]:
@@ -347,6 +390,7 @@ def edited_part(rest: Sequence[Message], compaction: Compaction) -> list[Message
         originals,
         {position - start for position in compaction.stubbed},
         untouched={position - start for position in compaction.pinned},
+        images={(position - start, index) for position, index in compaction.images},
     )
     return pruned(originals, shown, frozenset(compaction.dropped), compaction.shortened, start=start)
 

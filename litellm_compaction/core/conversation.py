@@ -8,12 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from litellm_compaction.core.clearing import ImagePlace, image_parts
 from litellm_compaction.core.compaction import Compaction, edited_part
 from litellm_compaction.core.cut_points import protected_indices
 from litellm_compaction.core.messages import Message, normal_text, system_prefix_length
 
 # A record without summary and ledger: markers, note and message overhead, measured with o200k and rounded up.
 RECORD_TOKENS = 130
+# The words before an image that travels with a record.
+_LABEL_TOKENS = 48
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +62,7 @@ def applied_tokens(conversation: Conversation, compaction: Compaction, count: Ca
     lead = system_prefix_length(conversation.messages)
     kept = kept_tokens(conversation, start, behind_record) - sum(conversation.sizes[lead + start : lead + covered])
     kept -= _begun_tokens(conversation, compaction, count)
+    kept += carried_image_tokens(conversation, compaction.carried_images, count)
     return kept + sum(_edited_sizes(conversation, compaction, count)) + count(compaction.record) + 8
 
 
@@ -68,6 +72,24 @@ def kept_tokens(conversation: Conversation, covered_messages: int, pinned: Itera
     sizes = conversation.sizes
     kept = conversation.fixed_tokens + sum(sizes[:lead]) + sum(sizes[lead + covered_messages :])
     return kept + sum(sizes[lead + position] for position in pinned)
+
+
+def image_tokens(conversation: Conversation, position: int, count: Callable[[str], int]) -> int:
+    """What one image of a message after the lead weighs: its share of what the message's text does not."""
+    index = system_prefix_length(conversation.messages) + position
+    message = conversation.messages[index]
+    return _part_tokens(message, conversation.sizes[index], count)
+
+
+def carried_image_tokens(conversation: Conversation, images: Iterable[ImagePlace], count: Callable[[str], int]) -> int:
+    """What images weigh that travel with a record, and the words before them."""
+    return sum(image_tokens(conversation, at, count) + _LABEL_TOKENS for at, _ in images)
+
+
+def _part_tokens(message: Message, size: int, count: Callable[[str], int]) -> int:
+    """What one of the parts weighs that are not text."""
+    left_tokens = max(size - count(message.text) - count(message.reasoning), 0)
+    return -(-left_tokens // max(len(message.other_parts), 1))
 
 
 def _begun_tokens(conversation: Conversation, compaction: Compaction, count: Callable[[str], int]) -> int:
@@ -96,7 +118,7 @@ def _edited_sizes(conversation: Conversation, compaction: Compaction, count: Cal
 
 def _edited_size(old: Message, new: Message, size: int, count: Callable[[str], int]) -> int:
     if old.other_parts and not old.calls:
-        # What an image weighs is not known here; what is left is text.
-        return min(count(new.text) + 8, size)
+        images_tokens = len(image_parts(new)) * _part_tokens(old, size, count)
+        return min(count(new.text) + 8 + images_tokens, size)
     dropped = count(old.text) + count(old.reasoning)
     return min(max(size - dropped, 4) + count(new.text), size)

@@ -170,9 +170,13 @@ def joined_with(messages: Sequence[Message], text: str) -> Message:
     """
     *earlier, last = messages
     if any(message.other_parts for message in earlier):
-        parts = [part for message in messages for part in _parts(message)]
-        return parse_message({**last.raw, "content": [{"type": "text", "text": text}, *parts]})
+        return merged([user_message(text), *messages])
     return with_leading_text(last, text + "".join(f"{message.text}\n\n" for message in earlier))
+
+
+def merged(messages: Sequence[Message]) -> Message:
+    """Messages of one role as one, each with its parts; what else it says is the last one's."""
+    return parse_message({**messages[-1].raw, "content": [part for message in messages for part in _parts(message)]})
 
 
 def with_text(message: Message, text: str) -> Message:

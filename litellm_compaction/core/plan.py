@@ -8,14 +8,21 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
+from litellm_compaction.core import images
 from litellm_compaction.core.budget import Budget
-from litellm_compaction.core.clearing import stubs
+from litellm_compaction.core.clearing import ImagePlace, stubs
 from litellm_compaction.core.compaction import Compaction, applicable
-from litellm_compaction.core.conversation import RECORD_TOKENS, Conversation, applied_tokens, kept_tokens
+from litellm_compaction.core.conversation import (
+    RECORD_TOKENS,
+    Conversation,
+    applied_tokens,
+    carried_image_tokens,
+    kept_tokens,
+)
 from litellm_compaction.core.cut_points import doubted_index, is_injected, legal_cuts, pinned_among, request_indices
 from litellm_compaction.core.messages import Message, parse_message, system_prefix_length, user_message
 from litellm_compaction.core.pruning import Pruning, Wishes, verified
@@ -34,6 +41,8 @@ _WORDS_TARGET_RATIO = 0.25
 _WORDS_SHARE = 0.50
 _WORDS_HEAD_TOKENS = 12
 _FROZEN_TARGET_RATIO = 0.25
+# Of images beside a record; the rest is for what was said.
+_IMAGES_SHARE = 0.50
 # A summary shorter than this says too little for what it costs; the earlier record, shortened, says more.
 _LEAST_SUMMARY_TOKENS = 150
 # "Last request from user was: " in any vocabulary, however the words around it are counted.
@@ -70,6 +79,7 @@ class Summarize:
         carried_round: of a record that the covered messages themselves carry, 0 for none.
         strategy: the name of the one that writes the record.
         ahead: whether it is written before it is needed.
+        images: of the covered messages, those that travel with the record.
     """
 
     covered_messages: int
@@ -86,6 +96,7 @@ class Summarize:
     ledger_max_tokens: int | None = None
     strategy: str = "summary"
     ahead: bool = False
+    images: tuple[ImagePlace, ...] = ()
 
     @property
     def round(self) -> int:
@@ -167,10 +178,12 @@ class CompactionOptions:
         summary_max_tokens: bound on a summary.
         edits: whether rung 1 may do alone.
         strategy: how what is covered is condensed.
+        keep_images: how many images stay where there is room for them, those of the kept messages among them.
     """
 
     keep_recent_messages: int
     summary_max_tokens: int
+    keep_images: int = 0
     edits: bool = True
     strategy: Strategy = STRATEGIES["summary"]
 
@@ -318,7 +331,8 @@ def _summarize(
     cuts = legal_cuts(messages)
     # The user's own words come first: what they take is shared out no more.
     words_tokens = _words_tokens(conversation, (cuts[-1] if cuts else lead) - lead, target, room)
-    rest = room - words_tokens
+    kept_images = _kept_images(conversation, depth, cuts[-1] if cuts else lead, int(_IMAGES_SHARE * room), count)
+    rest = room - words_tokens - carried_image_tokens(conversation, kept_images, count)
     summary_tokens = _summary_tokens(depth, budget.window_tokens, rest)
     frozen_tokens = count(base.summary) if base else 0
     integrates = frozen_tokens > min(_FROZEN_TARGET_RATIO * target, rest - summary_tokens)
@@ -348,7 +362,9 @@ def _summarize(
     pinned = set(request_indices(messages))
 
     def total(cut: int) -> int:
-        return kept_tokens(conversation, cut - lead, pinned_among(pinned, lead, cut - lead)) + record_tokens
+        carried = (place for place in kept_images if place[0] < cut - lead)
+        beside = record_tokens + carried_image_tokens(conversation, carried, count)
+        return kept_tokens(conversation, cut - lead, pinned_among(pinned, lead, cut - lead)) + beside
 
     doubted = doubted_index(messages)
     if doubted is not None and total(cuts[-1]) + conversation.sizes[doubted] <= target:
@@ -376,6 +392,7 @@ def _summarize(
         ledger_tokens=ledger_tokens + spare,
         words_tokens=max(words_tokens, min(int(_WORDS_TARGET_RATIO * target), int(_WORDS_SHARE * ledger_tokens))),
         predicted_tokens=total(cut) + spare,
+        images=tuple(place for place in kept_images if place[0] < cut - lead and lead + place[0] not in pinned),
     )
 
 
@@ -384,6 +401,20 @@ def _summary_tokens(depth: CompactionOptions, window_tokens: int, rest: int) -> 
     share = min(_SUMMARY_WINDOW_RATIO * window_tokens, _SUMMARY_SHARE * rest)
     most = min(_SUMMARY_MOST_WINDOW_RATIO * window_tokens, _SUMMARY_MOST_SHARE * rest)
     return min(depth.summary_max_tokens, math.floor(max(share, min(_LEAST_SUMMARY_TOKENS, most))))
+
+
+def _kept_images(
+    conversation: Conversation,
+    depth: CompactionOptions,
+    last_cut: int,
+    most_tokens: int,
+    count: Callable[[str], int],
+) -> tuple[ImagePlace, ...]:
+    """The images that stay although their messages may be covered, ascending."""
+    lead, requests = system_prefix_length(conversation.messages), request_indices(conversation.messages)
+    may_go = [index - lead for index in range(lead, last_cut) if index not in requests]
+    keep_images = depth.keep_images
+    return images.staying(conversation, may_go, keep_images=keep_images, most_tokens=most_tokens, count=count)
 
 
 def _words_tokens(conversation: Conversation, covered_messages: int, target: int, room: int) -> int:
@@ -431,7 +462,7 @@ def _edit(
     targets = (min(target, budget.narrow_target_tokens), target) if budget.is_narrow else (target,)
     for target_tokens in dict.fromkeys(targets):
         for cut in dict.fromkeys((*recent[-1:], *cuts[-1:])):
-            edit = _edit_up_to(conversation, cut - lead, budget, base, otherwise, target_tokens, count)
+            edit = _edit_up_to(conversation, cut - lead, budget, depth, base, otherwise, target_tokens, count)
             if edit is not None:
                 return edit
     return None
@@ -441,6 +472,7 @@ def _edit_up_to(
     conversation: Conversation,
     covered_messages: int,
     budget: Budget,
+    depth: CompactionOptions,
     base: Compaction | None,
     otherwise: Prune | Summarize,
     target: int,
@@ -448,8 +480,11 @@ def _edit_up_to(
 ) -> Edit | None:
     lead = system_prefix_length(conversation.messages)
     start = base.replaced_messages if base else 0
-    compaction = _editing(conversation, covered_messages, budget, base, "edit")
     room = max(target - budget.floor_tokens, 0)
+    kept_images = _kept_images(conversation, depth, lead + covered_messages, target, count)
+    # A tool can be called again, so its text goes before the images that a person sent.
+    own_images = images.of_the_user(conversation, range(start, covered_messages))
+    compaction = _editing(conversation, covered_messages, budget, base, "edit", {*kept_images, *own_images})
     words_tokens = _words_tokens(conversation, start, target, room)
     ledger_tokens = words_tokens + int(_EDIT_LEDGER_SHARE * (room - words_tokens))
     tokens = applied_tokens(conversation, compaction, count) + RECORD_TOKENS + ledger_tokens
@@ -462,10 +497,12 @@ def _edit_up_to(
         if start + position not in gone:
             chosen.add(start + position)
             tokens -= count(covered[position].text) - count(line)
+    left_images, over = images.without_first(conversation, compaction.images, tokens - target, count)
+    tokens = target + over
     if tokens > target:
         return None
     return Edit(
-        compaction=replace(compaction, stubbed=tuple(sorted(chosen))),
+        compaction=replace(compaction, stubbed=tuple(sorted(chosen)), images=left_images),
         ledger_tokens=ledger_tokens + target - tokens,
         words_tokens=words_tokens,
         predicted_tokens=target,
@@ -495,7 +532,8 @@ def _prune(
     target = budget.target_tokens(conversation.tokens)
     room = max(target - budget.floor_tokens, 0)
     for cut in dict.fromkeys((*recent[-1:], *cuts[-1:])):
-        compaction = _editing(conversation, cut - lead, budget, base, depth.strategy.name)
+        kept_images = _kept_images(conversation, depth, cut, int(_IMAGES_SHARE * room), count)
+        compaction = _editing(conversation, cut - lead, budget, base, depth.strategy.name, kept_images)
         words_tokens = _words_tokens(conversation, cut - lead, target, room)
         ledger_tokens = words_tokens + int(_EDIT_LEDGER_SHARE * (room - words_tokens))
         carried_tokens = count(compaction.omissions) - count(base.omissions) if base else count(compaction.omissions)
@@ -520,7 +558,12 @@ def _prune(
 
 
 def _editing(
-    conversation: Conversation, covered_messages: int, budget: Budget, base: Compaction | None, rung: str
+    conversation: Conversation,
+    covered_messages: int,
+    budget: Budget,
+    base: Compaction | None,
+    rung: str,
+    kept_images: Collection[ImagePlace],
 ) -> Compaction:
     """A compaction that sends edited what the base sent edited, and what is newly covered; still without a ledger."""
     lead, start = system_prefix_length(conversation.messages), base.replaced_messages if base else 0
@@ -528,6 +571,9 @@ def _editing(
     doubted = doubted_index(conversation.messages)
     if doubted is not None and (doubted - lead >= start or (base and doubted - lead in base.pinned)):
         pinned.add(doubted)
+    # What is gone stays gone: the server's cache ends where something comes back.
+    known = base.covered_messages if base else 0
+    shown = [place for place in kept_images if place[0] >= known or (base and place in base.images)]
     compaction = Compaction(
         covered_messages=covered_messages,
         covered_hash=conversation.hashes[covered_messages],
@@ -543,6 +589,7 @@ def _editing(
         shortened=base.shortened if base else (),
         omissions=base.omissions if base else "",
         begun=base.begun if base else None,
+        images=tuple(sorted(place for place in shown if place[0] < covered_messages and lead + place[0] not in pinned)),
     )
     return _with_records(conversation.messages[lead:], compaction)
 

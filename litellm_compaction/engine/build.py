@@ -215,6 +215,7 @@ class CompactionBuilder:
             window_tokens=work.window.tokens,
             provisional=decision.provisional,
             ahead=decision.ahead,
+            images=decision.images,
         )
         compaction = await _written(work, compaction)
         # Of the same messages the store keeps one record: the fuller one, for when there is room again.

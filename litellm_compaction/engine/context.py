@@ -141,6 +141,7 @@ class RequestContext:
             # Stubs know no topic.
             edits=self.settings.clear_tool_results and not self.focus,
             strategy=STRATEGIES[self.settings.strategy],
+            keep_images=self.settings.keep_images,
         )
 
     def is_like(self, other: RequestContext) -> bool:

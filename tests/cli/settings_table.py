@@ -16,6 +16,7 @@ _UNITS = {
     "_ms": "ms",
     "_s": "seconds",
     "_messages": "messages",
+    "_images": "images",
     "_restarts": "restarts",
     "_calls": "calls",
     "context_length": "tokens",

@@ -67,6 +67,7 @@ _GROUPS = [
     Group("observed", 4096, compaction={"mode": "observe"}, guarded=False),
     Group("off", 4096, compaction={"mode": "off"}, guarded=False),
     Group("opted out", 4096, guarded=False),
+    Group("pictures", 16384, compaction={"target_ratio": 0.5}),
 ]
 
 # The beginning of a picture, 1,200 × 1,000: 1,592 tokens by its area, the simulated server's 1,000 in truth.
@@ -508,6 +509,76 @@ def test_what_pictures_cost_outlives_the_proxy(later: Bench, kept: dict[str, Any
     assert abs(_picture_error(later, "second")) < 0.05
 
 
+_TOOL = {"name": "screenshot", "description": "Takes one.", "parameters": {"type": "object", "properties": {}}}
+
+
+def _pictured(route: str, name: str) -> Any:
+    """A picture that can be told from others, as a route has it."""
+    data = f"{_PICTURE}{name}"
+    if route == "/v1/messages":
+        return {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": data}}
+    url = f"data:image/png;base64,{data}"
+    if route == "/v1/responses":
+        return {"type": "input_image", "image_url": url}
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def _screenshots(route: str, shots: int) -> dict[str, Any]:
+    """A photo of the person's and so many screenshots of an agent's behind it, as the body of a request."""
+    text = "input_text" if route == "/v1/responses" else "text"
+    task = {"type": text, "text": f"Make the page look like this, by {route}."}
+    said: list[Any] = [{"role": "user", "content": [task, _pictured(route, "photo")]}]
+    for number in range(shots):
+        call_id, shown = f"call{number:05}", [{"type": text, "text": "Taken."}, _pictured(route, f"shot{number}")]
+        if route == "/v1/messages":
+            call = {"type": "tool_use", "id": call_id, "name": "screenshot", "input": {"n": number}}
+            answer = {"type": "tool_result", "tool_use_id": call_id, "content": shown}
+            said += [{"role": "assistant", "content": [call]}, {"role": "user", "content": [answer]}]
+        elif route == "/v1/responses":
+            arguments = json.dumps({"n": number})
+            said += [
+                {"type": "function_call", "call_id": call_id, "name": "screenshot", "arguments": arguments},
+                {"type": "function_call_output", "call_id": call_id, "output": shown},
+            ]
+        else:
+            function = {"name": "screenshot", "arguments": json.dumps({"n": number})}
+            said += [
+                {
+                    "role": "assistant",
+                    "content": "",
+                    "tool_calls": [{"id": call_id, "type": "function", "function": function}],
+                },
+                {"role": "tool", "tool_call_id": call_id, "content": shown},
+            ]
+    if route == "/v1/messages":
+        return {
+            "messages": said,
+            "max_tokens": 50,
+            "tools": [{**{k: _TOOL[k] for k in ("name", "description")}, "input_schema": _TOOL["parameters"]}],
+        }
+    if route == "/v1/responses":
+        return {"input": said, "tools": [{"type": "function", **_TOOL}]}
+    return {"messages": said, "tools": [{"type": "function", "function": _TOOL}]}
+
+
+@pytest.mark.parametrize("route", ["/v1/chat/completions", "/v1/messages", "/v1/responses"])
+def test_images_of_old_results_go_first(later: Bench, route: str) -> None:
+    """Of twelve screenshots the newest stay, and the person's photo; the next turn sends the same bytes."""
+    bodies = []
+    # What a picture costs is learned from the first answer.
+    for shots in (2, 12, 13):
+        watch = later.watch("pictures")
+        body = {"model": "pictures", **_screenshots(route, shots)}
+        answer = later.proxy.client.post(route, json=body, headers=later.proxy.headers, timeout=60)
+        assert answer.status_code == 200, answer.text
+        [sent] = watch.bodies
+        bodies.append(json.dumps(sent["messages"]))
+    shown = [name for name in ("photo", *(f"shot{number}" for number in range(13))) if f'{name}"' in bodies[1]]
+    assert shown == ["photo", "shot10", "shot11"]
+    assert bodies[1].count("[An image was here; it was removed.]") == 10
+    assert bodies[2].startswith(bodies[1][:-1])
+
+
 def test_19_oversized_result_as_an_excerpt(later: Bench, told: Told) -> None:
     """Where the operator allows it, a result that cannot fit is sent as its head and its tail."""
     watch = later.watch("local")
@@ -532,7 +603,7 @@ def test_20_observe_off_and_opting_out(bench: Bench, later: Bench, told: Told) -
         answer = later.proxy.chat(name, messages, metadata={"compaction": "off"} if name == "opted out" else {})
         assert answer.status_code == 200
         assert watch.sent() == messages
-        assert "max_tokens" not in watch.bodies[0]
+        assert "max_tokens" not in watch.bodies[1]
         assert watch.summaries == []
     assert later.proxy.expect_logged(r"observed model=observed .*reason=summarize")
     told("3 times the client's own list", "3 answers, one line about what would have been done")
