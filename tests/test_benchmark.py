@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import types
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import httpx
 import pytest
 
-from benchmarks import compaction, methods
+from benchmarks import compaction, load, methods
 from benchmarks.conformance import Compactor, _messages, measured
 from benchmarks.constraints import EXPLICIT, planted
 from benchmarks.directives import invented
@@ -23,6 +25,7 @@ from benchmarks.summarisers import summary
 from benchmarks.superseded import CHANGES, changing, is_clear
 from litellm_compaction.core.judging import judged
 from litellm_compaction.core.prompts import FRAME_NOTE, frame
+from litellm_compaction.simulator import Simulator, serve
 from tests.builders import assistant, calls, result, system, user
 from tests.integration.validity import searchable
 
@@ -365,3 +368,38 @@ def test_a_scripted_summary_is_one_that_the_package_uses(said: str) -> None:
     assert "8080" in text
     assert len(text) > 1000
     assert judged(text, instruction="Write a record.", source=[said * 20]).fault == ""
+
+
+def load_side(name: str, simulator: Simulator, base_url: str) -> load.Side:
+    """A simulated server in the place of a worker, with this process's memory and time."""
+    worker: Any = types.SimpleNamespace(base_url=base_url, headers={}, process=types.SimpleNamespace(pid=os.getpid()))
+    asked: Any = types.SimpleNamespace(asked=lambda: load.told(simulator, is_guarded=name == "ours"))
+    return load.Side(name, [worker], asked)
+
+
+def test_the_load_is_judged_word_by_word() -> None:
+    """A window that is never full has no errors; one that is cut tells each answer, and each prompt over it."""
+    wide, narrow = load.simulated(131_072), load.simulated(4096)
+    with serve(wide) as wide_url, serve(narrow) as narrow_url:
+        stock, ours = load_side("stock", wide, wide_url.base_url), load_side("ours", narrow, narrow_url.base_url)
+        for side in (stock, ours):
+            side.run("smoke", 2, 3)
+    assert stock.errors == []
+    assert [asked.chats for asked in (*stock.asked, *ours.asked)] == [6, 6]
+    assert any("other from" in error for error in ours.errors)
+    assert any("max_tokens" in error for error in ours.errors)
+    shown = load.table(stock, ours, 2)
+    assert "1 restarted" in shown
+    assert "asked of the server: 6 answers, 0 summaries" in shown
+    assert len(wide.requests) == len(narrow.requests) == 0
+
+
+def test_the_model_of_the_load_goes_on_behind_what_it_sees() -> None:
+    """A continued answer lacks no word and repeats none."""
+    simulator = load.simulated(131_072)
+    with serve(simulator) as address:
+        for said in ("", "c0t1x1 c0t1x2"):
+            messages = [user("Write 4 words of c0t1x."), *([assistant(said), user("Go on.")] if said else [])]
+            body = {"model": simulator.models[0].key, "messages": messages}
+            httpx.post(f"{address.base_url}{load.CHAT}", json=body, trust_env=False).raise_for_status()
+    assert [record.content for record in simulator.requests] == ["c0t1x1 c0t1x2 c0t1x3 c0t1x4", "c0t1x3 c0t1x4"]

@@ -69,6 +69,11 @@ class Copy:
         self._code: int | None = None
         self.stdout = stdout
 
+    @property
+    def pid(self) -> int:
+        """Its number."""
+        return self._pid
+
     def terminate(self) -> None:
         """Asks it to end."""
         self.send_signal(signal.SIGTERM)
