@@ -72,13 +72,18 @@ _PROMISES = (
 )
 
 
-# Folders whose files share what is dear to start or to load: a proxy, an engine, vocabularies (the largest takes four
-# seconds of processor time).
+# Folders and files that share what is dear to start or to load: a proxy, LiteLLM's own in this process, an engine,
+# vocabularies (the largest takes four seconds of processor time). The first that fits counts: the two groups of
+# `security` are about as long.
 _TOGETHER = {
-    "security": "security",
-    "real_engine": "real_engine",
-    "tokenizers": "vocabularies",
-    "tokens": "vocabularies",
+    "security/test_bypass.py": "office",
+    "security/test_fuzz.py": "office",
+    "security/test_page.py": "office",
+    "security/test_tenants.py": "office",
+    "security/": "security",
+    "real_engine/": "real_engine",
+    "tokenizers/": "vocabularies",
+    "tokens/": "vocabularies",
 }
 
 # What takes longest, first: a file that takes half a minute must not be the last to begin.
@@ -86,6 +91,7 @@ _LONGEST = (
     "restart",
     "promises",
     "real_engine",
+    "office",
     "security",
     "vocabularies",
     "test_replay",
@@ -210,7 +216,7 @@ class _TogetherScheduling(LoadFileScheduling):  # type: ignore[misc] # pytest-xd
             return "promises"
         if "integration/test_restart_" in file or name == "test_notices":
             return "restart"
-        return next((group for folder, group in _TOGETHER.items() if f"tests/{folder}/" in file), file)
+        return next((group for place, group in _TOGETHER.items() if f"tests/{place}" in file), file)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:

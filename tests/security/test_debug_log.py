@@ -42,7 +42,7 @@ def test_our_lines_of_a_debug_log_hold_nothing_of_a_conversation(tmp_path: Path)
         for stream in (False, True):
             body = {"model": "local", "messages": messages, "stream": stream, "user": "PLANTED-user", **compaction}
             assert bench.proxy.post({**body, "tools": [tool]}).status_code == 200
-            long = [*messages[:1], {"role": "user", "content": "PLANTED-newest " * 20_000}]
+            long = [*messages[:1], {"role": "user", "content": "PLANTED-newest " * 6_000}]
             assert bench.proxy.post({**body, "messages": long}).status_code == 400
         lines = bench.proxy.logged(r".")
         ours = [line for line in lines if "litellm_compaction" in line]
@@ -131,7 +131,7 @@ async def test_no_label_of_a_metric_is_what_a_client_chose(monkeypatch: pytest.M
     monkeypatch.setattr(callback, "Metrics", partial(Metrics, lambda: library))
     scene = Scene()
     use_router(monkeypatch, scene.router)
-    for number in range(40):
+    for number in range(10):
         planted = f"planted-{number}"
         chosen = dict.fromkeys(("user", "litellm_session_id", "safety_identifier", "service_tier", "odd"), planted)
         body = {**chosen, "tags": [planted], "stop": [planted], "metadata": {"tags": [planted], "model_group": planted}}

@@ -41,8 +41,9 @@ def forgets() -> Iterator[None]:
 
 def _rendered(source: str) -> str:
     """What a template makes of a word, "" where it is refused; its process is ended."""
-    # 56 of them end so, as with three times the limit, which costs 10 s of processor time more (measured 2026-11-23).
-    box = Containment(source, first_cpu_s=0.1)
+    # 56 of them end so, as with fifteen times the limit; each tenth of a second more is six of processor time, and the
+    # start of the processes nine (measured 2026-11-23).
+    box = Containment(source, first_cpu_s=0.02)
     try:
         return "".join(box.parts([{"role": "user", "content": "x"}], [], bos="", eos="", now=None))
     except TemplateRefusal:
@@ -143,7 +144,7 @@ def test_another_template_goes_on_where_one_died() -> None:
 
 def test_few_processes_run_at_a_time() -> None:
     """A folder full of models starts no process for each: the least recently used ones end."""
-    boxes = [Containment(CHATML + str(number)) for number in range(7)]
+    boxes = [Containment(CHATML + str(number)) for number in range(contained._MAX_PROCESSES + 1)]
     for box in boxes:
         box.parts(MESSAGES[:1], [], bos="", eos="", now=None)
     assert sum(box._process is not None for box in boxes) == contained._MAX_PROCESSES
