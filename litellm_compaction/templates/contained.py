@@ -25,10 +25,10 @@ import sys
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any, NamedTuple, Protocol
 
 from litellm_compaction.concurrency import Bounded
 from litellm_compaction.core.messages import JsonObject, JsonValue
@@ -50,7 +50,8 @@ _MAX_PROCESSES = 4
 _STRIKES = 3
 _MAX_BURIED = 4096
 _HEADER = struct.Struct("!Q")
-_START = "import sys; sys.path[:] = sys.argv[2:]; from litellm_compaction.templates.contained import serve; serve()"
+# What a process does. It is told by whoever knows how a template is compiled, which is not here.
+_START = "import sys; sys.path[:] = sys.argv[2:]; from litellm_compaction.templates.template import serve; serve()"
 # Those whose process runs, the least recently used first.
 _alive: OrderedDict[int, weakref.ref[Containment]] = OrderedDict()
 _alive_lock = threading.Lock()
@@ -319,16 +320,23 @@ def _digest(source: str) -> str:
     return hashlib.blake2b(source.encode("utf-8", "replace"), digest_size=16).hexdigest()
 
 
-def serve() -> None:
-    """What the process does: reads a template, then requests, until its pipe is closed."""
-    from litellm_compaction.templates.template import Template
+class Compiled(Protocol):
+    """A template that renders in this very process."""
 
+    def parts(
+        self, messages: Sequence[JsonObject], tools: Sequence[JsonValue], *, bos: str, eos: str, now: datetime | None
+    ) -> list[str]:
+        """The prompt; raises TemplateRefusal."""
+
+
+def serve_requests(compile_template: Callable[[str], Compiled]) -> None:
+    """What the process does: reads a template, then requests, until its pipe is closed."""
     asks, answers = sys.stdin.buffer, sys.stdout.buffer
     _limit_all()
     try:
         source, first_cpu_s = json.loads(_read(asks))
         _limit_cpu(first_cpu_s)
-        template = Template(source)
+        template = compile_template(source)
         talks: dict[int, _Talk] = {}
         while True:
             number, known, new, tools, bos, eos, now = json.loads(_read(asks))

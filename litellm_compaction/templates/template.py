@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import jinja2
 
 from litellm_compaction.core.messages import JsonObject, JsonValue, Message
-from litellm_compaction.templates.contained import Containment
+from litellm_compaction.templates.contained import Containment, serve_requests
 from litellm_compaction.templates.filters import TemplateRefusal
 from litellm_compaction.templates.sandbox import TICK, Ticks, environment
 
@@ -242,6 +242,11 @@ class StrangersTemplate(Template):
             self.takes_parts,
             self.takes_system,
         )
+
+
+def serve() -> None:
+    """What a stranger's template's process does, until whoever asks has gone."""
+    serve_requests(Template)
 
 
 def template(name: str) -> Template:
