@@ -29,6 +29,7 @@ from litellm_compaction.proxy.live_settings import FixedSettings, LiveSettings, 
 from litellm_compaction.proxy.metrics import Metrics
 from litellm_compaction.proxy.page.history import Turns
 from litellm_compaction.proxy.refusals import Refusal, litellm_error_of, log_failed_open, refusal_of, reworded
+from litellm_compaction.proxy.spans import Spans, note_request_span
 from litellm_compaction.proxy.startup import (
     load_settings,
     provide_api_base,
@@ -95,7 +96,7 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
             sources=Sources.of(settings),
             store=store,
             board=open_board(settings.store, store),
-            observers=(log_observer(logger), metrics.observe, self._history),
+            observers=(log_observer(logger), metrics.observe, Spans().observe, self._history),
         )
         has_page = settings.page == "on"
         shared = redis_of(store)
@@ -168,6 +169,7 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
         if self._source.is_asleep:
             return None
         self._calls.serve(data)
+        note_request_span(user_api_key_dict)
         note_credential(raw_headers(data))
         if call_type not in _GUARDED_CALLS:
             return None

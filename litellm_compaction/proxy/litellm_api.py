@@ -1,4 +1,4 @@
-"""LiteLLM's internals that we rely on: access rules, credentials, connections, the proxy's secret, contexts, and end.
+"""LiteLLM's internals that we rely on: access rules, credentials, connections, secret, tracer, contexts, and end.
 
 Every private attribute is feature-tested; where the access rules are missing, the lists of models that the key itself
 carries count.
@@ -74,6 +74,11 @@ def proxy_secret() -> str | None:
     """The proxy's master key; None before the configuration is loaded, and where there is none."""
     key = getattr(sys.modules.get(_PROXY), "master_key", None)
     return key if isinstance(key, str) and key else None
+
+
+def open_telemetry_tracer() -> Any:
+    """The tracer of LiteLLM's `otel` callback, of either generation; None where it is not on."""
+    return getattr(getattr(sys.modules.get(_PROXY), "open_telemetry_logger", None), "tracer", None)
 
 
 def before_end(work: Callable[[], Awaitable[None]]) -> bool:
