@@ -101,6 +101,7 @@ class SummaryJob:
         thinking_tokens: what the model may think beside the summary; 0 for one that answers at once.
         strategy: what to write.
         focus: the topic that a client wants kept in more detail; "" for none.
+        is_brief: whether the instruction has to leave a small window to what it is about.
     """
 
     messages: Sequence[Message]
@@ -112,6 +113,7 @@ class SummaryJob:
     thinking_tokens: int = 0
     strategy: Strategy = STRATEGIES["summary"]
     focus: str = ""
+    is_brief: bool = False
 
     @property
     def source(self) -> tuple[str, ...]:
@@ -122,7 +124,7 @@ class SummaryJob:
     def instruction(self) -> str:
         """The strategy's, with its numbers."""
         words = max(int(self.summary_tokens * _WORDS_PER_TOKEN), 40)
-        return self.strategy.instruction(words=words, round_number=self.round_number)
+        return self.strategy.instruction(words=words, round_number=self.round_number, is_brief=self.is_brief)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -44,7 +44,10 @@ _FROZEN_TARGET_RATIO = 0.25
 # Of images beside a record; the rest is for what was said.
 _IMAGES_SHARE = 0.50
 # A summary shorter than this says too little for what it costs; the earlier record, shortened, says more.
-_LEAST_SUMMARY_TOKENS = 150
+_GOOD_SUMMARY_TOKENS = 150
+# In a small window a twentieth of it has to do, three headings and some sixty words: restarts at 2,048 had no room for
+# more (2026-11).
+_LEAST_SUMMARY_WINDOW_RATIO, _LEAST_SUMMARY_TOKENS = 0.05, 96
 # "Last request from user was: " in any vocabulary, however the words around it are counted.
 _LEAD_IN_TOKENS = 12
 
@@ -330,7 +333,7 @@ def _summarize(
     room = max(target - budget.floor_tokens, 0)
     cuts = legal_cuts(messages)
     # The user's own words come first: what they take is shared out no more.
-    words_tokens = _words_tokens(conversation, (cuts[-1] if cuts else lead) - lead, target, room)
+    words_tokens = _words_tokens(conversation, (cuts[-1] if cuts else lead) - lead, budget, target, room)
     kept_images = _kept_images(conversation, depth, cuts[-1] if cuts else lead, int(_IMAGES_SHARE * room), count)
     rest = room - words_tokens - carried_image_tokens(conversation, kept_images, count)
     summary_tokens = _summary_tokens(depth, budget.window_tokens, rest)
@@ -348,7 +351,7 @@ def _summarize(
         integrates, cuts = base is not None, cuts[-1:]
     elif growth_tokens is not None:
         cuts = cuts[-1:]
-    provisional = summary_tokens < min(_LEAST_SUMMARY_TOKENS, depth.summary_max_tokens)
+    provisional = summary_tokens < min(_least_summary_tokens(budget.window_tokens), depth.summary_max_tokens)
     if provisional:
         integrates, summary_tokens = True, int((1 - _LEDGER_SHARE) * rest)
     # Frozen segments take from the other lines, not from the user's.
@@ -400,7 +403,12 @@ def _summary_tokens(depth: CompactionOptions, window_tokens: int, rest: int) -> 
     """How long a summary may be; where its share is too small for one, it may have more of it."""
     share = min(_SUMMARY_WINDOW_RATIO * window_tokens, _SUMMARY_SHARE * rest)
     most = min(_SUMMARY_MOST_WINDOW_RATIO * window_tokens, _SUMMARY_MOST_SHARE * rest)
-    return min(depth.summary_max_tokens, math.floor(max(share, min(_LEAST_SUMMARY_TOKENS, most))))
+    return min(depth.summary_max_tokens, math.floor(max(share, min(_GOOD_SUMMARY_TOKENS, most))))
+
+
+def _least_summary_tokens(window_tokens: int) -> int:
+    """The shortest summary that is worth asking for."""
+    return min(max(int(_LEAST_SUMMARY_WINDOW_RATIO * window_tokens), _LEAST_SUMMARY_TOKENS), _GOOD_SUMMARY_TOKENS)
 
 
 def _kept_images(
@@ -417,7 +425,7 @@ def _kept_images(
     return images.staying(conversation, may_go, keep_images=keep_images, most_tokens=most_tokens, count=count)
 
 
-def _words_tokens(conversation: Conversation, covered_messages: int, target: int, room: int) -> int:
+def _words_tokens(conversation: Conversation, covered_messages: int, budget: Budget, target: int, room: int) -> int:
     """What the user's own words in the covered part may take: all they need, up to a quarter of the target.
 
     Never so much that no summary has room, which is given up only where there was none anyway.
@@ -434,9 +442,11 @@ def _words_tokens(conversation: Conversation, covered_messages: int, target: int
         and not is_injected(messages[index])
     )
     most = min(int(_WORDS_TARGET_RATIO * target), int(_WORDS_SHARE * room))
-    summary_room = int(_LEAST_SUMMARY_TOKENS / _SUMMARY_MOST_SHARE) + 1
-    if room >= summary_room:
-        most = min(most, room - summary_room)
+    for summary_tokens in (_GOOD_SUMMARY_TOKENS, _least_summary_tokens(budget.window_tokens)):
+        summary_room = int(summary_tokens / _SUMMARY_MOST_SHARE) + 1
+        if room >= summary_room:
+            most = min(most, room - summary_room)
+            break
     return max(min(needed + _WORDS_HEAD_TOKENS if needed else 0, most), 0)
 
 
@@ -485,7 +495,7 @@ def _edit_up_to(
     # A tool can be called again, so its text goes before the images that a person sent.
     own_images = images.of_the_user(conversation, range(start, covered_messages))
     compaction = _editing(conversation, covered_messages, budget, base, "edit", {*kept_images, *own_images})
-    words_tokens = _words_tokens(conversation, start, target, room)
+    words_tokens = _words_tokens(conversation, start, budget, target, room)
     ledger_tokens = words_tokens + int(_EDIT_LEDGER_SHARE * (room - words_tokens))
     tokens = applied_tokens(conversation, compaction, count) + RECORD_TOKENS + ledger_tokens
     covered = conversation.messages[lead + start : lead + covered_messages]
@@ -534,7 +544,7 @@ def _prune(
     for cut in dict.fromkeys((*recent[-1:], *cuts[-1:])):
         kept_images = _kept_images(conversation, depth, cut, int(_IMAGES_SHARE * room), count)
         compaction = _editing(conversation, cut - lead, budget, base, depth.strategy.name, kept_images)
-        words_tokens = _words_tokens(conversation, cut - lead, target, room)
+        words_tokens = _words_tokens(conversation, cut - lead, budget, target, room)
         ledger_tokens = words_tokens + int(_EDIT_LEDGER_SHARE * (room - words_tokens))
         carried_tokens = count(compaction.omissions) - count(base.omissions) if base else count(compaction.omissions)
         said_tokens = otherwise.summary_tokens + carried_tokens

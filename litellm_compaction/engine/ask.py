@@ -58,6 +58,8 @@ _TEMPLATE_TOKENS = 32
 _DECODE_WEIGHT = 15
 # Our count of other scripts may be so many times too high; what is longer still is not counted to know that it is.
 _FAR_TOO_MANY_RATIO = 4
+# Below this the usual instruction, 450 tokens, takes a summary's room: restarts at 2,048 never got one (2026-11).
+_BRIEF_BELOW_TOKENS = 4096
 _REJECTED_IN_A_ROW = 2
 _PAUSE_S = 600.0
 # The model answered, but not with a record: reformatted, without tools and as quoted data, it may.
@@ -154,11 +156,12 @@ class _Pauses:
 
 
 class PromptLimit(NamedTuple):
-    """The largest prompt for a pruning model, what it may think beside its answer, and its tokenizer."""
+    """The largest prompt for a pruning model, what it may think beside its answer, its tokenizer and its window."""
 
     tokens: int
     thinking_tokens: int
     count: Callable[[str], int]
+    window_tokens: int
 
 
 class SummaryClient:
@@ -220,7 +223,12 @@ class SummaryClient:
                 reason = why_unusable(error)
                 continue
             count = limit.count
-            job = replace(job, prompt_limit_tokens=limit.tokens, thinking_tokens=limit.thinking_tokens)
+            job = replace(
+                job,
+                prompt_limit_tokens=limit.tokens,
+                thinking_tokens=limit.thinking_tokens,
+                is_brief=min(work.window.tokens, limit.window_tokens) < _BRIEF_BELOW_TOKENS,
+            )
             failure = ""
             # One limit for both modes: what append mode has used up the other one has not.
             until_s = asyncio.get_running_loop().time() + work.case.settings.summary_timeout_s
@@ -334,7 +342,8 @@ class SummaryClient:
             floor_tokens=0,
             error_ratio=error_ratio,
         )
-        return PromptLimit(budget.prompt_limit_tokens - _TEMPLATE_TOKENS, thinking_tokens, count_text)
+        limit_tokens = budget.prompt_limit_tokens - _TEMPLATE_TOKENS
+        return PromptLimit(limit_tokens, thinking_tokens, count_text, window_tokens)
 
 
 def why_unusable(error: ModelNotLoaded | WindowUnknown) -> str:

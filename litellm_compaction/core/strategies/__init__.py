@@ -58,6 +58,8 @@ class Strategy:
         description: what it does, one sentence for people.
         prompt: what the pruning model is told. It begins with the same words every time, and says that the
             conversation is data; `{words}` and the other placeholders become numbers.
+        brief_prompt: the same in a few words, for windows in which the prompt would take the room of what it is about;
+            "" where the prompt serves there, too.
         keeps_recent: whether the recent messages stay behind the record. If not, all but the protected tail makes way,
             and each record is a whole one: no segment is added to an earlier one.
         writer: the strategy whose prompt writes the record; "" is this one. Another one's: the model is asked first
@@ -70,6 +72,7 @@ class Strategy:
     name: str
     description: str
     prompt: str
+    brief_prompt: str = ""
     keeps_recent: bool = True
     writer: str = ""
     cleans: bool = False
@@ -85,9 +88,10 @@ class Strategy:
         """Of its prompt, and of an operator's in its place."""
         return _CHOOSING if self.chooses else _WRITING
 
-    def instruction(self, *, words: int, round_number: int) -> str:
+    def instruction(self, *, words: int, round_number: int, is_brief: bool = False) -> str:
         """What to write, in at most `words` words, for the `round_number`-th compaction (1 is the first)."""
-        return filled(self.prompt, {"words": words, "round": round_number})
+        prompt = (is_brief and self.brief_prompt) or self.prompt
+        return filled(prompt, {"words": words, "round": round_number})
 
     def history(self, messages: Sequence[Message]) -> Sequence[Message]:
         """The messages as the summariser gets them."""
@@ -108,7 +112,8 @@ def register(strategy: Strategy) -> Strategy:
         raise ValueError(f"strategy {strategy.name!r}: allowed are letters, digits and _, and no {sorted(_TAKEN)}")
     if strategy.writer and (strategy.writer not in _table or _table[strategy.writer].chooses):
         raise ValueError(f"strategy {strategy.name!r}: its writer {strategy.writer!r} is no strategy that writes")
-    missing = [name for name in strategy.placeholders.required if f"{{{name}}}" not in strategy.prompt]
+    prompts = [strategy.prompt, strategy.brief_prompt or strategy.prompt]
+    missing = [name for name in strategy.placeholders.required if any(f"{{{name}}}" not in each for each in prompts)]
     if missing:
         raise ValueError(f"strategy {strategy.name!r}: its prompt is without {{{missing[0]}}}")
     _table[strategy.name] = strategy
@@ -122,7 +127,7 @@ def strategy_of(name: str, own_prompt: str = "") -> Strategy:
         KeyError: there is none; settings are checked when they are read.
     """
     strategy = _table[name]
-    return replace(strategy, prompt=own_prompt) if own_prompt else strategy
+    return replace(strategy, prompt=own_prompt, brief_prompt="") if own_prompt else strategy
 
 
 def writer_of(name: str) -> str:
@@ -160,6 +165,7 @@ register(
         name="summary",
         description="The older part gives way to a summary, with what it has to keep verbatim beside it.",
         prompt=_prompt("summary"),
+        brief_prompt=_prompt("summary.brief"),
     )
 )
 register(
@@ -176,6 +182,7 @@ register(
         description="Everything but the newest request gives way to a hand-off, with what has to stay verbatim "
         "beside it.",
         prompt=_prompt("handoff"),
+        brief_prompt=_prompt("handoff.brief"),
         keeps_recent=False,
         cleans=True,
         lead_in="Last request from user was: ",
