@@ -26,7 +26,7 @@ from litellm_compaction.core.anchors import is_number, is_plain, latest_values, 
 from litellm_compaction.core.cut_points import is_injected
 from litellm_compaction.core.directives import Piece, sentences, worth
 from litellm_compaction.core.messages import Message, parse_message, render_arguments, user_message, without_notices
-from litellm_compaction.core.secrets import Redact, redacted, without_secrets
+from litellm_compaction.core.secrets import Redact, redactor, without_secrets
 
 _PIECE_CHARS = 160
 # Anchors per 1,000 characters are many in logs: what is older than this many characters has only its user's words.
@@ -98,6 +98,7 @@ _NAME_COST_CHARS = 8
 _LEAST_WORDS_TOKENS, _LEAST_ROOM_TOKENS, _LEAST_LINE_TOKENS = 32, 24, 12
 _OLDEST_RATIO, _NEWEST_RATIO = 0.75, 1.25
 _REPEATED_ROW_RATIO = 0.7
+_REDACTOR = redactor(())
 _DIGITS = str.maketrans("123456789", "000000000")
 
 
@@ -254,7 +255,7 @@ def ledger(
     count: Callable[[str], int],
     known: str = "",
     newer: Sequence[Message] = (),
-    redact: Redact = redacted,
+    redact: Redact = _REDACTOR,
 ) -> str:
     """The verbatim record of `messages` in at most `budget_tokens`; "" when there is nothing or no room.
 
@@ -267,15 +268,15 @@ def ledger(
         newer: the messages behind the covered part; what a summary says changes no value, since it may be wrong.
         redact: takes secrets out of what is read, before it is cut into lines; `plain` keeps them.
     """
-    messages = [without_secrets(message, redact) for message in messages]
-    newer = [without_secrets(message, redact) for message in newer]
+    messages, newer = without_secrets(messages, redact), without_secrets(newer, redact)
     # Our requests to go on are nobody's words.
     messages = [message for message in messages if not message.asks_to_go_on]
     latest = latest_values(_stated((*messages, *newer)))
+    injected = {at for at, message in enumerate(messages) if is_injected(message)}
     users = [
         position
         for position, message in enumerate(messages)
-        if message.role == "user" and message.text.strip() and not is_injected(message)
+        if message.role == "user" and message.text.strip() and position not in injected
     ]
     texts = [messages[position].text.strip() for position in users]
     quoted = _users_words(texts, min(words_tokens, budget_tokens), count, latest)
@@ -284,7 +285,7 @@ def ledger(
     room_tokens = max(budget_tokens - (count(words) if words else 0), 0)
     # What of the user's words found no room is read like the others' lines; what a client put among them is no rule.
     left = {users[index]: each.left for index, each in quoted.items()}
-    left |= {at: [_as_output(message.text)] for at, message in enumerate(messages) if is_injected(message)}
+    left |= {at: [_as_output(messages[at].text)] for at in injected}
     others = [each for at, message in enumerate(messages) for each in left.get(at, (message,))]
     lines = _lines_and_names(others, room_tokens, words + known, count, latest)
     return "\n".join(section for section in (words, lines) if section)

@@ -8,9 +8,11 @@ paths stay, since the ledger is there for them. Every repetition is bounded, so 
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
+from itertools import accumulate
 from typing import TypeAlias
 
 from litellm_compaction.core.messages import Message
@@ -90,6 +92,8 @@ _KEY_HINTS = ("private key",)
 _OPTION_HINTS = ("-u ", "-u\t", "-user", "-pass", "-token", "-api", "-secret")
 # One search through more than this would hold up other threads. Nothing but private keys reaches over lines.
 _SLICE_CHARS = 32_768
+# So much is looked through at once for hints.
+_BATCH_CHARS = 262_144
 
 
 def redacted(text: str, patterns: Sequence[re.Pattern[str]] = ()) -> str:
@@ -162,11 +166,21 @@ def _pieces(text: str) -> Iterator[str]:
     yield text[start:]
 
 
+@dataclass(frozen=True, slots=True)
+class Redactor:
+    """`redacted` with an operator's patterns."""
+
+    patterns: tuple[re.Pattern[str], ...] = ()
+
+    def __call__(self, text: str) -> str:
+        """The text without its secrets."""
+        return redacted(text, self.patterns)
+
+
 @lru_cache(maxsize=64)
-def redactor(patterns: tuple[str, ...]) -> Redact:
-    """`redacted` with an operator's patterns, compiled once."""
-    compiled = [re.compile(pattern) for pattern in patterns]
-    return lambda text: redacted(text, compiled)
+def redactor(patterns: tuple[str, ...]) -> Redactor:
+    """A redactor whose patterns are compiled once."""
+    return Redactor(tuple(map(re.compile, patterns)))
 
 
 def plain(text: str) -> str:
@@ -174,14 +188,47 @@ def plain(text: str) -> str:
     return text
 
 
-def without_secrets(message: Message, redact: Redact) -> Message:
-    """A message as the ledger may read it; `raw` stays, which nothing that is written down is taken from."""
-    text = redact(message.text)
+def without_secrets(messages: Sequence[Message], redact: Redact) -> list[Message]:
+    """Messages as the ledger may read them; `raw` stays, which nothing that is written down is taken from."""
+    texts = [text for message in messages for text in (message.text, *(call.arguments for call in message.calls))]
+    # An operator's pattern may match anything.
+    suspects = _suspects(texts) if isinstance(redact, Redactor) and not redact.patterns else range(len(texts))
+    cleaned = iter([redact(text) if at in suspects else text for at, text in enumerate(texts)])
+    return [_with_texts(message, next(cleaned), [next(cleaned) for _ in message.calls]) for message in messages]
+
+
+def _with_texts(message: Message, text: str, arguments: Sequence[str]) -> Message:
     calls = tuple(
-        call if (arguments := redact(call.arguments)) == call.arguments else replace(call, arguments=arguments)
-        for call in message.calls
+        call if call.arguments == each else replace(call, arguments=each)
+        for call, each in zip(message.calls, arguments, strict=True)
     )
     return message if text == message.text and calls == message.calls else replace(message, text=text, calls=calls)
+
+
+def _suspects(texts: Sequence[str]) -> set[int]:
+    """Which of many texts hold a hint: looking through all of them at once is several times as fast as one by one."""
+    found: set[int] = set()
+    begun, batch, chars = 0, list[str](), 0
+    for at, text in enumerate(texts):
+        batch.append(text.lower())
+        chars += len(batch[-1])
+        if chars > _BATCH_CHARS or at == len(texts) - 1:
+            found.update(begun + index for index in _holders(batch))
+            begun, batch, chars = at + 1, [], 0
+    return found
+
+
+def _holders(texts: Sequence[str]) -> Iterator[int]:
+    """Those with a hint, among texts in lower case; some several times."""
+    ends = list(accumulate(len(text) + 1 for text in texts))
+    whole = "\n".join(texts)
+    for hint in _HINTS:
+        at = 0
+        while (at := whole.find(hint, at)) >= 0:
+            index = bisect_right(ends, at)
+            yield index
+            # The others of this text say nothing new.
+            at = ends[index]
 
 
 def _unnamed(found: re.Match[str]) -> str:
@@ -255,3 +302,4 @@ _SEARCHES: tuple[tuple[Sequence[str], Redact], ...] = (
     (_NAME_HINTS, partial(_ASSIGNED.sub, _assigned)),
     (_NAME_HINTS, partial(_SAID.sub, _unnamed)),
 )
+_HINTS = tuple(dict.fromkeys((*_KEY_HINTS, *(hint for hints, _ in _SEARCHES for hint in hints))))

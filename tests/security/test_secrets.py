@@ -224,6 +224,26 @@ def test_whatever_is_written_is_looked_at_once_more() -> None:
     assert repr(written).count(MARKER) == 3
 
 
+_BITS = st.sampled_from(
+    [*(text for text, _ in SECRETS), "words ", "İ", "ſecret=abcd1234", "PASSWORD=Wh4tever", "\n", "K", "key", "é中", ""]
+)
+
+
+@given(texts=st.lists(st.lists(_BITS, max_size=4).map("".join), max_size=12), batch_chars=st.integers(0, 200))
+def test_many_messages_lose_the_same_as_each_one(texts: list[str], batch_chars: int) -> None:
+    """Which of them hold a hint is looked up for many at once, in batches."""
+    messages = [parse_message({"role": "user", "content": text}) for text in texts]
+    calls = [{"id": "c", "type": "function", "function": {"name": "run", "arguments": text}} for text in texts]
+    messages += [parse_message({"role": "assistant", "content": "", "tool_calls": [call, *calls]}) for call in calls]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(secrets, "_BATCH_CHARS", batch_chars)
+        found = secrets.without_secrets(messages, redactor(()))
+    assert [each.text for each in found] == [redacted(each.text) for each in messages]
+    assert [[call.arguments for call in each.calls] for each in found] == [
+        [redacted(call.arguments) for call in each.calls] for each in messages
+    ]
+
+
 def test_off_keeps_everything() -> None:
     """`redact: off` is the operator's word."""
     assert settings_from({"redact": False}).redact == "off"
