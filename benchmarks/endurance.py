@@ -1,12 +1,13 @@
 """Many agents at once, for many turns, over servers that fail and clients that leave: what a week does in minutes.
 
-    python benchmarks/endurance.py [--requests 3000] [--agents 4] [--set carrier=hooks]
+    python benchmarks/endurance.py [--requests 3000] [--agents 4] [--set carrier=hooks] [--alone]
 
 A real proxy in front of two simulators with small windows. The agents' conversations grow by messages and tool results
 until they end; some answers are longer than the window, one in thirty requests and one in ten summaries fails, one in
-twelve streams is left by its client. Printed as it goes on: the proxy's memory, threads and open files. The exit code
-is 1 where a prompt was truncated or over its window (P1), where we failed open, or where something goes on generating
-for nobody.
+twelve streams is left by its client. Beside it, at the same time, as many agents with stock LiteLLM and two more such
+simulators. Printed as it goes on: each proxy's memory, threads and open files; at the end, by how much it grew for
+a thousand requests in the second half, when what fills up at first is full. The exit code is 1 where a prompt was
+truncated or over its window (P1), where we failed open, or where something goes on generating for nobody.
 """
 
 from __future__ import annotations
@@ -14,14 +15,16 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import statistics
 import sys
 import tempfile
 import threading
 import time
 from collections import Counter
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -44,20 +47,30 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--requests", type=int, default=3000, help="of all agents together")
     parser.add_argument("--agents", type=int, default=4, help="at once")
+    parser.add_argument("--alone", action="store_true", help="without stock LiteLLM beside it")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of the callback")
     options = parser.parse_args()
     settings = {key: yaml.safe_load(value) for key, _, value in (each.partition("=") for each in options.set)}
     with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        bench = stack.enter_context(
-            open_bench(folder, _GROUPS, settings, router_settings={"num_retries": 0, "disable_cooldowns": True})
-        )
-        for simulator in bench.simulators.values():
-            simulator.script = _script
-        log = Log(bench, options.requests)
-        with ThreadPoolExecutor(options.agents) as pool:
-            list(pool.map(lambda number: Agent(log, random.Random(number)).work(), range(options.agents)))
-        return log.judge()
+        logs = [Log("ours", _opened(stack, _GROUPS, settings), options.requests)]
+        if not options.alone:
+            unguarded = [replace(group, guarded=False) for group in _GROUPS]
+            logs.append(Log("stock", _opened(stack, unguarded, None), options.requests))
+        agents = [Agent(log, random.Random(number)) for log in logs for number in range(options.agents)]
+        with ThreadPoolExecutor(len(agents)) as pool:
+            list(pool.map(Agent.work, agents))
+        # What stock LiteLLM leaves behind is told, and is no fault of ours.
+        codes = [log.judge() for log in logs]
+        return codes[0]
+
+
+def _opened(stack: ExitStack, groups: Sequence[Group], settings: dict[str, Any] | None) -> Bench:
+    folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+    router = {"num_retries": 0, "disable_cooldowns": True}
+    bench = stack.enter_context(open_bench(folder, groups, settings, router_settings=router))
+    for simulator in bench.simulators.values():
+        simulator.script = _script
+    return bench
 
 
 def _script(call: ChatCall) -> Reply:
@@ -77,10 +90,16 @@ def _script(call: ChatCall) -> Reply:
 
 @dataclass
 class Log:
-    """What has happened so far."""
+    """What has happened so far.
 
+    Attributes:
+        sizes_kb: the proxy's memory, by the number of requests.
+    """
+
+    name: str
     bench: Bench
     requests: int
+    sizes_kb: dict[int, float] = field(default_factory=dict)
     ends: Counter[str] = field(default_factory=Counter)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _begun_s: float = field(default_factory=time.monotonic)
@@ -90,7 +109,8 @@ class Log:
         with self._lock:
             self.ends[end] += 1
             if self.ends.total() % max(1, self.requests // _LINES) == 0:
-                print(f"{self.ends.total():6} requests {time.monotonic() - self._begun_s:6.0f} s  {self._size()}")
+                said = f"{self.ends.total():6} requests {time.monotonic() - self._begun_s:6.0f} s  {self._size()}"
+                print(f"{self.name:6}{said}", flush=True)
 
     @property
     def is_full(self) -> bool:
@@ -104,7 +124,11 @@ class Log:
         simulators = self.bench.simulators.values()
         findings += [f"{record.path} goes on" for each in simulators for record in each.requests if not record.ended_s]
         upstream = sum(len(simulator.requests) for simulator in simulators)
-        print(f"{dict(self.ends)}, {upstream} requests upstream; at the end {self._size()}")
+        print(f"{self.name}: {dict(self.ends)}, {upstream} requests upstream; at the end {self._size()}")
+        later = {number: kb for number, kb in self.sizes_kb.items() if 2 * number >= self.requests}
+        if len(later) > 1:
+            slope_kb = statistics.linear_regression(list(later), list(later.values())).slope
+            print(f"{self.name}: {1000 * slope_kb:+.0f} kB for 1,000 requests in the second half")
         print("\n".join(findings) or "no findings")
         return 1 if findings else 0
 
@@ -113,10 +137,10 @@ class Log:
         if not process.exists():
             return ""
         status = dict(line.split(":", 1) for line in (process / "status").read_text().splitlines())
-        memory_mb = int(status["VmRSS"].split()[0]) // 1024
+        memory_kb = self.sizes_kb[self.ends.total()] = float(status["VmRSS"].split()[0])
         files = len(list((process / "fd").iterdir()))
         store = sum(path.stat().st_size for path in self.bench.folder.rglob("store.sqlite3*")) / 2**20
-        return f"{memory_mb} MB, {status['Threads'].strip()} threads, {files} files, store {store:.1f} MB"
+        return f"{memory_kb / 1024:.0f} MB, {status['Threads'].strip()} threads, {files} files, store {store:.1f} MB"
 
 
 class Agent:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import httpx
 import pytest
 
-from benchmarks import compaction, load, methods
+from benchmarks import compaction, fleet, load, methods
 from benchmarks.conformance import Compactor, _messages, measured
 from benchmarks.constraints import EXPLICIT, planted
 from benchmarks.directives import invented
@@ -26,6 +26,7 @@ from benchmarks.superseded import CHANGES, changing, is_clear
 from litellm_compaction.core.judging import judged
 from litellm_compaction.core.prompts import FRAME_NOTE, frame
 from litellm_compaction.simulator import Simulator, serve
+from tests import virtual_time
 from tests.builders import assistant, calls, result, system, user
 from tests.integration.validity import searchable
 
@@ -403,3 +404,22 @@ def test_the_model_of_the_load_goes_on_behind_what_it_sees() -> None:
             body = {"model": simulator.models[0].key, "messages": messages}
             httpx.post(f"{address.base_url}{load.CHAT}", json=body, trust_env=False).raise_for_status()
     assert [record.content for record in simulator.requests] == ["c0t1x1 c0t1x2 c0t1x3 c0t1x4", "c0t1x3 c0t1x4"]
+
+
+def test_a_fleet_costs_the_same_for_each_conversation() -> None:
+    """Store and board are asked as often for each request when twice as many records are there."""
+
+    async def play() -> None:
+        opened = fleet.opened(None, 3)
+        first, second = [await opened.quarter(4, 4) for _ in range(2)]
+        assert (first.requests, second.requests) == (16, 32)
+        assert opened.ask.calls == 4 * (first.summaries + second.summaries) >= 4
+        for each in (first, second):
+            assert 1 <= each.store <= 3
+            assert each.board <= 3
+            assert 0 < each.stored_kb < 20
+        assert opened.store_calls.keys() <= {"find", "put", "get_fact", "put_fact"}
+        for pod in opened.pods:
+            await pod.compactor.aclose()
+
+    virtual_time.run(play())

@@ -1,0 +1,102 @@
+"""What a worker remembers from request to request takes a known amount of memory when it is full, and holds no text."""
+
+from __future__ import annotations
+
+import gc
+import tracemalloc
+from collections.abc import Callable
+from hashlib import sha256
+
+from litellm_compaction.core import anchors
+from litellm_compaction.engine import ask
+from litellm_compaction.proxy.page import history
+from litellm_compaction.tokens import attribution, formula, prefix, rendered
+from litellm_compaction.tokens.calibration import Mix
+from litellm_compaction.tokens.count import Anchor
+from litellm_compaction.tokens.growth import Profile
+
+# `docs/scale.md` says so.
+WORKER_MB = 80
+VOCABULARY = "o200k_base"
+FEW = 2000
+
+
+def fill_measures(count: int) -> object:
+    measures = formula.Measures()
+    measures.get_now(VOCABULARY, [formula.Item((f"message {number} of a conversation",)) for number in range(count)])
+    return measures
+
+
+def fill_segments(count: int) -> object:
+    lengths = rendered.SegmentLengths()
+    texts = [f"message {number} of a conversation " * 10 for number in range(count)]
+    lengths.complete(VOCABULARY, lengths.look_up(VOCABULARY, texts))
+    return lengths
+
+
+def fill_anchors(count: int) -> object:
+    known = prefix.Anchors()
+    for number in range(count):
+        profile = Profile(*(number + part + 0.5 for part in range(8)))
+        anchor = Anchor(5000 + number, 4000.5 + number, Mix(1 / (1 + number), 0.5 / (1 + number)), profile, role="user")
+        known.note("a deployment's key", "stand_in", hash(f"prompt {number}"), anchor)
+    return known
+
+
+def fill_beginnings(count: int) -> object:
+    return [hash(f"part {number} of a prompt") for number in range(count)]
+
+
+def fill_sent(count: int) -> object:
+    prompts = ask.SentPrompts()
+    for number in range(count):
+        prompts.note("a scope", "a deployment's key", [sha256(b"%d" % number).hexdigest()], None)
+    return prompts
+
+
+def fill_words(count: int) -> object:
+    return [anchors._word.__wrapped__(f"src/part_{number}.py") for number in range(count)]
+
+
+def fill_turns(count: int) -> object:
+    return [
+        history.Turn(
+            when_s=1e9 + number,
+            before_tokens=5000 + number,
+            prompt_tokens=4000 + number,
+            filled_tokens=4500 + number,
+            action="none",
+            messages=number,
+            window_tokens=8192,
+        )
+        for number in range(count)
+    ]
+
+
+# The most of each that a worker keeps.
+MEMORIES: dict[str, tuple[Callable[[int], object], int]] = {
+    "measures": (fill_measures, formula._MAX_ENTRIES),
+    "segments": (fill_segments, rendered._MAX_ENTRIES),
+    "anchors": (fill_anchors, prefix._MAX_ANCHORS),
+    "beginnings": (fill_beginnings, attribution._MAX_SIZE),
+    "sent": (fill_sent, ask._MAX_ENTRIES),
+    "words": (fill_words, anchors._word.cache_parameters()["maxsize"] or 0),
+    "turns": (fill_turns, history._MAX_CONVERSATIONS * history.MAX_TURNS),
+}
+
+
+def test_what_a_worker_remembers_is_bounded() -> None:
+    """By number and, as one entry takes so many bytes, in megabytes; full after some twenty thousand requests."""
+    full_mb = {}
+    for name, (fill, most) in MEMORIES.items():
+        fill(1)
+        gc.collect()
+        tracemalloc.start()
+        try:
+            kept = fill(FEW)
+            gc.collect()
+            full_mb[name] = tracemalloc.get_traced_memory()[0] / FEW * most / 2**20
+        finally:
+            tracemalloc.stop()
+        del kept
+    assert 16 < sum(full_mb.values()) < WORKER_MB, full_mb
