@@ -1,6 +1,6 @@
 """Real conversations through a real proxy, turn by turn: nothing cut, nothing invalid, and what matters still there.
 
-`TESTS_WHOLE_REPLAYS=1` sends every request of every conversation in each setup, in place of every other one in most.
+`TESTS_WHOLE_REPLAYS=1` sends every request of every conversation in each setup, in place of every other one.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Setup:
 _SETUPS = [
     Setup(4096, 1.0, stream=False, kind="ideal", least_facts=0.0, every=_EVERY),
     Setup(16384, 1.0, stream=False, kind="ideal", least_facts=0.95, every=_EVERY),
-    Setup(8192, 1.2, stream=True, kind="ideal", least_facts=0.95),
+    Setup(8192, 1.2, stream=True, kind="ideal", least_facts=0.95, every=_EVERY),
     Setup(8192, 0.8, stream=False, kind="ideal", least_facts=0.95, every=_EVERY),
     Setup(8192, 1.0, stream=True, kind="dead", least_facts=0.50, every=_EVERY),
 ]

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any, NamedTuple
 
 import pytest
@@ -28,6 +28,9 @@ pytestmark = pytest.mark.proxy
 WINDOWS = (8192, 16384)
 STRATEGIES = ("summary", "prune", "handoff")
 KINDS = ("good", "fenced", "thinking", "invalid", "wrong types", "orphans", "echo", "empty", "500")
+# What a larger window could change: a record's room, an edit plan's numbers, and what is copied without a model. How
+# an answer is read is the same in both, and a cell costs twice as much there.
+KINDS_OF_THE_LARGER = ("good", "invalid", "orphans", "500")
 RECORD = "### Current state\nStep 3 was settled in src/parser.py:42."
 REFUSAL = "I'm sorry, but I can't help with that."
 _NAME = re.compile(r"cell-(\w+)-(\d+)-(\w+)")
@@ -46,7 +49,13 @@ class Cell(NamedTuple):
         return f"cell-{self.strategy}-{self.window}-{self.kind.replace(' ', '_')}"
 
 
-CELLS = [Cell(strategy, window, kind) for kind in KINDS for strategy in STRATEGIES for window in WINDOWS]
+CELLS = [
+    Cell(strategy, window, kind)
+    for kind in KINDS
+    for strategy in STRATEGIES
+    for window in WINDOWS
+    if window == WINDOWS[0] or kind in KINDS_OF_THE_LARGER
+]
 
 
 @dataclass(frozen=True)
@@ -212,14 +221,20 @@ def test_every_strategy_keeps_the_promises_whatever_the_model_answers(
         print(f"{'':14}", *(f"{kind:23}" for kind in KINDS))
         for strategy in STRATEGIES:
             for window in WINDOWS:
-                row = [Cell(strategy, window, kind) for kind in KINDS]
-                shown = [f"{rungs[cell][0]} {outcomes[cell].calls} {outcomes[cell].before_tokens}→" for cell in row]
-                tokens = [f"{text}{outcomes[cell].after_tokens}" for text, cell in zip(shown, row, strict=True)]
-                print(f"{strategy:7} {window:6}", *(f"{text:23}" for text in tokens))
+                row = [_shown(rungs, outcomes, Cell(strategy, window, kind)) for kind in KINDS]
+                print(f"{strategy:7} {window:6}", *(f"{text:23}" for text in row))
     assert {cell.name: outcome.found for cell, outcome in outcomes.items() if outcome.found} == {}
     assert {cell.name: rungs[cell] for cell in CELLS if rungs[cell] != expected(cell)} == {}
     calls = {cell.name: (outcomes[cell].calls, events[cell.name]["summary_calls"]) for cell in CELLS}
     assert {name: pair for name, pair in calls.items() if pair[0] != pair[1]} == {}
+
+
+def _shown(rungs: Mapping[Cell, tuple[str, str]], outcomes: Mapping[Cell, Outcome], cell: Cell) -> str:
+    """A cell of the table; "" for one that is not asked."""
+    if cell not in outcomes:
+        return ""
+    calls, before_tokens, after_tokens, _ = astuple(outcomes[cell])
+    return f"{rungs[cell][0]} {calls} {before_tokens}→{after_tokens}"
 
 
 def _events(bench: Bench, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
