@@ -60,6 +60,7 @@ def unsafe(tree: ast.AST) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", sources(), ids=lambda path: str(path.relative_to(ROOT)))
 def test_nothing_of_ours_runs_what_it_reads(path: Path) -> None:
     """No pickle and its kin, no `eval`, no YAML that builds objects."""

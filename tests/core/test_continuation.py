@@ -441,6 +441,7 @@ def test_a_server_that_goes_on_itself_loses_no_character(
     assert given_text == rest or not can_tell
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     # Of flags each is looked at with those before it: three seconds of processor time, counted by instructions.
     "unit",
@@ -459,6 +460,7 @@ def test_one_giant_delta_behind_a_text_like_it_is_read_once(unit: str) -> None:
 _HEADS = ("", " <", "<think>", "Sure", "Sure, continuing:\n", "Assistant:", "...", "```python\n", "\n<think>x</think>")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("head", _HEADS)
 def test_white_space_blank_by_blank_is_read_once(head: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server may fill a window with it; all that came before was read again with each of its deltas."""

@@ -123,6 +123,7 @@ def test_nothing_is_lost_and_nothing_is_made_up(text: str) -> None:
         assert worth(shown, pasted=pasted) > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hostile", [". ", "a", "a. ", "```\n", "\n", "。", "if ", "|", "{", " "])
 def test_hostile_text_is_linear_work(hostile: str) -> None:
     """Twice as much of it is twice the work."""

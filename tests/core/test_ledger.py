@@ -174,6 +174,7 @@ def test_a_ledger_stays_in_its_budget(raw: list[JsonDict], budget: int, words: i
     assert text == ledger(messages, budget_tokens=budget, words_tokens=words, count=real)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "hostile",
     ["a", "/", "a.", "7", "_a", "a/", "A7", "aB", "f0", "Error", "http://", "$1,", "\n", "a\n", "~@", "é", "ERROR: "],
@@ -259,6 +260,7 @@ def test_the_ledger_of_a_longer_conversation_is_no_harder() -> None:
     assert grows_linearly(write, 40)
 
 
+@pytest.mark.slow
 def test_thousands_of_tiny_messages_cost_little_each() -> None:
     """40,000 messages of a word took 4 s: each was counted twice, and looked for among all that were quoted."""
     counted = 0

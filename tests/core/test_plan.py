@@ -221,6 +221,7 @@ def test_a_shrunk_window_rewrites_the_record() -> None:
     assert limits.fits(applied_tokens(weighed, written(second, weighed), count))
 
 
+@pytest.mark.slow
 def test_frozen_segments_are_appended_to_until_they_take_a_quarter() -> None:
     """Rounds add segments, then one round rewrites them; the record never outgrows its share."""
     raw = chat(20, words=60)

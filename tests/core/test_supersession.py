@@ -86,6 +86,7 @@ def _repeats(part: Any) -> Iterator[tuple[int, Any]]:
             yield from _repeats(each)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hostile", ["a", "a=", "key : ", "是", "_ is ", "= ", "\t"])
 def test_hostile_text_is_linear_work(hostile: str) -> None:
     """Twice as much of it is twice the work; 100,000 characters of it state nothing."""

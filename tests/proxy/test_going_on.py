@@ -86,7 +86,9 @@ async def test_what_a_server_refuses_is_asked_once() -> None:
     assert ways(made) == ["prefill"]
 
 
-@pytest.mark.parametrize("status", [200, 400, 404, 405, 422, 501, None])
+@pytest.mark.parametrize(
+    "status", [200, 404, *(pytest.param(each, marks=pytest.mark.slow) for each in (400, 405, 422, 501, None))]
+)
 async def test_a_refusal_is_remembered_for_a_day(status: int | None) -> None:
     """LM Studio refuses a path with 200 and an error (2026-11); whoever has no such path, with 404, 405 or 501."""
     refused = Turn(refusal=UpstreamError("unexpected endpoint or method", status=status))
@@ -107,7 +109,9 @@ FAILURES = {
 }
 
 
-@pytest.mark.parametrize("failure", FAILURES)
+@pytest.mark.parametrize(
+    "failure", ["500", *(pytest.param(each, marks=pytest.mark.slow) for each in list(FAILURES)[1:])]
+)
 async def test_a_failure_of_the_moment_teaches_nothing(failure: str) -> None:
     """The next way carries this answer; the next answer is asked for in the best way again."""
     made = scene(Turn(reply=goes_on(WORDS)), FAILURES[failure], Turn(reply=goes_on(WORDS)))
@@ -155,6 +159,7 @@ def begins_anew(messages: Sequence[Message]) -> Reply:
     return Reply(WORDS[said.index(said.split()[-80]) :])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("repeats", "source"),
     [

@@ -422,7 +422,7 @@ async def test_answer_that_fits_behind_a_full_floor_is_untouched() -> None:
 
 
 @pytest.mark.parametrize("floor", [0.35, 0.5, 0.6, 0.65])
-@pytest.mark.parametrize("window_tokens", [2048, 8192])
+@pytest.mark.parametrize("window_tokens", [2048, pytest.param(8192, marks=pytest.mark.slow)])
 async def test_every_restart_gains_an_output_buffer(floor: float, window_tokens: int) -> None:
     """The higher the floor, the less of the answer stays verbatim; what gains nothing does not happen."""
     messages = [{"role": "user", "content": prose("floor", int(floor * window_tokens))}]

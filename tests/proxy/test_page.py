@@ -286,6 +286,7 @@ def test_a_model_whose_summaries_say_nothing_is_named() -> None:
     assert useless_models([*good, *bad]) == []
 
 
+@pytest.mark.slow
 async def test_a_tenant_s_events_are_found_behind_thousands_of_others() -> None:
     """However many others have written since; only its own, the newest first, as many as are shown."""
     store = MemoryStore(ttl_s=100, max_bytes=1_000_000)

@@ -324,6 +324,7 @@ async def test_prompt_of_token_ids_is_bounded(prompt: list[Any], ids: int, asked
     assert sent == {"prompt": prompt, "max_tokens": min(asked.get("max_tokens", 2048), 2048 - 64 - ids)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prompt", [[7] * 1800, [[7], [7] * 1800], [7] * 2_000_000])
 async def test_prompt_of_token_ids_that_cannot_fit_is_refused(prompt: list[Any]) -> None:
     """Nothing in it can be compacted."""
@@ -482,6 +483,7 @@ BOMBS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 @pytest.mark.parametrize("bomb", BOMBS)
 async def test_answer_that_unfolds_without_end_is_not_read(bomb: str, stream: bool) -> None:
@@ -553,6 +555,7 @@ async def test_no_text_completion_gives_litellm_a_long_error(is_known: bool) -> 
     assert (told.status_code, len(told.content)) == (500, 32 * 1024)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [True, False])
 async def test_several_answers_are_bounded_like_one(stream: bool) -> None:
     """They are passed on without being read as an answer, and so had no end."""

@@ -164,6 +164,7 @@ def test_images_cost_a_fixed_number_of_tokens(bench: BenchFactory) -> None:
     assert "QUJD" not in served.last.seen_text
 
 
+@pytest.mark.slow
 def test_vocabulary_is_o200k_and_survives_pathological_text() -> None:
     """Ordinary text is tokenized as o200k_base does, and a million spaces do not panic."""
     text = "def f(x): return x  # naïve 漢字"

@@ -87,6 +87,7 @@ def test_a_template_that_takes_too_long_is_refused(monkeypatch: pytest.MonkeyPat
     assert next(looks) == 6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("doubled", ["x ~ x", "x + x", "x + '' + x", "f(x)", "g(x)", "b"])
 def test_no_value_doubles_without_end(doubled: str) -> None:
     """Whatever a template makes a longer text with, macros and blocks included, a bound ends it, not the memory."""

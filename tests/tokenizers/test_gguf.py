@@ -285,6 +285,7 @@ def test_mutations_never_raise_anything_else(
     assert peak_bytes < 24 * 2**20
 
 
+@pytest.mark.slow
 def test_a_full_size_vocabulary_is_read_in_linear_work(tmp_path: Path) -> None:
     """150,000 tokens and merges. What that takes in milliseconds: `benchmarks/rungs.py`."""
 

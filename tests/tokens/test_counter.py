@@ -224,6 +224,7 @@ async def test_the_cache_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert await counter.count("t", STAND_IN, request(*turns)) == first
 
 
+@pytest.mark.slow
 async def test_very_long_requests_leave_the_event_loop_alone() -> None:
     """While megabytes are counted, the loop goes on."""
     counter = TokenCounter()

@@ -232,6 +232,7 @@ BIG = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", BIG)
 @pytest.mark.parametrize("family", [LLAMA31, LLAMA2], ids=lambda family: family.template)
 def test_large_texts_are_counted_in_pieces(family: Family, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
