@@ -603,7 +603,7 @@ def test_20_observe_off_and_opting_out(bench: Bench, later: Bench, told: Told) -
         answer = later.proxy.chat(name, messages, metadata={"compaction": "off"} if name == "opted out" else {})
         assert answer.status_code == 200
         assert watch.sent() == messages
-        assert "max_tokens" not in watch.bodies[1]
+        assert "max_tokens" not in watch.bodies[0]
         assert watch.summaries == []
     assert later.proxy.expect_logged(r"observed model=observed .*reason=summarize")
     told("3 times the client's own list", "3 answers, one line about what would have been done")
