@@ -13,10 +13,10 @@ from tests.integration.harness import Proxy, lm_studio, proxy, write_config
 from tests.real_engine.engine import Engine
 from tests.real_engine.shim import Shim, serve
 
-# Whether four answers of 350 tokens share a context of 4,096, in place of 90 in 768: that takes minutes.
+# Whether four answers of 350 tokens share a context of 4,096, in place of 60 in 512: that takes minutes.
 IS_LONG = bool(os.environ.get("TESTS_LONG_ANSWERS"))
 # Window and slots of each engine, by the name of its model. llama.cpp rounds windows up to 256.
-ENGINES = {"talk": (2048, 1), "small": (512, 1), "pool": (4096 if IS_LONG else 768, 4), "reloaded": (1024, 1)}
+ENGINES = {"talk": (2048, 1), "small": (512, 1), "pool": (4096 if IS_LONG else 512, 4), "reloaded": (1024, 1)}
 # The engine `pool` once more, as what it is: a llama.cpp that nobody has told us of its slots.
 LLAMA_CPP = "pool by llama.cpp"
 

@@ -43,12 +43,12 @@ def idle(tmp_path_factory: pytest.TempPathFactory, weights: Path) -> Iterator[tu
 
 
 def _talk(topic: str) -> list[dict[str, Any]]:
-    """Some 65 % of the window, each word a token."""
+    """Some 65 % of the window, each word a token; only the end is of the topic, so that the rest is read once."""
     messages: list[dict[str, Any]] = [{"role": "system", "content": "Answer in one word."}]
     for turn in range(_TURNS):
         messages += [
-            {"role": "user", "content": f"Question {turn}: {prose(f'{topic} q{turn}', _WORDS)}"},
-            {"role": "assistant", "content": f"Yes, {prose(f'{topic} a{turn}', _WORDS)}"},
+            {"role": "user", "content": f"Question {turn}: {prose(f'q{turn}', _WORDS)}"},
+            {"role": "assistant", "content": f"Yes, {prose(f'a{turn}', _WORDS)}"},
         ]
     return [*messages, {"role": "user", "content": prose(f"{topic} end", _WORDS)}]
 
