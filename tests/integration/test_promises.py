@@ -22,7 +22,7 @@ REFUSALS = [
     Reply(""),
     Reply("I'm sorry, but I can't help with that."),
     Reply("", reasoning="Let me think about this for a while. " * 20),
-    Reply(prose("a summary that is longer than everything", 9000)),
+    Reply(prose("a summary that is longer than everything", 9000), chunk_tokens=64),
 ]
 
 
