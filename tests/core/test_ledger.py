@@ -92,6 +92,12 @@ def test_a_private_name_is_one(name: str) -> None:
     assert name in read([f"({name},"], f"({name},", 1.0, is_stated=True)[0]
 
 
+@pytest.mark.parametrize("name", ["HJU-5344", "eu-north-2", "release-2026-11"])
+def test_a_name_with_a_number_behind_a_dash_is_one(name: str) -> None:
+    """Tickets, regions and versions say nothing in pieces."""
+    assert list(read([f"({name}),"], f"({name}),", 1.0, is_stated=True)[0]) == [name]
+
+
 def test_of_many_user_messages_the_first_and_the_latest_stay() -> None:
     """The middle ones are left out first, and what is kept stays in order."""
     raw = [user(f"Request {number}: " + "word " * 20) for number in range(40)]
