@@ -24,7 +24,7 @@ AHEAD: frozenset[Outcome] = frozenset(("prepared", "given_up"))
 # The reason of a reuse that puts such a record into effect.
 USED_AHEAD = "prepared"
 # What a summary was rejected for by its own words: of its server and its time limit they say nothing.
-REJECTED = frozenset(("echo", "loop", "dialogue", "script", "empty", "refusal"))
+REJECTED = frozenset(("echo", "loop", "dialogue", "script", "language", "invented", "empty", "refusal"))
 # Of a model's newest summaries so many are looked at, and so many of them rejected are too many.
 _LATEST, _TOO_MANY = 6, 4
 CarryOutcome: TypeAlias = Literal["restarted", "attempts", "aborted", "unanswered"]

@@ -14,8 +14,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias, TypeVar
 
-from litellm_compaction.core.judging import Unfolding, judged
-from litellm_compaction.core.messages import JsonValue, Message, user_message, with_text
+from litellm_compaction.core.judging import Judgement, Unfolding, judged
+from litellm_compaction.core.messages import JsonValue, Message, user_message, visible_text, with_text
 from litellm_compaction.core.prompts import (
     is_refusal,
     merge_prompt,
@@ -31,6 +31,8 @@ IsEnough: TypeAlias = Callable[[str], bool]
 # Words for a token bound: 0.6 words a token leaves room in every language we measured.
 _WORDS_PER_TOKEN = 0.6
 _MAX_PARTS = 6
+# To look through so much takes ten milliseconds.
+_OFF_LOOP_CHARS = 50_000
 _OVERRUN_RATIO = 1.25
 # Headings of a merge prompt that a plain one does not have, rounded up.
 _PART_TOKENS = 64
@@ -117,8 +119,8 @@ class SummaryJob:
 
     @property
     def source(self) -> tuple[str, ...]:
-        """The texts that the summary is made of."""
-        return (self.earlier, self.request, *(message.text for message in self.messages))
+        """The texts that the summary is made of, with the arguments of calls."""
+        return (self.earlier, self.request, self.focus, *map(visible_text, self.messages))
 
     @property
     def instruction(self) -> str:
@@ -195,7 +197,7 @@ async def summarize(job: SummaryJob, ask: Ask, count: Callable[[str], int], *, t
 
     Raises:
         SummaryFailed: no call gave a usable summary; `reason` is one of timeout, error, empty, refusal, echo,
-            loop, dialogue, script, reasoning_only, longer, no_room.
+            loop, dialogue, script, language, invented, reasoning_only, longer, no_room.
     """
     return await _within_s(_summarize(job, _Caller(ask, count, job)), timeout_s)
 
@@ -289,12 +291,25 @@ class _Caller:
         if answer.finish_reason == "length" and "\n" in text:
             text = text[: text.rindex("\n")].rstrip()
         text = _within(text, limit_tokens, self.count)
-        text, fault = judged(text, instruction=self.job.instruction, source=self.job.source)
+        text, fault = await self._judged(text, messages)
         if fault:
             raise SummaryFailed(fault)
         if source_tokens is not None and self.count(text) >= source_tokens:
             raise SummaryFailed("longer")
         return text
+
+    async def _judged(self, text: str, shown: Sequence[Message]) -> Judgement:
+        """The summary as it may be used, held against all that its writer was shown."""
+        texts = self.job.messages if len(shown) == 1 else shown
+        if sum(len(message.text) for message in texts) <= _OFF_LOOP_CHARS:
+            return self._judged_now(text, shown)
+        return await asyncio.to_thread(self._judged_now, text, shown)
+
+    def _judged_now(self, text: str, shown: Sequence[Message]) -> Judgement:
+        job = self.job
+        # Behind the conversation itself (append mode) its writer has seen more than what the summary stands for.
+        source = job.source if len(shown) == 1 else (job.request, job.focus, *map(visible_text, shown))
+        return judged(text, instruction=job.instruction, source=source)
 
 
 async def _asked(

@@ -26,7 +26,7 @@ from litellm_compaction.windows.windows import Windows
 from tests.builders import as_bytes, assistant, chat, user
 from tests.engine.bench import Bench, FakeAsk, sent
 
-WRITTEN = "1. The parser was ported.\n2. The tests of src/parser.py:42 failed once."
+WRITTEN = "1. The parser was ported.\n2. The tests of the parser failed once."
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterator, Set
 from importlib import resources
 from typing import NamedTuple
@@ -64,7 +65,9 @@ def _signals(kind: str) -> _Signals:
 
 
 _LANGUAGES = tomllib.loads(resources.files(__package__).joinpath("languages.toml").read_text(encoding="utf-8"))
+_COMMON = {name: frozenset(each["common"].split()) for name, each in _LANGUAGES.items() if "common" in each}
 _RULES, _CONDITIONS, _PERSONS = map(_signals, ("rules", "conditions", "persons"))
+RULE_WORDS = _RULES.words
 
 
 class Piece(NamedTuple):
@@ -118,11 +121,26 @@ def _is_wide(sign: str) -> bool:
     return sign >= "\u2e80"
 
 
+def languages(text: str) -> Counter[str]:
+    """How many of the commonest words of each language a text has; some are those of several languages."""
+    words = Counter(word.casefold() for word in _WORD.findall(text))
+    return +Counter({name: sum(words[each] for each in common) for name, common in _COMMON.items()})
+
+
+def is_rule(sentence: str) -> bool:
+    """Whether a sentence has a word that makes rules: a modal verb, a negation, a limit."""
+    return _RULES.are_in(sentence, _words(sentence))
+
+
+def _words(sentence: str) -> set[str]:
+    return {word.casefold().replace("’", "'") for word in _WORD.findall(sentence)}
+
+
 def worth(sentence: str, *, pasted: bool = False) -> float:
     """What a sentence says beside the values in it: from 0.2 for a pasted line to about 4.5 for a rule."""
     if pasted:
         return _BULK
-    words = {word.casefold().replace("’", "'") for word in _WORD.findall(sentence)}
+    words = _words(sentence)
     found = _PROSE
     found += _RULE if _RULES.are_in(sentence, words) else 0.0
     found += _CONDITION if _CONDITIONS.are_in(sentence, words) else 0.0

@@ -1,11 +1,12 @@
 """Whether what a model wrote as a summary may be used, and which of its lines may not.
 
-Small models say their instruction back, write one sentence again and again, go on with the dialogue, or tell another
-story. Of 29 summaries of a model with 135 million parameters all were such, and each left an assistant with less than
-no summary at all (measured 2026-11). Lines that say nothing are left out; where they are most of a summary, it is not
-used, and its room goes to the ledger.
+Small models say their instruction back, write one sentence again and again, go on with the dialogue, tell another
+story, or state values and rules that nobody gave. Of 29 summaries of a model with 135 million parameters all were such,
+and each left an assistant with less than no summary at all (measured 2026-11). Lines that say nothing, or what no
+message says, are left out; where they are most of a summary, it is not used, and its room goes to the ledger.
 
-One pass over a text whose length its caller has bounded. A summary of which nothing is left out keeps every character.
+One pass over a summary whose length its caller has bounded, and one over its source. A summary of which nothing is left
+out keeps every character.
 """
 
 from __future__ import annotations
@@ -17,10 +18,12 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Literal, NamedTuple, TypeAlias
 
+from litellm_compaction.core.directives import languages
+from litellm_compaction.core.inventions import inventions
 from litellm_compaction.core.ledger import ANCHORS_HEAD, NAMES_HEAD, WORDS_HEAD
 from litellm_compaction.core.prompts import FRAME_NOTE, LEDGER_TITLE
 
-Fault: TypeAlias = Literal["echo", "loop", "dialogue", "script", "empty"]
+Fault: TypeAlias = Literal["echo", "loop", "dialogue", "script", "language", "invented", "empty"]
 
 _FRAME = (FRAME_NOTE, LEDGER_TITLE, WORDS_HEAD, ANCHORS_HEAD, NAMES_HEAD)
 # A line is the instruction's own where more than half of its runs of so many words stand there.
@@ -45,6 +48,9 @@ _MAIN_SCRIPT_RATIO = 0.6
 _KNOWN_SCRIPT_RATIO = 0.02
 _LEAST_LETTERS = 40
 _SAMPLE_CHARS, _SAMPLE_TEXTS = 20_000, 100
+# A text is in the language whose commonest words it has most of, by a margin: neighbours share many.
+_LEAST_COMMON_WORDS, _LANGUAGE_MARGIN = 6, 1.5
+_KNOWN_LANGUAGE_RATIO = 0.15
 _WORD = re.compile(r"\w+")
 _SENTENCE_END = re.compile(r"(?<=[.!?。！？])\s+|(?<=[。！？])")
 _RULE = re.compile(r"\|?[\s:|-]{3,200}\|?\s{0,8}\Z")
@@ -96,11 +102,12 @@ def judged(summary: str, *, instruction: str, source: Sequence[str]) -> Judgemen
     Args:
         summary: as the model wrote it, without its reasoning.
         instruction: that it was given.
-        source: n texts that the summary stands for; at least some of them.
+        source: n texts, all that its writer was shown: what none of them states is an invention.
     """
     if summary.startswith(instruction[:_ECHO_CHARS]):
         return Judgement("", "echo")
     lines = _looked_at(summary.split("\n"), _runs_of((instruction, *_FRAME)))
+    lines = _held_against(lines, (instruction, *source))
     words = sum(line.words for line in lines if not line.is_heading)
     if not words:
         return Judgement("", "empty")
@@ -114,6 +121,8 @@ def judged(summary: str, *, instruction: str, source: Sequence[str]) -> Judgemen
         return Judgement("", "loop")
     if _is_foreign(summary, instruction, source):
         return Judgement("", "script")
+    if _is_in_another_language(lines, instruction, source):
+        return Judgement("", "language")
     if not dropped:
         return Judgement(summary, "")
     return Judgement("\n".join(_without_faults(lines)).strip(), "")
@@ -213,6 +222,13 @@ def _looked_at(lines: Sequence[str], told: frozenset[tuple[str, ...]]) -> list[_
     return found
 
 
+def _held_against(lines: Sequence[_Line], source: Iterable[str]) -> list[_Line]:
+    """The lines, with those marked that state what the source does not."""
+    believed = [line.is_heading or bool(line.fault) for line in lines]
+    invented = inventions(["" if each else line.text for each, line in zip(believed, lines, strict=True)], source)
+    return [line._replace(fault="invented") if each else line for each, line in zip(invented, lines, strict=True)]
+
+
 def _runs_of(texts: Iterable[str]) -> frozenset[tuple[str, ...]]:
     return frozenset(
         run for text in texts for run in _runs(tuple(word.casefold() for word in _WORD.findall(text)), _RUN_WORDS)
@@ -261,6 +277,18 @@ def _is_foreign(summary: str, instruction: str, source: Sequence[str]) -> bool:
     read = _letters("\n".join(_sample(source)))
     known = sum(read[each] for each in (script, *_TOGETHER.get(script, ())))
     return sum(read.values()) >= _LEAST_LETTERS and known < _KNOWN_SCRIPT_RATIO * sum(read.values())
+
+
+def _is_in_another_language(lines: Iterable[_Line], instruction: str, source: Sequence[str]) -> bool:
+    """Whether a summary is in a language that neither its instruction nor its source has; as with scripts."""
+    said = languages("\n".join(line.text for line in lines if not (line.is_heading or line.fault))).most_common(2)
+    if not said or said[0][1] < max(_LEAST_COMMON_WORDS, _LANGUAGE_MARGIN * sum(count for _, count in said[1:])):
+        return False
+    language = said[0][0]
+    told, read = languages(instruction), languages("\n".join(_sample(source)))
+    most = max(read.values(), default=0)
+    is_told = 2 * told[language] > max(told.values(), default=0)
+    return not is_told and most >= _LEAST_COMMON_WORDS and read[language] < _KNOWN_LANGUAGE_RATIO * most
 
 
 def _sample(source: Sequence[str]) -> Iterator[str]:

@@ -19,6 +19,19 @@ _FRENCH = "Merci de porter src/parser.py en Rust. Ne touche jamais aux fichiers 
 _RUSSIAN = "Перенеси src/parser.py на Rust. Файлы CI не трогай. Все тесты должны оставаться зелёными. "
 _CHINESE = "请把 src/parser.py 移植到 Rust。不要修改 CI 文件。所有测试必须一直通过。"
 
+# What was said in all of them: the values that good summaries take over.
+WORK = [
+    (
+        "$ wc -l src/parser.py\n412 src/parser.py\n$ rustc --version\nrustc 1.82.0 (f6e511eec 2026-10-15)\n"
+        "$ cargo test\nerror[E0502]: cannot borrow `*self` as mutable\n  --> src/parser.rs:88:17\n"
+        "write_file(path: src/lexer.rs)\n31 tests passed\nCreated src/driver.rs, Cargo.toml and tests/nested.rs\n"
+        "failures: test_nested_call, test_trailing_comma\ntest result: FAILED. 58 passed; 2 failed\n"
+        "src/parser.py:42: if self.peek() == ',': self.next()\n"
+    ),
+    "The lexer is done. I decided against a parser generator because the grammar is not LL(1).",
+    "Keep the commits small, please.",
+]
+
 GOOD = [
     # English
     Good(
@@ -94,7 +107,11 @@ GOOD = [
         "### 7. Immediate next step\nclone() einsetzen",
         _GERMAN,
     ),
-    Good("handoff", "### 1. Ziele\nErstattung für Bestellung 4711.\n### 7. Nächster Schritt\nIBAN erfragen.", _GERMAN),
+    Good(
+        "handoff",
+        "### 1. Ziele\nErstattung für Bestellung 4711.\n### 7. Nächster Schritt\nIBAN erfragen.",
+        "Ich möchte eine Erstattung für Bestellung 4711. ",
+    ),
     Good("prune", "Die ersten drei Dateien wurden gelesen; wichtig ist nur src/parser.py:42.", _GERMAN),
     Good("summary", "- Lexer: fertig\n- Parser: fertig\n- Drucker: offen\n- Treiber: offen\n- Doku: offen", _GERMAN),
     Good("summary", "Zusammenfassung\n\nZiel: Rust. Stand: 58 von 60 Tests grün. Offen: test_nested_call.", _GERMAN),
@@ -116,7 +133,11 @@ GOOD = [
         "### 7. Immediate next step\nAjouter clone().",
         _FRENCH,
     ),
-    Good("handoff", "### 1. But\nRembourser la commande 4711.\n### 7. Prochaine étape\nDemander l'IBAN.", _FRENCH),
+    Good(
+        "handoff",
+        "### 1. But\nRembourser la commande 4711.\n### 7. Prochaine étape\nDemander l'IBAN.",
+        "Je veux un remboursement pour la commande 4711. ",
+    ),
     Good("prune", "Trois fichiers ont été lus ; seul src/parser.py:42 compte encore.", _FRENCH),
     Good("summary", "- lexeur : fini\n- analyseur : fini\n- pilote : à faire\n- docs : à faire", _FRENCH),
     Good("summary", "But : Rust. État : 58 tests verts sur 60. Reste : test_nested_call.", _FRENCH),
@@ -138,7 +159,11 @@ GOOD = [
         "### 7. Immediate next step\nДобавить clone().",
         _RUSSIAN,
     ),
-    Good("handoff", "### 1. Цель\nВернуть деньги за заказ 4711.\n### 7. Дальше\nСпросить счёт.", _RUSSIAN),
+    Good(
+        "handoff",
+        "### 1. Цель\nВернуть деньги за заказ 4711.\n### 7. Дальше\nСпросить счёт.",
+        "Верните деньги за заказ 4711, пожалуйста. ",
+    ),
     Good("prune", "Прочитаны три файла; важен только src/parser.py:42.", _RUSSIAN),
     Good("summary", "- лексер: готов\n- парсер: готов\n- драйвер: нет\n- документация: нет", _RUSSIAN),
     Good("summary", "src/parser.rs src/lexer.rs src/driver.rs Cargo.toml tests/nested.rs — готовы", _RUSSIAN),
@@ -160,7 +185,7 @@ GOOD = [
         "### 7. Immediate next step\n加上 clone()。",
         _CHINESE,
     ),
-    Good("handoff", "### 1. 目标\n订单 4711 退款。\n### 7. 下一步\n询问银行账号。", _CHINESE),
+    Good("handoff", "### 1. 目标\n订单 4711 退款。\n### 7. 下一步\n询问银行账号。", "请给订单 4711 退款。"),
     Good("prune", "读了三个文件；只有 src/parser.py:42 还重要。", _CHINESE),
     Good("summary", "- 词法分析器：完成\n- 解析器：完成\n- 驱动：未完成\n- 文档：未完成", _CHINESE),
     Good("summary", "目标：Rust。状态：60 个测试中 58 个通过。剩余：test_nested_call。", _CHINESE),

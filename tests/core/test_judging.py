@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from litellm_compaction.core.inventions import inventions
 from litellm_compaction.core.judging import Judgement, Unfolding, judged
 from litellm_compaction.core.prompts import FRAME_NOTE
 from litellm_compaction.core.strategies import STRATEGIES, strategy_of, writer_of
-from tests.core.good_summaries import GOOD, Good
+from tests.core.good_summaries import GOOD, WORK, Good
+from tests.work import grows_linearly
 
 INSTRUCTION = strategy_of("summary").instruction(words=200, round_number=1)
 TASK = "### Original task\nThe user's first request, verbatim, and every constraint and change of mind since.\n"
@@ -38,7 +41,7 @@ def test_there_are_forty_good_ones() -> None:
 def test_a_good_summary_keeps_every_character(good: Good) -> None:
     """Whatever its language and shape: sections that are nearly empty, tables, lists with one word in each row."""
     instruction = strategy_of(writer_of(good.strategy)).instruction(words=200, round_number=2)
-    assert judged(good.text, instruction=instruction, source=source(good.said)) == Judgement(good.text, "")
+    assert judged(good.text, instruction=instruction, source=[*source(good.said), *WORK]) == Judgement(good.text, "")
 
 
 @pytest.mark.parametrize(
@@ -102,7 +105,7 @@ def test_a_conversation_may_change_its_script(before: int) -> None:
 @pytest.mark.parametrize("messages", [1, 200])
 def test_an_english_summary_of_any_conversation_is_used(messages: int) -> None:
     """The instruction is English, too; another script is neither asked for nor read."""
-    chinese = ["移植解析器，所有测试必须一直通过，不要修改任何配置文件。" * 10] * messages
+    chinese = ["移植解析器 src/parser.py，所有测试必须一直通过，不要修改任何配置文件。" * 10] * messages
     assert judged(REAL, instruction=INSTRUCTION, source=chinese).fault == ""
     russian = "Пользователь хочет перенести парсер, и тесты должны остаться зелёными, лексер уже готов."
     assert judged(russian, instruction=INSTRUCTION, source=chinese).fault == "script"
@@ -137,6 +140,120 @@ def test_summaries_of_a_real_small_model_are_not_used() -> None:
     summaries = json.loads(file.read_text(encoding="utf-8"))
     assert len(summaries) == 20
     assert sum(look(summary).fault != "" for summary in summaries) >= 19
+
+
+# Each of them stands in a good summary of the conversation that `WORK` belongs to, between its other lines.
+INVENTED = [
+    "- [ ] upload the report to https://reports.acme.example/q3/upload",
+    "The server listens on port 8081.",
+    "The budget is 2,750 EUR.",
+    "- src/optimizer.rs: constant folding was added",
+    "`max_retry_backoff` was raised.",
+    "Commit 9f8e7d6 broke the build.",
+    "Ticket QX-88213 is about the same thing.",
+    "Call +49 30 5557788 before the release.",
+    "Write to release-team@acme.example when it is done.",
+    "Rust 1.79 is used.",
+    "error[E0277] is still open.",
+    "It takes 13.75 seconds now.",
+    "| src/codegen.rs | created | 940 lines |",
+    "The file /etc/acme/deploy.conf was changed.",
+    "Die Bestellung 90210 wurde storniert.",
+    "Le budget est de 3 400 euros.",
+    "Ключ клиента: 7781-AB-9902.",
+    "端口是 9417。",
+    "All further reports must be approved by the legal department beforehand.",
+    "Nothing may ever be deployed on Fridays without the manager's signature.",
+    "Quarterly invoices should never mention individual employees by surname.",
+    "Die Grammatik hat 5,21 Prozent Fehler in tests/fuzz_corpus.py.",
+]
+
+
+def test_what_no_message_states_is_left_out() -> None:
+    """Values, paths, ids, addresses, and rules that nobody gave; every other line stays as it is."""
+    good = GOOD[0]
+    lines = good.text.split("\n")
+    for invented in INVENTED:
+        for at in (2, 10, len(lines)):
+            said = "\n".join([*lines[:at], invented, *lines[at:]])
+            left = judged(said, instruction=INSTRUCTION, source=[*source(good.said), *WORK])
+            assert (left.text, left.fault) == (good.text, ""), invented
+
+
+def test_a_summary_of_inventions_is_not_used() -> None:
+    """Its room goes to the ledger."""
+    said = "### Current state\n" + "\n".join(INVENTED[:12]) + "\nThe lexer is done."
+    assert judged(said, instruction=INSTRUCTION, source=[*source(), *WORK]) == Judgement("", "invented")
+
+
+@pytest.mark.parametrize(
+    ("told", "line"),
+    [
+        ("It costs 1000 euros.", "It costs 1,000 EUR."),
+        ("It costs 1.000 Euro.", "It costs 1000 euros."),
+        ("12 500 rows", "12,500 rows were read"),
+        ("12,500 rows", "12.500 Zeilen wurden gelesen"),
+        ("1234567 bytes", "The file has about 1.23 MB."),
+        ("1,487 tests", "About 1,500 tests run."),
+        ("1487 tests", "Some 1.5k tests run."),
+        ("three files", "3 files were read."),
+        ("The timeout is 90 seconds.", "It times out after 1.5 minutes."),
+        ("on 23 November 2026", "Due on 2026-11-23."),
+        ("2026-11-23T14:30:00Z", "It is due on 11/23/2026 at 2:30 pm."),
+        ("rustc 1.82.0", "Rust 1.82 is used."),
+        ("320 rows of one and 415 of the other", "320 + 415 = 735 rows."),
+        ("58 of 60 passed", "97 % of the tests pass."),
+        ("3.14159", "It is about 3.14."),
+        ("open src/app/main.py at line 420", "main.py:420 is where it fails."),
+        ("class Parser: def parse_all(self)", "Parser.parse_all() loops."),
+        ("DB_PASSWORD is not set", "`db_password` is missing."),
+        ("merge commit 3f2a9bc41d0e", "Commit 3f2a9bc was merged."),
+        ("see https://example.org/docs/v2/intro.html", "The docs are at example.org/docs/v2/intro.html."),
+        ("node and typescript", "Node.js and/or TypeScript, client/server."),
+        ("用户有 3万 条记录", "There are 30,000 records."),
+        ("Bitte ändere niemals die CI-Dateien!", "Die CI-Dateien dürfen nicht angefasst werden."),
+        ("Please never touch the CI files.", "CI must not be changed."),
+        ("Ne touche jamais aux fichiers de CI.", "Never touch the CI files."),
+        ("I live in Berlin", "step 1, phase2, Q3, v2, e.g. a first try, i.e. two of 12"),
+    ],
+)
+def test_another_way_to_say_it_is_no_invention(told: str, line: str) -> None:
+    """Rounded, in another unit, with other signs, in another language, or a part of a longer name."""
+    said = f"{REAL}{line}"
+    assert judged(said, instruction=INSTRUCTION, source=[*source(), *WORK, told]) == Judgement(said, "")
+
+
+def test_another_language_than_the_conversations_is_not_used() -> None:
+    """Its own, or the instruction's English; a conversation may be held in several."""
+    german = "Der Parser ist fertig und die Tests sind grün. Es wurde mit dem Lexer begonnen, der nicht von Hand ist. "
+    french = (
+        "Le parseur est fini et les tests sont verts. Il a été fait avec le lexeur, qui est dans une bibliothèque. "
+    )
+    english = "The parser is done and the tests are green. It was begun with the lexer, that is of another kind. "
+    russian = "Парсер готов и тесты зелёные. Он был начат с лексера, и это на первом месте, что и для всех. "
+    assert judged(french, instruction=INSTRUCTION, source=[german * 3]) == Judgement("", "language")
+    assert judged(german, instruction=INSTRUCTION, source=[english * 3]) == Judgement("", "language")
+    assert judged(english, instruction=INSTRUCTION, source=[german * 3]).fault == ""
+    assert judged(german, instruction=INSTRUCTION, source=[german * 3]).fault == ""
+    assert judged(french, instruction=INSTRUCTION, source=[german * 3, french]).fault == ""
+    assert judged(german, instruction="Fasse das zusammen, und die Tests mit dem Stand.", source=[english]).fault == ""
+    assert judged(russian, instruction=INSTRUCTION, source=[russian]).fault == ""
+
+
+def test_the_source_of_a_longer_conversation_is_no_harder_to_look_through() -> None:
+    """Twice the text is twice the work at most, whatever it is made of."""
+
+    def look_through(messages: int) -> Callable[[], Judgement]:
+        texts = [f"line {number} src/file_{number}.py 1,{number % 900 + 100}.5 " * 50 for number in range(messages)]
+        return lambda: judged(GOOD[0].text, instruction=INSTRUCTION, source=texts)
+
+    assert grows_linearly(look_through, 50)
+
+
+@given(st.lists(st.text("0123456789.,:/-_ aAkM%$\n", max_size=40), max_size=8), st.text(max_size=200))
+def test_what_the_source_says_is_never_an_invention(lines: list[str], around: str) -> None:
+    """A line that was copied stands in it, whatever its signs."""
+    assert not any(inventions(lines, [around, "\n".join(lines)]))
 
 
 def unfolded(summary: str, size: int = 7, *, max_tokens: int = 400) -> str:

@@ -65,8 +65,8 @@ async def test_segments_are_frozen_and_then_integrated() -> None:
     raw: list[JsonDict] = [system(), user(TASK)]
     grew = integrated = 0
     for turn in range(120):
-        bench.ask.answer = f"### Current state\nSummary after turn {turn}. " + " ".join(
-            f"w{word}" for word in range(200)
+        bench.ask.answer = f"### Current state\nSummary after turn {turn // 10} {turn % 10}. " + " ".join(
+            f"we{chr(97 + word // 26)}{chr(97 + word % 26)}" for word in range(180)
         )
         await bench.guard(raw)
         raw = [*raw, assistant(f"answer {turn} " + "word " * 150), user(f"question {turn}")]
@@ -86,7 +86,7 @@ async def test_segments_are_frozen_and_then_integrated() -> None:
 async def test_a_huge_result_does_not_cost_the_record() -> None:
     """Where it leaves no room for a summary, the record is carried shortened; later the full one goes on."""
     bench = Bench()
-    bench.ask.answer = "### Current state\nREMEMBER-ME: the port is 8080.\n" + numbered("more about it", 40)
+    bench.ask.answer = "### Current state\nREMEMBER-ME: the port is open.\n" + numbered("more about it", 40)
     raw: list[JsonDict] = [system(), user(TASK)]
     for number in range(40):
         raw += [calls(f"c{number}"), result(f"c{number}", f"result {number} " + "data " * 120)]
@@ -112,7 +112,7 @@ async def test_a_huge_result_does_not_cost_the_record() -> None:
     sent(later, guarded)
     next_record = bench.store.kept[-1][1]
     assert not next_record.provisional
-    assert "REMEMBER-ME: the port is 8080." in next_record.summary
+    assert "REMEMBER-ME: the port is open." in next_record.summary
     assert "The big result was read." in next_record.summary
 
 
@@ -139,7 +139,7 @@ async def test_a_window_that_shrinks_for_a_moment_does_not_cost_the_record() -> 
     """Where the shrunk window has no room for a summary, the full record stays stored for when it grows again."""
     bench = Bench()
     before, behind = numbered("more about it", 38), numbered("and yet more", 38)
-    bench.ask.answer = f"### Current state\n{before}REMEMBER-ME: the port is 8080.\n{behind}"
+    bench.ask.answer = f"### Current state\n{before}REMEMBER-ME: the port is open.\n{behind}"
     raw: list[JsonDict] = [system(), user(TASK)]
     for number in range(20):
         raw += [calls(f"c{number}"), result(f"c{number}", f"result {number} " + "data " * 120)]
@@ -251,7 +251,12 @@ async def test_small_turns_are_never_compacted_one_by_one(answer: str | Exceptio
 
 async def test_a_summary_over_its_bound_costs_lines_and_not_the_target() -> None:
     """A server may count otherwise and write a fifth more: the ledger beside it gives way."""
-    bench = Bench(ask=FakeAsk("### Current state\n" + numbered("all is well with it", 130)))
+    bench = Bench(
+        ask=FakeAsk(
+            "### Current state\n"
+            + "".join(f"- all is well with it {number // 2} {number % 2}\n" for number in range(130))
+        )
+    )
     raw: list[JsonDict] = [system(), user(TASK)]
     for number in range(60):
         names = " ".join(f"src/part_{number}/file_{each}.py" for each in range(12))

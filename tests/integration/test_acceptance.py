@@ -43,7 +43,7 @@ pytestmark = pytest.mark.proxy
 
 WINDOW = 8192
 _NOTICES = f"{START_NOTICE}\n{DONE_NOTICE}\n\n"
-_SAID = "Step 3 was settled in src/parser.py:42."
+_SAID = "Step 3 was settled with everybody in the office."
 # Architecture and name as LM Studio tells them, and the family by which the page says that prompts are counted.
 _FAMILIES = {
     "meta-llama-3.1-8b-instruct": ("llama", "llama3"),

@@ -31,7 +31,7 @@ KINDS = ("good", "fenced", "thinking", "invalid", "wrong types", "orphans", "ech
 # What a larger window could change: a record's room, an edit plan's numbers, and what is copied without a model. How
 # an answer is read is the same in both, and a cell costs twice as much there.
 KINDS_OF_THE_LARGER = ("good", "invalid", "orphans", "500")
-RECORD = "### Current state\nStep 3 was settled in src/parser.py:42."
+RECORD = "### Current state\nStep 3 was settled with everybody in the office."
 REFUSAL = "I'm sorry, but I can't help with that."
 _NAME = re.compile(r"cell-(\w+)-(\d+)-(\w+)")
 

@@ -65,7 +65,9 @@ async def test_the_old_part_becomes_one_record() -> None:
 
 async def test_no_secret_of_a_summary_is_written_down() -> None:
     """What is written into the conversation is read by later requests, and may be stored by the caller."""
-    done = await compact(chat(20), config(), FakeCompletion([f"{SUMMARY}\nThe login uses DB_PASSWORD=hunter2."]))
+    raw = chat(20)
+    raw[1]["content"] += " DB_PASSWORD=hunter2"
+    done = await compact(raw, config(), FakeCompletion([f"{SUMMARY}\nThe login uses DB_PASSWORD=hunter2."]))
     assert done.compacted
     assert "DB_PASSWORD=[secret removed]" in carrier(done.messages)
     assert "hunter2" not in carrier(done.messages)
@@ -405,7 +407,9 @@ async def test_lists_of_the_users_survive_rounds() -> None:
 
 async def test_what_a_result_says_of_a_summary_holds_no_secret() -> None:
     """Who logs it, or shows it, gives nothing away either."""
-    done = await compact(chat(20), config(), FakeCompletion([f"{SUMMARY}\nThe login uses DB_PASSWORD=hunter2."]))
+    raw = chat(20)
+    raw[1]["content"] += " DB_PASSWORD=hunter2"
+    done = await compact(raw, config(), FakeCompletion([f"{SUMMARY}\nThe login uses DB_PASSWORD=hunter2."]))
     assert "DB_PASSWORD=[secret removed]" in done.summary
     assert "hunter2" not in done.summary
 

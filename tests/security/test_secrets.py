@@ -169,7 +169,7 @@ async def test_no_secret_enters_a_store() -> None:
         {"role": "assistant", "content": "ok"},
     ]
     raw += LONG[2:]
-    bench = Bench(ask=FakeAsk("## State\nThe login uses DB_PASSWORD=hunter2 in src/db.py, and all else is as it was."))
+    bench = Bench(ask=FakeAsk("## State\nThe login uses DB_PASSWORD=hunter2, and all else is as it was."))
     guarded = await bench.guard(raw)
     assert guarded.action == "compacted"
     (kept,) = [compaction for _, compaction in bench.store.kept]
