@@ -55,6 +55,7 @@ _LIMIT_S = 300.0
 # Contexts that are not shared: what a request waits for there is measured by `shared_pool.py`.
 _SETTINGS = {"admission": "off", "summary_timeout_s": _LIMIT_S}
 _ROUTER = {"num_retries": 0, "disable_cooldowns": True}
+_FAILED = re.compile(r"litellm_compaction:\w+: (\w+_failed|failed_open)")
 _ASKED = re.compile(r"Write (\d+) words of (\w+)\.")
 
 
@@ -89,6 +90,7 @@ class Side:
 
     Attributes:
         memory_kb: of all workers, behind each round.
+        failures: what they logged as failed, such as `store_failed`.
     """
 
     name: str
@@ -99,16 +101,20 @@ class Side:
     cpu_s: float = 0.0
     memory_kb: list[float] = field(default_factory=list)
     asked: list[Asked] = field(default_factory=list)
+    failures: Counter[str] = field(default_factory=Counter)
 
     def run(self, topic: str, conversations: int, turns: int) -> None:
         """Has all conversations at once."""
         begun_s, begun_cpu_s = time.perf_counter(), self._cpu_s()
+        said = [len(worker.lines) for worker in self.workers]
         timings = asyncio.run(_talk_all(self.workers, topic, conversations, turns))
         self.wall_s += time.perf_counter() - begun_s
         self.cpu_s += self._cpu_s() - begun_cpu_s
         self.timings += timings
         self.memory_kb.append(sum(_resident_kb(each) for each in self.workers))
         self.asked.append(self.server.asked())
+        for worker, before in zip(self.workers, said, strict=True):
+            self.failures.update(word for line in worker.lines[before:] for word in _FAILED.findall(line))
 
     @property
     def errors(self) -> list[str]:
@@ -206,6 +212,8 @@ def table(stock: Side, own: Side, conversations: int) -> str:
         f"asked of the server: {chats} answers, {summaries} summaries, {questions} counts; "
         f"{listings} listings, {listings / max(own.wall_s, 1e-9):.2f} a second"
     )
+    if own.failures:
+        lines.append(f"logged: {dict(own.failures)}")
     return "\n".join(lines)
 
 

@@ -373,7 +373,8 @@ def test_a_scripted_summary_is_one_that_the_package_uses(said: str) -> None:
 
 def load_side(name: str, simulator: Simulator, base_url: str) -> load.Side:
     """A simulated server in the place of a worker, with this process's memory and time."""
-    worker: Any = types.SimpleNamespace(base_url=base_url, headers={}, process=types.SimpleNamespace(pid=os.getpid()))
+    process = types.SimpleNamespace(pid=os.getpid())
+    worker: Any = types.SimpleNamespace(base_url=base_url, headers={}, process=process, lines=[])
     asked: Any = types.SimpleNamespace(asked=lambda: load.told(simulator, is_guarded=name == "ours"))
     return load.Side(name, [worker], asked)
 

@@ -46,7 +46,7 @@ from litellm_compaction.engine.threads import is_long, off_loop_if
 from litellm_compaction.errors import CompactionError, DoesNotFit, Overflow
 from litellm_compaction.events import CarryOutcome, Observer
 from litellm_compaction.events import Outcome as EventOutcome
-from litellm_compaction.stores import Board, Store
+from litellm_compaction.stores import Board, Store, is_late
 from litellm_compaction.tokenizers.families import no_thinking_switch
 from litellm_compaction.tokenizers.sources import Sources, TokenizerSource
 from litellm_compaction.tokens.counter import TokenCounter
@@ -192,7 +192,7 @@ class Compactor:
         if _is_small(work) and not case.is_wanted and not await self._has_small_ones(case.scope):
             return self._outgoing.unchanged(work)
         work = await hashed(work)
-        stored = await self._find(case.scope, work.conversation.hashes)
+        stored = await self._find_patiently(work)
         if not stored:
             work = await self._prober.settled(work)
         return await self._decide(work, stored)
@@ -691,6 +691,17 @@ class Compactor:
             is_long(work.conversation.messages),
             lambda: refusal(work.case.label, work.conversation, work.budget, round(tools_share * fixed_tokens)),
         )
+
+    async def _find_patiently(self, work: MeasuredRequest) -> list[Compaction]:
+        """What is stored of a conversation; late answers are waited for where without them a compaction would be made.
+
+        Before anything is announced, or asked of a server: on a busy machine each turn may find its record late.
+        """
+        scope, hashes = work.case.scope, work.conversation.hashes
+        stored = await self._find(scope, hashes)
+        if is_late(self._store, scope, hashes[1:]) and not isinstance(await self._plan(work, stored), (Keep, Reuse)):
+            return await self._find(scope, hashes)
+        return stored
 
     async def _find(self, scope: str, hashes: Sequence[str]) -> list[Compaction]:
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,6 +28,7 @@ __all__ = [
     "Store",
     "StoredCompaction",
     "StoredEvent",
+    "is_late",
     "open_board",
     "open_existing",
     "open_store",
@@ -105,6 +106,11 @@ def open_existing(url: str, *, ttl_s: float, max_bytes: int, environ: Mapping[st
     if is_redis(url):
         return _redis(url, ttl_s=ttl_s, rests=False)
     return SqliteStore(sqlite_path(url, environ), ttl_s=ttl_s, max_bytes=max_bytes, create=False)
+
+
+def is_late(store: Store, scope: str, hashes: Sequence[str]) -> bool:
+    """Whether a store did not answer a `find` in time and is about to: another one waits for it."""
+    return isinstance(store, SteadyStore) and store.is_late(scope, hashes)
 
 
 def redis_of(store: Store) -> RedisConnection | None:

@@ -99,6 +99,10 @@ class SteadyStore:
         by_hash = {compaction.covered_hash: compaction for compaction in (*durable, *new, *spare)}
         return [by_hash[covered_hash] for covered_hash in reversed(hashes) if covered_hash in by_hash]
 
+    def is_late(self, scope: str, hashes: Sequence[str]) -> bool:
+        """Whether what the durable one has is still under way: `find` then waits for it."""
+        return (asyncio.get_running_loop(), scope, *hashes[-1:]) in self._looks
+
     async def put(self, scope: str, compaction: Compaction) -> None:
         """Keeps it in one of the two."""
 
