@@ -28,7 +28,7 @@ def server() -> Iterator[Server]:
 
 
 def with_password(server: Server) -> str:
-    return server.url.replace("127", ":hunter2@127")
+    return server.url.replace("127", ":hunter2@127", 1)
 
 
 @pytest.fixture

@@ -168,7 +168,7 @@ def test_requests_go_on_while_the_redis_does_not_answer(machines: Machines, kind
 
 def records(machines: Machines) -> int:
     """How many compactions are in the Redis, as an operator's command sees it."""
-    url = machines.redis.url.replace("127", f":{PASSWORD}@127")
+    url = machines.redis.url.replace("127", f":{PASSWORD}@127", 1)
 
     async def count() -> int:
         store = open_existing(url, ttl_s=1e9, max_bytes=1_000_000)

@@ -43,7 +43,7 @@ async def opened() -> AsyncIterator[Callable[..., RedisStore]]:
     """Opens stores on a server by URL and ends them."""
     stores: list[RedisStore] = []
 
-    def make(url: str, *, rests: bool = True, limit_s: float = 5.0) -> RedisStore:
+    def make(url: str, *, rests: bool = True, limit_s: float = 60.0) -> RedisStore:
         stores.append(RedisStore(RedisConnection(parse(url), rests=rests, limit_s=limit_s), ttl_s=TTL_S))
         return stores[-1]
 
@@ -248,7 +248,7 @@ async def test_the_rights_that_the_documentation_names_are_enough(
     found = re.search(r"^ACL SETUSER compaction on >password (.*)$", text, re.MULTILINE)
     assert found is not None
     server.tell("ACL", "SETUSER", "compaction", "on", ">hunter2", *found[1].split())
-    store = opened(server.url.replace("127", "compaction:hunter2@127"))
+    store = opened(server.url.replace("127", "compaction:hunter2@127", 1))
     await store.put("team", compaction("h"))
     await store.put_fact("model", "k", "1")
     await store.put_setting("mode", "off")

@@ -180,7 +180,7 @@ async def test_a_wrong_password_is_told_without_it(
     caplog.set_level(logging.DEBUG)
     server.tell("CONFIG", "SET", "requirepass", "right")
     for credentials in ("", ":hunter2@", "anna:hunter2@"):
-        durable = opened(server.url.replace("127", f"{credentials}127"))
+        durable = opened(server.url.replace("127", f"{credentials}127", 1))
         store = steady(durable)
         assert await store.find("team", ["h"]) == []
         with pytest.raises(StoreError) as raised:
@@ -191,7 +191,7 @@ async def test_a_wrong_password_is_told_without_it(
     assert caplog.text.count("store_failed") == 3
     assert caplog.text.count("wants a password") == 1
     assert caplog.text.count("refuses the user name or password") == 2
-    right = opened(server.url.replace("127", ":right@127"))
+    right = opened(server.url.replace("127", ":right@127", 1))
     await right.put("team", compaction("h"))
     assert await finds(right, "h")
 
