@@ -41,6 +41,8 @@ _WORDS_TARGET_RATIO = 0.25
 _WORDS_SHARE = 0.50
 _WORDS_HEAD_TOKENS = 12
 _FROZEN_TARGET_RATIO = 0.25
+# Of the target, where all that stays is read again and every change costs that: a quarter of the window by default.
+_DEEP_RATIO = 0.65
 # Of images beside a record; the rest is for what was said.
 _IMAGES_SHARE = 0.50
 # A summary shorter than this says too little for what it costs; the earlier record, shortened, says more.
@@ -181,12 +183,15 @@ class CompactionOptions:
         summary_max_tokens: bound on a summary.
         edits: whether rung 1 may do alone.
         strategy: how what is covered is condensed.
+        rereads: whether the server reads all of a prompt again after any change of it, so that changes are to be rare
+            and an edit may as well take all that it can.
         keep_images: how many images stay where there is room for them, those of the kept messages among them.
     """
 
     keep_recent_messages: int
     summary_max_tokens: int
     keep_images: int = 0
+    rereads: bool = False
     edits: bool = True
     strategy: Strategy = STRATEGIES["summary"]
 
@@ -207,6 +212,7 @@ def plan(
         stored: compactions found under this conversation's hashes, longest first.
         count: tokens of a text.
     """
+    shallow, budget = budget, _deep(budget) if depth.rereads else budget
     known = usable(conversation, stored)
     applied = [each for each in known if not each.ahead]
     if not budget.is_wanted and not budget.own.triggers(conversation.tokens):
@@ -241,7 +247,7 @@ def plan(
         fresh = _with_fallback(fresh, _summarize(conversation, budget, keeping, rich, count))
     if fresh is not None and fresh.predicted_tokens <= enough_tokens:
         making = _prune(conversation, budget, depth, rich, fresh, now_tokens, count) if depth.strategy.chooses else None
-        edit = _edit(conversation, budget, depth, rich, making or fresh, count) if depth.edits else None
+        edit = _edit(conversation, shallow, depth, rich, making or fresh, count) if depth.edits else None
         return edit or making or fresh
     # No cut gains enough to be worth a model call: send what fits.
     if base and reused_tokens is not None and budget.fits(reused_tokens):
@@ -279,6 +285,7 @@ def plan_ahead(
 
     Arguments as `plan`; the conversation is one of `turn_ended`.
     """
+    budget = _deep(budget) if depth.rereads else budget
     known = usable(conversation, stored)
     base = next((each for each in known if not each.provisional and not each.ahead), None)
     covered = base.covered_messages if base else 0
@@ -306,6 +313,12 @@ def usable(conversation: Conversation, stored: Sequence[Compaction]) -> list[Com
     """
     found = applicable(conversation.messages, stored, conversation.hashes)
     return sorted(found, key=lambda each: (each.provisional, -each.round))
+
+
+def _deep(budget: Budget) -> Budget:
+    """The same with a lower target: less is read again, and less often."""
+    rules = budget.rules
+    return replace(budget, rules=replace(rules, target_ratio=_DEEP_RATIO * rules.target_ratio))
 
 
 def _with_fallback(whole: Summarize, keeping: Summarize | None) -> Summarize:
@@ -502,7 +515,7 @@ def _edit_up_to(
     chosen = set(compaction.stubbed)
     gone = {*compaction.stubbed, *compaction.dropped, *(each.position for each in compaction.shortened)}
     for position, line in stubs(covered).items():
-        if tokens <= target:
+        if tokens <= target and not depth.rereads:
             break
         if start + position not in gone:
             chosen.add(start + position)

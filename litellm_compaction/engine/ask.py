@@ -315,7 +315,7 @@ class SummaryClient:
             return 0
         lead = system_prefix_length(conversation.messages)
         if sent.covered_hash != (base.covered_hash if base else ""):
-            return conversation.fixed_tokens + sum(conversation.sizes[:lead])
+            return 0 if work.family.rereads else conversation.fixed_tokens + sum(conversation.sizes[:lead])
         return conversation.fixed_tokens + prefix_tokens - sum(conversation.sizes[lead + sent.messages : cut])
 
     async def prompt_limit(self, work: MeasuredRequest, model: PruningModel, answer_tokens: int) -> PromptLimit:

@@ -416,10 +416,14 @@ class Background:
 
 
 def _planned_ahead(work: MeasuredRequest, stored: Sequence[Compaction]) -> Summarize | None:
-    return plan_ahead(work.conversation, work.budget, work.case.depth, stored, work.count_text)
+    is_same = any(model.is_same for model in work.case.pruning_models)
+    if work.family.rereads and is_same and not work.budget.own.triggers(work.count.tokens):
+        # Behind the instruction the server cannot go back to the conversation: it would read all of the next turn.
+        return None
+    return plan_ahead(work.conversation, work.budget, work.depth, stored, work.count_text)
 
 
 def _due(work: MeasuredRequest, stored: Sequence[Compaction]) -> Compaction | None:
     """The record written ahead with which the next turn is sent for certain: the trigger is behind us already."""
-    decision = plan(work.conversation, work.budget, work.case.depth, stored, work.count_text)
+    decision = plan(work.conversation, work.budget, work.depth, stored, work.count_text)
     return decision.compaction if isinstance(decision, Reuse) and decision.compaction.ahead else None

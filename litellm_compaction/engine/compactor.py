@@ -555,7 +555,7 @@ class Compactor:
         budget = replace(work.budget, is_wanted=True) if work.case.is_wanted else work.budget
         return await off_loop_if(
             is_long(conversation.messages),
-            lambda: plan(conversation, budget, work.case.depth, stored, work.count_text),
+            lambda: plan(conversation, budget, work.depth, stored, work.count_text),
         )
 
     async def _has_small_ones(self, scope: str) -> bool:

@@ -204,6 +204,11 @@ class MeasuredRequest:
     started_s: float
 
     @property
+    def depth(self) -> CompactionOptions:
+        """How deep to compact this model's prompts."""
+        return replace(self.case.depth, rereads=self.family.rereads)
+
+    @property
     def is_voluntary(self) -> bool:
         """Whether nothing but the client's wish asks for a compaction."""
         return self.case.is_wanted and not self.budget.own.triggers(self.count.tokens)

@@ -58,6 +58,7 @@ class Family:
         renders_ids: ids of tool calls and their results are rendered.
         image_tokens: one part that is not text, at the usual upper limit of its size.
         image_patch_px: pixels on a side of what one image token sees; 0 where every image costs the limit.
+        rereads: a server reads a whole prompt of it again after any change (sliding windows, running states).
         error_ratio: before any calibration, true count ≤ count × (1 + this).
     """
 
@@ -86,6 +87,7 @@ class Family:
     renders_ids: bool = False
     image_tokens: int = 4096
     image_patch_px: int = 14
+    rereads: bool = False
     error_ratio: float = 0.25
 
     def template_for(self, *, tools: bool) -> str:
@@ -104,6 +106,7 @@ class _Tables(BaseModel):
     retrained: list[str]
     reasons: list[str]
     answers_at_once: list[str]
+    rereads: list[str]
     no_thinking_switches: list[list[str]]
 
 
@@ -120,6 +123,7 @@ class _Known:
     retrained: re.Pattern[str]
     reasons: re.Pattern[str]
     answers_at_once: re.Pattern[str]
+    rereads: re.Pattern[str]
     switches: tuple[tuple[re.Pattern[str], str], ...]
 
 
@@ -149,6 +153,7 @@ def _read(text: str) -> _Known:
         retrained=any_of(tables.retrained),
         reasons=any_of(tables.reasons),
         answers_at_once=any_of(tables.answers_at_once),
+        rereads=any_of(tables.rereads),
         switches=tuple((re.compile(pattern), switch) for pattern, switch in tables.no_thinking_switches),
     )
 
@@ -180,7 +185,11 @@ def family_of(architecture: str, model: str) -> Family:
     if family.template and _KNOWN.retrained.search(name):
         family = replace(family, exact=False, error_ratio=max(family.error_ratio, _RETRAINED_ERROR))
     thinks = family.name == "gpt-oss" or _KNOWN.reasons.search(name) is not None
-    return replace(family, reasons=thinks and _KNOWN.answers_at_once.search(name) is None)
+    return replace(
+        family,
+        reasons=thinks and _KNOWN.answers_at_once.search(name) is None,
+        rereads=_KNOWN.rereads.match(plain or re.sub(r"[^a-z0-9]", "", name.rpartition("/")[2])) is not None,
+    )
 
 
 def _plain(model: str) -> str:

@@ -262,12 +262,14 @@ class TokenizerFile:
         vocabulary: its name in `registry.py`, loaded; files with the same tokens share it.
         template: its name in `template.py`; "" where the file has none that can be rendered.
         tool_template: of the one for requests with tools; "" where `template` serves them too.
+        rereads: whether its model reads a whole prompt again after any change, as far as the file says.
     """
 
     path: Path
     vocabulary: str
     template: str
     tool_template: str
+    rereads: bool = False
 
 
 def load_tokenizer_file(path: Path) -> TokenizerFile:
@@ -337,7 +339,11 @@ def _from_gguf(path: Path, header: GgufHeader, begun: Loading) -> TokenizerFile:
             raise UnusableModelFile(str(path), f"its vocabulary cannot be used: {exc}") from exc
     chat = _template(data.chat_template)
     return TokenizerFile(
-        path=path, vocabulary=name, template=chat, tool_template=_template(header.tool_chat_template) if chat else ""
+        path=path,
+        vocabulary=name,
+        template=chat,
+        tool_template=_template(header.tool_chat_template) if chat else "",
+        rereads=header.rereads,
     )
 
 

@@ -159,6 +159,10 @@ class Fields:
         field = self._array(key, _FLOATS | _INTEGERS, max_count)
         return tuple(map(float, self._numbers(field))) if field is not None else None
 
+    def has_any(self, beginning: str) -> bool:
+        """Whether there is a field whose name begins so."""
+        return any(key.startswith(beginning) for key in self._fields)
+
     def raw(self, key: str) -> memoryview:
         """The bytes of a value, for a digest; none when there is no value of that name."""
         field = self._fields.get(key)
@@ -267,6 +271,8 @@ class GgufHeader:
         vocabulary: with the default chat template, also where there are named ones.
         tool_chat_template: the template named "tool_use", which llama.cpp takes for requests with tools; "" if none.
         adds_space_prefix: a text gets a space in front (most of spm, but not Gemma); `vocabulary` says so too.
+        rereads: layers with a sliding window or a running state, which cannot go back to an earlier place: a prompt of
+            which anything changed is read again from its beginning (llama.cpp, docs of `--swa-full`; issue 13194).
     """
 
     architecture: str
@@ -275,6 +281,7 @@ class GgufHeader:
     vocabulary: VocabularyData
     tool_chat_template: str
     adds_space_prefix: bool
+    rereads: bool = False
 
 
 def read_gguf(path: Path) -> GgufHeader:
@@ -348,6 +355,8 @@ def _header(fields: Fields) -> GgufHeader:
         ),
         tool_chat_template=fields.text("tokenizer.chat_template.tool_use", max_bytes=_MAX_TEMPLATE_BYTES) or "",
         adds_space_prefix=adds_space_prefix,
+        rereads=bool(fields.integer(f"{architecture}.attention.sliding_window"))
+        or fields.has_any(f"{architecture}.ssm."),
     )
 
 

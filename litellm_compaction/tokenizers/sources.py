@@ -256,9 +256,9 @@ def _without_file(question: _Question) -> TokenizerSource:
     """The source where no file is at hand, or not yet."""
     base = family_of(question.architecture, question.model)
     if question.written == HEURISTIC.name:
-        return TokenizerSource(kind="heuristic", family=replace(HEURISTIC, reasons=base.reasons))
+        return TokenizerSource(kind="heuristic", family=replace(HEURISTIC, reasons=base.reasons, rereads=base.rereads))
     if question.written and repository_of(question.written) is None and tokenizer_path(question.written) is None:
-        named = replace(family_of("", question.written), reasons=base.reasons)
+        named = replace(family_of("", question.written), reasons=base.reasons, rereads=base.rereads)
         return replace(bundled(named), kind="operator")
     return bundled(base)
 
@@ -328,6 +328,8 @@ def with_file(base: Family, file: TokenizerFile) -> Family:
         text_ratio=1.0,
         single_digits=False,
         error_ratio=0.02,
+        # A tokenizer.json says nothing of that, and its model may be the same.
+        rereads=file.rereads or (base.rereads and file.path.suffix.lower() != ".gguf"),
     )
     if file.template:
         return own

@@ -165,6 +165,7 @@ names = [["toy", "toy"]]
 retrained = ["dolphin"]
 reasons = ["think"]
 answers_at_once = ["instruct"]
+rereads = ["mamba"]
 no_thinking_switches = []
 [families.unknown]
 name = "unknown"
@@ -199,3 +200,25 @@ def test_a_table_with_a_mistake_is_no_table(old: str, new: str) -> None:
     assert old in TABLES
     with pytest.raises((ValueError, KeyError, re.error)):
         _read(TABLES.replace(old, new))
+
+
+@pytest.mark.parametrize(
+    ("architecture", "model", "rereads"),
+    [
+        ("gemma3", "google/gemma-3-12b", True),
+        ("gpt-oss", "openai/gpt-oss-20b", True),
+        ("qwen35moe", "qwen/qwen3.5-35b-a3b", True),
+        ("granitehybrid", "ibm/granite-4-h-tiny", True),
+        ("", "google/gemma-3n-e4b", True),
+        ("", "qwen3.5-9b", True),
+        ("llama", "gemma-3-distill-llama-8b", False),
+        ("qwen3", "qwen/qwen3-8b", False),
+        ("gemma", "google/gemma-7b", False),
+        ("", "qwen3-35b", False),
+        ("", "llama-3.1-8b-instruct", False),
+        ("", "", False),
+    ],
+)
+def test_which_models_read_all_of_a_prompt_again(architecture: str, model: str, rereads: bool) -> None:
+    """By what the server calls the architecture; by name where it says nothing."""
+    assert family_of(architecture, model).rereads is rereads

@@ -110,6 +110,24 @@ def test_named_templates_leave_the_default_one_in_place(tmp_path: Path) -> None:
     assert header.tool_chat_template == "{{ tools }}"
 
 
+@pytest.mark.parametrize(
+    ("field", "rereads"),
+    [
+        ("attention.sliding_window", True),
+        ("ssm.conv_kernel", True),
+        ("attention.sliding_window_pattern", False),
+        ("attention.head_count", False),
+    ],
+)
+def test_a_file_says_whether_its_model_reads_all_again(tmp_path: Path, field: str, rereads: bool) -> None:
+    """A window that slides over the prompt, or a state that runs along it; another model's fields say nothing."""
+    fields = bpe_fields()
+    architecture = fields["general.architecture"]
+    assert read(tmp_path, gguf(fields | {f"{architecture}.{field}": ("u32", 512)})).rereads is rereads
+    assert not read(tmp_path, gguf(fields | {f"other.{field}": ("u32", 512)})).rereads
+    assert not read(tmp_path, gguf(fields | {f"{architecture}.attention.sliding_window": ("u32", 0)})).rereads
+
+
 def test_fields_that_nobody_asks_for_are_skipped(tmp_path: Path) -> None:
     """Every type can stand in between: scalars, arrays, arrays of arrays."""
     odd: dict[str, Value] = {

@@ -1,0 +1,108 @@
+"""Models that read a whole prompt again after any change: their prompts change rarely and deep (issue 14, point 6)."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import pytest
+
+from litellm_compaction.core.compaction import Compaction
+from tests.builders import JsonDict, as_bytes, calls, chat, count, prose, result, system, user
+from tests.engine.bench import Bench, sent, settled
+
+# A sliding window by its name, and a model that goes on from wherever a prompt begins to differ.
+SLIDING, PLAIN = "gemma-3-12b-it", "llama-3.1-8b-instruct"
+WINDOW = 8192
+
+
+class Run(NamedTuple):
+    """What an agent's run has cost a server that cannot go back, and what was made.
+
+    Attributes:
+        work_tokens: prompts that were read, of turns and of summaries, and fifteen for each token that was written.
+        changes: how often a prompt did not go on from the one before it.
+    """
+
+    work_tokens: int
+    changes: int
+    kept: list[Compaction]
+
+
+def agent(rounds: int, *, words: int, says: int) -> list[JsonDict]:
+    raw = [system(), user("Find out why the build is slow.")]
+    for number in range(rounds):
+        raw += [
+            calls(
+                f"c{number}", content=prose(f"said {number}", says), arguments=f'{{"cmd": "make part{number % 50}"}}'
+            ),
+            result(f"c{number}", prose(f"result {number}", words)),
+        ]
+    return raw
+
+
+async def run_of(model: str, raw: list[JsonDict]) -> Run:
+    """Plays a run against a scripted server that keeps what it read last, and only goes on behind all of it."""
+    bench = Bench()
+    target = bench.target(WINDOW, model=model)
+    pruning = bench.pruning_model(bench.ask)
+    held: list[str] = []
+    read = changes = 0
+    for end in range(4, len(raw) + 1, 2):
+        asked = len(bench.ask.prompts)
+        guarded = await bench.guard(raw[:end], WINDOW, target=target, pruning_models=[pruning])
+        for messages in bench.ask.messages[asked:]:
+            fresh = as_bytes(messages)
+            is_continued = fresh[: len(held)] == held
+            read += sum(map(count, fresh[len(held) :] if is_continued else fresh))
+            held = fresh
+        prompt = as_bytes(sent(raw[:end], guarded))
+        is_continued = prompt[: len(held)] == held
+        changes += not is_continued
+        read += sum(map(count, prompt[len(held) :] if is_continued else prompt))
+        held = prompt
+    return Run(read + 15 * sum(bench.ask.max_tokens), changes, [compaction for _, compaction in bench.store.kept])
+
+
+@pytest.mark.parametrize(("words", "says"), [(150, 10), (60, 60), (400, 10)])
+async def test_a_model_that_rereads_everything_reads_less(words: int, says: int) -> None:
+    """Its prompts change no more often, and to less, which is all read again: two thirds to nine tenths of the work."""
+    raw = agent(100, words=words, says=says)
+    plain, sliding = await run_of(PLAIN, raw), await run_of(SLIDING, raw)
+    assert sliding.changes <= plain.changes
+    assert sliding.work_tokens < 0.9 * plain.work_tokens
+
+
+async def test_an_edit_takes_all_that_it_can() -> None:
+    """Stubs are free where everything is read again: results that would have been next are not cleared a turn later."""
+    raw = agent(40, words=300, says=10)
+    plain, sliding = [(await run_of(model, raw)).kept[0] for model in (PLAIN, SLIDING)]
+    assert (plain.rung, sliding.rung) == ("edit", "edit")
+    assert len(plain.stubbed) < len(sliding.stubbed) == sliding.covered_messages // 2
+
+
+async def test_nothing_is_written_ahead_behind_a_conversation_that_goes_on() -> None:
+    """The server could not go back from the instruction to the conversation, and would read all of the next turn."""
+    plain, sliding = [await _written_ahead(model) for model in (PLAIN, SLIDING)]
+    assert (plain, sliding) == (1, 0)
+
+
+async def _written_ahead(model: str) -> int:
+    bench = Bench()
+    raw = chat(30, words=72)
+    case = bench.case(
+        WINDOW,
+        target=bench.target(WINDOW, model=model),
+        background="idle",
+        may_write_ahead=_allowed,
+    )
+    guarded = await bench.compactor.guard(bench.request(raw), case)
+    bench.compactor.background.answered(
+        bench.request(raw), case, guarded, answer="Fine.", used_tokens=guarded.count.tokens
+    )
+    await settled(400)
+    await bench.compactor.background.aclose()
+    return len(bench.ask.prompts)
+
+
+async def _allowed() -> bool:
+    return True
