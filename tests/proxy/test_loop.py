@@ -58,7 +58,7 @@ OVERFLOWS = [
 ]
 
 
-@pytest.mark.parametrize("chunk_tokens", [1, 3, 7, 20, 50])
+@pytest.mark.parametrize("chunk_tokens", [pytest.param(1, marks=pytest.mark.slow), 3, 7, 20, 50])
 async def test_text_is_carried_over(chunk_tokens: int) -> None:
     """An answer longer than the window arrives whole, as one stream, whatever the size of the chunks."""
     scene = Scene(SHORT, [Turn(reply=goes_on(WORDS))], chunk_tokens=chunk_tokens)
