@@ -113,6 +113,7 @@ def test_an_older_lm_studio_is_read_by_v0(report: Report, simulator: Simulator, 
     assert (row["api"], row["window_source"], row["window_tokens"]) == ("v0", "api/v0", 8192)
 
 
+@pytest.mark.slow
 def test_a_wildcard_shows_every_loaded_model(report: Report, simulator: Simulator, address: Address) -> None:
     """One row for each model that is loaded, with its own window."""
     simulator.load(GPT_OSS, 16_384)

@@ -343,6 +343,7 @@ def test_a_second_round_goes_on_from_the_first(
 # ------------------------------------------------------------------ constants
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["gpt-oss-20b", "llama-2-7b", "mistral-7b", "phi-3", "qwen3-8b", "some-model"])
 def test_a_bare_record_is_no_larger_than_planned(model: str) -> None:
     """RECORD_TOKENS covers markers, note and headings in every family's vocabulary, before any calibration."""

@@ -177,6 +177,7 @@ async def test_a_foreign_fact_is_ignored(text: str) -> None:
         assert await counted(counter, turns) == await counted(fresh, turns)
 
 
+@pytest.mark.slow
 async def test_a_deviation_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
     """More than 5 % off on a known family: one warning with both numbers."""
     counter = TokenCounter()

@@ -246,6 +246,7 @@ async def test_recounting_is_an_option_with_an_end() -> None:
     assert len(server.asked) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("says", [None, 10, 5 * WINDOW])
 async def test_a_recount_that_fails_leaves_the_estimate(says: int | None) -> None:
     """No number, and numbers that can only be those of a cut prompt or of another one."""

@@ -351,6 +351,7 @@ async def test_clients_limit_holds_over_restarts() -> None:
     assert read.usages[0]["completion_tokens"] <= 2300
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("before", [1, 12, 40], ids=["a character", "a word", "some words"])
 @pytest.mark.parametrize("end", ["limit", "overflow"])
 async def test_stop_string_across_the_seam_is_seen(end: str, before: int) -> None:
@@ -370,6 +371,7 @@ async def test_stop_string_across_the_seam_is_seen(end: str, before: int) -> Non
     assert (read.finish_reasons, read.shape_problems()) == (["stop"], [])
 
 
+@pytest.mark.slow
 async def test_what_only_looks_like_a_stop_string_arrives() -> None:
     """Every second word begins like it: nothing is lost, within a stream and at its end."""
     scene = Scene(SHORT, [Turn(reply=goes_on(WORDS))], stops=("word ", "word1300 and more"), chunk_tokens=1)
@@ -561,6 +563,7 @@ async def test_other_errors_pass_unchanged(after_tokens: int) -> None:
     assert len(scene.server.opened) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("turn", [1, 2, 3])
 async def test_refusal_of_a_continuation_passes(turn: int) -> None:
     """A server that refuses the second or a later request for another reason ends the answer with that error."""

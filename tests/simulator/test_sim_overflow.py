@@ -130,6 +130,7 @@ def words(_: ChatCall) -> Reply:
     return Reply(numbered_words(1000))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("way", "outcome", "finish"),
     [

@@ -263,6 +263,7 @@ def test_a_long_header_is_read_in_steps_and_a_longer_one_refused(
         read(tmp_path, VALID)
 
 
+@pytest.mark.slow
 @given(
     edits=st.lists(
         st.one_of(

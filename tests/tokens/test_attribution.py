@@ -114,6 +114,7 @@ def changed(
     return said, value if what == "system" else system, value if what == "tools" else tools
 
 
+@pytest.mark.slow
 @settings(max_examples=settings().max_examples * 4, deadline=None)
 @given(name=st.sampled_from(TEMPLATES), steps=st.lists(STEP, min_size=2, max_size=7), first=TEXT)
 def test_what_is_remembered_changes_no_number(name: str, steps: list[tuple[str, Any]], first: str) -> None:

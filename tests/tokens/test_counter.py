@@ -65,6 +65,7 @@ async def count(family: Family, *raw: Mapping[str, JsonValue], tools: tuple[Json
     return await TokenCounter().count("t", family, request(*raw, tools=tools))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 async def test_the_parts_add_up(family: Family) -> None:
     """tokens is the sum of overhead, tools and one size per message."""

@@ -24,6 +24,7 @@ TEXTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chunk_tokens", [1, 3, 50])
 @pytest.mark.parametrize("name", TEXTS)
 def test_count_is_near_the_truth_at_every_delta(name: str, chunk_tokens: int) -> None:
