@@ -147,7 +147,9 @@ class _Pauses:
         self._rejected[key] = self._rejected.get(key, 0) + 1
         if self._rejected[key] >= _REJECTED_IN_A_ROW:
             self._until_s[key] = self._clock() + _PAUSE_S
-            logger.warning(
+            # Once, until one is good again: not after each try that a pause leaves.
+            logger.log(
+                logging.WARNING if self._rejected[key] == _REJECTED_IN_A_ROW else logging.DEBUG,
                 "summaries_rejected model=%s: two in a row said nothing; it is not asked for %d minutes. To end "
                 "this, name another pruning_model, or set max_summary_calls: 0",
                 model.label,
