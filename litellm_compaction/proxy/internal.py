@@ -19,8 +19,10 @@ from typing import Any
 import anyio
 import litellm
 from litellm.litellm_core_utils.internal_call_metadata import sanitized_forwardable_call_metadata
+from litellm.types.utils import Choices, ModelResponse, Usage
+from litellm.types.utils import Message as AnswerMessage
 
-from litellm_compaction.core.messages import JsonValue, Message, Request
+from litellm_compaction.core.messages import JsonValue, Message, Request, visible_text
 from litellm_compaction.engine import Measure
 from litellm_compaction.errors import SummaryFailed
 from litellm_compaction.proxy import wire
@@ -54,6 +56,8 @@ _ERROR_WORDS = frozenset((
 ))  # fmt: skip
 # What LiteLLM raises where a server, or LiteLLM for it, does not take `stream` or `stream_options`.
 _REFUSED = (litellm.BadRequestError, litellm.UnprocessableEntityError)
+# Asyncio keeps only weak references to its tasks.
+_logging: set[asyncio.Task[None]] = set()
 _is_internal: ContextVar[bool] = ContextVar("litellm_compaction_internal_call", default=False)
 
 
@@ -113,11 +117,12 @@ def summary_asker(
             try:
                 # A plain answer that is given up is generated to its end all the same (llama.cpp, measured 2026-11-22),
                 # beside the client's own in the same context. A stream ends where it is closed.
-                return await _joined(await call(stream=True, stream_options={"include_usage": True}), hear, is_enough)
+                stream = await call(stream=True, stream_options={"include_usage": True})
+                return await _joined(stream, messages, hear, is_enough)
             except _REFUSED as error:
                 if "stream" not in str(error).lower():
                     raise
-                return await _joined(await call())
+                return await _joined(await call(), messages)
         except litellm.Timeout as error:
             # LiteLLM's own limit is the same, and may come before the summarizer's.
             raise SummaryFailed("timeout", f"no answer within {timeout_s:g} s") from error
@@ -178,13 +183,19 @@ def _as_escaped(value: object) -> str:
 
 
 async def _joined(
-    answer: Any, hear: Callable[[str], None] | None = None, is_enough: IsEnough | None = None
+    answer: Any,
+    asked: Sequence[Message],
+    hear: Callable[[str], None] | None = None,
+    is_enough: IsEnough | None = None,
 ) -> SummaryAnswer:
-    """The whole of an answer, which comes as a stream, or at once from what streams nothing; at most what is wanted."""
+    """The whole of an answer, which comes as a stream, or at once from what streams nothing; at most what is wanted.
+
+    What is ended early is paid for like the rest, by an estimate: a server says what it used at a stream's end only.
+    """
     if not hasattr(answer, "__aiter__"):
         choice = answer.choices[0]
         return _summary_answer([choice.message], choice.finish_reason)
-    deltas, finish_reason = [], None
+    deltas, finish_reason, is_stopped = [], None, True
     try:
         async for chunk in answer:
             for choice in chunk.choices[:1]:
@@ -195,12 +206,60 @@ async def _joined(
                     hear(_reasoning(choice.delta) + said)
                 if is_enough is not None and said and is_enough(said):
                     return _summary_answer(deltas, "length")
+        is_stopped = False
+    except Exception:
+        # LiteLLM logs what fails.
+        is_stopped = False
+        raise
     finally:
         # Also where the time limit cancels it: that is what stops the server.
         with anyio.CancelScope(shield=True):
             if (aclose := getattr(answer, "aclose", None)) is not None:
                 await aclose()
+        if is_stopped:
+            # Nobody waits for LiteLLM's callbacks: whoever ended it wants the server.
+            task = asyncio.get_running_loop().create_task(_log_stopped(answer, asked, _summary_answer(deltas, None)))
+            _logging.add(task)
+            task.add_done_callback(_logging.discard)
     return _summary_answer(deltas, finish_reason)
+
+
+async def _log_stopped(stream: Any, asked: Sequence[Message], answer: SummaryAnswer) -> None:
+    said = f"{answer.reasoning}{answer.text}"
+    usage = {
+        "prompt_tokens": sum(_estimated_tokens(visible_text(message)) for message in asked),
+        "completion_tokens": _estimated_tokens(said),
+    }
+    try:
+        await log_stopped(getattr(stream, "logging_obj", None), answer.text, usage)
+    except Exception as error:  # noqa: BLE001 - a callback of somebody else's; nobody waits for it
+        logger.warning("summary_not_logged error=%s", type(error).__name__)
+
+
+def _estimated_tokens(text: str) -> int:
+    """Roughly a token for four ASCII characters, and one for any other (12 languages, 2026-11)."""
+    plain = len(text.encode("ascii", "ignore"))
+    return plain // 4 + len(text) - plain
+
+
+async def log_stopped(log: Any, text: str, usage: Mapping[str, int]) -> None:
+    """Has LiteLLM log, and charge, a stream that was stopped: itself it does so only with streams that end.
+
+    Args:
+        log: the stream's logging object; anything else is passed over, and so is what has ended by itself.
+        text: what came.
+        usage: `prompt_tokens` and `completion_tokens`.
+    """
+    details = getattr(log, "model_call_details", None)
+    dispatch = getattr(log, "dispatch_success_handlers", None)
+    if dispatch is None or not isinstance(details, dict) or details.get("has_dispatched_final_stream_success"):
+        return
+    message = AnswerMessage(role="assistant", content=text)
+    response = ModelResponse(
+        choices=[Choices(index=0, finish_reason="length", message=message)],
+        usage=Usage(**usage, total_tokens=sum(usage.values())),
+    )
+    await dispatch(response, cache_hit=None, start_time=None, end_time=None, prefer_async_handlers=True)
 
 
 def _summary_answer(parts: Sequence[Any], finish_reason: str | None) -> SummaryAnswer:

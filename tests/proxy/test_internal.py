@@ -19,6 +19,7 @@ from litellm_compaction.core.messages import user_message
 from litellm_compaction.errors import SummaryFailed
 from litellm_compaction.proxy.internal import _ERROR_WORDS, summary_asker, told_apart
 from litellm_compaction.summarizer import SummaryAnswer
+from tests.engine.bench import settled
 
 
 class _Failing:
@@ -121,6 +122,7 @@ class _Streaming:
         self.asked: dict[str, Any] = {}
         self.closed = 0
         self.waiting = asyncio.Event()
+        self.logging_obj: _Log | None = None
 
     async def acompletion(self, **arguments: Any) -> Any:
         self.asked = arguments
@@ -167,6 +169,55 @@ async def test_a_summary_that_says_nothing_more_is_ended() -> None:
     answer = await ask([user_message("text")], max_tokens=50, is_enough=watch.is_enough)
     assert answer == SummaryAnswer(text="### Current state\nUSER:\n", finish_reason="length")
     assert router.closed == 1
+
+
+class _Log:
+    """LiteLLM's logging object of a stream, as far as it is used."""
+
+    def __init__(self) -> None:
+        self.model_call_details: dict[str, Any] = {}
+        self.responses: list[Any] = []
+
+    async def dispatch_success_handlers(self, response: Any, **_: Any) -> None:
+        self.responses.append(response)
+
+
+# LiteLLM's own shapes, when they are made.
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("how", ["enough", "given up"])
+async def test_what_is_ended_early_is_paid_for(how: str) -> None:
+    """LiteLLM logs and charges streams that end: of the others what was read and written is estimated."""
+    router, log = _Streaming([_chunk(content="### Current state\n"), _chunk(content="USER:\n")], ends=False), _Log()
+    router.logging_obj = log
+    is_enough = Unfolding(instruction="Write the record.", max_tokens=50).is_enough if how == "enough" else None
+    ask = summary_asker(router, "m", {}, timeout_s=60)
+    asking = asyncio.ensure_future(ask([user_message("word " * 400)], max_tokens=50, is_enough=is_enough))
+    if how == "enough":
+        await asking
+    else:
+        await router.waiting.wait()
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+    await settled()
+    [response] = log.responses
+    assert (response.usage.prompt_tokens, response.usage.completion_tokens) == (500, 6)
+    assert response.choices[0].message.content == "### Current state\nUSER:\n"
+    assert router.closed == 1
+
+
+@pytest.mark.parametrize("case", ["it has ended", "it was told", "it knows no such log"])
+async def test_what_litellm_logs_itself_is_not_logged_twice(case: str) -> None:
+    """A stream that came to its end, or whose end LiteLLM saw before we did."""
+    router, log = _Streaming([_chunk(content="USER:\n")], ends=case == "it has ended"), _Log()
+    if case != "it knows no such log":
+        router.logging_obj = log
+    log.model_call_details["has_dispatched_final_stream_success"] = case == "it was told"
+    watch = Unfolding(instruction="Write the record.", max_tokens=50)
+    ask = summary_asker(router, "m", {}, timeout_s=60)
+    await ask([user_message("text")], max_tokens=50, is_enough=None if case == "it has ended" else watch.is_enough)
+    await settled()
+    assert log.responses == []
 
 
 class _Plain:

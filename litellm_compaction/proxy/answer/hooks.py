@@ -20,8 +20,7 @@ from typing import Any
 
 import anyio
 from litellm.exceptions import Timeout
-from litellm.types.utils import Choices, ModelResponse, ModelResponseStream, Usage
-from litellm.types.utils import Message as AnswerMessage
+from litellm.types.utils import ModelResponseStream, Usage
 
 from litellm_compaction.core.continuation.request import Way
 from litellm_compaction.core.messages import Message, Request
@@ -31,7 +30,7 @@ from litellm_compaction.proxy import wire
 from litellm_compaction.proxy.answer.loop import Answer
 from litellm_compaction.proxy.answer.protocol import Chunk, Continuation, Received, UpstreamError
 from litellm_compaction.proxy.answer.relay import joined
-from litellm_compaction.proxy.internal import call_router
+from litellm_compaction.proxy.internal import call_router, log_stopped
 from litellm_compaction.proxy.routing import WAYS_OF
 
 # What a client may ask of a chat completion, and a continuation needs too (OpenAI's API reference, LiteLLM's extras).
@@ -186,20 +185,10 @@ class HookedUpstream:
         """
         with anyio.CancelScope(shield=True):
             for part in self._parts:
-                details = getattr(part.log, "model_call_details", None)
-                dispatch = getattr(part.log, "dispatch_success_handlers", None)
-                if part.has_failed or dispatch is None or not isinstance(details, dict):
-                    continue
-                if details.get("has_dispatched_final_stream_success"):
-                    continue  # it has ended by itself
-                text = "".join(part.text)
-                await dispatch(
-                    _whole_response(text, "length", {"prompt_tokens": prompt_tokens, "completion_tokens": count(text)}),
-                    cache_hit=None,
-                    start_time=None,
-                    end_time=None,
-                    prefer_async_handlers=True,
-                )
+                if not part.has_failed:
+                    text = "".join(part.text)
+                    usage = {"prompt_tokens": prompt_tokens, "completion_tokens": count(text)}
+                    await log_stopped(part.log, text, usage)
 
     async def _again(
         self, messages: Sequence[Message] | None, max_tokens: int, continuation: Continuation | None, **options: Any
@@ -377,11 +366,3 @@ async def _one(response: Any) -> AsyncIterator[Chunk]:
     choice = plain["choices"][0]
     delta = choice.get("message") or {}
     yield {**plain, "choices": [{"index": 0, "delta": delta, "finish_reason": choice.get("finish_reason")}]}
-
-
-def _whole_response(text: str, reason: str, usage: Mapping[str, int]) -> Any:
-    total = sum(usage.values())
-    return ModelResponse(
-        choices=[Choices(index=0, finish_reason=reason, message=AnswerMessage(role="assistant", content=text))],
-        usage=Usage(**usage, total_tokens=total),
-    )
