@@ -7,6 +7,8 @@ import tracemalloc
 from collections.abc import Callable
 from hashlib import sha256
 
+import pytest
+
 from litellm_compaction.core import anchors
 from litellm_compaction.engine import ask
 from litellm_compaction.proxy.page import history
@@ -85,6 +87,7 @@ MEMORIES: dict[str, tuple[Callable[[int], object], int]] = {
 }
 
 
+@pytest.mark.slow
 def test_what_a_worker_remembers_is_bounded() -> None:
     """By number and, as one entry takes so many bytes, in megabytes; full after some twenty thousand requests."""
     full_mb = {}

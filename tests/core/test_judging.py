@@ -250,6 +250,7 @@ def test_the_source_of_a_longer_conversation_is_no_harder_to_look_through() -> N
     assert grows_linearly(look_through, 50)
 
 
+@pytest.mark.slow
 @given(st.lists(st.text("0123456789.,:/-_ aAkM%$\n", max_size=40), max_size=8), st.text(max_size=200))
 def test_what_the_source_says_is_never_an_invention(lines: list[str], around: str) -> None:
     """A line that was copied stands in it, whatever its signs."""

@@ -63,7 +63,10 @@ async def run_of(model: str, raw: list[JsonDict]) -> Run:
     return Run(read + 15 * sum(bench.ask.max_tokens), changes, [compaction for _, compaction in bench.store.kept])
 
 
-@pytest.mark.parametrize(("words", "says"), [(150, 10), (60, 60), (400, 10)])
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [pytest.param(150, 10, marks=pytest.mark.slow), (60, 60), pytest.param(400, 10, marks=pytest.mark.slow)],
+)
 async def test_a_model_that_rereads_everything_reads_less(words: int, says: int) -> None:
     """Its prompts change no more often, and to less, which is all read again: two thirds to nine tenths of the work."""
     raw = agent(100, words=words, says=says)

@@ -394,6 +394,7 @@ async def _part_after(
     return round(alone.sent[0]["max_tokens"] / later.sent[0]["max_tokens"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("first", "asked", "then", "part"),
     [
@@ -424,7 +425,9 @@ async def test_how_many_answers_came_before_decides_how_much_room_each_has(
     assert await _part_after(first, then, **asked) == part
 
 
-@pytest.mark.parametrize("field_name", ["n", "n_cmpl", "best_of"])
+@pytest.mark.parametrize(
+    "field_name", ["n", pytest.param("n_cmpl", marks=pytest.mark.slow), pytest.param("best_of", marks=pytest.mark.slow)]
+)
 async def test_lm_studio_writes_one_answer_until_it_shows_more(field_name: str) -> None:
     """Its documented parameters have no such field; should it read one some day, the first answer shows it."""
     asked = {field_name: 4}
