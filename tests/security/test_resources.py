@@ -50,7 +50,7 @@ def test_every_pattern_of_the_package_takes_linear_time_on_hostile_text() -> Non
     """1 MB made of a pattern's own parts, for each of them: four times the text takes about four times as long."""
     code = "from tests.security.patterns import report; print(json.dumps(report(**given)))"
     found = list(map(patterns.as_json, patterns.patterns(litellm_compaction)))
-    rows = in_child(code, {"given": found, "most_look_s": _MOST_LOOK_S}, cpu_s=180)
+    rows = in_child(code, {"given": found}, cpu_s=180)
     assert len(rows) > 60, "the package's patterns are not found any more"
     for name, row in rows.items():
         grows = row["long_s"] > _MOST_GROWTH * max(row["short_s"], _LEAST_TOLD_S)
