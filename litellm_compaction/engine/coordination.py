@@ -65,9 +65,11 @@ class Coordination:
         self._wait = wait
         self._name = uuid.uuid4().hex
         self._silent_until_s = -1.0
+        # Whether it has failed for so long that this process is to go on as if it were alone. Nothing is known of
+        # others before it has worked once.
+        self.is_lost = False
         self._has_worked = False
-        # While it fails.
-        self._lost_from_s: float | None = None
+        self._failing_since_s: float | None = None
         self._warned_s: float | None = None
         self._is_told = False
         self._tasks: set[asyncio.Task[None]] = set()
@@ -77,11 +79,6 @@ class Coordination:
     def is_silent(self) -> bool:
         """Whether the board has just failed, so that it is not worth asking."""
         return self._clock() < self._silent_until_s
-
-    @property
-    def is_lost(self) -> bool:
-        """Whether the board has failed for so long that this process is to go on as if it were alone."""
-        return self._lost_from_s is not None and self._clock() >= self._lost_from_s
 
     async def update(self, topic: str, decide: Decide[_Result], *, lease_s: float = LEASE_S, name: str = "") -> _Result:
         """Looks at what the other processes do, and says what this one does; arguments as `Board.update`.
@@ -100,16 +97,11 @@ class Coordination:
             # A process that was forked has a name of its own.
             result = await self._board.update(hashed, f"{self._name}-{os.getpid()}{name}", decide, lease_s=lease_s)
         except Exception as error:
-            if self._lost_from_s is None:
-                # Nothing is known of others before it has worked once.
-                self._lost_from_s = self._clock() + (_HICCUP_S if self._has_worked else 0)
-            self._silent_until_s = self._clock() + (_RETRY_S if self.is_lost else _ASKED_AGAIN_S)
-            if self.is_lost:
-                self._warn(error)
+            self._note_failure(error)
             if isinstance(error, StoreError):
                 raise
             raise StoreError(f"the board failed: {type(error).__name__}") from error
-        self._has_worked, self._lost_from_s = True, None
+        self._has_worked, self.is_lost, self._failing_since_s = True, False, None
         if self._is_told:
             self._is_told = False
             logger.info("coordination_recovered summaries and room are kept together with other processes again")
@@ -186,6 +178,16 @@ class Coordination:
             _, late = await asyncio.wait(leaving, timeout=_FAREWELL_S)
             await ended(late)
         await self._board.aclose()
+
+    def _note_failure(self, error: Exception) -> None:
+        now_s = self._clock()
+        # Of what was before a time in which nobody asked nothing is known.
+        if self._failing_since_s is None or now_s > self._silent_until_s + _HICCUP_S:
+            self._failing_since_s = now_s
+        self.is_lost = self.is_lost or not self._has_worked or now_s >= self._failing_since_s + _HICCUP_S
+        self._silent_until_s = now_s + (_RETRY_S if self.is_lost else _ASKED_AGAIN_S)
+        if self.is_lost:
+            self._warn(error)
 
     def _warn(self, error: Exception) -> None:
         now_s = self._clock()

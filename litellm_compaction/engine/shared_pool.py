@@ -90,7 +90,8 @@ class SharedPool:
         self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
         self._changed = asyncio.Event()
         self._others_known_until_s = -1.0
-        self.is_up = not coordination.is_lost
+        # One that was lost is worth a question again after a while.
+        self.is_up = not (coordination.is_lost and coordination.is_silent)
         self.others_tokens = 0
         self.others_seats = 0
         self.is_waited_for = False

@@ -288,6 +288,30 @@ def test_a_board_that_fails_for_a_moment_gives_nobody_the_right() -> None:
     run(hiccup())
 
 
+def test_two_moments_far_apart_are_no_outage() -> None:
+    """Nobody has asked in between; one that was lost stays lost until it works, so that not every request waits."""
+
+    async def hiccups() -> None:
+        clock = Clock()
+        board = BrokenBoard(clock=clock)
+        one, other = Coordination(board, clock=clock), Coordination(board, clock=clock)
+        assert await one.lease("right").take()
+        assert await other.lease("else").take()
+        for _ in range(3):
+            clock.now_s += 60
+            board.is_broken = True
+            assert not await other.lease("right").take()
+            assert not other.is_lost
+        clock.now_s += 2
+        assert await other.lease("right").take()
+        clock.now_s += 60
+        assert await other.lease("right").take()
+        for each in (one, other):
+            await each.aclose()
+
+    run(hiccups())
+
+
 def test_a_board_that_failed_is_left_alone_for_a_moment() -> None:
     """So that not every request waits for it in vain; then it is asked again."""
 

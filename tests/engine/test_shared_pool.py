@@ -423,6 +423,22 @@ async def test_a_board_that_fails_for_a_moment_lets_nobody_in(fleet: Fleet) -> N
 
 
 @together()
+async def test_who_met_a_failure_long_ago_asks_first(fleet: Fleet) -> None:
+    """What the others hold is on the board, which works again; nobody has asked it since."""
+    (await fleet.enter(1, 20)).leave()
+    await asyncio.sleep(1)
+    fleet.board.is_broken = True
+    with pytest.raises(StoreError):
+        await fleet.coordinations[1].update("anything", lambda _: (None, None))
+    fleet.board.is_broken = False
+    await fleet.enter(0, 90)
+    await asyncio.sleep(60)
+    waiting = fleet.started(fleet.enter(1, 20))
+    await asyncio.sleep(1)
+    assert not waiting.done()
+
+
+@together()
 async def test_a_wait_that_is_too_long_says_what_the_others_hold(fleet: Fleet) -> None:
     """And is forgotten by all."""
     await fleet.enter(0, 90)
