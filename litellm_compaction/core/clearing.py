@@ -19,6 +19,7 @@ from litellm_compaction.core.messages import (
     canonical_arguments,
     parse_message,
     render_arguments,
+    roughly_tokens,
     with_text,
 )
 
@@ -66,9 +67,7 @@ def edited(
 
 def stub(result: Message, call: ToolCall | None) -> str:
     """The line that stands for an old tool result: tool, short arguments, size, and how to get it back."""
-    # Roughly a token for four ASCII characters, and one for any other (12 languages, 2026-11).
-    plain = len(result.text.encode("ascii", "ignore"))
-    tokens = plain // 4 + len(result.text) - plain
+    tokens = roughly_tokens(result.text)
     return f"[Old result of {called(call)}, about {tokens} tokens, was removed. Call the tool again if it is needed.]"
 
 

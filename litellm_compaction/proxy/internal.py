@@ -22,7 +22,7 @@ from litellm.litellm_core_utils.internal_call_metadata import sanitized_forwarda
 from litellm.types.utils import Choices, ModelResponse, Usage
 from litellm.types.utils import Message as AnswerMessage
 
-from litellm_compaction.core.messages import JsonValue, Message, Request, visible_text
+from litellm_compaction.core.messages import JsonValue, Message, Request, roughly_tokens, visible_text
 from litellm_compaction.engine import Measure
 from litellm_compaction.errors import SummaryFailed
 from litellm_compaction.proxy import wire
@@ -227,19 +227,13 @@ async def _joined(
 async def _log_stopped(stream: Any, asked: Sequence[Message], answer: SummaryAnswer) -> None:
     said = f"{answer.reasoning}{answer.text}"
     usage = {
-        "prompt_tokens": sum(_estimated_tokens(visible_text(message)) for message in asked),
-        "completion_tokens": _estimated_tokens(said),
+        "prompt_tokens": sum(roughly_tokens(visible_text(message)) for message in asked),
+        "completion_tokens": roughly_tokens(said),
     }
     try:
         await log_stopped(getattr(stream, "logging_obj", None), answer.text, usage)
     except Exception as error:  # noqa: BLE001 - a callback of somebody else's; nobody waits for it
         logger.warning("summary_not_logged error=%s", type(error).__name__)
-
-
-def _estimated_tokens(text: str) -> int:
-    """Roughly a token for four ASCII characters, and one for any other (12 languages, 2026-11)."""
-    plain = len(text.encode("ascii", "ignore"))
-    return plain // 4 + len(text) - plain
 
 
 async def log_stopped(log: Any, text: str, usage: Mapping[str, int]) -> None:
