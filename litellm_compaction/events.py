@@ -23,6 +23,8 @@ Outcome: TypeAlias = Literal[
 AHEAD: frozenset[Outcome] = frozenset(("prepared", "given_up"))
 # The reason of a reuse that puts such a record into effect.
 USED_AHEAD = "prepared"
+# The same below the trigger: the turn was expected to cross it, and the server has read the compacted prompt for it.
+USED_EARLY = "early"
 # What a summary was rejected for by its own words: of its server and its time limit they say nothing.
 REJECTED = frozenset(("echo", "loop", "dialogue", "script", "language", "invented", "empty", "refusal"))
 # Of a model's newest summaries so many are looked at, and so many of them rejected are too many.
@@ -43,7 +45,8 @@ class CompactionEvent:
         summary_calls: jobs of the pruning model that this request paid for.
         duration_ms: from the first count to what is sent; it includes `summary_ms`.
         summary_ms: in which the pruning model was asked.
-        reason: one word that explains a fallback or a failure, or `prepared` for a reuse of what was written ahead.
+        reason: one word that explains a fallback or a failure, or tells that what is reused was written ahead:
+            `prepared`, or `early` below the trigger.
         when_s: wall clock, seconds since 1970.
         compaction_id: of the record that is sent, "" where there is none.
         continues_id: of the record that a new one goes on from, "" for a conversation's first.

@@ -254,6 +254,7 @@ class Compaction:
         begun: how much of the first message that is shown the record stands for as well, or None: an answer was
             carried over the limit inside it.
         ahead: written before anything had to be compacted; it takes effect when that time comes, and not earlier.
+        early: was `ahead`, and takes effect at once, since the server was made to read what it leaves; not used yet.
         images: those of covered messages that are sent all the same, by positions after the lead: in their place, or
             beside the record where that stands for their message. Those of pinned messages are not among them.
     """
@@ -274,6 +275,7 @@ class Compaction:
     omissions: str = ""
     begun: PartialCoverage | None = None
     ahead: bool = False
+    early: bool = False
     images: tuple[ImagePlace, ...] = ()
 
     @property

@@ -6,7 +6,7 @@ Asked by the planner for every candidate; tokens throughout.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from litellm_compaction.core.clearing import ImagePlace, image_parts
 from litellm_compaction.core.compaction import Compaction, edited_part
@@ -53,6 +53,21 @@ class Conversation:
         protected = protected_indices(self.messages)
         record = RECORD_TOKENS if len(protected) < len(self.messages) else 0
         return self.fixed_tokens + record + sum(self.sizes[index] for index in protected)
+
+
+def grown(conversation: Conversation, tokens: int) -> Conversation:
+    """The conversation as if its last message were so many tokens larger.
+
+    Args:
+        conversation: of one message at least.
+        tokens: 0 or more.
+    """
+    own_tokens = conversation.own_tokens
+    return replace(
+        conversation,
+        sizes=(*conversation.sizes[:-1], conversation.sizes[-1] + tokens),
+        own_tokens=None if own_tokens is None else own_tokens + tokens,
+    )
 
 
 def applied_tokens(conversation: Conversation, compaction: Compaction, count: Callable[[str], int]) -> int:

@@ -3,9 +3,9 @@
 `proxy/answer/loop.py` tells of every answer that has ended, `compactor.py` of every request that comes. Behind an
 answer that leaves a conversation near its trigger, and once its server has been idle for a moment, the summary is asked
 for behind the very conversation that the server's cache holds, and stored as a compaction that takes effect when the
-trigger comes (`core/plan.py`, `plan_ahead`). Where that is certain to be the next turn, the server is made to read the
-compacted conversation, too. Whoever comes meanwhile has the engine at once: the call is ended, unless it is as good as
-done.
+trigger comes (`core/plan.py`, `plan_ahead`). Where that is to be expected of the next turn, the server is made to read
+the compacted conversation, too, and the turn is sent with it (`plan_reading`). Whoever comes meanwhile has the engine
+at once: the call is ended, unless it is as good as done.
 
 It costs no user's time, but electricity, and its owner's money where calls are paid for. So it is bounded: one call at
 a time for each server, some in an hour for each tenant and model, and fewer where they were for nothing.
@@ -25,7 +25,7 @@ from litellm_compaction.concurrency import Bounded, ended
 from litellm_compaction.core.compaction import Compaction
 from litellm_compaction.core.conversation import applied_tokens
 from litellm_compaction.core.messages import JsonValue, Message, Request, user_message
-from litellm_compaction.core.plan import MIN_GAIN_RATIO, Reuse, Summarize, plan, plan_ahead, turn_ended
+from litellm_compaction.core.plan import MIN_GAIN_RATIO, Reading, Summarize, plan_ahead, plan_reading, turn_ended
 from litellm_compaction.engine.admission import Admission, Reservation, server_of
 from litellm_compaction.engine.build import BuiltCompaction, CompactionBuilder
 from litellm_compaction.engine.context import (
@@ -342,9 +342,9 @@ class Background:
             owner.ended = 0
             if await self._keep(work, decision, made, owner):
                 stored = [made.kept, *stored]
-        due = await self._off_loop(work, lambda: _due(work, stored))
-        if due is not None and await self._may_begin(work, owner):
-            await self._warm(work, due)
+        reading = await self._off_loop(work, lambda: _to_read(work, stored))
+        if reading is not None and await self._may_begin(work, owner):
+            await self._read(work, reading)
 
     async def _off_loop(self, work: MeasuredRequest, look: Callable[[], _Found]) -> _Found:
         return await off_loop_if(is_long(work.request.messages), look)
@@ -357,10 +357,14 @@ class Background:
         owner.begun_s.append(self._clock())
         return True
 
-    async def _warm(self, work: MeasuredRequest, compaction: Compaction) -> None:
-        """Has the server read what the next turn begins with: what its cache holds will not be sent any more."""
+    async def _read(self, work: MeasuredRequest, reading: Reading) -> None:
+        """Has the server read what the next turn begins with: what its cache holds will not be sent any more.
+
+        Where that is not certain, it is made so before the server begins: from then on its cache has lost the chat,
+        however soon somebody comes.
+        """
         model = next((model for model in work.case.pruning_models if model.is_same), None)
-        guarded = await self._outgoing.applied(work, compaction, "reused")
+        guarded = await self._outgoing.applied(work, reading.compaction, "reused")
         sent = guarded.messages or ()
         if sent[-1:] and sent[-1].role == "assistant":
             # Where the results of a call will stand.
@@ -372,6 +376,8 @@ class Background:
             return
         try:
             async with room.for_summary(work.window, guarded.count.tokens):
+                if not reading.is_certain:
+                    await self._store.put(work.case.scope, replace(reading.compaction, ahead=False, early=True))
                 room.started()
                 request = work.request
                 await model.ask(sent, max_tokens=1, tools=request.tools, tool_choice=request.tool_choice)
@@ -423,7 +429,9 @@ def _planned_ahead(work: MeasuredRequest, stored: Sequence[Compaction]) -> Summa
     return plan_ahead(work.conversation, work.budget, work.depth, stored, work.count_text)
 
 
-def _due(work: MeasuredRequest, stored: Sequence[Compaction]) -> Compaction | None:
-    """The record written ahead with which the next turn is sent for certain: the trigger is behind us already."""
-    decision = plan(work.conversation, work.budget, work.depth, stored, work.count_text)
-    return decision.compaction if isinstance(decision, Reuse) and decision.compaction.ahead else None
+def _to_read(work: MeasuredRequest, stored: Sequence[Compaction]) -> Reading | None:
+    reading = plan_reading(work.conversation, work.budget, work.depth, stored, work.count_text)
+    if reading is not None and work.family.rereads and not reading.is_certain:
+        # Behind what it was made to read the server cannot go on with another ending: it would read all of it again.
+        return None
+    return reading

@@ -241,7 +241,7 @@ class CompactionBuilder:
 
     async def put_into_effect(self, work: MeasuredRequest, compaction: Compaction) -> None:
         """Stores a record that was written ahead as one that is applied, so that the turns after this one keep it."""
-        await self._put(work, replace(compaction, ahead=False))
+        await self._put(work, replace(compaction, ahead=False, early=False))
 
     def bare(self, work: MeasuredRequest) -> Compaction | None:
         """The hardest compaction: everything that may go goes, and the record says no more than that."""

@@ -12,6 +12,7 @@ from litellm_compaction.engine.build import BuiltCompaction
 from litellm_compaction.engine.context import MeasuredRequest, PreparedRequest, RequestContext
 from litellm_compaction.events import (
     USED_AHEAD,
+    USED_EARLY,
     CarryEvent,
     CarryOutcome,
     CompactionEvent,
@@ -66,8 +67,9 @@ class Reporter:
         if outcome == "reused" and attempts.told_hash == compaction.covered_hash:
             return
         attempts.told_hash = compaction.covered_hash
-        if compaction.ahead:
-            reason = USED_AHEAD
+        if compaction.ahead or compaction.early:
+            is_needed = work.budget.own.triggers(work.count.tokens)
+            reason = USED_AHEAD if is_needed else USED_EARLY
         self.decided(work, outcome, guarded=guarded, compaction=compaction, made=made, base=base, reason=reason)
 
     def decided(

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any, NamedTuple, TypeAlias
 
-from litellm_compaction.events import AHEAD, USED_AHEAD, CompactionEvent, Event, TruncationAlarm
+from litellm_compaction.events import AHEAD, USED_AHEAD, USED_EARLY, CompactionEvent, Event, TruncationAlarm
 
 logger = logging.getLogger("litellm_compaction")
 
@@ -114,7 +114,7 @@ class Metrics:
 
 def _count_compaction(instruments: _Instruments, event: CompactionEvent, model: str) -> None:
     is_ahead = event.outcome in AHEAD
-    if is_ahead or event.reason == USED_AHEAD:
+    if is_ahead or event.reason in (USED_AHEAD, USED_EARLY):
         instruments["ahead_total"].labels(model, event.outcome if is_ahead else "used").inc()
     if event.summary_calls:
         instruments["summary_calls_total"].labels(model).inc(event.summary_calls)

@@ -9,9 +9,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from litellm_compaction.core.compaction import Compaction, apply, is_applicable
-from litellm_compaction.core.conversation import applied_tokens
+from litellm_compaction.core.conversation import applied_tokens, grown
 from litellm_compaction.core.messages import parse_message, system_prefix_length
-from litellm_compaction.core.plan import CompactionOptions, Keep, Reuse, Summarize, plan, plan_ahead, turn_ended
+from litellm_compaction.core.plan import (
+    MIN_GAIN_RATIO,
+    CompactionOptions,
+    Keep,
+    Reading,
+    Reuse,
+    Summarize,
+    expected_growth_tokens,
+    plan,
+    plan_ahead,
+    plan_reading,
+    turn_ended,
+)
 from litellm_compaction.core.strategies import STRATEGIES
 from tests.builders import (
     DEPTH,
@@ -167,6 +179,106 @@ def test_whatever_is_written_ahead_is_unseen_until_the_trigger(
     elif isinstance(decided, Reuse):
         assert not limits.triggers(applied_tokens(weighed, made, count))
         assert broken_promises(parsed(later), apply(parsed(later), made)) == []
+
+
+# ------------------------------------------------------------------ what the server reads for the next turn
+
+
+def reading(raw: Sequence[JsonDict], window: int, stored: Sequence[Compaction], *, answer: str = "") -> Reading | None:
+    weighed = conversation(turn_ended(parsed(raw), answer))
+    return plan_reading(weighed, budget(window, weighed), DEPTH, stored, count)
+
+
+def test_what_the_client_usually_adds_decides_whether_it_is_read() -> None:
+    """The same fill, with turns that are short or long: only the long ones are expected to cross the trigger."""
+    for words, is_read in ((40, False), (400, True)):
+        # An answer of twice as many words and a request make a turn, the first of which begins the conversation.
+        raw = [system(), user("Begin.")]
+        while conversation(parsed(raw)).tokens < 5200 - 3 * words:
+            raw += [assistant("said " * 2 * words), user("word " * words)]
+        raw += [assistant("said " * (5200 - conversation(parsed(raw)).tokens)), user("word " * 8)]
+        made = ahead(raw, answer="So.")
+        assert made is not None
+        assert reading(raw, WINDOW, [made], answer="So.") == (
+            Reading(compaction=made, is_certain=False) if is_read else None
+        )
+
+
+def test_what_is_certain_to_be_sent_is_read_as_it_is() -> None:
+    """Where the answer has crossed the trigger nothing has to be put into effect for it."""
+    made = ahead(FILLED, answer="long " * 1000)
+    assert made is not None
+    assert reading(FILLED, WINDOW, [made], answer="long " * 1000) == Reading(compaction=made, is_certain=True)
+
+
+def test_nothing_is_read_where_the_cache_holds_what_will_be_sent() -> None:
+    """Without a record ahead, or with one that is in effect already."""
+    nearly = chat(30, words=84)
+    made = ahead(nearly, answer="Done.")
+    assert made is not None
+    assert reading(nearly, WINDOW, [], answer="Done.") is None
+    assert reading(nearly, WINDOW, [made], answer="Done.") == Reading(compaction=made, is_certain=False)
+    assert reading(nearly, WINDOW, [replace(made, ahead=False, early=True)], answer="Done.") is None
+
+
+def test_of_a_turn_counts_what_came_between_two_answers() -> None:
+    """With the calls of the first; the request that begins a conversation is as long as it is."""
+    raw = [system(), user("word " * 900), calls("a"), result("a", "r" * 400), assistant("Fine."), user("And?")]
+    weighed = conversation(turn_ended(parsed(raw), "So."))
+    assert expected_growth_tokens(weighed, WINDOW) == sum(weighed.sizes[2:4])
+
+
+def test_behind_a_call_results_are_expected() -> None:
+    """And behind a text what a person writes, once there are enough of a kind."""
+    raw = [system(), user("Begin.")]
+    for number in range(4):
+        raw += [calls(f"c{number}"), result(f"c{number}", "r" * 4000), assistant("Fine."), user("u" * 80)]
+    behind_text = expected_growth_tokens(conversation(turn_ended(parsed(raw), "So.")), WINDOW)
+    behind_call = expected_growth_tokens(conversation(turn_ended(parsed(raw), "")), WINDOW)
+    assert behind_text < 50
+    assert behind_call > 1000
+
+
+def test_where_nothing_is_known_a_sentence_or_two_is_expected() -> None:
+    """A first request has no turn before it."""
+    weighed = conversation(turn_ended(parsed([system(), user("word " * 5000)]), "So."))
+    assert expected_growth_tokens(weighed, WINDOW) == 164
+
+
+@given(raw=raw_conversations(max_turns=8), answer=st.sampled_from(["", "The answer."]))
+def test_no_more_is_expected_than_ever_came(raw: list[JsonDict], answer: str) -> None:
+    """And no less than what a tenth of all growth lies beyond."""
+    if raw[-1]["role"] == "assistant":
+        return
+    weighed = conversation(turn_ended(parsed(raw), answer))
+    expected = expected_growth_tokens(weighed, WINDOW)
+    assert 0 < expected <= max(sum(weighed.sizes), 164)
+    assert expected_growth_tokens(grown(weighed, 1000), WINDOW) == expected
+
+
+@given(raw=raw_conversations(max_turns=8), left_tokens=st.integers(0, 120), data=st.data())
+def test_whatever_was_read_is_what_the_next_turn_begins_with(
+    raw: list[JsonDict], left_tokens: int, data: st.DataObject
+) -> None:
+    """However small or large it is, where it fits: put into effect the record is sent, and gains what it has to."""
+    if raw[-1]["role"] == "assistant":
+        return
+    answer = data.draw(st.sampled_from(["", "The answer."]))
+    weighed = conversation(turn_ended(parsed(raw), answer))
+    # The trigger of windows under 10,000 tokens is at 70 %.
+    window = 10 * (weighed.tokens + left_tokens) // 7
+    made = ahead(raw, window, answer=answer)
+    found = None if made is None else reading(raw, window, [made], answer=answer)
+    if found is None:
+        return
+    later = data.draw(next_turns([*raw, assistant(answer), user("So?")] if answer else raw))
+    effective = replace(found.compaction, ahead=found.is_certain, early=not found.is_certain)
+    decided, whole, limits = decide(later, window, [effective])
+    if not limits.triggers(applied_tokens(whole, effective, count)) and whole.tokens >= weighed.tokens:
+        assert decided == Reuse(compaction=effective)
+    if not found.is_certain:
+        least_tokens = applied_tokens(weighed, found.compaction, count)
+        assert least_tokens <= (1 - MIN_GAIN_RATIO) * (budget(window, weighed).trigger_tokens + 1)
 
 
 def hashes(raw: Sequence[JsonDict]) -> tuple[str, ...]:

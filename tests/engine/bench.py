@@ -70,7 +70,7 @@ class FakeCounter(TokenCounter):
 
 
 class RecordingStore(MemoryStore):
-    """A memory store that keeps what was asked of it, and fails when told."""
+    """A memory store that keeps what was asked of it, and fails when told, or with so many compactions in it."""
 
     def __init__(self) -> None:
         super().__init__(ttl_s=3600, max_bytes=10_000_000)
@@ -78,6 +78,7 @@ class RecordingStore(MemoryStore):
         self.facts_read = 0
         self.kept: list[tuple[str, Compaction]] = []
         self.broken = False
+        self.full_after: int | None = None
 
     async def get_fact(self, scope: str, key: str) -> str | None:
         self.facts_read += key == "wanted"
@@ -92,7 +93,7 @@ class RecordingStore(MemoryStore):
         return await super().find(scope, hashes)
 
     async def put(self, scope: str, compaction: Compaction) -> None:
-        if self.broken:
+        if self.broken or len(self.kept) == self.full_after:
             raise StoreError("the store is down")
         self.kept.append((scope, compaction))
         await super().put(scope, compaction)

@@ -15,13 +15,15 @@ from litellm_compaction.engine.background import MOST_PER_HOUR
 from litellm_compaction.errors import SummaryFailed
 from litellm_compaction.events import CompactionEvent
 from litellm_compaction.summarizer import Ask, SummaryAnswer
-from tests.builders import JsonDict, as_bytes, assistant, chat, count, parsed, user
+from tests.builders import JsonDict, as_bytes, assistant, chat, count, parsed, prose, user
 from tests.engine.bench import SUMMARY, Bench, Clock, FakeAsk, settled
 
 WINDOW = 8192
 # Over 60 % of the window, under the trigger; LATER is over it.
 FILLED = chat(30, words=72)
 ANSWER = "It is done."
+# Under the trigger by less than a turn of it adds.
+NEARLY = chat(30, words=84)
 NEXT = [*FILLED, assistant(ANSWER), user("Thanks.")]
 LATER = [*FILLED, assistant(ANSWER), user("Go on."), assistant("more " * 1200), user("And then?")]
 
@@ -133,6 +135,80 @@ async def test_a_turn_that_is_certain_to_be_compacted_finds_its_prompt_read() ->
     assert as_bytes(read[:-1]) == as_bytes(guarded.messages[: len(read) - 1])
     assert guarded.messages[len(read) - 1].text.startswith(read[-1].text[:-1])
     assert len(scene.bench.ask.prompts) == 2
+
+
+async def test_a_turn_that_is_expected_to_be_compacted_finds_its_prompt_read() -> None:
+    """Where the client's next words would cross the trigger: they are answered behind what the server has read."""
+    scene = Scene()
+    assert (await scene.turn(NEARLY)).action == "none"
+    await scene.rested()
+    assert scene.told == [("prepared", "")]
+    assert scene.bench.ask.max_tokens[1:] == [1]
+    read = scene.bench.ask.messages[1]
+    guarded = await scene.turn([*NEARLY, assistant(ANSWER), user(f"So {prose('more', 120)}")])
+    assert guarded.action == "reused"
+    assert guarded.messages is not None
+    assert as_bytes(read[:-1]) == as_bytes(guarded.messages[: len(read) - 1])
+    assert guarded.messages[len(read) - 1].text.startswith(read[-1].text[:-1])
+    assert scene.told == [("prepared", ""), ("reused", "prepared")]
+    assert len(scene.bench.ask.prompts) == 2
+
+
+async def test_what_was_read_is_sent_below_the_trigger_too() -> None:
+    """The server's cache has lost the chat for it: a shorter turn than expected is compacted as well, and tells why."""
+    scene = Scene()
+    await scene.turn(NEARLY)
+    await scene.rested()
+    short = [*NEARLY, assistant(ANSWER), user("Ok.")]
+    assert (await scene.turn(short)).action == "reused"
+    assert scene.told == [("prepared", ""), ("reused", "early")]
+    assert [(each.ahead, each.early) for _, each in scene.bench.store.kept] == [
+        (True, False),
+        (False, True),
+        (False, False),
+    ]
+    assert (await scene.turn([*short, assistant("Fine."), user("Then?")])).action == "reused"
+    assert scene.told[-1] == ("reused", "")
+
+
+async def test_who_comes_while_it_is_read_is_answered_behind_it() -> None:
+    """The reading is ended; what the server has of it is more than it has left of the chat."""
+
+    class Stuck(FakeAsk):
+        async def __call__(self, messages: Sequence[Message], *, max_tokens: int, **asked: Any) -> SummaryAnswer:
+            self.gate = asyncio.Event() if max_tokens == 1 else None
+            return await super().__call__(messages, max_tokens=max_tokens, **asked)
+
+    scene = Scene(Stuck())
+    await scene.turn(NEARLY)
+    await scene.until(lambda: scene.bench.ask.gate is not None)
+    guarded = await scene.turn([*NEARLY, assistant(ANSWER), user("Ok.")])
+    assert scene.bench.ask.cancelled == 1
+    assert guarded.action == "reused"
+
+
+async def test_what_was_read_is_not_for_another_history() -> None:
+    """Where an earlier message was changed, the conversation is sent as it came."""
+    scene = Scene()
+    await scene.turn(NEARLY)
+    await scene.rested()
+    changed = [*NEARLY[:3], user("Something else."), *NEARLY[4:], assistant(ANSWER), user("Ok.")]
+    assert (await scene.turn(changed)).action == "none"
+
+
+async def test_nothing_is_read_that_could_not_be_kept() -> None:
+    """Without its record the next turn is sent as it came, and has to find the chat in the cache."""
+
+    class Full(FakeAsk):
+        async def __call__(self, messages: Sequence[Message], **asked: Any) -> SummaryAnswer:
+            scene.bench.store.full_after = 1
+            return await super().__call__(messages, **asked)
+
+    scene = Scene(Full())
+    await scene.turn(NEARLY)
+    await scene.rested()
+    assert scene.told == [("prepared", "")]
+    assert len(scene.bench.ask.prompts) == 1
 
 
 async def test_history_that_was_edited_does_not_find_it() -> None:
