@@ -419,7 +419,7 @@ def test_a_fleet_costs_the_same_for_each_conversation() -> None:
             assert 1 <= each.store <= 3
             assert each.board <= 3
             assert 0 < each.stored_kb < 20
-        assert opened.store_calls.keys() <= {"find", "put", "get_fact", "put_fact"}
+        assert opened.store_calls.keys() <= {"find", "put", "get_fact", "put_fact", "merge_fact"}
         for pod in opened.pods:
             await pod.compactor.aclose()
 

@@ -17,7 +17,7 @@ from litellm_compaction.engine.context import PreparedRequest, RequestContext
 from litellm_compaction.engine.reporting import Reporter
 from litellm_compaction.errors import CompactionError, Overflow
 from litellm_compaction.stores import Store
-from litellm_compaction.tokens.counter import Count, TokenCounter
+from litellm_compaction.tokens.counter import Count, TokenCounter, joined
 from litellm_compaction.windows.windows import Target, Windows
 
 logger = logging.getLogger("litellm_compaction")
@@ -26,6 +26,8 @@ logger = logging.getLogger("litellm_compaction")
 FACTS_SCOPE = "models"
 _FACT_KEY = "calibration:"
 _WRITE_EVERY_S = 10.0
+# What other workers learned meanwhile, of a deployment that is asked for: a read of a millisecond, behind a request.
+_READ_EVERY_S = 60.0
 _STORE_TIMEOUT_S = 10.0
 # Wildcard deployments get their model names from clients, so the number of targets needs an end.
 _MAX_TARGETS = 4096
@@ -38,9 +40,16 @@ _NOT_SHOWN = "best_of"
 
 @dataclass(slots=True)
 class _Kept:
-    """What is known of a deployment's fact; `written_s` of the monotonic clock."""
+    """What is known of a deployment's fact; times of the monotonic clock.
+
+    Attributes:
+        gist: of what is kept in the store.
+        seen: hash of the text that was last seen there.
+    """
 
     gist: tuple[object, ...] = ()
+    seen: int = 0
+    read_s: float | None = None
     written_s: float | None = None
     is_busy: bool = False
     is_warned: bool = False
@@ -48,6 +57,9 @@ class _Kept:
 
 class UsageFeedback:
     """Lets the counter learn, warns once where a known family does not fit, and keeps what was learned.
+
+    What several processes learn of a deployment is added up in the store, and each takes over what the others did, when
+    it writes and once a minute while the deployment is asked for.
 
     Args:
         counter: learns.
@@ -73,9 +85,10 @@ class UsageFeedback:
         self._has_warned = False
 
     def recall(self, target_key: str) -> None:
-        """Begins to read what an earlier run learned of a deployment, the first time that it is asked for."""
-        if target_key not in self._kept:
-            kept = self._of(target_key)
+        """Begins to read what an earlier run or another process learned of a deployment that is asked for."""
+        kept = self._of(target_key)
+        if not kept.is_busy and (kept.read_s is None or self._clock() >= kept.read_s + _READ_EVERY_S):
+            kept.read_s = self._clock()
             self._start(kept, self._read(target_key, kept))
 
     def learn(self, target_key: str, label: str, count: Count, prompt_tokens: int) -> None:
@@ -131,11 +144,8 @@ class UsageFeedback:
     async def _read(self, target_key: str, kept: _Kept) -> None:
         try:
             text = await asyncio.wait_for(self._store.get_fact(FACTS_SCOPE, _FACT_KEY + target_key), _STORE_TIMEOUT_S)
-            before = self._counter.gist(target_key)
             if text is not None:
-                self._counter.take_over(target_key, text)
-            if before == kept.gist:
-                kept.gist = self._counter.gist(target_key)
+                self._take_over(target_key, kept, text)
         except Exception as error:  # noqa: BLE001 - nothing that is only remembered may harm a request (P8)
             self._warn(error)
         finally:
@@ -156,11 +166,27 @@ class UsageFeedback:
         gist = self._counter.gist(target_key)
         text = self._counter.as_json(target_key)
         try:
-            await asyncio.wait_for(self._store.put_fact(FACTS_SCOPE, _FACT_KEY + target_key, text), _STORE_TIMEOUT_S)
+            merge = self._store.merge_fact(FACTS_SCOPE, _FACT_KEY + target_key, text, joined)
+            both = await asyncio.wait_for(merge, _STORE_TIMEOUT_S)
         except Exception as error:  # noqa: BLE001 - as when reading
             self._warn(error)
+            both = text
         # After a failure too: the next noticeable change is the next attempt.
         kept.gist = gist
+        if both == text:
+            kept.seen = hash(text)
+        else:
+            self._take_over(target_key, kept, both)
+
+    def _take_over(self, target_key: str, kept: _Kept, text: str) -> None:
+        """Learns what others have; what they know needs not be written again."""
+        if hash(text) == kept.seen:
+            return
+        kept.seen = hash(text)
+        before = self._counter.gist(target_key)
+        self._counter.take_over(target_key, text)
+        if before == kept.gist:
+            kept.gist = self._counter.gist(target_key)
 
     def _start(self, kept: _Kept, work: Coroutine[None, None, None]) -> None:
         kept.is_busy = True

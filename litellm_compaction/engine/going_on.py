@@ -43,26 +43,66 @@ _LMSTUDIO: frozenset[Source] = frozenset(("api/v1", "api/v0"))
 # A server that was updated may do what it did not do before.
 _FORGET_S = 24 * 3600.0
 _STORE_TIMEOUT_S = 2.0
+# Two outcomes of one clock's moment follow one another.
+_LATER_S = 1e-3
+# One is a slip, two are not.
+_MOST_FAILURES = 4
+_TIMES = "times"
 # Wildcard deployments get their model names from clients, so the number of servers and models needs an end.
 _MAX_KNOWN = 4096
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """Whether one way has led on at one server, and how often in a row it has not.
+    """When one way has led on at one server, and when it has not; s since 1970.
+
+    Times, not numbers: those of several processes are one record, whoever writes first.
 
     Attributes:
-        has_gone_on: at least once.
-        failures: since it last did; the newest one at `last_failed_s`, in seconds since 1970.
+        went_on_s: last; 0 for never.
+        refused_s: when the server last did not take such a request; 0 for never.
+        failed_s: when it led nowhere, a refusal included; the newest few.
     """
 
-    has_gone_on: bool = False
-    failures: int = 0
-    last_failed_s: float = 0.0
+    went_on_s: float = 0.0
+    refused_s: float = 0.0
+    failed_s: tuple[float, ...] = ()
+
+    @property
+    def has_gone_on(self) -> bool:
+        """At least once, and since it was last refused: no server takes such a request only now and then."""
+        return self.went_on_s > self.refused_s
+
+    @property
+    def failures(self) -> int:
+        """How often it has led nowhere since it last led on, a few at most."""
+        return sum(when_s > self.went_on_s for when_s in self.failed_s)
+
+    @property
+    def last_failed_s(self) -> float:
+        """When it last led nowhere; 0 for never."""
+        return max(self.failed_s, default=0.0)
 
     def is_good(self, now_s: float) -> bool:
         """Whether it is worth a try: a single repeat that the model meant does not outweigh what went well."""
         return self.failures <= self.has_gone_on or now_s - self.last_failed_s > _FORGET_S
+
+    def after(self, outcome: Outcome, now_s: float) -> Record:
+        """With one continuation more."""
+        now_s = max(now_s, self.went_on_s + _LATER_S, self.last_failed_s + _LATER_S)
+        if outcome == "went_on":
+            return replace(self, went_on_s=now_s)
+        refused_s = now_s if outcome == "refused" else self.refused_s
+        return replace(self, refused_s=refused_s, failed_s=(*self.failed_s, now_s)[-_MOST_FAILURES:])
+
+    def joined(self, other: Record) -> Record:
+        """What two processes have seen."""
+        failed_s = sorted({*self.failed_s, *other.failed_s})[-_MOST_FAILURES:]
+        return Record(
+            went_on_s=max(self.went_on_s, other.went_on_s),
+            refused_s=max(self.refused_s, other.refused_s),
+            failed_s=tuple(failed_s),
+        )
 
 
 @dataclass(slots=True)
@@ -73,27 +113,59 @@ class Records:
 
     def note(self, way: Way, outcome: Outcome, now_s: float) -> None:
         """Takes note of one continuation."""
-        record = self.of.setdefault(way, Record())
-        if outcome == "went_on":
-            record.has_gone_on, record.failures = True, 0
-            return
-        # No server takes such a request only now and then.
-        record.has_gone_on = record.has_gone_on and outcome != "refused"
-        record.failures, record.last_failed_s = record.failures + 1, now_s
+        self.of[way] = self.of.get(way, Record()).after(outcome, now_s)
+
+    def join(self, other: Records) -> None:
+        """Takes over what another process has seen."""
+        for way, record in other.of.items():
+            self.of[way] = record.joined(self.of.get(way, Record()))
 
     def as_json(self) -> str:
-        """For another process."""
-        return json.dumps({way: [each.has_gone_on, each.failures, each.last_failed_s] for way, each in self.of.items()})
+        """For another process; one of an earlier version reads the numbers alone."""
+        known = sorted(self.of.items())
+        numbers = {way: [each.has_gone_on, each.failures, each.last_failed_s] for way, each in known}
+        times = [
+            {way: each.went_on_s for way, each in known},
+            {way: each.refused_s for way, each in known},
+            {way: each.failed_s for way, each in known},
+        ]
+        return json.dumps({**numbers, _TIMES: times})
 
     @classmethod
     def parse(cls, text: str) -> Records:
-        """What `as_json` has written; nothing where it cannot have."""
+        """What `as_json` has written, in whatever version; nothing where it cannot have."""
         try:
             found = json.loads(text)
-            kept = {way: Record(bool(a), int(b), float(s)) for way, (a, b, s) in found.items() if way in ALL_WAYS}
-        except (ValueError, TypeError, AttributeError):
+            if _TIMES in found:
+                went_on, refused, failed = found[_TIMES]
+                times = {way: (went_on[way], refused[way], failed[way]) for way in found if way in ALL_WAYS}
+            else:
+                times = {way: _as_times(*numbers) for way, numbers in found.items() if way in ALL_WAYS}
+            kept = {
+                way: Record(
+                    went_on_s=float(went_on_s),
+                    refused_s=float(refused_s),
+                    failed_s=tuple(sorted(map(float, failed_s)))[-_MOST_FAILURES:],
+                )
+                for way, (went_on_s, refused_s, failed_s) in times.items()
+            }
+        except (LookupError, RecursionError, ValueError, TypeError, AttributeError):
             return cls()
         return cls(kept)
+
+
+def joined(kept: str, seen: str) -> str:
+    """What two processes have seen of a server, each in the form of `Records.as_json`."""
+    both = Records.parse(kept)
+    both.join(Records.parse(seen))
+    return both.as_json()
+
+
+def _as_times(has_gone_on: object, failures: object, last_failed_s: object) -> tuple[object, object, object]:
+    """The times behind the numbers that were kept before there were any."""
+    count, last_s = int(str(failures)), float(str(last_failed_s))
+    failed_s = [last_s - back * _LATER_S for back in range(min(count, _MOST_FAILURES))]
+    return _LATER_S if has_gone_on else 0.0, 0.0, failed_s
 
 
 class Standing(NamedTuple):
@@ -178,12 +250,12 @@ class GoingOn:
         """
         records = await self.records(target)
         now_s = self._wall_clock()
-        before = replace(records.of.get(way, Record()))
+        before = records.of.get(way, Record())
         records.note(way, outcome, now_s)
         if before.is_good(now_s) and not records.of[way].is_good(now_s):
             logger.warning("going_on model=%s way=%s outcome=%s; the next way is used", label, way, outcome)
-        if records.of[way] != before:
-            task = asyncio.get_running_loop().create_task(self._write(fact_key(target), records.as_json()))
+        if _gist(records.of[way]) != _gist(before):
+            task = asyncio.get_running_loop().create_task(self._write(fact_key(target), records))
             self._writing.add(task)
             task.add_done_callback(self._writing.discard)
 
@@ -191,11 +263,17 @@ class GoingOn:
         """Ends writing; call before the store is closed."""
         await asyncio.gather(*self._writing, return_exceptions=True)
 
-    async def _write(self, key: str, text: str) -> None:
+    async def _write(self, key: str, records: Records) -> None:
         try:
-            await asyncio.wait_for(self._store.put_fact(FACTS_SCOPE, key, text), _STORE_TIMEOUT_S)
+            merge = self._store.merge_fact(FACTS_SCOPE, key, records.as_json(), joined)
+            records.join(Records.parse(await asyncio.wait_for(merge, _STORE_TIMEOUT_S)))
         except Exception as error:  # noqa: BLE001 - as when reading
             logger.debug("going_on_not_kept %s", type(error).__name__)
+
+
+def _gist(record: Record) -> tuple[bool, int, float]:
+    """What of a record decides; that a way has led on once more is not written down."""
+    return record.has_gone_on, record.failures, record.last_failed_s if record.failures else 0.0
 
 
 def can_go_on_itself(target: Target, source: Source) -> bool:

@@ -17,7 +17,7 @@ from litellm_compaction.core.compaction import Compaction
 from litellm_compaction.errors import StoreError, StoreLate, TooLargeForStore
 from litellm_compaction.stores.memory import MemoryStore
 from litellm_compaction.stores.patience import UNLIMITED, Patience
-from litellm_compaction.stores.protocol import MAX_EVENTS, Plot, Store, StoredCompaction, StoredEvent
+from litellm_compaction.stores.protocol import MAX_EVENTS, Join, Plot, Store, StoredCompaction, StoredEvent
 
 logger = logging.getLogger("litellm_compaction")
 
@@ -81,8 +81,9 @@ class SteadyStore:
         self._failing: set[_Way] = set()
         self._warned_s = -math.inf
         self._is_told = False
-        # What the spare has and the durable one has not: facts by name, since nothing lists them; how often it took.
-        self._owed_facts: Bounded[tuple[str, str], None] = Bounded(_MOST_OWED_FACTS)
+        # What the spare has and the durable one has not: facts by name, since nothing lists them, and by what they are
+        # added to what is there, None where they take its place; how often it took.
+        self._owed_facts: Bounded[tuple[str, str], Join | None] = Bounded(_MOST_OWED_FACTS)
         self._taken = 0
         self._handing_over: asyncio.Task[None] | None = None
         self._hand_over_s = -math.inf
@@ -114,12 +115,17 @@ class SteadyStore:
             await self.patience.wait(keep())
 
     async def get_fact(self, scope: str, key: str) -> str | None:
-        """What the spare has, which is the newer, else the durable one."""
+        """What the spare has, which is the newer, else the durable one; both where they are parts of one."""
         spare = await self._spare.get_fact(scope, key)
-        if spare is not None:
+        join = self._owed_facts.get((scope, key))
+        if spare is not None and join is None:
             return spare
         if (new := self._unwritten_facts.get((scope, key))) is not None:
             return new
+        durable = await self._durable_fact(scope, key)
+        return join(durable, spare) if join and durable is not None and spare is not None else durable or spare
+
+    async def _durable_fact(self, scope: str, key: str) -> str | None:
         asked = _Asked()
         try:
             return await self.patience.wait(self._found_fact(scope, key, asked))
@@ -137,6 +143,25 @@ class SteadyStore:
 
         with contextlib.suppress(StoreLate):
             await self.patience.wait(keep())
+
+    async def merge_fact(self, scope: str, key: str, text: str, join: Join) -> str:
+        """Adds to it in one of the two; gives `text` alone where nobody waits any longer."""
+
+        async def keep() -> str:
+            kept: list[str] = []
+
+            async def merge(store: Store) -> None:
+                kept.append(await store.merge_fact(scope, key, text, join))
+
+            with _unwritten(self._unwritten_facts, (scope, key), text):
+                if not await self._write(merge):
+                    self._owed_facts[(scope, key)] = join
+            return kept[0]
+
+        try:
+            return await self.patience.wait(keep())
+        except StoreLate:
+            return text
 
     async def get_setting(self, key: str) -> str | None:
         """The durable one's.
@@ -329,10 +354,13 @@ class SteadyStore:
         for stored in reversed(await spare.compactions()):
             with contextlib.suppress(TooLargeForStore):
                 await durable.put(stored.scope, stored.compaction)
-        for scope, key in list(self._owed_facts):
+        for (scope, key), join in list(self._owed_facts.items()):
             if (text := await spare.get_fact(scope, key)) is not None:
                 with contextlib.suppress(TooLargeForStore):
-                    await durable.put_fact(scope, key, text)
+                    if join is None:
+                        await durable.put_fact(scope, key, text)
+                    else:
+                        await durable.merge_fact(scope, key, text, join)
         # One whose answer was lost may have been written.
         known = {(event.when_s, event.text) for event in await durable.events()}
         for event in await spare.events():

@@ -12,6 +12,7 @@ from litellm_compaction.stores.protocol import (
     EVENTS_TTL_S,
     MAX_EVENTS,
     MAX_PLOTS,
+    Join,
     Plot,
     StoredCompaction,
     StoredEvent,
@@ -68,6 +69,13 @@ class MemoryStore:
     async def put_fact(self, scope: str, key: str, text: str) -> None:
         """Keeps `text`, in place of an earlier one under the same key."""
         self._keep(("fact", scope, key), text, len(key) + 4 * len(text))
+
+    async def merge_fact(self, scope: str, key: str, text: str, join: Join) -> str:
+        """Adds `text` to what is kept under `key`; gives both together."""
+        kept = self._use(("fact", scope, key))
+        both = join(kept, text) if isinstance(kept, str) else text
+        self._keep(("fact", scope, key), both, len(key) + 4 * len(both))
+        return both
 
     async def get_setting(self, key: str) -> str | None:
         """What an operator chose; it ends with this process."""

@@ -8,9 +8,9 @@ missing it takes its default, and one that is not known is passed over.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol, TypeAlias
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -21,6 +21,11 @@ MAX_EVENTS = 10_000
 # Conversations times workers; a row has some thousand bytes.
 MAX_PLOTS = 256
 EVENTS_TTL_S = 30 * 86_400.0
+
+# Makes one fact of what is kept and what is new. The order must not matter, nor how often the same comes: a write whose
+# answer was lost is made again. It gets whatever text anybody has kept, raises nothing, and may be called more than
+# once, from any thread.
+Join: TypeAlias = Callable[[str, str], str]
 
 
 class StoredCompaction(NamedTuple):
@@ -94,6 +99,13 @@ class Store(Protocol):
 
     async def put_fact(self, scope: str, key: str, text: str) -> None:
         """Keeps a fact, in place of an earlier one under the same key."""
+
+    async def merge_fact(self, scope: str, key: str, text: str, join: Join) -> str:
+        """Adds to a fact, as one step of all processes, so that nobody's part is lost.
+
+        Returns:
+            What is kept now: what was there and `text`, joined; `text` where nothing was there.
+        """
 
     async def get_setting(self, key: str) -> str | None:
         """What an operator chose under `key`: kept until it is replaced, whatever becomes of the rest."""

@@ -16,6 +16,7 @@ from litellm_compaction.errors import StoreError
 from litellm_compaction.stores import sqlite_tables as tables
 from litellm_compaction.stores.protocol import (
     MAX_EVENTS,
+    Join,
     Plot,
     StoredCompaction,
     StoredEvent,
@@ -80,7 +81,7 @@ class SqliteStore:
 
     async def put(self, scope: str, compaction: Compaction) -> None:
         """Keeps `compaction`, in place of an earlier one that covers the same messages."""
-        await self._put("compaction", scope, compaction.covered_hash, lambda: encode(compaction))
+        await self._put("compaction", scope, compaction.covered_hash, lambda _: encode(compaction))
 
     async def get_fact(self, scope: str, key: str) -> str | None:
         """What was last put under `key`."""
@@ -88,7 +89,22 @@ class SqliteStore:
 
     async def put_fact(self, scope: str, key: str, text: str) -> None:
         """Keeps `text`, in place of an earlier one under the same key."""
-        await self._put("fact", scope, key, lambda: encode_text(text))
+        await self._put("fact", scope, key, lambda _: encode_text(text))
+
+    async def merge_fact(self, scope: str, key: str, text: str, join: Join) -> str:
+        """Adds `text` to what is kept under `key`, in one transaction; gives both together."""
+        alive_since_s = self._clock() - self._ttl_s
+        both = text
+
+        def body(connection: sqlite3.Connection) -> bytes:
+            nonlocal both
+            kept = [each for each in tables.find(connection, "fact", scope, [key]) if each.used_s >= alive_since_s]
+            known = _text(kept[0].body) if kept else None
+            both = text if known is None else join(known, text)
+            return encode_text(both)
+
+        await self._put("fact", scope, key, body)
+        return both
 
     async def get_setting(self, key: str) -> str | None:
         """What an operator chose under `key`."""
@@ -182,7 +198,7 @@ class SqliteStore:
             self._behind(lambda: self._file.write(note))
         return found
 
-    async def _put(self, kind: tables.Kind, scope: str, key: str, body: Callable[[], bytes]) -> None:
+    async def _put(self, kind: tables.Kind, scope: str, key: str, body: Callable[[sqlite3.Connection], bytes]) -> None:
         now_s = self._clock()
         expired_before_s = now_s - self._ttl_s
         is_set_back, self._written_s = now_s < self._written_s, now_s
@@ -190,7 +206,7 @@ class SqliteStore:
         def write(connection: sqlite3.Connection) -> None:
             if is_set_back:
                 tables.put_back(connection, now_s)
-            is_replaced = tables.put(connection, kind, scope, key, body(), now_s)
+            is_replaced = tables.put(connection, kind, scope, key, body(connection), now_s)
             is_evicted = tables.evict(connection, expired_before_s=expired_before_s, max_bytes=self._max_bytes)
             self._owes_erasing |= is_evicted or (is_replaced and kind == "compaction")
 

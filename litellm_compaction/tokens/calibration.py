@@ -2,18 +2,22 @@
 
 The server's number is `prompt_tokens` of its answers. A ratio is trusted only for requests like the ones that it was
 seen on: of the same mix of scripts, and as far as they are not much longer. A deployment has one calibration for each
-way in which its prompts were counted, and all of them are kept together.
+way in which its prompts were counted, and all of them are kept together, in a form that processes can merge
+(`samples.py`).
 """
 
 from __future__ import annotations
 
 import json
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import log, log2
 from typing import NamedTuple
 
 from litellm_compaction.tokens.growth import Growths
 from litellm_compaction.tokens.media import MediaPrices
+from litellm_compaction.tokens.samples import Stamped, Stamps, newest, values
 
 # An exact count may still meet a server that renders a little differently.
 EXACT_ERROR = 0.02
@@ -89,17 +93,24 @@ class Calibration:
     The event loop teaches it while threads that count texts ask it: what they read is replaced, and never changed.
 
     Attributes:
+        stamps: say when something was learned.
         growths: what new messages took, where a stand-in counts.
         media: what images and sound took, where it does not.
     """
 
-    _samples: tuple[_Sample, ...] = ()
+    stamps: Stamps = field(default_factory=Stamps)
+    _samples: tuple[Stamped[_Sample], ...] = ()
+    # Samples from before are another template's or server's, whoever still has them.
+    _since_us: int = 0
     _doubts: tuple[_Sample, ...] = ()
-    _extra_tokens: tuple[float, ...] = ()
+    _extra_tokens: tuple[Stamped[float], ...] = ()
     _was_low: bool = False
-    _tools_ratios: tuple[float, ...] = ()
-    growths: Growths = field(default_factory=Growths)
-    media: MediaPrices = field(default_factory=MediaPrices)
+    _tools_ratios: tuple[Stamped[float], ...] = ()
+    growths: Growths = field(init=False)
+    media: MediaPrices = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.growths, self.media = Growths(self.stamps), MediaPrices(self.stamps)
 
     def predict(self, raw_tokens: float, mix: Mix, family_error: float) -> Prediction:
         """The factor for a request.
@@ -116,12 +127,12 @@ class Calibration:
         return found
 
     def _by_samples(self, raw_tokens: float, mix: Mix, family_error: float) -> Prediction:
-        usable = [sample for sample in self._samples if not sample.mix.says_nothing_of(mix)]
+        usable = [sample for sample in values(self._samples) if not sample.mix.says_nothing_of(mix)]
         near = [sample for sample in usable if sample.mix.is_near(mix)]
         usable = near or usable
         if not usable:
             # A tiny prompt shows what the template adds, never how well the vocabulary fits.
-            extra_tokens = max((0.0, *self._extra_tokens))
+            extra_tokens = max((0.0, *values(self._extra_tokens)))
             return Prediction(1 + extra_tokens / max(1.0, raw_tokens), family_error, calibrated=False)
         # Constants blow up the ratios of prompts far shorter than this one.
         usable = [sample for sample in usable if 4 * sample.raw_tokens >= raw_tokens] or usable
@@ -152,15 +163,15 @@ class Calibration:
         solid_tokens = raw_tokens - allowance_tokens
         if allowance_tokens > 0.1 * raw_tokens and solid_tokens > 0:
             # Either all of the allowance was really used or none: the reading that is nearer to what we knew.
-            known = max((sample.ratio for sample in self._samples), default=1.0)
+            known = max((sample.ratio for sample in values(self._samples)), default=1.0)
             without = prompt_tokens / solid_tokens
             ratio = min((without, whole), key=lambda reading: abs(log(max(reading, 1e-9) / known)))
         if not is_plausible(ratio):
             return ratio
         if min(prompt_tokens, raw_tokens) < TINY_TOKENS:
-            self._extra_tokens = (*self._extra_tokens, prompt_tokens - raw_tokens)[-_KEPT:]
+            self._extra_tokens = newest(_KEPT, self._extra_tokens, [self.stamps.stamp(prompt_tokens - raw_tokens)])
         else:
-            self._samples = (*self._samples, _Sample(ratio, raw_tokens, mix))[-_KEPT:]
+            self._samples = newest(_KEPT, self._samples, [self.stamps.stamp(_Sample(ratio, raw_tokens, mix))])
         return ratio
 
     def explains(self, raw_tokens: float, allowance_tokens: float, mix: Mix, prompt_tokens: int) -> bool:
@@ -173,7 +184,8 @@ class Calibration:
         doubt = _Sample(prompt_tokens / raw_tokens, raw_tokens, mix)
         if doubt.ratio < _MIN_CUT_RATIO or allowance_tokens > 0.1 * raw_tokens:
             return False
-        short = [sample for sample in self._samples if TINY_TOKENS <= sample.raw_tokens < MIN_TRUNCATED_TOKENS]
+        known = values(self._samples)
+        short = [sample for sample in known if TINY_TOKENS <= sample.raw_tokens < MIN_TRUNCATED_TOKENS]
         others = [
             other
             for other in (*short, *self._doubts)
@@ -186,7 +198,8 @@ class Calibration:
             self._doubts = (*self._doubts, doubt)[-_DOUBTS:]
             return False
         # The higher ratios are those of another template or server under this name.
-        self._samples = (*others, doubt)[-_KEPT:]
+        self._samples = tuple(self.stamps.stamp(sample) for sample in (*others, doubt)[-_KEPT:])
+        self._since_us = self._samples[0].stamp_us
         self._doubts = ()
         return True
 
@@ -203,7 +216,7 @@ class Calibration:
     @property
     def tools_ratio(self) -> float | None:
         """Of the estimate of tools that the template drops, what the server makes of them; None where nobody knows."""
-        return max(self._tools_ratios, default=None)
+        return max(values(self._tools_ratios), default=None)
 
     def note_tools(self, ratio: float, sure_tokens: float) -> None:
         """Takes over what the server has made of such tools.
@@ -213,7 +226,7 @@ class Calibration:
             sure_tokens: of the rest of that prompt; a share of it may be the server's own.
         """
         if -_TOOLS_TOLERANCE <= ratio <= MAX_RATIO and sure_tokens > 0:
-            self._tools_ratios = (*self._tools_ratios, max(0.0, round(ratio, 4)))[-_KEPT:]
+            self._tools_ratios = newest(_KEPT, self._tools_ratios, [self.stamps.stamp(max(0.0, round(ratio, 4)))])
 
     def as_json(self) -> list[list[float]]:
         """All that it has learned, in short: samples, tokens that tiny prompts had more, prices, growths, tools.
@@ -222,29 +235,50 @@ class Calibration:
         """
         samples = [
             [round(sample.ratio, 5), round(sample.raw_tokens), *(round(share, 4) for share in sample.mix)]
-            for sample in self._samples
+            for sample in values(self._samples)
         ]
-        extras = [[extra_tokens] for extra_tokens in self._extra_tokens]
-        tools = [[ratio, 0.0, 0.0] for ratio in self._tools_ratios]
+        extras = [[extra_tokens] for extra_tokens in values(self._extra_tokens)]
+        tools = [[ratio, 0.0, 0.0] for ratio in values(self._tools_ratios)]
         return [*samples, *extras, *self.media.as_json(), *self.growths.as_json(), *tools]
 
-    def take_over(self, rows: object) -> None:
-        """Puts what `as_json` once gave behind what was learned since; skips rows that it cannot have written."""
-        samples: list[_Sample] = []
-        extras: list[float] = []
-        for row in rows if isinstance(rows, list) else ():
+    def stamps_us(self) -> list[int]:
+        """When each row of `as_json` was learned."""
+        samples, extras, tools = (
+            [each.stamp_us for each in kept] for kept in (self._samples, self._extra_tokens, self._tools_ratios)
+        )
+        return [*samples, *extras, *self.media.stamps_us(), *self.growths.stamps_us(), *tools]
+
+    @property
+    def since_us(self) -> int:
+        """When it was last found that this server counts otherwise than its samples said; 0 for never."""
+        return self._since_us
+
+    @property
+    def newest_us(self) -> int:
+        """When it last learned anything; 0 for never."""
+        return max(self.stamps_us(), default=0)
+
+    def take_over(self, rows: object, stamps: object = None, since_us: object = 0) -> None:
+        """Adds what `as_json`, `stamps_us` and `since_us` once gave; skips rows that it cannot have written."""
+        samples: list[Stamped[_Sample]] = []
+        extras: list[Stamped[float]] = []
+        tools: list[Stamped[float]] = []
+        for stamp_us, row in self.stamps.read(rows, stamps):
             if not isinstance(row, list) or not all(_is_number(value) for value in row):
                 continue
             if len(row) == 1 and abs(row[0]) < TINY_TOKENS * MAX_RATIO:
-                extras.append(row[0])
+                extras.append(Stamped(stamp_us, row[0]))
             elif len(row) == 3 and 0 <= row[0] <= MAX_RATIO:
-                self._tools_ratios = (row[0], *self._tools_ratios)[-_KEPT:]
+                tools.append(Stamped(stamp_us, row[0]))
             elif len(row) == 4 and is_plausible(row[0]) and row[1] > 0 and max(row[2:]) <= 1 and min(row[2:]) >= 0:
-                samples.append(_Sample(row[0], row[1], Mix(*row[2:])))
-        self._samples = (*samples, *self._samples)[-_KEPT:]
-        self._extra_tokens = (*extras, *self._extra_tokens)[-_KEPT:]
-        self.media.take_over(rows)
-        self.growths.take_over(rows)
+                samples.append(Stamped(stamp_us, _Sample(row[0], row[1], Mix(*row[2:]))))
+        self._since_us = max(self._since_us, self.stamps.time_of(since_us))
+        newer = [each for each in (*samples, *self._samples) if each.stamp_us >= self._since_us]
+        self._samples = newest(_KEPT, newer)
+        self._extra_tokens = newest(_KEPT, extras, self._extra_tokens)
+        self._tools_ratios = newest(_KEPT, tools, self._tools_ratios)
+        self.media.take_over(rows, stamps)
+        self.growths.take_over(rows, stamps)
 
     @property
     def is_empty(self) -> bool:
@@ -255,11 +289,12 @@ class Calibration:
 
     def gist(self) -> tuple[int, ...]:
         """Changes only where the next prediction changes noticeably: ratios by 1 %, lengths by a factor of 2."""
-        ratios = [sample.ratio for sample in self._samples] or [1.0]
-        longest = max((sample.raw_tokens for sample in self._samples), default=1.0)
-        shares = max((max(sample.mix) for sample in self._samples), default=0.0)
+        samples = values(self._samples)
+        ratios = [sample.ratio for sample in samples] or [1.0]
+        longest = max((sample.raw_tokens for sample in samples), default=1.0)
+        shares = max((max(sample.mix) for sample in samples), default=0.0)
         return (
-            min(len(self._samples), _SETTLED_SAMPLES),
+            min(len(samples), _SETTLED_SAMPLES),
             min(len(self._extra_tokens), 1),
             round(100 * log(max(ratios))),
             round(100 * log(min(ratios))),
@@ -288,12 +323,16 @@ def is_plausible(ratio: float) -> bool:
 class Calibrations:
     """A deployment's calibrations by basis, which is how prompts were counted: of other ways they say nothing.
 
+    Args:
+        stamps: say when something was learned.
+
     Attributes:
         has_warned: whether it has been told that the deployment's exact family is off.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, stamps: Stamps | None = None) -> None:
         self.has_warned = False
+        self._stamps = stamps or Stamps()
         self._by_basis: dict[str, Calibration] = {}
 
     def of(self, basis: str) -> Calibration:
@@ -301,7 +340,7 @@ class Calibrations:
         found = self._by_basis.get(basis)
         if found is None:
             # A thread that counts a text may ask for the same one in between.
-            found = self._by_basis.setdefault(basis, Calibration())
+            found = self._by_basis.setdefault(basis, Calibration(self._stamps))
         return found
 
     def of_new(self, basis: str) -> Calibration:
@@ -310,11 +349,19 @@ class Calibrations:
 
     def gist(self) -> tuple[object, ...]:
         """Changes only when what was learned has changed noticeably."""
-        return tuple((basis, found.gist()) for basis, found in self._learned())
+        return tuple(sorted((basis, found.gist()) for basis, found in self._learned()))
 
     def as_json(self) -> str:
         """What was learned, for another process; no text of anybody."""
-        return json.dumps({"version": _VERSION, "calibrations": {k: found.as_json() for k, found in self._learned()}})
+        learned = self._learned()
+        # Processes of earlier versions read the calibrations alone.
+        facts = {
+            "version": _VERSION,
+            "calibrations": {basis: found.as_json() for basis, found in learned},
+            "stamps": {basis: found.stamps_us() for basis, found in learned},
+            "since": {basis: found.since_us for basis, found in learned if found.since_us},
+        }
+        return json.dumps(facts)
 
     def take_over(self, text: str) -> None:
         """Adds what another process has learned; whatever `as_json` cannot have written is ignored."""
@@ -324,11 +371,34 @@ class Calibrations:
             return
         if not isinstance(facts, dict) or facts.get("version") != _VERSION:
             return
-        by_basis = facts.get("calibrations")
-        for basis, rows in list(by_basis.items())[:_MAX_BASES] if isinstance(by_basis, dict) else ():
-            self.of(basis).take_over(rows)
+        by_basis, stamps, since = (_as_dict(facts.get(key)) for key in ("calibrations", "stamps", "since"))
+        for basis, rows in list(by_basis.items())[:_MAX_BASES]:
+            self.of(basis).take_over(rows, stamps.get(basis), since.get(basis))
 
     def _learned(self) -> list[tuple[str, Calibration]]:
+        """Those that know something, the newest last, as many as are kept."""
         # A copy at once: a thread that counts a text may add a basis meanwhile.
         known = list(self._by_basis.items())
-        return [(basis, found) for basis, found in known if not found.is_empty][-_MAX_BASES:]
+        learned = [(basis, found) for basis, found in known if not found.is_empty]
+        return sorted(learned, key=lambda each: (each[1].newest_us, each[0]))[-_MAX_BASES:]
+
+
+def joined(kept: str, learned: str, *, clock: Callable[[], float] = time.time) -> str:
+    """What two processes know of a deployment together, each in the form of `Calibrations.as_json`.
+
+    The same comes out in whatever order, and however often: of each kind of sample the newest stay, so that what a
+    server did long ago fades. (Of more than eight ways to count, the oldest go; only then the order matters.)
+
+    Args:
+        kept: one of them.
+        learned: the other.
+        clock: seconds since 1970.
+    """
+    both = Calibrations(Stamps(clock))
+    both.take_over(kept)
+    both.take_over(learned)
+    return both.as_json()
+
+
+def _as_dict(value: object) -> dict[str, object]:
+    return value if isinstance(value, dict) else {}

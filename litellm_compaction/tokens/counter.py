@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Callable, Iterable
 from itertools import accumulate, pairwise
 from math import ceil
@@ -25,13 +26,15 @@ from litellm_compaction.tokens.calibration import (
     Calibrations,
     is_between_plausible,
     is_plausible,
+    joined,
 )
 from litellm_compaction.tokens.count import Anchor, Count, Deviation, RawCount, least_ratio_of, solid_tokens
 from litellm_compaction.tokens.formula import Item, Measure, mix_of, raw_tokens
 from litellm_compaction.tokens.prefix import Anchored, Anchors, Fingerprints, fingerprints
 from litellm_compaction.tokens.rendered import Counting
+from litellm_compaction.tokens.samples import Stamps
 
-__all__ = ["Count", "Deviation", "GeneratedTokens", "TokenCounter"]
+__all__ = ["Count", "Deviation", "GeneratedTokens", "TokenCounter", "joined"]
 
 # Wildcard deployments get their model names from clients, so the number of calibrations needs an end.
 _MAX_TARGETS = 4096
@@ -58,9 +61,14 @@ _CHARS_PER_TOKEN = 4.0
 
 
 class TokenCounter:
-    """Counts for any number of deployments, and remembers what their servers counted."""
+    """Counts for any number of deployments, and remembers what their servers counted.
 
-    def __init__(self) -> None:
+    Args:
+        wall_clock: seconds since 1970; of what several processes have learned, the newest counts.
+    """
+
+    def __init__(self, *, wall_clock: Callable[[], float] = time.time) -> None:
+        self._stamps = Stamps(wall_clock)
         self._counting = Counting()
         self._anchors = Anchors()
         self._recent: Bounded[tuple[Family, int], RawCount] = Bounded(_MAX_RECENT)
@@ -302,7 +310,7 @@ class TokenCounter:
         found = self._calibrations.get(target_key)
         if found is None:
             # Threads that count texts ask, too.
-            found = self._calibrations.setdefault(target_key, Calibrations())
+            found = self._calibrations.setdefault(target_key, Calibrations(self._stamps))
         return found
 
 

@@ -19,6 +19,8 @@ from dataclasses import dataclass, field
 from math import sqrt
 from typing import NamedTuple, TypeGuard
 
+from litellm_compaction.tokens.samples import Stamped, Stamps, newest, values
+
 # True tokens per unit of each part of a profile, and how far models differ in that: cl100k against eleven families, and
 # what their templates put around messages and calls (measured 2026-11).
 _USUAL = (1.05, 0.3, -0.1, 6.0, 10.0, -0.1, -0.2, 0.7)
@@ -122,8 +124,10 @@ _PRIOR = _Fit(
 class Growths:
     """What one deployment's prompts took of late, in short."""
 
-    _samples: list[_Sample] = field(default_factory=list)
-    _fit: _Fit = _PRIOR
+    stamps: Stamps = field(default_factory=Stamps)
+    _samples: tuple[Stamped[_Sample], ...] = ()
+    # None where it has to be fitted anew.
+    _known_fit: _Fit | None = _PRIOR
 
     def predict(self, new: Profile) -> Growth:
         """What messages take."""
@@ -148,7 +152,7 @@ class Growths:
         variance = _noise(new)
         wrong = abs(tokens - self._fit.mean(new)) / (_OUTLIER * sqrt(variance + self._fit.variance(new)))
         if like_ends or wrong <= 1:
-            self._add([_Sample(new, tokens, variance * max(1.0, wrong) ** 2)])
+            self._add(_Sample(new, tokens, variance * max(1.0, wrong) ** 2))
 
     def note_whole(self, profile: Profile, tools_tokens: float, tokens: float) -> None:
         """Takes over what the server counted for a prompt of which no beginning was known.
@@ -159,17 +163,25 @@ class Growths:
             tokens: the server's, of all.
         """
         variance = _whole_noise(profile, tools_tokens)
-        self._add([_Sample(profile, tokens - _TOOLS_RATIO * tools_tokens, variance)])
+        self._add(_Sample(profile, tokens - _TOOLS_RATIO * tools_tokens, variance))
 
     def as_json(self) -> list[list[float]]:
         """All that it has learned."""
-        return [[round(value, 1) for value in (*sample.profile, *sample[1:])] for sample in self._samples]
+        return [[round(value, 1) for value in (*sample.profile, *sample[1:])] for sample in values(self._samples)]
 
-    def take_over(self, rows: object) -> None:
-        """Puts what `as_json` once gave behind what was learned since; skips rows that it cannot have written."""
-        learned, self._samples, self._fit = self._samples, [], _PRIOR
-        found = [row for row in (rows if isinstance(rows, list) else ())[-_KEPT:] if _is_row(row)]
-        self._add([*(_Sample(Profile(*row[:_SIZE]), *row[_SIZE:]) for row in found), *learned])
+    def stamps_us(self) -> list[int]:
+        """When each row of `as_json` was learned."""
+        return [each.stamp_us for each in self._samples]
+
+    def take_over(self, rows: object, stamps: object = None) -> None:
+        """Adds what `as_json` and `stamps_us` once gave; skips rows that it cannot have written."""
+        found = self.stamps.read(rows, stamps)
+        learned = [
+            Stamped(stamp_us, _Sample(Profile(*row[:_SIZE]), *row[_SIZE:])) for stamp_us, row in found if _is_row(row)
+        ]
+        both = newest(_KEPT, learned, self._samples)
+        if [each.stamp_us for each in both] != self.stamps_us():
+            self._samples, self._known_fit = both, None
 
     @property
     def is_settled(self) -> bool:
@@ -185,13 +197,21 @@ class Growths:
         """Changes only where the next prediction changes noticeably: by 2 % of a text, or two tokens of a message."""
         return min(len(self._samples), 4), round(50 * self._fit.means[0]), round(self._fit.means[3] / 2)
 
-    def _add(self, samples: Sequence[_Sample]) -> None:
-        self._samples += samples
-        if len(self._samples) > _KEPT:
-            del self._samples[: len(self._samples) - _KEPT + _FORGOTTEN]
-            self._fit, samples = _PRIOR, self._samples
-        for sample in samples:
-            self._fit = self._fit.after(sample)
+    @property
+    def _fit(self) -> _Fit:
+        if self._known_fit is None:
+            fit = _PRIOR
+            for sample in values(self._samples):
+                fit = fit.after(sample)
+            self._known_fit = fit
+        return self._known_fit
+
+    def _add(self, sample: _Sample) -> None:
+        fit = self._fit.after(sample)
+        samples = (*self._samples, self.stamps.stamp(sample))
+        is_full = len(samples) > _KEPT
+        self._samples = samples[len(samples) - _KEPT + _FORGOTTEN :] if is_full else samples
+        self._known_fit = None if is_full else fit
 
 
 def _noise(new: Profile) -> float:

@@ -16,11 +16,12 @@ import binascii
 import math
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import isfinite
-from typing import NamedTuple
+from typing import NamedTuple, TypeGuard
 
 from litellm_compaction.core.messages import JsonValue
+from litellm_compaction.tokens.samples import Stamped, Stamps, newest, values
 
 # Enough for a JPEG with a large EXIF block before its frame header.
 _HEADER_CHARS = 128 * 1024
@@ -176,13 +177,14 @@ class _Sample(NamedTuple):
 class MediaPrices:
     """The last ratios of one deployment, true tokens per estimated one; replaced, never changed."""
 
-    _samples: tuple[_Sample, ...] = ()
+    stamps: Stamps = field(default_factory=Stamps)
+    _samples: tuple[Stamped[_Sample], ...] = ()
 
     def price(self) -> Price:
         """What the next image is expected to cost, relative to its estimate."""
         if not self._samples:
             return UNKNOWN
-        ratios = [sample.ratio for sample in self._samples]
+        ratios = [sample.ratio for sample in values(self._samples)]
         factor = max(ratios)
         doubt = _SETTLED_ERROR * factor
         if len(ratios) < _SETTLED_SAMPLES:
@@ -203,16 +205,23 @@ class MediaPrices:
         ratio = observed_tokens / estimated_tokens
         # Text that is a little shorter than we count looks like a price below nothing.
         if -_MAX_DOUBT_RATIO <= ratio <= _MAX_RATIO:
-            self._samples = (*self._samples, _Sample(max(0.0, ratio), estimated_tokens))[-_KEPT:]
+            self._samples = newest(
+                _KEPT, self._samples, [self.stamps.stamp(_Sample(max(0.0, ratio), estimated_tokens))]
+            )
 
     def as_json(self) -> list[list[float]]:
         """All that it has learned."""
-        return [[round(sample.ratio, 4), round(sample.estimated_tokens)] for sample in self._samples]
+        return [[round(sample.ratio, 4), round(sample.estimated_tokens)] for sample in values(self._samples)]
 
-    def take_over(self, rows: object) -> None:
-        """Puts what `as_json` once gave behind what was learned since; skips rows that it cannot have written."""
-        found = [row for row in rows if _is_row(row)] if isinstance(rows, list) else []
-        self._samples = (*(_Sample(*row) for row in found), *self._samples)[-_KEPT:]
+    def stamps_us(self) -> list[int]:
+        """When each row of `as_json` was learned."""
+        return [each.stamp_us for each in self._samples]
+
+    def take_over(self, rows: object, stamps: object = None) -> None:
+        """Adds what `as_json` and `stamps_us` once gave; skips rows that it cannot have written."""
+        found = self.stamps.read(rows, stamps)
+        learned = [Stamped(stamp_us, _Sample(*row)) for stamp_us, row in found if _is_row(row)]
+        self._samples = newest(_KEPT, learned, self._samples)
 
     @property
     def is_empty(self) -> bool:
@@ -224,7 +233,7 @@ class MediaPrices:
         return min(len(self._samples), _SETTLED_SAMPLES), round(20 * self.price().factor)
 
 
-def _is_row(row: object) -> bool:
+def _is_row(row: object) -> TypeGuard[list[float]]:
     return (
         isinstance(row, list)
         and len(row) == 2

@@ -11,7 +11,7 @@ import pytest
 from litellm_compaction.core.messages import Request
 from litellm_compaction.engine.feedback import FACTS_SCOPE, UsageFeedback
 from litellm_compaction.errors import Overflow, StoreError
-from litellm_compaction.stores import MemoryStore
+from litellm_compaction.stores import Join, MemoryStore
 from litellm_compaction.tokenizers.families import family_of
 from litellm_compaction.tokens.counter import Count, TokenCounter
 from tests.builders import chat, parsed
@@ -39,11 +39,12 @@ class Store(MemoryStore):
             raise self.error
         return await super().get_fact(scope, key)
 
-    async def put_fact(self, scope: str, key: str, text: str) -> None:
+    async def merge_fact(self, scope: str, key: str, text: str, join: Join) -> str:
         if self.error is not None:
             raise self.error
-        self.writes.append(text)
-        await super().put_fact(scope, key, text)
+        both = await super().merge_fact(scope, key, text, join)
+        self.writes.append(both)
+        return both
 
 
 async def counted(counter: TokenCounter, turns: int) -> Count:
@@ -71,6 +72,47 @@ async def test_what_was_learned_survives_a_restart() -> None:
     await restarted.aclose()
     assert (len(store.writes), store.reads) == (1, 1)
     assert not (await after.count("other", UNKNOWN, Request(messages=parsed(chat(9, words=150))))).calibrated
+
+
+async def test_two_workers_that_learn_at_the_same_time_lose_nothing() -> None:
+    """Neither overwrites what the other has written, and each counts by both."""
+    store, now_s = Store(), 1e9
+    counters = [TokenCounter(wall_clock=lambda: now_s), TokenCounter(wall_clock=lambda: now_s + 1)]
+    workers = [UsageFeedback(counter=counter, store=store) for counter in counters]
+    for worker in workers:
+        worker.recall("t")
+    await settled()
+    for counter, worker, ratio in zip(counters, workers, (1.1, 1.3), strict=True):
+        made = await counted(counter, 9)
+        worker.learn("t", "served", made, round(made.raw_tokens * ratio))
+    await settled()
+    samples = json.loads(store.writes[-1])["calibrations"]["unknown|cl100k_base|"]
+    assert [round(sample[0], 1) for sample in samples if len(sample) == 4] == [1.1, 1.3]
+    # The second has seen the first one's when it wrote.
+    assert (await counted(counters[1], 5)).calibrated
+    for worker in workers:
+        await worker.aclose()
+    assert len(store.writes) == 2
+
+
+async def test_what_another_worker_learns_is_heard_of_within_a_minute() -> None:
+    """While requests come; it is read once a minute, and not written back."""
+    store, now_s = Store(), [0.0]
+    counters = [TokenCounter(), TokenCounter()]
+    teacher, other = (UsageFeedback(counter=each, store=store, clock=lambda: now_s[0]) for each in counters)
+    other.recall("t")
+    await settled()
+    made = await counted(counters[0], 9)
+    teacher.learn("t", "served", made, round(made.raw_tokens * 1.3))
+    await settled()
+    for passed_s, is_heard in ((30.0, False), (30.0, True), (1.0, True)):
+        now_s[0] += passed_s
+        other.recall("t")
+        await settled()
+        assert (await counted(counters[1], 9)).calibrated is is_heard
+    assert (len(store.writes), store.reads) == (1, 2)
+    await other.aclose()
+    assert len(store.writes) == 1
 
 
 async def test_nothing_is_written_per_request() -> None:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
+import json
+from collections.abc import Callable
+from typing import Any, get_args
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from litellm_compaction.core.continuation.request import GO_ON_START, Partial, Way
 from litellm_compaction.core.messages import Request
 from litellm_compaction.engine import PreparedRequest
 from litellm_compaction.engine.feedback import FACTS_SCOPE
-from litellm_compaction.engine.going_on import ALL_WAYS, GoingOn, fact_key
+from litellm_compaction.engine.going_on import ALL_WAYS, GoingOn, Outcome, Records, fact_key, joined
 from litellm_compaction.windows.windows import Target
 from tests.builders import JsonDict, assistant, parsed, system, user
-from tests.engine.bench import Bench, RecordingStore
+from tests.engine.bench import Bench, RecordingStore, settled
 
 DAY_S = 24 * 3600.0
 BEGUN = "\n".join(f"Line {number} of the answer tells something about rivers." for number in range(260)) + "\nThe "
@@ -76,6 +80,57 @@ async def test_a_broken_record_is_none(text: str) -> None:
     store = RecordingStore()
     await store.put_fact(FACTS_SCOPE, fact_key(target()), text)
     assert await GoingOn(store).ways(target(), "api/v1") == ALL_WAYS
+
+
+OUTCOMES = st.tuples(st.sampled_from(ALL_WAYS), st.sampled_from(get_args(Outcome)), st.integers(0, 50))
+
+
+@st.composite
+def seen(draw: Callable[..., Any]) -> str:
+    """What one process has seen."""
+    records = Records()
+    for way, outcome, when_s in sorted(draw(st.lists(OUTCOMES, max_size=12)), key=lambda each: each[2]):
+        records.note(way, outcome, 1e9 + when_s)
+    return joined("{}", records.as_json())
+
+
+@given(one=seen(), other=seen(), third=seen())
+def test_what_processes_have_seen_is_one_record(one: str, other: str, third: str) -> None:
+    """In whatever order they write it down, and however often."""
+    assert joined(one, other) == joined(other, one)
+    assert joined(joined(one, other), third) == joined(one, joined(other, third))
+    assert joined(one, one) == one
+
+
+async def test_two_workers_that_fail_once_each_have_failed_twice() -> None:
+    """Where each overwrote the other's, a way that never works was tried again and again."""
+    store, clock = RecordingStore(), Clock()
+    await GoingOn(store, clock).learn(target(), "m", "raw", "went_on")
+    await settled()
+    workers = [GoingOn(store, clock) for _ in range(2)]
+    for worker in workers:
+        assert await worker.ways(target(), "api/v1") == ALL_WAYS
+    for worker in workers:
+        clock.now_s += 1
+        await worker.learn(target(), "m", "raw", "began_anew")
+        await worker.aclose()
+    assert await workers[1].ways(target(), "api/v1") == ("prefill", "turn")
+    assert await GoingOn(store, clock).ways(target(), "api/v1") == ("prefill", "turn")
+
+
+async def test_what_an_earlier_version_has_kept_of_a_server_is_read() -> None:
+    """Numbers in place of times; and it finds the numbers where it looks for them."""
+    store, clock = RecordingStore(), Clock()
+    await store.put_fact(FACTS_SCOPE, fact_key(target()), '{"raw": [false, 1, 1e9], "prefill": [true, 1, 1e9]}')
+    going_on = GoingOn(store, clock)
+    assert await going_on.ways(target(), "api/v1") == ("prefill", "turn")
+    await going_on.learn(target(), "m", "prefill", "began_anew")
+    await going_on.aclose()
+    kept = json.loads(await store.get_fact(FACTS_SCOPE, fact_key(target())) or "")
+    assert {way: tuple(numbers)[:2] for way, numbers in kept.items() if way in ALL_WAYS} == {
+        "raw": (False, 1),
+        "prefill": (True, 2),
+    }
 
 
 ALL: frozenset[Way] = frozenset(ALL_WAYS)

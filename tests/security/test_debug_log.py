@@ -73,7 +73,7 @@ def _no_store(scene: Scene) -> None:
         raise OSError(f"cannot keep {given} {named}")
 
     store = scene.handler._store
-    for name in ("find", "put", "get_fact", "put_fact"):
+    for name in ("find", "put", "get_fact", "put_fact", "merge_fact"):
         setattr(store, name, fail)
 
 

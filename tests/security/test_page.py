@@ -208,6 +208,24 @@ async def test_the_page_itself_allows_no_other_origin(method: str) -> None:
     assert not [name for name in answer.headers if name.startswith("access-control")]
 
 
+async def test_two_who_sign_out_at_the_same_time_are_both_out() -> None:
+    """Each worker had read the list before the other wrote; a third one knows both, however many there are."""
+
+    class Meeting(MemoryStore):
+        async def get_fact(self, scope: str, key: str) -> str | None:
+            found = await super().get_fact(scope, key)
+            await asyncio.sleep(0)
+            return found
+
+    store = Meeting(ttl_s=7 * _DAY_S, max_bytes=1 << 20)
+    await asyncio.gather(*(SignedOut(store).add(f"cookie {number}", 1e9 + number) for number in range(20)))
+    third = SignedOut(store)
+    assert all([await third.has(f"cookie {number}") for number in range(20)])
+    for number in range(20, 1010):
+        await third.add(f"cookie {number}", 1e9 + number)
+    assert [await third.has(f"cookie {number}") for number in (0, 1009)] == [False, True]
+
+
 async def test_signing_out_without_a_store_holds_in_this_worker() -> None:
     """A store that cannot be read keeps nobody signed in."""
     store = MemoryStore(ttl_s=60, max_bytes=1 << 20)

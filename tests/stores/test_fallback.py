@@ -11,7 +11,7 @@ import pytest
 
 from litellm_compaction.core.compaction import Compaction
 from litellm_compaction.errors import StoreError, TooLargeForStore
-from litellm_compaction.stores import MemoryStore, Plot, SteadyStore, StoredCompaction, StoredEvent
+from litellm_compaction.stores import Join, MemoryStore, Plot, SteadyStore, StoredCompaction, StoredEvent
 from litellm_compaction.stores.patience import WAIT_S, Patience
 from tests.stores.compactions import compaction
 from tests.virtual_time import played, run
@@ -41,6 +41,10 @@ class Failing(MemoryStore):
     async def put_fact(self, scope: str, key: str, text: str) -> None:
         self._may_fail(self.writes_fail)
         await super().put_fact(scope, key, text)
+
+    async def merge_fact(self, scope: str, key: str, text: str, join: Join) -> str:
+        self._may_fail(self.writes_fail)
+        return await super().merge_fact(scope, key, text, join)
 
     async def get_setting(self, key: str) -> str | None:
         self._may_fail(self.reads_fail)
@@ -176,6 +180,25 @@ async def test_what_the_spare_took_is_handed_over(caplog: pytest.LogCaptureFixtu
     assert await made.store.get_fact("model", "ratio") == "2"
 
 
+def letters(kept: str, new: str) -> str:
+    """A fact that can be added to."""
+    return "".join(sorted({*kept, *new}))
+
+
+async def test_what_was_added_during_an_outage_is_added_behind_it() -> None:
+    """It takes nothing away of what other processes have added to the same fact meanwhile."""
+    made = Steady()
+    assert await made.store.merge_fact("model", "letters", "b", letters) == "b"
+    made.durable.reads_fail = made.durable.writes_fail = True
+    assert await made.store.merge_fact("model", "letters", "c", letters) == "c"
+    made.durable.reads_fail = made.durable.writes_fail = False
+    assert await made.store.get_fact("model", "letters") == "bc"
+    await made.durable.merge_fact("model", "letters", "a", letters)
+    await handed_over(made)
+    assert await made.durable.get_fact("model", "letters") == "abc"
+    assert await made.store.get_fact("model", "letters") == "abc"
+
+
 async def test_a_newer_value_counts_before_the_hand_over() -> None:
     """Whatever the spare has kept of the outage."""
     made = Steady()
@@ -271,6 +294,10 @@ class Slow(Failing):
         await asyncio.sleep(self.delay_s)
         await super().put_fact(scope, key, text)
 
+    async def merge_fact(self, scope: str, key: str, text: str, join: Join) -> str:
+        await asyncio.sleep(self.delay_s)
+        return await super().merge_fact(scope, key, text, join)
+
 
 class Patient(Steady):
     """A steady store whose callers do not wait for long, in virtual time."""
@@ -300,6 +327,7 @@ async def test_no_request_waits_for_a_store_that_hangs() -> None:
     assert await made.hashes("h1", "h2") == ["h2"]
     await made.store.put_fact("team", "k", "1")
     assert await made.store.get_fact("team", "k") == "1"
+    assert await made.store.merge_fact("team", "letters", "c", letters) == "c"
     assert await made.store.get_fact("team", "other") is None
     assert made.clock() <= 0.021
     await asyncio.gather(*(made.hashes("h1") for _ in range(100)))

@@ -246,6 +246,49 @@ async def test_facts_are_kept_by_scope_and_key(opened: OpenStore) -> None:
     assert len(await store.compactions()) == 1
 
 
+def words(kept: str, new: str) -> str:
+    """The words of both, in alphabetical order: a fact that can be added to."""
+    return " ".join(sorted({*kept.split(), *new.split()}))
+
+
+async def test_what_many_add_to_a_fact_is_one(opened: OpenStore, clock: Clock) -> None:
+    """What is there counts, whatever it is made of; nothing is there that has aged."""
+    store = opened()
+    assert await store.merge_fact("model", "words", "b", words) == "b"
+    assert await store.merge_fact("model", "words", "\ud83d a", words) == "a b \ud83d"
+    assert await store.merge_fact("model", "words", "a", words) == "a b \ud83d"
+    assert await store.get_fact("model", "words") == "a b \ud83d"
+    assert await store.merge_fact("other", "words", "c", words) == "c"
+    await store.put_fact("model", "words", "z")
+    assert await store.merge_fact("model", "words", "y", words) == "y z"
+    clock.now_s += TTL_S + 1
+    assert await store.merge_fact("model", "words", "x", words) == "x"
+
+
+async def test_what_is_added_at_the_same_time_is_not_lost(
+    opened: OpenStore, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    """By two connections to one store, as two workers have; whoever is second sees what the first has added."""
+    first, second = opened(), opened()
+    if request.node.callspec.params["opened"] in PROGRAMS:
+        theirs = second
+        theirs._prefix = first._prefix  # type: ignore[attr-defined]
+    elif isinstance(first, SqliteStore):
+        theirs = SqliteStore(tmp_path / "0", ttl_s=TTL_S, max_bytes=1_000_000, clock=first._clock)
+    else:
+        theirs = first
+    added = [
+        store.merge_fact("model", "words", f"{name}{n}", words)
+        for n in range(8)
+        for name, store in (("a", first), ("b", theirs))
+    ]
+    kept = await asyncio.gather(*added)
+    assert max(len(each.split()) for each in kept) == 16
+    assert await first.get_fact("model", "words") == " ".join(sorted(f"{name}{n}" for n in range(8) for name in "ab"))
+    if theirs is not first:
+        await theirs.aclose()
+
+
 async def test_facts_age_like_compactions(opened: OpenStore, clock: Clock) -> None:
     """A used one lives on, an unused one does not."""
     store = opened(max_bytes=20_000)

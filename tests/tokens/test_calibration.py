@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from litellm_compaction.tokens import calibration as calibrations
-from litellm_compaction.tokens.calibration import PLAIN, Calibration, Calibrations, Mix
+from litellm_compaction.tokens.calibration import PLAIN, Calibration, Calibrations, Mix, joined
+from litellm_compaction.tokens.growth import Profile
+from litellm_compaction.tokens.samples import Stamps
+
+NOW_S = 1e9
 
 
 class _Interrupted(Mix):
@@ -51,7 +59,7 @@ def test_two_that_ask_at_the_same_time_get_the_same(monkeypatch: pytest.MonkeyPa
     """What the event loop teaches the one must not be lost because a thread has made another."""
     known, made = Calibrations(), list[Calibration]()
 
-    def make() -> Calibration:
+    def make(*_: object) -> Calibration:
         if not made:
             made.append(Calibration())
             made.append(known.of("one"))
@@ -61,3 +69,127 @@ def test_two_that_ask_at_the_same_time_get_the_same(monkeypatch: pytest.MonkeyPa
     found = known.of("one")
     assert found is made[1]
     assert known.of("one") is found
+
+
+class _Clock:
+    now_s = NOW_S
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def _teach(known: Calibration, kind: str, number: float) -> None:
+    if kind == "text":
+        known.add(1000 + 100 * number, 0, Mix(number / 10, 0.0), round(1100 + 110 * number))
+    elif kind == "tiny":
+        known.add(100, 0, PLAIN, round(120 + number))
+    elif kind == "tools":
+        known.note_tools(number / 10, 1000)
+    elif kind == "media":
+        known.media.note(400, 400 + 10 * number, doubt_tokens=0)
+    elif kind == "growth":
+        known.growths.note(Profile(tokens=100 + number, messages=1.0), 110 + number)
+    else:
+        # Found on two prompts of different size: this server counts otherwise than its samples say.
+        for raw_tokens in (2000, 4000):
+            known.explains(raw_tokens, 0, PLAIN, raw_tokens * 6 // 10)
+
+
+_LESSONS = st.tuples(
+    st.sampled_from(("text", "tiny", "tools", "media", "growth", "other server")),
+    st.integers(0, 9),
+    st.sampled_from(("a", "b|new")),
+    # Seconds that pass before it.
+    st.sampled_from((0.0, 0.5, 7.0)),
+)
+
+
+@st.composite
+def _facts(draw: Callable[..., Any]) -> str:
+    """What one process has learned, about in the same minutes as others, each by a clock of its own."""
+    clock = _Clock()
+    clock.now_s = NOW_S - draw(st.floats(100, 200))
+    known = Calibrations(Stamps(clock))
+    for kind, number, basis, passed_s in draw(st.lists(_LESSONS, max_size=40)):
+        clock.now_s += passed_s
+        _teach(known.of(basis), kind, number)
+    # As it stands in a store: what is in memory is not rounded.
+    return joined("", known.as_json(), clock=lambda: NOW_S)
+
+
+def _together(*facts: str) -> str:
+    both = ""
+    for each in facts:
+        both = joined(both, each, clock=lambda: NOW_S)
+    return both
+
+
+@given(one=_facts(), other=_facts(), third=_facts())
+def test_what_processes_learn_is_added_up(one: str, other: str, third: str) -> None:
+    """The same comes out in whatever order they write, with whom first, and however often."""
+    assert _together(one, other) == _together(other, one)
+    assert _together(_together(one, other), third) == _together(one, _together(other, third))
+    assert _together(one, other, one, other) == _together(one, other)
+    assert _together(one) == _together(one, one) == one
+
+
+def test_old_knowledge_fades() -> None:
+    """Of two that learn all the time the newest samples stay, those of both; what there is has a bound."""
+    clock, facts = _Clock(), ""
+    workers = [Calibrations(Stamps(clock)) for _ in range(2)]
+    for number in range(100):
+        clock.now_s = NOW_S + number
+        workers[number % 2].of("a").add(1000 + number, 0, PLAIN, 1100 + number)
+    for worker in workers:
+        facts = joined(facts, worker.as_json(), clock=clock)
+    rows = json.loads(facts)["calibrations"]["a"]
+    assert [row[1] for row in rows] == [1000 + number for number in range(84, 100)]
+
+
+def test_a_server_that_was_replaced_is_not_taught_by_those_who_know_the_old_one() -> None:
+    """Its samples are gone for whoever found that out, and do not come back with the next merge."""
+    clock = _Clock()
+    late, found = Calibrations(Stamps(clock)), Calibrations(Stamps(clock))
+    for known in (late, found):
+        known.of("a").add(5000, 0, PLAIN, 6500)
+    clock.now_s += 60
+    for raw_tokens in (2000, 4000):
+        found.of("a").explains(raw_tokens, 0, PLAIN, raw_tokens * 6 // 10)
+    late.take_over(joined(late.as_json(), found.as_json(), clock=clock))
+    assert {known.of("a").predict(3000, PLAIN, 0.1).factor for known in (late, found)} == {0.6}
+
+
+def test_what_an_earlier_version_has_kept_is_read() -> None:
+    """It has no stamps: its samples are the oldest. And it reads what is kept now, by the same names."""
+    old = json.dumps({"version": 1, "calibrations": {"a": [[1.2, 5000, 0.0, 0.0], [1.3, 5000, 0.0, 0.0]]}})
+    known = Calibrations(Stamps(_Clock()))
+    known.of("a").add(5000, 0, PLAIN, 7000)
+    rows = json.loads(joined(old, known.as_json()))["calibrations"]["a"]
+    assert [row[0] for row in rows] == [1.2, 1.3, 1.4]
+
+
+@pytest.mark.parametrize("stamps", [None, 1, [1], ["x"] * 2, [True, None], [10**30, -1], [1.5, 2.5], [[], {}]])
+def test_stamps_that_nobody_can_have_written_make_old_samples(stamps: Any) -> None:
+    """A clock far ahead does not keep what is learned later away."""
+    rows = [[1.2, 5000, 0.0, 0.0], [1.3, 5000, 0.0, 0.0]]
+    known = Calibrations(Stamps(_Clock()))
+    known.take_over(json.dumps({"version": 1, "calibrations": {"a": rows}, "stamps": {"a": stamps}, "since": stamps}))
+    for _ in range(15):
+        known.of("a").add(5000, 0, PLAIN, 7000)
+    kept = [row[0] for row in known.of("a").as_json()]
+    assert kept == [1.3] + [1.4] * 15
+
+
+def test_a_clock_that_was_set_back_does_not_make_old_what_is_learned_now() -> None:
+    """It is the newest all the same, here and wherever it is added."""
+    clock = _Clock()
+    known = Calibrations(Stamps(clock))
+    for _ in range(16):
+        known.of("a").add(5000, 0, PLAIN, 6000)
+    before = known.as_json()
+    clock.now_s -= 1800
+    other = Calibrations(Stamps(clock))
+    other.take_over(before)
+    for _ in range(16):
+        other.of("a").add(5000, 0, PLAIN, 7000)
+    assert {row[0] for row in json.loads(joined(before, other.as_json(), clock=clock))["calibrations"]["a"]} == {1.4}

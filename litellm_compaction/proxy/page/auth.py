@@ -263,7 +263,7 @@ class SignedOut:
         known = sorted((await self._known()).items(), key=lambda item: item[1])
         self._own = {**dict(known[1 - _MAX_SIGNED_OUT :]), _fingerprint(cookie): float(now + LIFETIME_S)}
         with contextlib.suppress(CompactionError):
-            await self._store.put_fact(_SCOPE, _SIGNED_OUT, json.dumps(self._own))
+            await self._store.merge_fact(_SCOPE, _SIGNED_OUT, json.dumps(self._own), _both_signed_out)
 
     async def has(self, cookie: str) -> bool:
         """Whether a cookie's session was ended."""
@@ -271,10 +271,25 @@ class SignedOut:
 
     async def _known(self) -> dict[str, float]:
         try:
-            told = json.loads(await self._store.get_fact(_SCOPE, _SIGNED_OUT) or "{}")
-            return {**self._own, **{str(name): float(until_s) for name, until_s in told.items()}}
-        except (CompactionError, ValueError, TypeError, AttributeError):
+            return {**self._own, **_parsed(await self._store.get_fact(_SCOPE, _SIGNED_OUT) or "{}")}
+        except CompactionError:
             return self._own
+
+
+def _both_signed_out(kept: str, own: str) -> str:
+    """The sessions that two workers have ended, those that would last longest."""
+    known, more = _parsed(kept), _parsed(own)
+    both = {name: max(known.get(name, 0.0), more.get(name, 0.0)) for name in {**known, **more}}
+    longest = sorted(both.items(), key=lambda item: (item[1], item[0]))[-_MAX_SIGNED_OUT:]
+    return json.dumps(dict(longest))
+
+
+def _parsed(text: str) -> dict[str, float]:
+    """Until when sessions would have lasted; empty where nobody here has written this."""
+    try:
+        return {str(name): float(until_s) for name, until_s in json.loads(text).items()}
+    except (RecursionError, ValueError, TypeError, AttributeError):
+        return {}
 
 
 class TooManyTries(Exception):
