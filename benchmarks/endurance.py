@@ -1,6 +1,6 @@
 """Many agents at once, for many turns, over servers that fail and clients that leave: what a week does in minutes.
 
-    python benchmarks/endurance.py [--requests 3000] [--agents 4] [--set carrier=hooks] [--alone]
+    python benchmarks/endurance.py [--requests 3000] [--agents 4] [--short] [--set carrier=hooks] [--alone]
 
 A real proxy in front of two simulators with small windows. The agents' conversations grow by messages and tool results
 until they end; some answers are longer than the window, one in thirty requests and one in ten summaries fails, one in
@@ -38,7 +38,13 @@ from tests.integration.bench import SUMMARY, Bench, Group, is_summary_call, open
 from tests.integration.harness import CHAT
 
 _GROUPS = (Group("small", 4096, simulator={"chunk_tokens": 8}), Group("wide", 16384, simulator={"chunk_tokens": 8}))
-_LINES = 12
+_SHORT_GROUPS = (
+    Group("small", 4096, simulator={"chunk_tokens": 64}),
+    Group("wide", 16384, key="qwen2.5-7b-instruct", architecture="qwen2", simulator={"chunk_tokens": 64}),
+)
+_LINES = 36
+# Messages that a short conversation brings, and how many of such conversations one is too long for its window.
+_BROUGHT, _LONG_EVERY = 12, 8
 _FAILED = Reply("", status=500, raw_body={"error": "the server failed, as it was told to"})
 
 
@@ -47,16 +53,19 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--requests", type=int, default=3000, help="of all agents together")
     parser.add_argument("--agents", type=int, default=4, help="at once")
+    parser.add_argument("--short", action="store_true", help="short conversations with many messages of their own")
     parser.add_argument("--alone", action="store_true", help="without stock LiteLLM beside it")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of the callback")
     options = parser.parse_args()
     settings = {key: yaml.safe_load(value) for key, _, value in (each.partition("=") for each in options.set)}
+    groups = _SHORT_GROUPS if options.short else _GROUPS
     with ExitStack() as stack:
-        logs = [Log("ours", _opened(stack, _GROUPS, settings), options.requests)]
+        logs = [Log("ours", _opened(stack, groups, settings), options.requests)]
         if not options.alone:
-            unguarded = [replace(group, guarded=False) for group in _GROUPS]
+            unguarded = [replace(group, guarded=False) for group in groups]
             logs.append(Log("stock", _opened(stack, unguarded, None), options.requests))
-        agents = [Agent(log, random.Random(number)) for log in logs for number in range(options.agents)]
+        numbers = range(options.agents)
+        agents = [Agent(log, random.Random(number), is_short=options.short) for log in logs for number in numbers]
         with ThreadPoolExecutor(len(agents)) as pool:
             list(pool.map(Agent.work, agents))
         # What stock LiteLLM leaves behind is told, and is no fault of ours.
@@ -125,10 +134,13 @@ class Log:
         findings += [f"{record.path} goes on" for each in simulators for record in each.requests if not record.ended_s]
         upstream = sum(len(simulator.requests) for simulator in simulators)
         print(f"{self.name}: {dict(self.ends)}, {upstream} requests upstream; at the end {self._size()}")
-        later = {number: kb for number, kb in self.sizes_kb.items() if 2 * number >= self.requests}
-        if len(later) > 1:
-            slope_kb = statistics.linear_regression(list(later), list(later.values())).slope
-            print(f"{self.name}: {1000 * slope_kb:+.0f} kB for 1,000 requests in the second half")
+        for third, name in enumerate(("first", "second", "last")):
+            within = {
+                number: kb for number, kb in self.sizes_kb.items() if third <= 3 * number / self.requests <= third + 1
+            }
+            if len(within) > 1:
+                slope_kb = statistics.linear_regression(list(within), list(within.values())).slope
+                print(f"{self.name}: {1000 * slope_kb:+.0f} kB for 1,000 requests in the {name} third")
         print("\n".join(findings) or "no findings")
         return 1 if findings else 0
 
@@ -146,9 +158,10 @@ class Log:
 class Agent:
     """A client that has one conversation after the other."""
 
-    def __init__(self, log: Log, luck: random.Random) -> None:
+    def __init__(self, log: Log, luck: random.Random, *, is_short: bool = False) -> None:
         self._log = log
         self._luck = luck
+        self._is_short = is_short
 
     def work(self) -> None:
         """Until there have been enough requests."""
@@ -164,7 +177,9 @@ class Agent:
             {"role": "system", "content": f"You are agent {self._luck.random()}. " + "Be careful and brief. " * 10},
             {"role": "user", "content": f"Task {self._luck.random()}: {details}"},
         ]
-        for _ in range(self._luck.randrange(5, 60)):
+        if self._is_short:
+            messages += self._brought()
+        for _ in range(self._luck.randrange(1, 4) if self._is_short else self._luck.randrange(5, 60)):
             if self._log.is_full:
                 return
             end, answer = self._ask(client, {"model": group, "messages": messages})
@@ -173,6 +188,13 @@ class Agent:
                 return
             if answer is not None:
                 messages += [answer, *self._reaction(answer)]
+
+    def _brought(self) -> list[dict[str, Any]]:
+        """What a conversation was elsewhere, which nobody here has counted yet."""
+        words = 300 if self._luck.randrange(_LONG_EVERY) == 0 else 10
+        said = [f"{self._luck.random()}: " + "it is so, " * self._luck.randrange(words) for _ in range(_BROUGHT)]
+        roles = ("assistant", "user") * (_BROUGHT // 2)
+        return [{"role": role, "content": text} for role, text in zip(roles, said, strict=True)]
 
     def _reaction(self, answer: dict[str, Any]) -> list[dict[str, Any]]:
         if calls := answer.get("tool_calls"):
