@@ -18,6 +18,8 @@ _VALUE = re.compile(
     r"|t(?<=[\s`'\"]t)o(?= ))[ \t]*"
     r"[`'\"]?((?!//)(?=[^\s,;`'\"\d/_]{0,80}[\d/_])[^\s,;`'\"<>]{1,80})"
 )
+# Without any of these nothing has a value.
+_IN_VALUE = re.compile(r"[\d/_]")
 _NAME = re.compile(r"[A-Za-z_][\w.-]{2,40}\Z")
 _NAME_CHARS = 48
 _QUOTES = "`'\""
@@ -97,35 +99,46 @@ def latest_values(texts: Iterable[str]) -> dict[str, str]:
     return latest
 
 
-def marked(line: str, latest: Mapping[str, str]) -> str:
-    """`line`, with the values that hold now behind it where it states others."""
-    changed = {key: latest[key] for key, value in statements(line) if latest.get(key, value) != value}
+def marked(line: str, latest: Mapping[str, str], stated: Iterable[tuple[str, str]] | None = None) -> str:
+    """`line`, with the values that hold now behind it where it states others.
+
+    Args:
+        line: any.
+        latest: values that hold now.
+        stated: the line's `statements`, where they are known.
+    """
+    stated = statements(line) if stated is None else stated
+    changed = {key: latest[key] for key, value in stated if latest.get(key, value) != value}
     return (
         line + _MARK.format(values=", ".join(f"{key} {value}" for key, value in changed.items())) if changed else line
     )
 
 
-def statements(text: str) -> Iterator[tuple[str, str]]:
+def statements(text: str) -> list[tuple[str, str]]:
     """What a text gives values to, and which."""
+    found: list[tuple[str, str]] = []
+    if _IN_VALUE.search(text) is None:
+        return found
     for start, end in _slices(text):
-        for found in _VALUE.finditer(text, start, end):
-            value = found[1].rstrip(".:)")
-            before = text[max(found.start() - _NAME_CHARS, 0) : found.start()].rstrip(" \t")
+        for each in _VALUE.finditer(text, start, end):
+            value = each[1].rstrip(".:)")
+            before = text[max(each.start() - _NAME_CHARS, 0) : each.start()].rstrip(" \t")
             name = _NAME.search(before[:-1] if before[-1:] in _QUOTES else before)
             # "I pass dtypes to `_wrap`" moves something; "timeout to 30" gives it a value.
-            is_moved = found[0].startswith("to") and not re.search(r"[\d/]", value)
+            is_moved = each[0].startswith("to") and not re.search(r"[\d/]", value)
             if name is not None and not is_moved:
-                yield name[0].lower(), value
+                found.append((name[0].lower(), value))
     if text.isascii():
-        return
+        return found
     named = 0
     for start, end in _slices(text):
-        for found in _STATEMENT_CJK.finditer(text, start, end):
-            before = text[max(named, found.start() - _NAME_CHARS_CJK - 1) : found.start()]
+        for each in _STATEMENT_CJK.finditer(text, start, end):
+            before = text[max(named, each.start() - _NAME_CHARS_CJK - 1) : each.start()]
             name = _NAME_CJK.search(before.removesuffix("改")) or _NAME_CJK.search(before)
             if name is not None:
-                named = found.end()
-                yield name[0], found[1].rstrip(".:)")
+                named = each.end()
+                found.append((name[0], each[1].rstrip(".:)")))
+    return found
 
 
 def _slices(text: str) -> Iterator[tuple[int, int]]:

@@ -8,6 +8,7 @@ again. Pure and in linear time.
 from __future__ import annotations
 
 import re
+import string
 import sys
 from collections import Counter
 from collections.abc import Iterator, Set
@@ -42,6 +43,9 @@ _BULK_LINE = re.compile(
     r"</?\w{1,40}>\s*$)"
 )
 _SENTENCE_END = re.compile(r"(?<=[.!?;])\s+(?=\S)|(?<=[。！？；])")
+# Where a sentence of plain letters may end.
+_MAY_END = (". ", "! ", "? ", "; ", "\t", "\x1f")
+_PLAIN_ASCII = (string.ascii_letters + " ").encode()
 _FENCE = "```"
 _SHORT_FENCE_LINES = 4
 
@@ -100,21 +104,32 @@ def sentences(text: str) -> Iterator[Piece]:
         if at in borders:
             continue
         pasted, opens_line = at in fenced or _BULK_LINE.match(line) is not None, True
-        for sentence in (line,) if pasted else _SENTENCE_END.split(line):
+        for sentence in (line,) if pasted or _is_one(line) else _SENTENCE_END.split(line):
             if shown := sentence.strip():
                 yield Piece(shown, pasted or is_bulk(shown), opens_line)
                 opens_line = False
+
+
+def _is_one(line: str) -> bool:
+    """Whether a line is certain to have one sentence; a search for the ends of others looks at each character."""
+    return line.isascii() and not any(map(line.__contains__, _MAY_END))
 
 
 def is_bulk(line: str) -> bool:
     """Whether a line was pasted rather than written: code, a log, a table, or without an end."""
     if _BULK_LINE.match(line) or (len(line) > _LONGEST_CHARS and _SENTENCE_END.search(line) is None):
         return True
-    words = line.split()
+    words = line.split() if len(line) > 2 * _LEAST_WORDS - 2 else ()
     if len(words) >= _LEAST_WORDS and len(set(words)) < _DISTINCT_RATIO * len(words):
         return True
-    plain = sum(map(str.isalpha, line)) + line.count(" ")
-    return len(line) >= _SHORT_CHARS and plain < _PROSE_RATIO * len(line) and not any(map(_is_wide, line))
+    return len(line) >= _SHORT_CHARS and _plain(line) < _PROSE_RATIO * len(line) and not any(map(_is_wide, line))
+
+
+def _plain(line: str) -> int:
+    """How many letters and blanks a line has."""
+    if line.isascii():
+        return len(line) - len(line.encode().translate(None, _PLAIN_ASCII))
+    return sum(map(str.isalpha, line)) + line.count(" ")
 
 
 def _is_wide(sign: str) -> bool:
@@ -133,6 +148,8 @@ def is_rule(sentence: str) -> bool:
 
 
 def _words(sentence: str) -> set[str]:
+    if sentence.isascii():
+        return set(_WORD.findall(sentence.lower()))
     return {word.casefold().replace("’", "'") for word in _WORD.findall(sentence)}
 
 

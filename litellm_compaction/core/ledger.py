@@ -18,7 +18,7 @@ import itertools
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -26,7 +26,7 @@ from litellm_compaction.core.anchors import is_number, is_plain, latest_values, 
 from litellm_compaction.core.cut_points import is_injected
 from litellm_compaction.core.directives import Piece, sentences, worth
 from litellm_compaction.core.messages import Message, parse_message, render_arguments, user_message, without_notices
-from litellm_compaction.core.secrets import Redact, redactor, without_secrets
+from litellm_compaction.core.secrets import Cleaned, Redact, redactor
 
 _PIECE_CHARS = 160
 # Anchors per 1,000 characters are many in logs: what is older than this many characters has only its user's words.
@@ -99,6 +99,8 @@ _LEAST_WORDS_TOKENS, _LEAST_ROOM_TOKENS, _LEAST_LINE_TOKENS = 32, 24, 12
 _OLDEST_RATIO, _NEWEST_RATIO = 0.75, 1.25
 _REPEATED_ROW_RATIO = 0.7
 _REDACTOR = redactor(())
+# Of so many characters in a row most are in no other text; with five the set of them took longer to make.
+_GRAM_CHARS = 4
 _DIGITS = str.maketrans("123456789", "000000000")
 
 
@@ -138,11 +140,13 @@ class Candidates(NamedTuple):
     uses: dict[str, Use]
 
 
-def candidates(messages: Sequence[Message]) -> Candidates:
+def candidates(number: int, message_at: Callable[[int], Message]) -> Candidates:
     """What may stand in the ledger.
 
     Args:
-        messages: the covered part, oldest first, without the user's messages that are quoted elsewhere.
+        number: of messages.
+        message_at: those of the covered part by their place, oldest first, without what is quoted elsewhere; asked for
+            the newest first, and not for those that are not read.
     """
     found: list[Line] = []
     uses: dict[str, Use] = {}
@@ -150,15 +154,15 @@ def candidates(messages: Sequence[Message]) -> Candidates:
     scanned = {True: 0, False: 0}
     seen: set[str] = set()
     # Newest first, so that the bound on scanned text drops the oldest and a repeated line keeps its latest place.
-    for index in range(len(messages) - 1, -1, -1):
-        message = messages[index]
+    for index in range(number - 1, -1, -1):
+        message = message_at(index)
         is_stated = message.role in ("user", "assistant")
         if scanned[is_stated] > SCANNED_CHARS:
             if scanned[not is_stated] > SCANNED_CHARS:
                 break
             continue
         named: set[str] = set()
-        for text, ratio, bonus in reversed(_lines(message, index > 0 and messages[index - 1].role == "tool")):
+        for text, ratio, bonus in reversed(_lines(message, index > 0 and message_at(index - 1).role == "tool")):
             scanned[is_stated] += len(text)
             if scanned[is_stated] > SCANNED_CHARS:
                 break
@@ -180,7 +184,7 @@ def candidates(messages: Sequence[Message]) -> Candidates:
                 found.append(Line(shown, anchors, signal * ratio, is_stated))
         for anchor in named:
             before = uses.get(anchor)
-            times, age = (before.times, before.age) if before else (0, len(messages) - 1 - index)
+            times, age = (before.times, before.age) if before else (0, number - 1 - index)
             uses[anchor] = Use(times + (message.role == "assistant"), age)
     found.reverse()
     return Candidates(found, uses)
@@ -268,35 +272,45 @@ def ledger(
         newer: the messages behind the covered part; what a summary says changes no value, since it may be wrong.
         redact: takes secrets out of what is read, before it is cut into lines; `plain` keeps them.
     """
-    messages, newer = without_secrets(messages, redact), without_secrets(newer, redact)
     # Our requests to go on are nobody's words.
     messages = [message for message in messages if not message.asks_to_go_on]
-    latest = latest_values(_stated((*messages, *newer)))
-    injected = {at for at, message in enumerate(messages) if is_injected(message)}
-    users = [
-        position
-        for position, message in enumerate(messages)
-        if message.role == "user" and message.text.strip() and position not in injected
-    ]
-    texts = [messages[position].text.strip() for position in users]
-    quoted = _users_words(texts, min(words_tokens, budget_tokens), count, latest)
+    cleaned = Cleaned((*messages, *newer), redact)
+    latest = latest_values(_stated((*messages, *newer), cleaned))
+    users = [at for at, message in enumerate(messages) if message.role == "user" and message.text.strip()]
+    injected = {at for at in users if is_injected(messages[at])}
+    users = [at for at in users if at not in injected]
+    quoted = _users_words(
+        len(users), lambda index: cleaned[users[index]].text.strip(), min(words_tokens, budget_tokens), count, latest
+    )
     shown = [quoted[index].shown for index in sorted(quoted) if quoted[index].shown]
     words = "\n".join((WORDS_HEAD, *shown)) if shown else ""
     room_tokens = max(budget_tokens - (count(words) if words else 0), 0)
     # What of the user's words found no room is read like the others' lines; what a client put among them is no rule.
     left = {users[index]: each.left for index, each in quoted.items()}
-    left |= {at: [_as_output(messages[at].text)] for at in injected}
-    others = [each for at, message in enumerate(messages) for each in left.get(at, (message,))]
-    lines = _lines_and_names(others, room_tokens, words + known, count, latest)
+    left |= {at: [_as_output(cleaned[at].text)] for at in injected}
+    others = [each for at in range(len(messages)) for each in left.get(at, (at,))]
+
+    def other(index: int) -> Message:
+        each = others[index]
+        return cleaned[each] if isinstance(each, int) else each
+
+    lines = _lines_and_names(candidates(len(others), other), room_tokens, words + known, count, latest)
     return "\n".join(section for section in (words, lines) if section)
 
 
-def _stated(messages: Sequence[Message]) -> Iterator[str]:
+def _stated(messages: Sequence[Message], cleaned: Cleaned) -> list[str]:
     """What people and assistants said, oldest first, as far back as lines are read."""
-    texts = [message.text[:SCANNED_PER_MESSAGE_CHARS] for message in messages if message.role in ("user", "assistant")]
-    total = itertools.accumulate(map(len, reversed(texts)))
-    recent = sum(chars <= SCANNED_CHARS for chars in total)
-    yield from texts[len(texts) - recent :]
+    found: list[str] = []
+    chars = 0
+    for at in range(len(messages) - 1, -1, -1):
+        if messages[at].role in ("user", "assistant"):
+            text = cleaned[at].text[:SCANNED_PER_MESSAGE_CHARS]
+            chars += len(text)
+            if chars > SCANNED_CHARS:
+                break
+            found.append(text)
+    found.reverse()
+    return found
 
 
 class _Quoted(NamedTuple):
@@ -319,27 +333,33 @@ class _Sentence(NamedTuple):
 
 
 def _users_words(
-    texts: Sequence[str], budget_tokens: int, count: Callable[[str], int], latest: Mapping[str, str]
+    number: int,
+    text_at: Callable[[int], str],
+    budget_tokens: int,
+    count: Callable[[str], int],
+    latest: Mapping[str, str],
 ) -> dict[int, _Quoted]:
     """The user's messages as quotations, by their number; without those that are not looked at any more.
 
     Whole where all fit; else sentence by sentence, rules first, each whole or not at all.
 
     Args:
-        texts: n, oldest first.
+        number: of messages.
+        text_at: their texts by their place, oldest first; old ones are not asked for where the others fill the room.
         budget_tokens: bound on the quotations under their head.
         count: tokens of a text.
         latest: values that hold now.
     """
     room = budget_tokens - count(WORDS_HEAD)
-    if not texts or budget_tokens < _LEAST_WORDS_TOKENS:
+    if not number or budget_tokens < _LEAST_WORDS_TOKENS:
         return {}
-    if sum(map(len, texts)) <= _MOST_TOKEN_CHARS * room:
+    texts = _all_texts(number, text_at, _MOST_TOKEN_CHARS * room)
+    if texts is not None:
         whole = {index: _Quoted(f"- {marked(text, latest)}", []) for index, text in enumerate(texts)}
         sizes = itertools.accumulate(count(each.shown) + 1 for each in whole.values())
         if all(size <= room for size in sizes):
             return whole
-    divided = _divided(texts, latest)
+    divided = _divided(number, text_at, latest)
     chosen: dict[int, set[int]] = {index: set() for index in divided}
     misses = 0
     for index, places in _by_worth(divided):
@@ -358,36 +378,50 @@ def _users_words(
     }
 
 
-def _divided(texts: Sequence[str], latest: Mapping[str, str]) -> dict[int, list[_Sentence]]:
+def _all_texts(number: int, text_at: Callable[[int], str], most_chars: int) -> list[str] | None:
+    """The texts, oldest first; None where they have more characters."""
+    found: list[str] = []
+    chars = 0
+    for index in range(number - 1, -1, -1):
+        found.append(text_at(index))
+        chars += len(found[-1])
+        if chars > most_chars:
+            return None
+    found.reverse()
+    return found
+
+
+def _divided(number: int, text_at: Callable[[int], str], latest: Mapping[str, str]) -> dict[int, list[_Sentence]]:
     """The sentences of the messages that are looked at: of the newest, and of the first, which is the task."""
-    # What somebody pasted has its words before or behind it.
-    texts = [_ends(text, _SCANNED_WORDS_CHARS) for text in texts]
-    looked_at = {0}
+    texts: dict[int, str] = {}
     scanned = 0
-    for index in range(len(texts) - 1, 0, -1):
-        scanned += len(texts[index])
+    for index in range(number - 1, 0, -1):
+        # What somebody pasted has its words before or behind it.
+        text = _ends(text_at(index), _SCANNED_WORDS_CHARS)
+        scanned += len(text)
         if scanned > SCANNED_CHARS:
             break
-        looked_at.add(index)
+        texts[index] = text
+    texts[0] = _ends(text_at(0), _SCANNED_WORDS_CHARS)
     found: dict[int, list[_Sentence]] = {}
     seen: set[str] = set()
     # The words of the newest sentence that gives a thing its value.
     newest: dict[str, Set[str]] = {}
-    for index in sorted(looked_at, reverse=True):
+    for index in sorted(texts, reverse=True):
         parts: list[_Sentence] = []
         said: dict[str, Set[str]] = {}
         for piece in sentences(texts[index]):
             folded = piece.text.casefold()
-            stated = dict(statements(piece.text))
-            shown = marked(piece.text, latest) if stated else piece.text
+            stated = statements(piece.text)
+            shown = marked(piece.text, latest, stated) if stated else piece.text
             words = set(folded.split()) if stated else set()
             # What says hardly more than the value that it gave is nothing now; a rule with an old value in it is one.
             is_over = shown != piece.text and any(
-                len(words & newest.get(key, set())) >= _SAME_RATIO * len(words) for key in stated
+                len(words & newest.get(key, set())) >= _SAME_RATIO * len(words) for key, _ in stated
             )
             parts.append(_Sentence(piece._replace(text=shown), folded not in seen and not is_over))
             seen.add(folded)
-            said.update(dict.fromkeys(stated, words))
+            said.update((key, words) for key, _ in stated)
         for key, those in said.items():
             newest.setdefault(key, those)
         found[index] = parts
@@ -472,7 +506,7 @@ def _quotation(parts: Sequence[_Sentence], places: Set[int]) -> str:
 
 
 def _lines_and_names(
-    messages: Sequence[Message],
+    found: Candidates,
     budget_tokens: int,
     known: str,
     count: Callable[[str], int],
@@ -484,7 +518,7 @@ def _lines_and_names(
     again: of names that it wrote, one in 20 comes back in a later step, of those that only a tool wrote one in 400
     (seven recorded conversations, 2026-11).
     """
-    lines, uses = candidates(messages)
+    lines, uses = found
     chooser = _Chooser(lines, uses, known)
     chosen: dict[int, str] = {}
 
@@ -559,7 +593,7 @@ class _Chooser:
 
     def __init__(self, lines: Sequence[Line], uses: Mapping[str, Use], known: str) -> None:
         self._lines = lines
-        self._known = known
+        self._known = _Known(known)
         self._seen: dict[str, bool] = {}
         self._ratios = _ratios(lines)
         # The best place where an anchor stands sets its worth; what the assistant came back to matters more.
@@ -615,6 +649,23 @@ class _Chooser:
         if is_seen is None:
             is_seen = self._seen[anchor] = anchor in self._known
         return is_seen
+
+
+class _Known:
+    """A text that is asked again and again whether something stands in it: mostly it does not."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        # What has no blank in it stands inside a word.
+        self._words = "\n".join(set(text.split()))
+        shifted = (self._words[start:] for start in range(_GRAM_CHARS))
+        self._grams = set(map("".join, zip(*shifted, strict=False)))
+
+    def __contains__(self, part: str) -> bool:
+        if " " in part:
+            return part in self._text
+        ends = (part[:_GRAM_CHARS], part[-_GRAM_CHARS:]) if len(part) >= _GRAM_CHARS else ()
+        return self._grams.issuperset(ends) and part in self._words
 
 
 def _ratios(lines: Sequence[Line]) -> list[float]:

@@ -8,8 +8,8 @@ paths stay, since the ledger is there for them. Every repetition is bounded, so 
 from __future__ import annotations
 
 import re
-from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from itertools import accumulate
@@ -19,6 +19,8 @@ from litellm_compaction.core.messages import Message
 
 MARKER = "[secret removed]"
 Redact: TypeAlias = "Callable[[str], str]"
+# Hints, and what to search lines with one of them for.
+_Kind: TypeAlias = "tuple[Sequence[str], Sequence[Redact]]"
 
 # Prefixes that issuers are known to give their keys; written from common knowledge, held by the table in the tests.
 _TOKEN = re.compile(
@@ -55,6 +57,13 @@ _NAME = (
     r"(?:password|passwd|passwort|kennwort|passphrase|contraseña|secret|token|pwd|credentials?"
     r"|(?:api|access|private|secret|client|auth|account|encryption|signing|master|storage|license|session)[ _-]?key"
     r"|client[_-]?secret|connection[_-]?string|密码|口令|密钥)"
+)
+# Where a name may begin, in lower case; one character, since names stand in names ("client secret key").
+_NAME_BEGINS = re.compile(
+    r"p(?=ass(?:word|wd|wort|phrase)|wd|rivate[ _-]?key)|k(?=ennwort)|t(?=oken)|m(?=aster[ _-]?key)"
+    r"|l(?=icense[ _-]?key)"
+    r"|s(?=ecret|(?:igning|torage|ession)[ _-]?key)|a(?=(?:pi|ccess|uth|ccount)[ _-]?key)|e(?=ncryption[ _-]?key)"
+    r"|c(?=redential|lient[ _-]?(?:key|secret)|onnection[_-]?string)"
 )
 _ASSIGNED = re.compile(
     rf"(?i)(?P<name>{_NAME})(?P<index>_?\d{{0,3}})\\{{0,3}}[\"'`\]]{{0,2}}"
@@ -93,7 +102,7 @@ _OPTION_HINTS = ("-u ", "-u\t", "-user", "-pass", "-token", "-api", "-secret")
 # One search through more than this would hold up other threads. Nothing but private keys reaches over lines.
 _SLICE_CHARS = 32_768
 # So much is looked through at once for hints.
-_BATCH_CHARS = 262_144
+_BATCH_CHARS = 65_536
 
 
 def redacted(text: str, patterns: Sequence[re.Pattern[str]] = ()) -> str:
@@ -105,7 +114,7 @@ def redacted(text: str, patterns: Sequence[re.Pattern[str]] = ()) -> str:
     """
     if any(_holds(text, hint) for hint in _KEY_HINTS):
         text = _without_keys(text)
-    pieces = (_own_removed(_known_removed(piece), patterns) for piece in _pieces(text))
+    pieces = (_own_removed(_known_removed(piece, _SEARCHES), patterns) for piece in _pieces(text))
     return "".join(pieces)
 
 
@@ -115,17 +124,20 @@ def _holds(text: str, hint: str) -> bool:
     return any(hint in text[start : start + _SLICE_CHARS + len(hint)].lower() for start in slices)
 
 
-def _known_removed(piece: str) -> str:
+def _known_removed(piece: str, kinds: Iterable[_Kind]) -> str:
     """Whole lines of a text, searched where they hold a hint."""
     lower = piece.lower()
-    for hints, search in _SEARCHES:
+    for hints, searches in kinds:
         lines = _hinted_lines(piece, lower, hints)
         if not lines:
             continue
         shown: list[str] = []
         done = 0
         for start, end in lines:
-            shown += (piece[done:start], search(piece[start:end]))
+            line = piece[start:end]
+            for search in searches:
+                line = search(line)
+            shown += (piece[done:start], line)
             done = end
         shown.append(piece[done:])
         if (cleaned := "".join(shown)) != piece:
@@ -188,16 +200,73 @@ def plain(text: str) -> str:
     return text
 
 
-def without_secrets(messages: Sequence[Message], redact: Redact) -> list[Message]:
-    """Messages as the ledger may read them; `raw` stays, which nothing that is written down is taken from."""
-    texts = [text for message in messages for text in (message.text, *(call.arguments for call in message.calls))]
-    # An operator's pattern may match anything.
-    suspects = _suspects(texts) if isinstance(redact, Redactor) and not redact.patterns else range(len(texts))
-    cleaned = iter([redact(text) if at in suspects else text for at, text in enumerate(texts)])
-    return [_with_texts(message, next(cleaned), [next(cleaned) for _ in message.calls]) for message in messages]
+class Cleaned:
+    """Messages as the ledger may read them: without secrets, each cleaned when it is first looked at.
+
+    `raw` stays, which nothing that is written down is taken from. A message is cleaned together with some older ones of
+    people and assistants, or of tools, as it is: looking through many texts at once is several times as fast.
+    """
+
+    def __init__(self, messages: Sequence[Message], redact: Redact) -> None:
+        self._messages = messages
+        self._redact = redact
+        self._found: list[Message | None] = [None] * len(messages)
+        # An operator's pattern may match anything.
+        self._looks_for_hints = isinstance(redact, Redactor) and not redact.patterns
+
+    def __getitem__(self, position: int) -> Message:
+        """The message at `position`, from 0."""
+        found = self._found[position]
+        return self._clean_from(position) if found is None else found
+
+    def _clean_from(self, position: int) -> Message:
+        chars, batch = 0, list[int]()
+        is_stated = _is_stated(self._messages[position])
+        for at in range(position, -1, -1):
+            message = self._messages[at]
+            if _is_stated(message) is not is_stated:
+                continue
+            if self._found[at] is not None or chars > _BATCH_CHARS:
+                break
+            batch.append(at)
+            chars += len(message.text)
+        cleaned = self._cleaned([self._messages[at] for at in batch])
+        for at, message in zip(batch, cleaned, strict=True):
+            self._found[at] = message
+        return cleaned[0]
+
+    def _cleaned(self, messages: Sequence[Message]) -> list[Message]:
+        if not self._looks_for_hints:
+            redact = self._redact
+            return [
+                _with_texts(message, [redact(message.text), *(redact(call.arguments) for call in message.calls)])
+                for message in messages
+            ]
+        found = list(messages)
+        texts: list[str] = []
+        owners: list[int] = []
+        for at, message in enumerate(messages):
+            texts.append(message.text)
+            owners.append(at)
+            for call in message.calls:
+                texts.append(call.arguments)
+                owners.append(at)
+        cleaned = {index: _redacted_by(texts[index], kinds) for index, kinds in _hinted(texts).items()}
+        for at in {owners[index] for index in cleaned}:
+            first = bisect_left(owners, at)
+            found[at] = _with_texts(
+                messages[at],
+                [cleaned.get(index, texts[index]) for index in range(first, first + 1 + len(messages[at].calls))],
+            )
+        return found
 
 
-def _with_texts(message: Message, text: str, arguments: Sequence[str]) -> Message:
+def _is_stated(message: Message) -> bool:
+    return message.role in ("user", "assistant")
+
+
+def _with_texts(message: Message, texts: Sequence[str]) -> Message:
+    text, *arguments = texts
     calls = tuple(
         call if call.arguments == each else replace(call, arguments=each)
         for call, each in zip(message.calls, arguments, strict=True)
@@ -205,30 +274,28 @@ def _with_texts(message: Message, text: str, arguments: Sequence[str]) -> Messag
     return message if text == message.text and calls == message.calls else replace(message, text=text, calls=calls)
 
 
-def _suspects(texts: Sequence[str]) -> set[int]:
-    """Which of many texts hold a hint: looking through all of them at once is several times as fast as one by one."""
-    found: set[int] = set()
-    begun, batch, chars = 0, list[str](), 0
-    for at, text in enumerate(texts):
-        batch.append(text.lower())
-        chars += len(batch[-1])
-        if chars > _BATCH_CHARS or at == len(texts) - 1:
-            found.update(begun + index for index in _holders(batch))
-            begun, batch, chars = at + 1, [], 0
-    return found
+def _redacted_by(text: str, kinds: Set[int]) -> str:
+    """`redacted`, of a text with hints of these kinds alone."""
+    if _KEYS in kinds:
+        return redacted(text)
+    searches = [_SEARCHES[kind] for kind in sorted(kinds)]
+    return "".join(_known_removed(piece, searches) for piece in _pieces(text))
 
 
-def _holders(texts: Sequence[str]) -> Iterator[int]:
-    """Those with a hint, among texts in lower case; some several times."""
-    ends = list(accumulate(len(text) + 1 for text in texts))
-    whole = "\n".join(texts)
-    for hint in _HINTS:
+def _hinted(texts: Sequence[str]) -> dict[int, set[int]]:
+    """Which of many texts hold hints, and of which kinds; they are looked through as one text."""
+    lower = [text.lower() for text in texts]
+    ends = list(accumulate(len(text) + 1 for text in lower))
+    whole = "\n".join(lower)
+    found: dict[int, set[int]] = {}
+    for hint, kind in _HINTS:
         at = 0
         while (at := whole.find(hint, at)) >= 0:
             index = bisect_right(ends, at)
-            yield index
+            found.setdefault(index, set()).add(kind)
             # The others of this text say nothing new.
             at = ends[index]
+    return found
 
 
 def _unnamed(found: re.Match[str]) -> str:
@@ -257,6 +324,23 @@ def _assigned(found: re.Match[str]) -> str:
     if value.isdigit() and found["name"].lower() == "token" and len(value) < 7:
         return found[0]
     return _put(found, "secret")
+
+
+def _named_removed(pattern: re.Pattern[str], put: Callable[[re.Match[str]], str], line: str) -> str:
+    """`pattern.sub(put, line)`, for a pattern that begins with `_NAME`; tried only where one may begin.
+
+    A search that ignores case tries each of the names at each character.
+    """
+    lower = line.lower()
+    if len(lower) != len(line) or not lower.isascii():
+        return pattern.sub(put, line)
+    shown: list[str] = []
+    done = 0
+    for begun in _NAME_BEGINS.finditer(lower):
+        if begun.start() >= done and (found := pattern.match(line, begun.start())) is not None:
+            shown += (line[done : found.start()], put(found))
+            done = found.end()
+    return "".join((*shown, line[done:])) if shown else line
 
 
 def _own(found: re.Match[str]) -> str:
@@ -294,12 +378,15 @@ def _key_from(text: str, start: int) -> re.Match[str] | None:
     return None
 
 
-_SEARCHES: tuple[tuple[Sequence[str], Redact], ...] = (
-    (_TOKEN_HINTS, partial(_TOKEN.sub, MARKER)),
-    (("authorization", "bearer", "cookie"), partial(_HEADER.sub, _unnamed)),
-    (("://",), partial(_URL.sub, _unnamed)),
-    (_OPTION_HINTS, partial(_OPTION.sub, _unnamed)),
-    (_NAME_HINTS, partial(_ASSIGNED.sub, _assigned)),
-    (_NAME_HINTS, partial(_SAID.sub, _unnamed)),
+_SEARCHES: tuple[_Kind, ...] = (
+    (_TOKEN_HINTS, (partial(_TOKEN.sub, MARKER),)),
+    (("authorization", "bearer", "cookie"), (partial(_HEADER.sub, _unnamed),)),
+    (("://",), (partial(_URL.sub, _unnamed),)),
+    (_OPTION_HINTS, (partial(_OPTION.sub, _unnamed),)),
+    (_NAME_HINTS, (partial(_named_removed, _ASSIGNED, _assigned), partial(_named_removed, _SAID, _unnamed))),
 )
-_HINTS = tuple(dict.fromkeys((*_KEY_HINTS, *(hint for hints, _ in _SEARCHES for hint in hints))))
+_KEYS = -1
+_HINTS = (
+    *((hint, _KEYS) for hint in _KEY_HINTS),
+    *((hint, kind) for kind, (hints, _) in enumerate(_SEARCHES) for hint in hints),
+)

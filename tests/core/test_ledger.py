@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from litellm_compaction.core import ledger as rooms
 from litellm_compaction.core.anchors import read
-from litellm_compaction.core.ledger import SCANNED_CHARS, ledger
+from litellm_compaction.core.ledger import SCANNED_CHARS, _Known, ledger
 from litellm_compaction.tokenizers.registry import token_length
 from tests.builders import (
     JsonDict,
@@ -254,6 +254,15 @@ def test_an_error_says_more_than_the_code_that_raises_it() -> None:
     code = "\n".join(f"        raise ValueError(message_{n})" for n in range(60))
     raw = [result("1", f"{code}\nValueError: the id 77 is taken\n{code.replace('message', 'text')}")]
     assert "- ValueError: the id 77 is taken" in written(raw, budget=80, words=0)
+
+
+@pytest.mark.parametrize(
+    "part", ["", "a", "ab cd", "b c", "cd-9", "-9", "abcd", "cdef", "ef-9", "e", "9 ", "d-98", "x"]
+)
+def test_what_stands_in_a_text_is_found_as_a_search_would(part: str) -> None:
+    """Also what is shorter than what texts are remembered by, and what has a blank in it."""
+    text = "ab cd\ncdef-9 abc"
+    assert (part in _Known(text)) == (part in text)
 
 
 def test_the_ledger_of_a_longer_conversation_is_no_harder() -> None:

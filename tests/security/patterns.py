@@ -42,7 +42,8 @@ SEEN_CHARS = {
     "core.continuation.preamble._TOPIC": 160,
     "core.continuation.preamble._FIRST_WORD": 160,
     **dict.fromkeys(
-        (f"core.secrets._{name}" for name in ("TOKEN", "HEADER", "URL", "OPTION", "ASSIGNED", "SAID")), 32_768
+        (f"core.secrets._{name}" for name in ("TOKEN", "HEADER", "URL", "OPTION", "NAME_BEGINS", "ASSIGNED", "SAID")),
+        32_768,
     ),  # _SLICE_CHARS
     "core.continuation.preamble._DIALOGUE": 4096,  # the end of an answer (SEARCHED_CHARS in overlap)
     # A server's error of 2,000 characters (_READ_ERROR_CHARS), each escaped as six.

@@ -128,7 +128,7 @@ def test_searching_lines_finds_what_searching_everything_does(lines: list[tuple[
     """Only lines with a hint are searched; nothing that a search through the whole text finds may be missed."""
     text = "".join(map("".join, lines))
     everything = secrets._without_keys(text)
-    for _, search in secrets._SEARCHES:
+    for search in (search for _, searches in secrets._SEARCHES for search in searches):
         everything = search(everything)
     assert redacted(text) == everything
 
@@ -237,11 +237,46 @@ def test_many_messages_lose_the_same_as_each_one(texts: list[str], batch_chars: 
     messages += [parse_message({"role": "assistant", "content": "", "tool_calls": [call, *calls]}) for call in calls]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(secrets, "_BATCH_CHARS", batch_chars)
-        found = secrets.without_secrets(messages, redactor(()))
+        cleaned = secrets.Cleaned(messages, redactor(()))
+        found = [cleaned[at] for at in reversed(range(len(messages)))][::-1]
     assert [each.text for each in found] == [redacted(each.text) for each in messages]
     assert [[call.arguments for call in each.calls] for each in found] == [
         [redacted(call.arguments) for call in each.calls] for each in messages
     ]
+
+
+_NAMED = st.sampled_from(
+    (
+        *("=", " ", ":", ".", "'", '"', "_", "-", "1", "a", "K", "x1y2z3", " is ", "ſ", "İ", "密码是"),
+        *("client", "secret", " key", "KEY", "api", "access", "auth", "pass", "Word", "wd", "token", "session"),
+        *("connection", "String", "credentials"),
+    )
+)
+
+
+@given(st.lists(_NAMED, max_size=14).map("".join))
+def test_a_search_where_names_begin_finds_what_one_everywhere_does(line: str) -> None:
+    """Names stand in names, in any case; a shorter one inside may be the one that a value follows."""
+    for pattern, put in ((secrets._ASSIGNED, secrets._assigned), (secrets._SAID, secrets._unnamed)):
+        assert secrets._named_removed(pattern, put, line) == pattern.sub(put, line)
+
+
+def test_what_nobody_reads_is_not_cleaned() -> None:
+    """A ledger reads the newest 240,000 characters, and a conversation may have a hundred times as many."""
+    seen: list[str] = []
+
+    def looking(text: str) -> str:
+        seen.append(text)
+        return text
+
+    messages = [parse_message({"role": role, "content": f"{role} {at} " * 2000}) for at in range(30) for role in _ROLES]
+    cleaned = secrets.Cleaned(messages, looking)
+    assert cleaned[len(messages) - 1] == messages[-1]
+    assert len(seen) < 10
+    assert all(text.startswith("tool") for text in seen)
+
+
+_ROLES = ("user", "assistant", "tool")
 
 
 def test_off_keeps_everything() -> None:
