@@ -329,8 +329,16 @@ def test_thinking_of_the_restart_stays_out_of_the_content() -> None:
     assert joiner.removed_thinking == "The user wants more."
     unfinished = Joiner(FOX)
     assert unfinished.feed("<think>hm </thi") + unfinished.finish() == ""
+
     assert unfinished.removed_thinking == "hm </thi"
     assert joined(FOX, "<thin ice.") == "<thin ice."
+
+
+def test_answer_behind_a_reasoning_tag_that_is_never_closed_is_not_lost() -> None:
+    joiner = Joiner("The fox went ")
+    sent = joiner.feed("<think>home, and ") + joiner.feed("slept.")
+    assert sent + joiner.finish(is_complete=True) == "home, and slept."
+    assert joiner.removed_text == ""
 
 
 def test_little_is_held_back() -> None:

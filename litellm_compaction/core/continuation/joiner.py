@@ -155,13 +155,23 @@ class Joiner:
         """What can be sent now that `delta` has arrived; may be empty."""
         return self._noted(self._stage(delta))
 
-    def finish(self) -> str:
+    def finish(self, *, is_complete: bool = False) -> str:
         """What remains to be sent when the continuation has ended by itself; closes an open reasoning block.
 
         Not called before a further restart: what is held then was never sent, and the next continuation brings it.
+
+        Args:
+            is_complete: whether the model says that this was all: of a reasoning block that it opened and never closed
+                nobody can tell where the answer begins, and none of it is lost.
         """
         self._ended = True
+        is_unclosed = self._stage == self._drop_thought
         rest = self._noted(self._stage(""))
+        if is_complete and is_unclosed:
+            text = "".join(self._removed)
+            self._removed.clear()
+            self._stage = self._read_preamble
+            rest = self._noted(self._stage(text))
         self._stage = self._pass
         if not self._is_open_thought:
             return rest

@@ -175,7 +175,9 @@ class Relay:
 
     def surrendered(self) -> list[Chunk]:
         """Everything that is held and whole."""
-        text = self._taken_tail() + (self._joiner.finish() if self._joiner is not None else "")
+        text = self._taken_tail()
+        if self._joiner is not None:
+            text += self._joiner.finish(is_complete=self.finish_reason == "stop")
         deltas = self._sent({"content": text}) if text else []
         if self._calls and self.finish_reason in ("tool_calls", "stop", "function_call"):
             deltas.append({"tool_calls": self._calls})
