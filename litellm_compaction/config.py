@@ -308,7 +308,7 @@ class Settings(_Section):
         description="`model_name` that writes summaries; `__same__` is the model that is being asked.",
     )
     summary_max_tokens: int = Field(
-        800, ge=64, le=16_000, description="Longest summary; also about a tenth of the window at most."
+        800, ge=64, le=16_000, description="Longest summary; also about a twelfth of the window at most."
     )
     summary_timeout_s: float = Field(
         120.0,

@@ -32,11 +32,11 @@ from litellm_compaction.core.strategies import STRATEGIES, Strategy, writer_of
 
 MIN_GAIN_RATIO = 0.10
 # A summary costs the most of what stays, and says the least of what the next step needs (benchmarks, 2026-11-23).
-_SUMMARY_WINDOW_RATIO = 0.10
-_SUMMARY_SHARE = 0.25
+_SUMMARY_WINDOW_RATIO = 0.08
+_SUMMARY_SHARE = 0.20
 # Where those shares are too small for any summary: requests of a fifth of a window, restarts in small ones.
 _SUMMARY_MOST_WINDOW_RATIO, _SUMMARY_MOST_SHARE = 0.15, 0.40
-_LEDGER_SHARE = 0.45
+_LEDGER_SHARE = 0.55
 _EDIT_LEDGER_SHARE = 0.15
 _WORDS_TARGET_RATIO = 0.25
 _WORDS_SHARE = 0.50

@@ -48,7 +48,7 @@ async def test_a_summary_is_made_and_found_again(window: int, is_same: bool, str
     assert (len(messages) > 1) == is_same
     assert _is_brief(messages[-1].text, strategy)
     assert sum(count(message.text) + 8 for message in messages) + max_tokens <= window
-    assert max_tokens >= 0.05 * window
+    assert max_tokens >= min(0.05 * window, 150)
     await bench.guard(raw, window, pruning_models=[model], strategy=strategy)
     assert len(bench.ask.prompts) == 1
 
