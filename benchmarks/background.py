@@ -3,10 +3,11 @@
     python benchmarks/background.py [--rounds 3]
 
 Real proxies in front of the simulator, which reads 4,000 and writes 100 tokens/s in one slot and keeps the last prompt
-in its cache. A conversation that fills 64 % of 8,192 goes on by a turn that has to be compacted: the answer before it
-was long (`chat`), or what comes with it is (`agent`, as a tool's result is). `normal` is the same turn of a shorter
-conversation, `before` a short turn between, when the record may have been written already. Medians of the time to the
-first word of the answer, and of the prompt tokens that the server had to read for it.
+in its cache. A conversation that fills over 60 % of 8,192 goes on by a turn that has to be compacted: the answer before
+it was long (`chat`), what comes with it is as long as what came before (`agent`, as tools' results are), or longer than
+anything before it (`leap`). `normal` is the same turn of a shorter conversation, with the same new text, and `before`
+the turn between, when the record may have been written already. Medians of the time to the first word of the answer,
+and of the prompt tokens that the server had to read for it.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ from tests.integration.harness import CHAT
 
 _GROUP = Group("idle", 8192, slots=1, simulator={"prompt_tokens_per_second": 4000.0, "tokens_per_second": 100.0})
 _SHORT_TOKENS, _FILLED_TOKENS = 3000, 5200
-_LONG_WORDS = 1100
+_LONG_WORDS, _STEP_WORDS = 1100, 400
+# The next step but one crosses the trigger.
+_AGENT_TOKENS = 5050
 _SUMMARY = "### Current state\n" + "\n".join(f"- {prose(f'line {number}', 12)}" for number in range(20))
 _WAIT_S, _BEGIN_S = 60.0, 0.8
 
@@ -62,10 +65,7 @@ def main() -> None:
 
 
 def _measured(folder: Path, background: str, rounds: int) -> dict[str, dict[str, list[Turn]]]:
-    found: dict[str, dict[str, list[Turn]]] = {
-        "chat": defaultdict(list),
-        "agent": defaultdict(list),
-    }
+    found: dict[str, dict[str, list[Turn]]] = {kind: defaultdict(list) for kind in ("chat", "agent", "leap")}
     with open_bench(folder, [_GROUP], {"background": background}) as bench:
         for kind, turns in found.items():
             for number in range(rounds + 1):
@@ -79,23 +79,34 @@ def _measured(folder: Path, background: str, rounds: int) -> dict[str, dict[str,
 def _conversation(bench: Bench, kind: str, number: int) -> dict[str, Turn]:
     """The turns of two conversations, one of which comes to its trigger."""
     _, normal = _turns(bench, kind, f"{kind} {number} short", _SHORT_TOKENS)
-    before, compacted = _turns(bench, kind, f"{kind} {number}", _FILLED_TOKENS)
+    filled_tokens = _AGENT_TOKENS if kind == "agent" else _FILLED_TOKENS
+    before, compacted = _turns(bench, kind, f"{kind} {number}", filled_tokens)
     return {"normal": normal, "before": before, "compacted": compacted}
 
 
 def _turns(bench: Bench, kind: str, topic: str, tokens: int) -> tuple[Turn, Turn]:
-    """A short turn, and one that is long by its own message, or by the answer before it."""
+    """Two turns at the end of a conversation."""
     bench.watch(_GROUP.name, _model("Understood."))
-    messages = talk(topic, tokens)
+    messages = _steps(topic, tokens) if kind == "agent" else talk(topic, tokens)
     _turn(bench, messages)
     _rest(bench)
-    long = prose(topic, _LONG_WORDS)
-    bench.watch(_GROUP.name, _model(long if kind == "chat" else "Understood."))
-    messages = _next(messages, "Understood.", "And then?")
+    long = prose(topic, _STEP_WORDS if kind == "agent" else _LONG_WORDS)
+    answer = long if kind == "chat" else "Understood."
+    bench.watch(_GROUP.name, _model(answer))
+    messages = _next(messages, "Understood.", prose(f"{topic} before", _STEP_WORDS) if kind == "agent" else "And then?")
     before = _turn(bench, messages)
     _rest(bench)
     bench.watch(_GROUP.name, _model("Understood."))
-    return before, _turn(bench, _next(messages, *((long, "Go on.") if kind == "chat" else ("Understood.", long))))
+    return before, _turn(bench, _next(messages, answer, "Go on." if kind == "chat" else long))
+
+
+def _steps(topic: str, tokens: int) -> list[dict[str, Any]]:
+    """A conversation of so many tokens that its client's messages have filled, each as long as the others."""
+    steps, first_words = divmod(tokens, _STEP_WORDS + 20)
+    messages: list[dict[str, Any]] = [{"role": "user", "content": prose(topic, first_words + 20)}]
+    for number in range(steps):
+        messages = _next(messages, "Understood.", prose(f"{topic} {number}", _STEP_WORDS))
+    return messages
 
 
 def _model(reply: str) -> Any:

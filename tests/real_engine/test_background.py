@@ -18,6 +18,8 @@ from tests.real_engine.shim import Exchange, Shim, serve
 _WINDOW = 2048
 _TURNS, _WORDS = 6, 88
 _INSTRUCTION = "You write the record"
+# What the template puts around a message, and words that are two tokens.
+_AROUND = 30
 _LIMIT_S = 300.0
 
 
@@ -42,21 +44,24 @@ def idle(tmp_path_factory: pytest.TempPathFactory, weights: Path) -> Iterator[tu
         yield stack.enter_context(proxy(config)), shim
 
 
-def _talk(topic: str) -> list[dict[str, Any]]:
-    """Some 65 % of the window, each word a token; only the end is of the topic, so that the rest is read once."""
+def _talk(topic: str, words: int = _WORDS) -> list[dict[str, Any]]:
+    """Some 65 % of the window, less with fewer words at its end: each is a token.
+
+    Only the end is of the topic, so that the rest is read once.
+    """
     messages: list[dict[str, Any]] = [{"role": "system", "content": "Answer in one word."}]
     for turn in range(_TURNS):
         messages += [
             {"role": "user", "content": f"Question {turn}: {prose(f'q{turn}', _WORDS)}"},
             {"role": "assistant", "content": f"Yes, {prose(f'a{turn}', _WORDS)}"},
         ]
-    return [*messages, {"role": "user", "content": prose(f"{topic} end", _WORDS)}]
+    return [*messages, {"role": "user", "content": prose(f"{topic} end", words)}]
 
 
-def _ask(proxy: Proxy, messages: list[dict[str, Any]]) -> str:
+def _ask(proxy: Proxy, messages: list[dict[str, Any]], action: str = "none") -> str:
     answer = proxy.chat("talk", messages, temperature=0, max_tokens=16)
     assert answer.status_code == 200
-    assert answer.headers["x-litellm-compaction"] == "none"
+    assert answer.headers["x-litellm-compaction"] == action
     text: str = answer.json()["choices"][0]["message"]["content"]
     return text
 
@@ -73,16 +78,29 @@ def _until(condition: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
-def test_the_chats_cache_survives_the_summary(idle: tuple[Proxy, Shim]) -> None:
-    """The summary reads its instruction alone, and the turn after it no more than what is new (9 of 2,689 tokens)."""
+def _next(messages: list[dict[str, Any]], answer: str, text: str) -> list[dict[str, Any]]:
+    return [*messages, {"role": "assistant", "content": answer}, {"role": "user", "content": text}]
+
+
+def test_no_turn_reads_more_than_what_is_new(idle: tuple[Proxy, Shim]) -> None:
+    """The summary reads its instruction alone, and the turn after it what is new: the chat's cache survives it.
+
+    The one after that crosses the trigger as its like were expected to, and finds the compacted prompt read.
+    """
     running, shim = idle
-    since, messages = len(shim.exchanges), _talk("kept")
+    since, messages = len(shim.exchanges), _talk("kept", 40)
     answer = _ask(running, messages)
     _until(lambda: (found := _summary(shim, since)) is not None and found.ended.is_set())
-    _ask(running, [*messages, {"role": "assistant", "content": answer}, {"role": "user", "content": "And why?"}])
-    first, summary, after = shim.answers("talk", since=since)
+    messages = _next(messages, answer, prose("near", 70))
+    answer = _ask(running, messages)
+    _until(lambda: len(shim.exchanges) == since + 4 and shim.exchanges[-1].ended.is_set())
+    _ask(running, _next(messages, answer, prose("over", _WORDS)), "reused")
+    first, summary, after, reading, over = shim.answers("talk", since=since)
     assert summary.cached_tokens >= first.prompt_tokens
-    assert after.prompt_tokens - after.cached_tokens <= 0.05 * after.prompt_tokens
+    assert after.prompt_tokens - after.cached_tokens <= 70 + _AROUND
+    assert reading.body["max_tokens"] == 1
+    assert over.prompt_tokens < 0.7 * after.prompt_tokens
+    assert over.prompt_tokens - over.cached_tokens <= _WORDS + _AROUND
 
 
 def test_who_comes_has_the_engine(idle: tuple[Proxy, Shim]) -> None:
