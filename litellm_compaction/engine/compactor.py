@@ -42,6 +42,7 @@ from litellm_compaction.engine.going_on import GoingOn, Outcome, without_thought
 from litellm_compaction.engine.measure import Outgoing, RequestMeasurer, hashed, is_enough
 from litellm_compaction.engine.probing import Prober
 from litellm_compaction.engine.reporting import Reporter
+from litellm_compaction.engine.shared_reads import SharedReads
 from litellm_compaction.engine.threads import is_long, off_loop_if
 from litellm_compaction.errors import CompactionError, DoesNotFit, Overflow
 from litellm_compaction.events import CarryOutcome, Observer
@@ -121,6 +122,8 @@ class Compactor:
         self._wanted_until_s: Bounded[str, float] = Bounded(_MAX_WANTED)
         self._feedback = UsageFeedback(counter=counter, store=store, clock=clock)
         self._coordination = Coordination(board, clock=clock) if board is not None else None
+        if self._coordination is not None:
+            windows.hear(SharedReads(self._coordination, clock=clock))
         self._measurer = RequestMeasurer(
             windows=windows, counter=counter, sources=self.sources, coordination=self._coordination, clock=clock
         )

@@ -1,6 +1,7 @@
 """What a process agrees on with the others that share its store: who does what all of them would do.
 
-`shared_pool.py` fits answers beside the other processes' with it, `compactor.py` has one of them make a summary. A
+`shared_pool.py` fits answers beside the other processes' with it, `compactor.py` has one of them make a summary,
+`shared_reads.py` hears what they have read. A
 board that cannot be reached is no error: the process then goes on as if it were alone.
 """
 
@@ -20,7 +21,7 @@ from typing import Any, TypeVar
 
 from litellm_compaction.concurrency import ended
 from litellm_compaction.errors import StoreError
-from litellm_compaction.stores.board import Board, Decide
+from litellm_compaction.stores.board import Board, Decide, Look
 
 _Result = TypeVar("_Result")
 
@@ -90,12 +91,24 @@ class Coordination:
         Raises:
             StoreError: the board failed, now or a moment ago.
         """
+        hashed, own = self._names(topic)
+        return await self._asked(lambda: self._board.update(hashed, own + name, decide, lease_s=lease_s))
+
+    async def look(self, topic: str) -> Look:
+        """What the other processes have noted, and the board's time; arguments and errors as `update`."""
+        hashed, own = self._names(topic)
+        return await self._asked(lambda: self._board.look(hashed, own))
+
+    def _names(self, topic: str) -> tuple[str, str]:
+        hashed = hashlib.sha256(topic.encode("utf-8", "surrogatepass")).hexdigest()
+        # A process that was forked has a name of its own.
+        return hashed, f"{self._name}-{os.getpid()}"
+
+    async def _asked(self, ask: Callable[[], Awaitable[_Result]]) -> _Result:
         if self.is_silent:
             raise StoreError("the other processes could not be reached a moment ago")
-        hashed = hashlib.sha256(topic.encode("utf-8", "surrogatepass")).hexdigest()
         try:
-            # A process that was forked has a name of its own.
-            result = await self._board.update(hashed, f"{self._name}-{os.getpid()}{name}", decide, lease_s=lease_s)
+            result = await ask()
         except Exception as error:
             self._note_failure(error)
             if isinstance(error, StoreError):
