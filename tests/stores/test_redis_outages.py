@@ -17,12 +17,17 @@ from pathlib import Path
 
 import pytest
 
+from litellm_compaction.concurrency import ended
 from litellm_compaction.core.compaction import Compaction
+from litellm_compaction.engine.admission import Admission, Seat
+from litellm_compaction.engine.coordination import Coordination
+from litellm_compaction.engine.shared_pool import shared_name
 from litellm_compaction.errors import StoreError
 from litellm_compaction.redis_address import parse
 from litellm_compaction.stores import MemoryStore, Plot, SteadyStore, open_store, redis_of
 from litellm_compaction.stores.patience import attentive_wait
 from litellm_compaction.stores.redis import RedisStore
+from litellm_compaction.stores.redis_board import RedisBoard
 from litellm_compaction.stores.redis_connection import RedisConnection
 from tests.stores.compactions import compaction
 from tests.stores.servers import Server, any_program, free_port, running
@@ -32,6 +37,7 @@ from tests.virtual_time import VirtualLoop, run
 LIMIT_S = 1.0
 # Calls that waited each would take longer than this.
 MANY_CALLS, FAR_LESS_S = 300, 60.0
+POOL = "http://192.0.2.1:1234 qwen3-8b"
 
 
 @pytest.fixture
@@ -435,6 +441,101 @@ async def test_a_failover_is_followed(sentinels: Sentinels, opened: Callable[...
     assert sentinels.replica.says("EXISTS", "compaction:{team}:c:after") == b":1\r\n"
 
 
+class Processes:
+    """Two that keep room in one context together, and others that come later, each with a connection of its own."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.connections: list[RedisConnection] = []
+        self.coordinations: list[Coordination] = []
+        self.admissions: list[Admission] = []
+        self.tasks: list[asyncio.Task[Seat]] = []
+
+    def begun(self) -> int:
+        """One more; its number."""
+        self.connections.append(RedisConnection(parse(self.url), limit_s=LIMIT_S))
+        self.coordinations.append(Coordination(RedisBoard(self.connections[-1])))
+        self.admissions.append(Admission(coordination=self.coordinations[-1]))
+        return len(self.admissions) - 1
+
+    async def enter(self, at: int, tokens: int) -> Seat:
+        return await self.admissions[at].enter(
+            POOL, window_tokens=100, tokens=tokens, most_tokens=0, timeout_s=10 * FAR_LESS_S
+        )
+
+    def entering(self, at: int, tokens: int) -> asyncio.Task[Seat]:
+        self.tasks.append(asyncio.ensure_future(self.enter(at, tokens)))
+        return self.tasks[-1]
+
+    async def are_together(self) -> bool:
+        """Whether each reaches the board, and all that hold room are on it."""
+        seen = [len((await each.look(f"pool {shared_name(POOL)}")).notes) for each in self.coordinations]
+        holding = sum(each.usage(POOL).window_tokens > 0 for each in self.admissions)
+        return min(seen) >= holding - 1 and not any(each.is_lost for each in self.coordinations)
+
+    async def aclose(self) -> None:
+        await ended(self.tasks)
+        for coordination in self.coordinations:
+            await coordination.aclose()
+        for connection in self.connections:
+            await connection.aclose()
+
+
+@pytest.fixture
+async def processes() -> AsyncIterator[Callable[[str], Processes]]:
+    """Begins two processes on a server by URL and ends them."""
+    made: list[Processes] = []
+
+    def make(url: str) -> Processes:
+        made.append(Processes(url))
+        made[-1].begun()
+        made[-1].begun()
+        return made[-1]
+
+    yield make
+    for each in made:
+        await each.aclose()
+
+
+async def they_share_one_window(processes: Processes, lose: Callable[[], Awaitable[None]]) -> None:
+    """Two processes do, and a third one, after the server of their notes was lost and another one, or it, is back."""
+    first = await processes.enter(0, 60)
+    second = processes.entering(1, 41)
+    await eventually(processes.are_together)
+    assert not second.done()
+    await lose()
+    await eventually(processes.are_together)
+    # An outage of more than two seconds lets each go on as if it were alone; behind it nobody does.
+    third = processes.entering(processes.begun(), 41)
+    await eventually(processes.are_together)
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(asyncio.shield(third), 1.0)
+    first.leave()
+    (await second).leave()
+    assert (await third).tokens == 41
+
+
+async def test_room_is_kept_together_over_a_failover(
+    sentinels: Sentinels, processes: Callable[[str], Processes]
+) -> None:
+    """The master of the notes is killed: at the promoted replica nobody fills what another process holds."""
+
+    async def is_ready() -> bool:
+        return str(sentinels.replica.port).encode() in sentinels.sentinel.says("SENTINEL", "REPLICAS", "mymaster")
+
+    async def lose() -> None:
+        sentinels.master.kill()
+
+        async def is_promoted() -> bool:
+            return b"master" in sentinels.replica.says("ROLE")
+
+        await eventually(is_promoted)
+
+    await eventually(is_ready)
+    url = f"redis+sentinel://127.0.0.1:{sentinels.sentinel.port}/0?service=mymaster"
+    await they_share_one_window(processes(url), lose)
+
+
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[list[Server]]:
     """Two masters that share the slots."""
@@ -500,3 +601,23 @@ async def test_a_cluster_that_lost_a_server_is_a_miss(cluster: list[Server], ope
         return all([await store.find(f"team{number}", ["during"]) for number in range(10)])
 
     await eventually(all_are_there)
+
+
+async def test_room_is_kept_together_over_the_loss_of_a_slot(
+    cluster: list[Server], processes: Callable[[str], Processes]
+) -> None:
+    """The server of a cluster that has the notes of a context is killed, and comes back without them."""
+    url = f"redis+cluster://127.0.0.1:{cluster[0].port},127.0.0.1:{cluster[1].port}"
+
+    def owner() -> Server:
+        [found] = [server for server in cluster if int(server.says("DBSIZE")[1:]) > 0]
+        return found
+
+    async def lose() -> None:
+        lost = owner()
+        lost.kill()
+        await asyncio.sleep(0.5)
+        lost.start()
+
+    await they_share_one_window(processes(url), lose)
+    assert owner() in cluster
