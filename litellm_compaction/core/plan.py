@@ -10,7 +10,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import TypeAlias, TypeGuard
 
 from litellm_compaction.core import images
 from litellm_compaction.core.budget import Budget
@@ -182,11 +182,11 @@ class Reading:
     """What the server reads while nobody waits.
 
     Attributes:
-        compaction: with which the next turn will be sent.
-        is_certain: whether it is so in any case; else it has to be put into effect.
+        decision: with what the next turn will be sent: a record that was written ahead, or an edit that has to be made.
+        is_certain: whether it is so in any case; else a record has to be put into effect.
     """
 
-    compaction: Compaction
+    decision: Reuse | Edit
     is_certain: bool
 
 
@@ -341,8 +341,8 @@ def plan_reading(
     Arguments as `plan`; the conversation is one of `turn_ended`.
     """
     now = plan(conversation, budget, depth, stored, count)
-    if isinstance(now, Reuse) and now.compaction.ahead:
-        return Reading(compaction=now.compaction, is_certain=True)
+    if _is_new(now):
+        return Reading(decision=now, is_certain=True)
     if isinstance(now, Keep):
         left_tokens = budget.own.trigger_tokens - conversation.tokens
     elif isinstance(now, Reuse):
@@ -353,9 +353,12 @@ def plan_reading(
         return None
     later = grown(conversation, max(left_tokens + 1, 0))
     then = plan(later, replace(budget, floor_tokens=later.floor_tokens), depth, stored, count)
-    if isinstance(then, Reuse) and then.compaction.ahead:
-        return Reading(compaction=then.compaction, is_certain=False)
-    return None
+    return Reading(decision=then, is_certain=False) if _is_new(then) else None
+
+
+def _is_new(decision: Plan) -> TypeGuard[Reuse | Edit]:
+    """Whether a decision changes what is sent, and needs no model for it."""
+    return isinstance(decision, Edit) or (isinstance(decision, Reuse) and decision.compaction.ahead)
 
 
 def expected_growth_tokens(conversation: Conversation, window_tokens: int) -> int:

@@ -25,7 +25,7 @@ from litellm_compaction.concurrency import Bounded, ended
 from litellm_compaction.core.compaction import Compaction
 from litellm_compaction.core.conversation import applied_tokens
 from litellm_compaction.core.messages import JsonValue, Message, Request, user_message
-from litellm_compaction.core.plan import MIN_GAIN_RATIO, Reading, Summarize, plan_ahead, plan_reading, turn_ended
+from litellm_compaction.core.plan import MIN_GAIN_RATIO, Reading, Reuse, Summarize, plan_ahead, plan_reading, turn_ended
 from litellm_compaction.engine.admission import Admission, Reservation, server_of
 from litellm_compaction.engine.build import BuiltCompaction, CompactionBuilder
 from litellm_compaction.engine.context import (
@@ -330,21 +330,43 @@ class Background:
         if case.has_siblings and not Reservation(self._admission, case).is_shared(work.window):
             return
         stored = await self._store.find(case.scope, work.conversation.hashes[1:])
-        decision = await self._off_loop(work, lambda: _planned_ahead(work, stored))
-        if decision is not None and await self._may_begin(work, owner):
-            try:
-                made = await self._made(work, decision, writing)
-            except asyncio.CancelledError:
-                if writing.is_ended:
-                    owner.ended += 1
-                    self._reporter.decided(work, "given_up", after=work.count.tokens, reason="arrived")
-                raise
-            owner.ended = 0
-            if await self._keep(work, decision, made, owner):
-                stored = [made.kept, *stored]
-        reading = await self._off_loop(work, lambda: _to_read(work, stored))
+        written = await self._record_ahead(work, stored, owner, writing)
+        known = stored if written is None else [written, *stored]
+        reading = await self._off_loop(work, lambda: _to_read(work, known))
         if reading is not None and await self._may_begin(work, owner):
-            await self._read(work, reading)
+            compaction = await self._compaction_of(work, reading, owner)
+            if compaction is not None:
+                await self._read(work, compaction)
+
+    async def _record_ahead(
+        self, work: MeasuredRequest, stored: Sequence[Compaction], owner: _Owner, writing: _Writing
+    ) -> Compaction | None:
+        """A record that a model writes now and that is stored; None where none is to be, or none came of it."""
+        decision = await self._off_loop(work, lambda: _planned_ahead(work, stored))
+        if decision is None or not await self._may_begin(work, owner):
+            return None
+        try:
+            made = await self._made(work, decision, writing)
+        except asyncio.CancelledError:
+            if writing.is_ended:
+                owner.ended += 1
+                self._reporter.decided(work, "given_up", after=work.count.tokens, reason="arrived")
+            raise
+        owner.ended = 0
+        if not made.calls:
+            # No model could be asked in a way that leaves the conversation in the cache.
+            owner.begun_s.pop()
+            return None
+        return made.kept if await self._keep(work, decision.base, made, owner) else None
+
+    async def _compaction_of(self, work: MeasuredRequest, reading: Reading, owner: _Owner) -> Compaction | None:
+        """What the next turn is sent with: a record that is there, or an edit that is made of it now."""
+        decision = reading.decision
+        if isinstance(decision, Reuse):
+            return decision.compaction
+        made = await self._builder.make(work, decision)
+        made = replace(made, kept=replace(made.kept, ahead=True))
+        return made.kept if await self._keep(work, None, made, owner) else None
 
     async def _off_loop(self, work: MeasuredRequest, look: Callable[[], _Found]) -> _Found:
         return await off_loop_if(is_long(work.request.messages), look)
@@ -357,14 +379,14 @@ class Background:
         owner.begun_s.append(self._clock())
         return True
 
-    async def _read(self, work: MeasuredRequest, reading: Reading) -> None:
+    async def _read(self, work: MeasuredRequest, compaction: Compaction) -> None:
         """Has the server read what the next turn begins with: what its cache holds will not be sent any more.
 
-        Where that is not certain, it is made so before the server begins: from then on its cache has lost the chat,
-        however soon somebody comes.
+        That is made certain before the server begins: from then on its cache has lost the chat, however soon somebody
+        comes.
         """
         model = next((model for model in work.case.pruning_models if model.is_same), None)
-        guarded = await self._outgoing.applied(work, reading.compaction, "reused")
+        guarded = await self._outgoing.applied(work, compaction, "reused")
         sent = guarded.messages or ()
         if sent[-1:] and sent[-1].role == "assistant":
             # Where the results of a call will stand.
@@ -376,8 +398,7 @@ class Background:
             return
         try:
             async with room.for_summary(work.window, guarded.count.tokens):
-                if not reading.is_certain:
-                    await self._store.put(work.case.scope, replace(reading.compaction, ahead=False, early=True))
+                await self._store.put(work.case.scope, replace(compaction, ahead=False, early=True))
                 room.started()
                 request = work.request
                 await model.ask(sent, max_tokens=1, tools=request.tools, tool_choice=request.tool_choice)
@@ -399,15 +420,11 @@ class Background:
             room.leave()
         return made
 
-    async def _keep(self, work: MeasuredRequest, decision: Summarize, made: BuiltCompaction, owner: _Owner) -> bool:
+    async def _keep(self, work: MeasuredRequest, base: Compaction | None, made: BuiltCompaction, owner: _Owner) -> bool:
         """Whether a record is worth it, and is stored; never in place of one that is applied."""
         compaction = made.kept
         after_tokens = applied_tokens(work.conversation, compaction, work.count_text)
         is_summary = compaction.rung != "truncate"
-        if not made.calls:
-            # No model could be asked in a way that leaves the conversation in the cache.
-            owner.begun_s.pop()
-            return False
         if not is_summary or after_tokens > work.count.tokens * (1 - MIN_GAIN_RATIO):
             made = replace(made, reason=made.reason or "no_gain")
             self._reporter.decided(work, "given_up", after=work.count.tokens, made=made)
@@ -416,7 +433,6 @@ class Background:
             return False
         await self._store.put(work.case.scope, compaction)
         owner.credits = max(owner.credits - 1, 0)
-        base: Compaction | None = decision.base
         self._reporter.decided(work, "prepared", after=after_tokens, compaction=compaction, made=made, base=base)
         return True
 
@@ -430,6 +446,8 @@ def _planned_ahead(work: MeasuredRequest, stored: Sequence[Compaction]) -> Summa
 
 
 def _to_read(work: MeasuredRequest, stored: Sequence[Compaction]) -> Reading | None:
+    if not any(model.is_same for model in work.case.pruning_models):
+        return None
     reading = plan_reading(work.conversation, work.budget, work.depth, stored, work.count_text)
     if reading is not None and work.family.rereads and not reading.is_certain:
         # Behind what it was made to read the server cannot go on with another ending: it would read all of it again.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,6 +15,7 @@ from litellm_compaction.core.messages import parse_message, system_prefix_length
 from litellm_compaction.core.plan import (
     MIN_GAIN_RATIO,
     CompactionOptions,
+    Edit,
     Keep,
     Reading,
     Reuse,
@@ -200,7 +202,7 @@ def test_what_the_client_usually_adds_decides_whether_it_is_read() -> None:
         made = ahead(raw, answer="So.")
         assert made is not None
         assert reading(raw, WINDOW, [made], answer="So.") == (
-            Reading(compaction=made, is_certain=False) if is_read else None
+            Reading(decision=Reuse(compaction=made), is_certain=False) if is_read else None
         )
 
 
@@ -208,7 +210,9 @@ def test_what_is_certain_to_be_sent_is_read_as_it_is() -> None:
     """Where the answer has crossed the trigger nothing has to be put into effect for it."""
     made = ahead(FILLED, answer="long " * 1000)
     assert made is not None
-    assert reading(FILLED, WINDOW, [made], answer="long " * 1000) == Reading(compaction=made, is_certain=True)
+    assert reading(FILLED, WINDOW, [made], answer="long " * 1000) == Reading(
+        decision=Reuse(compaction=made), is_certain=True
+    )
 
 
 def test_nothing_is_read_where_the_cache_holds_what_will_be_sent() -> None:
@@ -217,8 +221,19 @@ def test_nothing_is_read_where_the_cache_holds_what_will_be_sent() -> None:
     made = ahead(nearly, answer="Done.")
     assert made is not None
     assert reading(nearly, WINDOW, [], answer="Done.") is None
-    assert reading(nearly, WINDOW, [made], answer="Done.") == Reading(compaction=made, is_certain=False)
+    assert reading(nearly, WINDOW, [made], answer="Done.") == Reading(decision=Reuse(compaction=made), is_certain=False)
     assert reading(nearly, WINDOW, [replace(made, ahead=False, early=True)], answer="Done.") is None
+
+
+@pytest.mark.parametrize(("results", "is_certain"), [(11, None), (12, False), (13, True)])
+def test_stubs_are_read_like_a_record(results: int, *, is_certain: bool | None) -> None:
+    """Where old results that give way to a line will do: once the next one is expected to cross the trigger."""
+    raw = [system(), user("Read them all.")]
+    for number in range(results):
+        raw += [calls(f"c{number}"), result(f"c{number}", "line " * 320)]
+    found = reading(raw, WINDOW, [])
+    assert (found and found.is_certain) is is_certain
+    assert found is None or isinstance(found.decision, Edit)
 
 
 def test_of_a_turn_counts_what_came_between_two_answers() -> None:
@@ -268,16 +283,18 @@ def test_whatever_was_read_is_what_the_next_turn_begins_with(
     # The trigger of windows under 10,000 tokens is at 70 %.
     window = 10 * (weighed.tokens + left_tokens) // 7
     made = ahead(raw, window, answer=answer)
-    found = None if made is None else reading(raw, window, [made], answer=answer)
+    found = reading(raw, window, [] if made is None else [made], answer=answer)
     if found is None:
         return
     later = data.draw(next_turns([*raw, assistant(answer), user("So?")] if answer else raw))
-    effective = replace(found.compaction, ahead=found.is_certain, early=not found.is_certain)
+    chosen = found.decision.compaction
+    effective = replace(chosen, ahead=False, early=True, window_tokens=window)
+    assert broken_promises(parsed(later), apply(parsed(later), effective)) == []
     decided, whole, limits = decide(later, window, [effective])
     if not limits.triggers(applied_tokens(whole, effective, count)) and whole.tokens >= weighed.tokens:
         assert decided == Reuse(compaction=effective)
     if not found.is_certain:
-        least_tokens = applied_tokens(weighed, found.compaction, count)
+        least_tokens = applied_tokens(weighed, chosen, count)
         assert least_tokens <= (1 - MIN_GAIN_RATIO) * (budget(window, weighed).trigger_tokens + 1)
 
 
