@@ -25,7 +25,16 @@ from litellm_compaction.concurrency import Bounded, ended
 from litellm_compaction.core.compaction import Compaction
 from litellm_compaction.core.conversation import applied_tokens
 from litellm_compaction.core.messages import JsonValue, Message, Request, user_message
-from litellm_compaction.core.plan import MIN_GAIN_RATIO, Reading, Reuse, Summarize, plan_ahead, plan_reading, turn_ended
+from litellm_compaction.core.plan import (
+    MIN_GAIN_RATIO,
+    Edit,
+    Reading,
+    Reuse,
+    Summarize,
+    plan_ahead,
+    plan_reading,
+    turn_ended,
+)
 from litellm_compaction.engine.admission import Admission, Reservation, server_of
 from litellm_compaction.engine.build import BuiltCompaction, CompactionBuilder
 from litellm_compaction.engine.context import (
@@ -333,10 +342,11 @@ class Background:
         written = await self._record_ahead(work, stored, owner, writing)
         known = stored if written is None else [written, *stored]
         reading = await self._off_loop(work, lambda: _to_read(work, known))
-        if reading is not None and await self._may_begin(work, owner):
-            compaction = await self._compaction_of(work, reading, owner)
-            if compaction is not None:
-                await self._read(work, compaction)
+        if reading is None:
+            return
+        compaction = await self._compaction_of(work, reading.decision, owner)
+        if compaction is not None:
+            await self._read(work, compaction)
 
     async def _record_ahead(
         self, work: MeasuredRequest, stored: Sequence[Compaction], owner: _Owner, writing: _Writing
@@ -359,11 +369,15 @@ class Background:
             return None
         return made.kept if await self._keep(work, decision.base, made, owner) else None
 
-    async def _compaction_of(self, work: MeasuredRequest, reading: Reading, owner: _Owner) -> Compaction | None:
-        """What the next turn is sent with: a record that is there, or an edit that is made of it now."""
-        decision = reading.decision
+    async def _compaction_of(self, work: MeasuredRequest, decision: Reuse | Edit, owner: _Owner) -> Compaction | None:
+        """What the next turn is sent with: a record that is there, or an edit that is made now; None for nothing.
+
+        A record was counted when it was begun, and is read once.
+        """
         if isinstance(decision, Reuse):
-            return decision.compaction
+            return decision.compaction if await _is_allowed(work) else None
+        if not await self._may_begin(work, owner):
+            return None
         made = await self._builder.make(work, decision)
         made = replace(made, kept=replace(made.kept, ahead=True))
         return made.kept if await self._keep(work, None, made, owner) else None
@@ -373,8 +387,7 @@ class Background:
 
     async def _may_begin(self, work: MeasuredRequest, owner: _Owner) -> bool:
         """Whether a model may be called once more; takes note that it is."""
-        may_write_ahead = work.case.may_write_ahead
-        if may_write_ahead is None or not owner.may_begin(self._clock()) or not await may_write_ahead():
+        if not owner.may_begin(self._clock()) or not await _is_allowed(work):
             return False
         owner.begun_s.append(self._clock())
         return True
@@ -435,6 +448,11 @@ class Background:
         owner.credits = max(owner.credits - 1, 0)
         self._reporter.decided(work, "prepared", after=after_tokens, compaction=compaction, made=made, base=base)
         return True
+
+
+async def _is_allowed(work: MeasuredRequest) -> bool:
+    may_write_ahead = work.case.may_write_ahead
+    return may_write_ahead is not None and await may_write_ahead()
 
 
 def _planned_ahead(work: MeasuredRequest, stored: Sequence[Compaction]) -> Summarize | None:

@@ -429,6 +429,16 @@ async def test_conversations_that_are_not_continued_are_left_alone_in_the_end() 
     assert len(scene.bench.ask.prompts) == 8
 
 
+async def test_what_was_written_is_read() -> None:
+    """The last record of an owner too: it has been paid for."""
+    scene = Scene(clock=Clock())
+    for number in range(6):
+        await scene.turn([user(f"Topic {number}"), *NEARLY[1:]])
+        await scene.rested()
+    assert [outcome for outcome, _ in scene.told] == ["prepared"] * 4
+    assert scene.bench.ask.max_tokens.count(1) == 4
+
+
 async def test_an_hour_has_a_bound() -> None:
     """However well they are used, and whoever ends them."""
     clock = Clock()

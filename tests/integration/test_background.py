@@ -22,7 +22,8 @@ _WINDOW = 8192
 # Of 8,192: over 60 %, and under the trigger with a short turn more.
 _FILLED = 5200
 _MORE_WORDS = 1100
-_NAMES = ("used", "arriving", "edited", "tenants", "calls", "short")
+_STEPS, _STEP_WORDS = 12, 400
+_NAMES = ("used", "read", "arriving", "edited", "tenants", "calls", "short")
 _GROUPS = [Group(name, _WINDOW, slots=1) for name in _NAMES]
 
 
@@ -96,6 +97,24 @@ def test_the_turn_that_is_compacted_waits_for_nothing(idle: tuple[Bench, Rows], 
     found = rows.of(key, 5)
     assert len(found) == 5
     assert len({json.dumps(row["identity"]) for row in found}) == 1
+
+
+@pytest.mark.parametrize("words", [_STEP_WORDS, 5])
+def test_the_turn_that_is_expected_to_be_compacted_reads_what_is_new(idle: tuple[Bench, Rows], words: int) -> None:
+    """As long as those before it, it crosses the trigger; a shorter one is sent with what was read all the same."""
+    bench, _ = idle
+    watch, messages = bench.watch("read"), [{"role": "user", "content": prose(f"read {words}", 300)}]
+    for number in range(_STEPS):
+        messages = _next(messages, prose(f"read {words} {number}", _STEP_WORDS))
+    assert _ask(bench, "read", messages).headers["x-litellm-compaction"] == "none"
+    bench.simulators["read"].wait_until(
+        lambda: any(each.outcome == "ok" and "BEGIN RECORD" in str(each.body) for each in watch.questions)
+    )
+    answer = _ask(bench, "read", _next(messages, prose(f"then {words}", words)))
+    assert answer.headers["x-litellm-compaction"] == "reused"
+    asked = watch.chats[-1]
+    assert SUMMARY in str(watch.sent()[0]["content"])
+    assert asked.computed_tokens <= words + 30
 
 
 def test_who_comes_has_the_engine_at_once(idle: tuple[Bench, Rows]) -> None:

@@ -98,12 +98,13 @@ def test_records_written_ahead_are_no_decisions_about_prompts() -> None:
     metrics.observe(event("prepared"))
     metrics.observe(event("given_up", summary_calls=0, reason="arrived"))
     metrics.observe(event("reused", summary_calls=0, reason="prepared"))
+    metrics.observe(event("reused", summary_calls=0, reason="early"))
     assert library.of("ahead_total") == {
         ("qwen", "prepared"): [1],
         ("qwen", "given_up"): [1],
-        ("qwen", "used"): [1],
+        ("qwen", "used"): [1, 1],
     }
-    assert sum(map(len, library.of("compactions_total").values())) == 1
+    assert sum(map(len, library.of("compactions_total").values())) == 2
     assert sum(map(len, library.of("summary_duration_seconds").values())) == 1
 
 
