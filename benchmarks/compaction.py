@@ -7,10 +7,11 @@ FOLDER (or the environment variable COMPACTION_TRANSCRIPTS) holds conversations 
 With `--held-out`, conversations that nothing was tuned on (`held_out.py` makes them) are measured beside them; each
 row is then three: tuned, held-out, and the gap (held-out less tuned).
 In-process: the engine with a scripted pruning model, no server. `work` is uncached prefill + 15 × decode tokens,
-relative to an unlimited context; `cued` counts a fact only beside a word beside which it stood; `next` is the share of
-what the recorded next answers take from far back that the prompts before them hold (`next_action.py`); `invented` are
-directive sentences of the records that nobody said, in 100 compactions (`directives.py`). LangChain's rows need the
-extra `bench`.
+relative to an unlimited context; `waited` is what of it the first words of 100 answers waited for, beside what was new
+in them; of `idle` rows the client leaves the time to write ahead behind every answer. `cued` counts a fact only beside
+a word beside which it stood; `next` is the share of what the recorded next answers take from far back that the prompts
+before them hold (`next_action.py`); `invented` are directive sentences of the records that nobody said, in 100
+compactions (`directives.py`). LangChain's rows need the extra `bench`.
 """
 
 from __future__ import annotations
@@ -71,7 +72,9 @@ def main() -> None:
                 print(_superseded(transcripts, window), label, flush=True)
 
 
-_HEAD = f"{'':37} truncated refused valid  facts  cued  calls/100 stability  work  reduction  next  invented"
+_HEAD = (
+    f"{'':37} truncated refused valid  facts  cued  calls/100 stability  work  waited/100  reduction  next  invented"
+)
 
 
 def _print_row(
@@ -155,6 +158,7 @@ async def _compacted(transcript: Transcript, window: int, kind: Kind, judge: _Ju
 def _rows() -> Iterator[tuple[str, _Make | None]]:
     for kind in KINDS:
         yield f"ours, {kind}", partial(methods.ours, kind)
+    yield "ours, ideal, idle", partial(methods.ours, "ideal", background="idle")
     yield "greedy optimum", methods.greedy
     for kind in KINDS[:2]:
         yield f"summarise every time, {kind}", partial(methods.every_time, kind)
@@ -172,7 +176,7 @@ def _line(name: str, label: str, found: Row) -> str:
     return (
         f"{name:28} {label:8} {found.truncated:9} {found.refused:7} {found.valid_ratio:5.3f} {found.facts:6.3f} "
         f"{found.bound_facts:5.3f} {found.calls_per_100:10.1f} {found.stability:9.3f} {found.work_ratio:5.2f} "
-        f"{found.reduction:10.2f} {found.next_ratio:6.3f} {found.invented_per_100:9.1f}"
+        f"{found.waited_per_100:11.0f} {found.reduction:10.2f} {found.next_ratio:6.3f} {found.invented_per_100:9.1f}"
     )
 
 

@@ -63,6 +63,7 @@ class Turn(NamedTuple):
         is_compacted: whether the messages are not the client's own.
         is_new: whether they were shortened anew for this request.
         is_cut: whether the server had to cut them itself.
+        later: calls behind the answer, when nobody waits; one that only has a prompt read has no answer.
     """
 
     messages: Sequence[JsonDict] | None
@@ -70,6 +71,7 @@ class Turn(NamedTuple):
     is_compacted: bool = False
     is_new: bool = False
     is_cut: bool = False
+    later: Sequence[SummaryCall] = ()
 
 
 Method = Callable[[Transcript, Sequence[JsonDict]], Awaitable[Turn]]
@@ -138,8 +140,8 @@ class Slot:
         self._held: list[str] = []
         self.work = 0
 
-    def run(self, tools: Sequence[JsonDict], messages: Sequence[JsonDict], answer: str) -> None:
-        """Counts the work of one request: uncached prefill tokens + 15 × decode tokens."""
+    def run(self, tools: Sequence[JsonDict], messages: Sequence[JsonDict], answer: str) -> int:
+        """Counts the work of one request, uncached prefill tokens + 15 × decode tokens; returns what it prefilled."""
         prompt = [tools_text(tools), *map(rendered, messages)]
         same = 0
         while same < min(len(prompt), len(self._held)) and prompt[same] == self._held[same]:
@@ -150,6 +152,7 @@ class Slot:
             tokens -= count(_common(prompt[same], self._held[same]))
         self.work += tokens + DECODE_WEIGHT * count(answer)
         self._held = [*prompt, answer]
+        return tokens
 
 
 def _common(one: str, other: str) -> str:
@@ -166,6 +169,7 @@ class Tally:
     truncated: int = 0
     refused: int = 0
     calls: int = 0
+    waited: int = 0
     pairs: int = 0
     stable: int = 0
     work: int = 0
@@ -195,10 +199,11 @@ async def replay(transcript: Transcript, window_tokens: int, method: Method) -> 
         client = transcript.messages[:index]
         answer = rendered(message)
         before_work = ideal.work
-        ideal.run(transcript.tools, client, answer)
+        new_tokens = ideal.run(transcript.tools, client, answer)
         turn = await method(transcript, client)
         tally.turns += 1
-        tally.calls += len(turn.calls)
+        tally.calls += len(turn.calls) + sum(bool(call.answer) for call in turn.later)
+        begun_work = slot.work
         for call in turn.calls:
             slot.run(transcript.tools if call.with_tools else (), call.messages, call.answer)
         if turn.messages is None:
@@ -208,7 +213,10 @@ async def replay(transcript: Transcript, window_tokens: int, method: Method) -> 
         tally.bound += ideal.work - before_work
         tokens = prompt_tokens(transcript.tools, turn.messages)
         tally.truncated += turn.is_cut or tokens + RULES.answer_min_tokens > window_tokens
-        slot.run(transcript.tools, turn.messages, answer)
+        summaries_work = slot.work - begun_work
+        tally.waited += summaries_work + max(slot.run(transcript.tools, turn.messages, answer) - new_tokens, 0)
+        for call in turn.later:
+            slot.run(transcript.tools if call.with_tools else (), call.messages, call.answer)
         prompt = list(turn.messages)
         if before is not None:
             tally.pairs += 1
@@ -300,6 +308,8 @@ class Row(NamedTuple):
     Attributes:
         next_ratio: the share of what the recorded next answers take from far back (`next_action.taken`) that the
             compacted prompts before them hold; a mean over turns, then over conversations with three of them or more.
+        waited_per_100: work that stood between 100 requests and the first words of their answers, beside the prefill of
+            what is new in them: summaries, and prompts that had changed.
         invented_per_100: directive sentences without a source (`directives.invented`), in 100 compactions.
     """
 
@@ -311,6 +321,7 @@ class Row(NamedTuple):
     calls_per_100: float
     stability: float
     work_ratio: float
+    waited_per_100: float
     reduction: float
     next_ratio: float
     invented_per_100: float
@@ -332,6 +343,7 @@ def row(tallies: Sequence[Tally]) -> Row:
         calls_per_100=100 * sum(each.calls for each in tallies) / turns,
         stability=sum(each.stable for each in tallies) / pairs if pairs else 1.0,
         work_ratio=sum(each.work for each in tallies) / sum(each.bound for each in tallies),
+        waited_per_100=100 * sum(each.waited for each in tallies) / turns,
         reduction=statistics.median(reductions) if reductions else 0.0,
         next_ratio=_mean(
             [statistics.mean(each.supported) for each in tallies if len(each.supported) >= _LEAST_NEXT_TURNS]

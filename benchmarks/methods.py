@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 from collections.abc import Callable, Sequence
@@ -22,13 +23,16 @@ from benchmarks.measuring import (
 from benchmarks.summarisers import Kind, summary
 from litellm_compaction.core.cut_points import latest_cut, protected_indices
 from litellm_compaction.core.messages import Message, Request, newest_user_index, parse_message, system_prefix_length
+from litellm_compaction.engine import PreparedRequest, RequestContext
 from litellm_compaction.errors import DoesNotFit, SummaryFailed
 from litellm_compaction.summarizer import SummaryAnswer
 from litellm_compaction.tokenizers.families import Family
 from litellm_compaction.tokens.counter import Count
-from tests.engine.bench import Bench, FakeAsk, FakeCounter
+from tests.engine.bench import Bench, Clock, FakeAsk, FakeCounter
 
 _SUMMARY_TOKENS = 800
+# A turn takes so long that what an hour allows is no bound.
+_TURN_S = 600.0
 # Instruction, answer and template of a summary call.
 _RESERVED_TOKENS = 1_400
 _INSTRUCTION = "Summarise the conversation so far for your own later use. " * 35
@@ -75,6 +79,9 @@ class _Pruner(FakeAsk):
         **_: Any,
     ) -> SummaryAnswer:
         raw = [dict(message.raw) for message in messages]
+        if max_tokens == 1:
+            self.calls.append(SummaryCall(raw, bool(tools), ""))
+            return SummaryAnswer(text=".")
         answer = summary(self._kind, "\n".join(map(rendered, raw)), self._facts, max_tokens)
         self.calls.append(SummaryCall(raw, bool(tools), answer))
         if not answer:
@@ -82,24 +89,47 @@ class _Pruner(FakeAsk):
         return SummaryAnswer(text=answer)
 
 
-def ours(kind: Kind, transcript: Transcript, window_tokens: int, **settings: Any) -> Method:
-    """This package's engine with a scripted pruning model."""
+def ours(kind: Kind, transcript: Transcript, window_tokens: int, *, background: str = "off", **settings: Any) -> Method:
+    """This package's engine with a scripted pruning model; with `background: idle` its client is never in a hurry."""
     pruner = _Pruner(kind, [fact["text"] for fact in transcript.facts])
-    bench = Bench(counter=_Counter(), ask=pruner)
+    clock = Clock()
+    bench = Bench(counter=_Counter(), ask=pruner, clock=clock)
     # A client sends the same messages again in each request.
     parsed = {id(message): parse_message(message) for message in transcript.messages}
 
     async def send(transcript: Transcript, client: Sequence[JsonDict]) -> Turn:
         pruner.calls.clear()
         request = Request(messages=tuple(parsed[id(message)] for message in client), tools=tuple(transcript.tools))
+        case = bench.case(window_tokens, may_write_ahead=_yes, background=background, **settings)
         try:
-            guarded = await bench.compactor.guard(request, bench.case(window_tokens, **settings))
+            guarded = await bench.compactor.guard(request, case)
         except DoesNotFit:
             return Turn(None)
         sent = client if guarded.messages is None else [message.raw for message in guarded.messages]
-        return Turn(sent, tuple(pruner.calls), guarded.action != "none", guarded.action == "compacted")
+        calls = tuple(pruner.calls)
+        pruner.calls.clear()
+        if background == "idle":
+            clock.now_s += _TURN_S
+            await _rest(bench, request, case, guarded, transcript.messages[len(client)])
+        is_new = guarded.action == "compacted"
+        return Turn(sent, calls, guarded.action != "none", is_new, later=tuple(pruner.calls))
 
     return send
+
+
+async def _yes() -> bool:
+    return True
+
+
+async def _rest(
+    bench: Bench, request: Request, case: RequestContext, guarded: PreparedRequest, answer: JsonDict
+) -> None:
+    """Lets what is written ahead behind an answer come to its end."""
+    used_tokens = guarded.count.tokens + size(answer)
+    text = "" if answer.get("tool_calls") else str(answer.get("content") or "")
+    bench.compactor.background.answered(request, case, guarded, answer=text, used_tokens=used_tokens)
+    while others := asyncio.all_tasks() - {asyncio.current_task()}:
+        await asyncio.gather(*others, return_exceptions=True)
 
 
 def _without_null(message: JsonDict) -> JsonDict:
