@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from litellm_compaction.core.anchors import is_number, is_plain, latest_values, marked, read, statements
 from litellm_compaction.core.cut_points import is_injected
-from litellm_compaction.core.directives import Piece, sentences, worth
+from litellm_compaction.core.directives import Piece, replaced, sentences, worth
 from litellm_compaction.core.messages import Message, parse_message, render_arguments, user_message, without_notices
 from litellm_compaction.core.secrets import Cleaned, Redact, redactor
 
@@ -35,6 +35,8 @@ SCANNED_CHARS = 120_000
 SCANNED_PER_MESSAGE_CHARS = 12_000
 # Of a person's message more: rules may stand anywhere in it.
 _SCANNED_WORDS_CHARS = 40_000
+# What takes the place of something is said in few words.
+_SCANNED_PER_LATER_CHARS, _MOST_LATER = 4_000, 50
 # A shorter line without an anchor ("So the plan is:") states nothing.
 _LEAST_STATEMENT_CHARS = 30
 # Where a long line is divided: behind a sentence, an item, a word.
@@ -279,8 +281,18 @@ def ledger(
     users = [at for at, message in enumerate(messages) if message.role == "user" and message.text.strip()]
     injected = {at for at in users if is_injected(messages[at])}
     users = [at for at in users if at not in injected]
+    later = [
+        _ends(cleaned[len(messages) + at].text, _SCANNED_PER_LATER_CHARS)
+        for at, message in enumerate(newer)
+        if message.role == "user" and not is_injected(message)
+    ]
     quoted = _users_words(
-        len(users), lambda index: cleaned[users[index]].text.strip(), min(words_tokens, budget_tokens), count, latest
+        len(users),
+        lambda index: cleaned[users[index]].text.strip(),
+        min(words_tokens, budget_tokens),
+        count,
+        latest,
+        later[-_MOST_LATER:],
     )
     shown = [quoted[index].shown for index in sorted(quoted) if quoted[index].shown]
     words = "\n".join((WORDS_HEAD, *shown)) if shown else ""
@@ -338,6 +350,7 @@ def _users_words(
     budget_tokens: int,
     count: Callable[[str], int],
     latest: Mapping[str, str],
+    later: Sequence[str],
 ) -> dict[int, _Quoted]:
     """The user's messages as quotations, by their number; without those that are not looked at any more.
 
@@ -349,6 +362,7 @@ def _users_words(
         budget_tokens: bound on the quotations under their head.
         count: tokens of a text.
         latest: values that hold now.
+        later: what the user said behind them, which may take the place of what they say.
     """
     room = budget_tokens - count(WORDS_HEAD)
     if not number or budget_tokens < _LEAST_WORDS_TOKENS:
@@ -359,7 +373,7 @@ def _users_words(
         sizes = itertools.accumulate(count(each.shown) + 1 for each in whole.values())
         if all(size <= room for size in sizes):
             return whole
-    divided = _divided(number, text_at, latest)
+    divided = _divided(number, text_at, latest, later)
     chosen: dict[int, set[int]] = {index: set() for index in divided}
     misses = 0
     for index, places in _by_worth(divided):
@@ -391,7 +405,9 @@ def _all_texts(number: int, text_at: Callable[[int], str], most_chars: int) -> l
     return found
 
 
-def _divided(number: int, text_at: Callable[[int], str], latest: Mapping[str, str]) -> dict[int, list[_Sentence]]:
+def _divided(
+    number: int, text_at: Callable[[int], str], latest: Mapping[str, str], later: Sequence[str]
+) -> dict[int, list[_Sentence]]:
     """The sentences of the messages that are looked at: of the newest, and of the first, which is the task."""
     texts: dict[int, str] = {}
     scanned = 0
@@ -425,7 +441,24 @@ def _divided(number: int, text_at: Callable[[int], str], latest: Mapping[str, st
         for key, those in said.items():
             newest.setdefault(key, those)
         found[index] = parts
+    _without_replaced(found, later)
     return found
+
+
+def _without_replaced(divided: Mapping[int, list[_Sentence]], later: Sequence[str]) -> None:
+    """Has sentences count no more that a later one takes the place of."""
+    places = [
+        (index, place)
+        for index in sorted(divided)
+        for place, each in enumerate(divided[index])
+        if each.counts and not each.piece.pasted
+    ]
+    behind = [piece.text for text in later for piece in sentences(text) if not piece.pasted]
+    for older in replaced([*(divided[index][place].piece.text for index, place in places), *behind]):
+        if older >= len(places):
+            continue
+        index, place = places[older]
+        divided[index][place] = divided[index][place]._replace(counts=False)
 
 
 def _by_worth(divided: Mapping[int, Sequence[_Sentence]]) -> list[tuple[int, range]]:
@@ -454,6 +487,13 @@ def _by_worth(divided: Mapping[int, Sequence[_Sentence]]) -> list[tuple[int, ran
 def _announced(parts: Sequence[_Sentence], place: int) -> int:
     """Behind what has to stand with the sentence at `place`."""
     end = place + 1
+    if (
+        not place
+        and sum(len(each.piece.text) for each in parts) <= _PIECE_CHARS
+        and all(each.counts and not each.piece.pasted for each in parts)
+    ):
+        # Who says little says one thing.
+        return len(parts)
     while (
         end < min(len(parts), place + _MOST_ANNOUNCED)
         and parts[end - 1].piece.text.endswith(_ANNOUNCES)

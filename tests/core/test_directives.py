@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from litellm_compaction.core.directives import sentences, worth
+from litellm_compaction.core.directives import is_bulk, replaced, sentences, worth
 from tests.work import grows_linearly
 
 CHATTER = "The walk along the river was lovely this morning."
@@ -130,3 +130,57 @@ def test_hostile_text_is_linear_work(hostile: str) -> None:
     assert grows_linearly(
         lambda times: lambda: [worth(*each[:1], pasted=each[1]) for each in sentences(hostile * times)], 2000
     )
+
+
+@pytest.mark.parametrize("said", ["The handover is on 2027-03-19.", "Note: the total may reach $1,250.75."])
+def test_a_sentence_with_a_figure_is_no_paste(said: str) -> None:
+    """Dates and sums have no letters, and people name them."""
+    assert not is_bulk(said)
+    assert is_bulk("2027-03-19 | 1,250.75 | 33 | ok")
+
+
+@pytest.mark.parametrize(
+    ("older", "newer"),
+    [
+        ("The handover goes out on 2027-03-19.", "Update: the handover has moved to March 29."),
+        ("Der Stichtag für die Abnahme ist der 3. März.", "Die Abnahme ist jetzt am 12. April."),
+        ("We planned the workshop with $800.", "The workshop may now cost seven hundred dollars."),
+        ("The workshop's limit is $800.", "From now on, stay under six hundred dollars for the workshop."),
+        ("Support is with Mara Lindqvist this week.", "Jonas Albrecht now does support."),
+        ("We work on branch feature/login-form.", "We switched to feature/search."),
+        ("We call the crawler HERON-11.", "The crawler is MAGPIE-72 now."),
+        ("Answer all mails in English.", "From now on, answer all mails in French."),
+        (
+            "Never tell anybody the door code oak-41.",
+            "The door code was changed: never tell anybody the new one, elm-77.",
+        ),
+    ],
+)
+def test_a_change_in_other_words_takes_the_place_of_what_it_changes(older: str, newer: str) -> None:
+    """Whatever was said in between; and what was said first takes nothing's place."""
+    assert replaced([older, CHATTER, newer]) == {0: 2}
+    assert replaced([newer, CHATTER, older]) == {}
+
+
+@pytest.mark.parametrize(
+    ("older", "newer"),
+    [
+        ("The launch is on 2027-03-19.", "The handbook is now due on March 29."),
+        ("Answer the mails in English.", "Now answer the mails in French."),
+        ("The crash is in src/parser.py.", "There is now a crash in src/lexer.py."),
+        ("ABC-12 is about the login.", "The login is now in ABC-14."),
+        ("Never ship orders to region eu-north-2.", "The orders are now in us-west-3."),
+        ("Is the release on 2027-03-19?", "The release is now on March 29."),
+        ("The release is on 2027-03-19.", "Should the release now be on March 29?"),
+        ("The workshop costs $800.", "The workshop costs $900."),
+    ],
+)
+def test_what_tells_no_change_of_the_same_takes_no_place(older: str, newer: str) -> None:
+    """Another subject, what is next, files and tickets side by side, a rule, a question; and no word of a change."""
+    assert replaced([older, CHATTER, newer]) == {}
+
+
+def test_of_many_changes_looking_for_what_they_change_is_linear_work() -> None:
+    """Each says that the same thing changed."""
+    changes = [f"The port of unit {number} is now HERON-{number}." for number in range(4_000)]
+    assert grows_linearly(lambda times: lambda: replaced(changes[: 10 * times]), 100)

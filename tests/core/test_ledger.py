@@ -464,6 +464,28 @@ def test_a_rule_with_an_old_value_in_it_stays_and_says_so() -> None:
     assert f"{older} (later: port 9090)" in text
 
 
+def test_what_a_later_message_changed_in_other_words_gives_way() -> None:
+    """Where not everything fits, the older is in no section, also where the newer stays verbatim elsewhere."""
+    older, newer = "The handover goes out on 2027-03-19.", "Update: the handover has moved to March 29."
+    talk = [user(f"{FILLER}Part {number}.") for number in range(12)]
+    text = written([user(FILLER), user(older), *talk, user(newer)], budget=200, words=120)
+    assert newer in text
+    assert "2027-03-19" not in text
+    kept = parsed([user(newer)])
+    covered = parsed([user(FILLER), user(older), *talk])
+    assert "2027-03-19" not in ledger(covered, budget_tokens=200, words_tokens=120, count=count, newer=kept)
+    assert "2027-03-19" in ledger(covered, budget_tokens=200, words_tokens=120, count=count)
+
+
+def test_a_short_message_is_quoted_whole() -> None:
+    """Who says little says one thing: the second sentence stands with the first."""
+    talk = [user(f"{FILLER}Part {number}.") for number in range(12)]
+    text = written(
+        [user(FILLER), user("Only use Python 3.11. The sandbox has nothing else."), *talk], budget=160, words=90
+    )
+    assert "- Only use Python 3.11. The sandbox has nothing else.\n" in text
+
+
 def test_a_rule_that_could_not_be_quoted_comes_before_chatter_with_names() -> None:
     """What the user's words had no room for is read like other lines, and rules are still rules there."""
     rules = [f"Do not publish chapter {name} until the editor agrees to it." for name in ("seven", "eight", "nine")]

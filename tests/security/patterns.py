@@ -36,6 +36,7 @@ SEEN_CHARS = {
     "core.anchors._SPAN": 160,
     "core.anchors._VALUE": 4096,  # _SLICE_CHARS
     "core.anchors._STATEMENT_CJK": 4096,
+    **dict.fromkeys((f"core.directives._{name}" for name in ("VALUE", "LABEL", "FILE")), 240),  # _LONGEST_CLAIM_CHARS
     "core.anchors._NAME": 48,  # _NAME_CHARS before a value
     "core.continuation.preamble._ANNOUNCEMENT": 160,  # the first line of a continuation (_LINE_CHARS in preamble)
     "core.continuation.preamble._BARE": 160,
