@@ -65,7 +65,9 @@ class SharedReads:
             began_s: no later than the reading began, by the board's clock (`Heard.now_s`).
             lease_s: how long it is of use.
         """
-        self._coordination.behind(self._tell(root, f"{digest} {began_s:.3f}".encode(), min(lease_s, MAX_LEASE_S)))
+        # Rounded, it must not be later.
+        note = f"{digest} {began_s - 0.001:.3f}".encode()
+        self._coordination.behind(self._tell(root, note, min(lease_s, MAX_LEASE_S)))
 
     async def _tell(self, root: str, note: bytes, lease_s: float) -> None:
         with contextlib.suppress(StoreError):
