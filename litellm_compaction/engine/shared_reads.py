@@ -15,6 +15,7 @@ from litellm_compaction.engine.coordination import Coordination
 from litellm_compaction.engine.shared_pool import shared_name
 from litellm_compaction.errors import StoreError
 from litellm_compaction.stores.board import MAX_LEASE_S, Look
+from litellm_compaction.stores.patience import attentive_wait
 from litellm_compaction.windows.cache import Heard
 
 # Nobody waits longer than the server's own answer takes, as far as that can be told on a busy machine; a board that is
@@ -45,8 +46,7 @@ class SharedReads:
         if self._coordination.is_silent or self._clock() < self._late_until_s:
             return None
         look = asyncio.ensure_future(self._coordination.look(_topic(root)))
-        done, _ = await asyncio.wait({look}, timeout=min(_MOST_WAIT_S, max(_LEAST_WAIT_S, limit_s)))
-        if not done:
+        if await attentive_wait(look, min(_MOST_WAIT_S, max(_LEAST_WAIT_S, limit_s))) is None:
             self._late_until_s = self._clock() + _LATE_S
             self._coordination.behind(_ended(look))
             return None
