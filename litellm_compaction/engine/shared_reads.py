@@ -19,8 +19,8 @@ from litellm_compaction.stores.patience import attentive_wait
 from litellm_compaction.windows.cache import Heard
 
 # Nobody waits longer than the server's own answer takes, as far as that can be told on a busy machine; a board that is
-# late is left alone.
-_LEAST_WAIT_S, _MOST_WAIT_S, _LATE_S = 0.005, 0.02, 10.0
+# late is not asked for other servers' sake in the same moment.
+_LEAST_WAIT_S, _MOST_WAIT_S, _LATE_S = 0.005, 0.02, 2.0
 
 
 class SharedReads:
