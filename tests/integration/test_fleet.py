@@ -49,10 +49,13 @@ class Fleet:
     redis: Server | None
 
     def leases_s(self) -> list[float]:
-        """For how long the processes hold what they hold right now, of a fleet with a Redis."""
+        """For how long the processes hold what they hold right now, of a fleet with a Redis.
+
+        For what one has read of a server, a digest, nobody waits.
+        """
         assert self.redis is not None
         keys = re.findall(rb"compaction:\S+:board", self.redis.says("KEYS", "*:board"))
-        ends_ms = [re.findall(rb"(\d{13}) ", self.redis.says("HVALS", key.decode())) for key in keys]
+        ends_ms = [re.findall(rb"\n(\d{13}) (?![0-9a-f]{64} )", self.redis.says("HVALS", key.decode())) for key in keys]
         return [int(end_ms) / 1000 - time.time() for note in ends_ms for end_ms in note]
 
 
