@@ -11,6 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
+from litellm_compaction.core.directives import NO_NAMES
+
 # "port = 8080", "`timeout`: 30 s", "the base url is now https://…", "Port ist 8080"; the name is what stands before.
 # Each alternative begins with a plain character, so that the search skips ordinary text quickly.
 _VALUE = re.compile(
@@ -176,7 +178,9 @@ def read(parts: Sequence[str], shown: str, ratio: float, *, is_stated: bool) -> 
     signals = numbers = 0
     before = _SENTENCE_ENDS
     for part in parts:
-        if is_stated and part[0].isupper() and before[-1] not in _SENTENCE_ENDS and (name := _PROPER.match(part)):
+        is_name = is_stated and part[0].isupper() and before[-1] not in _SENTENCE_ENDS
+        # "ALWAYS" is written so for its weight, and as a name it would order something that nobody said.
+        if is_name and (name := _PROPER.match(part)) and name[0].casefold() not in NO_NAMES:
             found[name[0]] = _PROPER_WEIGHT * ratio
         before = part
         word = _word(part)

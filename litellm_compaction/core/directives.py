@@ -110,6 +110,8 @@ _COMMON = {name: frozenset(each["common"].split()) for name, each in _LANGUAGES.
 _RULES, _CONDITIONS, _PERSONS, _CHANGES = map(_signals, ("rules", "conditions", "persons", "changes"))
 _COMMONEST = frozenset[str]().union(*_COMMON.values())
 RULE_WORDS = _RULES.words
+# Words that are nobody's name, however they are written.
+NO_NAMES = _COMMONEST.union(*(kind.words for kind in (_RULES, _CONDITIONS, _PERSONS, _CHANGES)))
 
 
 class Piece(NamedTuple):

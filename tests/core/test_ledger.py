@@ -441,6 +441,16 @@ def test_names_of_people_and_places_are_kept(said: str, name: str) -> None:
     assert name in written([assistant(said), *talk], budget=120, words=20)
 
 
+@pytest.mark.parametrize("word", ["ALWAYS", "Only", "SHOULD", "Niemals"])
+def test_a_word_that_orders_is_no_name(word: str) -> None:
+    """Among the names it would order something that nobody said."""
+    others = [result(str(number), f"wrote src/part_{number}.py") for number in range(30)]
+    said = assistant(f"The headers {word} change in Lisbon before the file src/part_1.py does, as Mara found.")
+    lines = written([said, *others], budget=120, words=0).partition(NAMES_HEAD)[2]
+    assert "Lisbon" in lines or "Mara" in lines
+    assert word not in lines
+
+
 def test_a_capital_in_a_tools_output_makes_no_name() -> None:
     """Listings have them in every line."""
     text = written([result("1", "\n".join(f"total {n} of Something Else" for n in range(60)))], budget=200, words=0)
