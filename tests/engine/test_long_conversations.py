@@ -138,7 +138,7 @@ async def test_a_retry_after_a_regeneration_finds_the_shorter_record() -> None:
 async def test_a_window_that_shrinks_for_a_moment_does_not_cost_the_record() -> None:
     """Where the shrunk window has no room for a summary, the full record stays stored for when it grows again."""
     bench = Bench()
-    before, behind = numbered("more about it", 38), numbered("and yet more", 38)
+    before, behind = numbered("more about it", 30), numbered("and yet more", 30)
     bench.ask.answer = f"### Current state\n{before}REMEMBER-ME: the port is open.\n{behind}"
     raw: list[JsonDict] = [system(), user(TASK)]
     for number in range(20):
