@@ -75,7 +75,8 @@ _DIGIT_WORD = (
 _NUMBER = rf"(?:\d[\d,.]{{0,15}}|{_DIGIT_WORD}(?:[ -](?:{_DIGIT_WORD}|hundred|thousand|million|and)){{0,5}})"
 _DIGITS = "0123456789"
 _FILE = re.compile(r"/.{0,120}\.\w{1,5}\Z")
-# The kinds of values; of one kind another value replaces the first.
+# The kinds of values; of one kind another value replaces the first, in rules only where it is one of these.
+_MEASURES = frozenset(("money", "date"))
 _VALUE = re.compile(
     rf"(?P<money>[$€£]\s?\d[\d,.]{{0,15}}|\b{_NUMBER} ?(?:dollars?|euros?|pounds?|usd|eur|gbp|€)\b)"
     rf"|(?P<date>\b\d{{4}}-\d\d-\d\d\b|(?i:\b{_MONTH}) \d{{1,2}}\b|\b\d{{1,2}}\.? (?i:{_MONTH})\b|\b\d\d-\d\d\b)"
@@ -108,6 +109,7 @@ def _signals(kind: str) -> _Signals:
 _LANGUAGES = tomllib.loads(resources.files(__package__).joinpath("languages.toml").read_text(encoding="utf-8"))
 _COMMON = {name: frozenset(each["common"].split()) for name, each in _LANGUAGES.items() if "common" in each}
 _RULES, _CONDITIONS, _PERSONS, _CHANGES = map(_signals, ("rules", "conditions", "persons", "changes"))
+_REPLACES, _ADDS = map(_signals, ("replaces", "adds"))
 _COMMONEST = frozenset[str]().union(*_COMMON.values())
 RULE_WORDS = _RULES.words
 # Words that are nobody's name, however they are written.
@@ -235,12 +237,16 @@ class _Claim(NamedTuple):
         values: by their kind.
         words: all of them, without a label before a colon.
         is_rule: whether one of them makes rules.
+        is_in_place: whether it says that it stands in the place of something.
+        is_beside: whether it says that it stands beside something.
     """
 
     stems: frozenset[str]
     values: Mapping[str, str]
     words: frozenset[str]
     is_rule: bool
+    is_in_place: bool
+    is_beside: bool
 
 
 def _may_claim(sentence: str) -> bool:
@@ -273,7 +279,14 @@ def _read_claim(sentence: str) -> _Claim:
     words = _words(rest) | _words(values.get("path", "").partition("/")[0])
     stems = {word[:_STEM_CHARS] for word in words if len(word) >= _LEAST_STEM_CHARS and not _is_common(word)}
     words = _words(said)
-    return _Claim(frozenset(stems), values, frozenset(words), _RULES.are_in(said, words))
+    return _Claim(
+        stems=frozenset(stems),
+        values=values,
+        words=frozenset(words),
+        is_rule=_RULES.are_in(said, words),
+        is_in_place=_REPLACES.are_in(sentence, _words(sentence)),
+        is_beside=_ADDS.are_in(said, words),
+    )
 
 
 def _is_common(word: str) -> bool:
@@ -282,10 +295,17 @@ def _is_common(word: str) -> bool:
 
 def _gives_another(older: _Claim, newer: _Claim) -> bool:
     beside = len(older.stems - newer.stems)
+    kinds = older.values.keys() & newer.values.keys()
+    if newer.is_beside:
+        return False
     if older.is_rule and not newer.is_rule and beside:
         # "Never ship orders to eu-north-2" holds where they are now in another.
         return False
-    if kinds := older.values.keys() & newer.values.keys():
+    if older.is_rule and not newer.is_in_place and (beside or not kinds & _MEASURES):
+        # Of "from now on, never push to feature/search" nobody can tell whether it stands beside another such rule. A
+        # limit has one value.
+        return False
+    if kinds:
         is_other = any(_is_another(older.values[kind], newer.values[kind]) for kind in kinds)
         return is_other and beside <= _MOST_BESIDE
     shared = len(older.words & newer.words)

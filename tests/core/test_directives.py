@@ -173,10 +173,21 @@ def test_a_change_in_other_words_takes_the_place_of_what_it_changes(older: str, 
         ("Is the release on 2027-03-19?", "The release is now on March 29."),
         ("The release is on 2027-03-19.", "Should the release now be on March 29?"),
         ("The workshop costs $800.", "The workshop costs $900."),
+        ("Never push to feature/login.", "From now on never push to feature/search."),
+        ("Never deploy to eu-north-2.", "From now on never deploy to us-west-1 either."),
+        ("Always copy Mara Lindqvist on mails.", "From now on always copy Jonas Albrecht on mails."),
+        ("Do not touch src/auth/login.", "Please do not touch src/auth/session anymore."),
+        ("Invoices of Acme must not exceed $500.", "The new invoices of Globex must not exceed $900."),
+        ("Never mail customers before 2027-01-01.", "We must now never call customers before 2027-02-01."),
+        ("Always validate all of the inputs.", "From now on always validate all of the outputs."),
+        ("Support is with Mara Lindqvist.", "Jonas Albrecht now does support, too."),
     ],
 )
 def test_what_tells_no_change_of_the_same_takes_no_place(older: str, newer: str) -> None:
-    """Another subject, what is next, files and tickets side by side, a rule, a question; and no word of a change."""
+    """Another subject, what is next, files and tickets side by side, a rule, a question; and no word of a change.
+
+    Nor do rules that may hold side by side, and what says that it is more.
+    """
     assert replaced([older, CHATTER, newer]) == {}
 
 
