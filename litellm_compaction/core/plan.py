@@ -38,6 +38,8 @@ _SUMMARY_SHARE = 0.20
 _SUMMARY_MOST_WINDOW_RATIO, _SUMMARY_MOST_SHARE = 0.15, 0.40
 _LEDGER_SHARE = 0.55
 _EDIT_LEDGER_SHARE = 0.15
+# Of the ledger's lines, to messages that are recent enough to stay.
+_GIVES_WAY_SHARE = 0.60
 _WORDS_TARGET_RATIO = 0.25
 _WORDS_SHARE = 0.50
 _WORDS_HEAD_TOKENS = 12
@@ -476,9 +478,9 @@ def _summarize(
     first = bisect_left(cuts, True, key=lambda cut: total(cut) <= target)
     cut = cuts[min(first, len(cuts) - 1)]
     recent = max((each for each in cuts if each <= len(messages) - depth.keep_recent_messages), default=cut)
-    # For the recent messages the ledger's lines may give way to half, never the target: depth is what makes it rare.
+    # For the recent messages the ledger's lines may give way, never the target: depth is what makes it rare.
     over = total(recent) - target
-    if recent < cut and over <= (ledger_tokens - words_tokens) // 2:
+    if recent < cut and over <= int(_GIVES_WAY_SHARE * (ledger_tokens - words_tokens)):
         cut, ledger_tokens, record_tokens = recent, ledger_tokens - over, record_tokens - over
     # What a coarse cut leaves free up to the target, the ledger may have: it costs a little prefill and no decoding.
     spare = min(max(target - total(cut), 0), ledger_tokens) if not provisional else 0

@@ -180,7 +180,7 @@ class Growths:
             Stamped(stamp_us, _Sample(Profile(*row[:_SIZE]), *row[_SIZE:])) for stamp_us, row in found if _is_row(row)
         ]
         both = newest(_KEPT, learned, self._samples)
-        if [each.stamp_us for each in both] != self.stamps_us():
+        if both != self._samples:
             self._samples, self._known_fit = both, None
 
     @property

@@ -1,4 +1,4 @@
-"""The table of words that signal rules, conditions, changes, additions and persons: of one shape, and no part is passed over."""
+"""The table of words that signal rules, conditions, changes and persons: of one shape, and no part is passed over."""
 
 from __future__ import annotations
 

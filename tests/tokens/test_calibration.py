@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from litellm_compaction.tokens import calibration as calibrations
 from litellm_compaction.tokens.calibration import PLAIN, Calibration, Calibrations, Mix, joined
-from litellm_compaction.tokens.growth import Profile
+from litellm_compaction.tokens.growth import Growths, Profile
 from litellm_compaction.tokens.samples import Stamps
 
 NOW_S = 1e9
@@ -131,6 +131,17 @@ def test_what_processes_learn_is_added_up(one: str, other: str, third: str) -> N
     assert _together(_together(one, other), third) == _together(one, _together(other, third))
     assert _together(one, other, one, other) == _together(one, other)
     assert _together(one) == _together(one, one) == one
+
+
+def test_what_two_learned_in_the_same_moment_is_one_sample() -> None:
+    """The same one, whoever writes first."""
+    rows = [[100, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 110, 25.0]], [[101, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 111, 25.2]]
+    known = [Growths(Stamps(_Clock())) for _ in rows]
+    for growths, order in zip(known, (rows, rows[::-1]), strict=True):
+        for each in order:
+            growths.take_over(each, [7])
+    assert known[0].as_json() == known[1].as_json()
+    assert len(known[0].as_json()) == 1
 
 
 def test_old_knowledge_fades() -> None:
