@@ -93,6 +93,7 @@ class _Progress:
         self._bound_tokens = math.inf
         self._tokens = 0
         self._begun_s = 0.0
+        self._is_done = False
 
     def following(self, model: PruningModel) -> PruningModel:
         """`model`, followed while it answers."""
@@ -109,10 +110,12 @@ class _Progress:
             tool_choice: JsonValue = None,
             is_enough: IsEnough | None = None,
         ) -> SummaryAnswer:
-            self._bound_tokens, self._tokens = max_tokens, 0
-            return await told(
+            self._bound_tokens, self._tokens, self._is_done = max_tokens, 0, False
+            answer = await told(
                 messages, max_tokens=max_tokens, tools=tools, tool_choice=tool_choice, is_enough=is_enough
             )
+            self._is_done = True
+            return answer
 
         following: Ask = ask
         return replace(model, ask=following)
@@ -120,6 +123,9 @@ class _Progress:
     @property
     def rest_s(self) -> float:
         """How long it will take at most until it ends; infinite where it is not nearly done."""
+        if self._is_done:
+            # It is being judged and stored, however much less than it might have been.
+            return 0.0
         if self._tokens < _NEARLY_RATIO * self._bound_tokens:
             return math.inf
         pace = self._tokens / max(self._clock() - self._begun_s, 1e-6)
@@ -136,7 +142,7 @@ class _Writing:
     """A record that is being written.
 
     Attributes:
-        progress: of the call; None before it.
+        progress: of the call for a record; None before it, and when the record is stored.
         is_ended: whether a request that came has ended it.
     """
 
@@ -340,6 +346,7 @@ class Background:
             return
         stored = await self._store.find(case.scope, work.conversation.hashes[1:])
         written = await self._record_ahead(work, stored, owner, writing)
+        writing.progress = None
         known = stored if written is None else [written, *stored]
         reading = await self._off_loop(work, lambda: _to_read(work, known))
         if reading is None:

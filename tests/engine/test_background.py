@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from litellm_compaction.core.compaction import Compaction
 from litellm_compaction.core.messages import Message, Request
 from litellm_compaction.engine import PreparedRequest, PruningModel, RequestContext
 from litellm_compaction.engine.background import MOST_PER_HOUR
@@ -387,6 +388,29 @@ async def test_one_that_is_nearly_done_is_waited_for(ratio: float, *, is_kept: b
     await arriving
     await scene.rested()
     assert bool(scene.bench.store.kept) is is_kept
+
+
+async def test_one_that_has_come_is_stored_whoever_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However short it is: its server is free, and to judge and store it takes a moment."""
+    scene, teller = Scene(), Teller(0.1)
+    storing, stored = asyncio.Event(), asyncio.Event()
+    put = scene.bench.store.put
+
+    async def slow(scope: str, compaction: Compaction) -> None:
+        storing.set()
+        await stored.wait()
+        await put(scope, compaction)
+
+    monkeypatch.setattr(scene.bench.store, "put", slow)
+    teller.rest.set()
+    await scene.turn(pruning_models=[teller.model(scene.bench)])
+    await storing.wait()
+    arriving = asyncio.create_task(scene.turn([user("Hello.")], scope="another"))
+    await settled()
+    stored.set()
+    await arriving
+    await scene.rested()
+    assert len(scene.bench.store.kept) == 1
 
 
 async def test_a_summary_that_fails_leaves_nothing() -> None:

@@ -18,6 +18,8 @@ from tests.real_engine.shim import Exchange, Shim, serve
 _WINDOW = 2048
 _TURNS, _WORDS = 6, 88
 _INSTRUCTION = "You write the record"
+# One that is used: what the model would write by itself is rejected now and then.
+_RECORD = r'root ::= "### Current state\n- Every question so far was answered in one word."'
 # What the template puts around a message, and words that are two tokens.
 _AROUND = 30
 _LIMIT_S = 300.0
@@ -82,15 +84,16 @@ def _next(messages: list[dict[str, Any]], answer: str, text: str) -> list[dict[s
     return [*messages, {"role": "assistant", "content": answer}, {"role": "user", "content": text}]
 
 
-def test_no_turn_reads_more_than_what_is_new(idle: tuple[Proxy, Shim]) -> None:
+def test_no_turn_reads_more_than_what_is_new(idle: tuple[Proxy, Shim], monkeypatch: pytest.MonkeyPatch) -> None:
     """The summary reads its instruction alone, and the turn after it what is new: the chat's cache survives it.
 
     The one after that crosses the trigger as its like were expected to, and finds the compacted prompt read.
     """
     running, shim = idle
+    monkeypatch.setitem(shim.grammars, _INSTRUCTION, _RECORD)
     since, messages = len(shim.exchanges), _talk("kept", 40)
     answer = _ask(running, messages)
-    _until(lambda: (found := _summary(shim, since)) is not None and found.ended.is_set())
+    running.expect_logged("prepared model=talk ")
     messages = _next(messages, answer, prose("near", 70))
     answer = _ask(running, messages)
     _until(lambda: len(shim.exchanges) == since + 4 and shim.exchanges[-1].ended.is_set())
@@ -98,6 +101,7 @@ def test_no_turn_reads_more_than_what_is_new(idle: tuple[Proxy, Shim]) -> None:
     first, summary, after, reading, over = shim.answers("talk", since=since)
     assert summary.cached_tokens >= first.prompt_tokens
     assert after.prompt_tokens - after.cached_tokens <= 70 + _AROUND
+    assert "Every question so far" in summary.text
     assert reading.body["max_tokens"] == 1
     assert over.prompt_tokens < 0.7 * after.prompt_tokens
     assert over.prompt_tokens - over.cached_tokens <= _WORDS + _AROUND
