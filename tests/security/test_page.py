@@ -372,7 +372,9 @@ async def test_keys_that_were_right_are_not_locked_out() -> None:
     for number in range(5000):
         await wrong.tried(str(number), right, key=f"sk-{number}")
     assert len(wrong._right) <= 4096
-    assert "sk-" not in repr(wrong._right)
+    # Three letters of a digest may be these by chance.
+    kept = repr(wrong._right)
+    assert not any(f"sk-{number}" in kept for number in range(1000, 5000))
 
 
 @pytest.mark.parametrize("name", ["Authorization", "X-LiteLLM-API-Key", "api-key", "x-api-key", "X-Own-Key", "form"])
