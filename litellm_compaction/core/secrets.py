@@ -229,7 +229,7 @@ class Cleaned:
             if self._found[at] is not None or chars > _BATCH_CHARS:
                 break
             batch.append(at)
-            chars += len(message.text)
+            chars += len(message.text) + sum(len(call.arguments) for call in message.calls)
         cleaned = self._cleaned([self._messages[at] for at in batch])
         for at, message in zip(batch, cleaned, strict=True):
             self._found[at] = message
