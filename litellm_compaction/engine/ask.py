@@ -39,14 +39,16 @@ from litellm_compaction.core.pruning import (
 from litellm_compaction.core.record import taken_out
 from litellm_compaction.core.strategies import Strategy, strategy_of
 from litellm_compaction.engine.admission import SUMMARY_EXTRA_TOKENS
+from litellm_compaction.engine.cache_reports import CacheReports
 from litellm_compaction.engine.context import MeasuredRequest, PruningModel
 from litellm_compaction.engine.threads import off_loop
 from litellm_compaction.errors import ModelNotLoaded, SummaryFailed, WindowUnknown, WindowUnread
 from litellm_compaction.events import REJECTED
 from litellm_compaction.summarizer import SummaryJob, Upstream, answer_to, summarize, summarize_appended
 from litellm_compaction.tokenizers.sources import Sources
+from litellm_compaction.tokens.count import Fingerprints
 from litellm_compaction.tokens.counter import TokenCounter
-from litellm_compaction.windows.windows import Windows
+from litellm_compaction.windows.windows import Target, Windows
 
 logger = logging.getLogger("litellm_compaction")
 
@@ -174,6 +176,7 @@ class SummaryClient:
         counter: tokens of its prompts.
         sources: by which vocabulary and template it is counted.
         sent: what the served model's cache may hold.
+        reports: is told what goes to a server.
         clock: seconds, monotonic.
     """
 
@@ -184,6 +187,7 @@ class SummaryClient:
         counter: TokenCounter,
         sources: Sources,
         sent: SentPrompts,
+        reports: CacheReports | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._pauses = _Pauses(clock)
@@ -191,6 +195,7 @@ class SummaryClient:
         self._counter = counter
         self._sources = sources
         self._sent = sent
+        self._reports = reports if reports is not None else CacheReports(clock=clock)
 
     async def summary(
         self, work: MeasuredRequest, decision: Summarize, covered: Sequence[Message], pinned: tuple[int, ...]
@@ -240,6 +245,7 @@ class SummaryClient:
                     break
                 attempts.summary_calls_left -= 1
                 calls, asked = calls + 1, model.label
+                target = self.asking(work, model, upstream.prints if upstream is not None else ())
                 timeout_s = until_s - asyncio.get_running_loop().time()
                 try:
                     if upstream is None:
@@ -253,6 +259,7 @@ class SummaryClient:
                         break
                 else:
                     self._pauses.note(work.case.scope, model, is_rejected=False)
+                    self._reports.asked(target)
                     # A reason that is still there says why the configured model was not the one that answered.
                     return Summary(text=text, calls=calls, pruning_model=asked, reason=reason)
             reason = failure
@@ -261,6 +268,12 @@ class SummaryClient:
             if attempts.summary_calls_left <= 0:
                 break
         return Summary(text="", calls=calls, pruning_model=asked, reason=reason, failure=failed)
+
+    def asking(self, work: MeasuredRequest, model: PruningModel, prints: Fingerprints = ()) -> Target:
+        """Notes that a pruning model is about to be asked; gives who that is."""
+        target = work.case.target if model.is_same else model.target
+        self._reports.asking(target, prints)
+        return target
 
     async def _modes(
         self, work: MeasuredRequest, decision: Summarize | None, model: PruningModel, job: SummaryJob
@@ -307,6 +320,8 @@ class SummaryClient:
             tools=work.request.tools,
             tool_choice=work.request.tool_choice,
             tokens=sum(counted.sizes[lead : len(prefix)]),
+            # What else the client's answers are asked with is not sent here.
+            prints=() if work.request.extras else counted.prints,
         )
 
     def _cached_tokens(self, work: MeasuredRequest, base: Compaction | None, cut: int, prefix_tokens: int) -> int:
@@ -317,7 +332,7 @@ class SummaryClient:
             return 0
         lead = system_prefix_length(conversation.messages)
         if sent.covered_hash != (base.covered_hash if base else ""):
-            return 0 if work.family.rereads else conversation.fixed_tokens + sum(conversation.sizes[:lead])
+            return 0 if work.rereads else conversation.fixed_tokens + sum(conversation.sizes[:lead])
         return conversation.fixed_tokens + prefix_tokens - sum(conversation.sizes[lead + sent.messages : cut])
 
     async def prompt_limit(self, work: MeasuredRequest, model: PruningModel, answer_tokens: int) -> PromptLimit:
@@ -475,6 +490,7 @@ class Pruner:
                 continue
             attempts.summary_calls_left -= 1
             calls, asked = calls + 1, model.label
+            self._summary_client.asking(work, model)
             try:
                 compaction = await _answered(work, decision, model, question)
             except SummaryFailed as error:

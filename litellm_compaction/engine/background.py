@@ -37,6 +37,7 @@ from litellm_compaction.core.plan import (
 )
 from litellm_compaction.engine.admission import Admission, Reservation, server_of
 from litellm_compaction.engine.build import BuiltCompaction, CompactionBuilder
+from litellm_compaction.engine.cache_reports import CacheReports
 from litellm_compaction.engine.context import (
     Attempts,
     MeasuredRequest,
@@ -199,6 +200,7 @@ class Background:
         builder: makes them.
         measurer: weighs conversations.
         outgoing: makes what is sent.
+        reports: is told what goes to a server.
         admission: knows who else uses a server, and tells of those who come.
         store: keeps them.
         reporter: tells of them.
@@ -212,6 +214,7 @@ class Background:
         builder: CompactionBuilder,
         measurer: RequestMeasurer,
         outgoing: Outgoing,
+        reports: CacheReports,
         admission: Admission,
         store: Store,
         reporter: Reporter,
@@ -221,6 +224,7 @@ class Background:
         self._builder = builder
         self._measurer = measurer
         self._outgoing = outgoing
+        self._reports = reports
         self._admission = admission
         self._store = store
         self._reporter = reporter
@@ -420,6 +424,7 @@ class Background:
             async with room.for_summary(work.window, guarded.count.tokens):
                 await self._store.put(work.case.scope, replace(compaction, ahead=False, early=True))
                 room.started()
+                self._reports.asking(work.case.target)
                 request = work.request
                 await model.ask(sent, max_tokens=1, tools=request.tools, tool_choice=request.tool_choice)
                 room.ended()
@@ -464,7 +469,7 @@ async def _is_allowed(work: MeasuredRequest) -> bool:
 
 def _planned_ahead(work: MeasuredRequest, stored: Sequence[Compaction]) -> Summarize | None:
     is_same = any(model.is_same for model in work.case.pruning_models)
-    if work.family.rereads and is_same and not work.budget.own.triggers(work.count.tokens):
+    if work.rereads and is_same and not work.budget.own.triggers(work.count.tokens):
         # Behind the instruction the server cannot go back to the conversation: it would read all of the next turn.
         return None
     return plan_ahead(work.conversation, work.budget, work.depth, stored, work.count_text)
@@ -474,7 +479,7 @@ def _to_read(work: MeasuredRequest, stored: Sequence[Compaction]) -> Reading | N
     if not any(model.is_same for model in work.case.pruning_models):
         return None
     reading = plan_reading(work.conversation, work.budget, work.depth, stored, work.count_text)
-    if reading is not None and work.family.rereads and not reading.is_certain:
+    if reading is not None and work.rereads and not reading.is_certain:
         # Behind what it was made to read the server cannot go on with another ending: it would read all of it again.
         return None
     return reading

@@ -27,6 +27,7 @@ from litellm_compaction.engine.admission import Admission, Reservation, server_o
 from litellm_compaction.engine.ask import SentPrompts, SummaryClient
 from litellm_compaction.engine.background import QUIET_S, Background
 from litellm_compaction.engine.build import BuiltCompaction, CompactionBuilder, alike, same
+from litellm_compaction.engine.cache_reports import CacheReports
 from litellm_compaction.engine.context import (
     CompactionNeeded,
     Foreseen,
@@ -115,7 +116,10 @@ class Compactor:
         self._store = store
         self._reporter = Reporter(observers, clock=clock, wall_clock=wall_clock)
         sent = SentPrompts()
-        summary_client = SummaryClient(windows=windows, counter=counter, sources=self.sources, sent=sent, clock=clock)
+        self._reports = CacheReports(clock=clock, wall_clock=wall_clock)
+        summary_client = SummaryClient(
+            windows=windows, counter=counter, sources=self.sources, sent=sent, reports=self._reports, clock=clock
+        )
         self._clock, self._wall_clock = clock, wall_clock
         self._builder = CompactionBuilder(summary_client=summary_client, store=store, clock=clock)
         self._compactions: Flights[_Flown] = Flights()
@@ -125,17 +129,30 @@ class Compactor:
         if self._coordination is not None:
             windows.hear(SharedReads(self._coordination, clock=clock))
         self._measurer = RequestMeasurer(
-            windows=windows, counter=counter, sources=self.sources, coordination=self._coordination, clock=clock
+            windows=windows,
+            counter=counter,
+            sources=self.sources,
+            reports=self._reports,
+            coordination=self._coordination,
+            clock=clock,
         )
         self._outgoing = Outgoing(measurer=self._measurer, sent=sent)
-        self._replies = ReplyReader(windows=windows, counter=counter, feedback=self._feedback, reporter=self._reporter)
+        self._replies = ReplyReader(
+            windows=windows,
+            counter=counter,
+            feedback=self._feedback,
+            reports=self._reports,
+            reporter=self._reporter,
+        )
         self.going_on = GoingOn(store, wall_clock)
         self.answer_counts = AnswerCounts()
         self._admission = Admission(coordination=self._coordination)
+        self._admission.sending = self._reports.sending
         self.background = Background(
             builder=self._builder,
             measurer=self._measurer,
             outgoing=self._outgoing,
+            reports=self._reports,
             admission=self._admission,
             store=store,
             reporter=self._reporter,
@@ -147,6 +164,7 @@ class Compactor:
             counter=counter,
             feedback=self._feedback,
             measurer=self._measurer,
+            reports=self._reports,
             room=lambda work: Reservation(self._admission, work.case),
             clock=clock,
         )
@@ -507,10 +525,22 @@ class Compactor:
         return Reservation(self._admission, case)
 
     def learn(
-        self, case: RequestContext, guarded: PreparedRequest, *, prompt_tokens: int, completion_tokens: int
+        self,
+        case: RequestContext,
+        guarded: PreparedRequest,
+        *,
+        prompt_tokens: int,
+        completion_tokens: int,
+        cached_tokens: int | None = None,
     ) -> None:
         """Takes note of a reply's usage; arguments as `ReplyReader.learn`."""
-        self._replies.learn(case, guarded, prompt_tokens=prompt_tokens, completion_tokens=completion_tokens)
+        self._replies.learn(
+            case,
+            guarded,
+            prompt_tokens=prompt_tokens,
+            completion_tokens=completion_tokens,
+            cached_tokens=cached_tokens,
+        )
 
     def learn_overflow(self, case: RequestContext, guarded: PreparedRequest | None, overflow: Overflow) -> None:
         """Takes note of an overflow error; arguments as `ReplyReader.learn_overflow`."""

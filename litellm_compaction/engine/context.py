@@ -185,6 +185,7 @@ class MeasuredRequest:
     Attributes:
         tokens_before: the estimated prompt as it came, before any text was cut to an excerpt.
         count_text: tokens of a text, for this model.
+        rereads: whether the server reads a whole prompt again after any change, as far as anybody knows.
         is_shortened: whether its messages are excerpts of the client's, so that they must be sent in any case.
         floor_count: of what no compaction can shrink, as a request of its own, where the server was asked for it.
         started_s: of the compactor's monotonic clock.
@@ -199,6 +200,7 @@ class MeasuredRequest:
     budget: Budget
     window: Window
     family: Family
+    rereads: bool = False
     is_shortened: bool = False
     floor_count: Count | None = None
     started_s: float
@@ -206,7 +208,7 @@ class MeasuredRequest:
     @property
     def depth(self) -> CompactionOptions:
         """How deep to compact this model's prompts."""
-        return replace(self.case.depth, rereads=self.family.rereads)
+        return replace(self.case.depth, rereads=self.rereads)
 
     @property
     def is_voluntary(self) -> bool:

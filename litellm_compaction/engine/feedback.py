@@ -13,6 +13,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, replace
 
 from litellm_compaction.concurrency import Bounded, ended
+from litellm_compaction.engine.cache_reports import CacheReports
 from litellm_compaction.engine.context import PreparedRequest, RequestContext
 from litellm_compaction.engine.reporting import Reporter
 from litellm_compaction.errors import CompactionError, Overflow
@@ -253,18 +254,34 @@ class ReplyReader:
         windows: are asked for anew where a reply contradicts them.
         counter: knows what is suspicious.
         feedback: keep what is true.
+        reports: learns what is kept in caches.
         reporter: tells of what was cut.
     """
 
-    def __init__(self, *, windows: Windows, counter: TokenCounter, feedback: UsageFeedback, reporter: Reporter) -> None:
+    def __init__(
+        self,
+        *,
+        windows: Windows,
+        counter: TokenCounter,
+        feedback: UsageFeedback,
+        reports: CacheReports,
+        reporter: Reporter,
+    ) -> None:
         self._windows = windows
         self._counter = counter
         self._feedback = feedback
+        self._reports = reports
         self._reporter = reporter
         self._asking: set[asyncio.Task[None]] = set()
 
     def learn(
-        self, case: RequestContext, guarded: PreparedRequest, *, prompt_tokens: int, completion_tokens: int
+        self,
+        case: RequestContext,
+        guarded: PreparedRequest,
+        *,
+        prompt_tokens: int,
+        completion_tokens: int,
+        cached_tokens: int | None = None,
     ) -> None:
         """Compares a reply's usage with our count: trains the counter, or raises the truncation alarm.
 
@@ -273,6 +290,7 @@ class ReplyReader:
             guarded: what was sent.
             prompt_tokens: as the server reported them for exactly that.
             completion_tokens: likewise; 0 for an empty answer.
+            cached_tokens: the part of `prompt_tokens` that the server had in its cache; None where it does not say.
         """
         if completion_tokens > 0:
             self._windows.served(case.target, prompt_tokens)
@@ -280,6 +298,7 @@ class ReplyReader:
         if not reason:
             # A reply that was itself truncated never gets here: it would teach the counter a wrong ratio.
             self._feedback.learn(case.target.key, case.label, guarded.count, prompt_tokens)
+            self._reports.learn(case, guarded, prompt_tokens=prompt_tokens, cached_tokens=cached_tokens)
             return
         is_inside = prompt_tokens < _INSIDE_RATIO * guarded.window.tokens
         is_low = reason == "prompt_far_below_count"
@@ -327,7 +346,7 @@ class ReplyReader:
             self._windows.learn(case.target, overflow.window_tokens)
         if overflow.prompt_tokens is not None and guarded is not None:
             # In the middle of an answer the number has what was generated in it, which makes no anchor.
-            count = replace(guarded.count, fingerprint=0, anchor=None)
+            count = replace(guarded.count, prints=(), anchor=None)
             self._feedback.learn(case.target.key, case.label, count, overflow.prompt_tokens)
 
 

@@ -30,6 +30,7 @@ from litellm_compaction.core.plan import Edit, Making
 from litellm_compaction.core.prompts import with_every_result
 from litellm_compaction.core.strategies import chooses
 from litellm_compaction.engine.ask import SentPrompts
+from litellm_compaction.engine.cache_reports import CacheReports
 from litellm_compaction.engine.context import MeasuredRequest, PreparedRequest, RequestContext
 from litellm_compaction.engine.coordination import Coordination
 from litellm_compaction.engine.shared_pool import shared_name
@@ -62,6 +63,7 @@ class RequestMeasurer:
         windows: which context length a target has.
         counter: tokens of a request.
         sources: by which vocabulary and template a target is counted.
+        reports: whether its server reads whole prompts again.
         coordination: with the other processes; None for no others.
         clock: seconds, monotonic, for durations.
     """
@@ -72,6 +74,7 @@ class RequestMeasurer:
         windows: Windows,
         counter: TokenCounter,
         sources: Sources,
+        reports: CacheReports | None = None,
         coordination: Coordination | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -79,6 +82,7 @@ class RequestMeasurer:
         self._coordination = coordination
         self._counter = counter
         self._sources = sources
+        self._reports = reports if reports is not None else CacheReports(clock=clock)
         self._clock = clock
         self._warm_ups: Flights[None] = Flights()
 
@@ -108,9 +112,7 @@ class RequestMeasurer:
         """
         work = await self.weigh(Request(messages=(user_message(""),)), case)
         own = replace(work.count, tokens=tokens, raw_tokens=tokens, sizes=(tokens,), tools_tokens=0, overhead_tokens=0)
-        count = replace(
-            own, error_ratio=0.0, text_error_ratio=0.0, text_ratio=1.0, exact=True, fingerprint=0, anchor=None
-        )
+        count = replace(own, error_ratio=0.0, text_error_ratio=0.0, text_ratio=1.0, exact=True, prints=(), anchor=None)
         return self._work(work.request, case, work.window, work.family, count, (), work.started_s)
 
     async def again(self, work: MeasuredRequest) -> MeasuredRequest:
@@ -270,6 +272,7 @@ class RequestMeasurer:
             ),
             window=window,
             family=family,
+            rereads=self._reports.rereads(case.target, family),
             started_s=started_s,
         )
 
@@ -337,7 +340,7 @@ def _with_rest(count: Count, counted: _Counted) -> Count:
         tools_tokens=tools_tokens,
         raw_tokens=raw_tokens,
         exact=False,
-        fingerprint=0,
+        prints=(),
         anchor=None,
     )
 

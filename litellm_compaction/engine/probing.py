@@ -19,6 +19,7 @@ from litellm_compaction.core.budget import Budget
 from litellm_compaction.core.cut_points import protected_indices
 from litellm_compaction.core.messages import Message, Request, system_prefix_length, user_message, with_text
 from litellm_compaction.engine.admission import Reservation
+from litellm_compaction.engine.cache_reports import CacheReports
 from litellm_compaction.engine.context import MeasuredRequest, PreparedRequest
 from litellm_compaction.engine.feedback import UsageFeedback, truncation
 from litellm_compaction.engine.measure import RequestMeasurer
@@ -60,6 +61,7 @@ class Prober:
         counter: believes what is told.
         feedback: keep it.
         measurer: count what is asked about.
+        reports: is told what goes to a server.
         room: makes the place of a question beside the others that share a context.
         clock: seconds, monotonic.
     """
@@ -71,6 +73,7 @@ class Prober:
         counter: TokenCounter,
         feedback: UsageFeedback,
         measurer: RequestMeasurer,
+        reports: CacheReports,
         room: Callable[[MeasuredRequest], Reservation],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -78,6 +81,7 @@ class Prober:
         self._counter = counter
         self._feedback = feedback
         self._measurer = measurer
+        self._reports = reports
         self._room = room
         self._clock = clock
         self._questions: Flights[bool] = Flights()
@@ -183,6 +187,7 @@ class Prober:
             return False
         attempts.may_recount = False
         attempts.summary_calls_left -= 1
+        self._reports.asking(work.case.target)
         prompt_tokens = await work.case.measure(request, answer_tokens=_RECOUNT_ANSWER_TOKENS)
         if prompt_tokens is None or truncation(guarded, prompt_tokens, 1, self._counter):
             return False
@@ -242,6 +247,7 @@ class Prober:
             # A request that holds room already asks in it: it would wait for itself.
             if not case.attempts.seats:
                 await room.take_for_question(work.window, most_tokens)
+            self._reports.asking(case.target)
             limit_s = min(_LIMIT_S + _LIMIT_S_PER_TOKEN * most_tokens, case.settings.summary_timeout_s)
             told = await asyncio.wait_for(case.measure(request), limit_s)
         except (asyncio.TimeoutError, Overloaded):

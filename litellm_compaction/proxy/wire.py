@@ -64,10 +64,11 @@ _MOST_DIGITS = 18
 
 
 class Usage(NamedTuple):
-    """A reply's usage, in tokens."""
+    """A reply's usage, in tokens; of its prompt what the server had in its cache, None where it does not say."""
 
     prompt_tokens: int
     completion_tokens: int
+    cached_tokens: int | None = None
 
 
 def decode(body: Mapping[str, Any]) -> Request | None:
@@ -454,7 +455,9 @@ def usage_of(response: object) -> Usage | None:
         return None
     # Part of the prompt, as OpenAI defines it; where it is more, the server leaves it out of the other number.
     cached = _field(_field(usage, "prompt_tokens_details"), "cached_tokens")
-    return Usage(prompt + cached if _is_count(cached) and cached > prompt else prompt, completion)
+    if not _is_count(cached) or cached < 0:
+        return Usage(prompt, completion)
+    return Usage(prompt + cached if cached > prompt else prompt, completion, cached)
 
 
 def _field(value: object, name: str) -> object:

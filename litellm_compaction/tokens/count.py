@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import ceil
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from litellm_compaction.tokens.calibration import PLAIN, Mix
 from litellm_compaction.tokens.growth import Profile
@@ -21,6 +21,10 @@ _OLD_TURNS_RATIO = 0.005
 _OTHER_DOUBT, _DIGIT_DOUBT = 0.35, 0.25
 # By so much a stand-in's margin is wider than it was ever seen to count too much.
 _LEAST_DOUBT, _SAFE_ERROR = 0.05, 0.10
+
+# One per number of messages, none included. Hashes of this process: 64 bit, seeded, and cached by the interpreter in
+# each string, so that the second hook that counts a request gets them for nothing.
+Fingerprints: TypeAlias = tuple[int, ...]
 
 
 class Anchor(NamedTuple):
@@ -163,7 +167,7 @@ class Count:
         profile: what the messages consist of, where a stand-in counted them.
         role: of the last message.
         lead_tokens: of the system messages that it begins with.
-        fingerprint: of all that was counted, 0 where it has none.
+        prints: entry i stands for the first i messages, to the letter, with tools and extras; empty where it has none.
         anchor: the prompt that it begins with and that the server has counted, if any.
     """
 
@@ -188,8 +192,13 @@ class Count:
     profile: Profile | None = None
     role: str = ""
     lead_tokens: int = 0
-    fingerprint: int = 0
+    prints: Fingerprints = ()
     anchor: Anchor | None = None
+
+    @property
+    def fingerprint(self) -> int:
+        """Of all that was counted, 0 where it has none."""
+        return self.prints[-1] if self.prints else 0
 
     @property
     def margin_tokens(self) -> int:

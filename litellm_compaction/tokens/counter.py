@@ -28,9 +28,17 @@ from litellm_compaction.tokens.calibration import (
     is_plausible,
     joined,
 )
-from litellm_compaction.tokens.count import Anchor, Count, Deviation, RawCount, least_ratio_of, solid_tokens
+from litellm_compaction.tokens.count import (
+    Anchor,
+    Count,
+    Deviation,
+    Fingerprints,
+    RawCount,
+    least_ratio_of,
+    solid_tokens,
+)
 from litellm_compaction.tokens.formula import Item, Measure, mix_of, raw_tokens
-from litellm_compaction.tokens.prefix import Anchored, Anchors, Fingerprints, fingerprints
+from litellm_compaction.tokens.prefix import Anchored, Anchors, fingerprints
 from litellm_compaction.tokens.rendered import Counting
 from litellm_compaction.tokens.samples import Stamps
 
@@ -146,7 +154,7 @@ class TokenCounter:
             profile=raw.profile,
             role=role,
             lead_tokens=sum(sizes[: system_prefix_length(request.messages)]) if raw.profile is not None else 0,
-            fingerprint=prints[-1] if prints else 0,
+            prints=prints,
             anchor=anchor,
         )
 

@@ -11,12 +11,20 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 from litellm_compaction.concurrency import Bounded
 from litellm_compaction.core.messages import Message, Request
 from litellm_compaction.tokens.calibration import EXACT_ERROR, TINY_TOKENS, Calibrations, Prediction
-from litellm_compaction.tokens.count import Anchor, Count, RawCount, least_ratio, least_ratio_of, solid_tokens
+from litellm_compaction.tokens.count import (
+    Anchor,
+    Count,
+    Fingerprints,
+    RawCount,
+    least_ratio,
+    least_ratio_of,
+    solid_tokens,
+)
 from litellm_compaction.tokens.growth import Growth, Profile
 from litellm_compaction.tokens.media import UNKNOWN, Price
 
@@ -30,10 +38,6 @@ _LOW_ERROR = 0.05
 _MAX_ADDED_RATIO = 1.5
 # So sure must a reading be that it is called safe, and never closer than this to what new messages take.
 _SURE_DEVIATIONS, _LEAST_GROWTH_ERROR = 3.0, 0.35
-
-# One per number of messages, none included. Hashes of this process: 64 bit, seeded, and cached by the interpreter in
-# each string, so that the second hook that counts a request gets them for nothing.
-Fingerprints: TypeAlias = tuple[int, ...]
 
 
 class Anchors:

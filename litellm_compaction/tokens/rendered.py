@@ -20,7 +20,7 @@ from litellm_compaction.tokenizers.registry import is_loaded, vocabulary
 from litellm_compaction.tokenizers.vocabulary import Segment
 from litellm_compaction.tokens.attribution import Beginning, Beginnings, Scale, Shares, share
 from litellm_compaction.tokens.calibration import EXACT_ERROR, PLAIN
-from litellm_compaction.tokens.count import RawCount
+from litellm_compaction.tokens.count import Fingerprints, RawCount
 from litellm_compaction.tokens.formula import (
     Beside,
     Item,
@@ -31,7 +31,6 @@ from litellm_compaction.tokens.formula import (
     tools_estimate,
     tools_item,
 )
-from litellm_compaction.tokens.prefix import Fingerprints
 from litellm_compaction.tokens.prompt import Prompt, drops_tools, has_system, render, texts_of, tool_prompts, tools_key
 
 # About 200 bytes each.

@@ -19,6 +19,7 @@ from litellm_compaction.stores import Board, MemoryStore
 from litellm_compaction.summarizer import SummaryAnswer
 from litellm_compaction.tokenizers.families import Family
 from litellm_compaction.tokens.counter import Count, TokenCounter
+from litellm_compaction.tokens.prefix import fingerprints
 from litellm_compaction.windows.windows import Target, Windows
 from tests.builders import JsonDict, broken_promises, count, parsed, size
 
@@ -60,6 +61,7 @@ class FakeCounter(TokenCounter):
             text_error_ratio=0.0,
             exact=True,
             raw_tokens=tokens,
+            prints=fingerprints(request),
         )
 
     def text_counter(self, target_key: str, family: Family) -> Callable[[str], int]:

@@ -12,6 +12,8 @@ from tests.engine.bench import Bench, sent, settled
 
 # A sliding window by its name, and a model that goes on from wherever a prompt begins to differ.
 SLIDING, PLAIN = "gemma-3-12b-it", "llama-3.1-8b-instruct"
+# One that nobody knows, which cannot go back either.
+UNKNOWN = "our-own-hybrid"
 WINDOW = 8192
 
 
@@ -28,8 +30,8 @@ class Run(NamedTuple):
     kept: list[Compaction]
 
 
-def agent(rounds: int, *, words: int, says: int) -> list[JsonDict]:
-    raw = [system(), user("Find out why the build is slow.")]
+def agent(rounds: int, *, words: int, says: int, lead: str = "You are helpful.") -> list[JsonDict]:
+    raw = [system(lead), user("Find out why the build is slow.")]
     for number in range(rounds):
         raw += [
             calls(
@@ -40,26 +42,50 @@ def agent(rounds: int, *, words: int, says: int) -> list[JsonDict]:
     return raw
 
 
-async def run_of(model: str, raw: list[JsonDict]) -> Run:
-    """Plays a run against a scripted server that keeps what it read last, and only goes on behind all of it."""
+async def run_of(model: str, raw: list[JsonDict], *, reports: bool = False, goes_back: bool = False) -> Run:
+    """Plays a run against a scripted server that keeps what it read last, and only goes on behind all of it.
+
+    Args:
+        model: its name.
+        raw: the run.
+        reports: whether usage says what it had in its cache.
+        goes_back: whether it finds the beginning of what it holds, too.
+    """
     bench = Bench()
     target = bench.target(WINDOW, model=model)
     pruning = bench.pruning_model(bench.ask)
     held: list[str] = []
     read = changes = 0
+
+    def read_now(fresh: list[str]) -> tuple[int, bool]:
+        nonlocal held
+        common = next((at for at, (one, other) in enumerate(zip(held, fresh, strict=False)) if one != other), -1)
+        is_continued = fresh[: len(held)] == held
+        found = len(held) if is_continued else max(common, 0) * goes_back
+        held = fresh
+        return sum(map(count, fresh[:found])), is_continued
+
     for end in range(4, len(raw) + 1, 2):
         asked = len(bench.ask.prompts)
-        guarded = await bench.guard(raw[:end], WINDOW, target=target, pruning_models=[pruning])
+        case = bench.case(WINDOW, target=target, pruning_models=[pruning])
+        guarded = await bench.compactor.guard(bench.request(raw[:end]), case)
         for messages in bench.ask.messages[asked:]:
             fresh = as_bytes(messages)
-            is_continued = fresh[: len(held)] == held
-            read += sum(map(count, fresh[len(held) :] if is_continued else fresh))
-            held = fresh
+            read += sum(map(count, fresh)) - read_now(fresh)[0]
         prompt = as_bytes(sent(raw[:end], guarded))
-        is_continued = prompt[: len(held)] == held
+        room = bench.compactor.room(case)
+        await room.take(guarded, guarded.max_output_tokens(None), is_watched=True)
+        cached, is_continued = read_now(prompt)
+        read += sum(map(count, prompt)) - cached
         changes += not is_continued
-        read += sum(map(count, prompt[len(held) :] if is_continued else prompt))
-        held = prompt
+        bench.compactor.learn(
+            case,
+            guarded,
+            prompt_tokens=guarded.count.tokens,
+            completion_tokens=5,
+            cached_tokens=cached if reports else None,
+        )
+        room.leave()
     return Run(read + 15 * sum(bench.ask.max_tokens), changes, [compaction for _, compaction in bench.store.kept])
 
 
@@ -73,6 +99,25 @@ async def test_a_model_that_rereads_everything_reads_less(words: int, says: int)
     plain, sliding = await run_of(PLAIN, raw), await run_of(SLIDING, raw)
     assert sliding.changes <= plain.changes
     assert sliding.work_tokens < 0.9 * plain.work_tokens
+
+
+async def test_what_usage_shows_counts_for_a_model_that_nobody_knows() -> None:
+    """From the third change on its prompts change as rarely, and as deep, as those of a model that says it."""
+    raw = agent(100, words=60, says=60, lead=prose("the lead", 400))
+    silent = await run_of(UNKNOWN, raw)
+    learned = await run_of(UNKNOWN, raw, reports=True)
+    known = await run_of(SLIDING, raw)
+    assert learned.changes <= silent.changes
+    assert learned.work_tokens < 0.8 * silent.work_tokens
+    assert learned.work_tokens < 1.15 * known.work_tokens
+
+
+async def test_usage_of_a_server_that_goes_back_changes_nothing() -> None:
+    """What is sent is the same as where usage says nothing."""
+    raw = agent(60, words=60, says=60, lead=prose("the lead", 400))
+    silent = await run_of(UNKNOWN, raw, goes_back=True)
+    told = await run_of(UNKNOWN, raw, goes_back=True, reports=True)
+    assert (told.changes, told.work_tokens) == (silent.changes, silent.work_tokens)
 
 
 async def test_an_edit_takes_all_that_it_can() -> None:

@@ -712,14 +712,37 @@ async def test_answer_that_is_passed_holds_its_room_until_it_is_read() -> None:
     assert not scene.compactor._admission._pools
 
 
+def _usage(prompt_tokens: int, cached_tokens: object) -> dict[str, Any]:
+    details = {"cached_tokens": cached_tokens}
+    return {"prompt_tokens": prompt_tokens, "completion_tokens": 3, "prompt_tokens_details": details}
+
+
 @pytest.mark.parametrize(
     ("usage", "read"),
     [
-        ({"prompt_tokens": 900, "completion_tokens": 3}, (900, 3)),
-        ({"prompt_tokens": 900, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 800}}, (900, 3)),
-        ({"prompt_tokens": 100, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 800}}, (900, 3)),
-        ({"prompt_tokens": 900, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": None}}, (900, 3)),
-        ({"prompt_tokens": 900, "completion_tokens": 3, "prompt_tokens_details": 7}, (900, 3)),
+        ({"prompt_tokens": 900, "completion_tokens": 3}, (900, 3, None)),
+        (
+            {"prompt_tokens": 900, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 800}},
+            (900, 3, 800),
+        ),
+        (
+            {"prompt_tokens": 100, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 800}},
+            (900, 3, 800),
+        ),
+        (_usage(900, 0), (900, 3, 0)),
+        (
+            {"prompt_tokens": 900, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": -1}},
+            (900, 3, None),
+        ),
+        (
+            {"prompt_tokens": 900, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": True}},
+            (900, 3, None),
+        ),
+        (
+            {"prompt_tokens": 900, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": None}},
+            (900, 3, None),
+        ),
+        ({"prompt_tokens": 900, "completion_tokens": 3, "prompt_tokens_details": 7}, (900, 3, None)),
         ({"prompt_tokens": 0, "completion_tokens": 3}, None),
         ({"prompt_tokens": None, "completion_tokens": 3}, None),
         ({"prompt_tokens": 900}, None),
@@ -727,6 +750,6 @@ async def test_answer_that_is_passed_holds_its_room_until_it_is_read() -> None:
         (None, None),
     ],
 )
-def test_usage_is_the_whole_prompts_or_none(usage: Any, read: tuple[int, int] | None) -> None:
+def test_usage_is_the_whole_prompts_or_none(usage: Any, read: tuple[int, int, int | None] | None) -> None:
     """A number without what the server had in its cache would look like a prompt that was cut."""
     assert usage_of({"usage": usage}) == read

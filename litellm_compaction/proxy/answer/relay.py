@@ -290,7 +290,9 @@ class Relay:
     @property
     def filled_tokens(self) -> int:
         """How much of the window was taken in the end: as the server says, else as we count."""
-        return sum(self.usage) if self.usage is not None else self.used_tokens()
+        if self.usage is None:
+            return self.used_tokens()
+        return self.usage.prompt_tokens + self.usage.completion_tokens
 
     @property
     def is_stuck(self) -> bool:

@@ -1,0 +1,226 @@
+"""Whether a server reads a whole prompt again after any change of it, by what it reports of its cache.
+
+Told of every prompt that goes to a server, and of the `cached_tokens` in its answers' usage; asked by `measure.py` for
+each request of a model of which its file and its name do not say so (`Family.rereads`).
+
+Of two prompts in a row that begin alike, a server which keeps prefixes has the common beginning of the second one at
+hand; one that cannot go back (sliding windows, running states) has only what goes on behind all of the first. So the
+second one's report decides, where it is known that nothing else came in between and that the cache works: it was as
+good as its word for the latest prompt that only went on. It does not matter why everything is read again: another slot,
+or blocks that are too long for the beginning, cost the same. LM Studio reports nothing on chat completions
+(lmstudio-bug-tracker 778), so it teaches nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from litellm_compaction.concurrency import Bounded
+from litellm_compaction.engine.context import PreparedRequest, RequestContext
+from litellm_compaction.tokenizers.families import Family
+from litellm_compaction.tokens.count import Count, Fingerprints
+from litellm_compaction.tokens.samples import Stamped, Stamps, newest
+from litellm_compaction.windows.lmstudio import server_root
+from litellm_compaction.windows.windows import Target
+
+logger = logging.getLogger("litellm_compaction")
+
+# So many in a row decide: one may be another program's doing.
+_DECIDING = 3
+# A shorter beginning says little: templates put words of their own there, and servers keep whole blocks.
+LEAST_SHARED_TOKENS = 256
+# Of the beginning: less than this is as good as nothing, more than the other was kept.
+_NOTHING_RATIO, _KEPT_RATIO = 0.1, 0.5
+# With a smaller part of a prompt in common llama.cpp takes another slot (`--slot-prompt-similarity`, 0.1; common.h).
+_LEAST_SHARED_RATIO = 0.1
+# Caches in the cloud forget after five to ten minutes (OpenAI, "Prompt caching").
+_FRESH_S = 300.0
+# Two prompts' hashes each: 40 kB where they have a thousand messages.
+_MAX_PLACES = 64
+# Wildcard deployments get their model names from clients, so the number of models needs an end.
+_MAX_KNOWN = 4096
+
+
+@dataclass(slots=True)
+class _Place:
+    """One model at one server; times of the monotonic clock.
+
+    Attributes:
+        held: the prompt that the cache holds, by its fingerprints; empty where that is not known.
+        held_s: since when.
+        sent: the count of the answer's prompt that was sent last, while its answer is waited for.
+        prints: of what was sent last, as far as the next prompt may go on with it.
+        before: what the cache held when that was sent.
+        has_hit: whether the latest prompt that only went on was found there.
+    """
+
+    held: Fingerprints = ()
+    held_s: float = 0.0
+    sent: Count | None = None
+    prints: Fingerprints = ()
+    before: Fingerprints = ()
+    has_hit: bool = False
+
+    def begin(self, prints: Fingerprints, count: Count | None, now_s: float) -> None:
+        """Notes that a prompt is sent: until it has been answered nobody knows what the cache holds."""
+        self.before = self.held if now_s - self.held_s <= _FRESH_S else ()
+        self.held, self.prints, self.sent = (), prints, count
+
+    def end(self, now_s: float) -> None:
+        """Notes that what was sent last has been answered."""
+        self.held, self.held_s = self.prints, now_s
+        self.before, self.sent = (), None
+
+
+@dataclass(slots=True)
+class _Known:
+    """What a model has shown at a server.
+
+    Attributes:
+        samples: the newest changes of prompts: whether all was read again.
+        is_told: whether the log says that it reads all again.
+    """
+
+    samples: tuple[Stamped[bool], ...] = ()
+    is_told: bool = False
+
+    @property
+    def rereads(self) -> bool:
+        """Whether all of the newest changes say so, and there were enough of them."""
+        return len(self.samples) == _DECIDING and all(each.value for each in self.samples)
+
+
+class CacheReports:
+    """What servers say of their caches; used between two awaits only, so it needs no lock.
+
+    A report to the contrary takes back what was learned, and never what a model's file or name says: a server that
+    kept the beginning of such a prompt (llama.cpp has a few checkpoints) need not have the middle of the next one. To
+    change prompts of one that does go back rarely and deep is no loss: 56,274 tokens of work in place of 97,900 over an
+    agent's hundred rounds (`tests/engine/test_rereads.py`, 2026-11-23).
+
+    Args:
+        clock: seconds, monotonic.
+        wall_clock: seconds since 1970.
+    """
+
+    def __init__(
+        self, *, clock: Callable[[], float] = time.monotonic, wall_clock: Callable[[], float] = time.time
+    ) -> None:
+        self._clock = clock
+        self._stamps = Stamps(wall_clock)
+        self._places: Bounded[str, _Place] = Bounded(_MAX_PLACES)
+        self._known: Bounded[tuple[str, str], _Known] = Bounded(_MAX_KNOWN)
+        # By what each is counted of which there is anything to learn.
+        self._names: Bounded[str, str] = Bounded(_MAX_KNOWN)
+
+    def rereads(self, target: Target, family: Family) -> bool:
+        """Whether a deployment's server reads a whole prompt again after any change of it.
+
+        Args:
+            target: the deployment.
+            family: of its model as it is loaded now; what another one has shown under the same name does not count.
+        """
+        place, name = place_of(target), f"{family.name}|{family.vocabulary}"
+        if family.rereads:
+            # There is nothing to learn.
+            self._names.pop(place, None)
+            return True
+        self._names[place] = name
+        known = self._known.get((place, name))
+        return known is not None and known.rereads
+
+    def sending(self, case: RequestContext, guarded: PreparedRequest) -> None:
+        """Notes that an answer's prompt goes out now; once or more for each.
+
+        Args:
+            case: of the request.
+            guarded: what is sent.
+        """
+        place = self._place(case.target)
+        if place.sent is not guarded.count:
+            prints = guarded.count.prints
+            # The answer goes on inside the last message, which will be another one in the next prompt.
+            place.begin(prints[:-1] if guarded.way in ("raw", "prefill") else prints, guarded.count, self._clock())
+
+    def asking(self, target: Target, prints: Fingerprints = ()) -> None:
+        """Notes that another prompt of ours goes out: for a summary, or to be counted.
+
+        Args:
+            target: to whom.
+            prints: of the prompt; without them nothing is learned from the one behind it.
+        """
+        self._place(target).begin(prints, None, self._clock())
+
+    def asked(self, target: Target) -> None:
+        """Notes that the server has answered what `asking` has told of."""
+        self._place(target).end(self._clock())
+
+    def learn(
+        self, case: RequestContext, guarded: PreparedRequest, *, prompt_tokens: int, cached_tokens: int | None
+    ) -> None:
+        """Takes over what a whole answer's usage says of the cache.
+
+        Args:
+            case: of the request.
+            guarded: what was sent.
+            prompt_tokens: as the server counts them.
+            cached_tokens: the part of them that it had in its cache; None where it does not say.
+        """
+        place, count = self._place(case.target), guarded.count
+        if place.sent is not count:
+            # Others came in between.
+            return
+        before = place.before
+        place.end(self._clock())
+        if cached_tokens is None or not before or not count.prints:
+            return
+        # Entry 0 stands for the tools.
+        common = sum(one == other for one, other in zip(before, count.prints, strict=False)) - 1
+        # Without the tools, which some templates put behind the user's words: errs low.
+        shared_tokens = sum(count.sizes[: max(common, 0)])
+        if common + 1 == len(before) == len(count.prints):
+            # Asked again: an answer out of LiteLLM's own cache tells what was true then.
+            return
+        if common + 1 == len(before):
+            place.has_hit = cached_tokens >= _KEPT_RATIO * shared_tokens and cached_tokens > 0
+        elif shared_tokens >= LEAST_SHARED_TOKENS:
+            if cached_tokens >= _KEPT_RATIO * shared_tokens:
+                self._note(case, is_reread=False)
+            elif (
+                cached_tokens < _NOTHING_RATIO * shared_tokens
+                and shared_tokens >= _LEAST_SHARED_RATIO * prompt_tokens
+                and place.has_hit
+                # Of other processes' prompts nothing is known here.
+                and not case.has_siblings
+            ):
+                self._note(case, is_reread=True)
+
+    def _note(self, case: RequestContext, *, is_reread: bool) -> None:
+        place = place_of(case.target)
+        name = self._names.get(place)
+        if name is None:
+            return
+        known = self._known.setdefault((place, name), _Known())
+        known.samples = newest(_DECIDING, known.samples, [self._stamps.stamp(is_reread)])
+        if known.rereads and not known.is_told:
+            known.is_told = True
+            logger.info(
+                "rereads model=%s: after a change of a prompt the server has none of it in its cache, %d times in a "
+                "row; its prompts are changed rarely and deep from now on",
+                case.label,
+                _DECIDING,
+            )
+
+    def _place(self, target: Target) -> _Place:
+        name = place_of(target)
+        place = self._places.setdefault(name, _Place())
+        self._places.move_to_end(name)
+        return place
+
+
+def place_of(target: Target) -> str:
+    """A model at a server: the same for all deployments that lead there."""
+    return f"{server_root(target.api_base) if target.api_base else target.key} {target.model}"
