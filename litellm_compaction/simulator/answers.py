@@ -160,8 +160,10 @@ class Envelope:
         }
 
 
-def usage(prompt_tokens: int, completion_tokens: int, reasoning_tokens: int | None) -> JsonObject:
-    """The usage; never with cached tokens (bt#778, bt#2390), reasoning tokens since 0.4.22 (bt#2335)."""
+def usage(
+    prompt_tokens: int, completion_tokens: int, reasoning_tokens: int | None, cached_tokens: int | None = None
+) -> JsonObject:
+    """The usage; LM Studio's never with cached tokens (bt#778, bt#2390), reasoning tokens since 0.4.22 (bt#2335)."""
     counts: JsonObject = {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,
@@ -169,6 +171,8 @@ def usage(prompt_tokens: int, completion_tokens: int, reasoning_tokens: int | No
     }
     if reasoning_tokens is not None:
         counts["completion_tokens_details"] = {"reasoning_tokens": reasoning_tokens}
+    if cached_tokens is not None:
+        counts["prompt_tokens_details"] = {"cached_tokens": cached_tokens}
     return counts
 
 
@@ -310,7 +314,8 @@ class Answer:
         if reply.reasoning and self.simulator.api == "v1":
             scaled = math.ceil(reasoning_tokens(reply) * self.instance.model.tokens_factor)
             thought_tokens = min(scaled, record.completion_tokens)
-        return usage(prompt_tokens, record.completion_tokens, thought_tokens)
+        cached_tokens = record.cached_tokens if self.simulator.reports_cached else None
+        return usage(prompt_tokens, record.completion_tokens, thought_tokens, cached_tokens)
 
     def _v0_extras(self) -> JsonObject:
         record = self.record

@@ -23,6 +23,7 @@ class Model:
 
     `tokens_factor` scales true token counts (1.2: this tokenizer gives 20 % more than o200k_base).
     `fitted_context_length` is what AutoFit loads whatever was asked for (bt#2318); None loads as asked.
+    `goes_back` False is a model with sliding windows or running states, whose cache only goes on behind its end.
     `strict_template` None means the simulator's. `default_context_length` is what JIT loading uses.
     """
 
@@ -37,6 +38,7 @@ class Model:
     quantization: str = "Q4_K_M"
     parallel: int = 4
     tokens_factor: float = 1.0
+    goes_back: bool = True
     type: ModelType = "llm"
     variants: tuple[str, ...] = ()
     tool_use: bool = True
@@ -71,7 +73,7 @@ class Instance:
 
     def __post_init__(self) -> None:
         self.queue = SlotQueue(self.parallel)
-        self.cache = KvCache(self.parallel)
+        self.cache = KvCache(self.parallel, goes_back=self.model.goes_back)
 
     def pool_tokens(self) -> int:
         """Prompt and generated tokens of all in flight; one that shifts its context never holds more than that."""

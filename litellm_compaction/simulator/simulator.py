@@ -35,6 +35,7 @@ class Simulator:
     `api` is the newest generation of endpoints it offers, or llama.cpp's server, which tells how much context all its
     slots have together only as newer builds do (`tells_whole`). `tokens_per_second` and `prompt_tokens_per_second`
     None are as fast as possible. `truncated_usage` says which count a truncated prompt is reported with.
+    `reports_cached` adds what was found in the cache, as llama.cpp and vLLM do; LM Studio does not (bt#778, bt#2390).
     `reports_usage` False leaves it out of streams, as servers do that do not know `stream_options`.
     `jit_race` lets concurrent JIT requests load several copies (bt#1751, not fixed in 0.4.16). `unified_kv`
     makes parallel requests share the window. `runs_on` generates a plain answer to its end when its client has
@@ -62,6 +63,7 @@ class Simulator:
     n_keep_wording: NKeepWording = "number_of_tokens"
     truncated_usage: Literal["sent", "kept"] = "sent"
     reports_usage: bool = True
+    reports_cached: bool = False
     unified_kv: bool = True
     runs_on: bool = True
     echoes_prefill: bool = True

@@ -139,9 +139,10 @@ class Reuse(NamedTuple):
 
 
 class KvCache:
-    """The slots of one instance."""
+    """The slots of one instance; without `goes_back` a slot only serves a prompt that goes on behind all of it."""
 
-    def __init__(self, parallel: int) -> None:
+    def __init__(self, parallel: int, *, goes_back: bool = True) -> None:
+        self._goes_back = goes_back
         self._slots = [Slot() for _ in range(parallel)]
         self._clock = 0
 
@@ -152,6 +153,8 @@ class KvCache:
         cached_tokens, slot = max(shared, key=lambda item: item[0])
         if cached_tokens < _MINIMUM_SIMILARITY_RATIO * prompt_tokens:
             cached_tokens, slot = min(shared, key=lambda item: item[1].last_used)
+        if not self._goes_back and cached_tokens < sum(segment.count_tokens() for segment in slot.segments):
+            cached_tokens = 0
         slot.busy = True
         slot.segments = segments
         self._touch(slot)

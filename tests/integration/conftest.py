@@ -19,6 +19,8 @@ _GROUPS = [
     Group("long"),
     Group("twin"),
     Group("clock"),
+    Group("hybrid", slots=1, goes_back=False, simulator={"reports_cached": True}),
+    Group("prefixes", slots=1, simulator={"reports_cached": True}),
     Group("edited"),
     Group("shrinking", 16384),
     Group("growing", 8192),

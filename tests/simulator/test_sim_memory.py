@@ -43,6 +43,23 @@ def test_a_change_at_the_front_reuses_nothing_after_it(bench: BenchFactory) -> N
     assert served.last.cached_tokens < 10
 
 
+def test_a_cache_that_cannot_go_back(bench: BenchFactory) -> None:
+    """It holds all of a prompt that goes on, and nothing of one that was changed; the usage says so where it is to."""
+    lead = system("S" * 4000)
+    for goes_back in (True, False):
+        served = bench(
+            script=lambda call: Reply("Fine."),
+            models=[Model("m", parallel=1, goes_back=goes_back)],
+            reports_cached=True,
+        )
+        served.chat(lead, user("First"))
+        served.chat(lead, user("First"), assistant("Fine."), user("Second"))
+        assert served.last.cached_tokens > 100
+        changed = served.chat(lead, user("Another")).json()
+        assert (served.last.cached_tokens > 100) is goes_back
+        assert changed["usage"]["prompt_tokens_details"] == {"cached_tokens": served.last.cached_tokens}
+
+
 def test_slots_keep_conversations_apart(bench: BenchFactory) -> None:
     """With two slots two conversations stay cached; with one the second displaces the first."""
     first, second = [user("alpha " * 50)], [user("beta " * 50)]
