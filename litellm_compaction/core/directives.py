@@ -12,7 +12,7 @@ import re
 import string
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from importlib import resources
 from typing import NamedTuple
 
@@ -53,6 +53,10 @@ _FENCE = "```"
 _SHORT_FENCE_LINES = 4
 
 
+# A rule's word says so much less at most where every sentence has it; prose without a word of its own so much.
+_LEAST_RARITY, _LEAST_NEWS = 0.2, 0.3
+# From where on a word is rare among a person's sentences; three that stand in no other are news, seven are more.
+_RARE_FROM, _NEWS, _MOST_NEWS = 0.5, 1.5, 2.0
 # A newer sentence takes the place of an older one: what is longer says more than one thing; only the newest are looked
 # at that tell a change, and only for words in few of the sentences.
 _LONGEST_CLAIM_CHARS = 240
@@ -89,21 +93,43 @@ _VALUE = re.compile(
 
 
 class _Signals(NamedTuple):
-    """The words of all languages that signal one thing, and the parts of words where blanks set none apart."""
+    """What signals one thing in all languages.
+
+    Attributes:
+        words: by themselves.
+        phrases: of several words, by their first.
+        parts: of words where blanks set none apart.
+    """
 
     words: frozenset[str]
+    phrases: Mapping[str, Sequence[str]]
     parts: re.Pattern[str]
 
     def are_in(self, sentence: str, words: Set[str]) -> bool:
         """Whether a sentence, with its words in lower case, has one of them."""
-        return not self.words.isdisjoint(words) or (not sentence.isascii() and self.parts.search(sentence) is not None)
+        return next(self.found_in(sentence, words), None) is not None
+
+    def found_in(self, sentence: str, words: Set[str]) -> Iterator[str]:
+        """Those that a sentence has, with its words in lower case; one may come twice."""
+        yield from self.words.intersection(words)
+        for first in self.phrases.keys() & words:
+            yield from filter(sentence.lower().__contains__, self.phrases[first])
+        if not sentence.isascii():
+            yield from self.parts.findall(sentence)
 
 
 def _signals(kind: str) -> _Signals:
     languages = _LANGUAGES.values()
     words = {word for language in languages for word in language.get(kind, "").split()}
+    phrases: defaultdict[str, list[str]] = defaultdict(list)
+    for phrase in sorted(word.replace("_", " ") for word in words if "_" in word):
+        phrases[phrase.partition(" ")[0]].append(phrase)
     parts = {part for language in languages for part in language.get("unspaced", {}).get(kind, "").split()}
-    return _Signals(frozenset(words), re.compile("|".join(map(re.escape, sorted(parts)))))
+    return _Signals(
+        frozenset(word for word in words if "_" not in word),
+        dict(phrases),
+        re.compile("|".join(map(re.escape, sorted(parts)))),
+    )
 
 
 _LANGUAGES = tomllib.loads(resources.files(__package__).joinpath("languages.toml").read_text(encoding="utf-8"))
@@ -325,13 +351,54 @@ def _words(sentence: str) -> set[str]:
     return {word.casefold().replace("’", "'") for word in _WORD.findall(sentence)}
 
 
-def worth(sentence: str, *, pasted: bool = False) -> float:
-    """What a sentence says beside the values in it: from 0.2 for a pasted line to about 4.5 for a rule."""
+class Talk:
+    """Which words a person uses all the time: where every third sentence has a "not", that word forbids nothing.
+
+    Args:
+        sentences: of the person; their order does not matter.
+    """
+
+    def __init__(self, sentences: Iterable[str] = ()) -> None:
+        self._times: Counter[str] = Counter()
+        self._number = 0
+        for sentence in sentences:
+            self._number += 1
+            words = _words(sentence)
+            self._times.update(words)
+            self._times.update(set(_RULES.found_in(sentence, words)) - words)
+        self._log = math.log(max(self._number, _LEAST_SENTENCES))
+
+    def rarity(self, word: str) -> float:
+        """From 0 for a word in all sentences to 1 for one in a single sentence, or in none."""
+        times = self._times.get(word, 0)
+        return 1.0 if times <= 1 else max(1 - math.log(times) / self._log, 0.0)
+
+    def news(self, words: Set[str]) -> float:
+        """What words say that hardly another sentence has: from 0.3 to 1.7; 1 where no other is known."""
+        if not self._number:
+            return 1.0
+        # In any order of the set the same.
+        rare = math.fsum(max(self.rarity(word) - _RARE_FROM, 0.0) for word in words)
+        return _LEAST_NEWS + (1 - _LEAST_NEWS) * min(rare / _NEWS, _MOST_NEWS)
+
+
+_ANY_TALK = Talk()
+
+
+def worth(sentence: str, *, pasted: bool = False, talk: Talk = _ANY_TALK) -> float:
+    """What a sentence says beside the values in it: from 0.2 for a pasted line to about 4.5 for a rule.
+
+    Args:
+        sentence: of a person's.
+        pasted: whether nobody wrote it here.
+        talk: which words that person uses all the time.
+    """
     if pasted:
         return _BULK
     words = _words(sentence)
-    found = _PROSE
-    found += _RULE if _RULES.are_in(sentence, words) else 0.0
+    found = _PROSE * talk.news(words)
+    rules = [talk.rarity(word) for word in _RULES.found_in(sentence, words)]
+    found += _RULE * max(*rules, _LEAST_RARITY) if rules else 0.0
     found += _CONDITION if _CONDITIONS.are_in(sentence, words) else 0.0
     found += _PERSON if _PERSONS.are_in(sentence, words) else 0.0
     is_change = _may_claim(sentence) and _tells_change(sentence, words) and _VALUE.search(sentence) is not None

@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from litellm_compaction.core.anchors import is_number, is_plain, latest_values, marked, read, statements
 from litellm_compaction.core.cut_points import is_injected
-from litellm_compaction.core.directives import Piece, replaced, sentences, worth
+from litellm_compaction.core.directives import Piece, Talk, replaced, sentences, worth
 from litellm_compaction.core.messages import Message, parse_message, render_arguments, user_message, without_notices
 from litellm_compaction.core.secrets import Cleaned, Redact, redactor
 
@@ -70,6 +70,9 @@ _GAP = "[…]"
 # of a message.
 _MOST_VALUES = 3.0
 _TASK_RATIO, _OPENING_RATIO = 1.5, 1.3
+# Of one message each further sentence counts less, half behind so many characters: a task of two pages must not take
+# the place of what the next messages say in a line each.
+_MUCH_CHARS = 1_000
 # Of a sentence's words so many stand in another that says the same of a thing, with another value.
 _SAME_RATIO = 0.7
 # What ends so says little without the line behind it, and that without the next at most twice.
@@ -467,19 +470,25 @@ def _by_worth(divided: Mapping[int, Sequence[_Sentence]]) -> list[tuple[int, ran
     What announces something ("Run exactly this:") stands with what it announces.
     """
     last = max(divided)
+    talk = Talk(each.piece.text for parts in divided.values() for each in parts if not each.piece.pasted)
     found: list[tuple[float, int, range]] = []
     for index, parts in divided.items():
         recency = _OLDEST_RATIO + (_NEWEST_RATIO - _OLDEST_RATIO) * (index / last if last else 1)
         ratio = recency if index else _TASK_RATIO
+        weighed: list[tuple[float, int, range]] = []
         place = 0
         while place < len(parts):
             end = _announced(parts, place)
             places = range(place, end)
             if parts[place].counts:
-                value = sum(_value(parts[at].piece) for at in places) * ratio * (1 if place else _OPENING_RATIO)
+                value = sum(_value(parts[at].piece, talk) for at in places) * ratio * (1 if place else _OPENING_RATIO)
                 cost = sum(_PIECE_COST_CHARS + len(parts[at].piece.text) for at in places)
-                found.append((-value / cost, index, places))
+                weighed.append((-value / cost, cost, places))
             place = end
+        chars = 0
+        for density, cost, places in sorted(weighed, key=lambda each: (each[0], each[2].start)):
+            found.append((density / (1 + chars / _MUCH_CHARS), index, places))
+            chars += cost
     found.sort(key=lambda each: (each[0], each[1], each[2].start))
     return [(index, places) for _, index, places in found]
 
@@ -504,11 +513,11 @@ def _announced(parts: Sequence[_Sentence], place: int) -> int:
     return end
 
 
-def _value(piece: Piece) -> float:
+def _value(piece: Piece, talk: Talk) -> float:
     """What a sentence of the user's says, its values included."""
     anchors, _ = read(piece.text.split(), piece.text, 1.0, is_stated=True)
     values = min(sum(anchors.values()), _MOST_VALUES)
-    return worth(piece.text, pasted=piece.pasted) + (_CODE_RATIO if piece.pasted else 1) * values
+    return worth(piece.text, pasted=piece.pasted, talk=talk) + (_CODE_RATIO if piece.pasted else 1) * values
 
 
 def _left(parts: Sequence[_Sentence], places: Set[int]) -> list[Message]:

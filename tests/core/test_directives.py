@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from litellm_compaction.core.directives import is_bulk, replaced, sentences, worth
+from litellm_compaction.core.directives import Talk, is_bulk, replaced, sentences, worth
 from tests.work import grows_linearly
 
 CHATTER = "The walk along the river was lovely this morning."
@@ -195,3 +195,42 @@ def test_of_many_changes_looking_for_what_they_change_is_linear_work() -> None:
     """Each says that the same thing changed."""
     changes = [f"The port of unit {number} is now HERON-{number}." for number in range(4_000)]
     assert grows_linearly(lambda times: lambda: replaced(changes[: 10 * times]), 100)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "Every answer has to end with a number.",
+        "From now on metric units.",
+        "Make sure the port is open.",
+        "一律用繁体字。",
+    ],
+)
+def test_some_rules_are_known_by_several_words(said: str) -> None:
+    """By all of them in their order."""
+    assert worth(said) >= 2 * worth(CHATTER)
+    assert worth("To have is to hold, now and from here.") < 2 * worth(CHATTER)
+
+
+def test_where_everybody_says_not_it_forbids_little() -> None:
+    """A talk in which a third of the sentences have a "not" has other words for its rules."""
+    chats = [f"It is not the {chr(97 + at % 26)} of it." if at % 3 == 0 else f"Number {at} it is." for at in range(300)]
+    talk = Talk([*chats, "Never go there."])
+    often, seldom = "That is not quite the thing.", "Never go there."
+    assert worth(often, talk=talk) < worth(often)
+    assert worth(often, talk=talk) < worth(seldom, talk=talk) / 2
+    assert worth(seldom, talk=Talk(["Never go there."])) == worth(seldom, talk=Talk([*["Ah."] * 30, "Never go there."]))
+
+
+def test_prose_with_words_of_its_own_is_worth_more() -> None:
+    """What nobody else says is news, in any language; what all say is none."""
+    talk = Talk([*["Yes, that is good."] * 50, *["That is quite good, yes."] * 50, "A daughter allergic to nuts."])
+    assert worth("A daughter allergic to nuts.", talk=talk) > 2 * worth("Yes, that is quite good.", talk=talk)
+
+
+@given(st.lists(st.text(max_size=60), max_size=60), st.text(max_size=60))
+def test_worth_does_not_depend_on_the_order_of_what_else_was_said(said: list[str], sentence: str) -> None:
+    """Nor does it leave its bounds, whatever was said."""
+    found = worth(sentence, talk=Talk(said))
+    assert found == worth(sentence, talk=Talk(reversed(said)))
+    assert 0 < found < 8

@@ -216,12 +216,21 @@ def test_one_giant_result_does_not_hide_older_ones() -> None:
     assert all(marker in text for marker in ("OLDER_0", "FIRST_1", "LAST_2"))
 
 
+def test_a_long_task_leaves_room_for_what_was_said_in_a_line() -> None:
+    """A hundred sentences of the first message do not take the place of a line that follows; nor do they all go."""
+    task = " ".join(f"You must look at module {at} and write its tests, because nobody ever did." for at in range(100))
+    said = "My daughter, who comes along on Sundays, is allergic to nuts, and so are two children from next door."
+    text = written([user(task), assistant("I begin."), user(said), assistant("Noted.")], budget=400, words=400)
+    assert said in text.partition(LINES_HEAD)[0]
+    assert text.count("You must look at module") > 5
+
+
 def test_what_the_user_said_in_between_is_read_like_other_lines() -> None:
     """Of many messages that do not all fit the one that names something stays, before small talk."""
     raw = [user(f"That was {'so ' * 12}to my liking, as was answer {chr(97 + number)}.") for number in range(26)]
     told = f"By the way, and that is {'so ' * 12}important: the staging port is 48123."
     raw.insert(12, user(told))
-    text = written(raw, budget=260, words=120)
+    text = written(raw, budget=260, words=32)
     assert told in text.partition(LINES_HEAD)[2]
 
 
