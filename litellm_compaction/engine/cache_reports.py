@@ -13,16 +13,21 @@ or blocks that are too long for the beginning, cost the same. LM Studio reports 
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
+import json
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from litellm_compaction.concurrency import Bounded
 from litellm_compaction.engine.context import PreparedRequest, RequestContext
+from litellm_compaction.stores import FACTS_SCOPE, Store
 from litellm_compaction.tokenizers.families import Family
 from litellm_compaction.tokens.count import Count, Fingerprints
-from litellm_compaction.tokens.samples import Stamped, Stamps, newest
+from litellm_compaction.tokens.samples import Stamped, Stamps, newest, values
 from litellm_compaction.windows.lmstudio import server_root
 from litellm_compaction.windows.windows import Target
 
@@ -42,6 +47,7 @@ _FRESH_S = 300.0
 _MAX_PLACES = 64
 # Wildcard deployments get their model names from clients, so the number of models needs an end.
 _MAX_KNOWN = 4096
+_STORE_TIMEOUT_S = 2.0
 
 
 @dataclass(slots=True)
@@ -75,6 +81,9 @@ class _Place:
         self.before, self.sent = (), None
 
 
+Samples: TypeAlias = tuple[Stamped[bool], ...]
+
+
 @dataclass(slots=True)
 class _Known:
     """What a model has shown at a server.
@@ -84,7 +93,7 @@ class _Known:
         is_told: whether the log says that it reads all again.
     """
 
-    samples: tuple[Stamped[bool], ...] = ()
+    samples: Samples = ()
     is_told: bool = False
 
     @property
@@ -94,7 +103,7 @@ class _Known:
 
 
 class CacheReports:
-    """What servers say of their caches; used between two awaits only, so it needs no lock.
+    """What servers say of their caches; all but `rereads` is used by the event loop only, so it needs no lock.
 
     A report to the contrary takes back what was learned, and never what a model's file or name says: a server that
     kept the beginning of such a prompt (llama.cpp has a few checkpoints) need not have the middle of the next one. To
@@ -102,19 +111,26 @@ class CacheReports:
     agent's hundred rounds (`tests/engine/test_rereads.py`, 2026-11-23).
 
     Args:
+        store: keeps what was learned; None where nobody will need it again.
         clock: seconds, monotonic.
         wall_clock: seconds since 1970.
     """
 
     def __init__(
-        self, *, clock: Callable[[], float] = time.monotonic, wall_clock: Callable[[], float] = time.time
+        self,
+        store: Store | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
     ) -> None:
+        self._store = store
         self._clock = clock
         self._stamps = Stamps(wall_clock)
         self._places: Bounded[str, _Place] = Bounded(_MAX_PLACES)
         self._known: Bounded[tuple[str, str], _Known] = Bounded(_MAX_KNOWN)
         # By what each is counted of which there is anything to learn.
         self._names: Bounded[str, str] = Bounded(_MAX_KNOWN)
+        self._tasks: set[asyncio.Task[None]] = set()
 
     def rereads(self, target: Target, family: Family) -> bool:
         """Whether a deployment's server reads a whole prompt again after any change of it.
@@ -123,14 +139,27 @@ class CacheReports:
             target: the deployment.
             family: of its model as it is loaded now; what another one has shown under the same name does not count.
         """
-        place, name = place_of(target), f"{family.name}|{family.vocabulary}"
+        if family.rereads:
+            return True
+        known = self._known.get((place_of(target), _name_of(family)))
+        return known is not None and known.rereads
+
+    def recall(self, target: Target, family: Family) -> None:
+        """Notes which model a request goes to, and begins to read what was learned of it before; arguments as above."""
+        place, name = place_of(target), _name_of(family)
         if family.rereads:
             # There is nothing to learn.
             self._names.pop(place, None)
-            return True
+            return
         self._names[place] = name
-        known = self._known.get((place, name))
-        return known is not None and known.rereads
+        if (place, name) not in self._known:
+            known = self._known[place, name] = _Known()
+            if self._store is not None:
+                self._start(self._read(self._store, _fact_key(place, name), known))
+
+    async def aclose(self) -> None:
+        """Ends what is read and written; call before the store is closed."""
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def sending(self, case: RequestContext, guarded: PreparedRequest) -> None:
         """Notes that an answer's prompt goes out now; once or more for each.
@@ -204,7 +233,10 @@ class CacheReports:
         if name is None:
             return
         known = self._known.setdefault((place, name), _Known())
+        before = values(known.samples)
         known.samples = newest(_DECIDING, known.samples, [self._stamps.stamp(is_reread)])
+        if self._store is not None and values(known.samples) != before:
+            self._start(self._write(self._store, _fact_key(place, name), known))
         if known.rereads and not known.is_told:
             known.is_told = True
             logger.info(
@@ -213,6 +245,38 @@ class CacheReports:
                 case.label,
                 _DECIDING,
             )
+
+    async def _read(self, store: Store, key: str, known: _Known) -> None:
+        try:
+            text = await asyncio.wait_for(store.get_fact(FACTS_SCOPE, key), _STORE_TIMEOUT_S)
+        except Exception as error:  # noqa: BLE001 - what is only remembered must not harm an answer (P8)
+            logger.debug("rereads_not_read %s", type(error).__name__)
+            return
+        self._take_over(known, text or "")
+
+    async def _write(self, store: Store, key: str, known: _Known) -> None:
+        try:
+            merge = store.merge_fact(FACTS_SCOPE, key, as_json(known.samples), joined)
+            text = await asyncio.wait_for(merge, _STORE_TIMEOUT_S)
+        except Exception as error:  # noqa: BLE001 - as when reading
+            logger.debug("rereads_not_kept %s", type(error).__name__)
+            return
+        self._take_over(known, text)
+
+    def _take_over(self, known: _Known, text: str) -> None:
+        known.samples = newest(_DECIDING, known.samples, _parsed(text, self._stamps))
+        # Who has learned it has said it.
+        known.is_told = known.is_told or known.rereads
+
+    def _start(self, work: Coroutine[None, None, None]) -> None:
+        try:
+            task = asyncio.get_running_loop().create_task(work)
+        except RuntimeError:
+            # Nobody waits for a store outside an event loop.
+            work.close()
+            return
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     def _place(self, target: Target) -> _Place:
         name = place_of(target)
@@ -224,3 +288,33 @@ class CacheReports:
 def place_of(target: Target) -> str:
     """A model at a server: the same for all deployments that lead there."""
     return f"{server_root(target.api_base) if target.api_base else target.key} {target.model}"
+
+
+def _name_of(family: Family) -> str:
+    return f"{family.name}|{family.vocabulary}"
+
+
+def _fact_key(place: str, name: str) -> str:
+    return "rereads:" + hashlib.blake2b(f"{place} {name}".encode(), digest_size=12).hexdigest()
+
+
+def as_json(samples: Samples) -> str:
+    """Samples for another process."""
+    return json.dumps([[each.stamp_us, each.value] for each in samples])
+
+
+def joined(kept: str, learned: str, *, clock: Callable[[], float] = time.time) -> str:
+    """What two processes have learned of a model at a server, each in the form of `as_json`: the newest samples."""
+    stamps = Stamps(clock)
+    return as_json(newest(_DECIDING, _parsed(kept, stamps), _parsed(learned, stamps)))
+
+
+def _parsed(text: str, stamps: Stamps) -> Samples:
+    """What `as_json` has written; without what it cannot have."""
+    try:
+        rows = json.loads(text)
+    except (RecursionError, ValueError):
+        return ()
+    pairs = [row for row in rows if isinstance(row, list) and len(row) == 2] if isinstance(rows, list) else []
+    read = stamps.read([value for _, value in pairs], [stamp for stamp, _ in pairs])
+    return tuple(Stamped(each.stamp_us, each.value) for each in read if isinstance(each.value, bool))

@@ -116,7 +116,7 @@ class Compactor:
         self._store = store
         self._reporter = Reporter(observers, clock=clock, wall_clock=wall_clock)
         sent = SentPrompts()
-        self._reports = CacheReports(clock=clock, wall_clock=wall_clock)
+        self._reports = CacheReports(store, clock=clock, wall_clock=wall_clock)
         summary_client = SummaryClient(
             windows=windows, counter=counter, sources=self.sources, sent=sent, reports=self._reports, clock=clock
         )
@@ -580,6 +580,7 @@ class Compactor:
         await self.sources.aclose()
         await self.windows.aclose()
         await self._feedback.aclose()
+        await self._reports.aclose()
         await self.going_on.aclose()
         await self._store.aclose()
 

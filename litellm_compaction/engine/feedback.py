@@ -17,14 +17,12 @@ from litellm_compaction.engine.cache_reports import CacheReports
 from litellm_compaction.engine.context import PreparedRequest, RequestContext
 from litellm_compaction.engine.reporting import Reporter
 from litellm_compaction.errors import CompactionError, Overflow
-from litellm_compaction.stores import Store
+from litellm_compaction.stores import FACTS_SCOPE, Store
 from litellm_compaction.tokens.counter import Count, TokenCounter, joined
 from litellm_compaction.windows.windows import Target, Windows
 
 logger = logging.getLogger("litellm_compaction")
 
-# Of models and not of tenants, whose scopes are hashes.
-FACTS_SCOPE = "models"
 _FACT_KEY = "calibration:"
 _WRITE_EVERY_S = 10.0
 # What other workers learned meanwhile, of a deployment that is asked for: a read of a millisecond, behind a request.

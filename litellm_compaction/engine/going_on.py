@@ -18,8 +18,7 @@ from typing import Literal, NamedTuple, TypeAlias, get_args
 from litellm_compaction.concurrency import Bounded
 from litellm_compaction.core.continuation.request import Way
 from litellm_compaction.core.messages import JsonValue
-from litellm_compaction.engine.feedback import FACTS_SCOPE
-from litellm_compaction.stores import Store
+from litellm_compaction.stores import FACTS_SCOPE, Store
 from litellm_compaction.windows.lmstudio import server_root
 from litellm_compaction.windows.windows import Source, Target, server_of
 

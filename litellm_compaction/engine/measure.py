@@ -99,6 +99,7 @@ class RequestMeasurer:
             raise OwnTemplate
         window = await self.window(case)
         family = await self._sources.family(case.target, window)
+        self._reports.recall(case.target, family)
         count = await self._count(case.target.key, family, request, window.tokens)
         return await off_loop_if(
             is_long(request.messages), lambda: self._work(request, case, window, family, count, (), started_s)

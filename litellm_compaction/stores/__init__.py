@@ -15,11 +15,12 @@ from litellm_compaction.redis_address import is_redis, parse
 from litellm_compaction.stores.board import Board
 from litellm_compaction.stores.fallback import SteadyStore
 from litellm_compaction.stores.memory import MemoryStore
-from litellm_compaction.stores.protocol import Join, Plot, Store, StoredCompaction, StoredEvent
+from litellm_compaction.stores.protocol import FACTS_SCOPE, Join, Plot, Store, StoredCompaction, StoredEvent
 from litellm_compaction.stores.sqlite import SqliteStore
 from litellm_compaction.stores.sqlite_board import SqliteBoard
 
 __all__ = [
+    "FACTS_SCOPE",
     "Board",
     "Join",
     "MemoryStore",

@@ -27,6 +27,9 @@ EVENTS_TTL_S = 30 * 86_400.0
 # once, from any thread.
 Join: TypeAlias = Callable[[str, str], str]
 
+# The scope of what is known of models, and of no tenant: theirs are hashes.
+FACTS_SCOPE = "models"
+
 
 class StoredCompaction(NamedTuple):
     """A compaction and what the store knows about it.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -13,14 +14,14 @@ from hypothesis import strategies as st
 from litellm_compaction.core.budget import Budget
 from litellm_compaction.core.continuation.request import Way
 from litellm_compaction.core.messages import Request
-from litellm_compaction.engine.cache_reports import LEAST_SHARED_TOKENS, CacheReports
+from litellm_compaction.engine.cache_reports import LEAST_SHARED_TOKENS, CacheReports, joined
 from litellm_compaction.engine.context import PreparedRequest, RequestContext
 from litellm_compaction.tokenizers.families import HEURISTIC
 from litellm_compaction.tokens.count import Count
 from litellm_compaction.tokens.prefix import fingerprints
 from litellm_compaction.windows.windows import Window
 from tests.builders import JsonDict, assistant, count, parsed, size, system, user
-from tests.engine.bench import Bench, Clock
+from tests.engine.bench import NOW_S, Bench, Clock, RecordingStore, settled
 
 LEAD_TOKENS = 600
 LEAD = system("x" * 4 * LEAD_TOKENS)
@@ -58,9 +59,10 @@ class Scene:
     clock: Clock = field(default_factory=Clock)
     model: str = "odd-model"
     turns: int = 0
+    store: RecordingStore | None = None
 
     def __post_init__(self) -> None:
-        self.reports = CacheReports(clock=self.clock, wall_clock=self.clock)
+        self.reports = CacheReports(self.store, clock=self.clock, wall_clock=self.clock)
         self.bench = Bench()
         self.rereads()
 
@@ -69,7 +71,9 @@ class Scene:
         return self.bench.case(target=self.bench.target(8192, model=self.model))
 
     def rereads(self, *, said: bool = False, name: str = HEURISTIC.name) -> bool:
-        return self.reports.rereads(self.case.target, replace(HEURISTIC, name=name, rereads=said))
+        family = replace(HEURISTIC, name=name, rereads=said)
+        self.reports.recall(self.case.target, family)
+        return self.reports.rereads(self.case.target, family)
 
     def ask(self, prompt: list[JsonDict], *, case: RequestContext | None = None, way: Way | None = None) -> None:
         """An answer that comes to its end."""
@@ -197,7 +201,8 @@ def test_deployments_that_lead_to_one_model_learn_together() -> None:
         for key, base in (("one", "http://there/v1"), ("two", "http://there"))
     ]
     cases = [replace(scene.case, target=target) for target in targets]
-    assert not any(scene.reports.rereads(target, HEURISTIC) for target in targets)
+    for target in targets:
+        scene.reports.recall(target, HEURISTIC)
     for number in range(8):
         scene.round(case=cases[number % 2])
     assert all(scene.reports.rereads(target, HEURISTIC) for target in targets)
@@ -276,6 +281,59 @@ def test_an_answer_that_the_server_goes_on_with_is_part_of_what_it_holds() -> No
     scene.server.held = [str(each) for each in whole]
     scene.ask([*whole, user("Go on.")])
     assert scene.rereads()
+
+
+async def test_what_was_learned_is_there_after_a_restart(caplog: pytest.LogCaptureFixture) -> None:
+    """And is not said again; what another process has seen since counts."""
+    store, clock = RecordingStore(), Clock(now_s=NOW_S)
+    first = Scene(Server(goes_back=False), clock, store=store)
+    for _ in range(4):
+        first.round()
+    await settled()
+    with caplog.at_level(logging.INFO, "litellm_compaction"):
+        second, third = (Scene(Server(goes_back=False), clock, store=store) for _ in range(2))
+        await settled()
+        assert second.rereads()
+        assert third.rereads()
+        for _ in range(4):
+            second.round()
+    assert not caplog.records
+    third.server.goes_back = True
+    for _ in range(2):
+        third.round()
+    await settled()
+    again = Scene(store=store)
+    await settled()
+    assert not again.rereads()
+    await again.reports.aclose()
+
+
+async def test_a_store_that_fails_costs_nothing_but_the_memory() -> None:
+    """What this process sees counts all the same."""
+    store = RecordingStore()
+    store.broken = True
+    scene = Scene(Server(goes_back=False), store=store)
+    for _ in range(4):
+        scene.round()
+        await settled()
+    assert scene.rereads()
+
+
+SAMPLES = st.lists(st.tuples(st.integers(1, 9), st.booleans()).map(list), max_size=5).map(json.dumps)
+
+
+@given(one=SAMPLES, other=SAMPLES, third=SAMPLES)
+def test_in_whatever_order_processes_write(one: str, other: str, third: str) -> None:
+    """And however often, the same comes out."""
+    assert joined(one, other) == joined(other, one)
+    assert joined(joined(one, other), third) == joined(one, joined(other, third))
+    assert joined(joined(one, other), other) == joined(one, other)
+
+
+@given(text=st.one_of(st.text(), st.recursive(st.none() | st.integers() | st.booleans(), st.lists).map(json.dumps)))
+def test_what_nobody_has_written_is_no_sample(text: str) -> None:
+    """A store may hold anything."""
+    assert isinstance(json.loads(joined(text, "[]")), list)
 
 
 STEPS = st.lists(st.sampled_from(["turn", "change", "other", "leave", "probe", "summary", "pause"]), max_size=60)

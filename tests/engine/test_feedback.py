@@ -9,9 +9,9 @@ import logging
 import pytest
 
 from litellm_compaction.core.messages import Request
-from litellm_compaction.engine.feedback import FACTS_SCOPE, UsageFeedback
+from litellm_compaction.engine.feedback import UsageFeedback
 from litellm_compaction.errors import Overflow, StoreError
-from litellm_compaction.stores import Join, MemoryStore
+from litellm_compaction.stores import FACTS_SCOPE, Join, MemoryStore
 from litellm_compaction.tokenizers.families import family_of
 from litellm_compaction.tokens.counter import Count, TokenCounter
 from tests.builders import chat, parsed

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from litellm_compaction.core.continuation.request import GO_ON_START, Partial, Way
 from litellm_compaction.core.messages import Request
 from litellm_compaction.engine import PreparedRequest
-from litellm_compaction.engine.feedback import FACTS_SCOPE
 from litellm_compaction.engine.going_on import ALL_WAYS, GoingOn, Outcome, Records, fact_key, joined
+from litellm_compaction.stores import FACTS_SCOPE
 from litellm_compaction.windows.windows import Target
 from tests.builders import JsonDict, assistant, parsed, system, user
 from tests.engine.bench import Bench, RecordingStore, settled
