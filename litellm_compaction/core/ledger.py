@@ -423,7 +423,8 @@ def _divided(
         texts[index] = text
     texts[0] = _ends(text_at(0), _SCANNED_WORDS_CHARS)
     found: dict[int, list[_Sentence]] = {}
-    seen: set[str] = set()
+    behind = [piece.text for text in later for piece in sentences(text) if not piece.pasted]
+    seen = set(map(str.casefold, behind))
     # The words of the newest sentence that gives a thing its value.
     newest: dict[str, Set[str]] = {}
     for index in sorted(texts, reverse=True):
@@ -444,19 +445,18 @@ def _divided(
         for key, those in said.items():
             newest.setdefault(key, those)
         found[index] = parts
-    _without_replaced(found, later)
+    _without_replaced(found, behind)
     return found
 
 
-def _without_replaced(divided: Mapping[int, list[_Sentence]], later: Sequence[str]) -> None:
-    """Has sentences count no more that a later one takes the place of."""
+def _without_replaced(divided: Mapping[int, list[_Sentence]], behind: Sequence[str]) -> None:
+    """Has sentences count no more that a later one takes the place of, there or among those behind them."""
     places = [
         (index, place)
         for index in sorted(divided)
         for place, each in enumerate(divided[index])
         if each.counts and not each.piece.pasted
     ]
-    behind = [piece.text for text in later for piece in sentences(text) if not piece.pasted]
     for older in replaced([*(divided[index][place].piece.text for index, place in places), *behind]):
         if older >= len(places):
             continue
@@ -663,6 +663,8 @@ class _Chooser:
             if worth <= 0:
                 continue
             if not self._waiting or worth >= -self._waiting[0][0]:
+                if self._lines[index].text in self._known:
+                    continue
                 return index
             heapq.heappush(self._waiting, (-worth, index))
         return None

@@ -208,6 +208,18 @@ def test_what_stays_visible_is_not_repeated() -> None:
     assert "src/config.py:12" not in text
 
 
+def test_a_sentence_that_stays_visible_is_not_repeated() -> None:
+    """Neither one of the user's that is said again behind the covered part, nor a line without any anchor."""
+    again = "We pinned a dependency for compatibility with the imaging stack."
+    other = "Never pin anything else, and that is how it stays for now."
+    raw = parsed([user(again), user(other)])
+    lines = ledger(raw, known=f"{other}\n{again}", budget_tokens=200, words_tokens=0, count=count)
+    assert again not in lines
+    assert again in ledger(raw, known=other, budget_tokens=200, words_tokens=0, count=count)
+    words = ledger(raw, newer=parsed([user(other)]), budget_tokens=45, words_tokens=45, count=count)
+    assert (again in words, other in words) == (True, False)
+
+
 def test_one_giant_result_does_not_hide_older_ones() -> None:
     """Its two ends are read, and then what came before it."""
     giant = "FIRST_1 marker\n" + "filler of the log 000\n" * 50_000 + "LAST_2 marker"
