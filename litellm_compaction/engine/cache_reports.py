@@ -37,6 +37,10 @@ logger = logging.getLogger("litellm_compaction")
 _DECIDING = 3
 # A shorter beginning says little: templates put words of their own there, and servers keep whole blocks.
 LEAST_SHARED_TOKENS = 256
+# Messages of the first prompt that are not in the second. One that only lost its end, an instruction for a summary, may
+# be in a checkpoint at the end of the one before (llama.cpp: 432 of 436 tokens of a Mamba's, 2026-11-23). The same one
+# again may be answered out of LiteLLM's own cache, with the usage of then.
+_LEAST_GIVEN_UP = 2
 # Of the beginning: less than this is as good as nothing, more than the other was kept.
 _NOTHING_RATIO, _KEPT_RATIO = 0.1, 0.5
 # With a smaller part of a prompt in common llama.cpp takes another slot (`--slot-prompt-similarity`, 0.1; common.h).
@@ -210,12 +214,10 @@ class CacheReports:
         common = sum(one == other for one, other in zip(before, count.prints, strict=False)) - 1
         # Without the tools, which some templates put behind the user's words: errs low.
         shared_tokens = sum(count.sizes[: max(common, 0)])
-        if common + 1 == len(before) == len(count.prints):
-            # Asked again: an answer out of LiteLLM's own cache tells what was true then.
-            return
-        if common + 1 == len(before):
+        given_up = len(before) - 1 - common
+        if given_up == 0 and len(before) < len(count.prints):
             place.has_hit = cached_tokens >= _KEPT_RATIO * shared_tokens and cached_tokens > 0
-        elif shared_tokens >= LEAST_SHARED_TOKENS:
+        elif given_up >= _LEAST_GIVEN_UP and shared_tokens >= LEAST_SHARED_TOKENS:
             if cached_tokens >= _KEPT_RATIO * shared_tokens:
                 self._note(case, is_reread=False)
             elif (

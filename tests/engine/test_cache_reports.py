@@ -77,7 +77,7 @@ class Scene:
 
     def ask(self, prompt: list[JsonDict], *, case: RequestContext | None = None, way: Way | None = None) -> None:
         """An answer that comes to its end."""
-        case, guarded = case or self.case, prepared(prompt, way)
+        case, guarded = case or self.case, as_sent(prompt, way)
         self.reports.sending(case, guarded)
         # Each of two who send: the loop takes its room again.
         self.reports.sending(case, guarded)
@@ -87,7 +87,7 @@ class Scene:
 
     def leave(self, prompt: list[JsonDict]) -> None:
         """An answer whose client goes: there is no usage."""
-        self.reports.sending(self.case, prepared(prompt))
+        self.reports.sending(self.case, as_sent(prompt))
         self.server.read(prompt)
 
     def go_on(self, prompt: list[JsonDict]) -> list[JsonDict]:
@@ -103,7 +103,7 @@ class Scene:
         self.ask(self.go_on(prompt), **asking)
 
 
-def prepared(prompt: list[JsonDict], way: Way | None = None) -> PreparedRequest:
+def as_sent(prompt: list[JsonDict], way: Way | None = None) -> PreparedRequest:
     messages = parsed(prompt)
     sizes = tuple(size(message) for message in messages)
     bench = Bench()
@@ -252,21 +252,34 @@ def test_the_same_prompt_again_proves_nothing() -> None:
 
 
 def test_a_summary_behind_the_conversation_itself_is_known() -> None:
-    """The next prompt goes back from its instruction, and shows what the server makes of that."""
+    """A record in the place of what it was written of is compared with it; the turn that goes on without it is not."""
     for goes_back in (False, True):
         scene = Scene(Server(goes_back=goes_back))
         prompt = [LEAD, user("Begun.")]
-        scene.ask(prompt)
-        for _ in range(3):
-            prompt = scene.go_on(prompt)
-            scene.ask(prompt)
+        for number in range(4):
+            for _ in range(2):
+                scene.ask(prompt)
+                prompt = scene.go_on(prompt)
             asked = [*prompt, user("Summarize all of this.")]
             scene.reports.asking(scene.case.target, fingerprints(Request(messages=parsed(asked))))
             scene.server.read(asked)
             scene.reports.asked(scene.case.target)
-            prompt = scene.go_on(prompt)
-            scene.ask(prompt)
-        assert scene.rereads() is not goes_back
+            assert scene.rereads() is (not goes_back and number == 3)
+            prompt = [LEAD, user(f"Summary {number}."), *prompt[-1:]]
+        scene.ask(prompt)
+
+
+def test_a_checkpoint_at_the_end_takes_nothing_back() -> None:
+    """Without its last message alone a prompt may be at hand where nothing before that is."""
+    scene = Scene(Server(goes_back=False))
+    for _ in range(4):
+        scene.round()
+    scene.server.goes_back = True
+    prompt = [LEAD, user("Begun.")]
+    scene.leave(prompt)
+    for last in ("One.", "Two.", "Three."):
+        scene.ask([*prompt, user(last)])
+    assert scene.rereads()
 
 
 def test_an_answer_that_the_server_goes_on_with_is_part_of_what_it_holds() -> None:

@@ -55,3 +55,56 @@ def write_fast_file(folder: Path) -> Path:
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def write_running_state(folder: Path) -> Path:
+    """A tiny Mamba of random weights with the same tokenizer: its running state cannot go back to an earlier place."""
+    import gguf
+    import numpy as np
+
+    reader = gguf.GGUFReader(packed_file())
+    path = folder / "running-state.gguf"
+    writer = gguf.GGUFWriter(path, "mamba")
+    width, layers, inner, state, rank, kernel = 64, 2, 128, 16, 4, 4
+    writer.add_context_length(8192)
+    writer.add_embedding_length(width)
+    writer.add_feed_forward_length(0)
+    writer.add_head_count(0)
+    writer.add_block_count(layers)
+    writer.add_ssm_conv_kernel(kernel)
+    writer.add_ssm_inner_size(inner)
+    writer.add_ssm_state_size(state)
+    writer.add_ssm_time_step_rank(rank)
+    writer.add_layer_norm_rms_eps(1e-5)
+    for name, value in reader.fields.items():
+        if name.startswith("tokenizer."):
+            kind = value.types[0]
+            sub_type = value.types[1] if kind == gguf.GGUFValueType.ARRAY else None
+            writer.add_key_value(name, value.contents(), kind, sub_type=sub_type)
+    random = np.random.default_rng(1)
+    words = len(reader.fields["tokenizer.ggml.tokens"].data)
+    shapes = {"token_embd.weight": (words, width), "output.weight": (words, width)}
+    ones: dict[str, np.ndarray] = {"output_norm.weight": np.ones(width)}
+    for layer in range(layers):
+        part = f"blk.{layer}."
+        ones[f"{part}attn_norm.weight"] = np.ones(width)
+        ones[f"{part}ssm_a"] = -np.ones((inner, state))
+        ones[f"{part}ssm_d"] = np.ones(inner)
+        shapes |= {
+            f"{part}ssm_in.weight": (2 * inner, width),
+            f"{part}ssm_conv1d.weight": (inner, kernel),
+            f"{part}ssm_conv1d.bias": (inner,),
+            f"{part}ssm_x.weight": (rank + 2 * state, inner),
+            f"{part}ssm_dt.weight": (inner, rank),
+            f"{part}ssm_dt.bias": (inner,),
+            f"{part}ssm_out.weight": (width, inner),
+        }
+    for name, shape in shapes.items():
+        writer.add_tensor(name, (0.05 * random.standard_normal(shape)).astype(np.float32))
+    for name, values in ones.items():
+        writer.add_tensor(name, values.astype(np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
