@@ -25,8 +25,8 @@ AHEAD: frozenset[Outcome] = frozenset(("prepared", "given_up"))
 USED_AHEAD = "prepared"
 # The same below the trigger: the turn was expected to cross it, and the server has read the compacted prompt for it.
 USED_EARLY = "early"
-# What a summary was rejected for by its own words: of its server and its time limit they say nothing.
-REJECTED = frozenset(("echo", "loop", "dialogue", "script", "language", "invented", "empty", "refusal"))
+# Why whoever waited got no summary of it: its own words, or that it came too late.
+USELESS = frozenset(("echo", "loop", "dialogue", "script", "language", "invented", "empty", "refusal", "timeout"))
 # Of a model's newest summaries so many are looked at, and so many of them rejected are too many.
 _LATEST, _TOO_MANY = 6, 4
 CarryOutcome: TypeAlias = Literal["restarted", "attempts", "aborted", "unanswered"]
@@ -197,9 +197,9 @@ def useless_summarisers(events: Iterable[Kept]) -> list[str]:
     latest: dict[str, deque[bool]] = {}
     for event in events:
         if isinstance(event, CompactionEvent) and event.summary_calls and event.pruning_model:
-            latest.setdefault(event.pruning_model, deque(maxlen=_LATEST)).append(event.reason in REJECTED)
+            latest.setdefault(event.pruning_model, deque(maxlen=_LATEST)).append(event.reason in USELESS)
     return [
-        f"{model}: {sum(each)} of {len(each)} of its last summaries said nothing and were not used: name another "
+        f"{model}: {sum(each)} of {len(each)} of its last summaries said nothing or came too late: name another "
         "pruning_model, or set max_summary_calls: 0, which keeps the verbatim record and spares the calls."
         for model, each in latest.items()
         if sum(each) >= _TOO_MANY

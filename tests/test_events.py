@@ -146,15 +146,17 @@ def test_what_is_no_event_is_none(text: str) -> None:
 
 
 def test_models_whose_summaries_were_mostly_rejected_are_named() -> None:
-    """By their newest ones; what a server or a time limit failed at says nothing of a model."""
+    """By their newest ones, those that came too late among them; what a server failed at says nothing of a model."""
 
     def events(model: str, *reasons: str) -> list[CompactionEvent]:
         return [event("fallback" if reason else "compacted", pruning_model=model, reason=reason) for reason in reasons]
 
     weak = events("weak", "", "", "", "", "loop", "echo", "", "dialogue", "empty")
     well_again = events("well", "loop", "loop", "loop", "loop", "", "", "")
-    unreachable = events("gone", *["timeout"] * 8)
+    unreachable = events("gone", *["error"] * 8)
+    late = events("late", *["timeout"] * 8)
     new = events("new", "loop", "loop", "loop")
     alarm = TruncationAlarm(model="weak", window_tokens=8192, expected_tokens=9, reported_tokens=7, reason="usage")
-    (said,) = useless_summarisers([*weak, *well_again, *unreachable, *new, alarm])
+    (said, slow) = useless_summarisers([*weak, *well_again, *unreachable, *late, *new, alarm])
     assert said.startswith("weak: 4 of 6 of its last summaries said nothing")
+    assert slow.startswith("late: 6 of 6 of its last summaries said nothing or came too late")

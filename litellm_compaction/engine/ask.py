@@ -43,7 +43,7 @@ from litellm_compaction.engine.cache_reports import CacheReports
 from litellm_compaction.engine.context import MeasuredRequest, PruningModel
 from litellm_compaction.engine.threads import off_loop
 from litellm_compaction.errors import ModelNotLoaded, SummaryFailed, WindowUnknown, WindowUnread
-from litellm_compaction.events import REJECTED
+from litellm_compaction.events import USELESS
 from litellm_compaction.summarizer import SummaryJob, Upstream, answer_to, summarize, summarize_appended
 from litellm_compaction.tokenizers.sources import Sources
 from litellm_compaction.tokens.count import Fingerprints
@@ -62,7 +62,7 @@ _DECODE_WEIGHT = 15
 _FAR_TOO_MANY_RATIO = 4
 # Below this the usual instruction, 450 tokens, takes a summary's room: restarts at 2,048 never got one (2026-11).
 _BRIEF_BELOW_TOKENS = 4096
-_REJECTED_IN_A_ROW = 2
+_USELESS_IN_A_ROW = 2
 _PAUSE_S = 600.0
 # The model answered, but not with a record: reformatted, without tools and as quoted data, it may.
 _WORTH_REFORMATTING = frozenset({"tool_call", "empty", "refusal", "echo", "dialogue", "reasoning_only", "longer"})
@@ -125,7 +125,7 @@ class Summary:
 
 
 class _Pauses:
-    """Which models are not asked for a while, since their summaries were rejected two times in a row.
+    """Which models are not asked for a while, since two of their summaries in a row were rejected or came too late.
 
     Each such summary costs the person who waits a minute, and its conversation is no better off than with none. Whose
     conversation it was counts: what one tenant makes a model write must not take another one's summaries away.
@@ -133,27 +133,27 @@ class _Pauses:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._rejected: Bounded[tuple[str, str], int] = Bounded(_MAX_ENTRIES)
+        self._useless: Bounded[tuple[str, str], int] = Bounded(_MAX_ENTRIES)
         self._until_s: Bounded[tuple[str, str], float] = Bounded(_MAX_ENTRIES)
 
     def has(self, scope: str, model: PruningModel) -> bool:
         """Whether a model pauses now for a tenant."""
         return self._clock() < self._until_s.get((scope, model.target.key), -math.inf)
 
-    def note(self, scope: str, model: PruningModel, *, is_rejected: bool) -> None:
+    def note(self, scope: str, model: PruningModel, *, is_useless: bool) -> None:
         """Takes note of what became of a tenant's summary; a pause that has ended leaves one try."""
         key = (scope, model.target.key)
-        if not is_rejected:
-            self._rejected.pop(key, None)
+        if not is_useless:
+            self._useless.pop(key, None)
             return
-        self._rejected[key] = self._rejected.get(key, 0) + 1
-        if self._rejected[key] >= _REJECTED_IN_A_ROW:
+        self._useless[key] = self._useless.get(key, 0) + 1
+        if self._useless[key] >= _USELESS_IN_A_ROW:
             self._until_s[key] = self._clock() + _PAUSE_S
             # Once, until one is good again: not after each try that a pause leaves.
             logger.log(
-                logging.WARNING if self._rejected[key] == _REJECTED_IN_A_ROW else logging.DEBUG,
-                "summaries_rejected model=%s: two in a row said nothing; it is not asked for %d minutes. To end "
-                "this, name another pruning_model, or set max_summary_calls: 0",
+                logging.WARNING if self._useless[key] == _USELESS_IN_A_ROW else logging.DEBUG,
+                "summaries_rejected model=%s: two in a row said nothing or came too late; it is not asked for "
+                "%d minutes. To end this, name another pruning_model, or set max_summary_calls: 0",
                 model.label,
                 _PAUSE_S // 60,
             )
@@ -258,13 +258,13 @@ class SummaryClient:
                     if failure not in _WORTH_REFORMATTING:
                         break
                 else:
-                    self._pauses.note(work.case.scope, model, is_rejected=False)
+                    self._pauses.note(work.case.scope, model, is_useless=False)
                     self._reports.asked(target)
                     # A reason that is still there says why the configured model was not the one that answered.
                     return Summary(text=text, calls=calls, pruning_model=asked, reason=reason)
             reason = failure
-            if failure in REJECTED:
-                self._pauses.note(work.case.scope, model, is_rejected=True)
+            if failure in USELESS:
+                self._pauses.note(work.case.scope, model, is_useless=True)
             if attempts.summary_calls_left <= 0:
                 break
         return Summary(text="", calls=calls, pruning_model=asked, reason=reason, failure=failed)

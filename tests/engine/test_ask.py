@@ -243,6 +243,14 @@ async def test_a_model_whose_summaries_are_rejected_pauses(caplog: pytest.LogCap
     assert len([record for record in caplog.records if "summaries_rejected" in record.message]) == 2
 
 
+async def test_a_model_whose_summaries_come_too_late_pauses() -> None:
+    """What nobody can use costs whoever waits as much as what is no use."""
+    bench = Bench(ask=FakeAsk(SummaryFailed("timeout")))
+    for topic, reason in (("a", "timeout"), ("b", "timeout"), ("c", "paused")):
+        await bench.guard([user(f"About {topic}."), *chat(16, words=300)], clear_tool_results=False)
+        assert bench.last.reason == reason
+
+
 async def test_what_one_tenant_makes_a_model_write_stops_nobody_else() -> None:
     """A conversation can be made to be said back."""
     bench = Bench(ask=FakeAsk("The king was very wise and kind. " * 20))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import os
 import threading
 from collections.abc import Mapping
 from dataclasses import replace
@@ -477,10 +478,10 @@ async def test_deep_json_is_counted() -> None:
     assert made.tokens > 0
 
 
-TRANSCRIPTS = Path(__file__).parents[2].parent / "shared" / "transcripts"
+TRANSCRIPTS = Path(os.environ.get("COMPACTION_TRANSCRIPTS") or Path(__file__).parents[3] / "shared" / "transcripts")
 
 
-@pytest.mark.skipif(not TRANSCRIPTS.is_dir(), reason="the transcripts are not beside the checkout")
+@pytest.mark.skipif(not TRANSCRIPTS.is_dir(), reason="the transcripts are not there")
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 async def test_real_conversations_cost_at_least_their_text(family: Family) -> None:
     """A count lies above the text that all templates render and below twice of all; a second look is the same."""
