@@ -1,26 +1,36 @@
-"""Which lines of a summary state what no message states: values, names by form, and rules that nobody gave.
+"""Which lines of a summary state what no message states: values, persons, and rules that nobody gave.
 
 Weak models add rules (codegraff issue 738, oh-my-openagent 1483) and get values wrong, which is worse than to say
 nothing. Everything here errs towards believing a line: only what cannot be guessed counts as a value (numbers from 100
 or with decimals, paths, ids, addresses), a number may be rounded, written in another way or given in another unit, and
-a rule is an invention only where most of its words are nowhere in the source. One pass over the source, in slices.
+a rule is an invention only where most of its words are nowhere in the source. Persons are `persons`' question, numbers
+below 100 that of `measures`. Of 9,107 sentences of people's summaries (QMSum, DialogSum) 44 are judged inventions, two
+in five of them for ids that their transcripts have not (measured 2026-11).
 """
 
 from __future__ import annotations
 
+import itertools
 import re
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from litellm_compaction.core.directives import RULE_WORDS, is_rule
+from litellm_compaction.core.measures import LARGE_NUMBERS, Measure, contradicted, measures
+from litellm_compaction.core.persons import Person, is_named, persons
+from litellm_compaction.core.said import NUMBER, Said
 
-_SLICE_CHARS, _OVERLAP_CHARS = 65_536, 256
 # A summary with more of them is a list, whose other lines are believed.
-_MOST_CLAIMS = 400
+_MOST_CLAIMS, _MOST_PERSONS = 400, 80
+# Of numbers that are said in words: "a hundred people", "two and a half million".
+_MOST_SPOKEN_DIGITS = 2
 # What stands together without a blank, in plain letters and signs: words are left out afterwards.
 _RUN = re.compile(r"[A-Za-z0-9_@~$€£%+/\\.:#-]{2,200}")
-_NUMBER = re.compile(r"\d{1,3}(?:[ \u00a0\u202f]\d{3}){1,6}(?!\d)|\d{1,40}(?:[.,'’_]\d{1,40}){0,8}")
+# A longer line is a paragraph: too much to lose for one name, or one small number.
+_MOST_NAMING_CHARS = 400
+# Days of a week, months of a year, hours of a day.
+_COUNTED_WITH = (7.0, 12.0, 24.0)
 # With a unit, or a time of day.
 _FIGURES = re.compile(r"[$€£~+-]{0,2}\d[\d.,:/-]{0,40}(?:T[\d:.]{4,20})?[A-Za-z%]{0,5}\Z")
 _THOUSANDS = re.compile(r"\d{1,3}(?:([.,'’_ \u00a0\u202f])\d{3})(?:\1\d{3})*\Z")
@@ -66,25 +76,69 @@ def inventions(lines: Sequence[str], source: Iterable[str]) -> list[bool]:
         lines: of a summary; "" for those that are believed.
         source: all texts that its writer was shown.
     """
-    claims = [list(_claims(line)) for line in lines]
-    rules = [_stems(line) if is_rule(line) else frozenset() for line in lines]
-    if not (any(claims) or any(rules)) or sum(map(len, claims)) > _MOST_CLAIMS:
+    stated = [_read_line(line) for line in lines]
+    if sum(len(each.persons) for each in stated) > _MOST_PERSONS:
+        stated = [each._replace(persons=()) for each in stated]
+    is_stating = any(line.claims or line.persons or line.measures or line.rule for line in stated)
+    if not is_stating or sum(len(each.claims) for each in stated) > _MOST_CLAIMS:
         return [False] * len(lines)
-    stems = frozenset(stem for line in lines for stem in _stems(line)) if any(rules) else frozenset()
-    spellings = {each for found in claims for claim in found for each in claim.spellings}
-    said, numbers = _looked_up({*spellings, *stems}, source)
-    is_comparable = bool(stems) and len(stems & said) >= _KNOWN_RATIO * len(stems)
+    said = Said(source, {each for line in stated for claim in line.claims for each in claim.spellings})
+    numbers = sorted({value for text in said.numbers for value in _values(text)})
+    is_comparable = any(line.rule for line in stated) and _is_comparable(lines, said)
+    wrong = iter(contradicted([each for line in stated for each in line.measures], said))
+    measured = [sum(itertools.islice(wrong, len(line.measures))) for line in stated]
     return [
-        _is_unstated(line_claims, said, numbers) or (is_comparable and _is_new(rule, said))
-        for line_claims, rule in zip(claims, rules, strict=True)
+        _is_unstated(line, miscounted, said, numbers) or (is_comparable and _is_new(line.rule, said))
+        for line, miscounted in zip(stated, measured, strict=True)
     ]
 
 
-def _is_unstated(claims: Sequence[_Claim], said: set[str], numbers: Sequence[float]) -> bool:
-    unstated = [claim for claim in claims if not _is_stated(claim, said, numbers)]
-    figures = [figure.value for claim in claims for figure in claim.figures[:1]]
-    unstated = [claim for claim in unstated if not _is_reckoned(claim, figures)]
-    return 2 * len(unstated) >= len(claims) > 0 < len(unstated)
+class _Stated(NamedTuple):
+    """What a line states that can be looked up.
+
+    Attributes:
+        claims: values.
+        numbers: all that stand in it.
+        persons: whom it names.
+        measures: its small numbers.
+        rule: the beginnings of a rule's words.
+    """
+
+    claims: tuple[_Claim, ...]
+    numbers: tuple[float, ...]
+    persons: tuple[Person, ...]
+    measures: tuple[Measure, ...]
+    rule: frozenset[str]
+
+
+def _read_line(line: str) -> _Stated:
+    is_short = len(line) <= _MOST_NAMING_CHARS
+    return _Stated(
+        claims=tuple(_claims(line)),
+        numbers=tuple(figure.value for text in NUMBER.findall(line) for figure in _read(text)),
+        persons=tuple(persons(line)) if is_short else (),
+        measures=tuple(measures(line)) if is_short else (),
+        rule=_stems(line) if is_rule(line) else frozenset(),
+    )
+
+
+def _is_comparable(lines: Iterable[str], said: Said) -> bool:
+    stems = frozenset(stem for line in lines for stem in _stems(line))
+    return sum(map(said.has_part, stems)) >= _KNOWN_RATIO * len(stems) > 0
+
+
+def _is_unstated(line: _Stated, miscounted: int, said: Said, numbers: Sequence[float]) -> bool:
+    unstated = [claim for claim in line.claims if not _is_stated(claim, said.found, numbers)]
+    if unstated and any(said.has_beginning(word, 0) for word in LARGE_NUMBERS):
+        unstated = [claim for claim in unstated if not any(map(_is_round, claim.figures))]
+    unstated = [claim for claim in unstated if not _is_reckoned(claim, (*line.numbers, *_COUNTED_WITH))]
+    wrong = len(unstated) + miscounted + sum(not is_named(person, said) for person in line.persons)
+    return 2 * wrong >= len(line.claims) + len(line.persons) + len(line.measures) > 0 < wrong
+
+
+def _is_round(figure: _Figure) -> bool:
+    digits = f"{figure.value:.6e}".partition("e")[0].replace(".", "").rstrip("0")
+    return figure.value >= _LEAST_VALUE and len(digits) <= _MOST_SPOKEN_DIGITS
 
 
 def _is_stated(claim: _Claim, said: set[str], numbers: Sequence[float]) -> bool:
@@ -117,17 +171,17 @@ def _has_one(value: float, unit: float, numbers: Sequence[float], *, is_scaled: 
 
 def _is_reckoned(claim: _Claim, figures: Sequence[float]) -> bool:
     """Whether a number is the sum, the difference or the product of two others of its line."""
-    others = [each for each in figures if each != claim.figures[0].value] if claim.figures else []
     value = claim.figures[0].value if claim.figures else 0.0
-    return any(value in (a + b, a - b, a * b) for a in others for b in figures)
+    others = {each for each in figures if each != value and each > 1}
+    return value > 0 and any(value in (a + b, a - b, a * b) for a in others for b in others)
 
 
 def _stems(line: str) -> frozenset[str]:
     return frozenset(word[:_STEM_CHARS].casefold() for word in _WORD.findall(line)) - _RULE_STEMS
 
 
-def _is_new(stems: frozenset[str], said: set[str]) -> bool:
-    new = stems - said
+def _is_new(stems: frozenset[str], said: Said) -> bool:
+    new = [stem for stem in stems if not said.has_part(stem)]
     return len(new) >= max(_LEAST_NEW_STEMS, _NEW_RATIO * len(stems))
 
 
@@ -138,7 +192,7 @@ def _claims(line: str) -> Iterator[_Claim]:
         if (claim := _named(run)) is not None:
             rest = rest.replace(found[0], " ", 1)
             yield claim
-    for found in _NUMBER.finditer(rest):
+    for found in NUMBER.finditer(rest):
         yield from _numbered(found[0], rest[found.end() : found.end() + 2].strip()[:1])
 
 
@@ -156,7 +210,8 @@ def _named(run: str) -> _Claim | None:
     base = re.split(r"[/\\]", place.rstrip("/\\"))[-1]
     # A method without its class, a file without its ending.
     last = base.rpartition(".")[2] if _EXTENSION.search(base) is None else base.partition(".")[0]
-    return _Claim(spellings=tuple(dict.fromkeys(each for each in (lower, place, base, last) if len(each) > 2)))
+    spellings = tuple(dict.fromkeys(each for each in (lower, place, base, last) if len(each) > 2))
+    return _Claim(spellings=spellings) if spellings else None
 
 
 def _numbered(text: str, behind: str) -> Iterator[_Claim]:
@@ -186,19 +241,6 @@ def _figure(digits: str, factor: float) -> _Figure:
     value = float(digits)
     rounded = len(digits) - len(digits.rstrip("0")) if value else 0
     return _Figure(value * factor, 10.0**rounded * factor)
-
-
-def _looked_up(needles: set[str], source: Iterable[str]) -> tuple[set[str], list[float]]:
-    """Which needles stand somewhere in the source, and all numbers in it, ascending."""
-    left, said, written = set(needles), set[str](), set[str]()
-    for text in source:
-        for start in range(0, len(text), _SLICE_CHARS):
-            piece = text[start : start + _SLICE_CHARS + _OVERLAP_CHARS].casefold()
-            found = {needle for needle in left if needle in piece}
-            said |= found
-            left -= found
-            written.update(_NUMBER.findall(piece))
-    return said, sorted({value for text in written for value in _values(text)})
 
 
 def _values(text: str) -> Iterator[float]:

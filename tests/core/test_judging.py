@@ -180,6 +180,97 @@ def test_what_no_message_states_is_left_out() -> None:
             assert (left.text, left.fault) == (good.text, ""), invented
 
 
+# What was said in them beside the work: persons, and small numbers.
+TALK = [
+    "Sarah: The timeout stays at 30 seconds, and the retry limit is 5. Priya wants the cache to live 15 minutes.",
+    "Dr. Meyer needs 10 days for the audit. Tom's office is on floor 4; jsmith@acme.example has the key.",
+    "Frau Krüger und Matt zahlen 20 Euro für die Lizenz. Version 2 der Schnittstelle geht am Montag live.",
+    "Mme Lefèvre attend Karim; la garantie de la machine est de 24 mois. El señor Ortega espera 3 cajas de Lucía.",
+    "Micheal and Bill have half an hour for lunch; the flight of mia_li_3668 is at 9:45.",
+]
+MISNAMED = [
+    "Susan decided that the timeout stays.",
+    "- **Kevin**: takes the cache",
+    "The key of the office was given to Peter Hansen.",
+    "They asked the reviewer Stephanie about the audit.",
+    "Mrs. Thornbury does the audit.",
+    "Dr. Wagner needs ten days for the audit.",
+    "Herr Schuster zahlt die Lizenz.",
+    "Die Lizenz wird Sabines Sache.",
+    "Mme Dubreuil attend le technicien.",
+    "El señor Quintana espera las cajas.",
+    "Lucía habló con Fernando la semana pasada.",
+    "Toplantı Fatma Hanım ile yapılacak.",
+    "Приём Ольги перенесён на четверг.",
+]
+MISCOUNTED = [
+    "The timeout stays at 70 seconds.",
+    "The retry limit is 8.",
+    "The cache is to live 40 minutes, as Priya wants.",
+    "Dr. Meyer needs 21 days for the audit.",
+    "Die Lizenz von Matt kostet 35 Euro.",
+    "Version 7 der Schnittstelle geht live.",
+    "La garantie de la machine est de 27 mois.",
+]
+
+
+@pytest.mark.parametrize("line", [*MISNAMED, *MISCOUNTED])
+def test_whom_no_message_names_and_what_it_gives_otherwise_is_left_out(line: str) -> None:
+    """Persons by their given name or title, and small numbers where the same words have another."""
+    said = f"{REAL}{line}"
+    assert judged(said, instruction=INSTRUCTION, source=[*source(), *WORK, *TALK]) == Judgement(REAL.strip(), "")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Sarah's timeout of 30 s stays; Matthew and Frau Krueger pay 20 EUR.",
+        "Michael and William have 30 minutes for lunch.",
+        "Mia's flight is at 9:45, and John Smith has the key.",
+        "Mr. Karim is awaited; Monsieur Ortega's 3 boxes are from Lucia.",
+        "The audit takes 10 days, about 2 weeks, so 12 days are left for 4 of us.",
+        "Two licences are 40 euros, 3 are 60 euros, a dozen 12 times as much.",
+        "The guarantee lasts 24 months, i.e. 2 years.",
+        "The timeout and the cache together take 45 of 60 minutes.",
+        "They moved from 5 retries to 8, 9 files were changed, 7 tests failed.",
+        "It is written in Python and Rust, tested on Windows and Linux, like Visual Studio or Stack Overflow.",
+        "The John F. Kennedy International Airport, San Antonio and St. Peter are places.",
+        "Julian dates, Marco Polo's Margherita, Madeleines and Nachos are things.",
+        "Es geht um Ernst und Wolf, der Herr Kaffee bringt, und die Frau Hunger hat.",
+        "MS Windows and 500 ms Useful are no ladies; Mr. Chairman is nobody.",
+        'The field "Susan" of the form, and Anna-Lena as well.',
+        "Jahr um Jahr wird Python-Code von Entwicklern in Berlin und Hamburg geprüft.",
+        "Гены и Кости, Света и Слава.",
+    ],
+)
+def test_persons_and_small_numbers_may_be_said_otherwise(line: str) -> None:
+    """Pet names, full names, corrected spellings, sums, other units, own counts; words that look like names."""
+    said = f"{REAL}{line}"
+    assert judged(said, instruction=INSTRUCTION, source=[*source(), *WORK, *TALK]) == Judgement(said, "")
+
+
+@pytest.mark.parametrize(
+    ("told", "line"),
+    [
+        ("Анна Петрова записана к доктору Соколову, Игорь её ждёт.", "Anna sees doctor Sokolov, Igor waits."),
+        ("Anna Petrova sees Dr. Sokolov, Igor waits.", "Анну ждёт Игорь у доктора Соколова."),
+        ("玛丽和约翰明天去北京。", "Mary and John go to Beijing."),
+        ("Στέλλα και Γιάννης", "Stella and Susan wait."),
+        ("Анна сказала Игорю", "С Анной говорил Игорь."),
+        ("Marek napisał do Anny", "Markiem i Anna"),
+    ],
+)
+def test_names_are_compared_within_what_can_be_compared(told: str, line: str) -> None:
+    """In other letters where both forms are known, and not at all in scripts whose forms are not."""
+    assert not any(inventions([line], [told]))
+
+
+def test_a_paragraph_is_not_lost_for_a_name() -> None:
+    """A summary without line ends has one line."""
+    said = "The lexer of src/parser.py is ported, and the tests pass now, as they were to. " * 5 + "Susan helped."
+    assert not any(inventions([said], [*source(), *WORK]))
+
+
 def test_a_summary_of_inventions_is_not_used() -> None:
     """Its room goes to the ledger."""
     said = "### Current state\n" + "\n".join(INVENTED[:12]) + "\nThe lexer is done."
@@ -197,6 +288,8 @@ def test_a_summary_of_inventions_is_not_used() -> None:
         ("1,487 tests", "About 1,500 tests run."),
         ("1487 tests", "Some 1.5k tests run."),
         ("three files", "3 files were read."),
+        ("a hundred people and two and a half million euros", "100 people have 2.5 million euros."),
+        ("the flat is 45 dollars a month", "At 45 dollars a month it is 540 dollars a year."),
         ("The timeout is 90 seconds.", "It times out after 1.5 minutes."),
         ("on 23 November 2026", "Due on 2026-11-23."),
         ("2026-11-23T14:30:00Z", "It is due on 11/23/2026 at 2:30 pm."),
@@ -242,10 +335,12 @@ def test_another_language_than_the_conversations_is_not_used() -> None:
 
 def test_the_source_of_a_longer_conversation_is_no_harder_to_look_through() -> None:
     """Twice the text is twice the work at most, whatever it is made of."""
+    summary = "\n".join([GOOD[0].text, *MISNAMED, *MISCOUNTED])
 
     def look_through(messages: int) -> Callable[[], Judgement]:
         texts = [f"line {number} src/file_{number}.py 1,{number % 900 + 100}.5 " * 50 for number in range(messages)]
-        return lambda: judged(GOOD[0].text, instruction=INSTRUCTION, source=texts)
+        texts += [f"Name{number} timeout of {number % 70} seconds, limit is 5 " * 5 for number in range(messages)]
+        return lambda: judged(summary, instruction=INSTRUCTION, source=texts)
 
     assert grows_linearly(look_through, 50)
 
