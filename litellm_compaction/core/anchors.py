@@ -125,7 +125,7 @@ def statements(text: str) -> list[tuple[str, str]]:
         for each in _VALUE.finditer(text, start, end):
             value = each[1].rstrip(".:)")
             before = text[max(each.start() - _NAME_CHARS, 0) : each.start()].rstrip(" \t")
-            name = _NAME.search(before[:-1] if before[-1:] in _QUOTES else before)
+            name = _NAME.search((before[:-1] if before[-1:] in _QUOTES else before).rpartition(" ")[2])
             # "I pass dtypes to `_wrap`" moves something; "timeout to 30" gives it a value.
             is_moved = each[0].startswith("to") and not re.search(r"[\d/]", value)
             if name is not None and not is_moved:
@@ -176,16 +176,11 @@ def read(parts: Sequence[str], shown: str, ratio: float, *, is_stated: bool) -> 
     """
     found: dict[str, float] = {}
     signals = numbers = 0
-    before = _SENTENCE_ENDS
-    for part in parts:
-        is_name = is_stated and part[0].isupper() and before[-1] not in _SENTENCE_ENDS
-        # "ALWAYS" is written so for its weight, and as a name it would order something that nobody said.
-        if is_name and (name := _PROPER.match(part)) and name[0].casefold() not in NO_NAMES:
-            found[name[0]] = _PROPER_WEIGHT * ratio
-        before = part
-        word = _word(part)
+    for at, word in enumerate(map(_word, parts)):
         if word is None:
             continue
+        if word.name and is_stated and at and parts[at - 1][-1] not in _SENTENCE_ENDS:
+            found[word.name] = _PROPER_WEIGHT * ratio
         signals |= word.signals
         for anchor, weight, is_number in word.anchors:
             numbers += is_number
@@ -202,10 +197,17 @@ def read(parts: Sequence[str], shown: str, ratio: float, *, is_stated: bool) -> 
 
 
 class _Word(NamedTuple):
-    """What a word names, with the weight of each name and whether it is a number, and what it signals."""
+    """What a word says.
+
+    Attributes:
+        anchors: what it names, with the weight of each and whether it is a number.
+        signals: of failures and decisions.
+        name: somebody's or something's where it stands inside a sentence, "" for none.
+    """
 
     anchors: tuple[tuple[str, float, bool], ...]
     signals: int
+    name: str
 
 
 @lru_cache(maxsize=16_384)
@@ -226,4 +228,7 @@ def _word(text: str) -> _Word | None:
         signals |= _DECIDES
     if lower.startswith(_PART_WORDS):
         signals |= _PART
-    return _Word(found, signals) if found or signals else None
+    # "ALWAYS" is written so for its weight, and as a name it would order something that nobody said.
+    proper = _PROPER.match(text) if text[0].isupper() else None
+    name = proper[0] if proper is not None and proper[0].casefold() not in NO_NAMES else ""
+    return _Word(found, signals, name) if found or signals or name else None

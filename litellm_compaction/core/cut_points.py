@@ -78,6 +78,7 @@ _RESULTS_IMAGES = (
 )
 # What a client compacted itself, by this package's library or a tool with the same heading.
 _RECORD = "## Session Summary"
+_ADDITIONS_BEGIN = frozenset(("<", "#", "[", *(opening[0] for opening in _OPENINGS)))
 # Codex: a heading before the wrapped contents of AGENTS.md.
 _AGENTS_FILE = re.compile(r"# AGENTS\.md instructions[^\n]{0,1000}\n\s*(?=<INSTRUCTIONS>)")
 # Cline and Roo Code without native tool calls: a result under the role `user`.
@@ -102,7 +103,11 @@ def is_injected(message: Message) -> bool:
         return True
     if message.role != "user" or message.other_parts or len(message.text) > _MAX_ADDED_CHARS:
         return False
-    rest = _unwrapped(message.text)
+    rest = message.text.strip()
+    if rest and rest[0] not in _ADDITIONS_BEGIN and rest[-1] != ">":
+        # So is most of what people write.
+        return False
+    rest = _unwrapped(rest)
     if not rest:
         return True
     if rest.startswith(_RECORD):

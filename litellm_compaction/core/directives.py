@@ -49,6 +49,10 @@ _SENTENCE_END = re.compile(r"(?<=[.!?;])\s+(?=\S)|(?<=[。！？；])")
 # Where a sentence of plain letters may end.
 _MAY_END = (". ", "! ", "? ", "; ", "\t", "\x1f")
 _PLAIN_ASCII = (string.ascii_letters + " ").encode()
+# Blanks in place of what no word has.
+_NO_WORDS = bytes(sign if chr(sign) in string.ascii_letters + "'" else ord(" ") for sign in range(256))
+# Of scripts that set no words apart.
+_WIDE = re.compile("[\u2e80-\U0010ffff]")
 _FENCE = "```"
 _SHORT_FENCE_LINES = 4
 
@@ -107,15 +111,21 @@ class _Signals(NamedTuple):
 
     def are_in(self, sentence: str, words: Set[str]) -> bool:
         """Whether a sentence, with its words in lower case, has one of them."""
-        return next(self.found_in(sentence, words), None) is not None
+        return not self.words.isdisjoint(words) or bool(self.longer_in(sentence, words))
 
-    def found_in(self, sentence: str, words: Set[str]) -> Iterator[str]:
+    def found_in(self, sentence: str, words: Set[str]) -> list[str]:
         """Those that a sentence has, with its words in lower case; one may come twice."""
-        yield from self.words.intersection(words)
-        for first in self.phrases.keys() & words:
-            yield from filter(sentence.lower().__contains__, self.phrases[first])
-        if not sentence.isascii():
-            yield from self.parts.findall(sentence)
+        return [*self.words.intersection(words), *self.longer_in(sentence, words)]
+
+    def longer_in(self, sentence: str, words: Set[str]) -> list[str]:
+        """Phrases, and parts of words, that a sentence has, with its words in lower case."""
+        found = [] if sentence.isascii() else self.parts.findall(sentence)
+        if not self.phrases.keys().isdisjoint(words):
+            lower = sentence.lower()
+            found += (
+                phrase for first in self.phrases.keys() & words for phrase in self.phrases[first] if phrase in lower
+            )
+        return found
 
 
 def _signals(kind: str) -> _Signals:
@@ -159,7 +169,7 @@ class Piece(NamedTuple):
 def sentences(text: str) -> Iterator[Piece]:
     """The sentences and lines of a text, in order."""
     lines = text.splitlines()
-    fences = [at for at, line in enumerate(lines) if line.lstrip().startswith(_FENCE)]
+    fences = [at for at, line in enumerate(lines) if line.lstrip().startswith(_FENCE)] if _FENCE in text else []
     borders = set(fences)
     # One that is never closed encloses nothing, and a command or two are what somebody wants to have used.
     fenced = {
@@ -187,14 +197,14 @@ def is_bulk(line: str) -> bool:
     """Whether a line was pasted rather than written: code, a log, a table, or without an end."""
     if _BULK_LINE.match(line) or (len(line) > _LONGEST_CHARS and _SENTENCE_END.search(line) is None):
         return True
-    words = line.split() if len(line) > 2 * _LEAST_WORDS - 2 else ()
+    words = line.split()
     if len(words) >= _LEAST_WORDS and len(set(words)) < _DISTINCT_RATIO * len(words):
         return True
-    if len(line) < _SHORT_CHARS or _plain(line) >= _PROSE_RATIO * len(line) or any(map(_is_wide, line)):
+    if len(line) < _SHORT_CHARS or _plain(line) >= _PROSE_RATIO * len(line) or _WIDE.search(line) is not None:
         return False
     # "The deadline is 2027-03-19." has few letters, and is said.
-    plain = sum(word.strip(_AROUND_WORDS).isalpha() for word in line.split())
-    return plain < _LEAST_PLAIN_WORDS or plain < _PLAIN_WORDS_RATIO * len(line.split())
+    plain = sum(map(str.isalpha, (word.strip(_AROUND_WORDS) for word in words)))
+    return plain < _LEAST_PLAIN_WORDS or plain < _PLAIN_WORDS_RATIO * len(words)
 
 
 def _plain(line: str) -> int:
@@ -202,10 +212,6 @@ def _plain(line: str) -> int:
     if line.isascii():
         return len(line) - len(line.encode().translate(None, _PLAIN_ASCII))
     return sum(map(str.isalpha, line)) + line.count(" ")
-
-
-def _is_wide(sign: str) -> bool:
-    return sign >= "\u2e80"
 
 
 def languages(text: str) -> Counter[str]:
@@ -219,7 +225,7 @@ def is_rule(sentence: str) -> bool:
     return _RULES.are_in(sentence, _words(sentence))
 
 
-def replaced(sentences: Sequence[str]) -> dict[int, int]:
+def replaced(sentences: Sequence[str], talk: Talk | None = None) -> dict[int, int]:
     """Which sentences of a person's a later one has taken the place of, and which one that is.
 
     A later one says that something changed ("now", "moved to", "no longer"), is about the same, and gives it another
@@ -227,9 +233,11 @@ def replaced(sentences: Sequence[str]) -> dict[int, int]:
 
     Args:
         sentences: n, oldest first.
+        talk: of which most of them are, where there is one.
     """
     found: dict[int, int] = {}
-    words = [_words(sentence) if _may_claim(sentence) else frozenset[str]() for sentence in sentences]
+    talk = talk or _ANY_TALK
+    words = [talk.words(sentence) if _may_claim(sentence) else frozenset[str]() for sentence in sentences]
     changes = [at for at, those in enumerate(words) if _tells_change(sentences[at], those)][-_MOST_CHANGES:]
     claims = {at: _read_claim(sentences[at]) for at in changes}
     wanted = frozenset[str]().union(*(claim.stems for claim in claims.values()))
@@ -346,39 +354,55 @@ def _is_another(older: str, newer: str) -> bool:
 
 
 def _words(sentence: str) -> set[str]:
-    if sentence.isascii():
-        return set(_WORD.findall(sentence.lower()))
-    return {word.casefold().replace("’", "'") for word in _WORD.findall(sentence)}
+    """The words of a sentence in lower case."""
+    if not sentence.isascii():
+        return set(map(str.casefold, _WORD.findall(sentence.replace("’", "'"))))
+    # Five times as fast as a search for them.
+    words = set(sentence.lower().encode().translate(_NO_WORDS).decode().split())
+    if "'" in sentence:
+        for quoted in [word for word in words if "'" in word]:
+            words.remove(quoted)
+            words.update(_WORD.findall(quoted))
+    return words
 
 
 class Talk:
-    """Which words a person uses all the time: where every third sentence has a "not", that word forbids nothing.
+    """Which words a person uses, and which all the time: where every third sentence has a "not", that forbids nothing.
 
     Args:
         sentences: of the person; their order does not matter.
     """
 
     def __init__(self, sentences: Iterable[str] = ()) -> None:
-        self._times: Counter[str] = Counter()
-        self._number = 0
+        self._words: dict[str, Set[str]] = {}
+        times: Counter[str] = Counter()
+        number = 0
         for sentence in sentences:
-            self._number += 1
-            words = _words(sentence)
-            self._times.update(words)
-            self._times.update(set(_RULES.found_in(sentence, words)) - words)
-        self._log = math.log(max(self._number, _LEAST_SENTENCES))
+            number += 1
+            words = self._words[sentence] = self.words(sentence)
+            times.update(words)
+            if longer := _RULES.longer_in(sentence, words):
+                times.update(set(longer) - words)
+        # Of words in more than one sentence; that of the others is 1.
+        log = math.log(max(number, _LEAST_SENTENCES))
+        self._rarity = {word: max(1 - math.log(count) / log, 0.0) for word, count in times.items() if count > 1}
+        self._news = {word: max(rarity - _RARE_FROM, 0.0) for word, rarity in self._rarity.items()}
+
+    def words(self, sentence: str) -> Set[str]:
+        """The words of a sentence in lower case, of this person's or another."""
+        words = self._words.get(sentence)
+        return _words(sentence) if words is None else words
 
     def rarity(self, word: str) -> float:
         """From 0 for a word in all sentences to 1 for one in a single sentence, or in none."""
-        times = self._times.get(word, 0)
-        return 1.0 if times <= 1 else max(1 - math.log(times) / self._log, 0.0)
+        return self._rarity.get(word, 1.0)
 
     def news(self, words: Set[str]) -> float:
         """What words say that hardly another sentence has: from 0.3 to 1.7; 1 where no other is known."""
-        if not self._number:
+        if not self._words:
             return 1.0
         # In any order of the set the same.
-        rare = math.fsum(max(self.rarity(word) - _RARE_FROM, 0.0) for word in words)
+        rare = math.fsum([self._news.get(word, 1 - _RARE_FROM) for word in words])
         return _LEAST_NEWS + (1 - _LEAST_NEWS) * min(rare / _NEWS, _MOST_NEWS)
 
 
@@ -395,7 +419,7 @@ def worth(sentence: str, *, pasted: bool = False, talk: Talk = _ANY_TALK) -> flo
     """
     if pasted:
         return _BULK
-    words = _words(sentence)
+    words = talk.words(sentence)
     found = _PROSE * talk.news(words)
     rules = [talk.rarity(word) for word in _RULES.found_in(sentence, words)]
     found += _RULE * max(*rules, _LEAST_RARITY) if rules else 0.0

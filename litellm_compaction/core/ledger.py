@@ -19,13 +19,12 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from litellm_compaction.core.anchors import is_number, is_plain, latest_values, marked, read, statements
 from litellm_compaction.core.cut_points import is_injected
 from litellm_compaction.core.directives import Piece, Talk, replaced, sentences, worth
-from litellm_compaction.core.messages import Message, parse_message, render_arguments, user_message, without_notices
+from litellm_compaction.core.messages import Message, ToolCall, render_arguments, without_notices
 from litellm_compaction.core.secrets import Cleaned, Redact, redactor
 
 _PIECE_CHARS = 160
@@ -106,11 +105,10 @@ _REPEATED_ROW_RATIO = 0.7
 _REDACTOR = redactor(())
 # Of so many characters in a row most are in no other text; with five the set of them took longer to make.
 _GRAM_CHARS = 4
-_DIGITS = str.maketrans("123456789", "000000000")
+_DIGITS = bytes.maketrans(b"123456789", b"000000000")
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
+class Line(NamedTuple):
     """A line that may stand in the ledger.
 
     Attributes:
@@ -145,29 +143,43 @@ class Candidates(NamedTuple):
     uses: dict[str, Use]
 
 
-def candidates(number: int, message_at: Callable[[int], Message]) -> Candidates:
+class Said(NamedTuple):
+    """What a message says, or a part of what it does.
+
+    Attributes:
+        role: of who says it.
+        text: in words.
+        calls: of tools.
+    """
+
+    role: str
+    text: str
+    calls: Sequence[ToolCall] = ()
+
+
+def candidates(roles: Sequence[str], said_at: Callable[[int], Said]) -> Candidates:
     """What may stand in the ledger.
 
     Args:
-        number: of messages.
-        message_at: those of the covered part by their place, oldest first, without what is quoted elsewhere; asked for
-            the newest first, and not for those that are not read.
+        roles: of the messages of the covered part, oldest first, without what is quoted elsewhere.
+        said_at: what they say, by their place; asked for the newest first, and not for those that are not read.
     """
     found: list[Line] = []
-    uses: dict[str, Use] = {}
+    times: Counter[str] = Counter()
+    ages: dict[str, int] = {}
     # Each with a bound of its own: what a few giant results say must not hide what the assistant wrote before them.
     scanned = {True: 0, False: 0}
     seen: set[str] = set()
     # Newest first, so that the bound on scanned text drops the oldest and a repeated line keeps its latest place.
-    for index in range(number - 1, -1, -1):
-        message = message_at(index)
-        is_stated = message.role in ("user", "assistant")
+    for index in range(len(roles) - 1, -1, -1):
+        role = roles[index]
+        is_stated = role in ("user", "assistant")
         if scanned[is_stated] > SCANNED_CHARS:
             if scanned[not is_stated] > SCANNED_CHARS:
                 break
             continue
         named: set[str] = set()
-        for text, ratio, bonus in reversed(_lines(message, index > 0 and message_at(index - 1).role == "tool")):
+        for text, ratio, bonus in reversed(_lines(said_at(index), index > 0 and roles[index - 1] == "tool")):
             scanned[is_stated] += len(text)
             if scanned[is_stated] > SCANNED_CHARS:
                 break
@@ -187,12 +199,11 @@ def candidates(number: int, message_at: Callable[[int], Message]) -> Candidates:
                     signal *= doubt
                     anchors = {anchor: weight * doubt for anchor, weight in anchors.items()}
                 found.append(Line(shown, anchors, signal * ratio, is_stated))
+        times.update(named if role == "assistant" else ())
         for anchor in named:
-            before = uses.get(anchor)
-            times, age = (before.times, before.age) if before else (0, number - 1 - index)
-            uses[anchor] = Use(times + (message.role == "assistant"), age)
+            ages.setdefault(anchor, len(roles) - 1 - index)
     found.reverse()
-    return Candidates(found, uses)
+    return Candidates(found, {anchor: Use(times[anchor], age) for anchor, age in ages.items()})
 
 
 def _is_doubtful(shown: str) -> bool:
@@ -203,19 +214,19 @@ def _is_code(shown: str) -> bool:
     return shown.endswith(_CODE_ENDS) or _CODE.match(shown) is not None
 
 
-def _lines(message: Message, follows_result: bool) -> list[tuple[str, float, float]]:
+def _lines(said: Said, follows_result: bool) -> list[tuple[str, float, float]]:
     """The pieces of a message, with the weight of who said them and what their place says."""
-    if message.role == "user":
-        return [(piece, _USER, _USERS_OWN * worth(piece)) for piece in _pieces(message.text)]
-    if message.role != "assistant":
-        ratio = _result_ratio(len(message.text))
+    if said.role == "user":
+        return [(piece, _USER, _USERS_OWN * worth(piece)) for piece in _pieces(said.text)]
+    if said.role != "assistant":
+        ratio = _result_ratio(len(said.text))
         bonus = _SHORT_OUTCOME if ratio == _SHORT_RESULT else 0.0
-        return [(piece, ratio, bonus) for piece in _pieces(message.text)]
-    found = [(piece, _ASSISTANT, 0.0) for piece in _pieces(without_notices(message.text))]
+        return [(piece, ratio, bonus) for piece in _pieces(said.text)]
+    found = [(piece, _ASSISTANT, 0.0) for piece in _pieces(without_notices(said.text))]
     if found and follows_result:
         # How the last step came out is what comes first, in any language.
         found[0] = (found[0][0], _ASSISTANT, _OUTCOME)
-    for call in message.calls:
+    for call in said.calls:
         pieces = _pieces(f"{call.name}({render_arguments(call.arguments)})")
         found += [(piece, _CALL, 0.0) for piece in pieces]
     return found
@@ -302,14 +313,18 @@ def ledger(
     room_tokens = max(budget_tokens - (count(words) if words else 0), 0)
     # What of the user's words found no room is read like the others' lines; what a client put among them is no rule.
     left = {users[index]: each.left for index, each in quoted.items()}
-    left |= {at: [_as_output(cleaned[at].text)] for at in injected}
+    left |= {at: [Said("tool", cleaned[at].text)] for at in injected}
     others = [each for at in range(len(messages)) for each in left.get(at, (at,))]
+    roles = [messages[each].role if isinstance(each, int) else each.role for each in others]
 
-    def other(index: int) -> Message:
+    def said_at(index: int) -> Said:
         each = others[index]
-        return cleaned[each] if isinstance(each, int) else each
+        if not isinstance(each, int):
+            return each
+        message = cleaned[each]
+        return Said(message.role, message.text, message.calls)
 
-    lines = _lines_and_names(candidates(len(others), other), room_tokens, words + known, count, latest)
+    lines = _lines_and_names(candidates(roles, said_at), room_tokens, words + known, count, latest)
     return "\n".join(section for section in (words, lines) if section)
 
 
@@ -332,7 +347,7 @@ class _Quoted(NamedTuple):
     """A quotation of a message, "" for none, and what it leaves out."""
 
     shown: str
-    left: list[Message]
+    left: list[Said]
 
 
 class _Sentence(NamedTuple):
@@ -376,10 +391,13 @@ def _users_words(
         sizes = itertools.accumulate(count(each.shown) + 1 for each in whole.values())
         if all(size <= room for size in sizes):
             return whole
-    divided = _divided(number, text_at, latest, later)
+    behind = [piece.text for text in later for piece in sentences(text) if not piece.pasted]
+    divided = _divided(number, text_at, latest, behind)
+    talk = Talk(each.piece.text for parts in divided.values() for each in parts if not each.piece.pasted)
+    _without_replaced(divided, behind, talk)
     chosen: dict[int, set[int]] = {index: set() for index in divided}
     misses = 0
-    for index, places in _by_worth(divided):
+    for index, places in _by_worth(divided, talk):
         # Of 40,000 messages only those are counted that may find room.
         if room < _LEAST_QUOTATION_TOKENS or misses > _MOST_MISSES:
             break
@@ -409,7 +427,7 @@ def _all_texts(number: int, text_at: Callable[[int], str], most_chars: int) -> l
 
 
 def _divided(
-    number: int, text_at: Callable[[int], str], latest: Mapping[str, str], later: Sequence[str]
+    number: int, text_at: Callable[[int], str], latest: Mapping[str, str], behind: Iterable[str]
 ) -> dict[int, list[_Sentence]]:
     """The sentences of the messages that are looked at: of the newest, and of the first, which is the task."""
     texts: dict[int, str] = {}
@@ -423,7 +441,6 @@ def _divided(
         texts[index] = text
     texts[0] = _ends(text_at(0), _SCANNED_WORDS_CHARS)
     found: dict[int, list[_Sentence]] = {}
-    behind = [piece.text for text in later for piece in sentences(text) if not piece.pasted]
     seen = set(map(str.casefold, behind))
     # The words of the newest sentence that gives a thing its value.
     newest: dict[str, Set[str]] = {}
@@ -432,24 +449,25 @@ def _divided(
         said: dict[str, Set[str]] = {}
         for piece in sentences(texts[index]):
             folded = piece.text.casefold()
-            stated = statements(piece.text)
-            shown = marked(piece.text, latest, stated) if stated else piece.text
-            words = set(folded.split()) if stated else set()
-            # What says hardly more than the value that it gave is nothing now; a rule with an old value in it is one.
-            is_over = shown != piece.text and any(
-                len(words & newest.get(key, set())) >= _SAME_RATIO * len(words) for key, _ in stated
-            )
-            parts.append(_Sentence(piece._replace(text=shown), folded not in seen and not is_over))
+            counts = folded not in seen
             seen.add(folded)
-            said.update((key, words) for key, _ in stated)
+            if stated := statements(piece.text):
+                words = set(folded.split())
+                shown = marked(piece.text, latest, stated)
+                if shown != piece.text:
+                    piece = piece._replace(text=shown)
+                    # What says hardly more than the value that it gave is nothing now; a rule with an old value is one.
+                    same = max(len(words & newest.get(key, set())) for key, _ in stated)
+                    counts = counts and same < _SAME_RATIO * len(words)
+                said.update((key, words) for key, _ in stated)
+            parts.append(_Sentence(piece, counts))
         for key, those in said.items():
             newest.setdefault(key, those)
         found[index] = parts
-    _without_replaced(found, behind)
     return found
 
 
-def _without_replaced(divided: Mapping[int, list[_Sentence]], behind: Sequence[str]) -> None:
+def _without_replaced(divided: Mapping[int, list[_Sentence]], behind: Sequence[str], talk: Talk) -> None:
     """Has sentences count no more that a later one takes the place of, there or among those behind them."""
     places = [
         (index, place)
@@ -457,20 +475,19 @@ def _without_replaced(divided: Mapping[int, list[_Sentence]], behind: Sequence[s
         for place, each in enumerate(divided[index])
         if each.counts and not each.piece.pasted
     ]
-    for older in replaced([*(divided[index][place].piece.text for index, place in places), *behind]):
+    for older in replaced([*(divided[index][place].piece.text for index, place in places), *behind], talk):
         if older >= len(places):
             continue
         index, place = places[older]
         divided[index][place] = divided[index][place]._replace(counts=False)
 
 
-def _by_worth(divided: Mapping[int, Sequence[_Sentence]]) -> list[tuple[int, range]]:
+def _by_worth(divided: Mapping[int, Sequence[_Sentence]], talk: Talk) -> list[tuple[int, range]]:
     """Message and places of the sentences that count, those first that say most for their size.
 
     What announces something ("Run exactly this:") stands with what it announces.
     """
     last = max(divided)
-    talk = Talk(each.piece.text for parts in divided.values() for each in parts if not each.piece.pasted)
     found: list[tuple[float, int, range]] = []
     for index, parts in divided.items():
         recency = _OLDEST_RATIO + (_NEWEST_RATIO - _OLDEST_RATIO) * (index / last if last else 1)
@@ -520,18 +537,11 @@ def _value(piece: Piece, talk: Talk) -> float:
     return worth(piece.text, pasted=piece.pasted, talk=talk) + (_CODE_RATIO if piece.pasted else 1) * values
 
 
-def _left(parts: Sequence[_Sentence], places: Set[int]) -> list[Message]:
+def _left(parts: Sequence[_Sentence], places: Set[int]) -> list[Said]:
     """What of a message is quoted nowhere: the user's prose, and what was pasted as the output that it is."""
     left = [each.piece for place, each in enumerate(parts) if place not in places and each.counts]
-    prose, pasted = ("\n".join(each.text for each in left if each.pasted is kind) for kind in (False, True))
-    return [
-        *([user_message(prose)] if prose else ()),
-        *([_as_output(pasted)] if pasted else ()),
-    ]
-
-
-def _as_output(text: str) -> Message:
-    return parse_message({"role": "tool", "content": text})
+    prose, pasted = ([each.text for each in left if each.pasted is kind] for kind in (False, True))
+    return [Said(role, "\n".join(texts)) for role, texts in (("user", prose), ("tool", pasted)) if texts]
 
 
 def _quotation(parts: Sequence[_Sentence], places: Set[int]) -> str:
@@ -621,12 +631,13 @@ def _names(
         return chance * (1 + _FRESH / (1 + (use.age / _FRESH_MESSAGES) ** 2)) / (_NAME_COST_CHARS + len(name))
 
     # A bare figure that no one took up says nothing.
-    names = (name for name, use in uses.items() if use.times or not is_number(name))
-    likely = heapq.nsmallest(_MOST_NAMES, names, key=lambda name: (-again(name), name))
+    waiting = [(-again(name), name) for name, use in uses.items() if use.times or not is_number(name)]
+    heapq.heapify(waiting)
     chosen: list[str] = []
-    for name in likely:
+    for _ in range(min(_MOST_NAMES, len(waiting))):
         if room < _LEAST_NAME_TOKENS:
             break
+        _, name = heapq.heappop(waiting)
         if not is_seen(name) and (size := count(name) + 2) <= room:
             room -= size
             chosen.append(name)
@@ -721,10 +732,11 @@ class _Known:
 
 def _ratios(lines: Sequence[Line]) -> list[float]:
     """How much each line counts for its place: later ones more, and of rows that differ in digits only each less."""
-    rows: Counter[str] = Counter()
+    rows: Counter[bytes] = Counter()
     found: list[float] = []
-    for index in range(len(lines) - 1, -1, -1):
-        row = lines[index].text.translate(_DIGITS)
+    # All at once, which is several times as fast; no line has a line break in it.
+    text = "\n".join(line.text for line in lines).encode("utf-8", "surrogatepass").translate(_DIGITS)
+    for index, row in reversed(list(enumerate(text.split(b"\n") if lines else ()))):
         recency = _OLDEST_RATIO + (_NEWEST_RATIO - _OLDEST_RATIO) * index / len(lines)
         found.append(recency * _REPEATED_ROW_RATIO ** rows[row])
         rows[row] += 1

@@ -8,11 +8,10 @@ paths stay, since the ledger is there for them. Every repetition is bounded, so 
 from __future__ import annotations
 
 import re
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from itertools import accumulate
 from typing import TypeAlias
 
 from litellm_compaction.core.messages import Message
@@ -96,6 +95,8 @@ _TOKEN_HINTS = (
     *("glptt-", "xox", "xapp-", "hooks.slack", "akia", "asia", "agpa", "aida", "aroa", "anpa", "anva", "aiza", "ya29"),
     *("gocspx", "hf_", "gsk_", "r8_", "tvly-", "npm_", "pypi-", "_v1_", "shp", "lsv2_", "sg.", "age-secret", "eyj"),
 )
+# The shortest that is searched for: "xoxb-" and ten characters.
+_LEAST_TOKEN_CHARS = 15
 _NAME_HINTS = ("pass", "kennw", "contras", "secret", "token", "pwd", "credential", "key", "connection", "密", "口令")
 _KEY_HINTS = ("private key",)
 _OPTION_HINTS = ("-u ", "-u\t", "-user", "-pass", "-token", "-api", "-secret")
@@ -283,22 +284,17 @@ def _redacted_by(text: str, kinds: Set[int]) -> str:
 
 
 def _hinted(texts: Sequence[str]) -> dict[int, set[int]]:
-    """Which of many texts hold hints, and of which kinds; they are looked through as one text."""
-    whole = "\n".join(texts).lower()
-    # A word is looked through once however often it stands there: of a conversation that is a fifth of the characters.
-    words = "\n".join(set(whole.split()))
-    met = [(hint, kind) for hint, word, kind in _HINTS if word in words]
-    if not met:
-        return {}
-    ends = list(accumulate(len(text.lower()) + 1 for text in texts))
+    """Which of many texts hold hints, and of which kinds."""
+    # Each word is looked at once, however often it stands there: that is a fifth of the characters of a conversation.
+    unique = set("\n".join(texts).split())
+    words = "\n".join(unique).lower()
+    long_words = "\n".join(word for word in unique if len(word) >= _LEAST_TOKEN_CHARS).lower()
+    met = [(hint, kind) for hint, word, kind in _HINTS if word in (words if kind != _TOKENS else long_words)]
     found: dict[int, set[int]] = {}
-    for hint, kind in met:
-        at = 0
-        while (at := whole.find(hint, at)) >= 0:
-            index = bisect_right(ends, at)
-            found.setdefault(index, set()).add(kind)
-            # The others of this text say nothing new.
-            at = ends[index]
+    for index, text in enumerate(texts if met else ()):
+        lower = text.lower()
+        if kinds := {kind for hint, kind in met if hint in lower}:
+            found[index] = kinds
     return found
 
 
@@ -389,7 +385,7 @@ _SEARCHES: tuple[_Kind, ...] = (
     (_OPTION_HINTS, (partial(_OPTION.sub, _unnamed),)),
     (_NAME_HINTS, (partial(_named_removed, _ASSIGNED, _assigned), partial(_named_removed, _SAID, _unnamed))),
 )
-_KEYS = -1
+_KEYS, _TOKENS = -1, 0
 # With the first of its words, which no blank divides, and the kind.
 _HINTS = tuple(
     (hint, hint.split(maxsplit=1)[0], kind)

@@ -279,6 +279,31 @@ def test_what_nobody_reads_is_not_cleaned() -> None:
 _ROLES = ("user", "assistant", "tool")
 
 
+def test_the_shortest_token_of_any_issuer_is_found_among_many_messages() -> None:
+    """Only words as long as that are searched for tokens at all."""
+    token = "xoxb-" + "0123456789"
+    assert len(token) == secrets._LEAST_TOKEN_CHARS
+    messages = [parse_message({"role": "user", "content": text}) for text in ("Take", token)]
+    assert [secrets.Cleaned(messages, redactor(()))[at].text for at in (0, 1)] == ["Take", MARKER]
+
+
+def test_a_longer_chat_has_no_more_messages_cleaned() -> None:
+    """Of short messages a ledger reads the newest; all of them were cleaned where no tool had said anything."""
+
+    def cleaned(messages: int) -> int:
+        seen: list[str] = []
+
+        def looking(text: str) -> str:
+            seen.append(text)
+            return text
+
+        chat = [parse_message({"role": _ROLES[at % 2], "content": f"{at} " + 40 * "word "}) for at in range(messages)]
+        ledger(chat, budget_tokens=2_000, words_tokens=600, count=len, redact=looking)
+        return len(seen)
+
+    assert cleaned(6_000) == cleaned(3_000) < 3_000
+
+
 def test_off_keeps_everything() -> None:
     """`redact: off` is the operator's word."""
     assert settings_from({"redact": False}).redact == "off"
