@@ -7,7 +7,7 @@ repetition in a pattern is bounded.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -123,11 +123,11 @@ def statements(text: str) -> list[tuple[str, str]]:
         return found
     for start, end in _slices(text):
         for each in _VALUE.finditer(text, start, end):
-            value = each[1].rstrip(".:)")
-            before = text[max(each.start() - _NAME_CHARS, 0) : each.start()].rstrip(" \t")
+            value, at = each[1].rstrip(".:)"), each.start()
+            before = text[max(at - _NAME_CHARS, 0) : at].rstrip(" \t")
             name = _NAME.search((before[:-1] if before[-1:] in _QUOTES else before).rpartition(" ")[2])
             # "I pass dtypes to `_wrap`" moves something; "timeout to 30" gives it a value.
-            is_moved = each[0].startswith("to") and not re.search(r"[\d/]", value)
+            is_moved = text.startswith("to", at) and not re.search(r"[\d/]", value)
             if name is not None and not is_moved:
                 found.append((name[0].lower(), value))
     if text.isascii():
@@ -143,16 +143,17 @@ def statements(text: str) -> list[tuple[str, str]]:
     return found
 
 
-def _slices(text: str) -> Iterator[tuple[int, int]]:
+def _slices(text: str) -> list[tuple[int, int]]:
     """Where a text is cut: at the end of a line, else behind a word."""
+    found: list[tuple[int, int]] = []
     start = 0
     while len(text) - start > _SLICE_CHARS:
         least, most = start + _SLICE_CHARS // 2, start + _SLICE_CHARS
         at = text.rfind("\n", least, most)
         end = (at if at >= 0 else text.rfind(" ", least, most)) + 1 or most
-        yield start, end
+        found.append((start, end))
         start = end
-    yield start, len(text)
+    return [*found, (start, len(text))]
 
 
 def is_plain(anchor: str) -> bool:

@@ -203,7 +203,7 @@ def is_bulk(line: str) -> bool:
     if len(line) < _SHORT_CHARS or _plain(line) >= _PROSE_RATIO * len(line) or _WIDE.search(line) is not None:
         return False
     # "The deadline is 2027-03-19." has few letters, and is said.
-    plain = sum(map(str.isalpha, (word.strip(_AROUND_WORDS) for word in words)))
+    plain = sum([word.strip(_AROUND_WORDS).isalpha() for word in words])
     return plain < _LEAST_PLAIN_WORDS or plain < _PLAIN_WORDS_RATIO * len(words)
 
 

@@ -539,7 +539,9 @@ def _value(piece: Piece, talk: Talk) -> float:
 
 def _left(parts: Sequence[_Sentence], places: Set[int]) -> list[Said]:
     """What of a message is quoted nowhere: the user's prose, and what was pasted as the output that it is."""
-    left = [each.piece for place, each in enumerate(parts) if place not in places and each.counts]
+    left = [each.piece for place, each in enumerate(parts) if each.counts and place not in places]
+    if not left:
+        return []
     prose, pasted = ([each.text for each in left if each.pasted is kind] for kind in (False, True))
     return [Said(role, "\n".join(texts)) for role, texts in (("user", prose), ("tool", pasted)) if texts]
 
@@ -660,7 +662,8 @@ class _Chooser:
         self._values: dict[str, float] = {}
         for line in lines:
             for anchor, weight in line.anchors.items():
-                self._values[anchor] = max(self._values.get(anchor, 0.0), weight)
+                if weight > self._values.get(anchor, 0.0):
+                    self._values[anchor] = weight
         for anchor, value in self._values.items():
             self._values[anchor] = value * _USE[min(uses[anchor].times, len(_USE) - 1)]
         self._waiting = [(-self._worth(index, self._values), index) for index in range(len(lines))]
@@ -702,7 +705,7 @@ class _Chooser:
 
     def _worth(self, index: int, values: Mapping[str, float]) -> float:
         line = self._lines[index]
-        value = sum(values[anchor] for anchor in line.anchors if anchor in values)
+        value = sum([values[anchor] for anchor in line.anchors if anchor in values])
         return (value + line.weight) * self._ratios[index] / (_PIECE_COST_CHARS + len(line.text))
 
     def is_seen(self, anchor: str) -> bool:
@@ -718,16 +721,22 @@ class _Known:
 
     def __init__(self, text: str) -> None:
         self._text = text
+        self._whole_words = set(text.split())
         # What has no blank in it stands inside a word.
-        self._words = "\n".join(set(text.split()))
+        self._words = "\n".join(self._whole_words)
         shifted = (self._words[start:] for start in range(_GRAM_CHARS))
         self._grams = set(map("".join, zip(*shifted, strict=False)))
 
     def __contains__(self, part: str) -> bool:
         if " " in part:
-            return part in self._text
-        ends = (part[:_GRAM_CHARS], part[-_GRAM_CHARS:]) if len(part) >= _GRAM_CHARS else ()
-        return self._grams.issuperset(ends) and part in self._words
+            # A search through all of it is the last resort: what stands between two words is a whole one there, too.
+            words = part.split()
+            ends = {*words[:1], *words[-1:]}
+            return (
+                self._whole_words.issuperset(words[1:-1]) and all(map(self.__contains__, ends)) and part in self._text
+            )
+        grams = (part[:_GRAM_CHARS], part[-_GRAM_CHARS:]) if len(part) >= _GRAM_CHARS else ()
+        return self._grams.issuperset(grams) and part in self._words
 
 
 def _ratios(lines: Sequence[Line]) -> list[float]:

@@ -286,6 +286,12 @@ def test_what_stands_in_a_text_is_found_as_a_search_would(part: str) -> None:
     assert (part in _Known(text)) == (part in text)
 
 
+@given(st.text(alphabet="ab \n", max_size=40), st.text(alphabet="ab ", max_size=8))
+def test_any_part_of_a_line_is_found_as_a_search_would(text: str, part: str) -> None:
+    """Whole words are looked up before the text is searched for several."""
+    assert (part in _Known(text)) == (part in text)
+
+
 def test_the_ledger_of_a_longer_conversation_is_no_harder() -> None:
     """Twice the messages are twice the work at most. What it takes in milliseconds: `benchmarks/rungs.py`."""
 
