@@ -295,18 +295,18 @@ def ledger(
     users = [at for at, message in enumerate(messages) if message.role == "user" and message.text.strip()]
     injected = {at for at in users if is_injected(messages[at])}
     users = [at for at in users if at not in injected]
+    later_at = [at for at, message in enumerate(newer) if message.role == "user" and not is_injected(message)]
+    # The newest first: they are cleaned together with some older ones.
     later = [
-        _ends(cleaned[len(messages) + at].text, _SCANNED_PER_LATER_CHARS)
-        for at, message in enumerate(newer)
-        if message.role == "user" and not is_injected(message)
-    ]
+        _ends(cleaned[len(messages) + at].text, _SCANNED_PER_LATER_CHARS) for at in reversed(later_at[-_MOST_LATER:])
+    ][::-1]
     quoted = _users_words(
         len(users),
         lambda index: cleaned[users[index]].text.strip(),
         min(words_tokens, budget_tokens),
         count,
         latest,
-        later[-_MOST_LATER:],
+        later,
     )
     shown = [quoted[index].shown for index in sorted(quoted) if quoted[index].shown]
     words = "\n".join((WORDS_HEAD, *shown)) if shown else ""

@@ -290,7 +290,7 @@ def test_the_shortest_token_of_any_issuer_is_found_among_many_messages() -> None
 def test_a_longer_chat_has_no_more_messages_cleaned() -> None:
     """Of short messages a ledger reads the newest; all of them were cleaned where no tool had said anything."""
 
-    def cleaned(messages: int) -> int:
+    def cleaned(messages: int, newer: int = 0) -> int:
         seen: list[str] = []
 
         def looking(text: str) -> str:
@@ -298,10 +298,12 @@ def test_a_longer_chat_has_no_more_messages_cleaned() -> None:
             return text
 
         chat = [parse_message({"role": _ROLES[at % 2], "content": f"{at} " + 40 * "word "}) for at in range(messages)]
-        ledger(chat, budget_tokens=2_000, words_tokens=600, count=len, redact=looking)
+        covered = messages - newer
+        ledger(chat[:covered], budget_tokens=2_000, words_tokens=600, count=len, redact=looking, newer=chat[covered:])
         return len(seen)
 
     assert cleaned(6_000) == cleaned(3_000) < 3_000
+    assert cleaned(9_000, newer=6_000) < 3_000
 
 
 def test_off_keeps_everything() -> None:
