@@ -23,7 +23,9 @@ else:
 
 # Neither part of a path or a compound, nor quoted.
 _WORD = re.compile(r"(?<![\w'’@./\\`\"“„«&#$-])[^\W\d_]{3,20}(?![\w@/\\`&-]|[.:]\w| &)")
-_BEFORE = re.compile(r"(?:(?P<first>[^\W\d_]{1,20})(?P<end>[.!?:]?) )?(?P<last>[^\W\d_]{1,20})(?P<dot>[.:!?,]?) \Z")
+_BEFORE = re.compile(
+    r"(?<![^\W\d_])(?:(?P<first>[^\W\d_]{1,20})(?P<end>[.!?:]?) )?(?P<last>[^\W\d_]{1,20})(?P<dot>[.:!?,]?) \Z"
+)
 _BEHIND = re.compile(r"(?:['’]s)? (?P<next>[^\W\d_]{1,20}|&)(?P<more>\.| [^\W\d_]{1,20})?")
 _LEAST_SURNAME_CHARS = 4
 _ENDING_CHARS = 3
