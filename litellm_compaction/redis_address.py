@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, TypeAlias
-from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
+from urllib.parse import parse_qsl, quote, unquote, urlencode
 
 Kind: TypeAlias = Literal["server", "sentinel", "cluster"]
 
@@ -248,12 +248,17 @@ def _is_true(value: object) -> bool:
 
 
 def _split(rest: str) -> tuple[str, str, str]:
-    found = urlsplit(f"//{rest}")
-    if found.fragment or "#" in rest:
+    """Authority, path and query (RFC 3986, 3).
+
+    `urlsplit` takes no bracket inside a list of hosts (CPython since CVE-2025-0938), and quotes passwords in errors.
+    """
+    if "#" in rest:
         raise ValueError("a # in a user name or password is written %23")
-    if "@" in found.path + found.query:
+    before, _, query = rest.partition("?")
+    authority, slash, path = before.partition("/")
+    if "@" in path + query:
         raise ValueError("a / ? or @ in a user name or password is written %2F, %3F, %40")
-    return found.netloc, found.path, found.query
+    return authority, slash + path, query
 
 
 def _credentials(text: str) -> tuple[str | None, str | None]:

@@ -95,6 +95,11 @@ def test_a_bad_store_shows_no_password(junk: str, broken: str) -> None:
     assert "hunter2" not in str(raised.value)
 
 
+def test_a_password_that_looks_like_something_else_is_one() -> None:
+    """What a sign is called in another form of Unicode is nothing to an address, and no error says it."""
+    assert parse("redis://:p\u2100w[d@h:6379/0").password == "p\u2100w[d"
+
+
 def test_what_is_shown_can_be_read_back() -> None:
     """All but the credentials."""
     for url in ("redis://h:6379/0", "rediss+sentinel://a:1,[::1]:2/3?service=m", "redis+cluster://a:1"):
