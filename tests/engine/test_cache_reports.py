@@ -220,9 +220,10 @@ def test_what_proves_nothing(why: str) -> None:
     for number in range(6):
         prompt = [lead, user(f"Begun {number}." + "y" * 40_000 * (why == "small share"))]
         scene.ask(prompt, case=case)
-        if why != "cold":
-            prompt = scene.go_on(prompt)
-            scene.ask(prompt, case=case)
+        if why == "cold":
+            # Its cache is off: what only went on is read again as well.
+            scene.server.held = []
+        scene.ask(scene.go_on(prompt), case=case)
         if why == "late":
             scene.clock.now_s += 301
         if why == "left":
