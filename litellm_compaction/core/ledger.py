@@ -143,7 +143,7 @@ class Candidates(NamedTuple):
     uses: dict[str, Use]
 
 
-class Said(NamedTuple):
+class Utterance(NamedTuple):
     """What a message says, or a part of what it does.
 
     Attributes:
@@ -157,7 +157,7 @@ class Said(NamedTuple):
     calls: Sequence[ToolCall] = ()
 
 
-def candidates(roles: Sequence[str], said_at: Callable[[int], Said]) -> Candidates:
+def candidates(roles: Sequence[str], said_at: Callable[[int], Utterance]) -> Candidates:
     """What may stand in the ledger.
 
     Args:
@@ -214,7 +214,7 @@ def _is_code(shown: str) -> bool:
     return shown.endswith(_CODE_ENDS) or _CODE.match(shown) is not None
 
 
-def _lines(said: Said, follows_result: bool) -> list[tuple[str, float, float]]:
+def _lines(said: Utterance, follows_result: bool) -> list[tuple[str, float, float]]:
     """The pieces of a message, with the weight of who said them and what their place says."""
     if said.role == "user":
         return [(piece, _USER, _USERS_OWN * worth(piece)) for piece in _pieces(said.text)]
@@ -313,16 +313,16 @@ def ledger(
     room_tokens = max(budget_tokens - (count(words) if words else 0), 0)
     # What of the user's words found no room is read like the others' lines; what a client put among them is no rule.
     left = {users[index]: each.left for index, each in quoted.items()}
-    left |= {at: [Said("tool", cleaned[at].text)] for at in injected}
+    left |= {at: [Utterance("tool", cleaned[at].text)] for at in injected}
     others = [each for at in range(len(messages)) for each in left.get(at, (at,))]
     roles = [messages[each].role if isinstance(each, int) else each.role for each in others]
 
-    def said_at(index: int) -> Said:
+    def said_at(index: int) -> Utterance:
         each = others[index]
         if not isinstance(each, int):
             return each
         message = cleaned[each]
-        return Said(message.role, message.text, message.calls)
+        return Utterance(message.role, message.text, message.calls)
 
     lines = _lines_and_names(candidates(roles, said_at), room_tokens, words + known, count, latest)
     return "\n".join(section for section in (words, lines) if section)
@@ -347,7 +347,7 @@ class _Quoted(NamedTuple):
     """A quotation of a message, "" for none, and what it leaves out."""
 
     shown: str
-    left: list[Said]
+    left: list[Utterance]
 
 
 class _Sentence(NamedTuple):
@@ -537,13 +537,13 @@ def _value(piece: Piece, talk: Talk) -> float:
     return worth(piece.text, pasted=piece.pasted, talk=talk) + (_CODE_RATIO if piece.pasted else 1) * values
 
 
-def _left(parts: Sequence[_Sentence], places: Set[int]) -> list[Said]:
+def _left(parts: Sequence[_Sentence], places: Set[int]) -> list[Utterance]:
     """What of a message is quoted nowhere: the user's prose, and what was pasted as the output that it is."""
     left = [each.piece for place, each in enumerate(parts) if each.counts and place not in places]
     if not left:
         return []
     prose, pasted = ([each.text for each in left if each.pasted is kind] for kind in (False, True))
-    return [Said(role, "\n".join(texts)) for role, texts in (("user", prose), ("tool", pasted)) if texts]
+    return [Utterance(role, "\n".join(texts)) for role, texts in (("user", prose), ("tool", pasted)) if texts]
 
 
 def _quotation(parts: Sequence[_Sentence], places: Set[int]) -> str:
