@@ -1,17 +1,19 @@
 """A stand-in for LM Studio's local server, for tests and demonstrations.
 
-It speaks LM Studio's HTTP API with a real tokenizer, the loaded window, and every known way of overflowing
-it. It imports nothing else of this project, so that it can witness what the project sends.
+It speaks LM Studio's HTTP API, and the protocol of its SDKs, with a real tokenizer, the loaded window, and every known
+way of overflowing it. It imports nothing else of this project, so that it can witness what the project sends.
 """
 
 from litellm_compaction.simulator.script import RequestRecord
 
 from .catalog import Instance, Model
 from .script import ChatCall, Fault, Gate, Reply, numbered_words, summary_of_facts
+from .sdk import SDK_MODES, Sdk, SdkCall, SdkMode, SdkSocket
 from .server import Address, serve
 from .simulator import Simulator
 
 __all__ = [
+    "SDK_MODES",
     "Address",
     "ChatCall",
     "Fault",
@@ -20,6 +22,10 @@ __all__ = [
     "Model",
     "Reply",
     "RequestRecord",
+    "Sdk",
+    "SdkCall",
+    "SdkMode",
+    "SdkSocket",
     "Simulator",
     "numbered_words",
     "serve",

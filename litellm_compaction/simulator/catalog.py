@@ -6,12 +6,14 @@ The listings are those of the three generations of LM Studio's API.
 from __future__ import annotations
 
 import time
+import uuid
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Literal
 
 from litellm_compaction.simulator.messages import TemplateRule
 from litellm_compaction.simulator.refusals import JsonObject
+from litellm_compaction.simulator.rendering import JINJA_TEMPLATE
 from litellm_compaction.simulator.slots import Flight, KvCache, SlotQueue
 
 ModelType = Literal["llm", "vlm", "embeddings"]
@@ -58,7 +60,10 @@ class Model:
 
 @dataclass(eq=False, kw_only=True)
 class Instance:
-    """A loaded model; `ttl_s` None stays until it is unloaded. `flights` are the requests being generated."""
+    """A loaded model; `ttl_s` None stays until it is unloaded. `flights` are the requests being generated.
+
+    `chats_in_app` is how many conversations in LM Studio's own window wait for an answer of it.
+    """
 
     id: str
     model: Model
@@ -68,6 +73,8 @@ class Instance:
     ttl_s: float | None = None
     last_used_s: float = field(default_factory=time.monotonic)
     flights: list[Flight] = field(default_factory=list)
+    chats_in_app: int = 0
+    reference: str = field(default_factory=lambda: uuid.uuid4().hex)
     queue: SlotQueue = field(init=False)
     cache: KvCache = field(init=False)
 
@@ -248,3 +255,72 @@ def _v1_model(model: Model, instances: Sequence[Instance]) -> JsonObject:
         "variants": variants,
         "selected_variant": variants[0],
     }
+
+
+def sdk_model(instance: Instance) -> JsonObject:
+    """One entry of the SDK's `listLoaded` (ModelInfoBase.ts, LLMModelInfo.ts of lmstudio-js 6ec11db)."""
+    model = instance.model
+    idle_s = time.monotonic() - instance.last_used_s
+    entry: JsonObject = {
+        "type": "embedding" if model.type == "embeddings" else "llm",
+        "modelKey": model.key,
+        "format": "safetensors" if model.format == "mlx" else "gguf",
+        "displayName": model.key.rpartition("/")[2].replace("-", " ").title(),
+        "publisher": model.publisher,
+        "path": f"{model.publisher}/{model.key.rpartition('/')[2]}",
+        "sizeBytes": model.size_bytes,
+        "indexedModelIdentifier": model.key,
+        "deviceIdentifier": None,
+        "paramsString": model.params_string,
+        "architecture": model.architecture,
+        "identifier": instance.id,
+        "instanceReference": instance.reference,
+        "ttlMs": None if instance.ttl_s is None else round(instance.ttl_s * 1000),
+        "lastUsedTime": round((time.time() - idle_s) * 1000),
+        "maxContextLength": model.max_context_length,
+        "contextLength": instance.context_length,
+    }
+    if model.type == "embeddings":
+        return entry
+    return entry | {"vision": model.type == "vlm", "trainedForToolUse": model.tool_use}
+
+
+def sdk_load_config(instance: Instance) -> JsonObject:
+    """The SDK's `getLoadConfig`: fields of lms-kv-config's schema."""
+    return _fields(
+        {
+            "llm.load.contextLength": instance.context_length,
+            "llm.load.numParallelSessions": instance.parallel,
+            "llm.load.llama.flashAttention": True,
+            "llm.load.llama.evalBatchSize": 512,
+        }
+    )
+
+
+def sdk_base_config(instance: Instance, overflow_policy: str) -> JsonObject:
+    """The SDK's `getBasePredictionConfig`, with the template that this server's prompts are made by."""
+    template = {"type": "jinja", "jinjaPromptTemplate": {"template": JINJA_TEMPLATE}, "stopStrings": []}
+    return _fields(
+        {
+            "llm.prediction.contextOverflowPolicy": overflow_policy,
+            "llm.prediction.promptTemplate": template,
+            "llm.prediction.reasoning.parsing": {
+                "enabled": instance.model.reasoning,
+                "startString": "<think>",
+                "endString": "</think>",
+            },
+            "llm.prediction.systemPrompt": "",
+        }
+    )
+
+
+def sdk_state(instance: Instance, loop_s: float) -> JsonObject:
+    """The SDK's `getInstanceProcessingState`; `loop_s` is the time of the event loop."""
+    queued = len(instance.flights) + instance.queue.waiting + instance.chats_in_app
+    is_reading = any(flight.prefill_ends_s > loop_s for flight in instance.flights)
+    status = "processingPrompt" if is_reading else "generating" if queued else "idle"
+    return {"status": status, "queued": queued}
+
+
+def _fields(values: JsonObject) -> JsonObject:
+    return {"fields": [{"key": key, "value": value} for key, value in values.items()]}

@@ -29,6 +29,51 @@ _TOOLS_AFTER = (
     '{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call>'
 )
 
+# The same template as LM Studio would hold it, for who renders it.
+JINJA_TEMPLATE = """\
+{%- set ns = namespace(last_user=-1) -%}
+{%- for message in messages -%}
+  {%- if message.role == 'user' -%}{%- set ns.last_user = loop.index0 -%}{%- endif -%}
+{%- endfor -%}
+{%- if tools -%}
+  {{- '<|im_start|>system\\n' -}}
+  {%- if messages[0].role == 'system' -%}{{- messages[0].content + '\\n\\n' -}}{%- endif -%}
+  {{- BEFORE -}}
+  {%- for tool in tools -%}{{- '\\n' + tool | tojson -}}{%- endfor -%}
+  {{- AFTER + '<|im_end|>\\n' -}}
+{%- endif -%}
+{%- for message in messages -%}
+  {%- if message.role == 'system' and loop.first and tools -%}
+  {%- elif message.role == 'tool' -%}
+    {%- if loop.first or loop.previtem.role != 'tool' -%}{{- '<|im_start|>user' -}}{%- endif -%}
+    {{- '\\n<tool_response>\\n' + message.content + '\\n</tool_response>' -}}
+    {%- if loop.last or loop.nextitem.role != 'tool' -%}{{- '<|im_end|>\\n' -}}{%- endif -%}
+  {%- elif message.role == 'assistant' -%}
+    {%- set keeps = loop.last or loop.index0 > ns.last_user -%}
+    {%- set said = message.content or '' -%}
+    {%- if not keeps and '</think>' in said -%}
+      {%- set said = said.split('</think>')[-1].lstrip('\\n') -%}
+    {%- endif -%}
+    {{- '<|im_start|>assistant\\n' -}}
+    {%- if keeps and message.reasoning_content -%}
+      {{- '<think>\\n' + message.reasoning_content + '\\n</think>\\n\\n' -}}
+    {%- endif -%}
+    {{- said -}}
+    {%- for call in message.tool_calls or [] -%}
+      {%- set function = call.function or call -%}
+      {{- '\\n' if said or not loop.first -}}
+      {{- '<tool_call>\\n{"name": ' + function.name | tojson + ', "arguments": ' -}}
+      {{- function.arguments if function.arguments is string else function.arguments | tojson -}}
+      {{- '}\\n</tool_call>' -}}
+    {%- endfor -%}
+    {{- '' if loop.last else '<|im_end|>\\n' -}}
+  {%- else -%}
+    {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' -}}
+  {%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt and messages[-1].role != 'assistant' -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}
+""".replace("BEFORE", json.dumps(_TOOLS_BEFORE)).replace("AFTER", json.dumps(_TOOLS_AFTER))
+
 
 class Segment(NamedTuple):
     """A piece of a prompt: template or content text, an image given by its digest, or `ids` of nobody knows what."""

@@ -40,7 +40,9 @@ from litellm_compaction.simulator.refusals import (
     unauthorized,
     unknown_path,
 )
+from litellm_compaction.simulator.rpc import SdkConnection
 from litellm_compaction.simulator.script import RequestRecord
+from litellm_compaction.simulator.sdk import SdkSocket
 from litellm_compaction.simulator.simulator import Api, Simulator
 from litellm_compaction.simulator.vocabulary import load_vocabulary
 
@@ -59,6 +61,8 @@ _OFFERED: dict[Api, tuple[str, ...]] = {
     "openai": ("/v1/",),
     "llama.cpp": ("/v1/", "/props"),
 }
+# What the server of LM Studio's SDKs takes in one message: the default of its library, `ws`.
+_MOST_FRAME_BYTES = 100 << 20
 # Other keys, such as parallel or the KV quantization, are rejected (bt#2024).
 _LOAD_KEYS = {
     "model",
@@ -84,8 +88,9 @@ class Application:
         self._stopping.set()
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
-        """Answer one HTTP request."""
-        if scope["type"] != "http":
+        """Answer one HTTP request, or the calls of one WebSocket."""
+        if scope["type"] == "websocket":
+            await self._serve_sdk(scope, receive, send)
             return
         request = Request(scope, receive)
         record = RequestRecord(
@@ -120,6 +125,17 @@ class Application:
             self._simulator.finish(record, "error")
         if isinstance(results[0], Exception):
             raise results[0]
+
+    async def _serve_sdk(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        socket = SdkSocket(
+            namespace=scope["path"].lstrip("/"),
+            headers={name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]},
+            opened_s=time.monotonic(),
+        )
+        self._simulator.sdk.sockets.append(socket)
+        self._simulator.notify()
+        cut = partial(self._close, scope.get("client"))
+        await SdkConnection(self._simulator, socket, receive, send, cut).serve()
 
     async def _stopped(self) -> None:
         await self._stopping.wait()
@@ -311,7 +327,11 @@ class _Server:
         config = uvicorn.Config(
             self._application,
             http="h11",
-            ws="none",
+            # The one that warns of nothing; older uvicorns have none of it, and then there are no SDKs.
+            ws="websockets-sansio" if "websockets-sansio" in uvicorn.config.WS_PROTOCOLS else "none",
+            ws_max_size=_MOST_FRAME_BYTES,
+            ws_ping_interval=None,
+            ws_per_message_deflate=False,
             lifespan="off",
             log_config=None,
             access_log=False,

@@ -7,24 +7,29 @@ methods may be called from any thread.
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import threading
 import time
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Literal
 
 from litellm_compaction.simulator.generation import ReasoningField
 from litellm_compaction.simulator.messages import TemplateRule
-from litellm_compaction.simulator.rendering import MidOverflow, Overflow
+from litellm_compaction.simulator.rendering import MidOverflow, Overflow, Prompt
 from litellm_compaction.simulator.script import Outcome, RequestRecord
+from litellm_compaction.simulator.sdk import Sdk
+from litellm_compaction.simulator.vocabulary import count
 
 from .catalog import Instance, Model, find_model, find_target, free_instance_id
 from .refusals import MODEL_UNLOADED, ErrorShape, NKeepWording, model_not_found, no_models_loaded
 from .script import Fault, Script
 
 Api = Literal["v1", "v0", "openai", "llama.cpp"]
+
+_REMEMBERED_PROMPTS = 16
 
 
 @dataclass(eq=False)
@@ -69,6 +74,7 @@ class Simulator:
     echoes_prefill: bool = True
     seed: int = 0
     script: Script | None = None
+    sdk: Sdk = field(default_factory=Sdk, init=False)
     requests: list[RequestRecord] = field(default_factory=list, init=False)
     instances: list[Instance] = field(default_factory=list, init=False)
 
@@ -77,6 +83,7 @@ class Simulator:
         self._calls = 0
         self._random = random.Random(self.seed)  # noqa: S311 - ids only
         self._changed = threading.Condition()
+        self._formatted: OrderedDict[str, Prompt] = OrderedDict()
         self._loading: dict[str, asyncio.Task[Instance]] = {}
 
     def load(
@@ -145,6 +152,22 @@ class Simulator:
                 record.outcome = outcome if record.disconnected_s is None else "disconnected"
                 record.ended_s = time.monotonic()
             self._changed.notify_all()
+
+    def remember(self, prompt: Prompt) -> str:
+        """Returns a prompt as the text that SDKs are given; its tokens are those of its pieces from then on.
+
+        A text is tokenized piece by piece for `usage`; as a whole it can be a token shorter at each seam.
+        """
+        text = "".join(segment.text for segment in prompt.segments())
+        self._formatted[text] = prompt
+        while len(self._formatted) > _REMEMBERED_PROMPTS:
+            self._formatted.popitem(last=False)
+        return text
+
+    def count_text(self, model: Model, text: str) -> int:
+        """Returns the tokens of a text, as the server counts; may be called from any thread."""
+        prompt = self._formatted.get(text)
+        return math.ceil((count(text) if prompt is None else prompt.count_tokens()) * model.tokens_factor)
 
     def notify(self) -> None:
         """Tell those who wait that a record has changed."""

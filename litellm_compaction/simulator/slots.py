@@ -88,6 +88,11 @@ class SlotQueue:
         self._taken = 0
         self._waiting: deque[asyncio.Future[None]] = deque()
 
+    @property
+    def waiting(self) -> int:
+        """How many wait for a slot."""
+        return len(self._waiting)
+
     async def acquire(self) -> None:
         """Take a slot, waiting for one if all are taken."""
         if self._taken < self._slots and not self._waiting:

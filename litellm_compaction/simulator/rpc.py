@@ -1,0 +1,485 @@
+"""Answers the calls of LM Studio's SDKs: the models that are loaded, their template and their tokenizer.
+
+Called by `server` for each WebSocket. Shapes and silences are those of lmstudio-js 6ec11db (2026-08-21): a message that
+is no JSON, or of no known type, is passed over; an unknown endpoint and a parameter of another shape get a warning
+without the id of the call, five for each connection; only what a handler raises is an `rpcError`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from litellm_compaction.simulator.catalog import Instance, sdk_base_config, sdk_load_config, sdk_model, sdk_state
+from litellm_compaction.simulator.messages import Message, ToolCall, template_error
+from litellm_compaction.simulator.refusals import JsonObject, template_failed, unknown_path
+from litellm_compaction.simulator.rendering import render_chat
+from litellm_compaction.simulator.sdk import SdkCall, SdkSocket
+from litellm_compaction.simulator.simulator import Simulator
+from litellm_compaction.simulator.vocabulary import encode
+
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+NAMESPACES = frozenset({"llm", "embedding", "system", "files", "repository"})
+_MOST_WARNINGS = 5
+# An unanswered key ends the connection (AuthenticatedWsServer.ts).
+_KEY_LIMIT_S = 10.0
+_MOST_KEY_CHARS = 256
+_HUGE = " " * (32 << 20)
+# These change what is loaded; none of them is for a client that only counts.
+_CHANGING = frozenset({"unloadModel", "preloadDraftModel"})
+_CHANNELS = frozenset({"channelCreate", "signalSubscribe", "writableSignalSubscribe"})
+_BUSY_POLL_S = 0.005
+
+
+class _Shape(BaseModel):
+    """Unknown fields are dropped in silence, values are not converted: both as zod does."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+
+class _Text(_Shape):
+    type: Literal["text"]
+    text: str
+
+
+class _File(_Shape):
+    type: Literal["file"]
+    name: str
+    identifier: str
+    sizeBytes: int  # noqa: N815 - the wire's name, as those below
+    fileType: str  # noqa: N815
+
+
+class _Call(_Shape):
+    type: Literal["function"]
+    name: str
+    id: str | None = None
+    arguments: dict[str, Any] | None = None
+
+
+class _CallPart(_Shape):
+    type: Literal["toolCallRequest"]
+    toolCallRequest: _Call  # noqa: N815
+
+
+class _Result(_Shape):
+    type: Literal["toolCallResult"]
+    content: str
+    toolCallId: str | None = None  # noqa: N815
+    name: str | None = None
+
+
+class _Said(_Shape):
+    role: Literal["user", "system"]
+    content: list[Annotated[_Text | _File, Field(discriminator="type")]]
+
+
+class _Answer(_Shape):
+    role: Literal["assistant"]
+    content: list[Annotated[_Text | _File | _CallPart, Field(discriminator="type")]]
+
+
+class _Results(_Shape):
+    role: Literal["tool"]
+    content: list[_Result]
+
+
+class _History(_Shape):
+    messages: list[Annotated[_Said | _Answer | _Results, Field(discriminator="role")]]
+
+
+class _Parameters(_Shape):
+    type: Literal["object"]
+    properties: dict[str, Any]
+    required: list[str] | None = None
+    additionalProperties: Any = None  # noqa: N815
+    defs: dict[str, Any] | None = Field(default=None, alias="$defs")
+
+
+class _Function(_Shape):
+    name: str
+    description: str | None = None
+    parameters: _Parameters | None = None
+
+
+class _Tool(_Shape):
+    type: Literal["function"]
+    function: _Function
+
+
+class _Options(_Shape):
+    omitBosToken: bool | None = None  # noqa: N815
+    omitEosToken: bool | None = None  # noqa: N815
+    toolDefinitions: list[_Tool] | None = None  # noqa: N815
+
+
+class _Query(_Shape):
+    identifier: str | None = None
+    path: str | None = None
+    vision: bool | None = None
+
+
+class _ByQuery(_Shape):
+    type: Literal["query"]
+    query: _Query
+
+
+class _ByReference(_Shape):
+    type: Literal["instanceReference"]
+    instanceReference: str  # noqa: N815
+
+
+_Specifier = Annotated[_ByQuery | _ByReference, Field(discriminator="type")]
+
+
+class _Stack(_Shape):
+    layers: list[dict[str, Any]]
+
+
+class _OfModel(_Shape):
+    specifier: _Specifier
+
+
+class _OfModelOrNothing(_OfModel):
+    throwIfNotFound: bool  # noqa: N815
+
+
+class _Formatting(_OfModel):
+    history: _History
+    predictionConfigStack: _Stack  # noqa: N815
+    opts: _Options
+
+
+class _Counting(_OfModel):
+    inputString: str  # noqa: N815
+
+
+class _RpcFailed(Exception):
+    """What a handler raises: the title of an `rpcError`."""
+
+
+class _Unreadable(Exception):
+    """What the server answers with a warning: its text and its kind."""
+
+    def __init__(self, warning: str, kind: str) -> None:
+        super().__init__(warning)
+        self.kind = kind
+
+
+class SdkConnection:
+    """One WebSocket of an SDK, from its handshake to its end."""
+
+    def __init__(self, simulator: Simulator, socket: SdkSocket, receive: Receive, send: Send, cut: Callable[[], None]):
+        self._simulator = simulator
+        self._sdk = simulator.sdk
+        self._socket = socket
+        self._receive = receive
+        self._send = send
+        self._cut = cut
+        self._warnings = 0
+        self._calls: set[asyncio.Task[None]] = set()
+
+    async def serve(self) -> None:
+        """Answer until either side ends it."""
+        try:
+            await self._receive()  # websocket.connect
+            if await self._accepted() and await self._has_key():
+                await self._answer_calls()
+        finally:
+            for task in self._calls:
+                task.cancel()
+            self._socket.closed_s = time.monotonic()
+            self._simulator.notify()
+
+    async def _accepted(self) -> bool:
+        mode = self._sdk.mode
+        if mode == "no_handshake":
+            await self._receive()  # the client gives up
+            return False
+        speaks = self._simulator.api in ("v1", "v0") and self._socket.namespace in NAMESPACES
+        if not speaks or mode in ("no_upgrade", "error_200"):
+            status = 404 if mode == "no_upgrade" else 200
+            body = json.dumps(unknown_path("GET", f"/{self._socket.namespace}")).encode()
+            headers = [(b"content-type", b"application/json; charset=utf-8")]
+            await self._send({"type": "websocket.http.response.start", "status": status, "headers": headers})
+            await self._send({"type": "websocket.http.response.body", "body": body})
+            return False
+        await self._send({"type": "websocket.accept"})
+        return True
+
+    async def _has_key(self) -> bool:
+        try:
+            key = await asyncio.wait_for(self._read_key(), _KEY_LIMIT_S)
+        except asyncio.TimeoutError:
+            await self._refuse("Authentication timed out")
+            return False
+        if key is None:
+            return False
+        self._socket.client_identifier, self._socket.client_passkey = key
+        if self._sdk.mode == "mute":
+            await self._until_closed()
+            return False
+        token = self._simulator.api_token
+        if self._sdk.mode == "refused_key" or (token is not None and token != f"sk-lm-{key[0]}:{key[1]}"):
+            await self._refuse("Invalid API token")
+            return False
+        self._socket.is_accepted = True
+        await self._say({"success": True})
+        self._simulator.notify()
+        return True
+
+    async def _read_key(self) -> tuple[str, str] | None:
+        while (message := await self._read()) is not None:
+            if message.get("authVersion") != 1:
+                continue
+            key = message.get("clientIdentifier"), message.get("clientPasskey")
+            if all(isinstance(part, str) and len(part) <= _MOST_KEY_CHARS for part in key):
+                return str(key[0]), str(key[1])
+        return None
+
+    async def _refuse(self, reason: str) -> None:
+        await self._say({"success": False, "error": reason})
+        await self._send({"type": "websocket.close"})
+
+    async def _until_closed(self) -> None:
+        while await self._read() is not None:
+            pass
+
+    async def _answer_calls(self) -> None:
+        while (message := await self._read()) is not None:
+            kind, endpoint = message.get("type"), message.get("endpoint", "")
+            if not isinstance(kind, str) or not isinstance(endpoint, str):
+                continue
+            call = SdkCall(
+                kind=kind,
+                endpoint=endpoint,
+                parameter=message.get("parameter", message.get("creationParameter")),
+                socket=self._socket,
+                asked_s=time.monotonic(),
+                is_fault=kind in _CHANNELS or endpoint in _CHANGING,
+            )
+            self._sdk.calls.append(call)
+            self._simulator.notify()
+            task = asyncio.ensure_future(self._answer(call, message))
+            self._calls.add(task)
+            task.add_done_callback(self._calls.discard)
+
+    async def _answer(self, call: SdkCall, message: JsonObject) -> None:
+        if self._sdk.mode == "closes":
+            self._note(call, "none")
+            self._cut()
+            return
+        if self._sdk.mode == "silent":
+            self._note(call, "none")
+            return
+        if call.kind == "keepAlive":
+            self._note(call, "result")
+            await self._say({"type": "keepAliveAck"})
+        elif call.kind == "rpcCall" and isinstance(call_id := message.get("callId"), int):
+            await self._answer_rpc(call, call_id, "parameter" in message)
+        elif call.kind in _CHANNELS:
+            self._note(call, "warning")
+            await self._warn(
+                _Unreadable(f"Received {call.kind}, endpoint = {call.endpoint}", "channelEndpointUnhandled")
+            )
+        else:
+            self._note(call, "none")
+
+    async def _answer_rpc(self, call: SdkCall, call_id: int, has_parameter: bool) -> None:
+        answer: JsonObject = {"type": "rpcResult", "callId": call_id}
+        outcome: Literal["result", "error"] = "result"
+        instance: Instance | None = None
+        try:
+            handler = self._handler(call.endpoint)
+            result, instance = await handler(call.parameter if has_parameter else _NOTHING)
+        except _Unreadable as unreadable:
+            self._note(call, "warning")
+            await self._warn(unreadable)
+            return
+        except _RpcFailed as failure:
+            outcome, answer = "error", {"type": "rpcError", "callId": call_id, "error": {"title": str(failure)}}
+        else:
+            if result is not None:
+                answer["result"] = result
+        if self._sdk.mode == "late":
+            await asyncio.sleep(self._sdk.late_s)
+        if self._sdk.mode == "unloads" and instance is not None and instance in self._simulator.instances:
+            self._simulator.unload(instance.id)
+        self._note(call, outcome)
+        await self._say(answer)
+
+    def _handler(self, endpoint: str) -> Callable[[object], Awaitable[tuple[object, Instance | None]]]:
+        known = {
+            "listLoaded": self._list_loaded,
+            "getModelInfo": self._model_info,
+            "getLoadConfig": self._load_config,
+            "getBasePredictionConfig": self._base_config,
+            "getInstanceProcessingState": self._state,
+        }
+        if self._socket.namespace in ("llm", "embedding"):
+            known |= {"countTokens": self._count, "tokenize": self._tokenize}
+        if self._socket.namespace == "llm":
+            known["applyPromptTemplate"] = self._format
+        hidden = self._sdk.unknown or frozenset(known) if self._sdk.mode == "unknown" else frozenset()
+        has_models = self._socket.namespace in ("llm", "embedding")
+        if endpoint not in known or endpoint in hidden or not has_models:
+            raise _Unreadable(f"Received rpcCall for unknown endpoint, endpoint = {endpoint}", "rpcEndpointUnknown")
+        return known[endpoint]
+
+    async def _list_loaded(self, parameter: object) -> tuple[object, None]:
+        if parameter is not _NOTHING:
+            raise _bad_parameter("listLoaded")
+        return [sdk_model(instance) for instance in self._loaded()], None
+
+    async def _model_info(self, parameter: object) -> tuple[object, Instance | None]:
+        asked = _read(_OfModelOrNothing, parameter, "getModelInfo")
+        instance = self._find(asked.specifier, must_exist=asked.throwIfNotFound)
+        return (sdk_model(instance) if instance else None), instance
+
+    async def _state(self, parameter: object) -> tuple[object, Instance | None]:
+        asked = _read(_OfModelOrNothing, parameter, "getInstanceProcessingState")
+        instance = self._find(asked.specifier, must_exist=asked.throwIfNotFound)
+        now_s = asyncio.get_running_loop().time()
+        return (sdk_state(instance, now_s) if instance else None), instance
+
+    async def _load_config(self, parameter: object) -> tuple[object, Instance]:
+        instance = self._found(_read(_OfModel, parameter, "getLoadConfig").specifier)
+        return sdk_load_config(instance), instance
+
+    async def _base_config(self, parameter: object) -> tuple[object, Instance]:
+        instance = self._found(_read(_OfModel, parameter, "getBasePredictionConfig").specifier)
+        return sdk_base_config(instance, self._sdk.overflow_policy), instance
+
+    async def _format(self, parameter: object) -> tuple[object, Instance]:
+        asked = _read(_Formatting, parameter, "applyPromptTemplate")
+        instance = self._found(asked.specifier)
+        await self._wait_for_worker(instance)
+        messages = tuple(_messages(asked.history))
+        rule = instance.model.strict_template or self._simulator.strict_template
+        reason = template_error(messages, rule) if messages else "No messages."
+        if reason:
+            raise _RpcFailed(template_failed(reason, "string").body["error"])
+        tools = [tool.model_dump(by_alias=True, exclude_unset=True) for tool in asked.opts.toolDefinitions or ()]
+        return {"formatted": self._simulator.remember(render_chat(messages, tools))}, instance
+
+    async def _count(self, parameter: object) -> tuple[object, Instance]:
+        tokens, instance = await self._tokens(parameter, "countTokens")
+        return {"tokenCount": tokens}, instance
+
+    async def _tokenize(self, parameter: object) -> tuple[object, Instance]:
+        tokens, instance = await self._tokens(parameter, "tokenize")
+        ids = encode(_read(_Counting, parameter, "tokenize").inputString) or [0]
+        return {"tokens": [ids[index * len(ids) // tokens] for index in range(tokens)]}, instance
+
+    async def _tokens(self, parameter: object, endpoint: str) -> tuple[int, Instance]:
+        asked = _read(_Counting, parameter, endpoint)
+        instance = self._found(asked.specifier)
+        await self._wait_for_worker(instance)
+        tokens = await asyncio.to_thread(self._simulator.count_text, instance.model, asked.inputString)
+        return round(tokens * self._sdk.tokens_factor) + self._sdk.extra_tokens, instance
+
+    async def _wait_for_worker(self, instance: Instance) -> None:
+        # What it waits for is changed by any thread.
+        while self._sdk.mode == "busy" and (instance.flights or instance.chats_in_app):  # noqa: ASYNC110
+            await asyncio.sleep(_BUSY_POLL_S)
+
+    def _loaded(self) -> list[Instance]:
+        wants_embeddings = self._socket.namespace == "embedding"
+        return [one for one in self._simulator.loaded() if (one.model.type == "embeddings") is wants_embeddings]
+
+    def _find(self, specifier: _ByQuery | _ByReference, *, must_exist: bool = True) -> Instance | None:
+        for instance in self._loaded():
+            if isinstance(specifier, _ByReference):
+                if specifier.instanceReference == instance.reference:
+                    return instance
+            elif specifier.query.identifier in (None, instance.id):
+                return instance
+        if must_exist:
+            raise _RpcFailed("No model found that fits the query")
+        return None
+
+    def _found(self, specifier: _ByQuery | _ByReference) -> Instance:
+        instance = self._find(specifier)
+        if instance is None:
+            raise AssertionError("a model that is not found is an error")
+        return instance
+
+    async def _warn(self, unreadable: _Unreadable) -> None:
+        if self._warnings < _MOST_WARNINGS:
+            self._warnings += 1
+            await self._say({"type": "communicationWarning", "warning": str(unreadable), "kind": unreadable.kind})
+
+    def _note(self, call: SdkCall, outcome: Literal["result", "error", "warning", "none"]) -> None:
+        call.outcome, call.answered_s = outcome, time.monotonic()
+        if self._sdk.after_call is not None:
+            self._sdk.after_call(call)
+        self._simulator.notify()
+
+    async def _read(self) -> JsonObject | None:
+        """Returns the next message that is a JSON object; None after the end."""
+        while True:
+            event = await self._receive()
+            if event["type"] == "websocket.disconnect":
+                return None
+            try:
+                message = json.loads(event.get("text") or event.get("bytes") or "")
+            except (ValueError, RecursionError):
+                continue
+            if isinstance(message, dict):
+                return message
+
+    async def _say(self, message: JsonObject) -> None:
+        text = json.dumps(message, ensure_ascii=False)
+        is_answer = message.get("type") == "rpcResult"
+        if is_answer and self._sdk.mode == "garbage":
+            text = text[1 : len(text) // 2]
+        elif is_answer and self._sdk.mode == "wrong_shape":
+            text = json.dumps(message | {"result": [{"tokenCount": "many", "formatted": 7}]})
+        elif is_answer and self._sdk.mode == "huge":
+            text += _HUGE
+        await self._send({"type": "websocket.send", "text": text})
+
+
+_NOTHING = object()
+
+
+def _read(shape: type[Any], parameter: object, endpoint: str) -> Any:
+    try:
+        return shape.model_validate(parameter)
+    except ValidationError as error:
+        raise _bad_parameter(endpoint) from error
+
+
+def _bad_parameter(endpoint: str) -> _Unreadable:
+    return _Unreadable(f"Received invalid parameter for rpcCall, endpointName = {endpoint}", "rpcParameterTypeError")
+
+
+def _messages(history: _History) -> list[Message]:
+    """Returns the history as the HTTP side's messages; a picture is not in the text of a prompt, so it is left out."""
+    messages: list[Message] = []
+    for each in history.messages:
+        if isinstance(each, _Results):
+            messages += [
+                Message(role="tool", parts=(part.content,) if part.content else (), tool_call_id=part.toolCallId or "")
+                for part in each.content
+            ]
+            continue
+        calls = [part.toolCallRequest for part in each.content if isinstance(part, _CallPart)]
+        messages.append(
+            Message(
+                role=each.role,
+                parts=tuple(part.text for part in each.content if isinstance(part, _Text)),
+                tool_calls=tuple(
+                    ToolCall(call.id or "", call.name, json.dumps(call.arguments or {}, ensure_ascii=False))
+                    for call in calls
+                ),
+            )
+        )
+    return messages
