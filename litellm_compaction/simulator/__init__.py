@@ -7,6 +7,7 @@ way of overflowing it. It imports nothing else of this project, so that it can w
 from litellm_compaction.simulator.script import RequestRecord
 
 from .catalog import Instance, Model
+from .rendering import Tokenizer
 from .script import ChatCall, Fault, Gate, Reply, numbered_words, summary_of_facts
 from .sdk import SDK_MODES, Sdk, SdkCall, SdkMode, SdkSocket
 from .server import Address, serve
@@ -27,6 +28,7 @@ __all__ = [
     "SdkMode",
     "SdkSocket",
     "Simulator",
+    "Tokenizer",
     "numbered_words",
     "serve",
     "summary_of_facts",

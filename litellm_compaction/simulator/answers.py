@@ -312,7 +312,7 @@ class Answer:
         prompt_tokens = record.kept_tokens if truncated_as_kept else record.prompt_tokens
         thought_tokens: int | None = None
         if reply.reasoning and self.simulator.api == "v1":
-            scaled = math.ceil(reasoning_tokens(reply) * self.instance.model.tokens_factor)
+            scaled = math.ceil(reasoning_tokens(reply) * self.instance.model.counting.factor)
             thought_tokens = min(scaled, record.completion_tokens)
         cached_tokens = record.cached_tokens if self.simulator.reports_cached else None
         return usage(prompt_tokens, record.completion_tokens, thought_tokens, cached_tokens)

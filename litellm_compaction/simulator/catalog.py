@@ -13,7 +13,7 @@ from typing import Literal
 
 from litellm_compaction.simulator.messages import TemplateRule
 from litellm_compaction.simulator.refusals import JsonObject
-from litellm_compaction.simulator.rendering import JINJA_TEMPLATE
+from litellm_compaction.simulator.rendering import Tokenizer
 from litellm_compaction.simulator.slots import Flight, KvCache, SlotQueue
 
 ModelType = Literal["llm", "vlm", "embeddings"]
@@ -23,7 +23,8 @@ ModelType = Literal["llm", "vlm", "embeddings"]
 class Model:
     """A downloaded model, loaded as LM Studio does by itself: 4 slots over one context, 4,096 tokens by JIT.
 
-    `tokens_factor` scales true token counts (1.2: this tokenizer gives 20 % more than o200k_base).
+    `tokens_factor` scales true token counts (1.2: this tokenizer gives 20 % more than o200k_base); a `tokenizer` says
+    more than that, and then stands alone.
     `fitted_context_length` is what AutoFit loads whatever was asked for (bt#2318); None loads as asked.
     `goes_back` False is a model with sliding windows or running states, whose cache only goes on behind its end.
     `strict_template` None means the simulator's. `default_context_length` is what JIT loading uses.
@@ -40,6 +41,7 @@ class Model:
     quantization: str = "Q4_K_M"
     parallel: int = 4
     tokens_factor: float = 1.0
+    tokenizer: Tokenizer | None = None
     goes_back: bool = True
     type: ModelType = "llm"
     variants: tuple[str, ...] = ()
@@ -50,8 +52,13 @@ class Model:
     strict_template: TemplateRule | None = None
 
     def __post_init__(self) -> None:
-        if self.parallel < 1 or self.max_context_length < 1 or self.tokens_factor <= 0:
-            raise ValueError("parallel and max_context_length must be at least 1, tokens_factor above 0")
+        if self.parallel < 1 or self.max_context_length < 1 or self.counting.factor <= 0:
+            raise ValueError("parallel and max_context_length must be at least 1, the tokenizer's factor above 0")
+
+    @property
+    def counting(self) -> Tokenizer:
+        """How its server counts."""
+        return self.tokenizer or Tokenizer(factor=self.tokens_factor)
 
     def all_variants(self) -> tuple[str, ...]:
         """The names with quantization; by default the one that is downloaded."""
@@ -299,7 +306,11 @@ def sdk_load_config(instance: Instance) -> JsonObject:
 
 def sdk_base_config(instance: Instance, overflow_policy: str) -> JsonObject:
     """The SDK's `getBasePredictionConfig`, with the template that this server's prompts are made by."""
-    template = {"type": "jinja", "jinjaPromptTemplate": {"template": JINJA_TEMPLATE}, "stopStrings": []}
+    template = {
+        "type": "jinja",
+        "jinjaPromptTemplate": {"template": instance.model.counting.jinja_template},
+        "stopStrings": [],
+    }
     return _fields(
         {
             "llm.prediction.contextOverflowPolicy": overflow_policy,

@@ -7,7 +7,6 @@ one of LM Studio's reactions.
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -111,7 +110,7 @@ def meet_window(prompt: Prompt, simulator: Simulator, instance: Instance, record
     if simulator.overflow in ("truncate_middle", "rolling"):
         kept = _truncate(prompt, simulator, instance)
         record.truncated = True
-        record.kept_tokens = math.ceil(kept.count_tokens() * instance.model.tokens_factor)
+        record.kept_tokens = instance.model.counting.prompt(kept)
         return Met(kept)
     record.kept_tokens = 0
     message = does_not_fit(sent_tokens, window_tokens)
@@ -129,14 +128,13 @@ def meet_window(prompt: Prompt, simulator: Simulator, instance: Instance, record
 
 
 def _truncate(prompt: Prompt, simulator: Simulator, instance: Instance) -> Prompt:
-    factor, window_tokens = instance.model.tokens_factor, instance.context_length
-    raw_window_tokens = math.floor(window_tokens / factor)
+    tokenizer, window_tokens = instance.model.counting, instance.context_length
     if simulator.overflow == "rolling":
-        return rolling_window(prompt, raw_window_tokens)
-    keep = math.ceil(keep_tokens(prompt) * factor)
+        return rolling_window(prompt, window_tokens, tokenizer)
+    keep = keep_tokens(prompt, tokenizer)
     if keep >= window_tokens:
         raise n_keep_too_long(keep, window_tokens, simulator.n_keep_wording)
-    return truncate_middle(prompt, raw_window_tokens)
+    return truncate_middle(prompt, window_tokens, tokenizer)
 
 
 # Above this size tokenizing a new prompt takes tens of milliseconds, so it leaves the event loop (20 MB/s,
@@ -188,10 +186,10 @@ class Inference:
             rule = model.strict_template or self.simulator.strict_template
             if reason := template_error(request.messages, rule):
                 raise template_failed(reason, self.simulator.error_shape)
-            prompt = render_chat(request.messages, request.tools)
+            prompt = render_chat(request.messages, request.tools, model.counting)
         if sum(len(segment.text) for segment in prompt.segments()) > _THREAD_ABOVE_CHARS:
             await asyncio.to_thread(prompt.count_tokens)
-        record.prompt_tokens = record.kept_tokens = math.ceil(prompt.count_tokens() * model.tokens_factor)
+        record.prompt_tokens = record.kept_tokens = model.counting.prompt(prompt)
         return prompt
 
     async def _serve_in_seat(self, request: ChatRequest, seat: Seat, prompt: Prompt) -> None:
@@ -252,9 +250,9 @@ class Inference:
         return reply if reply is not None else default_reply(call)
 
     def _account_prompt(self, seat: Seat, kept: Prompt) -> None:
-        record, factor = self.record, seat.instance.model.tokens_factor
-        cached_tokens = seat.start(kept.segments(), kept.count_tokens(), record.kept_tokens)
-        record.cached_tokens = min(record.kept_tokens, math.floor(cached_tokens * factor))
+        record, raw_tokens = self.record, kept.count_tokens()
+        cached_tokens = seat.start(kept.segments(), raw_tokens, record.kept_tokens)
+        record.cached_tokens = record.kept_tokens * cached_tokens // max(1, raw_tokens)
         record.computed_tokens = record.kept_tokens - record.cached_tokens
         if self._shares_pool(seat.instance) and seat.instance.pool_tokens() > seat.instance.context_length:
             seat.instance.fail_all(POOL_EXCEEDED, "pool_overflow")
@@ -287,7 +285,7 @@ class Inference:
             instance=instance,
             flight=seat.flight,
             shares_pool=self._shares_pool(instance),
-            tokens_factor=instance.model.tokens_factor,
+            tokens_factor=instance.model.counting.factor,
             max_tokens=request.max_tokens,
             window_tokens=None if simulator.mid_overflow == "shift" else room_tokens,
             mid_overflow=simulator.mid_overflow,

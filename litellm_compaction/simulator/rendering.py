@@ -7,6 +7,7 @@ one of LM Studio's ways.
 from __future__ import annotations
 
 import json
+import math
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from typing import Literal, NamedTuple
 
 from litellm_compaction.simulator.messages import Image, Message
 from litellm_compaction.simulator.refusals import JsonObject
-from litellm_compaction.simulator.vocabulary import decode, encode
+from litellm_compaction.simulator.vocabulary import count_wide, decode, encode
 
 IMAGE_TOKENS = 1000
 _FIRST_IMAGE_ID = 1_000_000
@@ -29,21 +30,25 @@ _TOOLS_AFTER = (
     '{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call>'
 )
 
-# The same template as LM Studio would hold it, for who renders it.
-JINJA_TEMPLATE = """\
+# The same template as LM Studio would hold it.
+_JINJA = """\
 {%- set ns = namespace(last_user=-1) -%}
 {%- for message in messages -%}
   {%- if message.role == 'user' -%}{%- set ns.last_user = loop.index0 -%}{%- endif -%}
 {%- endfor -%}
-{%- if tools -%}
-  {{- '<|im_start|>system\\n' -}}
-  {%- if messages[0].role == 'system' -%}{{- messages[0].content + '\\n\\n' -}}{%- endif -%}
-  {{- BEFORE -}}
-  {%- for tool in tools -%}{{- '\\n' + tool | tojson -}}{%- endfor -%}
-  {{- AFTER + '<|im_end|>\\n' -}}
+{%- set has_system = messages[0].role == 'system' -%}
+{%- if tools or has_system or ADDED -%}
+  {{- '<|im_start|>system\\n' + ADDED + ('\\n\\n' if ADDED and has_system else '') -}}
+  {{- messages[0].content if has_system else '' -}}
+  {%- if tools -%}
+    {{- ('\\n\\n' if has_system or ADDED else '') + BEFORE -}}
+    {%- for tool in tools -%}{{- '\\n' + tool | tojson -}}{%- endfor -%}
+    {{- AFTER -}}
+  {%- endif -%}
+  {{- '<|im_end|>\\n' -}}
 {%- endif -%}
 {%- for message in messages -%}
-  {%- if message.role == 'system' and loop.first and tools -%}
+  {%- if message.role == 'system' and loop.first -%}
   {%- elif message.role == 'tool' -%}
     {%- if loop.first or loop.previtem.role != 'tool' -%}{{- '<|im_start|>user' -}}{%- endif -%}
     {{- '\\n<tool_response>\\n' + message.content + '\\n</tool_response>' -}}
@@ -73,6 +78,7 @@ JINJA_TEMPLATE = """\
 {%- endfor -%}
 {%- if add_generation_prompt and messages[-1].role != 'assistant' -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}
 """.replace("BEFORE", json.dumps(_TOOLS_BEFORE)).replace("AFTER", json.dumps(_TOOLS_AFTER))
+_JINJA_WITHOUT_TOOLS = "{%- set tools = [] -%}\n"
 
 
 class Segment(NamedTuple):
@@ -129,8 +135,56 @@ class Prompt:
         return "\n".join(block.text for block in self.blocks if block.text)
 
 
-def render_chat(messages: Sequence[Message], tools: Sequence[JsonObject]) -> Prompt:
+@dataclass(frozen=True, kw_only=True)
+class Tokenizer:
+    """How a server counts and what its template leaves out or adds, as far as it is not o200k_base and Qwen3's.
+
+    `factor` multiplies the tokens of all text, `wide_factor` those of Chinese, Japanese and Korean once more.
+    `message_tokens` and `prompt_tokens` are added for each turn and for each prompt. `added_system` stands before the
+    client's own system message, as in templates that bring one; with `ignores_tools` the template renders none.
+    """
+
+    factor: float = 1.0
+    wide_factor: float = 1.0
+    message_tokens: int = 0
+    prompt_tokens: int = 0
+    added_system: str = ""
+    ignores_tools: bool = False
+
+    @property
+    def jinja_template(self) -> str:
+        """The template of its prompts, as text; the tokens that are only added stand in no text."""
+        template = _JINJA.replace("ADDED", json.dumps(self.added_system))
+        return (_JINJA_WITHOUT_TOOLS if self.ignores_tools else "") + template
+
+    def text(self, text: str) -> int:
+        """Returns the tokens of a text that is no prompt."""
+        return math.ceil(self.pieces([Segment(text)]))
+
+    def blocks(self, blocks: Iterable[Block]) -> float:
+        """Returns the tokens of turns."""
+        return sum(self.pieces(block.segments) + self.message_tokens for block in blocks)
+
+    def pieces(self, segments: Iterable[Segment]) -> float:
+        """Returns the tokens of pieces of a turn, or of the opening of an answer."""
+        return sum(map(self._segment, segments))
+
+    def prompt(self, prompt: Prompt) -> int:
+        """Returns the tokens of a prompt, as `usage` says."""
+        return math.ceil(self.blocks(prompt.blocks) + self.pieces(prompt.opening)) + self.prompt_tokens
+
+    def _segment(self, segment: Segment) -> float:
+        tokens: float = segment.count_tokens()
+        if self.wide_factor != 1.0 and not segment.is_image:
+            tokens += (self.wide_factor - 1.0) * count_wide(segment.text)
+        return tokens * self.factor
+
+
+def render_chat(messages: Sequence[Message], tools: Sequence[JsonObject], tokenizer: Tokenizer | None = None) -> Prompt:
     """The prompt of a conversation; a final assistant message is continued instead of closed (bt#2041)."""
+    if tokenizer is not None:
+        tools = () if tokenizer.ignores_tools else tools
+        messages = _with_system(messages, tokenizer.added_system)
     blocks: list[Block] = []
     position = 0
     if tools:
@@ -188,6 +242,14 @@ def normal_json(text: str) -> str:
         return text
 
 
+def _with_system(messages: Sequence[Message], added: str) -> Sequence[Message]:
+    if not added:
+        return messages
+    if messages[0].role != "system":
+        return (Message(role="system", parts=(added,)), *messages)
+    return (Message(role="system", parts=(f"{added}\n\n", *messages[0].parts)), *messages[1:])
+
+
 def _header(role: str) -> Segment:
     return Segment(f"<|im_start|>{role}\n")
 
@@ -239,23 +301,23 @@ MidOverflow = Literal["length", "error", "drop", "stop", "shift"]
 _ANSWER_SHARE = 8
 
 
-def keep_tokens(prompt: Prompt) -> int:
+def keep_tokens(prompt: Prompt, tokenizer: Tokenizer) -> int:
     """The tokens that middle truncation never drops: system, first user message, opening of the answer."""
-    return _count(_head(prompt)) + sum(segment.count_tokens() for segment in prompt.opening)
+    return tokenizer.prompt(Prompt(_head(prompt), prompt.opening))
 
 
-def truncate_middle(prompt: Prompt, window_tokens: int) -> Prompt:
+def truncate_middle(prompt: Prompt, window_tokens: int, tokenizer: Tokenizer) -> Prompt:
     """The prompt with the middle dropped: system, first user message, and the newest messages that fit.
 
     The newest message loses its front where it does not fit whole. The caller guarantees
-    `keep_tokens(prompt) < window_tokens`.
+    `keep_tokens(prompt, tokenizer) < window_tokens`.
     """
-    return _with_newest(prompt, _head(prompt), window_tokens)
+    return _with_newest(prompt, _head(prompt), window_tokens, tokenizer)
 
 
-def rolling_window(prompt: Prompt, window_tokens: int) -> Prompt:
+def rolling_window(prompt: Prompt, window_tokens: int, tokenizer: Tokenizer) -> Prompt:
     """The prompt with the oldest messages dropped, the system message among the first."""
-    return _with_newest(prompt, (), window_tokens)
+    return _with_newest(prompt, (), window_tokens, tokenizer)
 
 
 def _head(prompt: Prompt) -> tuple[Block, ...]:
@@ -265,32 +327,30 @@ def _head(prompt: Prompt) -> tuple[Block, ...]:
     return prompt.blocks[:1]
 
 
-def _with_newest(prompt: Prompt, head: tuple[Block, ...], window_tokens: int) -> Prompt:
-    fixed = _count(head) + sum(segment.count_tokens() for segment in prompt.opening)
+def _with_newest(prompt: Prompt, head: tuple[Block, ...], window_tokens: int, tokenizer: Tokenizer) -> Prompt:
+    fixed = tokenizer.prompt(Prompt(head, prompt.opening))
     budget = max(window_tokens - window_tokens // _ANSWER_SHARE, fixed + 1)
     kept: list[Block] = []
-    remaining = budget - fixed
+    remaining: float = budget - fixed
     for block in reversed(prompt.blocks[len(head) :]):
-        size = block.count_tokens()
+        size = tokenizer.blocks([block])
         if size > remaining:
             if not kept:
-                kept.append(_end_of(block, remaining))
+                kept.append(_end_of(block, remaining - tokenizer.message_tokens, tokenizer))
             break
         kept.append(block)
         remaining -= size
     return Prompt((*head, *reversed(kept)), prompt.opening)
 
 
-def _end_of(block: Block, limit_tokens: int) -> Block:
+def _end_of(block: Block, limit_tokens: float, tokenizer: Tokenizer) -> Block:
     *body, closing = block.segments[1:]
-    room_tokens = max(0, limit_tokens - closing.count_tokens())
+    room_tokens = max(0.0, limit_tokens - tokenizer.pieces([closing]))
     tokens = [token for segment in body if not segment.is_image for token in segment.tokens()]
-    text = decode(array("I", tokens[len(tokens) - room_tokens :] if room_tokens < len(tokens) else tokens))
+    # At least as many as fit: no token counts for less than `factor`, or for less than one Chinese one does.
+    most = math.ceil(room_tokens / (tokenizer.factor * min(1.0, tokenizer.wide_factor)))
+    text = decode(array("I", tokens[len(tokens) - most :] if most < len(tokens) else tokens))
     # A cut inside a character or before a space can add a token, so the front gives way until it fits.
-    while text and Segment(text).count_tokens() > room_tokens:
-        text = text[1:]
+    while text and (size := tokenizer.pieces([Segment(text)])) > room_tokens:
+        text = text[max(1, int(len(text) * (1 - room_tokens / size) / 2)) :]
     return Block(block.role, (Segment(text), closing), text)
-
-
-def _count(blocks: tuple[Block, ...]) -> int:
-    return sum(block.count_tokens() for block in blocks)

@@ -367,7 +367,7 @@ class SdkConnection:
         if reason:
             raise _RpcFailed(template_failed(reason, "string").body["error"])
         tools = [tool.model_dump(by_alias=True, exclude_unset=True) for tool in asked.opts.toolDefinitions or ()]
-        return {"formatted": self._simulator.remember(render_chat(messages, tools))}, instance
+        return {"formatted": self._simulator.remember(render_chat(messages, tools, instance.model.counting))}, instance
 
     async def _count(self, parameter: object) -> tuple[object, Instance]:
         tokens, instance = await self._tokens(parameter, "countTokens")

@@ -7,7 +7,6 @@ methods may be called from any thread.
 from __future__ import annotations
 
 import asyncio
-import math
 import random
 import threading
 import time
@@ -21,7 +20,6 @@ from litellm_compaction.simulator.messages import TemplateRule
 from litellm_compaction.simulator.rendering import MidOverflow, Overflow, Prompt
 from litellm_compaction.simulator.script import Outcome, RequestRecord
 from litellm_compaction.simulator.sdk import Sdk
-from litellm_compaction.simulator.vocabulary import count
 
 from .catalog import Instance, Model, find_model, find_target, free_instance_id
 from .refusals import MODEL_UNLOADED, ErrorShape, NKeepWording, model_not_found, no_models_loaded
@@ -167,7 +165,7 @@ class Simulator:
     def count_text(self, model: Model, text: str) -> int:
         """Returns the tokens of a text, as the server counts; may be called from any thread."""
         prompt = self._formatted.get(text)
-        return math.ceil((count(text) if prompt is None else prompt.count_tokens()) * model.tokens_factor)
+        return model.counting.text(text) if prompt is None else model.counting.prompt(prompt)
 
     def notify(self) -> None:
         """Tell those who wait that a record has changed."""

@@ -31,6 +31,8 @@ _FIRST_SPECIAL_ID = 300_000
 _SPECIAL_IDS = {text: _FIRST_SPECIAL_ID + offset for offset, text in enumerate(SPECIAL_TOKENS)}
 _SPECIAL_PATTERN = re.compile("(" + "|".join(re.escape(text) for text in SPECIAL_TOKENS) + ")")
 
+_WIDE = re.compile("[\u2e80-\u9fff\uac00-\ud7af\uf900-\ufaff\uff00-\uffef]+")
+
 # tiktoken 0.14 panics on 1,000,000 equal characters and passes 800,000 (measured 2026-11), so long runs are
 # split.
 _SLICE_CHARS = 100_000
@@ -45,6 +47,11 @@ def encode(text: str) -> array[int]:
 def count(text: str) -> int:
     """The number of tokens of `text`."""
     return len(encode(text))
+
+
+def count_wide(text: str) -> int:
+    """The number of tokens of its Chinese, Japanese and Korean passages, each taken by itself."""
+    return 0 if text.isascii() else sum(count(passage) for passage in _WIDE.findall(text))
 
 
 def token_bytes(token_id: int) -> bytes:

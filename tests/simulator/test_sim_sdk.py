@@ -17,7 +17,7 @@ from sim_bench import KEY, Bench, BenchFactory, assistant, system, tool_round, u
 from websockets.exceptions import ConnectionClosed, InvalidMessage, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
-from litellm_compaction.simulator import Gate, Model, Reply, SdkMode
+from litellm_compaction.simulator import Gate, Model, Reply, SdkMode, Tokenizer
 
 HELLO = {"messages": [{"role": "user", "content": [{"type": "text", "text": "hello"}]}]}
 READ = {
@@ -131,6 +131,13 @@ CONVERSATIONS = {
     "thoughts": [user("a"), assistant("<think>\nhm\n</think>\n\nA."), user("b")],
 }
 
+TOKENIZERS = {
+    "own": None,
+    "foreign": Tokenizer(factor=1.37, wide_factor=1.75, message_tokens=5, prompt_tokens=30),
+    "edited": Tokenizer(added_system="You are helpful.", ignores_tools=True),
+    "added": Tokenizer(added_system="Today is Tuesday.\nBe brief."),
+}
+
 
 async def test_the_official_client_lists_measures_and_counts(bench: BenchFactory) -> None:
     """List, context length, template with tools, count and tokens, by `lmstudio` from PyPI; nothing is loaded."""
@@ -200,10 +207,10 @@ def test_a_token_is_an_identifier_and_a_passkey(bench: BenchFactory) -> None:
 
 @pytest.mark.parametrize("name", CONVERSATIONS)
 @pytest.mark.parametrize("tools", [None, [READ]], ids=["plain", "tools"])
-@pytest.mark.parametrize("factor", [1.0, 1.37])
-def test_counts_are_those_of_usage(bench: BenchFactory, name: str, tools: Any, factor: float) -> None:
+@pytest.mark.parametrize("tokenizer", TOKENIZERS)
+def test_counts_are_those_of_usage(bench: BenchFactory, name: str, tools: Any, tokenizer: str) -> None:
     """The template's text, counted, is `prompt_tokens` of the same conversation over HTTP."""
-    served = bench(models=[Model(KEY, tokens_factor=factor)])
+    served = bench(models=[Model(KEY, tokenizer=TOKENIZERS[tokenizer])])
     messages = CONVERSATIONS[name]
     with raw(served) as client:
         formatted = client.format(history(messages), tools)["result"]["formatted"]
@@ -214,9 +221,12 @@ def test_counts_are_those_of_usage(bench: BenchFactory, name: str, tools: Any, f
 
 @pytest.mark.parametrize("name", CONVERSATIONS)
 @pytest.mark.parametrize("tools", [None, [READ]], ids=["plain", "tools"])
-def test_the_template_in_effect_renders_the_same_text(bench: BenchFactory, name: str, tools: Any) -> None:
+@pytest.mark.parametrize("tokenizer", TOKENIZERS)
+def test_the_template_in_effect_renders_the_same_text(
+    bench: BenchFactory, name: str, tools: Any, tokenizer: str
+) -> None:
     """`getBasePredictionConfig` has the Jinja template that makes just what `applyPromptTemplate` gives."""
-    served = bench()
+    served = bench(models=[Model(KEY, tokenizer=TOKENIZERS[tokenizer])])
     messages = CONVERSATIONS[name]
     with raw(served) as client:
         formatted = client.format(history(messages), tools)["result"]["formatted"]
