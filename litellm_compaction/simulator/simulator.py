@@ -16,13 +16,13 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import Literal
 
 from litellm_compaction.simulator.generation import ReasoningField
-from litellm_compaction.simulator.messages import TemplateRule
-from litellm_compaction.simulator.rendering import MidOverflow, Overflow, Prompt
+from litellm_compaction.simulator.messages import TemplateRule, parse_chat
+from litellm_compaction.simulator.rendering import MidOverflow, Overflow, Prompt, render_chat
 from litellm_compaction.simulator.script import Outcome, RequestRecord
 from litellm_compaction.simulator.sdk import Sdk
 
 from .catalog import Instance, Model, find_model, find_target, free_instance_id
-from .refusals import MODEL_UNLOADED, ErrorShape, NKeepWording, model_not_found, no_models_loaded
+from .refusals import MODEL_UNLOADED, ErrorShape, JsonObject, NKeepWording, model_not_found, no_models_loaded
 from .script import Fault, Script
 
 Api = Literal["v1", "v0", "openai", "llama.cpp"]
@@ -161,6 +161,12 @@ class Simulator:
         while len(self._formatted) > _REMEMBERED_PROMPTS:
             self._formatted.popitem(last=False)
         return text
+
+    def count_chat(self, instance: Instance, messages: Sequence[JsonObject], tools: Sequence[JsonObject] = ()) -> int:
+        """Returns `usage.prompt_tokens` of a chat request at an instance, without sending it; from any thread."""
+        request = parse_chat({"messages": list(messages), **({"tools": list(tools)} if tools else {})})
+        counting = instance.model.counting
+        return counting.prompt(render_chat(request.messages, request.tools, counting))
 
     def count_text(self, model: Model, text: str) -> int:
         """Returns the tokens of a text, as the server counts; may be called from any thread."""

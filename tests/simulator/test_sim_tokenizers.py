@@ -85,3 +85,12 @@ def test_a_message_that_alone_is_too_long_loses_its_front(bench: BenchFactory) -
     served.chat(user("first"), assistant("yes"), user((LATIN + HAN) * 20 + "the very end"))
     assert served.last.seen_text.endswith("the very end")
     assert 700 < served.last.kept_tokens <= 875
+
+
+def test_a_test_can_ask_what_a_request_would_count(bench: BenchFactory) -> None:
+    """The same number as `usage`, without a request."""
+    messages = [system("Be terse."), user(HAN), assistant("x"), user(LATIN)]
+    served = bench(models=[Model(KEY, tokenizer=Tokenizer(factor=1.3, wide_factor=1.75, message_tokens=3))])
+    counted = served.simulator.count_chat(served.simulator.instances[0], messages)
+    assert served.chat(*messages).json()["usage"]["prompt_tokens"] == counted
+    assert len(served.simulator.requests) == 1
