@@ -82,7 +82,7 @@ class Sdk:
 
     `tokens_factor` and `extra_tokens` make its counts differ from the server's own `usage`; `unknown` are the
     endpoints that an older server does not have (all of them while it is empty), for the mode of that name.
-    `after_call` is told of each call when it has been answered.
+    `after_call` is told of each call before its answer is sent.
     """
 
     mode: SdkMode = "fine"
