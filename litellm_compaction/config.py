@@ -372,6 +372,18 @@ class Settings(_Section):
         le=3600,
         description="Seconds for which a context length read from a server is used; an older one is read again first.",
     )
+    ask_server: Literal["auto", "off"] = Field(
+        "auto",
+        description="auto asks LM Studio by the protocol of its own SDKs, a WebSocket on the same port: for exact "
+        "counts where they decide, for the template in effect, and whether a model was loaded anew. Nothing is "
+        "generated or loaded for it; off leaves counts to estimates and usage.",
+    )
+    ask_server_timeout_s: float = Field(
+        1.0,
+        gt=0,
+        le=60,
+        description="Seconds for one such question; a server that is slower is left alone for a while.",
+    )
     answer_min_tokens: int = Field(
         256, ge=16, le=100_000, description="Least room for an answer; a request that leaves less is refused."
     )

@@ -58,6 +58,8 @@ KEYS: dict[str, tuple[list[Any], list[Any]]] = {
     "count": (["auto", "probe"], ["exact", True, 1]),
     "when_not_loaded": (["warm_up", "error"], ["wait"]),
     "window_cache_s": ([0.1, 3600], [0, 3601]),
+    "ask_server": (["auto", "off"], ["on", True]),
+    "ask_server_timeout_s": ([0.1, 60], [0, 61]),
     "answer_min_tokens": ([16, 100_000], [15, 100_001]),
     "reasoning_answer_min_tokens": ([16, 100_000], [15, 100_001]),
     "allow_opt_out": ([True, False], ["perhaps"]),

@@ -502,7 +502,8 @@ class Compactor:
         Raises:
             WindowUnknown, ModelNotLoaded: as `guard`.
         """
-        return (await self._measurer.window(case)).tokens < guarded.window.tokens
+        window = await self._measurer.window(case, prompt_tokens=guarded.count.tokens)
+        return window.tokens < guarded.window.tokens
 
     async def learn_way(self, case: RequestContext, way: Way, outcome: Outcome) -> None:
         """Takes note of how an answer that was carried over has begun; arguments as `GoingOn.learn`."""

@@ -295,6 +295,7 @@ class ReplyReader:
         reason = truncation(guarded, prompt_tokens, completion_tokens, self._counter)
         if not reason:
             # A reply that was itself truncated never gets here: it would teach the counter a wrong ratio.
+            self._windows.questions.compare(case.target.key, case.label, guarded.count.fingerprint, prompt_tokens)
             self._feedback.learn(case.target.key, case.label, guarded.count, prompt_tokens)
             self._reports.learn(case, guarded, prompt_tokens=prompt_tokens, cached_tokens=cached_tokens)
             return

@@ -52,6 +52,8 @@ _ALWAYS_COUNTED_CHARS = 1_000_000
 # What English and code have; for what is not counted at all.
 _USUAL_CHARS_PER_TOKEN = 4
 _LEAST_SAMPLE_CHARS = 1_000
+# No model is loaded with a window that cuts this.
+_UNCUT_TOKENS = 2_000
 # A look at more of them takes more than a millisecond.
 _MANY_MESSAGES, _MANY_TOOLS = 2_000, 100
 
@@ -101,6 +103,11 @@ class RequestMeasurer:
         family = await self._sources.family(case.target, window)
         self._reports.recall(case.target, family)
         count = await self._count(case.target.key, family, request, window.tokens)
+        confirmed = await self.window(case, prompt_tokens=count.tokens)
+        if not confirmed.is_like(window):
+            window = confirmed
+            family = await self._sources.family(case.target, window)
+            count = await self._count(case.target.key, family, request, window.tokens)
         return await off_loop_if(
             is_long(request.messages), lambda: self._work(request, case, window, family, count, (), started_s)
         )
@@ -202,14 +209,21 @@ class RequestMeasurer:
         family = await self._sources.family(case.target, window)
         return window, self._counter.text_counter(case.target.key, family)
 
-    async def window(self, case: RequestContext) -> Window:
+    async def window(self, case: RequestContext, *, prompt_tokens: int = 0) -> Window:
         """The window of a case's target, after a warm-up where that is needed and wanted.
+
+        Args:
+            case: of the request.
+            prompt_tokens: of what is about to be sent: LM Studio says at once whether it still holds what a smaller
+                window would cut.
 
         Raises:
             WindowUnknown, ModelNotLoaded: as `weigh`.
         """
         try:
-            return await self._windows.resolve(case.target)
+            window = await self._windows.resolve(case.target)
+            may_be_cut = prompt_tokens > min(_UNCUT_TOKENS, window.tokens // 4)
+            return await self._windows.confirmed(case.target, window) if may_be_cut else window
         except ModelNotLoaded:
             if case.settings.when_not_loaded == "error":
                 raise

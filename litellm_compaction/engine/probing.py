@@ -94,7 +94,8 @@ class Prober:
         Otherwise, and where nobody answers, `work` as it is.
         """
         if not _decides(work.budget.own, work.count, work.case.asked_tokens):
-            return work
+            is_told = self._is_worth_a_call(work) and await self._has_told(work, work.request, work.count, is_free=True)
+            return await self._measurer.again(work) if is_told else work
         if await self._has_told(work, work.request, work.count):
             return await self._measurer.again(work)
         beginning = _beginning_of(work)
@@ -107,6 +108,17 @@ class Prober:
         count = await self._narrowed(work, work.request, work.count)
         is_told = await self._has_told(work, work.request, count)
         return await self._measurer.again(work) if is_told else work
+
+    def _is_worth_a_call(self, work: MeasuredRequest) -> bool:
+        """Whether LM Studio is asked although nothing is in doubt: it reads no prompt for its answer.
+
+        Before a compaction, and at the first contact with a model that a stand-in counts.
+        """
+        count = work.count
+        if self._windows.instance(work.case.target) is None or _is_exactly_told(count):
+            return False
+        is_new = count.anchor is None and not (count.exact or count.calibrated)
+        return is_new or work.budget.own.triggers(count.tokens)
 
     async def with_floor(self, work: MeasuredRequest, *, is_needed: bool = False) -> MeasuredRequest | None:
         """`work` by the server's own count of what no compaction can shrink, where that may make it fit; else None.
@@ -194,21 +206,24 @@ class Prober:
         self._feedback.learn(work.case.target.key, work.case.label, guarded.count, prompt_tokens)
         return True
 
-    async def _has_told(self, work: MeasuredRequest, request: Request, count: Count) -> bool:
+    async def _has_told(self, work: MeasuredRequest, request: Request, count: Count, *, is_free: bool = False) -> bool:
         """Whether the server has said what it counts for exactly this, so that it is counted anew.
 
-        One question for all who ask the same at the same time.
+        One question for all who ask the same at the same time; with `is_free` none that has it read the prompt.
         """
-        key = (work.case.target.key, count.fingerprint or id(request))
-        return await self._questions.join(key, lambda: self._ask(work, request, count))
+        key = (work.case.target.key, count.fingerprint or id(request), is_free)
+        return await self._questions.join(key, lambda: self._ask(work, request, count, is_free=is_free))
 
-    async def _ask(self, work: MeasuredRequest, request: Request, count: Count) -> bool:
+    async def _ask(self, work: MeasuredRequest, request: Request, count: Count, *, is_free: bool) -> bool:
         target = work.case.target
-        told = await self._windows.tokens_of(target, request)
+        told = await self._told_for_nothing(work, request, count)
         is_confirmed = told is not None
+        if is_confirmed and target.is_lmstudio:
+            # Of what is counted on top nothing is learned.
+            count = replace(count, extras_tokens=count.allowance_tokens)
         # Never longer than the window, however wrong our count is: a server may cut it without a word.
         most_tokens = _most_tokens(count)
-        if told is None and most_tokens <= work.window.tokens:
+        if told is None and not is_free and most_tokens <= work.window.tokens:
             told = await self._answered(work, request, most_tokens)
         if told is None:
             return False
@@ -219,6 +234,22 @@ class Prober:
         if not work.case.is_supposed:
             self._feedback.keep(target.key)
         return True
+
+    async def _told_for_nothing(self, work: MeasuredRequest, request: Request, count: Count) -> int | None:
+        """What the server's tokenizer says of a request; None where there is none to ask.
+
+        LM Studio's protocol says nothing of images and reasoning: they are counted on top, at their learned price and
+        as the template shows them; where neither is known, an answer tells all.
+        """
+        target, allowance_tokens = work.case.target, count.allowance_tokens
+        if not target.is_lmstudio:
+            return await self._windows.tokens_of(target, request)
+        has_price = not count.media_tokens or count.media_factor != 1.0
+        if work.case.measure is None or not has_price or (allowance_tokens > count.media_tokens and not count.rendered):
+            return None
+        told = await self._windows.tokens_of(target, request, 0 if allowance_tokens else count.fingerprint)
+        beside_tokens = allowance_tokens - count.media_tokens * (1 - count.media_factor)
+        return told + round(beside_tokens) if told is not None else None
 
     async def _is_whole(self, work: MeasuredRequest, request: Request, told: int, most_tokens: int) -> bool:
         """Whether a number far below ours is of all of a prompt: a template may leave out calls and their results.
@@ -263,6 +294,12 @@ class Prober:
 def _most_tokens(count: Count) -> int:
     """What a prompt takes at most, with an answer of one token."""
     return int(count.tokens * (1 + count.error_ratio)) + 1
+
+
+def _is_exactly_told(count: Count) -> bool:
+    """Whether the server was asked for the very prompt."""
+    anchor = count.anchor
+    return anchor is not None and anchor.is_sure and anchor.raw_tokens == count.raw_tokens
 
 
 def _certain(budget: Budget) -> Budget:

@@ -41,6 +41,7 @@ from litellm_compaction.proxy.wire import at_the_windows_end, can_be_carried_ove
 from litellm_compaction.stores import open_board, open_store, redis_of
 from litellm_compaction.tokenizers.sources import Sources
 from litellm_compaction.tokens.counter import TokenCounter
+from litellm_compaction.windows.lmstudio_rpc import LMStudioRpc
 from litellm_compaction.windows.windows import Windows
 
 logger = logging.getLogger("litellm_compaction")
@@ -91,7 +92,7 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
         self._store = store = open_store(settings.store, ttl_s=settings.store_ttl_s, max_bytes=settings.store_max_bytes)
         metrics, self._history = Metrics(), History(store)
         self._compactor = Compactor(
-            windows=Windows(cache_s=settings.window_cache_s),
+            windows=Windows(cache_s=settings.window_cache_s, rpc=LMStudioRpc.of(settings)),
             counter=TokenCounter(),
             sources=Sources.of(settings),
             store=store,

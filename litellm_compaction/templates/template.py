@@ -288,6 +288,11 @@ def _own_sources() -> frozenset[str]:
     return frozenset(path.read_text(encoding="utf-8").strip() for path in _FOLDER.glob("*.jinja"))
 
 
+def is_template(name: str, source: str) -> bool:
+    """Whether a template that is known under a name says the same as a source."""
+    return bool(name) and template(name).source.strip() == source.strip()
+
+
 def is_compiled(name: str) -> bool:
     """Whether `template(name)` returns at once."""
     return name in _templates

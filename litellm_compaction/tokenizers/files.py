@@ -337,12 +337,12 @@ def _from_gguf(path: Path, header: GgufHeader, begun: Loading) -> TokenizerFile:
             if not is_foreign_failure(exc):
                 raise
             raise UnusableModelFile(str(path), f"its vocabulary cannot be used: {exc}") from exc
-    chat = _template(data.chat_template)
+    chat = template_name(data.chat_template)
     return TokenizerFile(
         path=path,
         vocabulary=name,
         template=chat,
-        tool_template=_template(header.tool_chat_template) if chat else "",
+        tool_template=template_name(header.tool_chat_template) if chat else "",
         rereads=header.rereads,
     )
 
@@ -354,7 +354,7 @@ def _from_json(path: Path) -> TokenizerFile:
     if not is_loaded(name):
         begun.note(name)
         install_vocabulary(name, Vocabulary(_bare(name, tokenizer), _JsonEncoder(tokenizer)))
-    return TokenizerFile(path=path, vocabulary=name, template=_template(tokenizer.chat_template), tool_template="")
+    return TokenizerFile(path=path, vocabulary=name, template=template_name(tokenizer.chat_template), tool_template="")
 
 
 class _JsonEncoder:
@@ -387,7 +387,7 @@ def _bare(name: str, tokenizer: JsonTokenizer) -> VocabularyData:
     )
 
 
-def _template(source: str) -> str:
+def template_name(source: str) -> str:
     """The name under which a template can be rendered; "" if it cannot even render one short message."""
     if not source:
         return ""

@@ -25,8 +25,9 @@ from litellm_compaction.config import AUTO_TOKENIZER, Settings
 from litellm_compaction.errors import ConfigError, UnusableModelFile
 from litellm_compaction.paths import data_folder
 from litellm_compaction.templates.contained import remember_in
+from litellm_compaction.templates.template import is_template
 from litellm_compaction.tokenizers.families import FORMULA_ERROR, HEURISTIC, Family, family_of
-from litellm_compaction.tokenizers.files import TokenizerFile, load_tokenizer_file
+from litellm_compaction.tokenizers.files import TokenizerFile, load_tokenizer_file, template_name
 from litellm_compaction.tokenizers.hub import PREFIX, Hub, is_repository, repository_of
 from litellm_compaction.tokenizers.model_files import ModelFiles
 from litellm_compaction.tokenizers.registry import is_loaded
@@ -48,8 +49,9 @@ _COLD_WAIT_S = 2.0
 _RECHECK_S = 60.0
 # Wildcard deployments get their model names from clients.
 _MAX_QUESTIONS = 4096
+_MAX_TEMPLATES = 64
 # As `families.py` promises of a near family's template.
-_NEAR_ERROR = 0.05
+_NEAR_ERROR, _EXACT_ERROR = 0.05, 0.02
 _FILE_SUFFIXES = (".gguf", ".json")
 
 
@@ -113,6 +115,7 @@ class Sources:
         self._answers: Bounded[_Question, _Answer] = Bounded(_MAX_QUESTIONS)
         self._searches: dict[_Question, _Search] = {}
         self._told: set[str] = set()
+        self._templates: Bounded[str, asyncio.Future[str]] = Bounded(_MAX_TEMPLATES)
 
     @classmethod
     def of(cls, settings: Settings, *, on_failure: Callable[[str], None] | None = None) -> Sources:
@@ -128,8 +131,9 @@ class Sources:
         )
 
     async def family(self, target: Target, window: Window) -> Family:
-        """The family that counts a deployment's prompts; see `source`."""
-        return (await self.source(target, window.architecture, window.wanted)).family
+        """The family that counts a deployment's prompts, with the template that its server says is in effect."""
+        source = await self.source(target, window.architecture, window.wanted)
+        return await self._in_effect(source, window.template) if window.template else source.family
 
     async def source(
         self, target: Target, architecture: str, wanted: WantedModel | None, *, patient: bool = False
@@ -157,6 +161,24 @@ class Sources:
         await asyncio.wait({search.task}, timeout=None if patient else max(0.0, search.until_s - self._clock()))
         known = self._answers.get(question)
         return known.source if known is not None else _without_file(question)
+
+    async def _in_effect(self, source: TokenizerSource, template: str) -> Family:
+        """A source's family with another template; less sure of itself until that is ready, and if it cannot be used.
+
+        Without the model's own vocabulary a rendered prompt cannot be counted better than by the formula.
+        """
+        family = source.family
+        if not family.owns_vocabulary or is_template(family.template, template):
+            return family
+        ready = self._templates.get(template)
+        if ready is None:
+            ready = self._templates[template] = asyncio.ensure_future(asyncio.to_thread(template_name, template))
+            await asyncio.wait({ready}, timeout=self._wait_s)
+        name = ready.result() if ready.done() else ""
+        if not name:
+            return replace(family, exact=False, error_ratio=max(family.error_ratio, _NEAR_ERROR))
+        rendered = replace(family, template=name, tool_template="")
+        return replace(rendered, exact=True, error_ratio=_EXACT_ERROR) if source.path is not None else rendered
 
     async def aclose(self) -> None:
         """Waits for no file any more."""
@@ -327,7 +349,7 @@ def with_file(base: Family, file: TokenizerFile) -> Family:
         exact=True,
         text_ratio=1.0,
         single_digits=False,
-        error_ratio=0.02,
+        error_ratio=_EXACT_ERROR,
         # A tokenizer.json says nothing of that, and its model may be the same.
         rereads=file.rereads or (base.rereads and file.path.suffix.lower() != ".gguf"),
     )

@@ -106,6 +106,11 @@ async def post_json(
     return await _exchange(http, "POST", url, api_key, json.dumps(asked).encode(), timeout_s, api)
 
 
+def bearer(api_key: str | None) -> dict[str, str]:
+    """The header that shows a key; none for what clients and LiteLLM put where no key is needed."""
+    return {} if api_key is None or api_key in _PLACEHOLDER_KEYS else {"Authorization": f"Bearer {api_key}"}
+
+
 async def _exchange(
     http: httpx.AsyncClient,
     method: str,
@@ -118,8 +123,7 @@ async def _exchange(
     headers = [(b"Accept", b"application/json"), (b"Accept-Encoding", ACCEPTED_ENCODINGS.encode())]
     if content is not None:
         headers.append((b"Content-Type", b"application/json"))
-    if api_key is not None and api_key not in _PLACEHOLDER_KEYS:
-        headers.append((b"Authorization", b"Bearer " + api_key.encode("utf-8", "replace")))
+    headers += [(name.encode(), value.encode("utf-8", "replace")) for name, value in bearer(api_key).items()]
     where = f"{method} {_without_userinfo(url)}"
     try:
         status, body = await asyncio.wait_for(_read_again(http, method, url, headers, content), timeout_s)

@@ -20,6 +20,8 @@ from litellm_compaction.core.messages import Request
 from litellm_compaction.errors import ModelNotLoaded, WindowOutdated, WindowUnknown, WindowUnread
 from litellm_compaction.windows.cache import Listings, OtherProcesses, Reading
 from litellm_compaction.windows.lmstudio import Listing, WantedModel, match
+from litellm_compaction.windows.lmstudio_questions import Instance, LMStudioQuestions, Prediction
+from litellm_compaction.windows.lmstudio_rpc import CallRefused, LMStudioRpc
 from litellm_compaction.windows.other_servers import SERVERS, Api, LocalServer, Served, find_served, tokens_by_server
 
 __all__ = ["Source", "Target", "Window", "Windows", "server_of"]
@@ -63,6 +65,7 @@ class Windows:
         cache_s: how long a value read from a server is served without reading it again.
         http: the client to use; None makes one in the running loop, closed by `aclose`.
         timeout_s: limit for a connection to a server; its answer is waited for longer.
+        rpc: carries questions by LM Studio's own protocol; None asks none.
     """
 
     def __init__(
@@ -72,6 +75,7 @@ class Windows:
         http: httpx.AsyncClient | None = None,
         clock: Callable[[], float] = time.monotonic,
         timeout_s: float = 3.0,
+        rpc: LMStudioRpc | None = None,
     ) -> None:
         self._clock = clock
         self._listings = Listings(cache_s=cache_s, http=http, clock=clock, timeout_s=timeout_s)
@@ -81,6 +85,9 @@ class Windows:
         self._seen: Bounded[str, _Seen] = Bounded(_MAX_TARGETS)
         self._unproven: set[str] = set()
         self._learned: Bounded[str, OrderedDict[str, _Learned]] = Bounded(_MAX_TARGETS)
+        self.questions = LMStudioQuestions(rpc if rpc is not None else LMStudioRpc(is_on=False), clock=clock)
+        self._loaded: Bounded[Instance, frozenset[tuple[str, int | None]]] = Bounded(_MAX_TARGETS)
+        self._predictions: Bounded[Instance, Prediction | None] = Bounded(_MAX_TARGETS)
 
     @property
     def on_loaded(self) -> Callable[[], None] | None:
@@ -171,8 +178,56 @@ class Windows:
         if target.api_base is not None:
             self._listings.invalidate(target.api_base, target.api_key, apis_of(target))
 
-    async def tokens_of(self, target: Target, request: Request) -> int | None:
-        """What the target's server counts for a request, where it has a tokenizer to ask; else None. Never raises."""
+    def instance(self, target: Target) -> Instance | None:
+        """The loaded copy that a target's requests reach, where LM Studio may be asked about it now; else None."""
+        known = self._known.get(target.key)
+        if target.api_base is None or not target.is_lmstudio or known is None or known.window is None:
+            return None
+        instance = Instance(target.api_base, target.api_key, known.window.instance_id)
+        return instance if self.questions.is_usable(instance) else None
+
+    async def confirmed(self, target: Target, window: Window) -> Window:
+        """`window`, or the one that holds now if LM Studio's own protocol shows that a model was loaded anew since.
+
+        A question of less than a millisecond; the first one about an instance also asks for its chat template.
+
+        Raises:
+            ModelNotLoaded, WindowUnknown, WindowOutdated: as `resolve`.
+        """
+        instance = self.instance(target)
+        loaded = await self.questions.loaded(instance) if instance is not None else None
+        if instance is None or loaded is None:
+            return window
+        before = self._loaded.get(instance, loaded)
+        self._loaded[instance] = loaded
+        if before != loaded or (instance.identifier, self._listed(target)) not in loaded:
+            self._predictions.pop(instance, None)
+            window = await self.resolve(target, fresh=True)
+            instance = self.instance(target)
+        if instance is not None and instance not in self._predictions:
+            self._predictions[instance] = await self.questions.prediction(instance)
+            window = self._remember(target, window)
+        return window
+
+    async def tokens_of(self, target: Target, request: Request, fingerprint: int = 0) -> int | None:
+        """What the target's server counts for a request, where it has a tokenizer to ask; else None. Never raises.
+
+        Args:
+            target: the deployment.
+            request: what would be sent.
+            fingerprint: of the request, by which LM Studio's count will be held against its answer; 0 for never.
+        """
+        if target.is_lmstudio:
+            instance = self.instance(target)
+            if instance is None or not self.questions.is_believed(target.key):
+                return None
+            try:
+                tokens = await self.questions.tokens(instance, request)
+            except CallRefused:
+                # Its model may be gone.
+                self.invalidate(target)
+                return None
+            return self.questions.corrected(target.key, fingerprint, tokens) if tokens is not None else None
         if target.api_base is None or not target.is_listed:
             return None
         reading = self._listings.last(target.api_base, target.api_key, apis_of(target))
@@ -197,8 +252,9 @@ class Windows:
         return await self._listings.is_lmstudio(api_base, api_key)
 
     async def aclose(self) -> None:
-        """Ends background reads and closes the client if it was made here."""
+        """Ends background reads and closes sockets, and the client if it was made here."""
         await self._listings.aclose()
+        await self.questions.aclose()
 
     def _find(self, target: Target, reading: Reading) -> Known:
         known = self._known.get(target.key)
@@ -300,6 +356,10 @@ class Windows:
     def _remember(self, target: Target, window: Window) -> Window:
         if (parallel := self._shared.get(target.key, 1)) > window.parallel:
             window = replace(window, parallel=parallel)
+        instance = self.instance(target)
+        prediction = self._predictions.get(instance) if instance is not None else None
+        if prediction is not None:
+            window = replace(window, template=prediction.template)
         self._last[target.key] = window
         return window
 
@@ -354,6 +414,7 @@ class Window:
             whether they share a unified cache.
         read_s: clock value when the number was read; old where later reads failed.
         wanted: the model as its server lists it, which finds its file; None where it says nothing of that.
+        template: source of the chat template in effect, as LM Studio's own protocol says it; "" where it does not.
     """
 
     tokens: int
@@ -364,6 +425,7 @@ class Window:
     read_s: float
     slots: int = 1
     wanted: WantedModel | None = None
+    template: str = field(default="", repr=False)
 
     def is_like(self, other: Window) -> bool:
         """Whether both are the same, whenever they were read."""

@@ -1,0 +1,246 @@
+"""The questions that LM Studio answers about a loaded model by its SDKs' protocol, and how far its counts are believed.
+
+Called by `windows.py`. A question that is not answered is None here: who asks goes on with what there is without it.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Annotated, NamedTuple, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, Field, ValidationError
+
+from litellm_compaction.concurrency import Bounded
+from litellm_compaction.core.messages import JsonObject, JsonValue, Request
+from litellm_compaction.errors import ServerUnavailable
+from litellm_compaction.windows.lmstudio import Tokens, text_or_empty
+from litellm_compaction.windows.lmstudio_history import history_of
+from litellm_compaction.windows.lmstudio_rpc import CallRefused, LMStudioRpc
+
+logger = logging.getLogger("litellm_compaction")
+
+# A longer question would hold others up while it is written, for more than 5 ms (CPython 3.11, 2026-11).
+_MOST_CHARS = 1_000_000
+# `countTokens` may add the token that begins a prompt, or a chat the beginning of the answer: no more than this.
+_MOST_CONSTANT_TOKENS = 32
+# Two numbers for one prompt that are no further apart are the same.
+_SAME_TOKENS, _SAME_RATIO = 2, 0.005
+_DOUBTED_S = 3600.0
+_MAX_TARGETS, _MAX_TOLD = 4096, 1024
+
+
+class Instance(NamedTuple):
+    """A loaded copy of a model: of which server, by which key, under which identifier."""
+
+    api_base: str
+    api_key: str | None
+    identifier: str
+
+
+class Prediction(NamedTuple):
+    """The settings with which LM Studio makes a model answer; "" and None where it does not say.
+
+    Attributes:
+        template: Jinja source of the chat template in effect; "" where it is not Jinja.
+        overflow_policy: `stopAtLimit`, `truncateMiddle`, `rollingWindow`.
+        thinks: whether thinking is switched on.
+    """
+
+    template: str
+    overflow_policy: str
+    thinks: bool | None
+
+
+class LMStudioQuestions:
+    """Asks LM Studio about its loaded models.
+
+    Args:
+        rpc: carries the questions.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(self, rpc: LMStudioRpc, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._rpc = rpc
+        self._clock = clock
+        self._told: Bounded[tuple[str, int], int] = Bounded(_MAX_TOLD)
+        self._constants: Bounded[str, int] = Bounded(_MAX_TARGETS)
+        self._doubted_until_s: Bounded[str, float] = Bounded(_MAX_TARGETS)
+
+    def is_usable(self, instance: Instance) -> bool:
+        """Whether a question may be asked now."""
+        return self._rpc.is_usable(instance.api_base, instance.api_key)
+
+    def is_believed(self, target_key: str) -> bool:
+        """Whether its counts were those of its answers, as far as both are known."""
+        return self._clock() >= self._doubted_until_s.get(target_key, 0.0)
+
+    async def tokens(self, instance: Instance, request: Request) -> int | None:
+        """The tokens of a request's rendered prompt, without images and reasoning.
+
+        Raises:
+            CallRefused: the model is gone, or its template raises.
+        """
+        chars = sum(
+            len(message.text) + sum(len(call.arguments) for call in message.calls) for message in request.messages
+        )
+        if chars > _MOST_CHARS:
+            return None
+        history = history_of(request)
+        rendered = await self._ask(
+            instance,
+            "applyPromptTemplate",
+            _Rendered,
+            history={"messages": history.messages},
+            predictionConfigStack={"layers": []},
+            opts={"toolDefinitions": history.tools} if history.tools else {},
+        )
+        if rendered is None or len(rendered.formatted) > 4 * _MOST_CHARS:
+            return None
+        counted = await self._ask(instance, "countTokens", _Counted, inputString=rendered.formatted + history.unsaid)
+        return counted.token_count if counted is not None else None
+
+    async def loaded(self, instance: Instance) -> frozenset[tuple[str, int | None]] | None:
+        """Identifier and context length of every loaded language model."""
+        try:
+            rows = await self._rpc.call(instance.api_base, instance.api_key, "listLoaded", None)
+            listed = _Listed.model_validate({"rows": rows})
+        except (ServerUnavailable, ValidationError):
+            return None
+        return frozenset((row.identifier, row.context_length) for row in listed.rows)
+
+    async def prediction(self, instance: Instance) -> Prediction | None:
+        """With which settings it would answer a request."""
+        try:
+            config = await self._ask(instance, "getBasePredictionConfig", _Config)
+        except CallRefused:
+            return None
+        if config is None:
+            return None
+        values = {each.key.removeprefix("llm.prediction."): each.value for each in config.fields}
+        thinks = values.get("reasoning.enableThinking")
+        return Prediction(
+            template=_jinja(values.get("promptTemplate")),
+            overflow_policy=text_or_empty(values.get("contextOverflowPolicy")),
+            thinks=thinks if isinstance(thinks, bool) else None,
+        )
+
+    async def is_busy(self, instance: Instance) -> bool:
+        """Whether it works on a prompt or an answer, or has some waiting; False where it does not say."""
+        try:
+            state = await self._ask(instance, "getInstanceProcessingState", _State, throwIfNotFound=False)
+        except CallRefused:
+            # The call is experimental (lmstudio-js 6ec11db).
+            return False
+        return state is not None and (state.status != "idle" or state.queued > 0)
+
+    def corrected(self, target_key: str, fingerprint: int, tokens: int) -> int:
+        """What a chat completion will count where the protocol counts `tokens`; its answer is compared later.
+
+        Args:
+            target_key: the deployment.
+            fingerprint: of the request; 0 where the answer's number will hold more than the protocol counts.
+            tokens: as the protocol counts.
+        """
+        if fingerprint:
+            self._told[target_key, fingerprint] = tokens
+        return tokens + self._constants.get(target_key, 0)
+
+    def compare(self, target_key: str, model: str, fingerprint: int, prompt_tokens: int) -> None:
+        """Holds a count against the number in the answer to the same request.
+
+        Both are equal, or a constant apart, which is learned; else the answer's numbers count for an hour.
+
+        Args:
+            target_key: the deployment.
+            model: its name in logs.
+            fingerprint: of the request.
+            prompt_tokens: its answer's number.
+        """
+        told = self._told.pop((target_key, fingerprint), None)
+        if told is None:
+            return
+        constant, known = prompt_tokens - told, self._constants.get(target_key)
+        if known is None and abs(constant) <= _MOST_CONSTANT_TOKENS:
+            self._constants[target_key] = constant
+        elif abs(constant - (known or 0)) > max(_SAME_TOKENS, _SAME_RATIO * told):
+            self._constants.pop(target_key, None)
+            if self.is_believed(target_key):
+                logger.warning(
+                    "ask_server model=%s: LM Studio's protocol counted %d tokens and its answer %d for one prompt; for "
+                    "an hour the answers' numbers count alone",
+                    model,
+                    told,
+                    prompt_tokens,
+                )
+            self._doubted_until_s[target_key] = self._clock() + _DOUBTED_S
+
+    async def aclose(self) -> None:
+        """Closes the sockets."""
+        await self._rpc.aclose()
+
+    async def _ask(
+        self, instance: Instance, endpoint: str, shape: type[_Shape], **parameter: JsonValue
+    ) -> _Shape | None:
+        """The answer about one instance; None where none comes, or another than the protocol's.
+
+        Raises:
+            CallRefused: LM Studio answered that it does not do that.
+        """
+        asked: JsonObject = {
+            # A query for a loaded model: it loads none.
+            "specifier": {"type": "query", "query": {"identifier": instance.identifier}},
+            **parameter,
+        }
+        try:
+            return shape.model_validate(await self._rpc.call(instance.api_base, instance.api_key, endpoint, asked))
+        except CallRefused:
+            raise
+        except (ServerUnavailable, ValidationError):
+            return None
+
+
+def _jinja(value: object) -> str:
+    if not isinstance(value, dict) or value.get("type") != "jinja":
+        return ""
+    jinja = value.get("jinjaPromptTemplate")
+    return text_or_empty(jinja.get("template")) if isinstance(jinja, dict) else ""
+
+
+_Shape = TypeVar("_Shape", bound=BaseModel)
+
+
+class _Rendered(BaseModel):
+    formatted: str
+
+
+class _Counted(BaseModel):
+    token_count: Annotated[int, Field(alias="tokenCount", gt=0)]
+
+
+class _Row(BaseModel):
+    identifier: str
+    context_length: Tokens = Field(None, alias="contextLength")
+
+
+class _Listed(BaseModel):
+    rows: list[_Row]
+
+
+class _Value(BaseModel):
+    key: str
+    value: object = None
+
+
+class _Config(BaseModel):
+    fields: list[_Value]
+
+
+def _count_or_none(value: object) -> int:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
+
+
+class _State(BaseModel):
+    status: str
+    queued: Annotated[int, BeforeValidator(_count_or_none)] = 0

@@ -1,0 +1,202 @@
+"""LM Studio's own protocol as a client speaks it: one socket, matched calls, and what happens if it does not pass."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from litellm_compaction.config import settings_from
+from litellm_compaction.errors import ServerUnavailable
+from litellm_compaction.windows.lmstudio_rpc import CallRefused, LMStudioRpc
+from tests.windows.fake_lmstudio import Clock
+from tests.windows.fake_rpc import MODEL, FakeRpc, serving
+
+SPECIFIER = {"specifier": {"type": "query", "query": {"identifier": MODEL}}}
+
+
+@asynccontextmanager
+async def client(**changes: Any) -> AsyncIterator[LMStudioRpc]:
+    rpc = LMStudioRpc(**changes)
+    try:
+        yield rpc
+    finally:
+        await rpc.aclose()
+
+
+async def test_one_socket_carries_many_calls() -> None:
+    """Fifty at once are answered over one connection, each with its own answer."""
+    async with serving(FakeRpc()) as fake, client() as rpc:
+        asked = [{**SPECIFIER, "inputString": "word " * count} for count in range(1, 51)]
+        answers = await asyncio.gather(*(rpc.call(fake.base, None, "countTokens", each) for each in asked))
+        assert answers == [{"tokenCount": count} for count in range(1, 51)]
+        assert len(fake.keys) == 1
+
+
+async def test_answers_in_another_order_reach_their_calls() -> None:
+    """Calls are matched by their ids."""
+    held: list[Any] = []
+
+    async with serving(FakeRpc()) as fake, client() as rpc:
+        usual = fake._answer
+
+        async def swapped(socket: Any, asked: Any) -> None:
+            held.append(asked)
+            if len(held) == 2:
+                for each in reversed(held):
+                    await usual(socket, each)
+
+        fake._answer = swapped  # type: ignore[method-assign]
+        answers = await asyncio.gather(
+            rpc.call(fake.base, None, "countTokens", {**SPECIFIER, "inputString": "one"}),
+            rpc.call(fake.base, None, "countTokens", {**SPECIFIER, "inputString": "one two"}),
+        )
+        assert answers == [{"tokenCount": 1}, {"tokenCount": 2}]
+
+
+async def test_a_token_names_the_client() -> None:
+    """`sk-lm-ID:KEY` is identifier and passkey, others are guests; keys go along as for other questions."""
+    async with serving(FakeRpc()) as fake, client() as rpc:
+        for key in ("sk-lm-abcd1234:secret0", "sk-other", None):
+            await rpc.call(fake.base, key, "listLoaded", None)
+        assert fake.keys[0] == ("abcd1234", "secret0")
+        assert all(name.startswith("guest:") and len(passkey) > 20 for name, passkey in fake.keys[1:])
+        assert [headers.get("Authorization") for headers in fake.headers] == [
+            "Bearer sk-lm-abcd1234:secret0",
+            "Bearer sk-other",
+            None,
+        ]
+
+
+HARSH: list[tuple[dict[str, Any], str]] = [
+    ({"status": 404}, "HTTP 404"),
+    ({"status": 200}, "HTTP 200"),
+    ({"accepts": False}, "the key was refused"),
+    ({"greets": False}, "no connection within"),
+    ({"answers": {"listLoaded": None}}, "no answer to listLoaded within"),
+    ({"raw": "<html>"}, "not the protocol's"),
+    ({"raw": "[" * 100_000}, "not the protocol's"),
+    ({"raw": " " * (5 << 20) + "{}"}, "closed the connection"),
+    ({"closes": True}, "closed the connection"),
+]
+
+
+@pytest.mark.parametrize(("changes", "failure"), HARSH)
+async def test_a_server_that_does_not_answer_is_left_alone_for_a_while(
+    changes: dict[str, Any], failure: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is told once, with what to do; then asked again after a minute, two, four, and at most an hour."""
+    clock = Clock()
+    async with serving(FakeRpc(**changes)) as fake, client(timeout_s=0.2, clock=clock) as rpc:
+        for pause_s in (60, 120, 240):
+            with pytest.raises(ServerUnavailable):
+                await rpc.call(fake.base, None, "listLoaded", None)
+            asked = len(fake.headers)
+            clock.now_s += pause_s - 1
+            assert not rpc.is_usable(fake.base, None)
+            with pytest.raises(ServerUnavailable):
+                await rpc.call(fake.base, None, "listLoaded", None)
+            assert len(fake.headers) == asked
+            clock.now_s += 1
+            assert rpc.is_usable(fake.base, None)
+        (told,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+        assert failure in told
+        assert "ask_server" in told
+
+
+async def test_it_is_used_again_once_it_answers() -> None:
+    """A failure costs a minute, not the rest of the process's life."""
+    clock = Clock()
+    async with serving(FakeRpc(status=404)) as fake, client(clock=clock) as rpc:
+        with pytest.raises(ServerUnavailable):
+            await rpc.call(fake.base, None, "listLoaded", None)
+        fake.status = 0
+        clock.now_s += 60
+        assert await rpc.call(fake.base, None, "listLoaded", None)
+        assert await rpc.call(fake.base, None, "listLoaded", None)
+
+
+async def test_a_refused_call_is_no_failure() -> None:
+    """A model that is gone says nothing of the protocol, and the words of a refusal may be a conversation's."""
+    async with serving(FakeRpc()) as fake, client() as rpc:
+        gone = {"specifier": {"type": "query", "query": {"identifier": "gone"}}, "inputString": "SECRET"}
+        with pytest.raises(CallRefused) as refused:
+            await rpc.call(fake.base, None, "countTokens", gone)
+        assert "SECRET" not in str(refused.value)
+        assert rpc.is_usable(fake.base, None)
+
+
+async def test_an_unknown_endpoint_is_asked_for_once() -> None:
+    """A warning has no callId, and after five there are none; other calls wait on undisturbed."""
+    async with serving(FakeRpc()) as fake, client(timeout_s=0.5) as rpc:
+        fake.answers["applyPromptTemplate"] = {
+            "type": "communicationWarning",
+            "warning": "Received rpcCall for unknown endpoint, endpoint = applyPromptTemplate",
+        }
+        for _ in range(3):
+            with pytest.raises(CallRefused):
+                await rpc.call(fake.base, None, "applyPromptTemplate", {**SPECIFIER})
+        assert fake.endpoints == ["applyPromptTemplate"]
+        assert await rpc.call(fake.base, None, "listLoaded", None)
+
+
+async def test_a_server_that_restarts_is_connected_anew() -> None:
+    """A connection that has ended between two calls is no failure."""
+    async with serving(FakeRpc()) as fake, client() as rpc:
+        await rpc.call(fake.base, None, "listLoaded", None)
+        (socket,) = rpc._sockets.values()
+        assert socket.connection is not None
+        await socket.connection.close()
+        assert socket.reader is not None
+        await socket.reader
+        assert await rpc.call(fake.base, None, "listLoaded", None)
+        assert len(fake.keys) == 2
+
+
+async def test_an_idle_socket_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody asks, so nothing stays open."""
+    monkeypatch.setattr("litellm_compaction.windows.lmstudio_rpc._IDLE_S", 0.05)
+    async with serving(FakeRpc()) as fake, client() as rpc:
+        await rpc.call(fake.base, None, "listLoaded", None)
+        (socket,) = rpc._sockets.values()
+        assert socket.reader is not None
+        await asyncio.wait_for(socket.reader, 5)
+        assert socket.connection is None
+        assert await rpc.call(fake.base, None, "listLoaded", None)
+
+
+async def test_the_end_closes_sockets() -> None:
+    """Nothing is left open."""
+    async with serving(FakeRpc()) as fake:
+        async with client() as rpc:
+            await rpc.call(fake.base, None, "listLoaded", None)
+            assert fake.open == 1
+        while fake.open:  # noqa: ASYNC110 - another task's count
+            await asyncio.sleep(0)
+
+
+async def test_a_caller_that_leaves_takes_nobody_along() -> None:
+    """Its call is forgotten; others go on."""
+    async with serving(FakeRpc()) as fake, client() as rpc:
+        fake.answers["countTokens"] = None
+        leaving = asyncio.ensure_future(rpc.call(fake.base, None, "countTokens", {**SPECIFIER, "inputString": "x"}))
+        while "countTokens" not in fake.endpoints:  # noqa: ASYNC110 - likewise
+            await asyncio.sleep(0)
+        leaving.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await leaving
+        assert await rpc.call(fake.base, None, "listLoaded", None)
+        assert all(not socket.calls for socket in rpc._sockets.values())
+
+
+async def test_off_asks_nothing() -> None:
+    """`ask_server: off` opens no socket."""
+    async with serving(FakeRpc()) as fake:
+        rpc = LMStudioRpc.of(settings_from({"ask_server": "off"}))
+        assert not rpc.is_usable(fake.base, None)
+        with pytest.raises(ServerUnavailable):
+            await rpc.call(fake.base, None, "listLoaded", None)
+        assert fake.headers == []
