@@ -18,6 +18,8 @@ from litellm_compaction.engine.context import PreparedRequest, RequestContext
 from litellm_compaction.engine.reporting import Reporter
 from litellm_compaction.errors import CompactionError, Overflow
 from litellm_compaction.stores import FACTS_SCOPE, Store
+from litellm_compaction.tokens.calibration import MIN_TRUNCATED_TOKENS
+from litellm_compaction.tokens.count import solid_tokens
 from litellm_compaction.tokens.counter import Count, TokenCounter, joined
 from litellm_compaction.windows.windows import Target, Windows
 
@@ -31,6 +33,9 @@ _STORE_TIMEOUT_S = 10.0
 # Wildcard deployments get their model names from clients, so the number of targets needs an end.
 _MAX_TARGETS = 4096
 _FULL_WINDOW_RATIO = 0.98
+# A number below this share of our count may be that of a cut prompt. At 0.9 a server that counts as we do is never
+# asked for its window again.
+_WHOLE_RATIO = 0.9
 # A prompt that fills more of the window than this may have been cut to it.
 _INSIDE_RATIO = 0.9
 # Of the fields that ask for several answers, the one whose answers are not all shown: the server chooses among them.
@@ -294,10 +299,11 @@ class ReplyReader:
             self._windows.served(case.target, prompt_tokens)
         reason = truncation(guarded, prompt_tokens, completion_tokens, self._counter)
         if not reason:
-            # A reply that was itself truncated never gets here: it would teach the counter a wrong ratio.
-            self._windows.questions.compare(case.target.key, case.label, guarded.count.fingerprint, prompt_tokens)
-            self._feedback.learn(case.target.key, case.label, guarded.count, prompt_tokens)
-            self._reports.learn(case, guarded, prompt_tokens=prompt_tokens, cached_tokens=cached_tokens)
+            # A reply that was itself truncated is not learned: it would teach the counter a wrong ratio.
+            if case.target.is_listed and _may_be_cut(guarded.count, prompt_tokens):
+                self._begin(self._learn_if_whole(case, guarded, prompt_tokens, completion_tokens, cached_tokens))
+            else:
+                self._learn(case, guarded, prompt_tokens, cached_tokens)
             return
         is_inside = prompt_tokens < _INSIDE_RATIO * guarded.window.tokens
         is_low = reason == "prompt_far_below_count"
@@ -305,9 +311,7 @@ class ReplyReader:
             return
         self._windows.invalidate(case.target)
         if case.target.is_listed:
-            task = asyncio.create_task(self._alarm_if_cut(case, guarded, prompt_tokens, completion_tokens, reason))
-            self._asking.add(task)
-            task.add_done_callback(self._asking.discard)
+            self._begin(self._alarm_if_cut(case, guarded, prompt_tokens, completion_tokens, reason))
             return
         self._reporter.alarmed(case, guarded, prompt_tokens, reason)
 
@@ -315,10 +319,38 @@ class ReplyReader:
         """Ends what still asks for windows."""
         await ended(self._asking)
 
+    def _begin(self, question: Coroutine[None, None, object]) -> None:
+        task = asyncio.create_task(question)
+        self._asking.add(task)
+        task.add_done_callback(self._asking.discard)
+
+    def _learn(
+        self, case: RequestContext, guarded: PreparedRequest, prompt_tokens: int, cached_tokens: int | None
+    ) -> None:
+        self._windows.questions.compare(case.target.key, case.label, guarded.count.fingerprint, prompt_tokens)
+        self._feedback.learn(case.target.key, case.label, guarded.count, prompt_tokens)
+        self._reports.learn(case, guarded, prompt_tokens=prompt_tokens, cached_tokens=cached_tokens)
+
+    async def _learn_if_whole(
+        self,
+        case: RequestContext,
+        guarded: PreparedRequest,
+        prompt_tokens: int,
+        completion_tokens: int,
+        cached_tokens: int | None,
+    ) -> None:
+        """Learns a number far below a doubtful count if the window, read again, still holds what was sent.
+
+        A model that has been loaded anew with a smaller one cuts the prompt, and answers as if nothing had happened.
+        """
+        reason = "prompt_far_below_count"
+        if not await self._alarm_if_cut(case, guarded, prompt_tokens, completion_tokens, reason):
+            self._learn(case, guarded, prompt_tokens, cached_tokens)
+
     async def _alarm_if_cut(
         self, case: RequestContext, guarded: PreparedRequest, prompt_tokens: int, completion_tokens: int, reason: str
-    ) -> None:
-        """Raises the alarm where the window, read again, is too small for what was sent.
+    ) -> bool:
+        """Raises the alarm where the window, read again, is too small for what was sent, and says if it did.
 
         A prompt that fits by our count, which is the higher one, cannot have been cut: its server counts otherwise, as
         one does whose template leaves tools out. One that is above the window we knew fits where the model has been
@@ -329,8 +361,10 @@ class ReplyReader:
         except CompactionError:
             window = None
         is_fit = window is not None and guarded.count.tokens <= window.tokens
-        if window is None or not is_fit or _is_full(window.tokens, prompt_tokens, completion_tokens):
+        is_cut = window is None or not is_fit or bool(_is_full(window.tokens, prompt_tokens, completion_tokens))
+        if is_cut:
             self._reporter.alarmed(case, guarded, prompt_tokens, reason)
+        return is_cut
 
     def learn_overflow(self, case: RequestContext, guarded: PreparedRequest | None, overflow: Overflow) -> None:
         """Takes note of an overflow error: what we knew of the window is out of date, and what the error names is true.
@@ -347,6 +381,12 @@ class ReplyReader:
             # In the middle of an answer the number has what was generated in it, which makes no anchor.
             count = replace(guarded.count, prints=(), anchor=None)
             self._feedback.learn(case.target.key, case.label, count, overflow.prompt_tokens)
+
+
+def _may_be_cut(count: Count, prompt_tokens: int) -> bool:
+    """Whether a number is so far below a count that doubts itself that a part of the prompt may be missing."""
+    sure_tokens = solid_tokens(count)
+    return sure_tokens >= MIN_TRUNCATED_TOKENS and prompt_tokens < _WHOLE_RATIO * sure_tokens
 
 
 def truncation(guarded: PreparedRequest, prompt_tokens: int, completion_tokens: int, counter: TokenCounter) -> str:

@@ -216,11 +216,8 @@ class Prober:
 
     async def _ask(self, work: MeasuredRequest, request: Request, count: Count, *, is_free: bool) -> bool:
         target = work.case.target
-        told = await self._told_for_nothing(work, request, count)
+        told, count = await self._told_for_nothing(work, request, count)
         is_confirmed = told is not None
-        if is_confirmed and target.is_lmstudio:
-            # Of what is counted on top nothing is learned.
-            count = replace(count, extras_tokens=count.allowance_tokens)
         # Never longer than the window, however wrong our count is: a server may cut it without a word.
         most_tokens = _most_tokens(count)
         if told is None and not is_free and most_tokens <= work.window.tokens:
@@ -235,21 +232,25 @@ class Prober:
             self._feedback.keep(target.key)
         return True
 
-    async def _told_for_nothing(self, work: MeasuredRequest, request: Request, count: Count) -> int | None:
-        """What the server's tokenizer says of a request; None where there is none to ask.
+    async def _told_for_nothing(
+        self, work: MeasuredRequest, request: Request, count: Count
+    ) -> tuple[int | None, Count]:
+        """What the server's tokenizer says of a request, None where there is none to ask; and what learns from it.
 
-        LM Studio's protocol says nothing of images and reasoning: they are counted on top, at their learned price and
-        as the template shows them; where neither is known, an answer tells all.
+        LM Studio's protocol says nothing of images: an answer tells all. Reasoning is counted on top as the template
+        shows it, and nothing is learned of it.
         """
-        target, allowance_tokens = work.case.target, count.allowance_tokens
+        target = work.case.target
         if not target.is_lmstudio:
-            return await self._windows.tokens_of(target, request)
-        has_price = not count.media_tokens or count.media_factor != 1.0
-        if work.case.measure is None or not has_price or (allowance_tokens > count.media_tokens and not count.rendered):
-            return None
-        told = await self._windows.tokens_of(target, request, 0 if allowance_tokens else count.fingerprint)
-        beside_tokens = allowance_tokens - count.media_tokens * (1 - count.media_factor)
-        return told + round(beside_tokens) if told is not None else None
+            return await self._windows.tokens_of(target, request), count
+        reasons = any(message.reasoning for message in request.messages)
+        if work.case.measure is None or count.media_tokens or (reasons and not count.rendered):
+            return None, count
+        beside_tokens = count.allowance_tokens if reasons else count.extras_tokens
+        told = await self._windows.tokens_of(target, request, 0 if beside_tokens else count.fingerprint)
+        if told is None or not beside_tokens:
+            return told, count
+        return told + round(beside_tokens), replace(count, extras_tokens=beside_tokens)
 
     async def _is_whole(self, work: MeasuredRequest, request: Request, told: int, most_tokens: int) -> bool:
         """Whether a number far below ours is of all of a prompt: a template may leave out calls and their results.

@@ -39,6 +39,14 @@ class Instance(NamedTuple):
     identifier: str
 
 
+class LoadedModel(NamedTuple):
+    """A loaded copy as the protocol lists it; `reference` is another one after each load."""
+
+    identifier: str
+    context_length: int | None
+    reference: str
+
+
 class Prediction(NamedTuple):
     """The settings with which LM Studio makes a model answer; "" and None where it does not say.
 
@@ -101,14 +109,14 @@ class LMStudioQuestions:
         counted = await self._ask(instance, "countTokens", _Counted, inputString=rendered.formatted + history.unsaid)
         return counted.token_count if counted is not None else None
 
-    async def loaded(self, instance: Instance) -> frozenset[tuple[str, int | None]] | None:
-        """Identifier and context length of every loaded language model."""
+    async def loaded(self, instance: Instance) -> frozenset[LoadedModel] | None:
+        """Every language model that its server has loaded."""
         try:
             rows = await self._rpc.call(instance.api_base, instance.api_key, "listLoaded", None)
             listed = _Listed.model_validate({"rows": rows})
         except (ServerUnavailable, ValidationError):
             return None
-        return frozenset((row.identifier, row.context_length) for row in listed.rows)
+        return frozenset(LoadedModel(row.identifier, row.context_length, row.reference) for row in listed.rows)
 
     async def prediction(self, instance: Instance) -> Prediction | None:
         """With which settings it would answer a request."""
@@ -222,6 +230,7 @@ class _Counted(BaseModel):
 class _Row(BaseModel):
     identifier: str
     context_length: Tokens = Field(None, alias="contextLength")
+    reference: Annotated[str, BeforeValidator(text_or_empty)] = Field("", alias="instanceReference")
 
 
 class _Listed(BaseModel):

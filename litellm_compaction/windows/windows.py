@@ -20,7 +20,7 @@ from litellm_compaction.core.messages import Request
 from litellm_compaction.errors import ModelNotLoaded, WindowOutdated, WindowUnknown, WindowUnread
 from litellm_compaction.windows.cache import Listings, OtherProcesses, Reading
 from litellm_compaction.windows.lmstudio import Listing, WantedModel, match
-from litellm_compaction.windows.lmstudio_questions import Instance, LMStudioQuestions, Prediction
+from litellm_compaction.windows.lmstudio_questions import Instance, LMStudioQuestions, LoadedModel, Prediction
 from litellm_compaction.windows.lmstudio_rpc import CallRefused, LMStudioRpc
 from litellm_compaction.windows.other_servers import SERVERS, Api, LocalServer, Served, find_served, tokens_by_server
 
@@ -86,7 +86,7 @@ class Windows:
         self._unproven: set[str] = set()
         self._learned: Bounded[str, OrderedDict[str, _Learned]] = Bounded(_MAX_TARGETS)
         self.questions = LMStudioQuestions(rpc if rpc is not None else LMStudioRpc(is_on=False), clock=clock)
-        self._loaded: Bounded[Instance, frozenset[tuple[str, int | None]]] = Bounded(_MAX_TARGETS)
+        self._loaded: Bounded[Instance, frozenset[LoadedModel]] = Bounded(_MAX_TARGETS)
         self._predictions: Bounded[Instance, Prediction | None] = Bounded(_MAX_TARGETS)
 
     @property
@@ -200,7 +200,7 @@ class Windows:
             return window
         before = self._loaded.get(instance, loaded)
         self._loaded[instance] = loaded
-        if before != loaded or (instance.identifier, self._listed(target)) not in loaded:
+        if before != loaded or (instance.identifier, self._listed(target)) not in {row[:2] for row in loaded}:
             self._predictions.pop(instance, None)
             window = await self.resolve(target, fresh=True)
             instance = self.instance(target)

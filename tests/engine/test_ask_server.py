@@ -1,0 +1,282 @@
+"""Decisions by LM Studio's own count, over the protocol of its SDKs: exact from the first request on, no prefill.
+
+The simulator's tokenizer is none that this package has where its `tokens_factor` is not 1.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import pytest
+
+from litellm_compaction.core.messages import Request
+from litellm_compaction.engine import PreparedRequest
+from litellm_compaction.errors import DoesNotFit
+from litellm_compaction.simulator import SDK_MODES, Model, SdkMode, Simulator, serve
+from litellm_compaction.tokens.counter import TokenCounter
+from litellm_compaction.windows.lmstudio_rpc import LMStudioRpc
+from litellm_compaction.windows.windows import Windows
+from tests.builders import JsonDict, calls, chat, parsed, result, system, talk, tools, user
+from tests.engine.bench import Bench
+
+WINDOW = 8192
+UNKNOWN, KNOWN = "acme/strange-7b", "qwen/qwen3-8b"
+
+
+class Server:
+    """The simulator, and an engine in front of it that sends what it prepares."""
+
+    def __init__(self, simulator: Simulator, bench: Bench, http: httpx.AsyncClient, base_url: str, key: str) -> None:
+        self.simulator = simulator
+        self.bench = bench
+        self.key = key
+        self._http = http
+        self._base_url = base_url
+
+    @property
+    def prefills(self) -> int:
+        return len(self.simulator.inference_requests())
+
+    async def post(self, messages: Sequence[JsonDict], tools: Sequence[JsonDict] = (), **fields: Any) -> int:
+        """`prompt_tokens` of a chat completion."""
+        body = {"model": self.key, "messages": list(messages), **({"tools": list(tools)} if tools else {}), **fields}
+        answer = await self._http.post(f"{self._base_url}/v1/chat/completions", json=body)
+        return int(answer.json()["usage"]["prompt_tokens"])
+
+    def case(self, **changes: Any) -> Any:
+        async def measure(request: Request, *, answer_tokens: int = 1) -> int | None:
+            raw = [dict(message.raw) for message in request.messages]
+            return await self.post(raw, list(request.tools), max_tokens=answer_tokens)  # type: ignore[arg-type]
+
+        target = self.bench.target(
+            None, model=self.key, api_base=f"{self._base_url}/v1", is_lmstudio=True, api_key=None
+        )
+        return self.bench.case(target=target, measure=measure, warm_up=self._warm_up, **changes)
+
+    async def _warm_up(self) -> None:
+        self.simulator.load(self.key, WINDOW)
+
+    async def guard(
+        self, messages: Sequence[JsonDict], tools: Sequence[JsonDict] = (), **changes: Any
+    ) -> PreparedRequest:
+        request = Request(messages=parsed(messages), tools=tuple(tools))
+        return await self.bench.compactor.guard(request, self.case(**changes))
+
+    async def served(self, messages: Sequence[JsonDict], **changes: Any) -> tuple[PreparedRequest, int]:
+        """What was prepared, and the server's own number for it; both are learned from."""
+        guarded = await self.guard(messages, **changes)
+        sent = messages if guarded.messages is None else [dict(message.raw) for message in guarded.messages]
+        told = await self.post(sent, max_tokens=1)  # type: ignore[arg-type]
+        self.bench.compactor.learn(self.case(), guarded, prompt_tokens=told, completion_tokens=1)
+        return guarded, told
+
+    def true_tokens(self, messages: Sequence[JsonDict]) -> int:
+        return self.simulator.requests[-1].prompt_tokens or 0
+
+
+@asynccontextmanager
+async def lm_studio(
+    key: str = UNKNOWN, *, factor: float = 1.0, asks: bool = True, window: int = WINDOW, architecture: str = "strange"
+) -> AsyncIterator[Server]:
+    model = Model(key=key, publisher="acme", architecture=architecture, tokens_factor=factor)
+    simulator = Simulator(models=[model])
+    simulator.load(key, window)
+    with serve(simulator) as address:
+        async with httpx.AsyncClient(timeout=30) as http:
+            rpc = LMStudioRpc(is_on=asks, timeout_s=1.0)
+            bench = Bench(counter=TokenCounter(), windows=Windows(cache_s=1000.0, rpc=rpc))
+            try:
+                yield Server(simulator, bench, http, f"http://{address.host}:{address.port}", key)
+            finally:
+                await bench.compactor.aclose()
+
+
+@pytest.mark.parametrize("factor", [0.8, 1.0, 1.2])
+@pytest.mark.parametrize("share", [0.3, 0.5, 0.6, 0.68])
+async def test_a_strange_tokenizer_is_no_reason_to_compact(factor: float, share: float) -> None:
+    """Below the real trigger a request goes as it came, from the first one on, and no question costs a prefill."""
+    async with lm_studio(factor=factor) as server:
+        messages = talk("engine", int(share * WINDOW / factor))
+        guarded = await server.guard(messages)
+        assert guarded.messages is None
+        assert server.prefills == 0
+        told = await server.post(messages, max_tokens=1)
+        if told > WINDOW / 4:
+            assert abs(guarded.count.tokens / told - 1) <= 0.005
+        assert server.simulator.sdk.faults() == []
+
+
+@pytest.mark.parametrize("factor", [0.8, 1.0, 1.2])
+@pytest.mark.parametrize("share", [0.9, 1.5])
+async def test_what_is_compacted_fits_by_the_servers_own_count(factor: float, share: float) -> None:
+    """Above the trigger a compaction is made, and what is left of the conversation is never cut."""
+    async with lm_studio(factor=factor) as server:
+        guarded, told = await server.served(chat(16, words=int(share * WINDOW / factor / 40)))
+        assert guarded.action == "compacted"
+        assert told + guarded.max_output_tokens(None) <= WINDOW
+        assert server.prefills == 1
+
+
+@pytest.mark.parametrize("factor", [0.8, 1.2])
+async def test_what_fits_is_not_refused(factor: float) -> None:
+    """A question that fills most of the window is sent; one above it is refused with the server's own number."""
+    async with lm_studio(factor=factor) as server:
+        fitting = [system("Be brief."), user("word " * int(0.9 * WINDOW / factor))]
+        guarded, told = await server.served(fitting)
+        assert guarded.messages is None
+        assert 0.85 * WINDOW < told < WINDOW
+        too_long = [system("Be brief."), user("word " * int(1.1 * WINDOW / factor))]
+        prefills = server.prefills
+        with pytest.raises(DoesNotFit):
+            await server.guard(too_long)
+        assert server.prefills == prefills
+
+
+async def test_small_requests_ask_nothing() -> None:
+    """A "hello" opens no socket."""
+    async with lm_studio() as server:
+        await server.guard([user("hello")])
+        assert server.simulator.sdk.sockets == []
+
+
+async def test_a_certain_request_asks_only_what_is_loaded() -> None:
+    """Of a known model, once its template is known: one call of the kind that reads nothing."""
+    async with lm_studio(KNOWN, architecture="qwen3") as server:
+        messages = talk("engine", WINDOW // 2)
+        await server.guard(messages)
+        server.simulator.sdk.calls.clear()
+        await server.guard(messages)
+        assert server.simulator.sdk.endpoints() == ["listLoaded"]
+
+
+async def test_tools_and_results_are_counted_as_the_server_renders_them() -> None:
+    """An agent's session with a model that nobody knows."""
+    async with lm_studio(factor=1.1) as server:
+        schemas = tools(6)
+        messages = [system("You are an agent."), user("Fix it.")]
+        for number in range(8):
+            messages += [calls(f"{number:09d}"), result(f"{number:09d}", f"line {number} of output\n" * 60)]
+        guarded = await server.guard(messages, schemas)
+        told = await server.post(messages, schemas, max_tokens=1)
+        assert guarded.messages is None
+        assert abs(guarded.count.tokens / told - 1) <= 0.005
+
+
+@pytest.mark.parametrize("pause", [False, True])
+async def test_the_first_request_after_a_reload_is_not_cut(pause: bool) -> None:
+    """A model that was loaded anew with a smaller window: noticed at once, though the list was read a moment ago."""
+    async with lm_studio(KNOWN, architecture="qwen3", window=32_768) as server:
+        messages = chat(16, words=800)
+        await server.guard(messages)
+        for window in (4096, 32_768, 8192):
+            server.simulator.unload(KNOWN)
+            server.simulator.load(KNOWN, window)
+            if pause:
+                await asyncio.sleep(0)
+            guarded, told = await server.served(messages)
+            assert guarded.window.tokens == window
+            assert told + guarded.max_output_tokens(None) <= window
+
+
+@pytest.mark.parametrize("mode", [mode for mode in SDK_MODES if mode not in ("fine", "busy")])
+async def test_a_protocol_that_does_not_pass_changes_nothing(mode: SdkMode) -> None:
+    """Whatever the protocol does, requests are served as if it were off, and the log says so once."""
+    decided: list[list[tuple[bool, int]]] = []
+    for asks in (True, False):
+        async with lm_studio(asks=asks, factor=1.2) as server:
+            server.simulator.sdk.mode = mode
+            outcomes = []
+            for share in (0.5, 0.75, 0.9, 1.2):
+                guarded, told = await server.served(talk(f"engine {share}", int(share * WINDOW / 1.2), words=300))
+                assert told + guarded.max_output_tokens(None) <= WINDOW
+                outcomes.append((guarded.messages is None, told))
+            decided.append(outcomes)
+    if mode != "unloads":
+        # There the model itself is another one each time.
+        assert decided[0] == decided[1]
+
+
+async def test_images_are_not_asked_about() -> None:
+    """The protocol counts none, and a number without them would pass for the whole prompt's: an answer tells all."""
+    picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+    async with lm_studio(factor=0.8) as server:
+        question = [{"type": "text", "text": "word " * 6_600}, picture, picture]
+        guarded, told = await server.served([system("Be brief."), {"role": "user", "content": question}])
+        assert guarded.messages is None
+        assert server.prefills == 2
+        assert guarded.count.tokens == told
+
+
+async def test_reasoning_is_counted_on_top() -> None:
+    """The protocol has no place for it; a template that shows it in the open round takes more than is asked about."""
+    thought = {**calls("123456789"), "reasoning_content": "I think about it. " * 300}
+    async with lm_studio(KNOWN, architecture="qwen3") as server:
+        messages = [system("Be brief."), user("Fix it."), thought, result("123456789", "word " * 5_200)]
+        await server.guard(messages)
+        guarded = await server.guard(messages)
+        told = await server.post(messages, max_tokens=1)
+        assert "countTokens" in server.simulator.sdk.endpoints()
+        assert guarded.messages is None
+        assert abs(guarded.count.tokens / told - 1) <= 0.005
+
+
+async def test_the_template_in_effect_is_rendered() -> None:
+    """A model of a known family whose template was edited: counted by that one as soon as it is known."""
+    async with lm_studio(KNOWN, architecture="qwen3") as server:
+        schemas = tools(4)
+        messages = [system("You are an agent."), user("Fix it.")]
+        for number in range(4):
+            messages += [calls(f"{number:09d}"), result(f"{number:09d}", f"line {number} of output\n" * 60)]
+        await server.guard(messages, schemas)
+        server.simulator.sdk.calls.clear()
+        guarded = await server.guard(messages, schemas)
+        told = await server.post(messages, schemas, max_tokens=1)
+        assert guarded.count.exact
+        assert "countTokens" not in server.simulator.sdk.endpoints()
+        assert abs(guarded.count.tokens / told - 1) <= 0.005
+
+
+@pytest.mark.parametrize(("factor", "extra"), [(1.15, 0), (0.87, 0), (1.0, 1)])
+async def test_counts_are_held_against_answers(factor: float, extra: int, caplog: pytest.LogCaptureFixture) -> None:
+    """A constant is learned; of a server whose protocol counts otherwise than its answers, the answers count."""
+    async with lm_studio() as server:
+        server.simulator.sdk.tokens_factor, server.simulator.sdk.extra_tokens = factor, extra
+        for turn in range(3):
+            guarded, told = await server.served(talk(f"engine {turn}", int(0.55 * WINDOW), words=300))
+            # Of the very first number nothing is known.
+            assert told + guarded.max_output_tokens(None) <= WINDOW or (turn == 0 and factor < 1)
+        calls_made = len(server.simulator.sdk.endpoints())
+        guarded, told = await server.served([system("Be brief."), user("word " * int(0.9 * WINDOW))])
+        assert told + guarded.max_output_tokens(None) <= WINDOW
+        assert ("countTokens" in server.simulator.sdk.endpoints()[calls_made:]) == bool(extra)
+        assert guarded.count.tokens == told
+        assert len([line for line in caplog.messages if "one prompt" in line]) == (not extra)
+
+
+async def test_a_number_of_a_cut_prompt_teaches_nothing() -> None:
+    """A reload that nothing has shown yet: the list is read again before a number far below ours is believed."""
+    async with lm_studio(asks=False, window=32_768) as server:
+        messages = talk("engine", 5000)
+        guarded = await server.guard(messages)
+        server.simulator.unload(UNKNOWN)
+        server.simulator.load(UNKNOWN, 4096)
+        server.simulator.truncated_usage = "kept"
+        cut = await server.post(messages, max_tokens=1)
+        assert cut < 4096
+        server.bench.compactor.learn(server.case(), guarded, prompt_tokens=cut, completion_tokens=1)
+        await asyncio.gather(*server.bench.compactor._replies._asking)
+        assert "prompt_far_below_count" in server.bench.outcomes
+        assert server.bench.counter.gist(f"id-{UNKNOWN}") == ()
+
+
+async def test_a_number_far_below_ours_is_learned_where_the_window_still_holds() -> None:
+    """A stand-in counts too high: nothing was cut, so nothing is alarming."""
+    async with lm_studio(asks=False, factor=0.75, window=32_768) as server:
+        await server.served(talk("engine", 8000))
+        await asyncio.gather(*server.bench.compactor._replies._asking)
+        assert server.bench.outcomes == []
+        assert server.bench.counter.gist(f"id-{UNKNOWN}") != ()
