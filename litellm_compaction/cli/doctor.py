@@ -19,6 +19,7 @@ import httpx
 from litellm_compaction.cli.config_file import API_BASE_VARIABLE, ConfigFile, Section, read_config, shipped_config
 from litellm_compaction.cli.examined import (
     Examined,
+    about_settings,
     about_window,
     closest,
     in_use,
@@ -49,8 +50,9 @@ from litellm_compaction.tokenizers.sources import Sources, TokenizerSource
 from litellm_compaction.tokens.prompt import renders_exactly
 from litellm_compaction.windows.fetch import KeyRefused, NotThisApi
 from litellm_compaction.windows.lmstudio import DEFAULT_API_BASE, Listing, WantedModel, list_models, match, server_root
+from litellm_compaction.windows.lmstudio_rpc import LMStudioRpc
 from litellm_compaction.windows.other_servers import SERVERS, Served, list_served
-from litellm_compaction.windows.windows import Target, Window, Windows, server_of
+from litellm_compaction.windows.windows import Target, Windows, server_of
 
 _LIMIT_S = 3.0
 
@@ -67,9 +69,9 @@ async def examine(
     async with contextlib.AsyncExitStack() as stack:
         # The environment's web proxy must not be asked for a server on this machine or network.
         http = await stack.enter_async_context(httpx.AsyncClient(trust_env=False))
-        windows = Windows(cache_s=60.0, http=http, timeout_s=_LIMIT_S)
-        stack.push_async_callback(windows.aclose)
         settings = settings_or_defaults(file, environ)
+        windows = Windows(cache_s=60.0, http=http, timeout_s=_LIMIT_S, rpc=LMStudioRpc.of(settings))
+        stack.push_async_callback(windows.aclose)
         examiner = _Examiner(http, windows, file, settings, environ, probes=probes)
         found = await asyncio.gather(
             *(examiner.examine(entry, entry_name(entry, index)) for index, entry in enumerate(file.deployments))
@@ -355,7 +357,7 @@ class _Examiner:
 
     async def _model(self, row: Examined, target: Target, listing: Listing) -> tuple[list[Examined], list[Finding]]:
         try:
-            window: Window = await self._windows.resolve(target)
+            window = await self._windows.confirmed(target, await self._windows.resolve(target))
         except ModelNotLoaded:
             found = match(listing, target.model)
             architecture, wanted = (found[0].architecture, found[0].wanted) if found is not None else ("", None)
@@ -374,8 +376,14 @@ class _Examiner:
             window_source=window.source,
             parallel=window.parallel,
         )
-        row, findings = await self._counted(row, target, window.architecture, window.wanted, is_loaded=row.loaded)
-        return [row], findings
+        said = self._windows.model_settings(target)
+        about = about_settings(row.place, *said) if said is not None else []
+        row = replace(row, model_settings=said[0].in_words(said[1].ttl_s) if said is not None else "")
+        template = said[0].template if said is not None else ""
+        row, findings = await self._counted(
+            row, target, window.architecture, window.wanted, is_loaded=row.loaded, template=template
+        )
+        return [row], [*about, *findings]
 
     async def _counted(
         self,
@@ -385,15 +393,18 @@ class _Examiner:
         wanted: WantedModel | None,
         *,
         is_loaded: bool | None = False,
+        template: str = "",
     ) -> tuple[Examined, list[Finding]]:
         """The row with what counts the deployment's prompts, and how well, where that is to be tried."""
         source = await self._sources.source(target, architecture, wanted, patient=True)
         # Loaded as the proxy would: only then is known whether it can be, and what it costs.
         source, failures = await in_use(source)
         findings = [problem(row.place, failure) for failure in (*source.failures, *failures)]
+        if template:
+            source = replace(source, family=await self._sources.in_effect(source, template, patient=True))
         row = await self._with_ways(with_source(row, architecture, source), target, source)
         if self._probes and is_loaded:
-            probes, more = await probe(self._http, row.place, target, source)
+            probes, more = await probe(self._http, row.place, target, source, self._windows.tokens_of)
             row, findings = replace(row, probes=probes), [*findings, *more]
         return row, findings
 
@@ -473,6 +484,8 @@ def _lines(file: ConfigFile, rows: Sequence[Examined], findings: Sequence[Findin
             yield f"  window   {row.window_tokens:,} tokens, from {source}{shared}"
         elif row.loaded is False:
             yield "  window   not known: not loaded"
+        if row.model_settings:
+            yield f"  settings {row.model_settings}"
         if row.tokenizer:
             architecture = f" (architecture {row.architecture})" if row.architecture else ""
             yield f"  counting as {row.family}{architecture} with {row.tokenizer_words}; template: {row.template_words}"
@@ -480,7 +493,8 @@ def _lines(file: ConfigFile, rows: Sequence[Examined], findings: Sequence[Findin
             off = found.counted_tokens / found.server_tokens - 1
             tools = "with tools" if found.tools else "without tools"
             by_us, by_server = f"{found.counted_tokens} tokens by us", f"{found.server_tokens} by the server"
-            yield f"  probe    {tools}: {by_us}, {by_server} ({off:+.1%})"
+            by_rpc = f", {found.rpc_tokens} by LM Studio's own protocol" if found.rpc_tokens is not None else ""
+            yield f"  probe    {tools}: {by_us}, {by_server} ({off:+.1%}){by_rpc}"
         if row.carrier:
             how = "below LiteLLM's OpenAI client" if row.carrier == "transport" else "by LiteLLM's hooks"
             yield f"  carrier  {row.carrier}: running answers are carried over the limit {how}"

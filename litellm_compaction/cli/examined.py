@@ -14,9 +14,12 @@ from litellm_compaction.proxy.routing import Deployment
 from litellm_compaction.tokenizers.registry import LoadCost, load_cost, usable_soon, why_broken
 from litellm_compaction.tokenizers.sources import Kind, TokenizerSource
 from litellm_compaction.windows.lmstudio import Listing
+from litellm_compaction.windows.lmstudio_questions import LoadedModel, Prediction
 from litellm_compaction.windows.other_servers import SERVERS, Served
 from litellm_compaction.windows.windows import Target, Window
 
+# An agent's tools may take so long between two requests.
+_SHORT_TTL_S = 300.0
 _WORDS: Mapping[Kind, str] = {
     "operator": "{}, as the operator wrote",
     "lm_studio_file": "LM Studio's file {}",
@@ -42,6 +45,8 @@ def template_words(source: TokenizerSource) -> str:
     """How the tokens around the texts are known."""
     if source.template == "formula":
         return "estimated by a formula"
+    if source.template == "file" and source.path is None:
+        return "the one that LM Studio says is in effect"
     return "the file's own" if source.template == "file" else f"{source.family.template}, from this package"
 
 
@@ -68,6 +73,7 @@ class Examined:
         tokenizer_source: its kind, as in `tokenizers/sources.py`; tokenizer_words and template_words are for people.
         tokenizer_load_ms, tokenizer_memory_bytes: what loading it has cost, once for all deployments that share it;
             None where it was not loaded, or the system does not say.
+        model_settings: how LM Studio's own settings have the model answer; "" where it was not asked.
         probes: our count against the server's, where that was wanted.
         carrier: what carries a running answer over the limit; "" where nothing does.
         ways: in which its server is made to go on with an answer, best first; those that it has refused are left out.
@@ -94,6 +100,7 @@ class Examined:
     tokenizer_memory_bytes: int | None = None
     tokenizer_words: str = ""
     template_words: str = ""
+    model_settings: str = ""
     probes: tuple[Probe, ...] = ()
     carrier: str = ""
     ways: tuple[Way, ...] = ()
@@ -103,6 +110,19 @@ class Examined:
     def place(self) -> str:
         """Its name in findings, with the model where a wildcard has several."""
         return f"{self.name} → {self.model}" if "*" in self.name and "*" not in self.model else self.name
+
+
+def about_settings(place: str, prediction: Prediction, loaded: LoadedModel) -> list[Finding]:
+    """What of LM Studio's settings for a model works against the plug-in, and what to choose."""
+    findings: list[Finding] = []
+    if prediction.overflow_policy == "rollingWindow":
+        what = "LM Studio drops the oldest messages, the system message first, of a prompt that is too long after all"
+        findings.append(note(place, f"{what}: choose `stopAtLimit` as its context overflow policy."))
+    if loaded.ttl_s is not None and loaded.ttl_s < _SHORT_TTL_S:
+        what = f"LM Studio unloads the model after {loaded.ttl_s:,.0f} s without a request"
+        why = "a load takes long, and may choose another context length"
+        findings.append(note(place, f"{what}; {why}: give it a longer idle time to live."))
+    return findings
 
 
 def names(target: Target, served: Served | None) -> list[str]:

@@ -5,6 +5,7 @@ Called by `doctor --probe`, for models that are loaded: a probe must not load on
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,6 +55,7 @@ class Probe:
         tools: whether the request had tools.
         counted_tokens: by us.
         server_tokens: `usage.prompt_tokens`.
+        rpc_tokens: by LM Studio's own protocol; None where it did not answer.
         exact: our count claims to be exact.
     """
 
@@ -61,12 +63,25 @@ class Probe:
     counted_tokens: int
     server_tokens: int
     exact: bool
+    rpc_tokens: int | None = None
 
 
 async def probe(
-    http: httpx.AsyncClient, name: str, target: Target, source: TokenizerSource
+    http: httpx.AsyncClient,
+    name: str,
+    target: Target,
+    source: TokenizerSource,
+    tokens_of: Callable[[Target, Request], Awaitable[int | None]],
 ) -> tuple[tuple[Probe, ...], list[Finding]]:
-    """Two comparisons, and what is wrong with them; at most 16 tokens are generated for each."""
+    """Two comparisons, and what is wrong with them; at most 16 tokens are generated for each.
+
+    Args:
+        http: the client to use.
+        name: of the deployment, in findings.
+        target: the deployment.
+        source: what counts its prompts.
+        tokens_of: asks its server's tokenizer, where there is one to ask.
+    """
     counter = TokenCounter()
     probes: list[Probe] = []
     findings: list[Finding] = []
@@ -77,7 +92,16 @@ async def probe(
         if isinstance(told, str):
             findings.append(problem(name, f"the probe{' with tools' if tools else ''} failed: {told}"))
             continue
-        probes.append(Probe(tools=bool(tools), counted_tokens=count.tokens, server_tokens=told, exact=count.exact))
+        rpc_tokens = await tokens_of(target, asked) if target.is_lmstudio else None
+        probes.append(
+            Probe(
+                tools=bool(tools),
+                counted_tokens=count.tokens,
+                server_tokens=told,
+                exact=count.exact,
+                rpc_tokens=rpc_tokens,
+            )
+        )
         found = _judged(name, count, told, source, tools=bool(tools))
         findings += [found] if found is not None else []
     return tuple(probes), findings

@@ -348,6 +348,9 @@ class Background:
         work = await hashed(await self._measurer.weigh(request, case))
         if case.has_siblings and not Reservation(self._admission, case).is_shared(work.window):
             return
+        if await self._measurer.is_busy_elsewhere(case):
+            # Somebody uses the model without this proxy, such as in LM Studio's own window.
+            return
         stored = await self._store.find(case.scope, work.conversation.hashes[1:])
         written = await self._record_ahead(work, stored, owner, writing)
         writing.progress = None

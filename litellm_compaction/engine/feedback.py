@@ -275,7 +275,7 @@ class ReplyReader:
         self._feedback = feedback
         self._reports = reports
         self._reporter = reporter
-        self._asking: set[asyncio.Task[None]] = set()
+        self._asking: set[asyncio.Task[object]] = set()
 
     def learn(
         self,

@@ -230,6 +230,11 @@ class RequestMeasurer:
         await self._warm_ups.join(case.target.key, lambda: self._warm_up(case))
         return await self._windows.resolve(case.target, fresh=True)
 
+    async def is_busy_elsewhere(self, case: RequestContext) -> bool:
+        """Whether LM Studio says that the model of a case works on something; the caller knows of nothing."""
+        instance = self._windows.instance(case.target)
+        return instance is not None and await self._windows.questions.is_busy(instance)
+
     async def _warm_up(self, case: RequestContext) -> None:
         """Has the model loaded, by one of the processes that need it: LM Studio loads it once for each that asks.
 

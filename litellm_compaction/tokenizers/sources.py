@@ -133,7 +133,7 @@ class Sources:
     async def family(self, target: Target, window: Window) -> Family:
         """The family that counts a deployment's prompts, with the template that its server says is in effect."""
         source = await self.source(target, window.architecture, window.wanted)
-        return await self._in_effect(source, window.template) if window.template else source.family
+        return await self.in_effect(source, window.template) if window.template else source.family
 
     async def source(
         self, target: Target, architecture: str, wanted: WantedModel | None, *, patient: bool = False
@@ -162,10 +162,15 @@ class Sources:
         known = self._answers.get(question)
         return known.source if known is not None else _without_file(question)
 
-    async def _in_effect(self, source: TokenizerSource, template: str) -> Family:
+    async def in_effect(self, source: TokenizerSource, template: str, *, patient: bool = False) -> Family:
         """A source's family with another template; less sure of itself until that is ready, and if it cannot be used.
 
         Without the model's own vocabulary a rendered prompt cannot be counted better than by the formula.
+
+        Args:
+            source: what counts the model otherwise.
+            template: source of the other one.
+            patient: wait until it is ready.
         """
         family = source.family
         if not family.owns_vocabulary or is_template(family.template, template):
@@ -173,7 +178,7 @@ class Sources:
         ready = self._templates.get(template)
         if ready is None:
             ready = self._templates[template] = asyncio.ensure_future(asyncio.to_thread(template_name, template))
-            await asyncio.wait({ready}, timeout=self._wait_s)
+            await asyncio.wait({ready}, timeout=None if patient else self._wait_s)
         name = ready.result() if ready.done() else ""
         if not name:
             return replace(family, exact=False, error_ratio=max(family.error_ratio, _NEAR_ERROR))

@@ -40,11 +40,17 @@ class Instance(NamedTuple):
 
 
 class LoadedModel(NamedTuple):
-    """A loaded copy as the protocol lists it; `reference` is another one after each load."""
+    """A loaded copy as the protocol lists it.
+
+    Attributes:
+        reference: another one after each load.
+        ttl_s: without a request for so long it is unloaded; None for never.
+    """
 
     identifier: str
     context_length: int | None
     reference: str
+    ttl_s: float | None
 
 
 class Prediction(NamedTuple):
@@ -59,6 +65,13 @@ class Prediction(NamedTuple):
     template: str
     overflow_policy: str
     thinks: bool | None
+
+    def in_words(self, ttl_s: float | None) -> str:
+        """For people; "" where there is nothing to say."""
+        thinking = {True: "thinking on", False: "thinking off", None: ""}[self.thinks]
+        overflow = f"a prompt that is too long: {self.overflow_policy}" if self.overflow_policy else ""
+        ttl = f"unloaded after {ttl_s / 60:,.0f} min without a request" if ttl_s is not None else ""
+        return ", ".join(filter(None, (overflow, ttl, thinking)))
 
 
 class LMStudioQuestions:
@@ -116,7 +129,10 @@ class LMStudioQuestions:
             listed = _Listed.model_validate({"rows": rows})
         except (ServerUnavailable, ValidationError):
             return None
-        return frozenset(LoadedModel(row.identifier, row.context_length, row.reference) for row in listed.rows)
+        return frozenset(
+            LoadedModel(row.identifier, row.context_length, row.reference, row.ttl_ms / 1000 if row.ttl_ms else None)
+            for row in listed.rows
+        )
 
     async def prediction(self, instance: Instance) -> Prediction | None:
         """With which settings it would answer a request."""
@@ -231,6 +247,7 @@ class _Row(BaseModel):
     identifier: str
     context_length: Tokens = Field(None, alias="contextLength")
     reference: Annotated[str, BeforeValidator(text_or_empty)] = Field("", alias="instanceReference")
+    ttl_ms: Tokens = Field(None, alias="ttlMs")
 
 
 class _Listed(BaseModel):

@@ -15,7 +15,7 @@ import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import inf
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import aiohttp
 
@@ -36,6 +36,9 @@ _IDLE_S = 60.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 60.0, 3600.0
 _NO_PASSAGE = "let WebSockets to /llm pass through what is in front of LM Studio, or set `ask_server: off`"
 _OTHER_PROTOCOL = "update LM Studio, or set `ask_server: off`"
+
+
+_Connection: TypeAlias = "aiohttp.ClientWebSocketResponse[bool]"
 
 
 class CallRefused(ServerUnavailable):
@@ -66,7 +69,7 @@ class _Socket:
 
     root: str
     api_key: str | None = field(repr=False)
-    connection: aiohttp.ClientWebSocketResponse | None = None
+    connection: _Connection | None = None
     reader: asyncio.Task[None] | None = None
     calls: dict[int, _Call] = field(default_factory=dict)
     unknown: set[str] = field(default_factory=set)
@@ -93,7 +96,7 @@ class LMStudioRpc:
         self._clock = clock
         self._session: aiohttp.ClientSession | None = None
         self._sockets: dict[tuple[str, str | None], _Socket] = {}
-        self._openings: Flights[aiohttp.ClientWebSocketResponse] = Flights()
+        self._openings: Flights[_Connection] = Flights()
 
     @classmethod
     def of(cls, settings: Settings) -> LMStudioRpc:
@@ -148,7 +151,7 @@ class LMStudioRpc:
     async def _called(
         self,
         socket: _Socket,
-        connection: aiohttp.ClientWebSocketResponse,
+        connection: _Connection,
         endpoint: str,
         parameter: JsonObject | None,
     ) -> object:
@@ -170,7 +173,7 @@ class LMStudioRpc:
         finally:
             del socket.calls[call_id]
 
-    async def _opened(self, socket: _Socket) -> aiohttp.ClientWebSocketResponse:
+    async def _opened(self, socket: _Socket) -> _Connection:
         if self._session is None:
             self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None))
         try:
@@ -185,9 +188,9 @@ class LMStudioRpc:
         socket.reader = asyncio.create_task(self._read(socket, connection))
         return connection
 
-    async def _greeted(self, session: aiohttp.ClientSession, socket: _Socket) -> aiohttp.ClientWebSocketResponse:
+    async def _greeted(self, session: aiohttp.ClientSession, socket: _Socket) -> _Connection:
         scheme, _, rest = socket.root.partition("://")
-        connection: aiohttp.ClientWebSocketResponse = await session.ws_connect(
+        connection = await session.ws_connect(
             f"{'wss' if scheme == 'https' else 'ws'}://{rest}/llm",
             headers=bearer(socket.api_key),
             max_msg_size=MAX_BODY_BYTES,
@@ -204,7 +207,7 @@ class LMStudioRpc:
             raise _Failed("the key was refused", "give the deployment an `api_key` that LM Studio knows")
         return connection
 
-    async def _read(self, socket: _Socket, connection: aiohttp.ClientWebSocketResponse) -> None:
+    async def _read(self, socket: _Socket, connection: _Connection) -> None:
         """Hands answers to who waits for them, until the connection ends or has been idle for long."""
         failure = _Failed("it closed the connection in a call", _OTHER_PROTOCOL)
         try:
@@ -249,7 +252,7 @@ class LMStudioRpc:
             )
 
 
-async def _sent(connection: aiohttp.ClientWebSocketResponse, asked: str, answer: asyncio.Future[object]) -> object:
+async def _sent(connection: _Connection, asked: str, answer: asyncio.Future[object]) -> object:
     await connection.send_str(asked)
     return await answer
 

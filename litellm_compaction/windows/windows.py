@@ -209,6 +209,15 @@ class Windows:
             window = self._remember(target, window)
         return window
 
+    def model_settings(self, target: Target) -> tuple[Prediction, LoadedModel] | None:
+        """How LM Studio's own settings have a target's model answer, as `confirmed` has seen; None for not at all."""
+        instance = self.instance(target)
+        prediction = self._predictions.get(instance) if instance is not None else None
+        if instance is None or prediction is None:
+            return None
+        rows = (row for row in self._loaded.get(instance, ()) if row.identifier == instance.identifier)
+        return next(((prediction, row) for row in rows), None)
+
     async def tokens_of(self, target: Target, request: Request, fingerprint: int = 0) -> int | None:
         """What the target's server counts for a request, where it has a tokenizer to ask; else None. Never raises.
 

@@ -83,7 +83,8 @@ def test_a_loaded_model_is_described(report: Report, address: Address) -> None:
         "tokenizer": "qwen2",
         "tokenizer_exact": True,
         "tokenizer_source": "pack",
-        "template_words": "qwen3, from this package",
+        "template_words": "the one that LM Studio says is in effect",
+        "model_settings": "a prompt that is too long: truncateMiddle",
         "probes": [],
         "carrier": "transport",
         "ways": ["raw", "prefill", "turn"],
@@ -399,10 +400,40 @@ def test_a_wrong_tokenizer_is_a_problem(report: Report, address: Address, place:
     assert any("tokenizer = '/nonexistent/model.gguf': it cannot be read" in message for message in messages(found))
 
 
+def test_settings_that_work_against_the_plug_in_are_notes(
+    report: Report, simulator: Simulator, address: Address
+) -> None:
+    """As LM Studio's own protocol tells them; nothing is generated or loaded for it."""
+    simulator.sdk.overflow_policy = "rollingWindow"
+    simulator.instances[0].ttl_s = 60
+    code, found = report(config(deployment(params=at(address))))
+    assert code == 0
+    [row] = found["deployments"]
+    assert row["model_settings"] == "a prompt that is too long: rollingWindow, unloaded after 1 min without a request"
+    assert [key for key in ("stopAtLimit", "after 60 s") if key in " ".join(messages(found, "note"))] == [
+        "stopAtLimit",
+        "after 60 s",
+    ]
+    assert simulator.sdk.faults() == []
+    assert simulator.sdk.open_sockets() == []
+
+
+def test_without_the_protocol_the_package_counts(report: Report, simulator: Simulator, address: Address) -> None:
+    """Switched off, or not there: nothing is asked, or nothing is wrong."""
+    for settings in ({"ask_server": "off"}, {}):
+        simulator.sdk.mode = "no_upgrade"
+        code, found = report(config(deployment(params=at(address)), settings=settings))
+        assert code == 0
+        [row] = found["deployments"]
+        assert (row["model_settings"], row["template_words"]) == ("", "qwen3, from this package")
+        assert len(simulator.sdk.sockets) == (0 if settings else 1)
+
+
 def test_a_probe_compares_our_count_with_the_servers(report: Report, address: Address) -> None:
     """Two requests for 16 tokens each; the simulator has another vocabulary, which is a problem where we claim ours."""
     code, found = report(config(deployment(params=at(address))), probes=True)
     [row] = found["deployments"]
+    assert all(probe["rpc_tokens"] == probe["server_tokens"] for probe in row["probes"])
     assert [probe["tools"] for probe in row["probes"]] == [False, True]
     assert all(probe["server_tokens"] > 50 and probe["exact"] for probe in row["probes"])
     off = [probe for probe in row["probes"] if abs(probe["counted_tokens"] / probe["server_tokens"] - 1) > 0.02]

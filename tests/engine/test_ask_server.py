@@ -280,3 +280,22 @@ async def test_a_number_far_below_ours_is_learned_where_the_window_still_holds()
         await asyncio.gather(*server.bench.compactor._replies._asking)
         assert server.bench.outcomes == []
         assert server.bench.counter.gist(f"id-{UNKNOWN}") != ()
+
+
+@pytest.mark.parametrize("is_busy", [True, False])
+async def test_nothing_is_written_ahead_while_somebody_uses_lm_studio_itself(is_busy: bool) -> None:
+    """A chat in LM Studio's own window, which this proxy does not see."""
+
+    async def yes() -> bool:
+        return True
+
+    async with lm_studio(KNOWN, architecture="qwen3") as server:
+        server.simulator.instances[0].chats_in_app = int(is_busy)
+        messages = talk("engine", int(0.66 * WINDOW))
+        request, case = Request(messages=parsed(messages)), server.case(background="idle", may_write_ahead=yes)
+        guarded = await server.bench.compactor.guard(request, case)
+        background = server.bench.compactor.background
+        background.answered(request, case, guarded, answer="Done.", used_tokens=int(0.7 * WINDOW))
+        await asyncio.gather(*background._tasks)
+        assert bool(server.bench.ask.prompts) != is_busy
+        assert "getInstanceProcessingState" in server.simulator.sdk.endpoints()

@@ -223,6 +223,9 @@ async def _row(around: Surroundings, guard: GuardedDeployment, target: Target, v
     except CompactionError as error:
         # The message names the server, which is not everybody's business.
         return replace(row, state=str(error) if visitor.sees_all else "not known")
+    said = around.windows.model_settings(target)
+    if said is not None and (words := said[0].in_words(said[1].ttl_s)):
+        row = replace(row, own=(*row.own, f"in LM Studio: {words}"))
     counting = await around.sources.source(target, window.architecture, window.wanted)
     cost = load_cost(counting.family.vocabulary)
     goes_on = await around.going_on.standing(target, window.source, can_render=renders_exactly(counting.family))
