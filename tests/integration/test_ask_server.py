@@ -1,0 +1,113 @@
+"""LM Studio's own protocol through a real proxy: exact counts for any tokenizer, reloads, and every way not to pass.
+
+After every test promise P1 is checked for all groups: nothing was cut, and no answer could outgrow its window.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from litellm_compaction.simulator import SDK_MODES, SdkMode
+from tests.builders import talk
+from tests.integration.bench import Bench, Group, Watch, open_bench
+
+pytestmark = pytest.mark.proxy
+
+WINDOW = 8192
+FACTORS = (0.8, 1.0, 1.2)
+STRANGE = "acme/strange-7b"
+HARSH = [mode for mode in SDK_MODES if mode not in ("fine", "unloads")]
+_GROUPS = [
+    *(Group(f"factor-{factor}", factor=factor, key=STRANGE, architecture="strange") for factor in FACTORS),
+    *(Group(f"harsh-{mode}", factor=1.2, key=STRANGE, architecture="strange") for mode in HARSH),
+    Group("reloaded", 32_768),
+    # Gone between the last question and the request, it is loaded by that, with a window that nobody has read.
+    Group("unloaded", guarded=False),
+    Group("tokens"),
+]
+
+
+@pytest.fixture(scope="module")
+def asking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    """The defaults, but that no reload is noticed by reading the list again."""
+    with open_bench(
+        tmp_path_factory.mktemp("asking"),
+        _GROUPS,
+        {"window_cache_s": 3600, "background": "off"},
+        router_settings={"num_retries": 0, "disable_cooldowns": True},
+    ) as bench:
+        yield bench
+
+
+def sent(bench: Bench, name: str, messages: list[dict[str, Any]], **body: Any) -> Watch:
+    """What came of a request that was answered."""
+    watch = bench.watch(name)
+    answer = bench.proxy.chat(name, messages, max_tokens=64, **body)
+    assert answer.status_code == 200, answer.text
+    return watch
+
+
+@pytest.mark.parametrize("factor", FACTORS)
+def test_any_tokenizer_is_counted_exactly(asking: Bench, factor: float) -> None:
+    """Nothing is compacted below the real trigger or refused that fits, and no question costs a prefill."""
+    name = f"factor-{factor}"
+    for share in (0.3, 0.5, 0.6, 0.68, 0.9, 1.5):
+        messages = talk(f"{name} {share}", int(share * WINDOW / factor))
+        watch = sent(asking, name, messages)
+        assert (len(watch.sent()) == len(messages)) == (share < 0.7)
+        assert watch.questions == []
+    question = [{"role": "user", "content": "word " * int(0.9 * WINDOW / factor)}]
+    assert sent(asking, name, question).questions == []
+    refused = asking.proxy.chat(name, [{"role": "user", "content": "word " * int(1.2 * WINDOW / factor)}])
+    assert refused.status_code == 400
+    assert "maximum context length" in refused.text
+    assert asking.simulators[name].sdk.faults() == []
+    assert len(asking.simulators[name].sdk.open_sockets()) == 1
+
+
+def test_a_reload_is_noticed_by_the_next_request(asking: Bench) -> None:
+    """A model loaded anew with an eighth of its window, then with all of it: nothing is cut (P1), and nothing lost."""
+    simulator = asking.simulators["reloaded"]
+    messages = talk("reloaded", 12_000)
+    sent(asking, "reloaded", messages)
+    for window in (4096, 32_768, 8192, 4096, 32_768):
+        for instance in list(simulator.instances):
+            simulator.unload(instance.id)
+        simulator.load(asking.groups["reloaded"].key, window)
+        watch = sent(asking, "reloaded", messages)
+        assert watch.chats[-1].context_length == window
+        assert (len(watch.sent()) == len(messages)) == (window == 32_768)
+
+
+@pytest.mark.parametrize("mode", HARSH)
+def test_whatever_does_not_pass_is_done_without(asking: Bench, mode: SdkMode) -> None:
+    """Everything is answered; what is wrong is said once, with what to do."""
+    name = f"harsh-{mode}"
+    asking.simulators[name].sdk.mode = mode
+    for share in (0.5, 0.75, 0.9, 1.3):
+        messages = talk(f"{name} {share}", int(share * WINDOW / 1.2))
+        watch = sent(asking, name, messages)
+        assert share > 0.7 or len(watch.sent()) == len(messages)
+    address = asking.simulators[name].sdk.sockets
+    assert address
+    if mode not in ("busy", "unknown"):
+        asking.proxy.expect_logged(r"ask_server server=\S+: LM Studio's own protocol does not answer")
+
+
+def test_a_model_that_goes_in_between_is_loaded_again(asking: Bench) -> None:
+    """It answers one question and is gone at the next: the request is served all the same."""
+    asking.simulators["unloaded"].sdk.mode = "unloads"
+    sent(asking, "unloaded", talk("unloaded", int(0.75 * WINDOW)))
+    asking.simulators["unloaded"].sdk.mode = "fine"
+
+
+def test_the_deployments_key_is_the_credential(asking: Bench) -> None:
+    """The same as for other questions; no conversation's text is in the log."""
+    sent(asking, "tokens", talk("VERYSECRET", 4_000))
+    (socket,) = asking.simulators["tokens"].sdk.sockets
+    assert socket.headers["authorization"] == "Bearer k"
+    assert socket.client_identifier.startswith("guest:")
+    assert asking.proxy.logged("VERYSECRET") == []
