@@ -103,11 +103,11 @@ class RequestMeasurer:
         family = await self._sources.family(case.target, window)
         self._reports.recall(case.target, family)
         count = await self._count(case.target.key, family, request, window.tokens)
-        confirmed = await self.window(case, prompt_tokens=count.tokens)
-        if not confirmed.is_like(window):
-            window = confirmed
-            family = await self._sources.family(case.target, window)
-            count = await self._count(case.target.key, family, request, window.tokens)
+        if _may_be_cut(count.tokens, window):
+            before, window = window, await self.window(case, prompt_tokens=count.tokens)
+            if not window.is_like(before):
+                family = await self._sources.family(case.target, window)
+                count = await self._count(case.target.key, family, request, window.tokens)
         return await off_loop_if(
             is_long(request.messages), lambda: self._work(request, case, window, family, count, (), started_s)
         )
@@ -222,8 +222,8 @@ class RequestMeasurer:
         """
         try:
             window = await self._windows.resolve(case.target)
-            may_be_cut = prompt_tokens > min(_UNCUT_TOKENS, window.tokens // 4)
-            return await self._windows.confirmed(case.target, window) if may_be_cut else window
+            is_doubtful = _may_be_cut(prompt_tokens, window)
+            return await self._windows.confirmed(case.target, window) if is_doubtful else window
         except ModelNotLoaded:
             if case.settings.when_not_loaded == "error":
                 raise
@@ -295,6 +295,11 @@ class RequestMeasurer:
             rereads=self._reports.rereads(case.target, family),
             started_s=started_s,
         )
+
+
+def _may_be_cut(prompt_tokens: int, window: Window) -> bool:
+    """Whether the model may have been loaded anew with a window that such a prompt does not fit."""
+    return prompt_tokens > min(_UNCUT_TOKENS, window.tokens // 4)
 
 
 class _Counted(NamedTuple):

@@ -1,9 +1,9 @@
 """The server's own count, asked for before doubt decides: before a request is compacted, refused, or its answer cut
 short only because our count may be wrong (promise P1).
 
-Asked by the compactor. Exact at no cost where the server has a tokenizer to ask; else by an answer of one token to the
-very prompt, which the real request then finds in the server's cache. What is told stays with the counter, so that the
-next turns of a conversation need no question.
+Asked by the compactor. Exact at no cost where the server has a tokenizer to ask, as LM Studio, llama.cpp and vLLM; else
+by an answer of one token to the very prompt, which the real request then finds in the server's cache. What is told
+stays with the counter, so that the next turns of a conversation need no question.
 """
 
 from __future__ import annotations

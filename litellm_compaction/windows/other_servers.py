@@ -5,8 +5,7 @@ model. Jan and llamafile run llama.cpp's server; KoboldCpp, LocalAI and others a
 
 A server's own tokenizer counts a request exactly and generates nothing: llama.cpp's server renders (`POST
 /apply-template`) and counts (`POST /tokenize`; llama.cpp, tools/server/README.md); vLLM does both at once (`POST
-/tokenize` with messages; vLLM, entrypoints/openai). LM Studio has neither: there a very short answer tells
-(`engine/probing.py`).
+/tokenize` with messages; vLLM, entrypoints/openai). LM Studio has a protocol of its own (`lmstudio_questions.py`).
 
 A further kind of server is a subclass of `LocalServer` and a `register` (docs/contributing.md has an example).
 """
