@@ -121,7 +121,10 @@ def permissive(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
 
 @pytest.fixture(scope="session")
 def patient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
-    """A window once read is trusted for minutes; notices are sent as reasoning; the store is a file in a file."""
+    """A window once read is trusted for minutes; notices are sent as reasoning; the store is a file in a file.
+
+    What LM Studio's own protocol would notice at once (test_ask_server.py) has to be learned from answers.
+    """
     kinds = {
         "cut": {"truncated_usage": "kept"},
         "string": {"overflow": "error_400_string"},
@@ -142,7 +145,12 @@ def patient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
                 for how in ("plain", "stream")
             ),
         ],
-        {"window_cache_s": 3600, "notices": "reasoning", "store": f"sqlite:///{folder}/file/store"},
+        {
+            "window_cache_s": 3600,
+            "ask_server": "off",
+            "notices": "reasoning",
+            "store": f"sqlite:///{folder}/file/store",
+        },
         router_settings={"num_retries": 0, "disable_cooldowns": True},
     ) as bench:
         yield bench
