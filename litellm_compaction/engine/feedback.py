@@ -18,8 +18,6 @@ from litellm_compaction.engine.context import PreparedRequest, RequestContext
 from litellm_compaction.engine.reporting import Reporter
 from litellm_compaction.errors import CompactionError, Overflow
 from litellm_compaction.stores import FACTS_SCOPE, Store
-from litellm_compaction.tokens.calibration import MIN_TRUNCATED_TOKENS
-from litellm_compaction.tokens.count import solid_tokens
 from litellm_compaction.tokens.counter import Count, TokenCounter, joined
 from litellm_compaction.windows.windows import Target, Windows
 
@@ -33,9 +31,6 @@ _STORE_TIMEOUT_S = 10.0
 # Wildcard deployments get their model names from clients, so the number of targets needs an end.
 _MAX_TARGETS = 4096
 _FULL_WINDOW_RATIO = 0.98
-# A number below this share of our count may be that of a cut prompt. At 0.9 a server that counts as we do is never
-# asked for its window again.
-_WHOLE_RATIO = 0.9
 # A prompt that fills more of the window than this may have been cut to it.
 _INSIDE_RATIO = 0.9
 # Of the fields that ask for several answers, the one whose answers are not all shown: the server chooses among them.
@@ -300,7 +295,7 @@ class ReplyReader:
         reason = truncation(guarded, prompt_tokens, completion_tokens, self._counter)
         if not reason:
             # A reply that was itself truncated is not learned: it would teach the counter a wrong ratio.
-            if case.target.is_listed and _may_be_cut(guarded.count, prompt_tokens):
+            if case.target.is_listed and self._counter.may_be_cut(guarded.count, prompt_tokens):
                 self._begin(self._learn_if_whole(case, guarded, prompt_tokens, completion_tokens, cached_tokens))
             else:
                 self._learn(case, guarded, prompt_tokens, cached_tokens)
@@ -381,12 +376,6 @@ class ReplyReader:
             # In the middle of an answer the number has what was generated in it, which makes no anchor.
             count = replace(guarded.count, prints=(), anchor=None)
             self._feedback.learn(case.target.key, case.label, count, overflow.prompt_tokens)
-
-
-def _may_be_cut(count: Count, prompt_tokens: int) -> bool:
-    """Whether a number is so far below a count that doubts itself that a part of the prompt may be missing."""
-    sure_tokens = solid_tokens(count)
-    return sure_tokens >= MIN_TRUNCATED_TOKENS and prompt_tokens < _WHOLE_RATIO * sure_tokens
 
 
 def truncation(guarded: PreparedRequest, prompt_tokens: int, completion_tokens: int, counter: TokenCounter) -> str:

@@ -57,6 +57,9 @@ _COMPACTED_RATIO = 0.25
 _EXACT_TEXT_CHARS = 262_144
 _PIECES, _PIECE_CHARS = 8, 16_384
 _WITH_TOOLS = "|tools"
+# A number below this share of our count may be that of a cut prompt. At 0.9 a server that counts as we do is never
+# asked for its window again.
+_WHOLE_RATIO = 0.9
 # Of what no template leaves out, so much is the least that any vocabulary makes: of digits and other scripts.
 _LEAST_EXACT_RATIO = 0.15
 # With more images than this a number says little of the text beside them.
@@ -280,6 +283,11 @@ class TokenCounter:
         if prompt_tokens <= 0 or sure_tokens < MIN_TRUNCATED_TOKENS:
             return False
         return prompt_tokens < least_ratio_of(count) * sure_tokens
+
+    def may_be_cut(self, count: Count, prompt_tokens: int) -> bool:
+        """Whether the server's number is so far below ours that a part of the prompt may be missing."""
+        sure_tokens = solid_tokens(count)
+        return sure_tokens >= MIN_TRUNCATED_TOKENS and prompt_tokens < _WHOLE_RATIO * sure_tokens
 
     def explains(self, target_key: str, count: Count, prompt_tokens: int) -> bool:
         """Whether a suspicious number is how this server counts, after others like it; then it is learned."""
