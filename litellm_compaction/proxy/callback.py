@@ -28,7 +28,7 @@ from litellm_compaction.proxy.litellm_api import before_end, hold_contexts, prox
 from litellm_compaction.proxy.live_settings import FixedSettings, LiveSettings, SettingsSource
 from litellm_compaction.proxy.metrics import Metrics
 from litellm_compaction.proxy.page.history import Turns
-from litellm_compaction.proxy.refusals import Refusal, litellm_error_of, log_failed_open, refusal_of, reworded
+from litellm_compaction.proxy.refusals import Refusal, litellm_error_of, log_failure, refusal_of, reworded
 from litellm_compaction.proxy.spans import Spans, note_request_span
 from litellm_compaction.proxy.startup import (
     load_settings,
@@ -139,7 +139,7 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
                 )
             )
         except Exception as error:  # noqa: BLE001 - the proxy serves without its page (P8)
-            log_failed_open("page", error)
+            log_failure("page", error)
 
     async def aclose(self) -> None:
         """Gives back what other processes would wait for, and writes down what is not written yet; never raises.
@@ -149,7 +149,7 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
         try:
             await asyncio.wait_for(self._aclose(), _END_LIMIT_S)
         except Exception as error:  # noqa: BLE001 - the proxy ends all the same
-            log_failed_open("end", error)
+            log_failure("end", error)
 
     async def _aclose(self) -> None:
         await ended([self._probe] if self._probe is not None else [])
@@ -182,7 +182,7 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
             self._calls.close(data)
             raise refusal_of(error) from error
         except Exception as error:  # noqa: BLE001 - fails open (P8)
-            log_failed_open("pre_call", error)
+            log_failure("pre_call", error)
         return None
 
     async def async_pre_call_deployment_hook(self, kwargs: dict[str, Any], call_type: Any) -> dict[str, Any] | None:
@@ -195,12 +195,20 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
                 return self._gate.before_bridging(_router(), kwargs)
             return await self._gate.before_deployment(_router(), kwargs)
         except CompactionError as error:
-            if (call := self._calls.get(kwargs)) is not None:
-                call.refused(error)
-            raise litellm_error_of(error, kwargs) from error
-        except Exception as error:  # noqa: BLE001 - fails open (P8)
-            log_failed_open("deployment", error)
-            return None
+            raise self._refused(kwargs, error) from error
+        except Exception as error:
+            # What is not known to be too long goes on as it came (P8).
+            call = self._calls.get(kwargs)
+            too_long = call.attempts.too_long if call is not None else None
+            log_failure("deployment", error, too_long=too_long)
+            if too_long is None:
+                return None
+            raise self._refused(kwargs, too_long) from error
+
+    def _refused(self, kwargs: Mapping[str, Any], error: CompactionError) -> Exception:
+        if (call := self._calls.get(kwargs)) is not None:
+            call.refused(error)
+        return litellm_error_of(error, kwargs)
 
     async def async_post_call_streaming_iterator_hook(
         self, user_api_key_dict: Any, response: Any, request_data: dict[str, Any]
@@ -289,7 +297,7 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
                 try:
                     await self._gate.preparing.start(router)
                 except Exception as error:  # noqa: BLE001 - fails open (P8)
-                    log_failed_open("probe", error)
+                    log_failure("probe", error)
                 self._gate.preparing.watch(_router)
                 # Vocabularies, templates and listings stay, too.
                 spare_collections()
@@ -307,7 +315,7 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
                 self._compactor.learn_overflow(call.case, call.guarded, overflow)
         except Exception as error:  # noqa: BLE001 - fails open (P8)
             # The client gets the server's own error, not one of ours.
-            log_failed_open("learn_overflow", error)
+            log_failure("learn_overflow", error)
 
 
 def _router() -> Any:

@@ -198,11 +198,17 @@ class RedisStore:
                         found.append(stored)
         return sorted(found, key=lambda stored: -stored.used_s)
 
-    async def delete(self, *, scope: str | None = None, unused_since_s: float | None = None) -> int:
+    async def delete(
+        self, *, scope: str | None = None, unused_since_s: float | None = None, covered_hash: str | None = None
+    ) -> int:
         """Forgets what matches; how many compactions there were among it.
 
         What is used meanwhile stays. A server that saves to a disk has the rest there until it saves anew.
         """
+        if covered_hash is not None:
+            only = [self._key("c", scope or "", covered_hash)]
+            deleted: int = await self.connection.run(script("delete_entries"), only, ("", 1))
+            return deleted
         count = 0
         before_s = "" if unused_since_s is None else repr(unused_since_s)
         for keys in (await self._scan(scope)).values():

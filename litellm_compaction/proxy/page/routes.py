@@ -46,7 +46,7 @@ from litellm_compaction.proxy.page.data import (
     useless_models,
 )
 from litellm_compaction.proxy.page.view import ALL, SECURITY_HEADERS, page, plain_page, sign_in_page
-from litellm_compaction.proxy.refusals import log_failed_open
+from litellm_compaction.proxy.refusals import log_failure
 from litellm_compaction.proxy.routing import reachable_entries
 from litellm_compaction.stores import MemoryStore
 
@@ -245,7 +245,7 @@ async def _safely(answer: Coroutine[Any, Any, Response]) -> Response:
         text = "Too many wrong keys have come from your address. Try again in a minute."
         return _answer(plain_page(text), HTTPStatus.TOO_MANY_REQUESTS)
     except Exception as error:  # noqa: BLE001 - the proxy goes on
-        log_failed_open("page", error)
+        log_failure("page", error)
         return _answer(
             plain_page("This page has failed; the proxy's log says where."), HTTPStatus.INTERNAL_SERVER_ERROR
         )
