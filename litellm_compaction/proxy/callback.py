@@ -19,6 +19,7 @@ from litellm_compaction.engine import Compactor
 from litellm_compaction.errors import CompactionError
 from litellm_compaction.events import HarmlessRecords, log_observer
 from litellm_compaction.history import History
+from litellm_compaction.master_key import stretched
 from litellm_compaction.proxy.answer.heartbeat import with_heartbeat
 from litellm_compaction.proxy.answer.overflowed import unread_overflow
 from litellm_compaction.proxy.call import Call, Calls, headers
@@ -95,12 +96,13 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
             counter=TokenCounter(),
             sources=Sources.of(settings),
             store=store,
-            board=open_board(settings.store, store),
+            board=open_board(settings.store, store, secret=proxy_secret),
             observers=(log_observer(logger), metrics.observe, Spans().observe, self._history),
         )
         has_page = settings.page == "on"
         shared = redis_of(store)
-        self._live = LiveSettings(settings, store, patience=shared.patience if shared else None) if has_page else None
+        patience = shared.patience if shared else None
+        self._live = LiveSettings(settings, store, secret=proxy_secret, patience=patience) if has_page else None
         self._source: SettingsSource = self._live or FixedSettings(settings)
         self._turns = Turns(store, secret=proxy_secret) if has_page else None
         self._calls = Calls(on_restarts=metrics.restarted, turns=self._turns)
@@ -294,6 +296,9 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
         for _ in range(_ROUTER_TRIES):
             if (router := _router()) is not None:
                 spare_collections()
+                if secret := proxy_secret():
+                    # Remembered: the first request would wait for it.
+                    await asyncio.to_thread(stretched, secret)
                 try:
                     await self._gate.preparing.start(router)
                 except Exception as error:  # noqa: BLE001 - fails open (P8)

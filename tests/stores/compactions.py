@@ -16,7 +16,7 @@ def compaction(name: str, *, covered: int = 4, text: str = "What happened.", pro
     return Compaction(
         covered_messages=covered,
         covered_hash=name,
-        pinned=(1,),
+        pinned=(1,) if covered > 1 else (),
         round=1,
         segments=(segment,),
         ledger="- src/a.py",

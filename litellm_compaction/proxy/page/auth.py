@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
-import functools
 import hashlib
 import hmac
 import ipaddress
@@ -32,6 +31,7 @@ from fastapi import Request
 
 from litellm_compaction.concurrency import Bounded
 from litellm_compaction.errors import CompactionError
+from litellm_compaction.master_key import derived, stretched
 from litellm_compaction.proxy.deployments import note_credential, tenant_of
 from litellm_compaction.proxy.litellm_api import may_use
 from litellm_compaction.stores import Store
@@ -220,10 +220,9 @@ class Sessions:
     """
 
     def __init__(self, secret: str | None) -> None:
-        material = _stretched(secret) if secret else secrets.token_bytes(32)
-        # One key for each purpose, neither of them the secret itself.
-        self._cipher = Fernet(base64.urlsafe_b64encode(_derived(material, b"cookie")))
-        self._form_key = _derived(material, b"forms")
+        material = stretched(secret) if secret else secrets.token_bytes(32)
+        self._cipher = Fernet(base64.urlsafe_b64encode(derived(material, b"cookie")))
+        self._form_key = derived(material, b"forms")
 
     def seal(self, key: str, now_s: float | None = None) -> str:
         """The cookie's value for a proxy key."""
@@ -394,19 +393,6 @@ def is_own_request(method: str, headers: Mapping[str, str]) -> bool:
 
 def _fingerprint(cookie: str) -> str:
     return hashlib.blake2b(cookie.encode(errors="replace"), digest_size=16).hexdigest()
-
-
-@functools.lru_cache(maxsize=4)
-def _stretched(secret: str) -> bytes:
-    """What a short secret becomes, so that whoever holds a cookie of their own cannot try millions a second for it.
-
-    RFC 7914's scrypt; 16 MiB and some 50 ms. With no salt of its own: all workers have to come to the same.
-    """
-    return hashlib.scrypt(secret.encode(), salt=b"litellm_compaction page", n=2**14, r=8, p=1, dklen=32)
-
-
-def _derived(material: bytes, purpose: bytes) -> bytes:
-    return hashlib.blake2b(b"litellm_compaction page " + purpose, key=material, digest_size=32).digest()
 
 
 def _whole(now_s: float | None) -> int:
