@@ -20,6 +20,7 @@ import ipaddress
 import json
 import secrets
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from inspect import signature
@@ -47,7 +48,9 @@ LIFETIME_S = 8 * 3600
 # Above what any key or JWT needs; a browser keeps 4096 bytes of a cookie (RFC 6265, 6.1).
 MAX_KEY_CHARS = 2048
 _SCOPE, _SIGNED_OUT = "page", "signed_out"
-_MAX_SIGNED_OUT = 1000
+# Of one key, by which nobody's session but its own holders' can come back, and of all.
+_MAX_SIGNED_OUT_OF_KEY, _MAX_SIGNED_OUT = 50, 5000
+_FORWARDED = "forwarded"
 _FREE_TRIES = 3
 _FIRST_DELAY_S, _MOST_DELAY_S = 0.25, 5.0
 _FORGIVEN_S = 600.0
@@ -106,15 +109,20 @@ def address_of(request: Request) -> str:
     """Whose request it is, for counting wrong keys; "" where nobody says.
 
     Behind reverse proxies that the operator has LiteLLM trust (`general_settings.trusted_proxy_ranges`) the last
-    address that none of them has. `use_x_forwarded_for` alone trusts what any client can write. An IPv6 subscriber has
+    address that none of them has. `use_x_forwarded_for` alone trusts what any client can write;
+    so does uvicorn, which puts the header's address in the peer's place for peers in `forwarded_allow_ips` (loopback):
+    without such ranges all requests that have the header count as one address. An IPv6 subscriber has
     2**64 addresses or more (RFC 6177), which count as one.
     """
     found = request.client.host if request.client else ""
+    forwarded = "x-forwarded-for" in request.headers
     try:
         from litellm.proxy.auth.network import TrustedProxyConfig, resolve_client_ip
         from litellm.proxy.auth.trusted_proxy_utils import get_trusted_proxy_cidrs
 
         ranges = get_trusted_proxy_cidrs()
+        if found and forwarded and not ranges:
+            return _FORWARDED
         config = TrustedProxyConfig(use_forwarded_for=bool(ranges), trusted_proxy_cidrs=ranges)
         found = resolve_client_ip(request, config)[0] or ""
     except (ImportError, AttributeError, TypeError, ValueError):
@@ -235,6 +243,11 @@ class Sessions:
         except (InvalidToken, ValueError):
             return None
 
+    def owner(self, cookie: str) -> str:
+        """What tells one key's cookies from another's, without the key; "" for a cookie that is over or not ours."""
+        key = self.open(cookie)
+        return hmac.new(self._form_key, b"owner " + key.encode(), hashlib.sha256).hexdigest()[:16] if key else ""
+
     def form_token(self, cookie: str) -> str:
         """What a form must send along with the cookie: other sites know neither."""
         return hmac.new(self._form_key, cookie.encode(), hashlib.sha256).hexdigest()
@@ -255,18 +268,18 @@ class SignedOut:
         self._store = store
         self._own: dict[str, float] = {}
 
-    async def add(self, cookie: str, now_s: float | None = None) -> None:
-        """Ends a cookie's session."""
+    async def add(self, cookie: str, now_s: float | None = None, *, owner: str = "") -> None:
+        """Ends a cookie's session; `owner` tells whose key is in it."""
         now = _whole(now_s)
         # Also those that are over by this clock: set back, it would let them in again. The oldest are over soonest.
-        known = sorted((await self._known()).items(), key=lambda item: item[1])
-        self._own = {**dict(known[1 - _MAX_SIGNED_OUT :]), _fingerprint(cookie): float(now + LIFETIME_S)}
+        name = _fingerprint(cookie, owner)
+        self._own = _bounded({**await self._known(), name: float(now + LIFETIME_S)}, name)
         with contextlib.suppress(CompactionError):
             await self._store.merge_fact(_SCOPE, _SIGNED_OUT, json.dumps(self._own), _both_signed_out)
 
-    async def has(self, cookie: str) -> bool:
+    async def has(self, cookie: str, *, owner: str = "") -> bool:
         """Whether a cookie's session was ended."""
-        return _fingerprint(cookie) in await self._known()
+        return _fingerprint(cookie, owner) in await self._known()
 
     async def _known(self) -> dict[str, float]:
         try:
@@ -279,8 +292,19 @@ def _both_signed_out(kept: str, own: str) -> str:
     """The sessions that two workers have ended, those that would last longest."""
     known, more = _parsed(kept), _parsed(own)
     both = {name: max(known.get(name, 0.0), more.get(name, 0.0)) for name in {**known, **more}}
-    longest = sorted(both.items(), key=lambda item: (item[1], item[0]))[-_MAX_SIGNED_OUT:]
-    return json.dumps(dict(longest))
+    return json.dumps(_bounded(both))
+
+
+def _bounded(ended: Mapping[str, float], newest: str = "") -> dict[str, float]:
+    """Of each key, and of all, the sessions that would last longest; `newest` among them."""
+    kept: dict[str, float] = {}
+    of_key: Counter[str] = Counter()
+    for name, until_s in sorted(ended.items(), key=lambda item: (item[0] != newest, -item[1], item[0])):
+        owner = name.partition(":")[0]
+        of_key[owner] += 1
+        if of_key[owner] <= _MAX_SIGNED_OUT_OF_KEY and len(kept) < _MAX_SIGNED_OUT:
+            kept[name] = until_s
+    return kept
 
 
 def _parsed(text: str) -> dict[str, float]:
@@ -391,8 +415,8 @@ def is_own_request(method: str, headers: Mapping[str, str]) -> bool:
     return origin is None or urlsplit(origin).netloc == headers.get("host")
 
 
-def _fingerprint(cookie: str) -> str:
-    return hashlib.blake2b(cookie.encode(errors="replace"), digest_size=16).hexdigest()
+def _fingerprint(cookie: str, owner: str) -> str:
+    return f"{owner}:{hashlib.blake2b(cookie.encode(errors='replace'), digest_size=16).hexdigest()}"
 
 
 def _whole(now_s: float | None) -> int:

@@ -121,7 +121,7 @@ class _Page:
             return _answer(plain_page("This form is out of date, or not from this page."), HTTPStatus.FORBIDDEN)
         if form.get("do") == "sign_out":
             if seen.cookie:
-                await self._signed_out.add(seen.cookie)
+                await self._signed_out.add(seen.cookie, owner=self._signer().owner(seen.cookie))
             response = _see_other()
             response.delete_cookie(COOKIE, path=_cookie_path(request))
             return response
@@ -163,7 +163,7 @@ class _Page:
             if visitor is not None:
                 return _Seen(visitor, "")
         key = self._signer().open(cookie) if cookie else None
-        if key and await self._signed_out.has(cookie):
+        if key and await self._signed_out.has(cookie, owner=self._signer().owner(cookie)):
             return None
         visitor = await visitor_of(request, key) if key else None
         return _Seen(visitor, cookie) if visitor else None
