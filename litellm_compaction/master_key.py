@@ -1,16 +1,19 @@
 """Which key clients must send to the proxy: the environment's, else one that is made once and kept in a file.
 
 LiteLLM refuses to start without a master key. The command line and the proxy handler ask here before LiteLLM looks.
+All workers have it, so keys for cookies and for what they tell each other are derived from it here.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import hashlib
 import os
 import secrets
 import stat
 import tempfile
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,6 +22,7 @@ from litellm_compaction.paths import FOLDER_VARIABLE, data_folder, make_private
 
 KEY_VARIABLE = "LITELLM_MASTER_KEY"
 _FILE_NAME = "master_key"
+_MAC_BYTES = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +37,50 @@ class MasterKey:
     key: str = field(repr=False)
     path: Path | None
     created: bool
+
+
+class Seal:
+    """Signs what the workers of a proxy write for each other, so that who else writes to their store forges nothing.
+
+    Args:
+        secret: gives the master key, which is known only after the configuration; None where the proxy asks for none.
+        purpose: what is signed; a signature for another purpose is none.
+    """
+
+    def __init__(self, secret: Callable[[], str | None], purpose: bytes) -> None:
+        self._secret = secret
+        self._purpose = purpose
+
+    @property
+    def size(self) -> int:
+        """Bytes of a signature now."""
+        return _MAC_BYTES if self._secret() else 0
+
+    def mac(self, *parts: bytes) -> bytes:
+        """The signature of some parts in this order; empty where the proxy asks for no key: everybody may do all."""
+        secret = self._secret()
+        if not secret:
+            return b""
+        key = derived(stretched(secret), self._purpose)
+        text = b"".join(len(part).to_bytes(8, "big") + part for part in parts)
+        return hashlib.blake2b(text, key=key, digest_size=_MAC_BYTES).digest()
+
+
+UNSIGNED = Seal(lambda: None, b"")
+
+
+@functools.lru_cache(maxsize=4)
+def stretched(secret: str) -> bytes:
+    """What a short secret becomes, so that whoever holds what it has sealed cannot try millions a second for it.
+
+    RFC 7914's scrypt; 16 MiB and some 50 ms. With no salt of its own: all workers have to come to the same.
+    """
+    return hashlib.scrypt(secret.encode(), salt=b"litellm_compaction page", n=2**14, r=8, p=1, dklen=32)
+
+
+def derived(material: bytes, purpose: bytes) -> bytes:
+    """One key for each purpose, none of them the secret itself."""
+    return hashlib.blake2b(b"litellm_compaction page " + purpose, key=material, digest_size=32).digest()
 
 
 def ensure_master_key(environ: MutableMapping[str, str]) -> MasterKey:

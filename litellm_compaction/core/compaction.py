@@ -311,6 +311,28 @@ class Compaction:
         return frame(self.said, self.ledger, round_number=self.round) + lead_in(self.rung)
 
 
+def is_sound(compaction: Compaction) -> bool:
+    """Whether all positions of a compaction lie within the messages that it covers, as those that were made here do.
+
+    What a shared store gives may be anybody's, or another version's.
+    """
+    covered, start = compaction.covered_messages, compaction.replaced_messages
+    positions = (*compaction.pinned, *compaction.stubbed, *compaction.dropped, *(at for at, _ in compaction.images))
+    return (
+        0 <= start <= covered
+        and all(0 <= position < covered for position in positions)
+        and all(start <= each.position < covered and _are_spans(each.spans) for each in compaction.shortened)
+        and all(0 <= segment.covered_messages <= covered for segment in compaction.segments)
+        and all(index >= 0 for _, index in compaction.images)
+        and (compaction.begun is None or compaction.begun.chars >= 0)
+    )
+
+
+def _are_spans(spans: Sequence[Span]) -> bool:
+    edges = [0, *(edge for span in spans for edge in span)]
+    return len(spans) <= _MAX_PIECES and edges == sorted(edges)
+
+
 def compaction_id(scope: str, covered_hash: str) -> str:
     """A compaction's name in events and on the command line: 16 hexadecimal digits that say nothing else."""
     return hashlib.blake2b(f"{scope}/{covered_hash}".encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()

@@ -61,11 +61,15 @@ _PACKED_RATIO = 0.85
 _OPEN_THINKING = re.compile(r"\A.*?</think(?:ing)?>", re.DOTALL | re.IGNORECASE)
 _UNFINISHED_THINKING = re.compile(r"<think(?:ing)?>.*\Z", re.DOTALL | re.IGNORECASE)
 _FENCE = re.compile(r"\A```[\w-]*\n(.*?)\n?```\s*\Z", re.DOTALL)
-# Markers that a chat template or our own frame would read as structure (Llama, ChatML, Gemma, Mistral, harmony).
+# Markers that a chat template or our own frame would read as structure (Llama, ChatML, Gemma, Mistral, harmony); then
+# those of EXAONE, MiniMax, GLM, Seed-OSS, Nemotron and tekken, Baichuan, InternLM, Ling, LongCat (their model cards and
+# tokenizer_config.json, 2026-11), which are no families with a vocabulary here.
 _CONTROL = re.compile(
     r'<\|(?=[\w▁｜|/"-])|<\w{1,40}\|>|<｜|\[/?INST\]|\[/?SYSTEM_PROMPT\]'
-    r"|\[/?(?:AVAILABLE_TOOLS|TOOL_CALLS|TOOL_RESULTS)\]|<</?SYS>>"
+    r"|\[/?(?:AVAILABLE_TOOLS|TOOL_CALLS|TOOL_RESULTS|TOOL_CONTENT|ARGS|CALL_ID|THINK)\]|<</?SYS>>"
     r"|</?(?:start_of_turn|end_of_turn|bos|eos|s|tool_call|tool_response|think)>|\[(?:BEGIN|END) RECORD OF EARLIER"
+    r"|\[\|(?=\w)|\]~!?b\[?|\[e~\[|\[[gs]?MASK\]|<[es]op>|</?seed:|<(?:SPECIAL|reserved)_\d|\[UNUSED_TOKEN_\d"
+    r"|</?role>|</?longcat_"
     # The lines between which a pruning model is shown its data.
     r"|(?i:END OF THE DATA)|(?m:^CONVERSATION TO CONDENSE:|^RECORD SO FAR |^PARTIAL RECORDS OF ONE )",
 )

@@ -68,6 +68,18 @@ def refusal(model: str, conversation: Conversation, budget: Budget, tools_tokens
     )
 
 
+def unprepared(model: str, tokens: int, window_tokens: int) -> DoesNotFit:
+    """The error for a request that is known to be too long, where making it shorter failed by a fault of ours."""
+    return DoesNotFit(
+        f"This model's maximum context length is {window_tokens} tokens. However, your messages resulted in {tokens} "
+        "tokens (context_length_exceeded), and compacting them failed: the proxy's log has the error. Send the request "
+        f"again, send fewer messages, or load {model} with a larger context length.",
+        shares=(Share("messages and tools", tokens),),
+        window_tokens=window_tokens,
+        needed_tokens=tokens,
+    )
+
+
 def shortened(
     conversation: Conversation,
     budget: Budget,

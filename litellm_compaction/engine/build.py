@@ -28,6 +28,7 @@ from litellm_compaction.engine.context import MeasuredRequest
 from litellm_compaction.engine.threads import off_loop, off_loop_if
 from litellm_compaction.errors import SummaryFailed
 from litellm_compaction.stores import Store
+from litellm_compaction.tokenizers.registry import is_loaded, vocabulary
 
 # Looking for secrets in so much text takes some ms.
 _OFF_LOOP_CHARS = 10_000
@@ -312,13 +313,17 @@ def _redact(work: MeasuredRequest) -> Redact:
 
 
 async def _written(work: MeasuredRequest, compaction: Compaction) -> Compaction:
-    """`compaction` as it is applied and stored: without secrets, those that a pruning model has written included."""
-    redact = _redact(work)
+    """`compaction` as it is applied and stored, whoever wrote it: without secrets, control tokens of the model broken.
+
+    `core.prompts.frame` breaks those that are widespread; which others a model has, only its own vocabulary knows.
+    """
+    redact, name = _redact(work), work.family.vocabulary
+    defuse = vocabulary(name).defused if is_loaded(name) else plain
     chars = (
         len(compaction.ledger) + len(compaction.omissions) + sum(len(segment.text) for segment in compaction.segments)
     )
     is_slow = _redacts_slowly(work) or chars > _OFF_LOOP_CHARS
-    return await off_loop_if(is_slow, lambda: _redacted(compaction, redact))
+    return await off_loop_if(is_slow, lambda: _rewritten(compaction, lambda text: defuse(redact(text))))
 
 
 def _redacts_slowly(work: MeasuredRequest) -> bool:
@@ -328,12 +333,12 @@ def _redacts_slowly(work: MeasuredRequest) -> bool:
     return work.case.settings.redact == "on" and bool(work.case.settings.redact_patterns)
 
 
-def _redacted(compaction: Compaction, redact: Redact) -> Compaction:
+def _rewritten(compaction: Compaction, write: Callable[[str], str]) -> Compaction:
     return replace(
         compaction,
-        segments=tuple(replace(segment, text=redact(segment.text)) for segment in compaction.segments),
-        ledger=redact(compaction.ledger),
-        omissions=redact(compaction.omissions),
+        segments=tuple(replace(segment, text=write(segment.text)) for segment in compaction.segments),
+        ledger=write(compaction.ledger),
+        omissions=write(compaction.omissions),
     )
 
 

@@ -10,10 +10,10 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeVar
 
 from typing_extensions import assert_never
 
@@ -22,7 +22,7 @@ from litellm_compaction.core.compaction import Compaction, is_applicable
 from litellm_compaction.core.continuation.request import Partial, Way, can_end_in_answer, carried_over
 from litellm_compaction.core.messages import JsonValue, Message, Request
 from litellm_compaction.core.plan import Edit, Keep, Making, Plan, Prune, Refuse, Reuse, Summarize, plan, usable
-from litellm_compaction.core.refusal import refusal, shortened
+from litellm_compaction.core.refusal import refusal, shortened, unprepared
 from litellm_compaction.engine.admission import Admission, Reservation, server_of
 from litellm_compaction.engine.ask import SentPrompts, SummaryClient
 from litellm_compaction.engine.background import QUIET_S, Background
@@ -72,6 +72,8 @@ _UNWANTED_S = 1.0
 _STORE_SILENT_S, _STORE_TIMEOUT_S = 30.0, 2.0
 # Of what a compaction leaves, this much may be the verbatim end of the answer that is being carried over.
 _PARTIAL_TAIL_RATIO = 0.35
+
+_Result = TypeVar("_Result")
 
 
 class _Flown(NamedTuple):
@@ -210,13 +212,23 @@ class Compactor:
         await self.background.make_way(server_of(case))
         self._feedback.recall(case.target.key)
         work = await self._measurer.weigh(request, case)
-        if _is_small(work) and not case.is_wanted and not await self._has_small_ones(case.scope):
+        _note_length(work)
+        prepared = await self._prepared(work)
+        if isinstance(prepared, PreparedRequest) and prepared.messages is None and not case.goes_on:
+            # The server may have counted fewer tokens than we did.
+            case.attempts.too_long = None
+        return prepared
+
+    async def _prepared(self, work: MeasuredRequest) -> PreparedRequest | CompactionNeeded:
+        if _is_small(work) and not work.case.is_wanted and not await self._has_small_ones(work.case.scope):
             return self._outgoing.unchanged(work)
         work = await hashed(work)
-        stored = await self._find_patiently(work)
-        if not stored:
-            work = await self._prober.settled(work)
-        return await self._decide(work, stored)
+
+        async def decided(stored: Sequence[Compaction]) -> PreparedRequest | CompactionNeeded:
+            stored = await self._found_patiently(work, stored)
+            return await self._decide(work if stored else await self._prober.settled(work), stored)
+
+        return await self._without_misfits(work, await self._find(work.case.scope, work.conversation.hashes), decided)
 
     async def bound(self, prompt_tokens: int, case: RequestContext) -> PreparedRequest:
         """What to send for a prompt of so many token ids, which nothing can compact: itself, with a bound.
@@ -226,6 +238,7 @@ class Compactor:
         """
         await self.background.make_way(server_of(case))
         work = await self._measurer.weigh_ids(prompt_tokens, case)
+        _note_length(work)
         if not work.budget.own.fits(prompt_tokens):
             raise await self._refusal(work)
         return self._outgoing.unchanged(work)
@@ -242,7 +255,43 @@ class Compactor:
             WindowUnknown, ModelNotLoaded: as `guard`; making it may take longer than a window may be old.
             Overloaded: there was no room for a summary in time.
         """
-        return await self._within_todays_window(pending.work, await self._finished(pending, room), room)
+
+        async def finished(stored: Sequence[Compaction]) -> PreparedRequest:
+            decided = pending if stored == pending.stored else await self._decide(pending.work, stored)
+            return decided if isinstance(decided, PreparedRequest) else await self._finished(decided, room)
+
+        guarded = await self._without_misfits(pending.work, pending.stored, finished)
+        return await self._within_todays_window(pending.work, guarded, room)
+
+    async def _without_misfits(
+        self,
+        work: MeasuredRequest,
+        stored: Sequence[Compaction],
+        attempt: Callable[[Sequence[Compaction]], Awaitable[_Result]],
+    ) -> _Result:
+        """`attempt(stored)`; where that raises what is no error of a request, without what is stored.
+
+        A record may have been written by anybody who writes to a shared store, or by another version. Where it is to
+        blame, since it goes well without, it is deleted.
+        """
+        try:
+            return await attempt(stored)
+        except CompactionError:
+            raise
+        except Exception as error:
+            if not stored:
+                raise
+            result = await attempt(())
+            logger.warning(
+                "record_deleted error=%s records=%d; a stored compaction did not fit its conversation",
+                type(error).__name__,
+                len(stored),
+            )
+            for each in stored:
+                with contextlib.suppress(Exception):
+                    forgotten = self._store.delete(scope=work.case.scope, covered_hash=each.covered_hash)
+                    await asyncio.wait_for(forgotten, _STORE_TIMEOUT_S)
+            return result
 
     async def _finished(self, pending: CompactionNeeded, room: Reservation | None) -> PreparedRequest:
         work, decision = pending.work, pending.decision
@@ -727,13 +776,12 @@ class Compactor:
             lambda: refusal(work.case.label, work.conversation, work.budget, round(tools_share * fixed_tokens)),
         )
 
-    async def _find_patiently(self, work: MeasuredRequest) -> list[Compaction]:
-        """What is stored of a conversation; late answers are waited for where without them a compaction would be made.
+    async def _found_patiently(self, work: MeasuredRequest, stored: Sequence[Compaction]) -> Sequence[Compaction]:
+        """`stored`, or what comes late of it, which is waited for where without it a compaction would be made.
 
         Before anything is announced, or asked of a server: on a busy machine each turn may find its record late.
         """
         scope, hashes = work.case.scope, work.conversation.hashes
-        stored = await self._find(scope, hashes)
         if is_late(self._store, scope, hashes[1:]) and not isinstance(await self._plan(work, stored), (Keep, Reuse)):
             return await self._find(scope, hashes)
         return stored
@@ -743,6 +791,14 @@ class Compactor:
             return await self._store.find(scope, hashes[1:])
         except Exception:  # noqa: BLE001 - the store tells its own troubles; the request is too long either way
             return []
+
+
+def _note_length(work: MeasuredRequest) -> None:
+    """Notes if the request may not be sent as it came (promise P8)."""
+    case, tokens = work.case, work.count.tokens
+    if not case.goes_on:
+        does_fit = work.budget.own.fits(tokens)
+        case.attempts.too_long = None if does_fit else unprepared(case.label, tokens, work.window.tokens)
 
 
 def _is_small(work: MeasuredRequest) -> bool:

@@ -6,7 +6,7 @@ Built by `proxy/` or `library/`, and by the compactor; data only.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple, Protocol, TypeAlias
 
 from litellm_compaction.config import Settings
@@ -17,6 +17,7 @@ from litellm_compaction.core.conversation import Conversation
 from litellm_compaction.core.messages import JsonValue, Message, Request, open_round_start
 from litellm_compaction.core.plan import CompactionOptions, Making
 from litellm_compaction.core.strategies import STRATEGIES
+from litellm_compaction.errors import DoesNotFit
 from litellm_compaction.events import Phase
 from litellm_compaction.summarizer import Ask, ending_in
 from litellm_compaction.tokenizers.families import Family, no_thinking_switch
@@ -51,6 +52,8 @@ class Attempts:
         seats: places that it holds in a context that several requests fill.
         has_compacted: whether what the client wanted compacted at once is.
         may_recount: whether what a compaction made of it may still be sent to be counted.
+        too_long: the error for a client if anything of ours fails now: by the newest count it may not be sent as it
+            came (promise P8); None where it may, or nothing is counted yet.
     """
 
     summary_calls_left: int
@@ -59,6 +62,7 @@ class Attempts:
     seats: int = 0
     may_recount: bool = True
     has_compacted: bool = False
+    too_long: DoesNotFit | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,7 +33,7 @@ from litellm_compaction.engine import (
 )
 from litellm_compaction.errors import BadWish, CompactionError
 from litellm_compaction.proxy.page.history import Turn, Turns
-from litellm_compaction.proxy.refusals import log_failed_open
+from litellm_compaction.proxy.refusals import log_failure
 
 NOW_HEADER = "x-litellm-compaction-now"
 FOCUS_HEADER = "x-litellm-compaction-focus"
@@ -306,7 +306,7 @@ class Call:
         try:
             self.turn = self.turns.sent(self.turn, self.original.messages, case, guarded)
         except Exception as error:  # noqa: BLE001 - an answer is worth more than its place in a plot (P8)
-            log_failed_open("turns", error)
+            log_failure("turns", error)
 
     def answered(
         self, case: RequestContext, guarded: PreparedRequest, prompt_tokens: int, completion_tokens: int

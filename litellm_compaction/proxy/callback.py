@@ -19,6 +19,7 @@ from litellm_compaction.engine import Compactor
 from litellm_compaction.errors import CompactionError
 from litellm_compaction.events import HarmlessRecords, log_observer
 from litellm_compaction.history import History
+from litellm_compaction.master_key import stretched
 from litellm_compaction.proxy.answer.heartbeat import with_heartbeat
 from litellm_compaction.proxy.answer.overflowed import unread_overflow
 from litellm_compaction.proxy.call import Call, Calls, headers
@@ -28,7 +29,7 @@ from litellm_compaction.proxy.litellm_api import before_end, hold_contexts, prox
 from litellm_compaction.proxy.live_settings import FixedSettings, LiveSettings, SettingsSource
 from litellm_compaction.proxy.metrics import Metrics
 from litellm_compaction.proxy.page.history import Turns
-from litellm_compaction.proxy.refusals import Refusal, litellm_error_of, log_failed_open, refusal_of, reworded
+from litellm_compaction.proxy.refusals import Refusal, litellm_error_of, log_failure, refusal_of, reworded
 from litellm_compaction.proxy.spans import Spans, note_request_span
 from litellm_compaction.proxy.startup import (
     load_settings,
@@ -96,12 +97,13 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
             counter=TokenCounter(),
             sources=Sources.of(settings),
             store=store,
-            board=open_board(settings.store, store),
+            board=open_board(settings.store, store, secret=proxy_secret),
             observers=(log_observer(logger), metrics.observe, Spans().observe, self._history),
         )
         has_page = settings.page == "on"
         shared = redis_of(store)
-        self._live = LiveSettings(settings, store, patience=shared.patience if shared else None) if has_page else None
+        patience = shared.patience if shared else None
+        self._live = LiveSettings(settings, store, secret=proxy_secret, patience=patience) if has_page else None
         self._source: SettingsSource = self._live or FixedSettings(settings)
         self._turns = Turns(store, secret=proxy_secret) if has_page else None
         self._calls = Calls(on_restarts=metrics.restarted, turns=self._turns)
@@ -140,7 +142,7 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
                 )
             )
         except Exception as error:  # noqa: BLE001 - the proxy serves without its page (P8)
-            log_failed_open("page", error)
+            log_failure("page", error)
 
     async def aclose(self) -> None:
         """Gives back what other processes would wait for, and writes down what is not written yet; never raises.
@@ -150,7 +152,7 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
         try:
             await asyncio.wait_for(self._aclose(), _END_LIMIT_S)
         except Exception as error:  # noqa: BLE001 - the proxy ends all the same
-            log_failed_open("end", error)
+            log_failure("end", error)
 
     async def _aclose(self) -> None:
         await ended([self._probe] if self._probe is not None else [])
@@ -183,7 +185,7 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
             self._calls.close(data)
             raise refusal_of(error) from error
         except Exception as error:  # noqa: BLE001 - fails open (P8)
-            log_failed_open("pre_call", error)
+            log_failure("pre_call", error)
         return None
 
     async def async_pre_call_deployment_hook(self, kwargs: dict[str, Any], call_type: Any) -> dict[str, Any] | None:
@@ -196,12 +198,20 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
                 return self._gate.before_bridging(_router(), kwargs)
             return await self._gate.before_deployment(_router(), kwargs)
         except CompactionError as error:
-            if (call := self._calls.get(kwargs)) is not None:
-                call.refused(error)
-            raise litellm_error_of(error, kwargs) from error
-        except Exception as error:  # noqa: BLE001 - fails open (P8)
-            log_failed_open("deployment", error)
-            return None
+            raise self._refused(kwargs, error) from error
+        except Exception as error:
+            # What is not known to be too long goes on as it came (P8).
+            call = self._calls.get(kwargs)
+            too_long = call.attempts.too_long if call is not None else None
+            log_failure("deployment", error, too_long=too_long)
+            if too_long is None:
+                return None
+            raise self._refused(kwargs, too_long) from error
+
+    def _refused(self, kwargs: Mapping[str, Any], error: CompactionError) -> Exception:
+        if (call := self._calls.get(kwargs)) is not None:
+            call.refused(error)
+        return litellm_error_of(error, kwargs)
 
     async def async_post_call_streaming_iterator_hook(
         self, user_api_key_dict: Any, response: Any, request_data: dict[str, Any]
@@ -287,10 +297,13 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
         for _ in range(_ROUTER_TRIES):
             if (router := _router()) is not None:
                 spare_collections()
+                if secret := proxy_secret():
+                    # Remembered: the first request would wait for it.
+                    await asyncio.to_thread(stretched, secret)
                 try:
                     await self._gate.preparing.start(router)
                 except Exception as error:  # noqa: BLE001 - fails open (P8)
-                    log_failed_open("probe", error)
+                    log_failure("probe", error)
                 self._gate.preparing.watch(_router)
                 # Vocabularies, templates and listings stay, too.
                 spare_collections()
@@ -308,7 +321,7 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
                 self._compactor.learn_overflow(call.case, call.guarded, overflow)
         except Exception as error:  # noqa: BLE001 - fails open (P8)
             # The client gets the server's own error, not one of ours.
-            log_failed_open("learn_overflow", error)
+            log_failure("learn_overflow", error)
 
 
 def _router() -> Any:

@@ -216,6 +216,8 @@ class Intake:
         call = await self._call_of(kwargs, metadata, deployment)
         guard = await self.guards.guard(deployment)
         if guard is None:
+            if call is not None:
+                call.attempts.too_long = None
             return {**received, "messages": wire.encode(call.received.messages)} if call and call.rewritten else None
         try:
             return await self._for(guard, call, router, received, kwargs)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hmac
 import json
 import logging
 import math
@@ -24,6 +25,7 @@ from pydantic import ValidationError
 from litellm_compaction import config
 from litellm_compaction.config import DeploymentSettings, Settings
 from litellm_compaction.errors import CompactionError, ConfigError, StoreLate
+from litellm_compaction.master_key import Seal
 from litellm_compaction.stores import Store
 from litellm_compaction.stores.patience import Patience
 
@@ -72,10 +74,10 @@ class Overlay:
 
     changes: Mapping[str, Change] = field(default_factory=lambda: MappingProxyType({}))
 
-    def to_json(self) -> str:
-        """As it is kept in the store."""
+    def to_json(self, *, mac: str = "") -> str:
+        """As it is kept in the store; `mac` signs the same without one."""
         changes = {key: self.changes[key]._asdict() for key in sorted(self.changes)}
-        return json.dumps({"version": _VERSION, "changes": changes})
+        return json.dumps({"version": _VERSION, "changes": changes, **({"mac": mac} if mac else {})})
 
     def over(self, configured: Settings) -> Settings:
         """The settings in force.
@@ -131,6 +133,12 @@ def overlay_from_json(text: str | None) -> Overlay:
     if any(not math.isfinite(change.when_s) for change in changes.values()):
         raise ConfigError("the saved changes cannot be read")
     return Overlay(changes)
+
+
+def _mac_in(text: str | None) -> str:
+    """What an overlay that could be read is signed with; "" for nothing."""
+    mac = json.loads(text or "{}").get("mac")
+    return mac if isinstance(mac, str) and mac.isascii() else ""
 
 
 def find_problems(configured: Settings, values: Mapping[str, object]) -> dict[str, str]:
@@ -241,6 +249,7 @@ class LiveSettings:
     Args:
         configured: of config.yaml.
         store: where the overlay is, for all workers.
+        secret: gives the proxy's master key, with which changes are signed; None where there is none.
         patience: with it; None for a file's.
         clock: monotonic seconds.
     """
@@ -250,6 +259,7 @@ class LiveSettings:
         configured: Settings,
         store: Store,
         *,
+        secret: Callable[[], str | None] = lambda: None,
         patience: Patience | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -257,6 +267,7 @@ class LiveSettings:
         self._patience = patience or Patience(_WAIT_S)
         self.known = Known(None, Overlay(), configured)
         self._store = store
+        self._seal = Seal(secret, b"settings")
         self._clock = clock
         self._stale_s: float | None = None
         self._reading: asyncio.Task[None] | None = None
@@ -289,7 +300,7 @@ class LiveSettings:
             StoreError: it could not be saved, so nothing has changed.
         """
         settings = overlay.over(self.configured)
-        text = overlay.to_json()
+        text = overlay.to_json(mac=self._mac(overlay))
         await self._store.put_setting(KEY, text)
         self._take(Known(text, overlay, settings))
 
@@ -310,12 +321,22 @@ class LiveSettings:
             self.known = self.known._replace(failure="")
             return
         try:
-            overlay = overlay_from_json(text)
+            overlay = self._read_from(text)
             self._take(Known(text, overlay, overlay.over(self.configured)))
         except ConfigError as error:
             # Once for each text: the next read finds it known.
             logger.warning("settings_ignored %s; config.yaml holds; reset them at /compaction", error)
             self._take(Known(text, Overlay(), self.configured, ignored=str(error)))
+
+    def _read_from(self, text: str | None) -> Overlay:
+        overlay = overlay_from_json(text)
+        mac = self._mac(overlay)
+        if mac and overlay.changes and not hmac.compare_digest(mac, _mac_in(text)):
+            raise ConfigError("the saved changes are not signed with this proxy's master key")
+        return overlay
+
+    def _mac(self, overlay: Overlay) -> str:
+        return self._seal.mac(overlay.to_json().encode("utf-8", "surrogatepass")).hex()
 
     def _take(self, known: Known) -> None:
         before = self.known.settings

@@ -18,7 +18,7 @@ from litellm_compaction.config import SAME_MODEL
 from litellm_compaction.engine import Compactor
 from litellm_compaction.errors import ModelNotLoaded, WindowUnknown
 from litellm_compaction.proxy.deployments import DeploymentSelector, GuardedDeployment, Publisher
-from litellm_compaction.proxy.refusals import log_failed_open
+from litellm_compaction.proxy.refusals import log_failure
 from litellm_compaction.proxy.startup import warn_of_workers
 from litellm_compaction.windows.windows import Target
 
@@ -89,7 +89,7 @@ class Preparing:
             try:
                 await self.prepare(router())
             except Exception as error:  # noqa: BLE001 - fails open (P8)
-                log_failed_open("prepare", error)
+                log_failure("prepare", error)
             if not self._is_wanted:
                 return
 

@@ -1,8 +1,8 @@
 """What a client is told when a request cannot be served: status, code and words, on every route alike.
 
 The callback asks where LiteLLM takes errors from us, the transport for what LiteLLM then reads as the server's answer.
-Never a server's address: a client has no business with it. An error of ours in spite of which a request goes on is
-told to the log (promise P8).
+Never a server's address: a client has no business with it. An error of ours is told to the log, if the request goes on
+and if it is known to be too long for that (promise P8).
 """
 
 from __future__ import annotations
@@ -42,11 +42,18 @@ _NOTES = "Set 'context_window_fallback'|LiteLLM: model group |Received Model Gro
 _FRAME_BEHIND = re.compile(rf"(?: ?{re.escape(RECOGNIZED)}|(?<!\s)\s*(?:{_NOTES}).*)+\Z", re.DOTALL)
 
 
-def log_failed_open(place: str, error: Exception) -> None:
-    """Logs an error with the lines that it came from, and without its message: that may quote a conversation (P9)."""
+def log_failure(place: str, error: Exception, *, too_long: DoesNotFit | None = None) -> None:
+    """Logs an error with the lines that it came from, and without its message: that may quote a conversation (P9).
+
+    Args:
+        place: the hook.
+        error: of ours.
+        too_long: with which the request is refused, since it is known to be too long; None if it goes on.
+    """
+    kind = "failed_open" if too_long is None else "failed_closed"
     frames = traceback.extract_tb(error.__traceback__)[: -_LOGGED_FRAMES - 1 : -1]
     lines = " < ".join(f"{Path(frame.filename).name}:{frame.lineno}" for frame in frames)
-    logger.error("failed_open hook=%s error=%s at=%s", place, type(error).__name__, lines)
+    logger.error("%s hook=%s error=%s at=%s", kind, place, type(error).__name__, lines)
 
 
 class _Told(HTTPException):

@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from litellm_compaction.errors import ConfigError, StoreError
+from litellm_compaction.master_key import Seal
 from litellm_compaction.paths import data_folder
 from litellm_compaction.redis_address import is_redis, parse
 from litellm_compaction.stores.board import Board
@@ -69,12 +70,19 @@ def open_store(url: str, *, ttl_s: float, max_bytes: int, environ: Mapping[str, 
     return SteadyStore(SqliteStore(path, ttl_s=ttl_s, max_bytes=max_bytes), memory)
 
 
-def open_board(url: str, store: Store, environ: Mapping[str, str] = os.environ) -> Board | None:
+def open_board(
+    url: str,
+    store: Store,
+    environ: Mapping[str, str] = os.environ,
+    *,
+    secret: Callable[[], str | None] = lambda: None,
+) -> Board | None:
     """Where the processes that share a store tell each other what they do; None where nobody shares it.
 
     Args:
         url: by which `store` was opened.
         store: ends the connection that a board may share with it.
+        secret: gives the proxy's master key, with which notes on a server are signed; None where there is none.
 
     Raises:
         StoreError: the scheme is not known.
@@ -84,7 +92,7 @@ def open_board(url: str, store: Store, environ: Mapping[str, str] = os.environ) 
     if (connection := redis_of(store)) is not None:
         from litellm_compaction.stores.redis_board import RedisBoard
 
-        return RedisBoard(connection)
+        return RedisBoard(connection, Seal(secret, b"notes"))
     try:
         path = sqlite_path(url, environ)
     except ConfigError:

@@ -220,7 +220,9 @@ class SteadyStore:
         known = {(stored.scope, stored.compaction.covered_hash) for stored in spare}
         return spare + [each for each in durable if (each.scope, each.compaction.covered_hash) not in known]
 
-    async def delete(self, *, scope: str | None = None, unused_since_s: float | None = None) -> int:
+    async def delete(
+        self, *, scope: str | None = None, unused_since_s: float | None = None, covered_hash: str | None = None
+    ) -> int:
         """Forgets in both.
 
         Raises:
@@ -230,8 +232,8 @@ class SteadyStore:
         await self._until_handed_over()
         await self.patience.settle()
         await self._late.delete(scope=scope)
-        count = await self._spare.delete(scope=scope, unused_since_s=unused_since_s)
-        return count + await self.durable.delete(scope=scope, unused_since_s=unused_since_s)
+        count = await self._spare.delete(scope=scope, unused_since_s=unused_since_s, covered_hash=covered_hash)
+        return count + await self.durable.delete(scope=scope, unused_since_s=unused_since_s, covered_hash=covered_hash)
 
     async def aclose(self) -> None:
         """Ends both, when what was begun is written; what only this process has is handed over where that can be."""

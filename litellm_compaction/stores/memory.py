@@ -120,12 +120,16 @@ class MemoryStore:
             if isinstance(entry.value, Compaction) and entry.used_s >= alive_since_s
         ]
 
-    async def delete(self, *, scope: str | None = None, unused_since_s: float | None = None) -> int:
+    async def delete(
+        self, *, scope: str | None = None, unused_since_s: float | None = None, covered_hash: str | None = None
+    ) -> int:
         """Forgets what matches; how many compactions there were among it."""
         doomed = [
             key
             for key, entry in self._entries.items()
-            if (scope is None or key[1] == scope) and (unused_since_s is None or entry.used_s < unused_since_s)
+            if (scope is None or key[1] == scope)
+            and (unused_since_s is None or entry.used_s < unused_since_s)
+            and (covered_hash is None or key[::2] == ("compaction", covered_hash))
         ]
         for key in doomed:
             self._drop(key)

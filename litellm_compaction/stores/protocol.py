@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple, Protocol, TypeAlias
 
 from pydantic import TypeAdapter, ValidationError
 
-from litellm_compaction.core.compaction import Compaction, compaction_id
+from litellm_compaction.core.compaction import Compaction, compaction_id, is_sound
 from litellm_compaction.core.strategies import is_rung
 
 MAX_EVENTS = 10_000
@@ -131,8 +131,12 @@ class Store(Protocol):
     async def compactions(self) -> list[StoredCompaction]:
         """All that are alive, the most recently used first; looking is no use."""
 
-    async def delete(self, *, scope: str | None = None, unused_since_s: float | None = None) -> int:
+    async def delete(
+        self, *, scope: str | None = None, unused_since_s: float | None = None, covered_hash: str | None = None
+    ) -> int:
         """Forgets compactions and facts: of one scope, or all; last used before a time, or at any.
+
+        With `covered_hash` only the one compaction in `scope` that covers exactly these messages.
 
         Events and plots have no scope: they are forgotten where `scope` is None, those before the time.
 
@@ -160,12 +164,12 @@ def encode(compaction: Compaction) -> bytes:
 
 
 def decode(data: bytes) -> Compaction | None:
-    """The compaction that `encode` wrote, in whatever version; None where it cannot be read."""
+    """The compaction that `encode` wrote, in whatever version; None if it cannot be read or fits no conversation."""
     try:
         compaction = _ADAPTER.validate_python(_as_now(json.loads(decode_text(data)))).compaction
     except (ValidationError, ValueError, RecursionError):
         return None
-    return compaction if is_rung(compaction.rung) else None
+    return compaction if is_rung(compaction.rung) and is_sound(compaction) else None
 
 
 def encode_text(text: str) -> bytes:

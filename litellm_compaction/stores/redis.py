@@ -38,6 +38,8 @@ _Item = TypeVar("_Item")
 
 # A larger one is kept by the process alone: the server is one thread, and everybody waits while it copies.
 VALUE_MAX_BYTES = 4 * 1024 * 1024
+# All settings together have some hundred bytes.
+_SETTING_MAX_BYTES = 65_536
 # What one search brings: later compactions of a conversation hold what the earlier ones said.
 _FOUND_BYTES = 1024 * 1024
 # What one script looks at, so that nobody else waits for it longer than a millisecond or two.
@@ -134,7 +136,7 @@ class RedisStore:
             else:
                 both = join(known, text)
             body, now_s = _bounded(encode_text(both), self.connection.address), self._clock()
-            arguments = (repr(now_s), repr(now_s - self._ttl_s), _ms(self._ttl_s), kept, body)
+            arguments = (repr(now_s), repr(now_s - self._ttl_s), _ms(self._ttl_s), kept, body, VALUE_MAX_BYTES)
             found: bytes | None = await self.connection.run(script("merge_entry"), [name], arguments)
             if found is None:
                 return both
@@ -143,7 +145,12 @@ class RedisStore:
 
     async def get_setting(self, key: str) -> str | None:
         """What an operator chose under `key`."""
-        body = await self.connection.command("HGET", self._settings, encode_text(key))
+        arguments = (encode_text(key), _SETTING_MAX_BYTES)
+        body: bytes | int | None = await self.connection.run(script("get_setting"), [self._settings], arguments)
+        if isinstance(body, int):
+            raise StoreError(
+                f"store {self.connection.address} holds {body:,} bytes of settings, which nobody here wrote"
+            )
         return None if body is None else _text(body)
 
     async def put_setting(self, key: str, text: str) -> None:
@@ -181,7 +188,7 @@ class RedisStore:
 
     async def plots(self, *, containing: str = "") -> list[str]:
         """The texts with these characters in them, the newest first."""
-        arguments = (repr(self._clock() - EVENTS_TTL_S), encode_text(containing))
+        arguments = (repr(self._clock() - EVENTS_TTL_S), encode_text(containing), VALUE_MAX_BYTES)
         bodies = await self.connection.run(script("find_plots"), self._plots, arguments)
         return [text for body in bodies if (text := _text(body)) is not None]
 
@@ -191,18 +198,26 @@ class RedisStore:
         found: list[StoredCompaction] = []
         for scope, keys in (await self._scan(None)).items():
             for some in _chunks(keys["c"], _ENTRIES_AT_ONCE):
-                rows = await self.connection.run(script("list_entries"), some, limit_s=self._limit_s)
+                rows = await self.connection.run(
+                    script("list_entries"), some, (VALUE_MAX_BYTES,), limit_s=self._limit_s
+                )
                 for body, created_s, used_s in zip(rows[::3], rows[1::3], rows[2::3], strict=True):
                     stored = _stored(scope, body, created_s, used_s)
                     if stored is not None and stored.used_s >= alive_since_s:
                         found.append(stored)
         return sorted(found, key=lambda stored: -stored.used_s)
 
-    async def delete(self, *, scope: str | None = None, unused_since_s: float | None = None) -> int:
+    async def delete(
+        self, *, scope: str | None = None, unused_since_s: float | None = None, covered_hash: str | None = None
+    ) -> int:
         """Forgets what matches; how many compactions there were among it.
 
         What is used meanwhile stays. A server that saves to a disk has the rest there until it saves anew.
         """
+        if covered_hash is not None:
+            only = [self._key("c", scope or "", covered_hash)]
+            deleted: int = await self.connection.run(script("delete_entries"), only, ("", 1))
+            return deleted
         count = 0
         before_s = "" if unused_since_s is None else repr(unused_since_s)
         for keys in (await self._scan(scope)).values():
@@ -257,7 +272,7 @@ class RedisStore:
         keys = [beginning + _quoted(name) for name in names]
         if not keys:
             return []
-        arguments = (repr(now_s), repr(now_s - self._ttl_s), _ms(self._ttl_s), _FOUND_BYTES)
+        arguments = (repr(now_s), repr(now_s - self._ttl_s), _ms(self._ttl_s), _FOUND_BYTES, VALUE_MAX_BYTES)
         bodies: list[bytes] = await self.connection.run(script("find_entries"), keys, arguments)
         return bodies
 

@@ -155,12 +155,19 @@ class SqliteStore:
 
         return await self._read(read)
 
-    async def delete(self, *, scope: str | None = None, unused_since_s: float | None = None) -> int:
+    async def delete(
+        self, *, scope: str | None = None, unused_since_s: float | None = None, covered_hash: str | None = None
+    ) -> int:
         """Forgets what matches, and gives its room on the disk back; how many compactions there were among it.
 
         Copies of damaged files go with it, whatever the scope, and what the journal still holds.
         """
-        count = await self._write(lambda connection: tables.delete(connection, scope, unused_since_s))
+        count = await self._write(lambda connection: tables.delete(connection, scope, unused_since_s, covered_hash))
+        if covered_hash is not None:
+            # While a request waits: its text is gone, its room is used again.
+            self._owes_erasing = True
+            self._behind(self._erase_remains)
+            return count
 
         def shrink(connection: sqlite3.Connection) -> None:
             # Another process may be reading: then the room is used again in time.

@@ -148,10 +148,13 @@ def compactions(connection: sqlite3.Connection, alive_since_s: float) -> list[tu
     ).fetchall()
 
 
-def delete(connection: sqlite3.Connection, scope: str | None, unused_since_s: float | None) -> int:
+def delete(
+    connection: sqlite3.Connection, scope: str | None, unused_since_s: float | None, covered_hash: str | None = None
+) -> int:
     """Deletes what matches, events and plots too where no scope is named; how many compactions there were among it."""
     matches = "(:scope IS NULL OR scope = :scope) AND (:before_s IS NULL OR used_s < :before_s)"
-    values = {"scope": scope, "before_s": unused_since_s}
+    matches += " AND (:key IS NULL OR (kind = 'compaction' AND key = :key))"
+    values = {"scope": scope, "before_s": unused_since_s, "key": covered_hash}
     counted = connection.execute(f"SELECT count(*) FROM entry WHERE kind = 'compaction' AND {matches}", values)  # noqa: S608
     count: int = counted.fetchone()[0]
     connection.execute(f"DELETE FROM entry WHERE {matches}", values)  # noqa: S608

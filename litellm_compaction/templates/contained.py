@@ -1,11 +1,14 @@
-"""A stranger's chat template in a process of its own, which the system ends where it takes too much time or memory.
+"""Strangers' files in a process of its own, which the system ends where they take too much time or memory.
 
-Made by `templates.add_template` for every template that is none of this package's own. A static check was weighed
-against it: of 222 hostile templates 25 passed the sandbox's limits by seven ways that each look harmless (products of
-integers, lists in lists, filters over ranges), and whatever such a check forgets freezes the proxy from the first look
-at the file, after every restart again. A process costs 0.3 s and 20 MB once for each such template. Of a conversation
-that goes on only what is new is sent, either way, so that the next turn takes about a millisecond, in a thread.
-All of it took 1.6 times as long at 450 messages: 85 ms in place of 53 (2026-11-23).
+`Containment` renders a stranger's chat template. `answer_of` is for work that is done once: `tokenizers/files.py` has
+each tokenizer.json read there first, since an abort of the library's Rust side is no exception.
+
+`templates.add_template` makes a containment for every template that is none of this package's own. A static check was
+weighed against it: of 222 hostile templates 25 passed the sandbox's limits by seven ways that each look harmless
+(products of integers, lists in lists, filters over ranges), and whatever such a check forgets freezes the proxy from
+the first look at the file, after every restart again. A process costs 0.3 s and 20 MB once for each such template. Of a
+conversation that goes on only what is new is sent, either way, so that the next turn takes about a millisecond, in a
+thread. All of it took 1.6 times as long at 450 messages: 85 ms in place of 53 (2026-11-23).
 
 Linux bounds all of it. macOS does not bound memory, Windows neither memory nor processor time: there the clock decides.
 """
@@ -13,6 +16,7 @@ Linux bounds all of it. macOS does not bound memory, Windows neither memory nor 
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import logging
@@ -51,7 +55,9 @@ _STRIKES = 3
 _MAX_BURIED = 4096
 _HEADER = struct.Struct("!Q")
 # What a process does. It is told by whoever knows how a template is compiled, which is not here.
-_START = "import sys; sys.path[:] = sys.argv[2:]; from litellm_compaction.templates.template import serve; serve()"
+_START = "from litellm_compaction.templates.template import serve; serve()"
+_PATHS = "import sys; sys.path[:] = sys.argv[2:]; "
+_ONE_THREAD = {"TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1"}
 # Those whose process runs, the least recently used first.
 _alive: OrderedDict[int, weakref.ref[Containment]] = OrderedDict()
 _alive_lock = threading.Lock()
@@ -59,7 +65,7 @@ _buried: Bounded[str, None] = Bounded(_MAX_BURIED)
 _graveyard: list[Path] = []
 
 
-class _Died(Exception):
+class Died(Exception):
     """The process ended, by its limits, ours, or whatever."""
 
 
@@ -126,7 +132,7 @@ class Containment:
         try:
             _write(process.asks, request)
             answer: object = json.loads(_read(process.answers))
-        except (_Died, OSError, ValueError, RecursionError) as error:
+        except (Died, OSError, ValueError, RecursionError) as error:
             self._end()
             self._note_death(by_clock=ended.is_set())
             raise TemplateRefusal("it has taken too much time or memory") from error
@@ -210,28 +216,68 @@ def _same(before: Sequence[Any], now: Sequence[Any]) -> int:
 
 
 def _started(source: str, first_cpu_s: float) -> _Process:
-    paths = [path for path in sys.path if path] or [str(Path(__file__).resolve().parents[2])]
     try:
-        # Nothing of the environment: keys are in it.
-        popen = subprocess.Popen(  # noqa: S603 - fixed words
-            [sys.executable, "-I", "-S", "-c", _START, "litellm_compaction template", *paths],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env={key: os.environ[key] for key in ("SYSTEMROOT", "PATH") if key in os.environ},
-        )
+        process = _spawned(_START)
     except OSError as error:
         raise TemplateRefusal(f"no process can be started: {error.strerror}") from error
-    asks, answers = popen.stdin, popen.stdout
-    if asks is None or answers is None:
-        raise TemplateRefusal("no process can be started")
-    process = _Process(popen, asks, answers, os.getpid(), {})
     try:
-        _write(asks, json.dumps([source, first_cpu_s]).encode())
+        _write(process.asks, json.dumps([source, first_cpu_s]).encode())
     except OSError as error:
         _end(process)
         raise TemplateRefusal("the process cannot be spoken to") from error
     return process
+
+
+def _spawned(start: str) -> _Process:
+    """A process that runs a line of Python; raises OSError."""
+    paths = [path for path in sys.path if path] or [str(Path(__file__).resolve().parents[2])]
+    # Nothing of the environment: keys are in it. One thread: each has a stack and an arena of its own, which count as
+    # memory on a machine of many cores.
+    popen = subprocess.Popen(  # noqa: S603 - fixed words
+        [sys.executable, "-I", "-S", "-c", _PATHS + start, "litellm_compaction contained", *paths],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env=_ONE_THREAD | {key: os.environ[key] for key in ("SYSTEMROOT", "PATH") if key in os.environ},
+    )
+    if popen.stdin is None or popen.stdout is None:
+        raise OSError(errno.EPIPE, os.strerror(errno.EPIPE))
+    return _Process(popen, popen.stdin, popen.stdout, os.getpid(), {})
+
+
+def answer_of(start: str, request: bytes, *, wall_s: float = _WALL_S) -> bytes:
+    """What a process of its own answers to one request, after which it ends; waits, so it belongs into a thread.
+
+    Args:
+        start: a line of Python that calls `serve_once`.
+        request: for the function that it names.
+        wall_s: seconds after which the process is ended.
+
+    Raises:
+        Died: it took more than 5 s of processor time, 1 GiB of memory or `wall_s`, or it failed.
+        OSError: no process can be started.
+    """
+    process = _spawned(start)
+    clock = threading.Timer(wall_s, process.popen.kill)
+    clock.daemon = True
+    clock.start()
+    try:
+        _write(process.asks, request)
+        return _read(process.answers)
+    except OSError as error:
+        raise Died from error
+    finally:
+        clock.cancel()
+        _end(process)
+
+
+def serve_once(answer: Callable[[bytes], bytes]) -> None:
+    """What the process of `answer_of` does."""
+    _limit_all(_CPU_S)
+    try:
+        _write(sys.stdout.buffer, answer(_read(sys.stdin.buffer)))
+    except (Died, MemoryError):
+        os._exit(1)
 
 
 def _end(process: _Process) -> None:
@@ -254,13 +300,13 @@ def _write(pipe: IO[bytes], data: bytes) -> None:
 def _read(pipe: IO[bytes]) -> bytes:
     header = pipe.read(_HEADER.size)
     if len(header) < _HEADER.size:
-        raise _Died
+        raise Died
     (size,) = _HEADER.unpack(header)
     if size > _MAX_ANSWER_BYTES:
-        raise _Died
+        raise Died
     data = pipe.read(size)
     if len(data) < size:
-        raise _Died
+        raise Died
     return data
 
 
@@ -279,7 +325,7 @@ def _note_use(containment: Containment) -> None:
 
 
 def remember_in(path: Path | None) -> None:
-    """Reads from a file which templates are not tried any more, and writes later ones there; None keeps them in memory.
+    """Reads from a file what is not tried any more, and writes later ones there; None keeps them in memory.
 
     What cannot be read or written is only remembered by this process.
     """
@@ -292,15 +338,16 @@ def remember_in(path: Path | None) -> None:
         _buried.update(dict.fromkeys(lines))
 
 
-def is_buried(source: str) -> bool:
-    """Whether a template has ended its process before."""
+def is_buried(source: str | bytes) -> bool:
+    """Whether a template, or the bytes of a tokenizer.json, has ended its process before."""
     return _digest(source) in _buried
 
 
-def bury(source: str) -> None:
-    """Has a template not tried any more."""
+def bury(source: str | bytes) -> None:
+    """Has a template, or the bytes of a tokenizer.json, not tried any more."""
     digest = _digest(source)
-    logger.warning("template_refused hash=%s; it took too much time or memory, and is not tried again", digest)
+    kind = "template" if isinstance(source, str) else "tokenizer"
+    logger.warning("%s_refused hash=%s; it took too much time or memory, and is not tried again", kind, digest)
     _buried[digest] = None
     for path in _graveyard:
         _note(path, digest)
@@ -313,11 +360,12 @@ def _note(path: Path, digest: str) -> None:
         with os.fdopen(os.open(path, flags, 0o600), "a", encoding="ascii") as file:
             file.write(f"{digest}\n")
     except OSError as error:
-        logger.warning("template_not_noted %s; it is tried once more after a restart", error.strerror)
+        logger.warning("refusal_not_noted %s; it is tried once more after a restart", error.strerror)
 
 
-def _digest(source: str) -> str:
-    return hashlib.blake2b(source.encode("utf-8", "replace"), digest_size=16).hexdigest()
+def _digest(source: str | bytes) -> str:
+    raw = source.encode("utf-8", "replace") if isinstance(source, str) else source
+    return hashlib.blake2b(raw, digest_size=16).hexdigest()
 
 
 class Compiled(Protocol):
@@ -332,7 +380,7 @@ class Compiled(Protocol):
 def serve_requests(compile_template: Callable[[str], Compiled]) -> None:
     """What the process does: reads a template, then requests, until its pipe is closed."""
     asks, answers = sys.stdin.buffer, sys.stdout.buffer
-    _limit_all()
+    _limit_all(_FIRST_CPU_S)
     try:
         source, first_cpu_s = json.loads(_read(asks))
         _limit_cpu(first_cpu_s)
@@ -355,21 +403,21 @@ def serve_requests(compile_template: Callable[[str], Compiled]) -> None:
                 answer = {"same": same, "parts": parts[same:]}
                 talks[number] = _Talk(messages, parts)
             _write(answers, json.dumps(answer).encode())
-    except _Died:
+    except Died:
         # Whoever asked has gone.
         return
     except MemoryError:
         os._exit(1)
 
 
-def _limit_all() -> None:
+def _limit_all(cpu_s: float) -> None:
     try:
         import resource
     except ImportError:
         return
     for name, limit in (("AS", _MEMORY_BYTES), ("CORE", 0), ("NOFILE", _MOST_FILES), ("FSIZE", 0)):
         _limit(getattr(resource, f"RLIMIT_{name}"), limit)
-    _limit_cpu(_FIRST_CPU_S)
+    _limit_cpu(cpu_s)
 
 
 def _limit_cpu(cpu_s: float) -> None:

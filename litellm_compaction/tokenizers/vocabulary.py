@@ -98,6 +98,22 @@ class Vocabulary:
         """Whether `text` names a control token: in a prompt that is sent as it is, that would be the token itself."""
         return self._controls is not None and self._controls.search(text) is not None
 
+    def defused(self, text: str) -> str:
+        """`text` with its control tokens broken by a space, those that overlap too.
+
+        One that begins like a word, or is a single character, stays: no template has such a one, a hostile file may.
+        """
+        if self._controls is None:
+            return text
+        pieces: list[str] = []
+        kept = position = 0
+        while (found := self._controls.search(text, position)) is not None:
+            position = found.start() + 1
+            if len(found[0]) > 1 and not (text[found.start()].isalnum() or text[found.start()].isspace()):
+                pieces += (text[kept:position], " ")
+                kept = position
+        return "".join((*pieces, text[kept:]))
+
     def _places(self, prompt: str, position: int) -> Iterator[tuple[int, int]]:
         """Where special tokens are."""
         if self._specials is None:

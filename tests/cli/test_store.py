@@ -111,6 +111,7 @@ def test_show_tells_what_was_pruned(run: Callable[..., str], path: Path) -> None
     pruned = replace(
         compaction("h3", text="Long ago."),
         rung="prune",
+        edited_from=0,
         dropped=(1, 2),
         shortened=(Shortened(position=3, spans=((0, 20),)),),
         omissions="Two steps failed.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import time
@@ -208,6 +209,16 @@ def _replace(pattern: dict[str, str], content: str) -> dict[str, object]:
     return {"type": "Replace", "pattern": pattern, "content": content}
 
 
+def _padded(strategy: object, **parts: object) -> dict[str, object]:
+    padding = {"strategy": strategy, "direction": "Right", "pad_id": 0, "pad_type_id": 0, "pad_token": " "}
+    return {"padding": {**padding, "pad_to_multiple_of": None, **parts}}
+
+
+def _precompiled(charsmap: str) -> dict[str, object]:
+    return {"type": "Precompiled", "precompiled_charsmap": charsmap}
+
+
+_CUT = {"direction": "Right", "max_length": 1, "strategy": "LongestFirst", "stride": 0}
 # What a tokenizer.json may say, and what is wrong with it.
 TOKENIZERS: dict[str, dict[str, object]] = {
     "one becomes a million": _tokenizer_json(normalizer=_replace({"String": "x"}, "a" * 1_000_000)),
@@ -235,6 +246,70 @@ def test_a_tokenizer_that_makes_much_of_little_is_refused(name: str, tmp_path: P
     with pytest.raises(UnusableModelFile, match="characters"):
         read_tokenizer_json(path)
     assert time.process_time() - begun_s < 3
+
+
+_CHARSMAP_OF_ONES = base64.b64encode(b"\xff" * 80).decode()
+_LONG_CHARSMAP = base64.b64encode((1024).to_bytes(4, "little") + b"\0" * 1024 + b"a" * 100_000 + b"\0").decode()
+# What a tokenizer.json of a few KB says, and of how many tokens "ab" is by it; None where it is refused.
+ABORTING: dict[str, tuple[dict[str, object], int | None]] = {
+    "padded to a multiple": (_padded("BatchLongest", pad_to_multiple_of=10**12), 2),
+    "padded to a length": (_padded({"Fixed": 10**12}), 2),
+    "padded to 10 million": (_padded({"Fixed": 10**7}), 2),
+    "padded to 3 million, and cut": ({**_padded({"Fixed": 3 * 10**6}), "truncation": _CUT}, 2),
+    "cut to one token": ({"truncation": _CUT}, 2),
+    "a map that promises a trie of 4 GB": ({"normalizer": _precompiled(_CHARSMAP_OF_ONES)}, None),
+    "a map to a long text": ({"normalizer": _precompiled(_LONG_CHARSMAP)}, None),
+}
+_READ_ALL = """
+import pathlib
+from litellm_compaction.errors import UnusableModelFile
+from litellm_compaction.tokenizers.files import read_tokenizer_json
+told = {}
+for name in given:
+    try:
+        told[name] = read_tokenizer_json(pathlib.Path(name)).count("ab")
+    except UnusableModelFile:
+        told[name] = None
+(peak,) = [line for line in open("/proc/self/status") if line.startswith("VmHWM")]
+print(json.dumps([told, int(peak.split()[1])]))
+"""
+
+
+@linux
+def test_no_tokenizer_ends_the_proxy(tmp_path: Path) -> None:
+    """Files that made the library abort are counted by without their padding, or refused; nothing of it costs memory.
+
+    An abort is no exception: the proxy ended at every start (SIGABRT, 2026-11-23).
+    """
+    paths = {}
+    for number, (name, (parts, _)) in enumerate(ABORTING.items()):
+        path = tmp_path / str(number) / "tokenizer.json"
+        path.parent.mkdir()
+        path.write_text(json.dumps(_tokenizer_json(**parts)).replace('"padding"', '"pad\\u0064ing"'))
+        paths[str(path)] = name
+    told, peak_kb = bounded.in_child(_READ_ALL, list(paths), cpu_s=30)
+    assert {paths[path]: tokens for path, tokens in told.items()} == {
+        name: tokens for name, (_, tokens) in ABORTING.items()
+    }
+    assert peak_kb < 200_000
+
+
+@linux
+def test_a_tokenizer_that_died_is_not_tried_again_after_a_restart(tmp_path: Path) -> None:
+    """Its hash is written down with those of templates; a changed file is another one."""
+    path, remembered = tmp_path / "tokenizer.json", tmp_path / "refused_templates"
+    path.write_text(json.dumps(_tokenizer_json(normalizer=_precompiled(_CHARSMAP_OF_ONES))))
+    remember_in(remembered)
+    with pytest.raises(UnusableModelFile, match="1 GiB"):
+        read_tokenizer_json(path)
+    contained._buried.clear()
+    remember_in(remembered)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(contained, "_spawned", lambda *_: pytest.fail("it was tried again"))
+        with pytest.raises(UnusableModelFile, match="1 GiB"):
+            read_tokenizer_json(path)
+    path.write_text(json.dumps(_tokenizer_json()))
+    assert read_tokenizer_json(path).count("ab") == 2
 
 
 def test_ordinary_normalizers_are_allowed(tmp_path: Path) -> None:

@@ -226,6 +226,21 @@ async def test_two_who_sign_out_at_the_same_time_are_both_out() -> None:
     assert [await third.has(f"cookie {number}") for number in (0, 1009)] == [False, True]
 
 
+async def test_no_other_key_brings_a_session_back() -> None:
+    """A thousand sign-outs of a holder of some key pushed everybody else's out of what is remembered."""
+    store, sessions = MemoryStore(ttl_s=7 * _DAY_S, max_bytes=1 << 20), Sessions("sk-master")
+    stolen = sessions.seal("sk-alice")
+    await SignedOut(store).add(stolen, owner=sessions.owner(stolen))
+    other = sessions.owner(sessions.seal("sk-mallory"))
+    assert len({"", other, sessions.owner(stolen), sessions.owner(sessions.seal("sk-bob"))}) == 4
+    worker = SignedOut(store)
+    for number in range(1500):
+        await worker.add(f"cookie {number}", 5e9 + number, owner=other)
+    assert await SignedOut(store).has(stolen, owner=sessions.owner(stolen))
+    assert await worker.has(stolen, owner=sessions.owner(stolen))
+    assert len(await worker._known()) <= 51
+
+
 async def test_signing_out_without_a_store_holds_in_this_worker() -> None:
     """A store that cannot be read keeps nobody signed in."""
     store = MemoryStore(ttl_s=60, max_bytes=1 << 20)
@@ -300,8 +315,9 @@ async def test_right_keys_wait_for_nothing_but_wrong_ones_of_their_address() -> 
 _NGINX = "10.0.0.1"
 # (trusted_proxy_ranges, use_x_forwarded_for, the peer, what it forwards, whose tries they are).
 _WAYS: dict[str, tuple[object, bool, str, str, str]] = {
-    "no proxy is trusted": (None, False, _NGINX, "203.0.113.7", _NGINX),
-    "a header that anybody can send": (None, True, _NGINX, "203.0.113.7", _NGINX),
+    "no proxy is trusted": (None, False, _NGINX, "203.0.113.7", "forwarded"),
+    "a header that anybody can send": (None, True, _NGINX, "203.0.113.7", "forwarded"),
+    "what uvicorn has made of a header from loopback": (None, False, "10.1.2.3", "10.1.2.3", "forwarded"),
     "a trusted proxy": (["10.0.0.0/8"], False, _NGINX, "203.0.113.7", "203.0.113.7"),
     "forged by the client of a trusted proxy": (
         ["10.0.0.0/8"],

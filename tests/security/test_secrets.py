@@ -16,7 +16,7 @@ from litellm_compaction.core.ledger import ledger
 from litellm_compaction.core.messages import parse_message
 from litellm_compaction.core.secrets import MARKER, redacted, redactor
 from litellm_compaction.engine import build
-from litellm_compaction.engine.build import _redacted
+from litellm_compaction.engine.build import _rewritten
 from litellm_compaction.errors import ConfigError, SummaryFailed
 from tests.builders import tool_round
 from tests.engine.bench import Bench, FakeAsk
@@ -181,7 +181,7 @@ async def test_no_secret_enters_a_store() -> None:
 async def test_no_secret_enters_the_ledger_of_an_edit(looked: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Old results make room without a model; what a ledger keeps of them is looked at twice, each by itself enough."""
     if looked == "where it is made":
-        monkeypatch.setattr(build, "_redacted", lambda compaction, redact: compaction)
+        monkeypatch.setattr(build, "_rewritten", lambda compaction, redact: compaction)
     else:
         made = build.ledger
         monkeypatch.setattr(build, "ledger", lambda *given, **named: made(*given, **{**named, "redact": str}))
@@ -214,7 +214,7 @@ async def test_an_operators_patterns_keep_theirs_out_of_a_store() -> None:
 def test_whatever_is_written_is_looked_at_once_more() -> None:
     """Every text of a compaction, wherever it came from."""
     (text, secret), *_ = SECRETS
-    written = _redacted(
+    written = _rewritten(
         replace(
             compaction("x"), ledger=text, omissions=text, segments=(replace(compaction("x").segments[0], text=text),)
         ),

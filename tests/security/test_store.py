@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import random
 import sqlite3
@@ -14,12 +15,16 @@ from typing import Any
 
 import pytest
 
+from litellm_compaction.core.compaction import Shortened
 from litellm_compaction.errors import StoreError
 from litellm_compaction.stores import MemoryStore, SqliteStore, SteadyStore, Store, open_store
+from litellm_compaction.stores.protocol import decode, encode
 from tests.engine.bench import Bench
 from tests.engine.test_guard import LONG
+from tests.security.hooks import Client, Scene, conversation, use_router
 from tests.stores.compactions import compaction
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*`ReadOnly` qualifier:UserWarning")
 SECRET = "Geheimwort-4711"
 
 
@@ -180,6 +185,70 @@ async def test_whatever_a_store_raises_a_long_request_is_compacted(error: Except
     broken: Any = _Raising(error)
     guarded = await Bench(store=broken).guard(LONG)
     assert (guarded.action, guarded.round) == ("compacted", 1)
+
+
+# What a record may say that fits no conversation, with those that have opened the guard (2026-11-23) first.
+_UNFIT: dict[str, dict[str, Any]] = {
+    "edited from before the beginning": {"edited_from": -9},
+    "shortened outside of what is edited": {"shortened": [{"position": 5, "spans": [[0, 10**9]]}]},
+    "100,000 pieces": {"edited_from": 0, "shortened": [{"position": 0, "spans": [[0, 1]] * 100_000}]},
+    "pieces backwards": {"edited_from": 0, "shortened": [{"position": 0, "spans": [[9, 2]]}]},
+    "edited from behind the end": {"edited_from": 5},
+    "covers less than nothing": {"covered_messages": -1},
+    "pinned behind the end": {"pinned": [4]},
+    "stubbed before the beginning": {"stubbed": [-1]},
+    "dropped behind the end": {"dropped": [10**20]},
+    "an image of another message": {"images": [[9, 0]]},
+    "an image before the first": {"images": [[0, -1]]},
+    "a summary of more than it covers": {
+        "segments": [{"text": "", "round": 1, "covered_messages": 9, "covered_hash": ""}]
+    },
+    "less than nothing of an answer": {"begun": {"chars": -1, "text_hash": ""}},
+}
+
+
+@pytest.mark.parametrize("name", _UNFIT)
+def test_a_record_that_fits_no_conversation_is_none(name: str) -> None:
+    """Read as one that cannot be read: such as somebody else writes to a shared store."""
+    envelope = json.loads(encode(compaction("h")))
+    assert decode(json.dumps(envelope).encode()) is not None
+    envelope["compaction"] |= _UNFIT[name]
+    assert decode(json.dumps(envelope).encode()) is None
+
+
+# What a store of another kind may hand out, which reads its own records.
+_UNREAD = {
+    "edited from before the beginning": {"edited_from": -9},
+    "shortened outside of what is edited": {"shortened": (Shortened(position=50, spans=()),)},
+    "no text for a ledger": {"ledger": 5},
+}
+
+
+@pytest.mark.parametrize("name", _UNREAD)
+@pytest.mark.parametrize("group", ["carried", "hooked"])
+async def test_a_record_that_cannot_be_applied_is_deleted_and_done_without(
+    name: str, group: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The guard opened with every turn, since the record stayed (2026-11-23): now the turn after finds a good one."""
+    scene = Scene()
+    use_router(monkeypatch, scene.router)
+    messages = conversation("alice", 8)
+    await Client(scene, "sk-alice", messages, attempts=[group]).send()
+    [stored] = await scene.handler._store.compactions()
+    unfit: Any = _UNREAD[name]
+    broken = replace(stored.compaction, **unfit)
+    monkeypatch.setattr("litellm_compaction.stores.memory.encode", lambda _: b"")
+    await scene.handler._store.put(stored.scope, broken)
+    for action in ("compacted", "reused"):
+        client = Client(scene, "sk-alice", messages, attempts=[group])
+        await client.send()
+        assert client.error is None
+        assert (client.headers["x-litellm-compaction"], client.headers["x-litellm-compaction-round"]) == (action, "1")
+    assert "record_deleted" in caplog.text
+    assert "failed_open" not in caplog.text
+    [stored] = await scene.handler._store.compactions()
+    assert stored.compaction != broken
+    await scene.handler.aclose()
 
 
 def _holds_secret(folder: Path) -> list[str]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import strategies as st
 
-from litellm_compaction.core.compaction import Compaction, PartialCoverage, Segment
+from litellm_compaction.core.compaction import Compaction, PartialCoverage, Segment, Shortened
 from litellm_compaction.core.strategies import STRATEGIES
 
 
@@ -15,7 +16,7 @@ def compaction(name: str, *, covered: int = 4, text: str = "What happened.", pro
     return Compaction(
         covered_messages=covered,
         covered_hash=name,
-        pinned=(1,),
+        pinned=(1,) if covered > 1 else (),
         round=1,
         segments=(segment,),
         ledger="- src/a.py",
@@ -24,15 +25,35 @@ def compaction(name: str, *, covered: int = 4, text: str = "What happened.", pro
     )
 
 
-def compactions() -> st.SearchStrategy[Any]:
-    """All fields of all types, half surrogate pairs and zero characters in texts too."""
+@st.composite
+def compactions(draw: st.DrawFn) -> Any:
+    """All fields of all types, half surrogate pairs and zero characters in texts too; positions as those made here."""
     texts = st.text(st.characters())
-    return st.builds(
+    covered = draw(st.integers(1, 50))
+    start = draw(st.integers(0, covered - 1))
+    positions = st.lists(st.integers(0, covered - 1), max_size=4).map(tuple)
+    chars = st.lists(st.integers(0, 99), max_size=5).map(sorted)
+    spans = chars.map(lambda edges: tuple(zip(edges[::2], edges[1::2], strict=False)))
+    known = st.builds(
         Compaction,
+        covered_messages=st.just(covered),
+        edited_from=st.none() | st.just(start),
+        pinned=positions,
+        stubbed=positions,
+        dropped=positions,
+        shortened=st.lists(st.builds(Shortened, position=st.integers(start, covered - 1), spans=spans), max_size=2).map(
+            tuple
+        ),
+        images=st.lists(st.tuples(st.integers(0, covered - 1), st.integers(0, 3)), max_size=2).map(tuple),
         ledger=texts,
         rung=st.sampled_from(["edit", "truncate", *STRATEGIES]),
         window_tokens=st.integers(0, 10**9),
         provisional=st.booleans(),
-        begun=st.none() | st.builds(PartialCoverage, text_hash=texts),
-        segments=st.lists(st.builds(Segment, text=texts), max_size=4).map(tuple),
+        begun=st.none() | st.builds(PartialCoverage, chars=st.integers(0, 10**6), text_hash=texts),
+        segments=st.lists(st.builds(Segment, text=texts, covered_messages=st.integers(0, covered)), max_size=4).map(
+            tuple
+        ),
     )
+    compaction = draw(known)
+    # Without edits the record stands for all that it covers.
+    return compaction if compaction.edited_from is not None else replace(compaction, shortened=())

@@ -74,9 +74,11 @@ class Failing(MemoryStore):
         self._may_fail(self.reads_fail)
         return await super().compactions()
 
-    async def delete(self, *, scope: str | None = None, unused_since_s: float | None = None) -> int:
+    async def delete(
+        self, *, scope: str | None = None, unused_since_s: float | None = None, covered_hash: str | None = None
+    ) -> int:
         self._may_fail(self.writes_fail)
-        return await super().delete(scope=scope, unused_since_s=unused_since_s)
+        return await super().delete(scope=scope, unused_since_s=unused_since_s, covered_hash=covered_hash)
 
     async def aclose(self) -> None:
         """Keeps what it has, as a file does."""

@@ -463,3 +463,18 @@ async def test_a_store_can_be_ended_twice(opened: OpenStore) -> None:
     store = opened()
     await store.aclose()
     await store.aclose()
+
+
+@pytest.mark.parametrize("opened", ["memory", "sqlite", "steady", *PROGRAMS], indirect=True)
+async def test_one_compaction_can_be_deleted(opened: OpenStore) -> None:
+    """That of one scope and these messages, and nothing else."""
+    store = opened()
+    for owner in ("a", "b"):
+        for name in ("old", "new"):
+            await store.put(owner, compaction(name))
+        await store.put_fact(owner, "old", "1")
+    assert await store.delete(scope="a", covered_hash="old") == 1
+    assert await store.delete(scope="a", covered_hash="old") == 0
+    left = {(each.scope, each.compaction.covered_hash) for each in await store.compactions()}
+    assert left == {("a", "new"), ("b", "old"), ("b", "new")}
+    assert await store.get_fact("a", "old") == "1"

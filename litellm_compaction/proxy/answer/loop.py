@@ -48,7 +48,7 @@ from litellm_compaction.proxy.answer.protocol import (
     UpstreamError,
 )
 from litellm_compaction.proxy.answer.relay import OneAnswer, Progress, Relay
-from litellm_compaction.proxy.refusals import log_failed_open
+from litellm_compaction.proxy.refusals import log_failure
 from litellm_compaction.windows.windows import server_of
 
 # Every prompt takes more of a window: the next request is compacted, whatever the estimate says.
@@ -372,7 +372,7 @@ class Answer:
             for way, outcome in outcomes.items():
                 await self._compactor.learn_way(self._case, way, outcome)
         except Exception as error:  # noqa: BLE001 - as `_learn`
-            log_failed_open("learn", error)
+            log_failure("learn", error)
 
     async def _harder(self, relay: Relay) -> PreparedRequest:
         """What to send after an overflow of which nothing has been shown: compacted harder, once, and nobody notices.
@@ -571,7 +571,7 @@ class Answer:
             self._learn_from(guarded, relay, is_others=is_others)
         except Exception as error:  # noqa: BLE001 - fails open (P8)
             # The client has its answer; a lesson that is lost must not take it away again.
-            log_failed_open("learn", error)
+            log_failure("learn", error)
         if not self._is_resumed:
             self._progress.prompt_tokens.append(relay.usage.prompt_tokens if relay.usage else guarded.count.tokens)
         self._progress.usages.append(relay.usage_fields)

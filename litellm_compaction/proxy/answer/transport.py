@@ -54,7 +54,7 @@ from litellm_compaction.proxy.answer.sse import (
     short_error,
     unreadable,
 )
-from litellm_compaction.proxy.refusals import RECOGNIZED, bad_request, litellm_error_of, response_of
+from litellm_compaction.proxy.refusals import RECOGNIZED, bad_request, litellm_error_of, log_failure, response_of
 from litellm_compaction.proxy.routing import WAYS_OF
 from litellm_compaction.windows.fetch import ACCEPTED_ENCODINGS, is_quickly_read, unfolds_slowly
 
@@ -390,9 +390,23 @@ class GuardedTransport(ListTransport):
         self._prepared = prepared
         self._listener = listener
         self._abilities = abilities
+        self._upstream: HttpUpstream | None = None
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """The answer to LiteLLM's one call."""
+        try:
+            return await self._handled(request)
+        except httpx.TransportError:
+            # Of the server's.
+            raise
+        except Exception as error:
+            too_long = self._case.attempts.too_long
+            if too_long is None or (self._upstream is not None and self._upstream.headers is not None):
+                raise
+            log_failure("transport", error, too_long=too_long)
+            return self._refused(too_long)
+
+    async def _handled(self, request: httpx.Request) -> httpx.Response:
         content = await request.aread()
         body = await off_loop_if(len(content) > _OFF_LOOP_BYTES, lambda: json_object(content))
         if not body:
@@ -408,7 +422,7 @@ class GuardedTransport(ListTransport):
                 return await self._completed(request, body)
             found = decoded
         asked = replace(self._asked, request=found, stops=wire.stops(body))
-        upstream = HttpUpstream(self._inner, request, body, self._abilities, said=asked.said)
+        upstream = self._upstream = HttpUpstream(self._inner, request, body, self._abilities, said=asked.said)
         try:
             prepared = ready or await self._compactor.prepare(asked.request, self._case)
             if not wire.can_be_carried_over(body):

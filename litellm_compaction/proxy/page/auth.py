@@ -14,13 +14,13 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
-import functools
 import hashlib
 import hmac
 import ipaddress
 import json
 import secrets
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from inspect import signature
@@ -32,6 +32,7 @@ from fastapi import Request
 
 from litellm_compaction.concurrency import Bounded
 from litellm_compaction.errors import CompactionError
+from litellm_compaction.master_key import derived, stretched
 from litellm_compaction.proxy.deployments import note_credential, tenant_of
 from litellm_compaction.proxy.litellm_api import may_use
 from litellm_compaction.stores import Store
@@ -47,7 +48,9 @@ LIFETIME_S = 8 * 3600
 # Above what any key or JWT needs; a browser keeps 4096 bytes of a cookie (RFC 6265, 6.1).
 MAX_KEY_CHARS = 2048
 _SCOPE, _SIGNED_OUT = "page", "signed_out"
-_MAX_SIGNED_OUT = 1000
+# Of one key, by which nobody's session but its own holders' can come back, and of all.
+_MAX_SIGNED_OUT_OF_KEY, _MAX_SIGNED_OUT = 50, 5000
+_FORWARDED = "forwarded"
 _FREE_TRIES = 3
 _FIRST_DELAY_S, _MOST_DELAY_S = 0.25, 5.0
 _FORGIVEN_S = 600.0
@@ -106,15 +109,20 @@ def address_of(request: Request) -> str:
     """Whose request it is, for counting wrong keys; "" where nobody says.
 
     Behind reverse proxies that the operator has LiteLLM trust (`general_settings.trusted_proxy_ranges`) the last
-    address that none of them has. `use_x_forwarded_for` alone trusts what any client can write. An IPv6 subscriber has
+    address that none of them has. `use_x_forwarded_for` alone trusts what any client can write;
+    so does uvicorn, which puts the header's address in the peer's place for peers in `forwarded_allow_ips` (loopback):
+    without such ranges all requests that have the header count as one address. An IPv6 subscriber has
     2**64 addresses or more (RFC 6177), which count as one.
     """
     found = request.client.host if request.client else ""
+    forwarded = "x-forwarded-for" in request.headers
     try:
         from litellm.proxy.auth.network import TrustedProxyConfig, resolve_client_ip
         from litellm.proxy.auth.trusted_proxy_utils import get_trusted_proxy_cidrs
 
         ranges = get_trusted_proxy_cidrs()
+        if found and forwarded and not ranges:
+            return _FORWARDED
         config = TrustedProxyConfig(use_forwarded_for=bool(ranges), trusted_proxy_cidrs=ranges)
         found = resolve_client_ip(request, config)[0] or ""
     except (ImportError, AttributeError, TypeError, ValueError):
@@ -220,10 +228,9 @@ class Sessions:
     """
 
     def __init__(self, secret: str | None) -> None:
-        material = _stretched(secret) if secret else secrets.token_bytes(32)
-        # One key for each purpose, neither of them the secret itself.
-        self._cipher = Fernet(base64.urlsafe_b64encode(_derived(material, b"cookie")))
-        self._form_key = _derived(material, b"forms")
+        material = stretched(secret) if secret else secrets.token_bytes(32)
+        self._cipher = Fernet(base64.urlsafe_b64encode(derived(material, b"cookie")))
+        self._form_key = derived(material, b"forms")
 
     def seal(self, key: str, now_s: float | None = None) -> str:
         """The cookie's value for a proxy key."""
@@ -235,6 +242,11 @@ class Sessions:
             return self._cipher.decrypt_at_time(cookie.encode(), LIFETIME_S, _whole(now_s)).decode()
         except (InvalidToken, ValueError):
             return None
+
+    def owner(self, cookie: str) -> str:
+        """What tells one key's cookies from another's, without the key; "" for a cookie that is over or not ours."""
+        key = self.open(cookie)
+        return hmac.new(self._form_key, b"owner " + key.encode(), hashlib.sha256).hexdigest()[:16] if key else ""
 
     def form_token(self, cookie: str) -> str:
         """What a form must send along with the cookie: other sites know neither."""
@@ -256,18 +268,18 @@ class SignedOut:
         self._store = store
         self._own: dict[str, float] = {}
 
-    async def add(self, cookie: str, now_s: float | None = None) -> None:
-        """Ends a cookie's session."""
+    async def add(self, cookie: str, now_s: float | None = None, *, owner: str = "") -> None:
+        """Ends a cookie's session; `owner` tells whose key is in it."""
         now = _whole(now_s)
         # Also those that are over by this clock: set back, it would let them in again. The oldest are over soonest.
-        known = sorted((await self._known()).items(), key=lambda item: item[1])
-        self._own = {**dict(known[1 - _MAX_SIGNED_OUT :]), _fingerprint(cookie): float(now + LIFETIME_S)}
+        name = _fingerprint(cookie, owner)
+        self._own = _bounded({**await self._known(), name: float(now + LIFETIME_S)}, name)
         with contextlib.suppress(CompactionError):
             await self._store.merge_fact(_SCOPE, _SIGNED_OUT, json.dumps(self._own), _both_signed_out)
 
-    async def has(self, cookie: str) -> bool:
+    async def has(self, cookie: str, *, owner: str = "") -> bool:
         """Whether a cookie's session was ended."""
-        return _fingerprint(cookie) in await self._known()
+        return _fingerprint(cookie, owner) in await self._known()
 
     async def _known(self) -> dict[str, float]:
         try:
@@ -280,8 +292,19 @@ def _both_signed_out(kept: str, own: str) -> str:
     """The sessions that two workers have ended, those that would last longest."""
     known, more = _parsed(kept), _parsed(own)
     both = {name: max(known.get(name, 0.0), more.get(name, 0.0)) for name in {**known, **more}}
-    longest = sorted(both.items(), key=lambda item: (item[1], item[0]))[-_MAX_SIGNED_OUT:]
-    return json.dumps(dict(longest))
+    return json.dumps(_bounded(both))
+
+
+def _bounded(ended: Mapping[str, float], newest: str = "") -> dict[str, float]:
+    """Of each key, and of all, the sessions that would last longest; `newest` among them."""
+    kept: dict[str, float] = {}
+    of_key: Counter[str] = Counter()
+    for name, until_s in sorted(ended.items(), key=lambda item: (item[0] != newest, -item[1], item[0])):
+        owner = name.partition(":")[0]
+        of_key[owner] += 1
+        if of_key[owner] <= _MAX_SIGNED_OUT_OF_KEY and len(kept) < _MAX_SIGNED_OUT:
+            kept[name] = until_s
+    return kept
 
 
 def _parsed(text: str) -> dict[str, float]:
@@ -392,21 +415,8 @@ def is_own_request(method: str, headers: Mapping[str, str]) -> bool:
     return origin is None or urlsplit(origin).netloc == headers.get("host")
 
 
-def _fingerprint(cookie: str) -> str:
-    return hashlib.blake2b(cookie.encode(errors="replace"), digest_size=16).hexdigest()
-
-
-@functools.lru_cache(maxsize=4)
-def _stretched(secret: str) -> bytes:
-    """What a short secret becomes, so that whoever holds a cookie of their own cannot try millions a second for it.
-
-    RFC 7914's scrypt; 16 MiB and some 50 ms. With no salt of its own: all workers have to come to the same.
-    """
-    return hashlib.scrypt(secret.encode(), salt=b"litellm_compaction page", n=2**14, r=8, p=1, dklen=32)
-
-
-def _derived(material: bytes, purpose: bytes) -> bytes:
-    return hashlib.blake2b(b"litellm_compaction page " + purpose, key=material, digest_size=32).digest()
+def _fingerprint(cookie: str, owner: str) -> str:
+    return f"{owner}:{hashlib.blake2b(cookie.encode(errors='replace'), digest_size=16).hexdigest()}"
 
 
 def _whole(now_s: float | None) -> int:

@@ -46,7 +46,7 @@ from litellm_compaction.proxy.page.data import (
     useless_models,
 )
 from litellm_compaction.proxy.page.view import ALL, SECURITY_HEADERS, page, plain_page, sign_in_page
-from litellm_compaction.proxy.refusals import log_failed_open
+from litellm_compaction.proxy.refusals import log_failure
 from litellm_compaction.proxy.routing import reachable_entries
 from litellm_compaction.stores import MemoryStore
 
@@ -121,7 +121,7 @@ class _Page:
             return _answer(plain_page("This form is out of date, or not from this page."), HTTPStatus.FORBIDDEN)
         if form.get("do") == "sign_out":
             if seen.cookie:
-                await self._signed_out.add(seen.cookie)
+                await self._signed_out.add(seen.cookie, owner=self._signer().owner(seen.cookie))
             response = _see_other()
             response.delete_cookie(COOKIE, path=_cookie_path(request))
             return response
@@ -163,7 +163,7 @@ class _Page:
             if visitor is not None:
                 return _Seen(visitor, "")
         key = self._signer().open(cookie) if cookie else None
-        if key and await self._signed_out.has(cookie):
+        if key and await self._signed_out.has(cookie, owner=self._signer().owner(cookie)):
             return None
         visitor = await visitor_of(request, key) if key else None
         return _Seen(visitor, cookie) if visitor else None
@@ -245,7 +245,7 @@ async def _safely(answer: Coroutine[Any, Any, Response]) -> Response:
         text = "Too many wrong keys have come from your address. Try again in a minute."
         return _answer(plain_page(text), HTTPStatus.TOO_MANY_REQUESTS)
     except Exception as error:  # noqa: BLE001 - the proxy goes on
-        log_failed_open("page", error)
+        log_failure("page", error)
         return _answer(
             plain_page("This page has failed; the proxy's log says where."), HTTPStatus.INTERNAL_SERVER_ERROR
         )

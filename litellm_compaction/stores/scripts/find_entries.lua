@@ -1,8 +1,10 @@
 -- Returns the bodies of the entries that are alive, in the order of KEYS, and notes that they were used.
--- KEYS: entries of one scope. ARGV: now_s, alive_since_s, ttl_ms, most_bytes of all bodies together (one is always found).
+-- KEYS: entries of one scope. ARGV: now_s, alive_since_s, ttl_ms, most_bytes of all bodies together (one is always found),
+-- most_bytes of one: a larger one is nobody's here, and is deleted unread.
 -- Hardly any key is there, so that a few are asked for at a time: a call costs more than what it does.
 -- A server that is full or read-only refuses the note (pcall), and still finds.
 local now_s, alive_since_s, most_bytes = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[4])
+local most_of_one = tonumber(ARGV[5])
 local at_once = 16
 local bodies, bytes = {}, 0
 for first = 1, #KEYS, at_once do
@@ -10,6 +12,10 @@ for first = 1, #KEYS, at_once do
   local count = redis.call('EXISTS', unpack(KEYS, first, last))
   for index = first, count > 0 and last or 0 do
     local key = KEYS[index]
+    local size = redis.pcall('HSTRLEN', key, 'body')
+    if type(size) == 'number' and size > most_of_one then
+      redis.pcall('DEL', key)
+    end
     local entry = redis.pcall('HMGET', key, 'body', 'used_s')
     local body, used_s = entry[1], tonumber(entry[2] or nil)
     if body and used_s and used_s < alive_since_s then
