@@ -108,6 +108,7 @@ class CarryEvent:
         attempt: of `attempts`; how many there were where the answer has ended.
         tokens_before: of the window when it stopped, prompt and answer.
         tokens_after: the prompt with which it goes on.
+        lost_tokens: of `tokens_before`, those of the answer that were thrown away, such as a call that was cut.
     """
 
     outcome: CarryOutcome
@@ -117,13 +118,14 @@ class CarryEvent:
     attempts: int
     tokens_before: int
     tokens_after: int
+    lost_tokens: int = 0
     when_s: float = 0.0
     tenant: str = ""
 
     @property
     def gained_tokens(self) -> int:
-        """Room that the answer has more than when it stopped."""
-        return self.tokens_before - self.tokens_after
+        """Room that the compaction has made: what was thrown away has to be written again, and is no gain."""
+        return max(self.tokens_before - self.lost_tokens - self.tokens_after, 0)
 
 
 # What a history keeps.

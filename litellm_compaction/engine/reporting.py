@@ -114,7 +114,14 @@ class Reporter:
         )
 
     def carried_on(
-        self, case: RequestContext, guarded: PreparedRequest, *, outcome: CarryOutcome, attempt: int, used_tokens: int
+        self,
+        case: RequestContext,
+        guarded: PreparedRequest,
+        *,
+        outcome: CarryOutcome,
+        attempt: int,
+        used_tokens: int,
+        lost_tokens: int,
     ) -> None:
         """Tells how an answer at the limit went on, or ended.
 
@@ -124,6 +131,7 @@ class Reporter:
             outcome: what was done.
             attempt: which of the restarts this is; how many there were where the answer has ended.
             used_tokens: of the window, when the answer stopped.
+            lost_tokens: of these, those that were generated and never reach the client.
         """
         self._tell(
             CarryEvent(
@@ -134,6 +142,7 @@ class Reporter:
                 attempts=case.settings.max_restarts,
                 tokens_before=used_tokens,
                 tokens_after=guarded.count.tokens if outcome == "restarted" else used_tokens,
+                lost_tokens=lost_tokens,
                 when_s=self._wall_clock(),
                 tenant=case.tenant,
             )

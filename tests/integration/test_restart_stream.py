@@ -231,6 +231,23 @@ def test_cut_call_is_made_again_after_a_compaction(restarting: Restarting, text:
     assert watch.problems(messages) == []
 
 
+@pytest.mark.parametrize("history", [0, 1300])
+def test_call_larger_than_the_window_is_given_up(restarting: Restarting, history: int) -> None:
+    """No more room than the last time, no other try: `length`, the numbers, and nothing of the call."""
+    wanted = calls("tool_0", words=3000)
+    watch = restarting.watch("local", Teller(Reply("", tool_calls=wanted), later=(Reply("", tool_calls=wanted),)))
+    messages = talk("huge call", history) if history else asked("huge call")
+    answer = restarting.proxy.stream("local", messages, tools=tools(1))
+    assert stream_problems(answer) == []
+    assert (joined_calls(answer), answer.finish_reasons) == ([], ["length"])
+    prompts = [record.prompt_tokens for record in watch.chats]
+    assert len(prompts) == (2 if history else 1)
+    assert prompts == sorted(set(prompts), reverse=True)
+    whole = restarting.proxy.chat("local", asked("huge whole call"), tools=tools(1)).json()["choices"][0]
+    assert (whole["message"].get("tool_calls"), whole["finish_reason"]) == (None, "length")
+    assert len(watch.chats) == len(prompts) + 1
+
+
 def test_calls_flow_while_there_is_room(restarting: Restarting) -> None:
     """Far from the limit a call is sent as it is generated."""
     wanted = calls("tool_0", words=400)

@@ -272,15 +272,26 @@ async def test_cut_call_is_generated_again_after_a_compaction(text: str) -> None
     assert (read.text, read.finish_reasons, read.shape_problems()) == (text, ["tool_calls"], [])
 
 
-async def test_call_larger_than_the_window_ends_regularly() -> None:
-    """A call that no compaction makes room for is given up, with a notice, after few tries; nothing of it is sent."""
+@pytest.mark.parametrize("is_whole", [False, True])
+@pytest.mark.parametrize(("history", "requests"), [(0, 1), (1050, 2)], ids=["nothing to compact", "a history"])
+async def test_call_larger_than_the_window_ends_regularly(history: int, requests: int, is_whole: bool) -> None:
+    """It is asked for again only where a compaction gives it more room than the last try; nothing of it is sent."""
     huge = json.dumps({"text": prose("huge", 4000)})
-    scene = Scene(SHORT, [Turn(reply=Reply("Now. ", tool_calls=[("write", huge)]))])
+    messages = talk("huge call", history) if history else SHORT
+    scene = Scene(messages, [Turn(reply=Reply("Now. ", tool_calls=[("write", huge)]))], is_whole=is_whole)
+    told: list[Any] = []
+    scene.compactor = scene.compactor_told(told.append)
     read = await scene.read()
     assert read.calls == []
     assert (read.finish_reasons, read.shape_problems()) == (["length"], [])
     assert "⚠️" in read.raw_text
-    assert len(scene.server.opened) <= 4
+    assert len(scene.server.opened) == requests
+    prompts = [opened.prompt_tokens for opened in scene.server.opened]
+    assert prompts == sorted(set(prompts), reverse=True)
+    carried = [event for event in told if isinstance(event, CarryEvent)]
+    assert [event.outcome for event in carried] == ["restarted", "aborted"][-requests:]
+    # What the prompt has less: not the call, which has to be written again.
+    assert sum(event.gained_tokens for event in carried[:-1]) == pytest.approx(prompts[0] - prompts[-1], abs=40)
 
 
 async def test_later_call_that_is_cut_is_not_begun() -> None:

@@ -490,9 +490,10 @@ class Answer:
                 return None
             # More room for thoughts is no answer: they are closed, once.
             partial = replace(partial, closes=partial.is_thoughts)
-            # After it at least an output buffer is free, and that much more than there was before.
+            # After it at least an output buffer is free, and that much more than there was before. A call that was cut
+            # has to be written again: with no more room than the last time it would be cut again.
             used_tokens = guarded.window.tokens if relay.end == "overflow" else relay.used_tokens()
-            room_tokens = guarded.budget.output_buffer_tokens(used_tokens)
+            room_tokens = guarded.budget.output_buffer_tokens(used_tokens) + relay.cut_call_tokens
             if relay.is_full:
                 room_tokens += max(guarded.window.tokens - used_tokens, 0)
             case = self._pressed() if relay.is_full else self._case
@@ -600,7 +601,12 @@ class Answer:
     def _tell(self, outcome: CarryOutcome, guarded: PreparedRequest, relay: Relay) -> None:
         used_tokens = min(relay.filled_tokens, guarded.window.tokens)
         self._compactor.carried_on(
-            self._case, guarded, outcome=outcome, attempt=self._progress.restarts, used_tokens=used_tokens
+            self._case,
+            guarded,
+            outcome=outcome,
+            attempt=self._progress.restarts,
+            used_tokens=used_tokens,
+            lost_tokens=min(relay.lost_tokens, used_tokens),
         )
 
     def _calling(self, relay: Relay) -> list[Chunk]:

@@ -256,8 +256,12 @@ class Relay:
     @property
     def lost_tokens(self) -> int:
         """Of what was generated, what the client never gets: calls that were cut, and what the joiner has taken out."""
-        cut_tokens = sum(self._generated.of(_call_text(call)) for call in self._calls) if self.end != "done" else 0
-        return cut_tokens + self._removed_tokens()
+        return self.cut_call_tokens + self._removed_tokens()
+
+    @property
+    def cut_call_tokens(self) -> int:
+        """Tokens of the calls that were cut before the client had any of them: they would have to be written again."""
+        return sum(self._generated.of(_call_text(call)) for call in self._calls) if self.end != "done" else 0
 
     def _removed_tokens(self) -> int:
         if self._joiner is None:
