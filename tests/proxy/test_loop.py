@@ -330,6 +330,19 @@ async def test_json_document_is_joined_without_notices() -> None:
     assert all(opened.is_continuation for opened in scene.server.opened[1:])
 
 
+@pytest.mark.parametrize("reasoning", ["", THOUGHTS[:200]], ids=["blank", "thoughts"])
+async def test_json_document_that_has_not_begun_is_asked_for_as_a_document(reasoning: str) -> None:
+    """White space and thoughts are no part of it: the next request is no piece behind a seam, and keeps its format."""
+    document = '{"rows": 3}'
+    begun = Reply(f"\n\n{document}", reasoning=reasoning)
+    full = Turn(reply=begun, end="error", after_tokens=1 + count(reasoning), text=OVERFLOWS[4])
+    scene = Scene(talk("blank", 1000), [full, Turn(reply=Reply(document))], is_json=True, chunk_tokens=1)
+    read = await scene.read()
+    assert (read.raw_text.strip(), read.finish_reasons, read.shape_problems()) == (document, ["stop"], [])
+    opened = scene.server.opened[1]
+    assert opened.continuation is None or opened.continuation.begins_anew
+
+
 async def test_json_document_that_broke_ends_as_length() -> None:
     """A joined document that does not parse is not passed off as finished."""
     document = json.dumps({"rows": [f"row{number} of many" for number in range(400)]})

@@ -392,7 +392,8 @@ class Answer:
             limit = await self._room.take(guarded, limit, is_watched=self._is_watched)
             self._room.started()
         relay.opened(limit, left, is_shared=self._is_shared(guarded), is_share=limit < all_tokens)
-        continuation = continuation_of(guarded) if self._progress.text or guarded.closing is not None else None
+        has_begun = bool(self._progress.sent_text.strip()) or guarded.closing is not None
+        continuation = continuation_of(guarded) if has_begun else None
         opened = self._upstream.open(guarded.messages, limit, continuation=continuation)
         async with AsyncExitStack() as stack, self._interrupted(guarded, relay) as waiting:
             stream = await waiting.until(stack.enter_async_context(opened))

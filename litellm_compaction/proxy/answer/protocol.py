@@ -207,6 +207,15 @@ class Continuation:
         """Whether the server is to do what it may know nothing of, so that there is another way where it does not."""
         return self.way != "turn" or bool(self.closing)
 
+    @property
+    def begins_anew(self) -> bool:
+        """Whether nothing but thoughts has come of the answer, so that what comes now is all of it.
+
+        A format that shapes a whole document is left out of everything else: servers apply it from the first token that
+        they generate, and would begin a new document (llama.cpp, common/sampling.cpp; vLLM, structured outputs).
+        """
+        return self.closing is not None
+
 
 class Upstream(Protocol):
     """The server of one deployment, asked for one client request."""
@@ -223,8 +232,7 @@ class Upstream(Protocol):
         Args:
             messages: what to send; None for the client's own list.
             max_tokens: bound on the answer.
-            continuation: how an answer goes on, where what shapes a whole document is left out; None for one that
-                begins.
+            continuation: how an answer goes on; None for one that begins.
 
         Raises:
             UpstreamError: refused.

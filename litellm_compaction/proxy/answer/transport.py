@@ -58,7 +58,7 @@ from litellm_compaction.proxy.refusals import RECOGNIZED, bad_request, litellm_e
 from litellm_compaction.proxy.routing import WAYS_OF
 from litellm_compaction.windows.fetch import ACCEPTED_ENCODINGS, is_quickly_read, unfolds_slowly
 
-# What shapes a whole document would make the model start a new one instead of going on with the old.
+# What shapes a whole document, and not the rest of one.
 _WHOLE_DOCUMENT_KEYS = ("response_format",)
 # With which servers refuse a key that they do not know (OpenAI and llama.cpp 400, FastAPI servers 422, others 501).
 _UNKNOWN_KEY_STATUSES = frozenset({400, 404, 405, 415, 422, 501})
@@ -178,7 +178,7 @@ class HttpUpstream:
                 body.update(wire.with_usage(body))
         if messages is not None:
             body["messages"] = wire.encode(messages)
-        if continuation is not None and continuation.closing is None:
+        if continuation is not None and not continuation.begins_anew:
             body = {key: value for key, value in body.items() if key not in _WHOLE_DOCUMENT_KEYS}
         url = self._request.url
         if continuation is not None and continuation.prompt is not None:
