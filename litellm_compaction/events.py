@@ -29,7 +29,10 @@ USED_EARLY = "early"
 USELESS = frozenset(("echo", "loop", "dialogue", "script", "language", "invented", "empty", "refusal", "timeout"))
 # Of a model's newest summaries so many are looked at, and so many of them rejected are too many.
 _LATEST, _TOO_MANY = 6, 4
-CarryOutcome: TypeAlias = Literal["restarted", "attempts", "aborted", "unanswered"]
+# Of an answer that the window has cut.
+Cut: TypeAlias = Literal["attempts", "aborted", "unanswered"]
+AnswerOutcome: TypeAlias = Literal["completed"] | Cut
+CarryOutcome: TypeAlias = Literal["restarted"] | Cut
 Phase: TypeAlias = Literal["pre_request", "tool_response", "streaming"]
 
 

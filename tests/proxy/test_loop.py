@@ -15,6 +15,7 @@ from litellm_compaction.core.messages import (
     ABORT_NOTICE,
     ATTEMPTS_NOTICE,
     DONE_NOTICE,
+    NEARLY_FULL_NOTICE,
     START_NOTICE,
     THOUGHTS_NOTICE,
     Message,
@@ -113,7 +114,7 @@ async def test_short_answer_passes_as_it_is() -> None:
 @pytest.mark.parametrize("before", ["content", "reasoning", "off"])
 async def test_notices_go_where_they_are_wanted(before: Any, within: Any, text: str, reasoning: str) -> None:
     """A restart is announced in the content, in the reasoning, or nowhere, wherever the answer's opening was."""
-    read = await Scene(SHORT, [Turn(reply=goes_on(WORDS))], notices=Notices(before, within)).read()
+    read = await Scene(SHORT, [Turn(reply=goes_on(WORDS))], notices=Notices(before, within, within)).read()
     assert read.raw_text.count(RESTARTED) == (text != "")
     assert read.text == WORDS
     assert read.reasoning == reasoning
@@ -131,14 +132,14 @@ async def test_pending_compaction_is_announced_before_it_is_made(before: Any, wi
         return await summarized(messages, max_tokens=max_tokens)
 
     reply = "{}" if is_json else "Fine."
-    notices = Notices(before, within)
+    notices = Notices(before, within, within)
     scene = Scene(talk("before", 2500), [Turn(reply=Reply(reply))], notices=notices, ask=ask, is_json=is_json)
     chunks = (await scene.answer()).chunks()
     first = await anext(chunks)
     assert not asked.is_set()
     assert first["choices"][0]["delta"]["role"] == "assistant"
     read = Read([first, *[chunk async for chunk in chunks]])
-    said = f"{START_NOTICE}\n{DONE_NOTICE}\n\n"
+    said = f"{START_NOTICE}\n\n{DONE_NOTICE}\n\n"
     assert read.raw_text.removesuffix(reply) == (said if before == "content" and not is_json else "")
     assert read.reasoning == (said if before == "reasoning" and not is_json else "")
     assert read.shape_problems() == []
@@ -314,7 +315,7 @@ async def test_call_that_flows_and_is_cut_ends_the_answer() -> None:
     assert len(scene.server.opened) == 1
     assert [name for name, _ in read.calls] == ["write"]
     assert scene.listener.has_filled
-    opening, _ = ABORT_NOTICE.split("{used}/{window}")
+    opening, _ = NEARLY_FULL_NOTICE.split("{used}/{window}")
     assert read.raw_text.startswith(f"\n\n{opening}")
     assert (read.finish_reasons, read.shape_problems()) == (["length"], [])
 
@@ -430,11 +431,49 @@ async def test_answer_that_no_compaction_helps_goes_on_to_the_end_of_the_window(
     text, _, notice = read.raw_text.partition("\n\n")
     assert WORDS.startswith(text)
     assert count(text) >= opened.max_tokens - 2
-    opening, closing = ABORT_NOTICE.split("{used}/{window}")
+    opening, closing = NEARLY_FULL_NOTICE.split("{used}/{window}")
     used, window = notice.removeprefix(opening).removesuffix(closing).split("/")
     assert (int(used), int(window)) == (opened.prompt_tokens + opened.completion_tokens, 2048)
     assert (read.finish_reasons, read.shape_problems()) == (["length"], [])
-    assert ("compaction" in read.usages[0], scene.listener.details) == (False, {})
+    expected = {"outcome": "aborted", "restarts": 0, "prompt_tokens": [opened.prompt_tokens]}
+    assert (read.usages[0]["compaction"], scene.listener.details) == (expected, expected)
+
+
+CLOSINGS = {
+    "attempts": (SHORT, Turn(reply=goes_on(numbered_words(2400))), {"max_restarts": 1}, ATTEMPTS_NOTICE),
+    "nearly full": ([{"role": "user", "content": prose("sacred", 1600)}], Turn(reply=Reply(WORDS)), {}, "nearly full"),
+    "exceeded": (
+        [{"role": "user", "content": prose("sacred", 1600)}],
+        Turn(reply=Reply(WORDS), end="error", after_tokens=200, text=OVERFLOWS[4]),
+        {},
+        "Context limit exceeded",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", ["stream", "whole", "json"])
+@pytest.mark.parametrize("place", ["content", "reasoning", "off"])
+@pytest.mark.parametrize("outcome", CLOSINGS)
+async def test_closing_text_goes_where_nothing_can_break(outcome: str, place: Any, kind: str) -> None:
+    """In the text for people, in a last thought for programs; a document and its rest stay without a word of ours.
+
+    What it says is so: "exceeded" only where the server, or the window, says so.
+    """
+    messages, turn, settings, said = CLOSINGS[outcome]
+    notices = Notices("off", "off", place)
+    kinds = {"is_json": kind == "json", "is_whole": kind == "whole"}
+    scene = Scene(messages, [turn], settings=settings, notices=notices, **kinds)
+    read = await scene.read()
+    text, thoughts = read.text, read.reasoning
+    in_text = place == "content" and kind != "json"
+    assert (said in text, said in thoughts) == (in_text, place == "reasoning")
+    assert ("⚠️" in text) == in_text
+    assert without_notices(thoughts) == ""
+    assert numbered_words(2400).startswith(without_notices(text))
+    assert (read.finish_reasons, read.shape_problems()) == (["length"], [])
+    told = read.usages[0]["compaction"]
+    assert told["outcome"] == ("attempts" if outcome == "attempts" else "aborted")
+    assert told["restarts"] == len(scene.server.opened) - 1
 
 
 async def test_answer_that_fits_behind_a_full_floor_is_untouched() -> None:

@@ -264,7 +264,7 @@ class Hooked:
             chunks = [chunk async for chunk in self.answer.chunks()]
         except UpstreamError as error:
             raise error.__cause__ or error from None
-        if not self.answer.is_joined:
+        if not self.answer.is_joined and not self.answer.is_cut:
             # The first may have been an overflow in disguise, and asked again.
             last = self.upstream.responses[-1]
             return None if last is first else last

@@ -22,6 +22,7 @@ from litellm_compaction.core.messages import (
     ABORT_NOTICE,
     ATTEMPTS_NOTICE,
     DONE_NOTICE,
+    NEARLY_FULL_NOTICE,
     START_NOTICE,
     THOUGHTS_NOTICE,
 )
@@ -35,10 +36,9 @@ from litellm_compaction.engine import (
     Reservation,
 )
 from litellm_compaction.errors import CompactionError, Overflow
-from litellm_compaction.events import CarryOutcome
+from litellm_compaction.events import AnswerOutcome, CarryOutcome
 from litellm_compaction.proxy.answer.overflowed import taught
 from litellm_compaction.proxy.answer.protocol import (
-    SILENT,
     Asked,
     Chunk,
     Continuation,
@@ -151,11 +151,12 @@ class Answer:
         self._is_resumed = False
         self._is_closing = False
         self._is_joined = False
+        self._outcome: AnswerOutcome = "completed"
         self._progress = Progress()
         self._ways = upstream.ways
         self._refused: list[Way] = []
         self._last: tuple[PreparedRequest, Relay] | None = None
-        self._one = OneAnswer(self._progress, SILENT if asked.is_json else asked.notices)
+        self._one = OneAnswer(self._progress, asked.notices.around_a_document if asked.is_json else asked.notices)
 
     async def chunks(self) -> AsyncGenerator[Chunk, None]:
         """The answer's chunks: one id, one role, one finish_reason, the usage last if it was asked for.
@@ -177,14 +178,14 @@ class Answer:
         prepared = self._prepared
         if isinstance(prepared, CompactionNeeded):
             if not self._asked.is_whole:
-                yield self._one.notice(START_NOTICE + "\n") or self._one.opening()
+                yield self._one.notice(f"{START_NOTICE}\n\n") or self._one.opening()
             guarded = await self._compactor.finish(prepared, self._room)
             # What was announced may have been made by an alike request meanwhile.
-            if guarded.action != "none" and (notice := self._one.notice(DONE_NOTICE + "\n\n")):
+            if guarded.action != "none" and (notice := self._one.notice(f"{DONE_NOTICE}\n\n")):
                 yield notice
         else:
             guarded = prepared
-            if guarded.action == "compacted" and (notice := self._one.notice(f"{START_NOTICE}\n{DONE_NOTICE}\n\n")):
+            if guarded.action == "compacted" and (notice := self._one.notice(f"{START_NOTICE}\n\n{DONE_NOTICE}\n\n")):
                 yield notice
         relay: Relay | None = None
         while True:
@@ -244,7 +245,7 @@ class Answer:
                 for delta in relay.closed_thoughts():
                     yield self._one.dressed(delta)
             is_new = isinstance(prospect.prepared, CompactionNeeded)
-            if is_new and (notice := self._one.notice(f"\n\n{START_NOTICE}\n")):
+            if is_new and (notice := self._one.notice(f"\n\n{START_NOTICE}\n\n")):
                 yield notice
             try:
                 again = await self._compactor.carried(prospect, self._room)
@@ -616,20 +617,21 @@ class Answer:
 
     def _closing(self, guarded: PreparedRequest, relay: Relay) -> list[Chunk]:
         """No way out: everything that is held, the notice, a regular end."""
-        self._listener.filled()
         chunks = [self._one.dressed(delta) for delta in relay.surrendered()]
         used_tokens, window_tokens = min(relay.filled_tokens, guarded.window.tokens), guarded.window.tokens
         if self._partial().is_thoughts and not relay.is_stuck:
-            self._tell("unanswered", guarded, relay)
+            self._outcome = "unanswered"
             chunks += [self._one.dressed(delta) for delta in relay.closed_thoughts()]
             text = THOUGHTS_NOTICE.format(used=used_tokens, window=window_tokens)
         elif self._progress.restarts >= self._case.settings.max_restarts and not relay.is_stuck:
+            self._outcome = "attempts"
             text = ATTEMPTS_NOTICE
-            self._tell("attempts", guarded, relay)
         else:
-            self._tell("aborted", guarded, relay)
-            text = ABORT_NOTICE.format(used=used_tokens, window=window_tokens)
-        notice = self._one.notice(f"\n\n{text}")
+            self._outcome = "aborted"
+            is_exceeded = relay.end == "overflow" or used_tokens >= window_tokens
+            text = (ABORT_NOTICE if is_exceeded else NEARLY_FULL_NOTICE).format(used=used_tokens, window=window_tokens)
+        self._tell(self._outcome, guarded, relay)
+        notice = self._one.closing_notice(f"\n\n{text}")
         return [*chunks, *([notice] if notice else []), *self._ending(relay, reason="length")]
 
     def _ending(self, relay: Relay, reason: str | None = None) -> list[Chunk]:
@@ -641,8 +643,8 @@ class Answer:
             and not _is_json(self._progress.sent_text)
         ):
             reason = "length"
-        if self._progress.restarts:
-            self._listener.restarted(self._details())
+        if details := self._details():
+            self._listener.ended(details)
         fields = relay.ending_fields if reason == relay.finish_reason else {}
         return self._one.ending(reason, self.usage() if self._asked.wants_usage else None, fields)
 
@@ -658,10 +660,20 @@ class Answer:
         }
         if reported:
             usage = {**reported[0], **usage, **_added_up(reported, "completion_tokens_details")}
-        return {**usage, "compaction": self._details()} if self._progress.restarts else usage
+        details = self._details()
+        return {**usage, "compaction": details} if details else usage
 
     def _details(self) -> dict[str, Any]:
-        return {"restarts": self._progress.restarts, "prompt_tokens": list(self._progress.prompt_tokens)}
+        """How the answer has ended, and what restarts it took; empty for one that was neither cut nor restarted."""
+        if not self._progress.restarts and not self.is_cut:
+            return {}
+        prompts = list(self._progress.prompt_tokens)
+        return {"outcome": self._outcome, "restarts": self._progress.restarts, "prompt_tokens": prompts}
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether the window has ended the answer, and not the model or the client."""
+        return self._outcome != "completed"
 
     @property
     def is_joined(self) -> bool:

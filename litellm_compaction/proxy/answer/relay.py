@@ -18,7 +18,7 @@ from litellm_compaction.core.continuation.text import THINK_END, is_only_thought
 from litellm_compaction.engine import Outcome, PreparedRequest
 from litellm_compaction.errors import Overflow, is_crash
 from litellm_compaction.proxy.answer.overflowed import FULL_RATIO, NEAR_FULL_RATIO, judged, most_tokens
-from litellm_compaction.proxy.answer.protocol import Chunk, Notices, Received, UpstreamError
+from litellm_compaction.proxy.answer.protocol import Chunk, Notices, Place, Received, UpstreamError
 from litellm_compaction.proxy.answer.sse import ERROR_BYTES, unreadable
 from litellm_compaction.proxy.wire import Usage, usage_of
 from litellm_compaction.tokens.counter import GeneratedTokens
@@ -517,12 +517,16 @@ class OneAnswer:
 
     def notice(self, text: str) -> Chunk | None:
         """`text` as a chunk, which delivers nothing of the answer; None where the client is not told here."""
-        place = self._notices.within if self._progress.delivered else self._notices.before
-        return (
-            None
-            if place == "off"
-            else self._undelivered("content" if place == "content" else "reasoning_content", text)
-        )
+        return self._told(self._notices.within if self._progress.delivered else self._notices.before, text)
+
+    def closing_notice(self, text: str) -> Chunk | None:
+        """`text` at the end of an answer that the window has cut, likewise."""
+        return self._told(self._notices.after, text)
+
+    def _told(self, place: Place, text: str) -> Chunk | None:
+        if place == "off":
+            return None
+        return self._undelivered("content" if place == "content" else "reasoning_content", text)
 
     def opening(self) -> Chunk:
         """The first chunk of an answer that has to wait: it says nothing, and the client knows that one comes."""

@@ -32,7 +32,6 @@ from litellm_compaction.errors import CompactionError, TooDeep, is_at_a_place, o
 from litellm_compaction.proxy import wire
 from litellm_compaction.proxy.answer.loop import Answer
 from litellm_compaction.proxy.answer.protocol import (
-    SILENT,
     Asked,
     Chunk,
     Continuation,
@@ -415,7 +414,7 @@ class GuardedTransport(ListTransport):
                 return await self._passed(upstream, prepared, asked, body, stream=bool(body.get("stream")))
             if upstream.wants_stream:
                 return await self._streamed(self._answer(upstream, asked, prepared), upstream)
-            asked = replace(asked, notices=SILENT, is_whole=True)
+            asked = replace(asked, is_whole=True)
             return await self._whole(self._answer(upstream, asked, prepared), upstream)
         except CompactionError as error:
             return self._refused(error)
@@ -517,7 +516,7 @@ class GuardedTransport(ListTransport):
             chunks = [chunk async for chunk in answer.chunks()]
         except UpstreamError as error:
             return _refusal(error)
-        if upstream.whole is not None:
+        if upstream.whole is not None and not answer.is_cut:
             return _copied(upstream.whole)
         return httpx.Response(200, headers=_headers(upstream, "application/json"), json=joined(chunks))
 
