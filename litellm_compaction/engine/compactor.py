@@ -306,7 +306,8 @@ class Compactor:
             # What was there before, and only came late, is told as what it is.
             return replace(guarded, action="reused") if flown.is_found else guarded
         base = None if isinstance(decision, Edit) else decision.base
-        self._reporter.applied(work, outcome, guarded, made.kept, made=made, base=base)
+        known = next(iter(usable(work.conversation, pending.stored)), None)
+        self._reporter.applied(work, outcome, guarded, made.kept, made=made, base=base, known=known)
         return guarded
 
     async def _flown(

@@ -293,6 +293,10 @@ def test_restarts_end_regularly(restarting: Restarting) -> None:
     whole, _, rest = without_restarts(answer.text).partition(f"\n\n{ATTEMPTS_NOTICE}")
     assert rest == ""
     assert text.startswith(whole)
+    *restarts, last = restarting.proxy.logged("restart outcome=")[-4:]
+    assert ["WARNING" in line and "outcome=restarted" in line for line in restarts] == [True] * 3
+    assert "ERROR" in last
+    assert "outcome=attempts" in last
 
 
 def test_answer_that_cannot_be_carried_over_says_so(restarting: Restarting) -> None:
@@ -360,6 +364,11 @@ def test_overflow_of_the_prompt_is_compacted_away(restarting: Restarting, overfl
     text = answer.text if isinstance(answer, Streamed) else answer.json()["choices"][0]["message"]["content"]
     assert text == wanted
     assert [record.outcome for record in watch.chats] == ["overflow", "ok"]
+    if restarting.carrier == "auto":
+        kind = {"error_400_object": "http_400", "error_event": "error_event", "empty": "empty_stream"}[overflow]
+        (line,) = restarting.proxy.expect_logged(f"(compacted|fallback) model={name} ")
+        assert "(server overflow)" in line
+        assert line.rstrip().endswith(f" refusal={kind}")
 
 
 def _is_unasked(overflow: str, stream: bool) -> bool:

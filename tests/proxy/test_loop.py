@@ -23,7 +23,7 @@ from litellm_compaction.core.messages import (
 )
 from litellm_compaction.engine import Reservation
 from litellm_compaction.errors import overflow_from_text
-from litellm_compaction.events import CarryEvent
+from litellm_compaction.events import CarryEvent, CompactionEvent
 from litellm_compaction.proxy.answer.protocol import Chunk, Notices, UpstreamDropped, UpstreamError
 from litellm_compaction.simulator import Reply, numbered_words
 from litellm_compaction.simulator.vocabulary import count, decode, encode
@@ -955,6 +955,26 @@ async def test_overflow_far_below_the_window_shows_that_answers_share_it(is_whol
         assert ("compaction" in read.usages[0], scene.listener.details) == (False, {})
     window = await first.compactor.windows.resolve(first.case.target)
     assert (window.tokens, window.parallel) == (4096, 4)
+
+
+@pytest.mark.parametrize(
+    ("bad", "refusal"),
+    [
+        (Turn(refusal=UpstreamError(OVERFLOWS[4], object(), status=400)), "http_400"),
+        (Turn(end="error", text=OVERFLOWS[4]), "error_event"),
+        (Turn(end="empty", prompt_tokens=2048), "empty_stream"),
+        (Turn(reply=goes_on(WORDS), end="error", after_tokens=300, text=OVERFLOWS[4]), "error_event"),
+    ],
+    ids=["refused", "event", "empty", "in the middle"],
+)
+async def test_compaction_after_an_overflow_says_why(bad: Turn, refusal: str) -> None:
+    """By our count there was room: the event has the server's word, so that the reader of a log need not wonder."""
+    scene = Scene(talk("why", 1000), [bad, Turn(reply=goes_on(WORDS) if bad.after_tokens else Reply("Fine."))])
+    told: list[Any] = []
+    scene.compactor = scene.compactor_told(told.append)
+    await scene.read()
+    compacted = next(event for event in told if isinstance(event, CompactionEvent))
+    assert (compacted.reason, compacted.refusal) == ("overflow", refusal)
 
 
 @pytest.mark.parametrize("outcome", ["restarted", "attempts", "aborted"])

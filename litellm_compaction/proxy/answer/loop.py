@@ -384,7 +384,7 @@ class Answer:
         if self._has_retried:
             raise relay.error or UpstreamError(_STILL_TOO_LARGE)
         self._has_retried = True
-        return await self._compactor.guard(self._asked.request, self._pressed(), self._room)
+        return await self._compactor.guard(self._asked.request, self._pressed(relay), self._room)
 
     async def _stream(self, guarded: PreparedRequest, relay: Relay) -> AsyncGenerator[Chunk, None]:
         left = self._output_tokens_left()
@@ -498,7 +498,7 @@ class Answer:
             room_tokens = guarded.budget.output_buffer_tokens(used_tokens) + relay.cut_call_tokens
             if relay.is_full:
                 room_tokens += max(guarded.window.tokens - used_tokens, 0)
-            case = self._pressed() if relay.is_full else self._case
+            case = self._pressed(relay) if relay.is_full else self._case
         try:
             return await self._compactor.prospect(
                 self._asked.request, partial, case, room_tokens=room_tokens, ways=self._ways
@@ -532,10 +532,10 @@ class Answer:
             return math.inf
         return max(self._case.settings.reasoning_answer_min_tokens, guarded.max_output_tokens(None) // 2)
 
-    def _pressed(self) -> RequestContext:
+    def _pressed(self, relay: Relay) -> RequestContext:
         """The case with a compaction in any case: the server has shown that our estimate is no guide here."""
         settings = self._case.settings.model_copy(update={"pre_request_ratio": _ANY_SHARE, "threshold_tokens": 0})
-        return replace(self._case, settings=settings)
+        return replace(self._case, settings=settings, refusal=relay.refusal)
 
     def _relaxed(self) -> RequestContext:
         """The case with a compaction only where there is no other way: the answer stopped for others, not for room."""

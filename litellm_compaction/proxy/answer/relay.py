@@ -118,6 +118,8 @@ class Relay:
         # Nothing but thoughts has come, more of them than it was given.
         self.is_overthought = False
         self.overflow: Overflow | None = None
+        # How the server has said so, in one word for logs.
+        self.refusal = ""
         self.error: UpstreamError | None = None
         # The end looked like an overflow only because the window was nearly full; that is no knowledge of the window.
         self.is_crash = False
@@ -197,7 +199,7 @@ class Relay:
         if self.end is not None:
             return
         if self._received == 0 and self._looks_full(FULL_RATIO if self.usage else NEAR_FULL_RATIO):
-            self.end = "overflow"
+            self.end, self.refusal = "overflow", "empty_stream"
         elif self._breaks_off():
             self.end = "share" if self._is_share else "limit"
         else:
@@ -214,6 +216,7 @@ class Relay:
         if self.overflow is None:
             return False
         self.end, self.error = "overflow", error
+        self.refusal = "crash" if is_crash(error.text) else f"http_{error.status}" if error.status else "error"
         return True
 
     def completion_tokens(self) -> int:
@@ -331,6 +334,8 @@ class Relay:
         error = UpstreamError(json.dumps(said, default=str)[:ERROR_BYTES], chunk, status=status)
         if not self.has_overflowed(error):
             self.end, self.error = "failed", error
+        elif not is_crash(error.text):
+            self.refusal = "error_event"
 
     def _reasoning(self, delta: Mapping[str, Any]) -> list[Chunk]:
         for name in _REASONING_FIELDS:
