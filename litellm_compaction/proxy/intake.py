@@ -383,7 +383,7 @@ class Intake:
         upstream = HookedUpstream(first, router, call.pin, {**data, **_slim_tools(call, data)})
         asked = self._asked(call, case, data, wants_usage=call.asks_for_usage)
         if not stream:
-            asked = replace(asked, is_whole=True)
+            asked = replace(asked, notices=asked.notices.at_the_end_only, is_whole=True)
         carried = upstream if stream else Whole(upstream)
         # A compaction that an earlier hook made is reused by this one, and still news for the client.
         told = replace(guarded, action=call.action)

@@ -156,7 +156,7 @@ class Answer:
         self._ways = upstream.ways
         self._refused: list[Way] = []
         self._last: tuple[PreparedRequest, Relay] | None = None
-        self._one = OneAnswer(self._progress, asked.notices.around_a_document if asked.is_json else asked.notices)
+        self._one = OneAnswer(self._progress, asked.notices.at_the_end_only if asked.is_json else asked.notices)
 
     async def chunks(self) -> AsyncGenerator[Chunk, None]:
         """The answer's chunks: one id, one role, one finish_reason, the usage last if it was asked for.

@@ -59,8 +59,8 @@ class Notices(NamedTuple):
     after: Place
 
     @property
-    def around_a_document(self) -> Notices:
-        """The same for an answer that is JSON: nothing before its end, and no text."""
+    def at_the_end_only(self) -> Notices:
+        """The same for JSON and for whole answers: nothing before the end, and no text."""
         return Notices("off", "off", "reasoning" if self.after == "reasoning" else "off")
 
 

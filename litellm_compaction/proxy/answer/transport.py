@@ -414,7 +414,7 @@ class GuardedTransport(ListTransport):
                 return await self._passed(upstream, prepared, asked, body, stream=bool(body.get("stream")))
             if upstream.wants_stream:
                 return await self._streamed(self._answer(upstream, asked, prepared), upstream)
-            asked = replace(asked, is_whole=True)
+            asked = replace(asked, notices=asked.notices.at_the_end_only, is_whole=True)
             return await self._whole(self._answer(upstream, asked, prepared), upstream)
         except CompactionError as error:
             return self._refused(error)
