@@ -327,7 +327,8 @@ class Settings(_Section):
     notices: Literal["auto", "content", "reasoning", "off"] = Field(
         "auto",
         description="Where a streaming client is told about a compaction. auto: in the text for people (browsers, Open "
-        "WebUI), for programs as a thought before the answer begins and never inside it.",
+        "WebUI where it says who it is), for programs as a thought before the answer begins, or at the end of one that "
+        "the window has cut, and never inside it.",
     )
     heartbeat_s: float = Field(
         10.0, gt=0, le=600, description="Longest silence in seconds of a stream that waits for a compaction."

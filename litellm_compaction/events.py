@@ -29,7 +29,10 @@ USED_EARLY = "early"
 USELESS = frozenset(("echo", "loop", "dialogue", "script", "language", "invented", "empty", "refusal", "timeout"))
 # Of a model's newest summaries so many are looked at, and so many of them rejected are too many.
 _LATEST, _TOO_MANY = 6, 4
-CarryOutcome: TypeAlias = Literal["restarted", "attempts", "aborted", "unanswered"]
+# Of an answer that the window has cut.
+Cut: TypeAlias = Literal["attempts", "aborted", "unanswered"]
+AnswerOutcome: TypeAlias = Literal["completed"] | Cut
+CarryOutcome: TypeAlias = Literal["restarted"] | Cut
 Phase: TypeAlias = Literal["pre_request", "tool_response", "streaming"]
 
 
@@ -51,6 +54,11 @@ class CompactionEvent:
         compaction_id: of the record that is sent, "" where there is none.
         continues_id: of the record that a new one goes on from, "" for a conversation's first.
         tenant: fingerprint of whose request it was (promise P9: never a name or a key), "" where nobody knows.
+        refusal: how the server refused the request before, as too long: `http_400`, `error_event`, `empty_stream`,
+            `crash`; "" where it did not.
+        result_tokens: of the newest tool results, in the phase `tool_response`.
+        projected_tokens: the prompt that those results made, with what was sent before them as it was.
+        limit_tokens: the largest prompt that may be sent.
     """
 
     outcome: Outcome
@@ -73,6 +81,15 @@ class CompactionEvent:
     compaction_id: str = ""
     continues_id: str = ""
     tenant: str = ""
+    refusal: str = ""
+    result_tokens: int = 0
+    projected_tokens: int = 0
+    limit_tokens: int = 0
+
+    @property
+    def has_overflowed(self) -> bool:
+        """Whether tool results do not fit beside what was sent before them."""
+        return self.result_tokens > 0 and self.projected_tokens > self.limit_tokens
 
     @property
     def filled_percent(self) -> float:
@@ -108,6 +125,7 @@ class CarryEvent:
         attempt: of `attempts`; how many there were where the answer has ended.
         tokens_before: of the window when it stopped, prompt and answer.
         tokens_after: the prompt with which it goes on.
+        lost_tokens: of `tokens_before`, those of the answer that were thrown away, such as a call that was cut.
     """
 
     outcome: CarryOutcome
@@ -117,18 +135,19 @@ class CarryEvent:
     attempts: int
     tokens_before: int
     tokens_after: int
+    lost_tokens: int = 0
     when_s: float = 0.0
     tenant: str = ""
 
     @property
     def gained_tokens(self) -> int:
-        """Room that the answer has more than when it stopped."""
-        return self.tokens_before - self.tokens_after
+        """Room that the compaction has made: what was thrown away has to be written again, and is no gain."""
+        return max(self.tokens_before - self.lost_tokens - self.tokens_after, 0)
 
 
-# What a history keeps.
-Kept: TypeAlias = CompactionEvent | TruncationAlarm
-Event: TypeAlias = Kept | CarryEvent
+# What a history keeps; of answers at the limit only how they ended: what a restart compacted is an event of its own.
+Kept: TypeAlias = CompactionEvent | TruncationAlarm | CarryEvent
+Event: TypeAlias = Kept
 Observer: TypeAlias = Callable[[Event], None]
 
 _LEVELS: dict[str, int] = {
@@ -144,9 +163,15 @@ _LEVELS: dict[str, int] = {
 _COMMANDS = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]")
 
 # Made once: building one takes a millisecond, reading an event with it some microseconds.
-_READERS: dict[str, TypeAdapter[CompactionEvent] | TypeAdapter[TruncationAlarm]] = {
+_READERS: dict[str, TypeAdapter[CompactionEvent] | TypeAdapter[TruncationAlarm] | TypeAdapter[CarryEvent]] = {
     "compaction": TypeAdapter(CompactionEvent),
     "truncation_alarm": TypeAdapter(TruncationAlarm),
+    "answer": TypeAdapter(CarryEvent),
+}
+_NAMES: dict[type[Kept], str] = {
+    CompactionEvent: "compaction",
+    TruncationAlarm: "truncation_alarm",
+    CarryEvent: "answer",
 }
 
 
@@ -173,9 +198,8 @@ class HarmlessRecords(logging.Filter):
 
 
 def event_to_json(event: Kept) -> str:
-    """One line: the event's fields, and under `event` which of the two it is."""
-    name = "truncation_alarm" if isinstance(event, TruncationAlarm) else "compaction"
-    return json.dumps({"event": name, **asdict(event)})
+    """One line: the event's fields, and under `event` which kind it is."""
+    return json.dumps({"event": _NAMES[type(event)], **asdict(event)})
 
 
 def event_from_json(text: str) -> Kept | None:
@@ -206,8 +230,22 @@ def useless_summarisers(events: Iterable[Kept]) -> list[str]:
     ]
 
 
+def _results(event: CompactionEvent) -> str:
+    """How large tool results are beside what was sent before them, in tokens; "" for a request that brings none."""
+    if not event.result_tokens:
+        return ""
+    current_tokens = max(event.projected_tokens - event.result_tokens, 0)
+    return (
+        f" result={event.result_tokens} current={current_tokens} projected={event.projected_tokens} "
+        f"limit={event.limit_tokens}"
+    )
+
+
 def log_observer(logger: logging.Logger) -> Observer:
-    """An observer that writes one line an event: INFO for a compaction, WARNING after trouble, else DEBUG."""
+    """An observer that writes one line an event.
+
+    INFO for a compaction, WARNING after trouble and for a restart, ERROR for an answer that was cut, else DEBUG.
+    """
 
     def observe(event: Event) -> None:
         if isinstance(event, TruncationAlarm):
@@ -222,7 +260,7 @@ def log_observer(logger: logging.Logger) -> Observer:
             return
         if isinstance(event, CarryEvent):
             logger.log(
-                logging.INFO if event.outcome == "restarted" else logging.WARNING,
+                logging.WARNING if event.outcome == "restarted" else logging.ERROR,
                 "restart outcome=%s model=%s attempt=%d of %d before=%d after=%d gained=%d window=%d tokens",
                 event.outcome,
                 event.model,
@@ -234,17 +272,19 @@ def log_observer(logger: logging.Logger) -> Observer:
                 event.window_tokens,
             )
             return
-        level = logging.WARNING if event.outcome == "compacted" and event.reason else _LEVELS.get(event.outcome)
+        is_trouble = event.outcome == "compacted" and (event.reason or event.has_overflowed)
+        level = logging.WARNING if is_trouble else _LEVELS.get(event.outcome)
         logger.log(
             level or logging.DEBUG,
-            "%s model=%s phase=%s %d/%d tokens (%.0f %%) before=%d after=%d covered=%d round=%d calls=%d "
-            "window_source=%s pruning_model=%s duration_ms=%.0f summary_ms=%.0f%s",
+            "%s model=%s phase=%s %d/%d tokens (%s) before=%d after=%d covered=%d round=%d calls=%d "
+            "window_source=%s pruning_model=%s duration_ms=%.0f summary_ms=%.0f%s%s%s",
             event.outcome,
             event.model,
             event.phase,
             event.tokens_before,
             event.window_tokens,
-            event.filled_percent,
+            # By how full it seemed, the request would not have been compacted.
+            "server overflow" if event.refusal else f"{event.filled_percent:.0f} %",
             event.tokens_before,
             event.tokens_after,
             event.covered_messages,
@@ -254,7 +294,9 @@ def log_observer(logger: logging.Logger) -> Observer:
             event.pruning_model or "-",
             event.duration_ms,
             event.summary_ms,
+            _results(event),
             f" reason={event.reason}" if event.reason else "",
+            f" refusal={event.refusal}" if event.refusal else "",
         )
 
     return observe

@@ -30,7 +30,7 @@ class History:
 
     def __call__(self, event: Event) -> None:
         """Takes note of `event`."""
-        if isinstance(event, CarryEvent):
+        if isinstance(event, CarryEvent) and event.outcome == "restarted":
             # What it compacted is an event of its own.
             return
         self._waiting.append(event)

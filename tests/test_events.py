@@ -9,7 +9,10 @@ import logging
 import pytest
 
 from litellm_compaction.events import (
+    CarryEvent,
+    CarryOutcome,
     CompactionEvent,
+    Kept,
     Outcome,
     TruncationAlarm,
     event_from_json,
@@ -90,6 +93,58 @@ def test_an_alarm_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("outcome", "level"),
+    [
+        ("restarted", logging.WARNING),
+        ("attempts", logging.ERROR),
+        ("aborted", logging.ERROR),
+        ("unanswered", logging.ERROR),
+    ],
+)
+def test_a_restart_is_a_warning_and_a_cut_answer_an_error(
+    outcome: CarryOutcome, level: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One line each; what was thrown away is no gain."""
+    carried = CarryEvent(
+        outcome=outcome,
+        model="qwen",
+        window_tokens=4096,
+        attempt=1,
+        attempts=3,
+        tokens_before=3700,
+        tokens_after=1200,
+        lost_tokens=900,
+    )
+    log_observer(LOGGER)(carried)
+    (record,) = caplog.records
+    assert record.levelno == level
+    assert record.getMessage() == (
+        f"restart outcome={outcome} model=qwen attempt=1 of 3 before=3700 after=1200 gained=1600 window=4096 tokens"
+    )
+
+
+@pytest.mark.parametrize(("projected", "level"), [(7600, logging.WARNING), (7300, logging.INFO)])
+def test_tool_results_have_their_own_numbers(projected: int, level: int, caplog: pytest.LogCaptureFixture) -> None:
+    """Their tokens, what there was before them, both together, and the limit; a WARNING where they are above it."""
+    with caplog.at_level(logging.DEBUG, LOGGER.name):
+        log_observer(LOGGER)(
+            event(phase="tool_response", result_tokens=2600, projected_tokens=projected, limit_tokens=7500)
+        )
+    (record,) = caplog.records
+    assert record.levelno == level
+    assert f" result=2600 current={projected - 2600} projected={projected} limit=7500" in record.getMessage()
+
+
+def test_a_compaction_after_an_overflow_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    """Not how full the window seemed, but how the server has refused the request."""
+    log_observer(LOGGER)(event(tokens_before=3440, reason="overflow", refusal="http_400"))
+    (record,) = caplog.records
+    assert record.levelno == logging.WARNING
+    assert "3440/8192 tokens (server overflow)" in record.getMessage()
+    assert record.getMessage().endswith(" reason=overflow refusal=http_400")
+
+
 def test_an_event_is_a_frozen_record_without_text() -> None:
     """Numbers, names and one word: nothing of a conversation fits into it."""
     with pytest.raises(dataclasses.FrozenInstanceError):
@@ -115,6 +170,10 @@ def test_an_event_is_a_frozen_record_without_text() -> None:
         "compaction_id",
         "continues_id",
         "tenant",
+        "refusal",
+        "result_tokens",
+        "projected_tokens",
+        "limit_tokens",
     }
     assert event(tokens_before=4096).filled_percent == 50.0
 
@@ -126,9 +185,19 @@ def test_an_event_is_a_frozen_record_without_text() -> None:
         TruncationAlarm(
             model="qwen", window_tokens=1, expected_tokens=2, reported_tokens=3, reason="empty", when_s=4.0
         ),
+        CarryEvent(
+            outcome="attempts",
+            model="qwen",
+            window_tokens=4,
+            attempt=3,
+            attempts=3,
+            tokens_before=3,
+            tokens_after=3,
+            when_s=4.0,
+        ),
     ],
 )
-def test_an_event_survives_as_json(told: CompactionEvent | TruncationAlarm) -> None:
+def test_an_event_survives_as_json(told: Kept) -> None:
     """Every field; what a newer version adds is passed over, what an older one did not know has its default."""
     text = event_to_json(told)
     assert event_from_json(text) == told

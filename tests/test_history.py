@@ -4,15 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import replace
 
 import pytest
 
 from litellm_compaction.errors import StoreError
-from litellm_compaction.events import CompactionEvent, TruncationAlarm, event_from_json
+from litellm_compaction.events import CarryEvent, CompactionEvent, TruncationAlarm, event_from_json
 from litellm_compaction.history import History
 from litellm_compaction.stores import MemoryStore
 
 ALARM = TruncationAlarm(model="qwen", window_tokens=1, expected_tokens=2, reported_tokens=3, reason="x", when_s=2e12)
+
+CUT = CarryEvent(
+    outcome="attempts",
+    model="qwen",
+    window_tokens=4,
+    attempt=3,
+    attempts=3,
+    tokens_before=3,
+    tokens_after=3,
+    when_s=3e12,
+)
 
 
 def event(number: int) -> CompactionEvent:
@@ -54,10 +66,13 @@ async def test_events_are_kept_in_order() -> None:
         history(each)
     await history.settle()
     history(event(3))
+    # What a restart compacted is told by itself; that an answer was cut is told nowhere else.
+    history(replace(CUT, outcome="restarted"))
+    history(CUT)
     await history.settle()
     found = await store.events()
-    assert [event_from_json(stored.text) for stored in found] == [*told, event(3)]
-    assert [stored.when_s for stored in found] == [1e12, 1e12 + 1, 2e12, 1e12 + 3]
+    assert [event_from_json(stored.text) for stored in found] == [*told, event(3), CUT]
+    assert [stored.when_s for stored in found] == [1e12, 1e12 + 1, 2e12, 1e12 + 3, 3e12]
 
 
 async def test_nobody_waits_for_a_slow_store() -> None:

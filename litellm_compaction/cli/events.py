@@ -7,7 +7,7 @@ import json
 import time
 from collections.abc import Awaitable, Callable
 
-from litellm_compaction.events import CompactionEvent, TruncationAlarm, event_from_json, harmless
+from litellm_compaction.events import CarryEvent, CompactionEvent, TruncationAlarm, event_from_json, harmless
 from litellm_compaction.stores import Store, StoredEvent
 
 _POLL_S = 0.5
@@ -68,6 +68,11 @@ def _as_line(stored: StoredEvent) -> str:
             f"{when}  truncation_alarm  {event.model}  server saw {event.reported_tokens:,} of "
             f"{event.expected_tokens:,} tokens, window {event.window_tokens:,}, {event.reason}"
         )
+    if isinstance(event, CarryEvent):
+        return (
+            f"{when}  {event.outcome}  {event.model}  answer cut at {event.tokens_before:,} of "
+            f"{event.window_tokens:,} tokens after {event.attempt} of {event.attempts} restarts"
+        )
     return f"{when}  {event.outcome}  {event.model}  {', '.join(_parts(event))}"
 
 
@@ -85,5 +90,5 @@ def _parts(event: CompactionEvent) -> list[str]:
     if event.compaction_id:
         parts.append(f"id {event.compaction_id}" + (f" after {event.continues_id}" if event.continues_id else ""))
     if event.reason:
-        parts.append(f"reason {event.reason}")
+        parts.append(f"reason {event.reason}" + (f" ({event.refusal})" if event.refusal else ""))
     return parts

@@ -21,6 +21,7 @@ JsonObject: TypeAlias = Mapping[str, JsonValue]
 START_NOTICE = "⚙️ Compacting conversation history..."
 DONE_NOTICE = "✅ Context compacted, continuing..."
 ABORT_NOTICE = "⚠️ Context limit exceeded ({used}/{window} tokens). Aborting."
+NEARLY_FULL_NOTICE = "⚠️ Context limit nearly full ({used}/{window} tokens). Aborting."
 ATTEMPTS_NOTICE = "⚠️ Max compaction attempts reached"
 THOUGHTS_NOTICE = "⚠️ The model only thought and gave no answer ({used}/{window} tokens)."
 
@@ -32,7 +33,7 @@ _NOTICES = re.compile(
         (
             rf"{re.escape(START_NOTICE)}(?:\n{re.escape(DONE_NOTICE)})?",
             re.escape(DONE_NOTICE),
-            r"⚠️ Context limit exceeded \(\d+/\d+ tokens\)\. Aborting\.",
+            r"⚠️ Context limit (?:exceeded|nearly full) \(\d+/\d+ tokens\)\. Aborting\.",
             re.escape(ATTEMPTS_NOTICE),
             r"⚠️ The model only thought and gave no answer \(\d+/\d+ tokens\)\.",
         )

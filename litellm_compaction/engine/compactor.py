@@ -355,7 +355,8 @@ class Compactor:
             # What was there before, and only came late, is told as what it is.
             return replace(guarded, action="reused") if flown.is_found else guarded
         base = None if isinstance(decision, Edit) else decision.base
-        self._reporter.applied(work, outcome, guarded, made.kept, made=made, base=base)
+        known = next(iter(usable(work.conversation, pending.stored)), None)
+        self._reporter.applied(work, outcome, guarded, made.kept, made=made, base=base, known=known)
         return guarded
 
     async def _flown(
@@ -606,10 +607,19 @@ class Compactor:
             )
 
     def carried_on(
-        self, case: RequestContext, guarded: PreparedRequest, *, outcome: CarryOutcome, attempt: int, used_tokens: int
+        self,
+        case: RequestContext,
+        guarded: PreparedRequest,
+        *,
+        outcome: CarryOutcome,
+        attempt: int,
+        used_tokens: int,
+        lost_tokens: int,
     ) -> None:
         """Tells how an answer at the limit went on, or ended; arguments as `Reporter.carried_on`."""
-        self._reporter.carried_on(case, guarded, outcome=outcome, attempt=attempt, used_tokens=used_tokens)
+        self._reporter.carried_on(
+            case, guarded, outcome=outcome, attempt=attempt, used_tokens=used_tokens, lost_tokens=lost_tokens
+        )
 
     def doubt_window(self, case: RequestContext) -> None:
         """Has the window read again before it is used, after an error that may come of a model that was reloaded."""
@@ -804,6 +814,7 @@ def _note_length(work: MeasuredRequest) -> None:
 def _is_small(work: MeasuredRequest) -> bool:
     """Whether nothing has to be looked up: too short ever to have been compacted."""
     outside = work.budget.outside_tokens
-    if outside and not work.budget.own.fits(work.count.tokens):
+    # The rest of an answer may need most of the window.
+    if (outside or work.case.goes_on) and not work.budget.own.fits(work.count.tokens):
         return False
     return work.count.tokens - outside < _COMPACTED_BEFORE_RATIO * work.budget.usable_tokens

@@ -111,6 +111,7 @@ class RequestContext:
         focus: the topic that a summary is to keep in detail, in the client's words; "" for none. Untrusted data.
         goes_on: whether the request makes the model go on with an answer, and begins none.
         is_supposed: whether it is only asked how a request would go: nobody is told, and nothing is kept of it.
+        refusal: how the server has just refused the request as too long, as in events; "" where it has not.
         attempts: shared by all phases of one client request.
     """
 
@@ -130,6 +131,7 @@ class RequestContext:
     focus: str = ""
     goes_on: bool = False
     is_supposed: bool = False
+    refusal: str = ""
 
     @property
     def is_wanted(self) -> bool:

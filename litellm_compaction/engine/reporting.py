@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from litellm_compaction.core.compaction import Compaction, compaction_id
+from litellm_compaction.core.conversation import applied_tokens
+from litellm_compaction.core.messages import open_round_start
 from litellm_compaction.engine.build import BuiltCompaction
 from litellm_compaction.engine.context import MeasuredRequest, PreparedRequest, RequestContext
 from litellm_compaction.events import (
@@ -21,6 +23,9 @@ from litellm_compaction.events import (
     Outcome,
     TruncationAlarm,
 )
+
+# Why a request is compacted that was small enough by our count.
+_OVERFLOW = "overflow"
 
 
 class Reporter:
@@ -48,6 +53,7 @@ class Reporter:
         *,
         made: BuiltCompaction | None = None,
         base: Compaction | None = None,
+        known: Compaction | None = None,
         reason: str = "",
     ) -> None:
         """Tells of a record that is sent; of a reuse only once, though several hooks look at one client request.
@@ -59,6 +65,7 @@ class Reporter:
             compaction: what was applied.
             made: what making it cost, if it is new.
             base: what it continues.
+            known: what the conversation was sent with until now.
             reason: one word, where nothing was made.
         """
         if work.case.is_supposed:
@@ -70,7 +77,9 @@ class Reporter:
         if compaction.ahead or compaction.early:
             is_needed = work.budget.own.triggers(work.count.tokens)
             reason = USED_AHEAD if is_needed else USED_EARLY
-        self.decided(work, outcome, guarded=guarded, compaction=compaction, made=made, base=base, reason=reason)
+        self.decided(
+            work, outcome, guarded=guarded, compaction=compaction, made=made, base=base, known=known, reason=reason
+        )
 
     def decided(
         self,
@@ -81,6 +90,7 @@ class Reporter:
         compaction: Compaction | None = None,
         made: BuiltCompaction | None = None,
         base: Compaction | None = None,
+        known: Compaction | None = None,
         after: int = 0,
         reason: str = "",
     ) -> None:
@@ -88,6 +98,10 @@ class Reporter:
         if work.case.is_supposed:
             return
         scope = work.case.scope
+        result_tokens = _result_tokens(work)
+        projected_tokens = work.tokens_before
+        if result_tokens and known is not None:
+            projected_tokens = applied_tokens(work.conversation, known, work.count_text)
         self._tell(
             CompactionEvent(
                 outcome=outcome,
@@ -103,18 +117,29 @@ class Reporter:
                 pruning_model=made.pruning_model if made else "",
                 summary_calls=made.calls if made else 0,
                 duration_ms=1000 * (self._clock() - work.started_s),
-                reason=made.reason if made else reason,
+                reason=(made.reason if made else reason) or (_OVERFLOW if work.case.refusal else ""),
                 when_s=self._wall_clock(),
                 rung=compaction.rung if compaction else "",
                 summary_ms=made.summary_ms if made else 0.0,
                 compaction_id=compaction_id(scope, compaction.covered_hash) if compaction else "",
                 continues_id=compaction_id(scope, base.covered_hash) if base else "",
                 tenant=work.case.tenant,
+                refusal=work.case.refusal,
+                result_tokens=result_tokens,
+                projected_tokens=projected_tokens if result_tokens else 0,
+                limit_tokens=work.budget.own.prompt_limit_tokens if result_tokens else 0,
             )
         )
 
     def carried_on(
-        self, case: RequestContext, guarded: PreparedRequest, *, outcome: CarryOutcome, attempt: int, used_tokens: int
+        self,
+        case: RequestContext,
+        guarded: PreparedRequest,
+        *,
+        outcome: CarryOutcome,
+        attempt: int,
+        used_tokens: int,
+        lost_tokens: int,
     ) -> None:
         """Tells how an answer at the limit went on, or ended.
 
@@ -124,6 +149,7 @@ class Reporter:
             outcome: what was done.
             attempt: which of the restarts this is; how many there were where the answer has ended.
             used_tokens: of the window, when the answer stopped.
+            lost_tokens: of these, those that were generated and never reach the client.
         """
         self._tell(
             CarryEvent(
@@ -134,6 +160,7 @@ class Reporter:
                 attempts=case.settings.max_restarts,
                 tokens_before=used_tokens,
                 tokens_after=guarded.count.tokens if outcome == "restarted" else used_tokens,
+                lost_tokens=lost_tokens,
                 when_s=self._wall_clock(),
                 tenant=case.tenant,
             )
@@ -156,3 +183,13 @@ class Reporter:
     def _tell(self, event: Event) -> None:
         for observer in self._observers:
             observer(event)
+
+
+def _result_tokens(work: MeasuredRequest) -> int:
+    """Tokens of the tool results that no assistant message follows, in the phase in which they are what is new."""
+    messages = work.conversation.messages
+    start = open_round_start(messages) if work.phase == "tool_response" else None
+    if start is None:
+        return 0
+    sizes = work.conversation.sizes
+    return sum(sizes[index] for index in range(start, len(messages)) if messages[index].role == "tool")

@@ -192,8 +192,7 @@ class Call:
         case, guarded: of the newest deployment that it was sent to.
         outlook: for the response's headers, which are sent before the answer.
         action: the strongest thing done for it: compacted, then reused, then none.
-        details: what restarts cost beside its usage; None without any.
-        has_filled: whether its answer ends where the window does.
+        details: of its usage: how it ended, and what restarts cost; None where there is nothing to say.
         on_restarts: is told the group and the number of restarts of its answer.
         turns, turn: the plots' memory, and what it holds of this request; None without a page.
     """
@@ -228,7 +227,6 @@ class Call:
     outlook: Outlook | None = None
     action: Action = "none"
     details: Mapping[str, Any] | None = None
-    has_filled: bool = False
     on_restarts: Callable[[str, int], None] | None = None
     turns: Turns | None = None
     turn: Turn | None = None
@@ -270,7 +268,7 @@ class Call:
         if self.tried not in ("", deployment):
             self.case = self.guarded = self.outlook = self.details = None
             self.action = "none"
-            self.is_carried = self.may_pause = self.begins_silently = self.has_filled = False
+            self.is_carried = self.may_pause = self.begins_silently = False
         self.tried = deployment
 
     def refused(self, error: CompactionError) -> None:
@@ -315,15 +313,16 @@ class Call:
         if self.turns is not None:
             self.turns.answered(self.turn, case, guarded, prompt_tokens, completion_tokens)
 
-    def restarted(self, details: Mapping[str, Any]) -> None:
-        """Notes what restarts have cost."""
+    def ended(self, details: Mapping[str, Any]) -> None:
+        """Notes how the answer ended, and what restarts have cost."""
         self.details = details
-        if self.on_restarts is not None:
+        if self.on_restarts is not None and details["restarts"]:
             self.on_restarts(self.group, details["restarts"])
 
-    def filled(self) -> None:
-        """Notes that the answer ends where the window does."""
-        self.has_filled = True
+    @property
+    def has_filled(self) -> bool:
+        """Whether its answer ends where the window does."""
+        return self.details is not None and self.details["outcome"] != "completed"
 
 
 def headers(outlook: Outlook, action: Action, slimmed_chars: int = 0) -> dict[str, str]:

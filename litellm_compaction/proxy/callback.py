@@ -231,8 +231,7 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
             async for chunk in with_heartbeat(stream, call, every_s=self._settings.heartbeat_s):
                 if counts:
                     choices = max(choices, choices_of(chunk))
-                told = with_details(chunk, call.details)
-                yield at_the_windows_end(told) if call.has_filled else told
+                yield _told(chunk, call)
             if counts:
                 self._gate.learn_answers(call, request_data, choices)
         finally:
@@ -246,7 +245,7 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
         if call is not None and call.is_hooked:
             self._gate.learn_answers(call, data, choices_of(response))
         if call is None or not call.is_hooked or not can_be_carried_over(data):
-            return at_the_windows_end(response) if call is not None and call.has_filled else None
+            return _told(response, call) if call is not None and call.details is not None else None
         hooked = self._gate.hooked_answer(_router(), call, response, data, stream=False)
         return await hooked.joined(response)
 
@@ -322,6 +321,12 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
         except Exception as error:  # noqa: BLE001 - fails open (P8)
             # The client gets the server's own error, not one of ours.
             log_failure("learn_overflow", error)
+
+
+def _told(answer: Any, call: Call) -> Any:
+    """An answer, or a piece of one, with how it ended."""
+    told = with_details(answer, call.details)
+    return at_the_windows_end(told) if call.has_filled else told
 
 
 def _router() -> Any:

@@ -31,7 +31,7 @@ from litellm_compaction.errors import (
 from litellm_compaction.proxy import wire
 from litellm_compaction.proxy.answer.hooks import Hooked, HookedUpstream, Whole, compacted, guarded_in_room
 from litellm_compaction.proxy.answer.loop import Answer
-from litellm_compaction.proxy.answer.protocol import SILENT, Announced, Asked, notices_for
+from litellm_compaction.proxy.answer.protocol import Announced, Asked, notices_for
 from litellm_compaction.proxy.answer.transport import Abilities, GuardedTransport, client_over
 from litellm_compaction.proxy.call import NONE, Call, Calls, wish_of
 from litellm_compaction.proxy.deployments import (
@@ -385,7 +385,7 @@ class Intake:
         upstream = HookedUpstream(first, router, call.pin, {**data, **_slim_tools(call, data)})
         asked = self._asked(call, case, data, wants_usage=call.asks_for_usage)
         if not stream:
-            asked = replace(asked, notices=SILENT, is_whole=True)
+            asked = replace(asked, notices=asked.notices.at_the_end_only, is_whole=True)
         carried = upstream if stream else Whole(upstream)
         # A compaction that an earlier hook made is reused by this one, and still news for the client.
         told = replace(guarded, action=call.action)
@@ -405,7 +405,9 @@ class Intake:
             self._compactor.answer_counts.learn(call.case.target, asked, choices)
 
     def _asked(self, call: Call, case: RequestContext, body: Mapping[str, Any], *, wants_usage: bool) -> Asked:
-        notices = notices_for(case.settings.notices, body)
+        notices = notices_for(
+            case.settings.notices, body, is_document=call.is_structured, is_whole=not body.get("stream")
+        )
         if call.is_told:
             notices = notices._replace(before="off")
         return Asked(

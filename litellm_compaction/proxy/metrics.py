@@ -11,7 +11,7 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any, NamedTuple, TypeAlias
 
-from litellm_compaction.events import AHEAD, USED_AHEAD, USED_EARLY, CompactionEvent, Event, TruncationAlarm
+from litellm_compaction.events import AHEAD, USED_AHEAD, USED_EARLY, CarryEvent, CompactionEvent, Event, TruncationAlarm
 
 logger = logging.getLogger("litellm_compaction")
 
@@ -49,6 +49,10 @@ _KINDS = {
         ("model", "result"),
     ),
     "restarts_total": _Kind("Running answers that were stopped, compacted and continued."),
+    "answers_ended_total": _Kind(
+        "Answers that the window has cut: attempts, aborted, or unanswered where the model only thought.",
+        ("model", "outcome"),
+    ),
     "truncation_alarms_total": _Kind("Replies whose usage says that the server cut the prompt.", ("model", "reason")),
     "refusals_total": _Kind("Requests refused because they cannot be made to fit."),
 }
@@ -90,7 +94,10 @@ class Metrics:
         model = self._known(event.model)
         if isinstance(event, TruncationAlarm):
             instruments["truncation_alarms_total"].labels(model, event.reason).inc()
-        elif isinstance(event, CompactionEvent):
+        elif isinstance(event, CarryEvent):
+            if event.outcome != "restarted":
+                instruments["answers_ended_total"].labels(model, event.outcome).inc()
+        else:
             _count_compaction(instruments, event, model)
 
     def _known(self, model: str) -> str:

@@ -7,6 +7,7 @@ interpreter lock for 50 to 500 ms, which every running stream would feel in the 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import re
 from collections.abc import Callable
@@ -20,7 +21,7 @@ from litellm_compaction.errors import ModelNotLoaded, WindowUnknown
 from litellm_compaction.proxy.deployments import DeploymentSelector, GuardedDeployment, Publisher
 from litellm_compaction.proxy.refusals import log_failure
 from litellm_compaction.proxy.startup import warn_of_workers
-from litellm_compaction.windows.windows import Target
+from litellm_compaction.windows.windows import Target, Window
 
 logger = logging.getLogger("litellm_compaction")
 # Names come from LM Studio's list, which is bounded for each server.
@@ -51,7 +52,9 @@ class Preparing:
         Then prepares the models that are loaded; last, since a download may take minutes.
         """
         async for guard in self._guards.guarded(router):
-            if not guard.deployment.is_wildcard:
+            if guard.deployment.is_wildcard:
+                await self._name_unreadable(guard.deployment.target)
+            else:
                 await self._look_at_window(router, guard)
             await self._look_at_pruning_model(router, guard)
         await self.prepare(router)
@@ -64,9 +67,8 @@ class Preparing:
             if not deployment.is_wildcard:
                 await self._prepare(deployment.group, target)
                 continue
-            for name in await self._compactor.windows.loaded(target):
-                if _reaches(target.model, name):
-                    await self._prepare(name, replace(target, key=f"{target.key}|{name}", model=name))
+            for model in await self._behind(target):
+                await self._prepare(model.model, model)
 
     def watch(self, router: Callable[[], Any]) -> None:
         """From now on does the same whenever a server has loaded another model; `router` gives LiteLLM's."""
@@ -93,16 +95,40 @@ class Preparing:
             if not self._is_wanted:
                 return
 
-    async def _look_at_window(self, router: Any, guard: GuardedDeployment) -> None:
-        deployment = guard.deployment
+    async def _behind(self, wildcard: Target) -> list[Target]:
+        """The loaded models that a wildcard deployment can be asked for."""
+        loaded = await self._compactor.windows.loaded(wildcard)
+        names = [name for name in loaded if _reaches(wildcard.model, name)]
+        return [replace(wildcard, key=f"{wildcard.key}|{name}", model=name) for name in names]
+
+    async def _name_unreadable(self, wildcard: Target) -> None:
+        """Says in the log which loaded models behind a wildcard have no context length that can be read."""
+        for model in await self._behind(wildcard):
+            # One that has been unloaded since it was listed has a window when it is loaded again.
+            with contextlib.suppress(ModelNotLoaded):
+                await self._resolved(model)
+
+    async def _resolved(self, target: Target) -> Window | None:
+        """A target's window; None, and a line in the log, where nobody knows it.
+
+        Raises:
+            ModelNotLoaded: it has none yet.
+        """
         try:
-            window = await self._compactor.windows.resolve(deployment.target)
-        except ModelNotLoaded:
-            logger.info("window model=%s not loaded yet, known after its first request", deployment.group)
+            return await self._compactor.windows.resolve(target)
         except WindowUnknown as error:
             # The message is the finding, a traceback is noise.
             logger.error("%s `litellm-compaction doctor` says what to change.", error)  # noqa: TRY400
-        else:
+            return None
+
+    async def _look_at_window(self, router: Any, guard: GuardedDeployment) -> None:
+        deployment = guard.deployment
+        try:
+            window = await self._resolved(deployment.target)
+        except ModelNotLoaded:
+            logger.info("window model=%s not loaded yet, known after its first request", deployment.group)
+            return
+        if window is not None:
             self._publisher.publish(router, deployment, window)
             logger.info(
                 "window model=%s tokens=%d source=%s parallel=%d",

@@ -290,11 +290,22 @@ def asks_for_usage(body: Mapping[str, Any]) -> bool:
     return isinstance(options, Mapping) and bool(options.get("include_usage"))
 
 
-def with_details(chunk: Any, details: Mapping[str, Any] | None) -> Any:
-    """LiteLLM's `chunk`; if it holds the usage, with the details of restarts, which LiteLLM leaves out of it."""
-    if details is not None and (usage := getattr(chunk, "usage", None)) is not None:
+def with_details(answer: Any, details: Mapping[str, Any] | None) -> Any:
+    """LiteLLM's answer, or a chunk or event of one; where it holds the usage, with `details`, which LiteLLM leaves out.
+
+    On every route: chunks of chat and text completions have a usage, events of responses a response that has it, and
+    messages are dictionaries and bytes.
+    """
+    if details is None:
+        return answer
+    if isinstance(answer, (bytes, bytearray)):
+        return _with_message_delta(bytes(answer), lambda said: _with_compaction(said, details))
+    if isinstance(answer, dict):
+        return _with_compaction(answer, details) if answer.get("type") == "message" else answer
+    usage = getattr(answer, "usage", None) or getattr(getattr(answer, "response", None), "usage", None)
+    if usage is not None:
         usage.compaction = dict(details)
-    return chunk
+    return answer
 
 
 def at_the_windows_end(answer: Any) -> Any:
@@ -304,29 +315,43 @@ def at_the_windows_end(answer: Any) -> Any:
     (1.106.2 and 1.109.1; Anthropic, "Handling stop reasons"). What is not such an end comes back as it is.
     """
     if isinstance(answer, (bytes, bytearray)):
-        return _event_at_the_windows_end(bytes(answer))
+        return _with_message_delta(bytes(answer), _delta_at_the_windows_end)
     if isinstance(answer, dict) and answer.get("type") == "message" and answer.get("stop_reason") == _CLIENTS_LIMIT:
-        # LiteLLM logs the object that it has made.
-        changed = copy(answer)
-        changed["stop_reason"] = _WINDOWS_END
-        return changed
+        return _with(answer, "stop_reason", _WINDOWS_END)
     return answer
 
 
-def _event_at_the_windows_end(event: bytes) -> bytes:
+def _with_compaction(said: dict[str, Any], details: Mapping[str, Any]) -> dict[str, Any]:
+    usage = said.get("usage")
+    return _with(said, "usage", {**usage, "compaction": dict(details)}) if isinstance(usage, Mapping) else said
+
+
+def _delta_at_the_windows_end(said: dict[str, Any]) -> dict[str, Any]:
+    delta = said.get("delta")
+    is_limit = isinstance(delta, dict) and delta.get("stop_reason") == _CLIENTS_LIMIT
+    return _with(said, "delta", _with(delta, "stop_reason", _WINDOWS_END)) if is_limit else said
+
+
+def _with(said: Any, key: str, value: object) -> Any:
+    """A copy: LiteLLM logs the object that it has made."""
+    changed = copy(said)
+    changed[key] = value
+    return changed
+
+
+def _with_message_delta(event: bytes, change: Callable[[dict[str, Any]], dict[str, Any]]) -> bytes:
+    """An event of Anthropic's stream with its data changed, if it is the one that ends the message."""
     head, data, rest = event.partition(b"data:")
     if not head.startswith(b"event: message_delta"):
         return event
     line, newline, behind = rest.partition(b"\n")
     try:
         said = json.loads(line)
-        is_limit = said["delta"]["stop_reason"] == _CLIENTS_LIMIT
-    except (ValueError, KeyError, TypeError):
+    except ValueError:
         return event
-    if not is_limit:
+    if not isinstance(said, dict) or (changed := change(said)) is said:
         return event
-    said["delta"]["stop_reason"] = _WINDOWS_END
-    return b"".join((head, data, b" ", json.dumps(said).encode(), newline, behind))
+    return b"".join((head, data, b" ", json.dumps(changed).encode(), newline, behind))
 
 
 def is_structured(body: Mapping[str, Any]) -> bool:

@@ -14,6 +14,7 @@ from litellm_compaction.core.messages import (
     ABORT_NOTICE,
     ATTEMPTS_NOTICE,
     DONE_NOTICE,
+    NEARLY_FULL_NOTICE,
     NO_ANSWER,
     START_NOTICE,
     THOUGHTS_NOTICE,
@@ -226,7 +227,8 @@ def test_the_newest_user_message_is_the_last_of_its_role() -> None:
         START_NOTICE,
         DONE_NOTICE,
         ATTEMPTS_NOTICE,
-        ABORT_NOTICE.format(used=8100, window=8192),
+        ABORT_NOTICE.format(used=8192, window=8192),
+        NEARLY_FULL_NOTICE.format(used=8100, window=8192),
         THOUGHTS_NOTICE.format(used=8100, window=8192),
     ],
 )
@@ -266,10 +268,15 @@ def test_cleaning_reaches_bare_strings_in_lists() -> None:
     assert cleaned(message).other_parts == ("image_url",)
 
 
+# As two paragraphs, and as they were sent before, which clients' histories still have.
+_BETWEEN = ["\n\n", "\n"]
+
+
+@pytest.mark.parametrize("between", _BETWEEN)
 @pytest.mark.parametrize("key", ["reasoning_content", "reasoning"])
-def test_cleaning_reaches_the_reasoning(key: str) -> None:
+def test_cleaning_reaches_the_reasoning(key: str, between: str) -> None:
     """A notice that was shown as a thought is taken out of what a client sends back of it."""
-    told = f"{START_NOTICE}\n{DONE_NOTICE}\n\n"
+    told = f"{START_NOTICE}{between}{DONE_NOTICE}\n\n"
     assert cleaned(parse_message({**assistant("Hello"), key: told})).raw == assistant("Hello")
     assert cleaned(parse_message({**assistant("Hello"), key: told.strip()})).raw == assistant("Hello")
     assert cleaned(parse_message({**assistant("Hello"), key: f"{told}So."})).raw == {**assistant("Hello"), key: "So."}
@@ -283,18 +290,20 @@ def test_cleaning_reaches_the_reasoning(key: str) -> None:
     assert cleaned(thought) is thought
 
 
+@pytest.mark.parametrize("between", _BETWEEN)
 @pytest.mark.parametrize("tag", ["think", "thinking"])
-def test_cleaning_reaches_thoughts_in_the_text(tag: str) -> None:
+def test_cleaning_reaches_thoughts_in_the_text(tag: str, between: str) -> None:
     """Some clients send thoughts back between tags."""
-    told = f"<{tag}>\n{START_NOTICE}\n{DONE_NOTICE}\n</{tag}>\n\nHello"
+    told = f"<{tag}>\n{START_NOTICE}{between}{DONE_NOTICE}\n</{tag}>\n\nHello"
     assert cleaned(parse_message(assistant(told))).raw == assistant("Hello")
-    both = f"<{tag}>\n{START_NOTICE}\n{DONE_NOTICE}\n\nSo.\n</{tag}>\n\nHello"
+    both = f"<{tag}>\n{START_NOTICE}{between}{DONE_NOTICE}\n\nSo.\n</{tag}>\n\nHello"
     assert cleaned(parse_message(assistant(both))).raw == assistant(f"<{tag}>\nSo.\n</{tag}>\n\nHello")
 
 
-def test_an_answer_that_was_nothing_but_a_notice_is_not_left_empty() -> None:
+@pytest.mark.parametrize("between", _BETWEEN)
+def test_an_answer_that_was_nothing_but_a_notice_is_not_left_empty(between: str) -> None:
     """Some chat templates refuse an empty message, and without it two user messages would meet."""
-    told = f"{START_NOTICE}\n{DONE_NOTICE}\n\n"
+    told = f"{START_NOTICE}{between}{DONE_NOTICE}\n\n"
     assert cleaned(parse_message(assistant(told))).raw == assistant(NO_ANSWER)
     listed = parse_message({"role": "assistant", "content": [_text_part(told)]})
     assert cleaned(listed).raw["content"] == [_text_part(NO_ANSWER)]

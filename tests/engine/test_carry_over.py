@@ -70,7 +70,7 @@ async def test_the_turns_after_it_find_it_too() -> None:
 @pytest.mark.parametrize(
     "answer",
     [
-        f"{BEGUN}\n\n{START_NOTICE}\n{DONE_NOTICE}\n\n{REST}",
+        f"{BEGUN}\n\n{START_NOTICE}\n\n{DONE_NOTICE}\n\n{REST}",
         f"<think>\nRivers, then.\n</think>\n\n{BEGUN}{REST}",
         f"  {BEGUN}{REST}\n\n",
     ],

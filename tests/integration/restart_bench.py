@@ -24,7 +24,7 @@ from tests.integration.bench import SUMMARY, Bench, Group, is_summary_call, open
 from tests.integration.harness import NOTHING_AHEAD, Streamed
 from tests.integration.rows import Rows
 
-RESTARTED = f"\n\n{START_NOTICE}\n{DONE_NOTICE}\n\n"
+RESTARTED = f"\n\n{START_NOTICE}\n\n{DONE_NOTICE}\n\n"
 WINDOW = 2048
 _BESIDE = Path(__file__).parent / "beside_restart"
 _KEY = "glm-4-9b-0414"

@@ -42,7 +42,7 @@ from tests.integration.validity import text_of
 pytestmark = pytest.mark.proxy
 
 WINDOW = 8192
-_NOTICES = f"{START_NOTICE}\n{DONE_NOTICE}\n\n"
+_NOTICES = f"{START_NOTICE}\n\n{DONE_NOTICE}\n\n"
 _SAID = "Step 3 was settled with everybody in the office."
 # Architecture and name as LM Studio tells them, and the family by which the page says that prompts are counted.
 _FAMILIES = {

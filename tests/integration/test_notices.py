@@ -9,15 +9,15 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from litellm_compaction.core.messages import DONE_NOTICE, START_NOTICE
+from litellm_compaction.core.messages import ATTEMPTS_NOTICE, DONE_NOTICE, START_NOTICE
 from litellm_compaction.simulator import Gate, Reply
-from tests.builders import talk
+from tests.builders import prose, talk
 from tests.integration.bench import SUMMARY, is_summary_call
 from tests.integration.restart_bench import TEXTS, Restarting, Teller, asked, shared
 
 pytestmark = pytest.mark.proxy
 
-TOLD = f"{START_NOTICE}\n{DONE_NOTICE}\n\n"
+TOLD = f"{START_NOTICE}\n\n{DONE_NOTICE}\n\n"
 PROGRAM = {"user-agent": "OpenAI/Python 3.3.0"}
 OPEN_WEBUI = {"user-agent": "Python/3.11 aiohttp/3.14.5", "x-openwebui-chat-id": "c1"}
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
@@ -126,6 +126,87 @@ def test_restart_is_told_nowhere_inside_a_programs_answer(carried: Restarting, n
     answer = carried.proxy.stream_body(body, ROUTES[name].path, **PROGRAM)
     assert _read(name, answer.lines) == (TEXTS["prose"], "")
     assert len(watch.chats) > 1
+
+
+_ENDLESS = "\n".join(f"{n}: {prose(f'endless {n}', 12)}" for n in range(900))
+
+
+def _endless(carried: Restarting, name: str, *, stream: bool) -> dict[str, Any]:
+    """A request whose answer no window of its model holds, however often it is restarted."""
+    carried.watch("local", Teller(Reply(_ENDLESS)))
+    body = {**_body(name, asked(f"endless {name} {stream}")), "model": "local", "stream": stream}
+    if name == "messages":
+        system, *rest = body["messages"]
+        body |= {"system": system["content"], "messages": rest, "max_tokens": 20_000}
+    if name == "completions":
+        body["prompt"] = asked(f"endless {name} {stream}")[1]["content"]
+    if stream and name in ("chat", "completions"):
+        body["stream_options"] = {"include_usage": True}
+    return body
+
+
+def _compaction_of(name: str, events: list[dict[str, Any]]) -> dict[str, Any]:
+    """What the one usage of a stream says of compactions."""
+    usages = [
+        usage
+        for event in events
+        for usage in (event.get("usage"), (event.get("response") or {}).get("usage"))
+        if usage and (name != "messages" or event.get("type") == "message_delta")
+    ]
+    found: dict[str, Any]
+    (found,) = [usage["compaction"] for usage in usages if "compaction" in usage]
+    return found
+
+
+@pytest.mark.parametrize("name", list(ROUTES))
+def test_cut_answer_says_so_at_its_end(carried: Restarting, name: str) -> None:
+    """A program reads it in a last thought, where its form has thoughts, and in the usage; the text is the model's."""
+    answer = carried.proxy.stream_body(_endless(carried, name, stream=True), ROUTES[name].path, **PROGRAM)
+    text, thoughts = _read(name, answer.lines)
+    assert _ENDLESS.startswith(text)
+    assert len(text) > 8000
+    assert thoughts.strip() == (ATTEMPTS_NOTICE if name in ("chat", "messages") else "")
+    told = _compaction_of(name, answer.chunks)
+    assert (told["outcome"], told["restarts"], len(told["prompt_tokens"])) == ("attempts", 3, 4)
+
+
+@pytest.mark.parametrize("name", list(ROUTES))
+def test_cut_answer_that_is_not_streamed_says_so(carried: Restarting, name: str) -> None:
+    """In its usage, on chat in a thought, too; its text is the model's, and the first thing that a program finds."""
+    answer = carried.proxy.post(_endless(carried, name, stream=False), ROUTES[name].path, headers=PROGRAM).json()
+    if name == "chat":
+        message = answer["choices"][0]["message"]
+        text, thoughts, end = message["content"], message["reasoning_content"], answer["choices"][0]["finish_reason"]
+        assert (thoughts.strip(), end) == (ATTEMPTS_NOTICE, "length")
+    elif name == "messages":
+        text, end = answer["content"][0]["text"], answer["stop_reason"]
+        assert (len(answer["content"]), end) == (1, "model_context_window_exceeded")
+    elif name == "responses":
+        text = answer["output"][0]["content"][0]["text"]
+        assert len(answer["output"]) == 1
+    else:
+        text = answer["choices"][0]["text"]
+    assert _ENDLESS.startswith(text)
+    assert len(text) > 8000
+    told = answer["usage"]["compaction"]
+    assert (told["outcome"], told["restarts"], len(told["prompt_tokens"])) == ("attempts", 3, 4)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_by_hooks_a_cut_answer_says_so(hooked: Restarting, stream: bool) -> None:
+    """LiteLLM's hooks carry chat completions only; there the same is said."""
+    body = _endless(hooked, "chat", stream=stream)
+    if stream:
+        answer = hooked.proxy.stream_body(body, **PROGRAM)
+        text, thoughts = _read("chat", answer.lines)
+        told = _compaction_of("chat", answer.chunks)
+    else:
+        whole = hooked.proxy.post(body, headers=PROGRAM).json()
+        message, told = whole["choices"][0]["message"], whole["usage"]["compaction"]
+        text, thoughts = message["content"], message["reasoning_content"]
+    assert _ENDLESS.startswith(text)
+    assert len(text) > 8000
+    assert (thoughts.strip(), told["outcome"], told["restarts"]) == (ATTEMPTS_NOTICE, "attempts", 3)
 
 
 @pytest.mark.parametrize("kind", ["program", "structured"])

@@ -514,7 +514,7 @@ def test_observe_changes_nothing_and_says_what_it_would_do(guarded: Bench) -> No
 def test_notices_in_history_are_stripped_upstream(guarded: Bench) -> None:
     """Clients send our notices back as the assistant's words; the model never reads them."""
     watch = guarded.watch("local")
-    said = "⚙️ Compacting conversation history...\n✅ Context compacted, continuing...\n\nThe answer is 4."
+    said = "⚙️ Compacting conversation history...\n\n✅ Context compacted, continuing...\n\nThe answer is 4."
     messages = answered([{"role": "user", "content": "2 + 2?"}], said, "And 3 + 3?")
     assert guarded.proxy.chat("local", messages).status_code == 200
     assert watch.sent()[1]["content"] == "The answer is 4."

@@ -34,7 +34,7 @@ from tests.integration.restart_bench import (
 )
 
 pytestmark = pytest.mark.proxy
-TOLD = f"{START_NOTICE}\n{DONE_NOTICE}\n\n"
+TOLD = f"{START_NOTICE}\n\n{DONE_NOTICE}\n\n"
 
 
 @pytest.fixture(scope="module", params=CARRIERS)
@@ -231,6 +231,23 @@ def test_cut_call_is_made_again_after_a_compaction(restarting: Restarting, text:
     assert watch.problems(messages) == []
 
 
+@pytest.mark.parametrize("history", [0, 1300])
+def test_call_larger_than_the_window_is_given_up(restarting: Restarting, history: int) -> None:
+    """No more room than the last time, no other try: `length`, the numbers, and nothing of the call."""
+    wanted = calls("tool_0", words=3000)
+    watch = restarting.watch("local", Teller(Reply("", tool_calls=wanted), later=(Reply("", tool_calls=wanted),)))
+    messages = talk("huge call", history) if history else asked("huge call")
+    answer = restarting.proxy.stream("local", messages, tools=tools(1))
+    assert stream_problems(answer) == []
+    assert (joined_calls(answer), answer.finish_reasons) == ([], ["length"])
+    prompts = [record.prompt_tokens for record in watch.chats]
+    assert len(prompts) == (2 if history else 1)
+    assert prompts == sorted(set(prompts), reverse=True)
+    whole = restarting.proxy.chat("local", asked("huge whole call"), tools=tools(1)).json()["choices"][0]
+    assert (whole["message"].get("tool_calls"), whole["finish_reason"]) == (None, "length")
+    assert len(watch.chats) == len(prompts) + 1
+
+
 def test_calls_flow_while_there_is_room(restarting: Restarting) -> None:
     """Far from the limit a call is sent as it is generated."""
     wanted = calls("tool_0", words=400)
@@ -276,6 +293,10 @@ def test_restarts_end_regularly(restarting: Restarting) -> None:
     whole, _, rest = without_restarts(answer.text).partition(f"\n\n{ATTEMPTS_NOTICE}")
     assert rest == ""
     assert text.startswith(whole)
+    *restarts, last = restarting.proxy.logged("restart outcome=")[-4:]
+    assert ["WARNING" in line and "outcome=restarted" in line for line in restarts] == [True] * 3
+    assert "ERROR" in last
+    assert "outcome=attempts" in last
 
 
 def test_answer_that_cannot_be_carried_over_says_so(restarting: Restarting) -> None:
@@ -288,7 +309,8 @@ def test_answer_that_cannot_be_carried_over_says_so(restarting: Restarting) -> N
     answer = restarting.proxy.stream("full", messages)
     assert stream_problems(answer) == []
     assert answer.finish_reasons == ["length"]
-    assert "⚠️ Context limit exceeded (" in answer.text
+    # Its bound ends it before the window does.
+    assert "⚠️ Context limit nearly full (" in answer.text
     assert f"/{WINDOW} tokens). Aborting." in answer.text
 
 
@@ -342,6 +364,11 @@ def test_overflow_of_the_prompt_is_compacted_away(restarting: Restarting, overfl
     text = answer.text if isinstance(answer, Streamed) else answer.json()["choices"][0]["message"]["content"]
     assert text == wanted
     assert [record.outcome for record in watch.chats] == ["overflow", "ok"]
+    if restarting.carrier == "auto":
+        kind = {"error_400_object": "http_400", "error_event": "error_event", "empty": "empty_stream"}[overflow]
+        (line,) = restarting.proxy.expect_logged(f"(compacted|fallback) model={name} ")
+        assert "(server overflow)" in line
+        assert line.rstrip().endswith(f" refusal={kind}")
 
 
 def _is_unasked(overflow: str, stream: bool) -> bool:
@@ -360,5 +387,5 @@ def test_overflow_before_the_first_chunk_fits_when_it_is_retried(restarting: Res
     )
     restarting.forgive(name)
     # With some versions the compaction is a new attempt's own, and told like any other.
-    assert answer.text.removeprefix(f"{START_NOTICE}\n{DONE_NOTICE}\n\n") == "It fits."
+    assert answer.text.removeprefix(f"{START_NOTICE}\n\n{DONE_NOTICE}\n\n") == "It fits."
     assert [record.outcome for record in watch.chats] == ["overflow", "ok"]

@@ -59,7 +59,7 @@ def test_usage_adds_up(restarting: Restarting) -> None:
     assert (usage["prompt_tokens"], usage["completion_tokens"]) == (watch.chats[0].prompt_tokens, generated)
     assert usage["total_tokens"] == usage["prompt_tokens"] + generated
     prompts = [record.prompt_tokens for record in watch.chats]
-    assert usage["compaction"] == {"restarts": len(prompts) - 1, "prompt_tokens": prompts}
+    assert usage["compaction"] == {"outcome": "completed", "restarts": len(prompts) - 1, "prompt_tokens": prompts}
     assert len(watch.summaries) >= 1
 
 

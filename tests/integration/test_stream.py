@@ -14,7 +14,7 @@ from tests.integration.bench import Bench, answers
 
 pytestmark = pytest.mark.proxy
 
-NOTICE = "⚙️ Compacting conversation history...\n✅ Context compacted, continuing...\n\n"
+NOTICE = "⚙️ Compacting conversation history...\n\n✅ Context compacted, continuing...\n\n"
 SCHEMA = {"type": "json_schema", "json_schema": {"name": "answer", "schema": {"type": "object"}}}
 
 

@@ -46,8 +46,8 @@ from litellm_compaction.summarizer import SummaryAnswer
 from litellm_compaction.tokens.counter import TokenCounter
 from litellm_compaction.windows.windows import Target, Windows
 
-RESTARTED = f"\n\n{START_NOTICE}\n{DONE_NOTICE}\n\n"
-IN_TEXT = Notices("content", "content")
+RESTARTED = f"\n\n{START_NOTICE}\n\n{DONE_NOTICE}\n\n"
+IN_TEXT = Notices("content", "content", "content")
 SUMMARY = "### Current state\nEverything that was decided so far is kept."
 _SILENCE = Reply()
 End = Literal["regular", "error", "drop", "empty", "hang"]
@@ -237,7 +237,7 @@ class Read:
         return [choice["finish_reason"] for choice in choices if choice["finish_reason"]]
 
     @property
-    def usages(self) -> list[dict[str, int]]:
+    def usages(self) -> list[dict[str, Any]]:
         return [chunk["usage"] for chunk in self.chunks if chunk.get("usage")]
 
     def shape_problems(self) -> list[str]:
@@ -261,7 +261,6 @@ class Listening:
     may_pause: bool = False
     actions: list[str] = field(default_factory=list)
     details: Mapping[str, Any] = field(default_factory=dict)
-    has_filled: bool = False
 
     def sent(self, case: RequestContext, guarded: PreparedRequest) -> None:
         self.actions.append(guarded.action)
@@ -274,11 +273,12 @@ class Listening:
     def refused(self, error: CompactionError) -> None:
         """What the client is told is looked at elsewhere."""
 
-    def restarted(self, details: Mapping[str, Any]) -> None:
+    def ended(self, details: Mapping[str, Any]) -> None:
         self.details = details
 
-    def filled(self) -> None:
-        self.has_filled = True
+    @property
+    def has_filled(self) -> bool:
+        return bool(self.details) and self.details["outcome"] != "completed"
 
 
 async def summarized(messages: Sequence[Message], *, max_tokens: int, **with_tools: Any) -> SummaryAnswer:

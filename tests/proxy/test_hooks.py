@@ -60,8 +60,10 @@ class _Router:
 
     def __init__(self, outcome: _Stream | Exception) -> None:
         self.outcome = outcome
+        self.asked: dict[str, Any] = {}
 
-    async def acompletion(self, **_: Any) -> _Stream:
+    async def acompletion(self, **asked: Any) -> _Stream:
+        self.asked = asked
         if isinstance(self.outcome, Exception):
             raise self.outcome
         return self.outcome
@@ -172,3 +174,23 @@ async def test_stopped_stream_is_logged_with_what_it_gave() -> None:
     assert stream.is_closed
     await upstream.log_partials(len, 10)
     assert _logged(stream.logging_obj) == ["so far"]
+
+
+@pytest.mark.parametrize(
+    ("continuation", "is_kept"),
+    [
+        (None, True),
+        (Continuation(way="turn", closing={}), True),
+        (Continuation(way="turn"), False),
+        (Continuation(way="prefill"), False),
+    ],
+)
+async def test_a_document_that_begins_keeps_its_format(continuation: Continuation | None, is_kept: bool) -> None:
+    """Only behind a seam it is left out: it would make the server begin a new document there."""
+    router = _Router(_Stream(["{}"]))
+    shape = {"type": "json_object"}
+    data = {"messages": [], "litellm_logging_obj": _Log(), "response_format": shape}
+    upstream = HookedUpstream(None, router, "pin", data)
+    async with upstream.open([], 100, continuation=continuation):
+        pass
+    assert router.asked.get("response_format") == (shape if is_kept else None)

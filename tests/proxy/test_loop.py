@@ -15,6 +15,7 @@ from litellm_compaction.core.messages import (
     ABORT_NOTICE,
     ATTEMPTS_NOTICE,
     DONE_NOTICE,
+    NEARLY_FULL_NOTICE,
     START_NOTICE,
     THOUGHTS_NOTICE,
     Message,
@@ -22,7 +23,7 @@ from litellm_compaction.core.messages import (
 )
 from litellm_compaction.engine import Reservation
 from litellm_compaction.errors import overflow_from_text
-from litellm_compaction.events import CarryEvent
+from litellm_compaction.events import CarryEvent, CompactionEvent
 from litellm_compaction.proxy.answer.protocol import Chunk, Notices, UpstreamDropped, UpstreamError
 from litellm_compaction.simulator import Reply, numbered_words
 from litellm_compaction.simulator.vocabulary import count, decode, encode
@@ -113,7 +114,7 @@ async def test_short_answer_passes_as_it_is() -> None:
 @pytest.mark.parametrize("before", ["content", "reasoning", "off"])
 async def test_notices_go_where_they_are_wanted(before: Any, within: Any, text: str, reasoning: str) -> None:
     """A restart is announced in the content, in the reasoning, or nowhere, wherever the answer's opening was."""
-    read = await Scene(SHORT, [Turn(reply=goes_on(WORDS))], notices=Notices(before, within)).read()
+    read = await Scene(SHORT, [Turn(reply=goes_on(WORDS))], notices=Notices(before, within, within)).read()
     assert read.raw_text.count(RESTARTED) == (text != "")
     assert read.text == WORDS
     assert read.reasoning == reasoning
@@ -131,14 +132,14 @@ async def test_pending_compaction_is_announced_before_it_is_made(before: Any, wi
         return await summarized(messages, max_tokens=max_tokens)
 
     reply = "{}" if is_json else "Fine."
-    notices = Notices(before, within)
+    notices = Notices(before, within, within)
     scene = Scene(talk("before", 2500), [Turn(reply=Reply(reply))], notices=notices, ask=ask, is_json=is_json)
     chunks = (await scene.answer()).chunks()
     first = await anext(chunks)
     assert not asked.is_set()
     assert first["choices"][0]["delta"]["role"] == "assistant"
     read = Read([first, *[chunk async for chunk in chunks]])
-    said = f"{START_NOTICE}\n{DONE_NOTICE}\n\n"
+    said = f"{START_NOTICE}\n\n{DONE_NOTICE}\n\n"
     assert read.raw_text.removesuffix(reply) == (said if before == "content" and not is_json else "")
     assert read.reasoning == (said if before == "reasoning" and not is_json else "")
     assert read.shape_problems() == []
@@ -272,15 +273,26 @@ async def test_cut_call_is_generated_again_after_a_compaction(text: str) -> None
     assert (read.text, read.finish_reasons, read.shape_problems()) == (text, ["tool_calls"], [])
 
 
-async def test_call_larger_than_the_window_ends_regularly() -> None:
-    """A call that no compaction makes room for is given up, with a notice, after few tries; nothing of it is sent."""
+@pytest.mark.parametrize("is_whole", [False, True])
+@pytest.mark.parametrize(("history", "requests"), [(0, 1), (1050, 2)], ids=["nothing to compact", "a history"])
+async def test_call_larger_than_the_window_ends_regularly(history: int, requests: int, is_whole: bool) -> None:
+    """It is asked for again only where a compaction gives it more room than the last try; nothing of it is sent."""
     huge = json.dumps({"text": prose("huge", 4000)})
-    scene = Scene(SHORT, [Turn(reply=Reply("Now. ", tool_calls=[("write", huge)]))])
+    messages = talk("huge call", history) if history else SHORT
+    scene = Scene(messages, [Turn(reply=Reply("Now. ", tool_calls=[("write", huge)]))], is_whole=is_whole)
+    told: list[Any] = []
+    scene.compactor = scene.compactor_told(told.append)
     read = await scene.read()
     assert read.calls == []
     assert (read.finish_reasons, read.shape_problems()) == (["length"], [])
     assert "⚠️" in read.raw_text
-    assert len(scene.server.opened) <= 4
+    assert len(scene.server.opened) == requests
+    prompts = [opened.prompt_tokens for opened in scene.server.opened]
+    assert prompts == sorted(set(prompts), reverse=True)
+    carried = [event for event in told if isinstance(event, CarryEvent)]
+    assert [event.outcome for event in carried] == ["restarted", "aborted"][-requests:]
+    # What the prompt has less: not the call, which has to be written again.
+    assert sum(event.gained_tokens for event in carried[:-1]) == pytest.approx(prompts[0] - prompts[-1], abs=40)
 
 
 async def test_later_call_that_is_cut_is_not_begun() -> None:
@@ -303,7 +315,7 @@ async def test_call_that_flows_and_is_cut_ends_the_answer() -> None:
     assert len(scene.server.opened) == 1
     assert [name for name, _ in read.calls] == ["write"]
     assert scene.listener.has_filled
-    opening, _ = ABORT_NOTICE.split("{used}/{window}")
+    opening, _ = NEARLY_FULL_NOTICE.split("{used}/{window}")
     assert read.raw_text.startswith(f"\n\n{opening}")
     assert (read.finish_reasons, read.shape_problems()) == (["length"], [])
 
@@ -317,6 +329,19 @@ async def test_json_document_is_joined_without_notices() -> None:
     assert json.loads(read.raw_text) == json.loads(document)
     assert (read.finish_reasons, read.shape_problems()) == (["stop"], [])
     assert all(opened.is_continuation for opened in scene.server.opened[1:])
+
+
+@pytest.mark.parametrize("reasoning", ["", THOUGHTS[:200]], ids=["blank", "thoughts"])
+async def test_json_document_that_has_not_begun_is_asked_for_as_a_document(reasoning: str) -> None:
+    """White space and thoughts are no part of it: the next request is no piece behind a seam, and keeps its format."""
+    document = '{"rows": 3}'
+    begun = Reply(f"\n\n{document}", reasoning=reasoning)
+    full = Turn(reply=begun, end="error", after_tokens=1 + count(reasoning), text=OVERFLOWS[4])
+    scene = Scene(talk("blank", 1000), [full, Turn(reply=Reply(document))], is_json=True, chunk_tokens=1)
+    read = await scene.read()
+    assert (read.raw_text.strip(), read.finish_reasons, read.shape_problems()) == (document, ["stop"], [])
+    opened = scene.server.opened[1]
+    assert opened.continuation is None or opened.continuation.begins_anew
 
 
 async def test_json_document_that_broke_ends_as_length() -> None:
@@ -406,11 +431,49 @@ async def test_answer_that_no_compaction_helps_goes_on_to_the_end_of_the_window(
     text, _, notice = read.raw_text.partition("\n\n")
     assert WORDS.startswith(text)
     assert count(text) >= opened.max_tokens - 2
-    opening, closing = ABORT_NOTICE.split("{used}/{window}")
+    opening, closing = NEARLY_FULL_NOTICE.split("{used}/{window}")
     used, window = notice.removeprefix(opening).removesuffix(closing).split("/")
     assert (int(used), int(window)) == (opened.prompt_tokens + opened.completion_tokens, 2048)
     assert (read.finish_reasons, read.shape_problems()) == (["length"], [])
-    assert ("compaction" in read.usages[0], scene.listener.details) == (False, {})
+    expected = {"outcome": "aborted", "restarts": 0, "prompt_tokens": [opened.prompt_tokens]}
+    assert (read.usages[0]["compaction"], scene.listener.details) == (expected, expected)
+
+
+CLOSINGS = {
+    "attempts": (SHORT, Turn(reply=goes_on(numbered_words(2400))), {"max_restarts": 1}, ATTEMPTS_NOTICE),
+    "nearly full": ([{"role": "user", "content": prose("sacred", 1600)}], Turn(reply=Reply(WORDS)), {}, "nearly full"),
+    "exceeded": (
+        [{"role": "user", "content": prose("sacred", 1600)}],
+        Turn(reply=Reply(WORDS), end="error", after_tokens=200, text=OVERFLOWS[4]),
+        {},
+        "Context limit exceeded",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", ["stream", "whole", "json"])
+@pytest.mark.parametrize("place", ["content", "reasoning", "off"])
+@pytest.mark.parametrize("outcome", CLOSINGS)
+async def test_closing_text_goes_where_nothing_can_break(outcome: str, place: Any, kind: str) -> None:
+    """In the text for people, in a last thought for programs; a document and its rest stay without a word of ours.
+
+    What it says is so: "exceeded" only where the server, or the window, says so.
+    """
+    messages, turn, settings, said = CLOSINGS[outcome]
+    notices = Notices("off", "off", place)
+    kinds = {"is_json": kind == "json", "is_whole": kind == "whole"}
+    scene = Scene(messages, [turn], settings=settings, notices=notices, **kinds)
+    read = await scene.read()
+    text, thoughts = read.text, read.reasoning
+    in_text = place == "content" and kind != "json"
+    assert (said in text, said in thoughts) == (in_text, place == "reasoning")
+    assert ("⚠️" in text) == in_text
+    assert without_notices(thoughts) == ""
+    assert numbered_words(2400).startswith(without_notices(text))
+    assert (read.finish_reasons, read.shape_problems()) == (["length"], [])
+    told = read.usages[0]["compaction"]
+    assert told["outcome"] == ("attempts" if outcome == "attempts" else "aborted")
+    assert told["restarts"] == len(scene.server.opened) - 1
 
 
 async def test_answer_that_fits_behind_a_full_floor_is_untouched() -> None:
@@ -892,6 +955,26 @@ async def test_overflow_far_below_the_window_shows_that_answers_share_it(is_whol
         assert ("compaction" in read.usages[0], scene.listener.details) == (False, {})
     window = await first.compactor.windows.resolve(first.case.target)
     assert (window.tokens, window.parallel) == (4096, 4)
+
+
+@pytest.mark.parametrize(
+    ("bad", "refusal"),
+    [
+        (Turn(refusal=UpstreamError(OVERFLOWS[4], object(), status=400)), "http_400"),
+        (Turn(end="error", text=OVERFLOWS[4]), "error_event"),
+        (Turn(end="empty", prompt_tokens=2048), "empty_stream"),
+        (Turn(reply=goes_on(WORDS), end="error", after_tokens=300, text=OVERFLOWS[4]), "error_event"),
+    ],
+    ids=["refused", "event", "empty", "in the middle"],
+)
+async def test_compaction_after_an_overflow_says_why(bad: Turn, refusal: str) -> None:
+    """By our count there was room: the event has the server's word, so that the reader of a log need not wonder."""
+    scene = Scene(talk("why", 1000), [bad, Turn(reply=goes_on(WORDS) if bad.after_tokens else Reply("Fine."))])
+    told: list[Any] = []
+    scene.compactor = scene.compactor_told(told.append)
+    await scene.read()
+    compacted = next(event for event in told if isinstance(event, CompactionEvent))
+    assert (compacted.reason, compacted.refusal) == ("overflow", refusal)
 
 
 @pytest.mark.parametrize("outcome", ["restarted", "attempts", "aborted"])

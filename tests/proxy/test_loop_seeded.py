@@ -56,7 +56,7 @@ class _Model:
     def __call__(self, messages: Sequence[Message]) -> Reply:
         if not messages[-1].is_ours:
             return Reply(self.text, reasoning=self.thoughts, tool_calls=self.calls)
-        partial = "".join(self.seen).replace(RESTARTED, "").removesuffix(f"\n\n{START_NOTICE}\n{DONE_NOTICE}\n\n")
+        partial = "".join(self.seen).replace(RESTARTED, "").removesuffix(f"\n\n{START_NOTICE}\n\n{DONE_NOTICE}\n\n")
         assert self.text.startswith(partial), "what the client has is not the beginning of the answer"
         rest, shown = self.text[len(partial) :], messages[-2].text
         assert partial.endswith(shown), "the model is shown something else than the client has"

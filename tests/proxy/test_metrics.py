@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from litellm_compaction.events import TruncationAlarm
+from litellm_compaction.events import CarryEvent, CarryOutcome, TruncationAlarm
 from litellm_compaction.proxy.metrics import MAX_MODELS, Metrics
 from tests.test_events import event
 
 ALARM = TruncationAlarm(
     model="qwen", window_tokens=8192, expected_tokens=9000, reported_tokens=5000, reason="prompt_far_below_count"
+)
+
+CUT = CarryEvent(
+    outcome="aborted", model="qwen", window_tokens=8192, attempt=0, attempts=3, tokens_before=8000, tokens_after=8000
 )
 
 
@@ -91,6 +95,20 @@ def test_a_refusal_an_alarm_and_restarts_are_counted() -> None:
     assert library.of("restarts_total") == {("qwen",): [2]}
 
 
+def test_answers_that_the_window_has_cut_are_counted() -> None:
+    """By how they ended; a restart is no end, and has a counter of its own."""
+    library = FakeLibrary()
+    metrics = Metrics(lambda: library)
+    outcomes: list[CarryOutcome] = ["restarted", "attempts", "attempts", "aborted", "unanswered"]
+    for outcome in outcomes:
+        metrics.observe(replace(CUT, outcome=outcome))
+    assert library.of("answers_ended_total") == {
+        ("qwen", "attempts"): [1, 1],
+        ("qwen", "aborted"): [1],
+        ("qwen", "unanswered"): [1],
+    }
+
+
 def test_records_written_ahead_are_no_decisions_about_prompts() -> None:
     """What became of them is counted by itself, and what they cost with all summaries."""
     library = FakeLibrary()
@@ -149,7 +167,7 @@ def test_nothing_is_registered_before_the_first_event() -> None:
     metrics = Metrics(lambda: library)
     assert library.made == {}
     metrics.observe(ALARM)
-    assert len(library.made) == 10
+    assert len(library.made) == 11
 
 
 def test_a_second_registration_shares_the_first() -> None:

@@ -11,9 +11,9 @@ from tests.builders import talk
 from tests.proxy.scripted import Reply, Scene, Turn
 
 CHROME = "Mozilla/5.0 (X11; Linux x86_64) AppleWebKit/537.36 (KHTML, like Gecko) Chrome/140.0.0.0 Safari/537.36"
-IN_TEXT = Notices("content", "content")
-THOUGHT = Notices("reasoning", "off")
-NOWHERE = Notices("off", "off")
+IN_TEXT = Notices("content", "content", "content")
+THOUGHT = Notices("reasoning", "off", "reasoning")
+NOWHERE = Notices("off", "off", "off")
 
 
 def _body(
@@ -88,8 +88,31 @@ def test_auto_goes_by_client_owner_and_route(body: dict[str, Any], expected: Not
 def test_what_the_operator_chose_holds_for_everybody(choice: Any) -> None:
     """An explicit setting is for all clients and routes; only a key's or a team's own word goes before it."""
     for body in (_body(), _body("/v1/responses"), _body(headers={"user-agent": CHROME})):
-        assert notices_for(choice, body) == Notices(choice, choice)
+        assert notices_for(choice, body) == Notices(choice, choice, choice)
     assert notices_for(choice, _body(key={"notices": "auto"})) == THOUGHT
+
+
+@pytest.mark.parametrize(
+    ("choice", "body", "whole", "document"),
+    [
+        ("auto", _body(), "reasoning", "reasoning"),
+        ("auto", _body(headers={"user-agent": CHROME}), "reasoning", "reasoning"),
+        ("content", _body(), "reasoning", "reasoning"),
+        ("off", _body(), "off", "off"),
+        ("auto", _body(key={"notices": "off"}), "off", "off"),
+        # Thoughts would be the first block of it, where programs look for the text.
+        ("auto", _body("/v1/messages"), "off", "reasoning"),
+        ("auto", _body("/v1/responses"), "off", "off"),
+        ("auto", _body("/v1/completions"), "off", "off"),
+        ("auto", _body(merge_reasoning_content_in_choices=True), "off", "off"),
+    ],
+)
+def test_whole_answers_and_documents_are_told_of_at_their_end_only(
+    choice: Any, body: dict[str, Any], whole: Any, document: Any
+) -> None:
+    """In a thought where the route has them beside the text; never in the text."""
+    assert notices_for(choice, body, is_whole=True) == Notices("off", "off", whole)
+    assert notices_for(choice, body, is_document=True) == Notices("off", "off", document)
 
 
 async def _is_next(announced: Announced, messages: list[dict[str, Any]]) -> bool:

@@ -7,6 +7,7 @@ import hashlib
 import re
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from html.parser import HTMLParser
 from typing import Any
 from xml.etree import ElementTree
@@ -16,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from litellm_compaction.engine import Standing
-from litellm_compaction.events import CompactionEvent, TruncationAlarm, event_to_json
+from litellm_compaction.events import CarryEvent, CompactionEvent, TruncationAlarm, event_to_json
 from litellm_compaction.proxy.page.auth import Visitor
 from litellm_compaction.proxy.page.content import Content, Field, Notice, Row
 from litellm_compaction.proxy.page.data import events_for, useless_models
@@ -118,6 +119,16 @@ def content(word: str = "local", **changes: Any) -> Content:
     alarm = TruncationAlarm(
         model=word, window_tokens=8192, expected_tokens=9000, reported_tokens=4000, reason=word, when_s=1e9
     )
+    cut = CarryEvent(
+        outcome="attempts",
+        model=word,
+        window_tokens=8192,
+        attempt=3,
+        attempts=3,
+        tokens_before=7900,
+        tokens_after=7900,
+        when_s=1e9,
+    )
     known: dict[str, Any] = {
         "role": word,
         "may_write": True,
@@ -130,7 +141,7 @@ def content(word: str = "local", **changes: Any) -> Content:
         "rows": [row, Row(group=word, model=word, mode="observe", state=word)],
         "talks": [talk(word)],
         "more_talks": 3,
-        "events": [event, alarm],
+        "events": [event, alarm, cut],
     }
     return Content(**{**known, **changes})
 
@@ -257,6 +268,15 @@ def test_a_row_says_how_an_answer_goes_on() -> None:
     row = Row(group="local", model="m", mode="guard", carrier="transport", goes_on=goes_on)
     text = " ".join(_Reader(page(content(rows=[row]))).texts)
     assert "transport prefill: the answer's end is the last message, which the server goes on with, as it has" in text
+
+
+def test_an_answer_that_was_cut_is_a_row() -> None:
+    """How it ended and how full its window was; a compaction after a server's overflow shows no fill."""
+    events = content().events
+    text = " ".join(" ".join(_Reader(page(content(events=events))).texts).split())
+    assert "answer cut : no restart was left in mid-answer 7,900, restart 3 of 3 8,192 96 %" in text
+    (told,) = [replace(each, refusal="http_400") for each in events if isinstance(each, CompactionEvent)]
+    assert "server overflow" in "".join(_Reader(page(content(events=[told]))).texts)
 
 
 def test_reuses_in_a_row_are_one() -> None:

@@ -90,6 +90,19 @@ async def test_every_window_that_is_known_at_start_is_shown() -> None:
     assert machine.prepared == ["qwen/one", "named"]
 
 
+async def test_loaded_models_without_a_window_are_named_behind_wildcards(caplog: pytest.LogCaptureFixture) -> None:
+    """At start, as `doctor` names them: not when the first request for one is refused; the others are not touched."""
+    machine = Machine(("qwen/one", "nobody-knows"))
+    await preparing(machine).start(router("lm_studio/*"))
+    lines = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    (line,) = lines
+    assert line.startswith("Context limit not available for nobody-knows. Please ensure model metadata is correct.")
+    assert line.endswith("`litellm-compaction doctor` says what to change.")
+    caplog.clear()
+    await preparing(machine).start(router("lm_studio/qwen/*"))
+    assert [record for record in caplog.records if record.levelname == "ERROR"] == []
+
+
 async def test_what_is_configured_and_loaded_is_prepared_once() -> None:
     """By its name or behind a wildcard that reaches it; not what nobody has configured, guards or has loaded."""
     machine = Machine(("named", "qwen/one", "other/two", "unguarded"))

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
 
 import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from litellm.types.llms.openai import ResponseAPIUsage
 
 from litellm_compaction.errors import overflow_from_text
 from litellm_compaction.proxy.answer.protocol import Received, UpstreamDropped, UpstreamError
 from litellm_compaction.proxy.answer.sse import Bounds, event_of, json_object, read_body, read_events
-from litellm_compaction.proxy.wire import at_the_windows_end
+from litellm_compaction.proxy.wire import at_the_windows_end, with_details
 
 _BOUNDS = Bounds.of(1000)
 # What `str.splitlines` takes for the end of a line, and JSON strings may hold as it is.
@@ -132,6 +134,23 @@ def test_the_windows_end_has_anthropics_own_word() -> None:
     message = {"type": "message", "content": [], "stop_reason": "max_tokens"}
     assert at_the_windows_end(message) == {**message, "stop_reason": "model_context_window_exceeded"}
     assert message["stop_reason"] == "max_tokens"
+
+
+def test_the_details_of_an_answer_stand_in_its_usage() -> None:
+    """On Anthropic's route, too: in the one event that has the usage, and in a copy of a whole message."""
+    details = {"outcome": "attempts", "restarts": 3}
+    told = with_details(_END, details)
+    assert json_object(told.partition(b"data:")[2])["usage"] == {"compaction": details}
+    assert at_the_windows_end(told).count(b"model_context_window_exceeded") == 1
+    message = {"type": "message", "usage": {"input_tokens": 3}}
+    assert with_details(message, details)["usage"] == {"input_tokens": 3, "compaction": details}
+    assert message["usage"] == {"input_tokens": 3}
+    usage = ResponseAPIUsage(input_tokens=1, output_tokens=1, total_tokens=2)
+    with_details(SimpleNamespace(response=SimpleNamespace(usage=usage)), details)
+    assert usage.model_dump()["compaction"] == details
+    for other in (_END.replace(b"delta\n", b"start\n", 1), {"usage": {}}, {"type": "message"}, None, "x"):
+        assert with_details(other, details) is other
+    assert with_details(_END, None) is _END
 
 
 @pytest.mark.parametrize(

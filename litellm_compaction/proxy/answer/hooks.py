@@ -195,7 +195,9 @@ class HookedUpstream:
     ) -> Any:
         if continuation is not None and continuation.needs_word:
             options["extra_body"] = wire.GOES_ON
-        asked = {key: self._data[key] for key in _CLIENT_KEYS if self._data.get(key) is not None}
+        is_begun = continuation is not None and not continuation.begins_anew
+        keys = _CLIENT_KEYS if is_begun else (*_CLIENT_KEYS, "response_format")
+        asked = {key: self._data[key] for key in keys if self._data.get(key) is not None}
         if continuation is not None and continuation.closing:
             options["extra_body"] = dict(continuation.closing)
             asked = {key: value for key, value in asked.items() if key not in continuation.closing}
@@ -262,7 +264,7 @@ class Hooked:
             chunks = [chunk async for chunk in self.answer.chunks()]
         except UpstreamError as error:
             raise error.__cause__ or error from None
-        if not self.answer.is_joined:
+        if not self.answer.is_joined and not self.answer.is_cut:
             # The first may have been an overflow in disguise, and asked again.
             last = self.upstream.responses[-1]
             return None if last is first else last

@@ -22,6 +22,7 @@ from litellm_compaction.core.messages import (
     ABORT_NOTICE,
     ATTEMPTS_NOTICE,
     DONE_NOTICE,
+    NEARLY_FULL_NOTICE,
     START_NOTICE,
     THOUGHTS_NOTICE,
 )
@@ -35,10 +36,9 @@ from litellm_compaction.engine import (
     Reservation,
 )
 from litellm_compaction.errors import CompactionError, Overflow
-from litellm_compaction.events import CarryOutcome
+from litellm_compaction.events import AnswerOutcome, CarryOutcome
 from litellm_compaction.proxy.answer.overflowed import taught
 from litellm_compaction.proxy.answer.protocol import (
-    SILENT,
     Asked,
     Chunk,
     Continuation,
@@ -151,11 +151,12 @@ class Answer:
         self._is_resumed = False
         self._is_closing = False
         self._is_joined = False
+        self._outcome: AnswerOutcome = "completed"
         self._progress = Progress()
         self._ways = upstream.ways
         self._refused: list[Way] = []
         self._last: tuple[PreparedRequest, Relay] | None = None
-        self._one = OneAnswer(self._progress, SILENT if asked.is_json else asked.notices)
+        self._one = OneAnswer(self._progress, asked.notices.at_the_end_only if asked.is_json else asked.notices)
 
     async def chunks(self) -> AsyncGenerator[Chunk, None]:
         """The answer's chunks: one id, one role, one finish_reason, the usage last if it was asked for.
@@ -177,14 +178,14 @@ class Answer:
         prepared = self._prepared
         if isinstance(prepared, CompactionNeeded):
             if not self._asked.is_whole:
-                yield self._one.notice(START_NOTICE + "\n") or self._one.opening()
+                yield self._one.notice(f"{START_NOTICE}\n\n") or self._one.opening()
             guarded = await self._compactor.finish(prepared, self._room)
             # What was announced may have been made by an alike request meanwhile.
-            if guarded.action != "none" and (notice := self._one.notice(DONE_NOTICE + "\n\n")):
+            if guarded.action != "none" and (notice := self._one.notice(f"{DONE_NOTICE}\n\n")):
                 yield notice
         else:
             guarded = prepared
-            if guarded.action == "compacted" and (notice := self._one.notice(f"{START_NOTICE}\n{DONE_NOTICE}\n\n")):
+            if guarded.action == "compacted" and (notice := self._one.notice(f"{START_NOTICE}\n\n{DONE_NOTICE}\n\n")):
                 yield notice
         relay: Relay | None = None
         while True:
@@ -244,7 +245,7 @@ class Answer:
                 for delta in relay.closed_thoughts():
                     yield self._one.dressed(delta)
             is_new = isinstance(prospect.prepared, CompactionNeeded)
-            if is_new and (notice := self._one.notice(f"\n\n{START_NOTICE}\n")):
+            if is_new and (notice := self._one.notice(f"\n\n{START_NOTICE}\n\n")):
                 yield notice
             try:
                 again = await self._compactor.carried(prospect, self._room)
@@ -383,7 +384,7 @@ class Answer:
         if self._has_retried:
             raise relay.error or UpstreamError(_STILL_TOO_LARGE)
         self._has_retried = True
-        return await self._compactor.guard(self._asked.request, self._pressed(), self._room)
+        return await self._compactor.guard(self._asked.request, self._pressed(relay), self._room)
 
     async def _stream(self, guarded: PreparedRequest, relay: Relay) -> AsyncGenerator[Chunk, None]:
         left = self._output_tokens_left()
@@ -392,7 +393,8 @@ class Answer:
             limit = await self._room.take(guarded, limit, is_watched=self._is_watched)
             self._room.started()
         relay.opened(limit, left, is_shared=self._is_shared(guarded), is_share=limit < all_tokens)
-        continuation = continuation_of(guarded) if self._progress.text or guarded.closing is not None else None
+        has_begun = bool(self._progress.sent_text.strip()) or guarded.closing is not None
+        continuation = continuation_of(guarded) if has_begun else None
         opened = self._upstream.open(guarded.messages, limit, continuation=continuation)
         async with AsyncExitStack() as stack, self._interrupted(guarded, relay) as waiting:
             stream = await waiting.until(stack.enter_async_context(opened))
@@ -490,12 +492,13 @@ class Answer:
                 return None
             # More room for thoughts is no answer: they are closed, once.
             partial = replace(partial, closes=partial.is_thoughts)
-            # After it at least an output buffer is free, and that much more than there was before.
+            # After it at least an output buffer is free, and that much more than there was before. A call that was cut
+            # has to be written again: with no more room than the last time it would be cut again.
             used_tokens = guarded.window.tokens if relay.end == "overflow" else relay.used_tokens()
-            room_tokens = guarded.budget.output_buffer_tokens(used_tokens)
+            room_tokens = guarded.budget.output_buffer_tokens(used_tokens) + relay.cut_call_tokens
             if relay.is_full:
                 room_tokens += max(guarded.window.tokens - used_tokens, 0)
-            case = self._pressed() if relay.is_full else self._case
+            case = self._pressed(relay) if relay.is_full else self._case
         try:
             return await self._compactor.prospect(
                 self._asked.request, partial, case, room_tokens=room_tokens, ways=self._ways
@@ -529,10 +532,10 @@ class Answer:
             return math.inf
         return max(self._case.settings.reasoning_answer_min_tokens, guarded.max_output_tokens(None) // 2)
 
-    def _pressed(self) -> RequestContext:
+    def _pressed(self, relay: Relay) -> RequestContext:
         """The case with a compaction in any case: the server has shown that our estimate is no guide here."""
         settings = self._case.settings.model_copy(update={"pre_request_ratio": _ANY_SHARE, "threshold_tokens": 0})
-        return replace(self._case, settings=settings)
+        return replace(self._case, settings=settings, refusal=relay.refusal)
 
     def _relaxed(self) -> RequestContext:
         """The case with a compaction only where there is no other way: the answer stopped for others, not for room."""
@@ -600,7 +603,12 @@ class Answer:
     def _tell(self, outcome: CarryOutcome, guarded: PreparedRequest, relay: Relay) -> None:
         used_tokens = min(relay.filled_tokens, guarded.window.tokens)
         self._compactor.carried_on(
-            self._case, guarded, outcome=outcome, attempt=self._progress.restarts, used_tokens=used_tokens
+            self._case,
+            guarded,
+            outcome=outcome,
+            attempt=self._progress.restarts,
+            used_tokens=used_tokens,
+            lost_tokens=min(relay.lost_tokens, used_tokens),
         )
 
     def _calling(self, relay: Relay) -> list[Chunk]:
@@ -609,20 +617,21 @@ class Answer:
 
     def _closing(self, guarded: PreparedRequest, relay: Relay) -> list[Chunk]:
         """No way out: everything that is held, the notice, a regular end."""
-        self._listener.filled()
         chunks = [self._one.dressed(delta) for delta in relay.surrendered()]
         used_tokens, window_tokens = min(relay.filled_tokens, guarded.window.tokens), guarded.window.tokens
         if self._partial().is_thoughts and not relay.is_stuck:
-            self._tell("unanswered", guarded, relay)
+            self._outcome = "unanswered"
             chunks += [self._one.dressed(delta) for delta in relay.closed_thoughts()]
             text = THOUGHTS_NOTICE.format(used=used_tokens, window=window_tokens)
         elif self._progress.restarts >= self._case.settings.max_restarts and not relay.is_stuck:
+            self._outcome = "attempts"
             text = ATTEMPTS_NOTICE
-            self._tell("attempts", guarded, relay)
         else:
-            self._tell("aborted", guarded, relay)
-            text = ABORT_NOTICE.format(used=used_tokens, window=window_tokens)
-        notice = self._one.notice(f"\n\n{text}")
+            self._outcome = "aborted"
+            is_exceeded = relay.end == "overflow" or used_tokens >= window_tokens
+            text = (ABORT_NOTICE if is_exceeded else NEARLY_FULL_NOTICE).format(used=used_tokens, window=window_tokens)
+        self._tell(self._outcome, guarded, relay)
+        notice = self._one.closing_notice(f"\n\n{text}")
         return [*chunks, *([notice] if notice else []), *self._ending(relay, reason="length")]
 
     def _ending(self, relay: Relay, reason: str | None = None) -> list[Chunk]:
@@ -634,8 +643,8 @@ class Answer:
             and not _is_json(self._progress.sent_text)
         ):
             reason = "length"
-        if self._progress.restarts:
-            self._listener.restarted(self._details())
+        if details := self._details():
+            self._listener.ended(details)
         fields = relay.ending_fields if reason == relay.finish_reason else {}
         return self._one.ending(reason, self.usage() if self._asked.wants_usage else None, fields)
 
@@ -651,10 +660,20 @@ class Answer:
         }
         if reported:
             usage = {**reported[0], **usage, **_added_up(reported, "completion_tokens_details")}
-        return {**usage, "compaction": self._details()} if self._progress.restarts else usage
+        details = self._details()
+        return {**usage, "compaction": details} if details else usage
 
     def _details(self) -> dict[str, Any]:
-        return {"restarts": self._progress.restarts, "prompt_tokens": list(self._progress.prompt_tokens)}
+        """How the answer has ended, and what restarts it took; empty for one that was neither cut nor restarted."""
+        if not self._progress.restarts and not self.is_cut:
+            return {}
+        prompts = list(self._progress.prompt_tokens)
+        return {"outcome": self._outcome, "restarts": self._progress.restarts, "prompt_tokens": prompts}
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether the window has ended the answer, and not the model or the client."""
+        return self._outcome != "completed"
 
     @property
     def is_joined(self) -> bool:

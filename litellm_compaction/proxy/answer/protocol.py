@@ -35,6 +35,9 @@ _BROWSER_PREFIX, _NO_BROWSER = "mozilla/", "electron/"
 # Routes on which thoughts are a delta of their own. LiteLLM makes a malformed item of them on responses (1.106.2 and
 # 1.109.1), and text completions have none.
 _ROUTES_WITH_THOUGHTS = ("/chat/completions", "/messages")
+# On which the thoughts of a whole answer have a field of their own. On messages they are the first block, where
+# programs look for the text.
+_ROUTE_WITH_THOUGHTS_APART = "/chat/completions"
 _OWNERS = ("user_api_key_metadata", "user_api_key_team_metadata")
 _MAX_REMEMBERED = 4096
 # Too slow, too early, too many requests.
@@ -48,32 +51,45 @@ class Notices(NamedTuple):
     Attributes:
         before: while nothing of the answer has been sent.
         within: behind its beginning. The seam can lie in a code block, a diff or JSON.
+        after: at its end, if the window has cut it. Nothing follows that a thought could break.
     """
 
     before: Place
     within: Place
+    after: Place
+
+    @property
+    def at_the_end_only(self) -> Notices:
+        """The same for JSON and for whole answers: nothing before the end, and no text."""
+        return Notices("off", "off", "reasoning" if self.after == "reasoning" else "off")
 
 
-SILENT = Notices("off", "off")
-
-
-def notices_for(configured: Choice, body: Mapping[str, Any]) -> Notices:
+def notices_for(
+    configured: Choice, body: Mapping[str, Any], *, is_document: bool = False, is_whole: bool = False
+) -> Notices:
     """Where the client behind a request is told.
 
     Args:
         configured: the setting in force for the deployment.
         body: of the request, with LiteLLM's metadata and `proxy_server_request`.
+        is_document: whether the answer is JSON.
+        is_whole: whether the answer comes in one piece; its headers say what was done before it.
     """
     metadata = metadata_of(body)
     chosen = _chosen_for_owner(metadata) or configured
-    if chosen != "auto":
-        return Notices(chosen, chosen)
-    if shows_text_to_people(_headers(body)):
-        return Notices("content", "content")
     route = str(metadata.get("user_api_key_request_route") or "")
     # LiteLLM's own option writes thoughts into the text.
     has_thoughts = route.endswith(_ROUTES_WITH_THOUGHTS) and not body.get("merge_reasoning_content_in_choices")
-    return Notices("reasoning" if has_thoughts else "off", "off")
+    thought: Place = "reasoning" if has_thoughts and chosen != "off" else "off"
+    if is_whole and not route.endswith(_ROUTE_WITH_THOUGHTS_APART):
+        return Notices("off", "off", "off")
+    if is_document or is_whole:
+        return Notices("off", "off", thought)
+    if chosen != "auto":
+        return Notices(chosen, chosen, chosen)
+    if shows_text_to_people(_headers(body)):
+        return Notices("content", "content", "content")
+    return Notices(thought, "off", thought)
 
 
 def shows_text_to_people(headers: Mapping[str, Any]) -> bool:
@@ -207,6 +223,15 @@ class Continuation:
         """Whether the server is to do what it may know nothing of, so that there is another way where it does not."""
         return self.way != "turn" or bool(self.closing)
 
+    @property
+    def begins_anew(self) -> bool:
+        """Whether nothing but thoughts has come of the answer, so that what comes now is all of it.
+
+        A format that shapes a whole document is left out of everything else: servers apply it from the first token that
+        they generate, and would begin a new document (llama.cpp, common/sampling.cpp; vLLM, structured outputs).
+        """
+        return self.closing is not None
+
 
 class Upstream(Protocol):
     """The server of one deployment, asked for one client request."""
@@ -223,8 +248,7 @@ class Upstream(Protocol):
         Args:
             messages: what to send; None for the client's own list.
             max_tokens: bound on the answer.
-            continuation: how an answer goes on, where what shapes a whole document is left out; None for one that
-                begins.
+            continuation: how an answer goes on; None for one that begins.
 
         Raises:
             UpstreamError: refused.
@@ -247,11 +271,8 @@ class Listener(Protocol):
     def refused(self, error: CompactionError) -> None:
         """It cannot be sent."""
 
-    def restarted(self, details: Mapping[str, Any]) -> None:
-        """The answer has ended after restarts, which cost `details`."""
-
-    def filled(self) -> None:
-        """The answer ends where its window does, and not because it was finished, or as long as its client wanted."""
+    def ended(self, details: Mapping[str, Any]) -> None:
+        """The answer has ended after restarts, or because its window did; `details` are those of its usage."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -261,7 +282,7 @@ class Asked:
     Attributes:
         request: the conversation, as the client sent it.
         output_tokens: its limit for the answer, None for none.
-        is_json: structured output: no notices, one document.
+        is_json: structured output: one document, no notice in it.
         notices: where a client is told of compactions.
         wants_usage: whether the stream must end with a usage chunk.
         stops: strings at which the answer ends.

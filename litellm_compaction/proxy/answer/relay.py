@@ -18,7 +18,7 @@ from litellm_compaction.core.continuation.text import THINK_END, is_only_thought
 from litellm_compaction.engine import Outcome, PreparedRequest
 from litellm_compaction.errors import Overflow, is_crash
 from litellm_compaction.proxy.answer.overflowed import FULL_RATIO, NEAR_FULL_RATIO, judged, most_tokens
-from litellm_compaction.proxy.answer.protocol import Chunk, Notices, Received, UpstreamError
+from litellm_compaction.proxy.answer.protocol import Chunk, Notices, Place, Received, UpstreamError
 from litellm_compaction.proxy.answer.sse import ERROR_BYTES, unreadable
 from litellm_compaction.proxy.wire import Usage, usage_of
 from litellm_compaction.tokens.counter import GeneratedTokens
@@ -118,6 +118,8 @@ class Relay:
         # Nothing but thoughts has come, more of them than it was given.
         self.is_overthought = False
         self.overflow: Overflow | None = None
+        # How the server has said so, in one word for logs.
+        self.refusal = ""
         self.error: UpstreamError | None = None
         # The end looked like an overflow only because the window was nearly full; that is no knowledge of the window.
         self.is_crash = False
@@ -197,7 +199,7 @@ class Relay:
         if self.end is not None:
             return
         if self._received == 0 and self._looks_full(FULL_RATIO if self.usage else NEAR_FULL_RATIO):
-            self.end = "overflow"
+            self.end, self.refusal = "overflow", "empty_stream"
         elif self._breaks_off():
             self.end = "share" if self._is_share else "limit"
         else:
@@ -214,6 +216,7 @@ class Relay:
         if self.overflow is None:
             return False
         self.end, self.error = "overflow", error
+        self.refusal = "crash" if is_crash(error.text) else f"http_{error.status}" if error.status else "error"
         return True
 
     def completion_tokens(self) -> int:
@@ -256,8 +259,12 @@ class Relay:
     @property
     def lost_tokens(self) -> int:
         """Of what was generated, what the client never gets: calls that were cut, and what the joiner has taken out."""
-        cut_tokens = sum(self._generated.of(_call_text(call)) for call in self._calls) if self.end != "done" else 0
-        return cut_tokens + self._removed_tokens()
+        return self.cut_call_tokens + self._removed_tokens()
+
+    @property
+    def cut_call_tokens(self) -> int:
+        """Tokens of the calls that were cut before the client had any of them: they would have to be written again."""
+        return sum(self._generated.of(_call_text(call)) for call in self._calls) if self.end != "done" else 0
 
     def _removed_tokens(self) -> int:
         if self._joiner is None:
@@ -327,6 +334,8 @@ class Relay:
         error = UpstreamError(json.dumps(said, default=str)[:ERROR_BYTES], chunk, status=status)
         if not self.has_overflowed(error):
             self.end, self.error = "failed", error
+        elif not is_crash(error.text):
+            self.refusal = "error_event"
 
     def _reasoning(self, delta: Mapping[str, Any]) -> list[Chunk]:
         for name in _REASONING_FIELDS:
@@ -513,12 +522,16 @@ class OneAnswer:
 
     def notice(self, text: str) -> Chunk | None:
         """`text` as a chunk, which delivers nothing of the answer; None where the client is not told here."""
-        place = self._notices.within if self._progress.delivered else self._notices.before
-        return (
-            None
-            if place == "off"
-            else self._undelivered("content" if place == "content" else "reasoning_content", text)
-        )
+        return self._told(self._notices.within if self._progress.delivered else self._notices.before, text)
+
+    def closing_notice(self, text: str) -> Chunk | None:
+        """`text` at the end of an answer that the window has cut, likewise."""
+        return self._told(self._notices.after, text)
+
+    def _told(self, place: Place, text: str) -> Chunk | None:
+        if place == "off":
+            return None
+        return self._undelivered("content" if place == "content" else "reasoning_content", text)
 
     def opening(self) -> Chunk:
         """The first chunk of an answer that has to wait: it says nothing, and the client knows that one comes."""

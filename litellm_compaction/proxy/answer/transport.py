@@ -32,7 +32,6 @@ from litellm_compaction.errors import CompactionError, TooDeep, is_at_a_place, o
 from litellm_compaction.proxy import wire
 from litellm_compaction.proxy.answer.loop import Answer
 from litellm_compaction.proxy.answer.protocol import (
-    SILENT,
     Asked,
     Chunk,
     Continuation,
@@ -58,7 +57,7 @@ from litellm_compaction.proxy.refusals import RECOGNIZED, bad_request, litellm_e
 from litellm_compaction.proxy.routing import WAYS_OF
 from litellm_compaction.windows.fetch import ACCEPTED_ENCODINGS, is_quickly_read, unfolds_slowly
 
-# What shapes a whole document would make the model start a new one instead of going on with the old.
+# What shapes a whole document, and not the rest of one.
 _WHOLE_DOCUMENT_KEYS = ("response_format",)
 # With which servers refuse a key that they do not know (OpenAI and llama.cpp 400, FastAPI servers 422, others 501).
 _UNKNOWN_KEY_STATUSES = frozenset({400, 404, 405, 415, 422, 501})
@@ -178,7 +177,7 @@ class HttpUpstream:
                 body.update(wire.with_usage(body))
         if messages is not None:
             body["messages"] = wire.encode(messages)
-        if continuation is not None and continuation.closing is None:
+        if continuation is not None and not continuation.begins_anew:
             body = {key: value for key, value in body.items() if key not in _WHOLE_DOCUMENT_KEYS}
         url = self._request.url
         if continuation is not None and continuation.prompt is not None:
@@ -429,7 +428,7 @@ class GuardedTransport(ListTransport):
                 return await self._passed(upstream, prepared, asked, body, stream=bool(body.get("stream")))
             if upstream.wants_stream:
                 return await self._streamed(self._answer(upstream, asked, prepared), upstream)
-            asked = replace(asked, notices=SILENT, is_whole=True)
+            asked = replace(asked, notices=asked.notices.at_the_end_only, is_whole=True)
             return await self._whole(self._answer(upstream, asked, prepared), upstream)
         except CompactionError as error:
             return self._refused(error)
@@ -531,7 +530,7 @@ class GuardedTransport(ListTransport):
             chunks = [chunk async for chunk in answer.chunks()]
         except UpstreamError as error:
             return _refusal(error)
-        if upstream.whole is not None:
+        if upstream.whole is not None and not answer.is_cut:
             return _copied(upstream.whole)
         return httpx.Response(200, headers=_headers(upstream, "application/json"), json=joined(chunks))
 

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import jinja2
 
-from litellm_compaction.events import CompactionEvent, Kept, TruncationAlarm
+from litellm_compaction.events import CarryEvent, CompactionEvent, Kept, TruncationAlarm
 from litellm_compaction.proxy.page.content import Content, Field
 from litellm_compaction.proxy.page.history import Talk, Turn
 
@@ -261,6 +261,7 @@ def _environment() -> jinja2.Environment:
     )
     made.globals.update(style=STYLE, canvas=_CANVAS, ALL=ALL)
     made.filters.update(clock=clock_text, thousands=_thousands, share_of=_share_of, shown=_shown)
+    made.tests["cut"] = lambda event: isinstance(event, CarryEvent)
     made.tests["alarm"] = lambda event: isinstance(event, TruncationAlarm)
     for name in made.list_templates(extensions=["j2"]):
         made.get_template(name)
