@@ -259,16 +259,18 @@ def plan(
             return Reuse(compaction=each)
     rich = next((each for each in known if not each.provisional), None)
     fits_at_all = budget.fits(conversation.floor_tokens)
-    fresh = _summarize(conversation, budget, depth, rich, count) if fits_at_all else None
+    fresh = _fresh(conversation, budget, depth, rich, count) if fits_at_all else None
     if fresh is not None and fresh.provisional and budget.is_wanted and not budget.own.triggers(conversation.tokens):
         # Without room for a summary the conversation itself says more.
         fresh = None
-    enough_tokens = now_tokens * (1 - MIN_GAIN_RATIO)
-    if fresh is not None and not depth.strategy.keeps_recent:
-        keeping = replace(depth, strategy=replace(depth.strategy, keeps_recent=True, lead_in=""))
-        fresh = _with_fallback(fresh, _summarize(conversation, budget, keeping, rich, count))
-    if fresh is not None and fresh.predicted_tokens <= enough_tokens:
-        making = _prune(conversation, budget, depth, rich, fresh, now_tokens, count) if depth.strategy.chooses else None
+    is_worth_a_call = fresh is not None and fresh.predicted_tokens <= now_tokens * (1 - MIN_GAIN_RATIO)
+    if fresh is not None and not is_worth_a_call and now_tokens > budget.latest_start_tokens:
+        # Its answer would be stopped at once: what costs no model call may gain less.
+        fresh = _fresh(conversation, budget, depth, rich, count, asks=False)
+    is_early = fresh is not None and fresh.predicted_tokens <= budget.latest_start_tokens < now_tokens
+    if fresh is not None and (is_worth_a_call or is_early):
+        is_chosen = is_worth_a_call and depth.strategy.chooses
+        making = _prune(conversation, budget, depth, rich, fresh, now_tokens, count) if is_chosen else None
         edit = _edit(conversation, shallow, depth, rich, making or fresh, count) if depth.edits else None
         return edit or making or fresh
     # No cut gains enough to be worth a model call: send what fits.
@@ -410,6 +412,23 @@ def _deep(budget: Budget) -> Budget:
     return replace(budget, rules=replace(rules, target_ratio=_DEEP_RATIO * rules.target_ratio))
 
 
+def _fresh(
+    conversation: Conversation,
+    budget: Budget,
+    depth: CompactionOptions,
+    base: Compaction | None,
+    count: Callable[[str], int],
+    *,
+    asks: bool = True,
+) -> Summarize | None:
+    """The compaction that reaches the target by a model's words, or by what is copied alone."""
+    fresh = _summarize(conversation, budget, depth, base, count, asks=asks)
+    if fresh is None or depth.strategy.keeps_recent:
+        return fresh
+    keeping = replace(depth, strategy=replace(depth.strategy, keeps_recent=True, lead_in=""))
+    return _with_fallback(fresh, _summarize(conversation, budget, keeping, base, count, asks=asks))
+
+
 def _with_fallback(whole: Summarize, keeping: Summarize | None) -> Summarize:
     """A record in place of all that knows what to make where no model writes it; without room for it, that at once."""
     if keeping is None:
@@ -425,8 +444,12 @@ def _summarize(
     count: Callable[[str], int],
     *,
     growth_tokens: int | None = None,
+    asks: bool = True,
 ) -> Summarize | None:
-    """The summary that reaches the target; one that covers all there is, where so much is still to come behind it."""
+    """The summary that reaches the target; one that covers all there is, where so much is still to come behind it.
+
+    Unless it `asks` a model, it is provisional.
+    """
     messages = conversation.messages
     lead = system_prefix_length(messages)
     target = budget.target_tokens(conversation.tokens)
@@ -453,7 +476,9 @@ def _summarize(
         integrates, cuts = base is not None, cuts[-1:]
     elif growth_tokens is not None:
         cuts = cuts[-1:]
-    provisional = summary_tokens < min(_least_summary_tokens(budget.window_tokens), depth.summary_max_tokens)
+    provisional = not asks or summary_tokens < min(
+        _least_summary_tokens(budget.window_tokens), depth.summary_max_tokens
+    )
     if provisional:
         integrates, summary_tokens = True, int((1 - _LEDGER_SHARE) * rest)
     # Frozen segments take from the other lines, not from the user's.
