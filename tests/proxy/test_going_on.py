@@ -16,8 +16,9 @@ from litellm_compaction.proxy.answer.loop import continuation_of
 from litellm_compaction.proxy.answer.protocol import UpstreamDropped, UpstreamError
 from litellm_compaction.proxy.answer.transport import Abilities, HttpUpstream
 from litellm_compaction.simulator import Reply, numbered_words
+from litellm_compaction.summarizer import SummaryAnswer
 from litellm_compaction.windows.windows import Source, Target
-from tests.proxy.scripted import Scene, Turn, goes_on
+from tests.proxy.scripted import Scene, Turn, goes_on, summarized
 
 SHORT = [{"role": "user", "content": "Count."}]
 WORDS = numbered_words(1100)
@@ -84,6 +85,34 @@ async def test_what_a_server_refuses_is_asked_once() -> None:
     made.server.turns = [Turn(reply=goes_on(WORDS))]
     assert (await made.read()).text == WORDS
     assert ways(made) == ["prefill"]
+
+
+@pytest.mark.parametrize(
+    ("refusals", "model", "tried"),
+    [
+        (1, "llama-3.1-8b-instruct", ["raw", "prefill"]),
+        (2, "llama-3.1-8b-instruct", ["raw", "prefill", "turn"]),
+        (1, "unknown-7b", ["prefill", "turn"]),
+    ],
+)
+async def test_one_restart_makes_one_summary(refusals: int, model: str, tried: list[str]) -> None:
+    """What a server refuses is sent again in another way with the record that is there (issue 25, B7)."""
+    asked: list[Sequence[Message]] = []
+
+    async def ask(messages: Sequence[Message], **options: Any) -> SummaryAnswer:
+        asked.append(messages)
+        return await summarized(messages, **options)
+
+    told = Turn(reply=goes_on(WORDS))
+    made = scene(told, *[REFUSED] * refusals, told, model=model, ask=ask)
+    read = await made.read()
+    assert read.text == WORDS
+    assert ways(made)[: refusals + 1] == tried
+    assert len(asked) == read.usages[-1]["compaction"]["restarts"]  # type: ignore[index]
+    refused, taken = made.server.opened[refusals], made.server.opened[refusals + 1]
+    assert refused.messages is not None
+    assert taken.messages is not None
+    assert [each.text for each in taken.messages[: len(refused.messages)]] == [each.text for each in refused.messages]
 
 
 @pytest.mark.parametrize(

@@ -353,8 +353,8 @@ class Answer:
         self._ways -= {guarded.way}
         if not error.may_pass:
             self._refused.append(guarded.way)
-        return await self._compactor.carry_over(
-            self._asked.request, self._partial(), self._case, self._room, ways=self._ways
+        return await self._compactor.by_another_way(
+            guarded, self._asked.request, self._partial(), self._case, self._room, ways=self._ways
         )
 
     async def _learn_way(self, guarded: PreparedRequest, relay: Relay) -> None:
