@@ -157,24 +157,41 @@ class Budget:
         return self.is_narrow and prompt_tokens <= self.latest_start_tokens
 
     @property
+    def _stop_tokens(self) -> int:
+        """The line at which a running answer is stopped."""
+        return math.floor(self.rules.streaming_ratio * self.window_tokens)
+
+    @property
     def _span_tokens(self) -> int:
-        """From the floor to the line at which a running answer is stopped; below 0 if the floor is above that line."""
-        return math.floor(self.rules.streaming_ratio * self.window_tokens) - self.floor_tokens
+        """From the floor to that line; below 0 if the floor is above it."""
+        return self._stop_tokens - self.floor_tokens
+
+    @property
+    def early_start_tokens(self) -> int:
+        """The largest prompt after which the output buffer fits before the streaming limit."""
+        buffer_tokens = max(self.output_buffer_tokens(self._stop_tokens), _LEAST_START_TOKENS)
+        return min(self._stop_tokens - buffer_tokens, self.prompt_limit_tokens)
 
     @property
     def latest_start_tokens(self) -> int:
         """The largest prompt after which an answer is not stopped at once; more is compacted if that leads below it.
 
-        The output buffer still fits before the streaming limit. A high floor leaves the answer the last third of what
-        is above it, and 64 tokens at least. If not even those are left, this is the largest prompt that fits: there
-        the answer runs to the end of the window.
+        A high floor leaves the answer the last third of what is above it, and 64 tokens at least. If not even those are
+        left, this is the largest prompt that fits: there the answer runs to the end of the window.
         """
-        limit_tokens = self.floor_tokens + self._span_tokens
         if self._span_tokens < _LEAST_START_TOKENS:
             return self.prompt_limit_tokens
-        buffer_tokens = self.output_buffer_tokens(limit_tokens)
-        left_tokens = max(min(buffer_tokens, self._span_tokens // _ANSWER_DIVISOR), _LEAST_START_TOKENS)
-        return min(limit_tokens - left_tokens, self.prompt_limit_tokens)
+        least_tokens = max(self._span_tokens // _ANSWER_DIVISOR, _LEAST_START_TOKENS)
+        return min(max(self._stop_tokens - least_tokens, self.early_start_tokens), self.prompt_limit_tokens)
+
+    def restart_room_tokens(self, used_tokens: int) -> int:
+        """What has to be free after a restart, so that it is not stopped at its beginning again (promise P5).
+
+        Args:
+            used_tokens: prompt and answer where the answer is stopped.
+        """
+        before_stop_tokens = self.window_tokens - self._stop_tokens + _LEAST_START_TOKENS
+        return max(self.output_buffer_tokens(used_tokens), before_stop_tokens)
 
     @property
     def is_narrow(self) -> bool:

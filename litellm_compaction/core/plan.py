@@ -24,7 +24,14 @@ from litellm_compaction.core.conversation import (
     grown,
     kept_tokens,
 )
-from litellm_compaction.core.cut_points import doubted_index, is_injected, legal_cuts, pinned_among, request_indices
+from litellm_compaction.core.cut_points import (
+    answered_round,
+    doubted_index,
+    is_injected,
+    legal_cuts,
+    pinned_among,
+    request_indices,
+)
 from litellm_compaction.core.messages import Message, parse_message, system_prefix_length, user_message
 from litellm_compaction.core.pruning import Pruning, Wishes, verified
 from litellm_compaction.core.record import joined, read_record, taken_out
@@ -234,8 +241,9 @@ def plan(
         stored: compactions found under this conversation's hashes, longest first.
         count: tokens of a text.
     """
-    shallow, budget = budget, _deep(budget) if depth.rereads else budget
     known = usable(conversation, stored)
+    conversation, budget = _with_answered_round(conversation, budget, known)
+    shallow, budget = budget, _deep(budget) if depth.rereads else budget
     applied = [each for each in known if not each.ahead]
     if not budget.is_wanted and not budget.own.triggers(conversation.tokens):
         # What was compacted stays compacted, although the count has settled a little lower since: the same bytes,
@@ -279,6 +287,23 @@ def plan(
     if budget.own.fits(conversation.tokens):
         return Keep()
     return Refuse() if fresh is None else fresh
+
+
+def _with_answered_round(
+    conversation: Conversation, budget: Budget, known: Sequence[Compaction]
+) -> tuple[Conversation, Budget]:
+    """Both with the round that an answer answers which is carried over, where it fits beside the usual room.
+
+    What a record stands for already does not come back.
+    """
+    lead = system_prefix_length(conversation.messages)
+    staying = answered_round(conversation.messages)
+    gone = {at for each in known for at in range(each.replaced_messages) if at not in each.pinned}
+    tokens = sum(conversation.sizes[index] for index in staying)
+    held = replace(budget, floor_tokens=budget.floor_tokens + tokens)
+    if not staying or held.least_target_tokens > held.early_start_tokens or any(at - lead in gone for at in staying):
+        return conversation, budget
+    return replace(conversation, staying=staying), held
 
 
 def turn_ended(messages: Sequence[Message], answer: str) -> tuple[Message, ...]:
@@ -489,7 +514,7 @@ def _summarize(
         RECORD_TOKENS + lead_in_tokens + summary_tokens + ledger_tokens + (0 if integrates else frozen_tokens)
     )
 
-    pinned = set(request_indices(messages))
+    pinned = {*request_indices(messages), *conversation.staying}
 
     def total(cut: int) -> int:
         carried = (place for place in kept_images if place[0] < cut - lead)
@@ -627,7 +652,8 @@ def _edit_up_to(
     tokens = applied_tokens(conversation, compaction, count) + RECORD_TOKENS + ledger_tokens
     covered = conversation.messages[lead + start : lead + covered_messages]
     chosen = set(compaction.stubbed)
-    gone = {*compaction.stubbed, *compaction.dropped, *(each.position for each in compaction.shortened)}
+    shortened = (each.position for each in compaction.shortened)
+    gone = {*compaction.stubbed, *compaction.dropped, *shortened, *compaction.pinned}
     for position, line in stubs(covered).items():
         if tokens <= target and not depth.rereads:
             break
@@ -704,10 +730,12 @@ def _editing(
 ) -> Compaction:
     """A compaction that sends edited what the base sent edited, and what is newly covered; still without a ledger."""
     lead, start = system_prefix_length(conversation.messages), base.replaced_messages if base else 0
-    pinned = set(request_indices(conversation.messages))
+    pinned = {*request_indices(conversation.messages), *conversation.staying}
     doubted = doubted_index(conversation.messages)
     if doubted is not None and (doubted - lead >= start or (base and doubted - lead in base.pinned)):
         pinned.add(doubted)
+    rest = conversation.messages[lead:]
+    pinned |= {lead + at for at in (base.pinned if base else ()) if at < start and rest[at].role != "user"}
     # What is gone stays gone: the server's cache ends where something comes back.
     known = base.covered_messages if base else 0
     shown = [place for place in kept_images if place[0] >= known or (base and place in base.images)]
@@ -728,7 +756,7 @@ def _editing(
         begun=base.begun if base else None,
         images=tuple(sorted(place for place in shown if place[0] < covered_messages and lead + place[0] not in pinned)),
     )
-    return _with_records(conversation.messages[lead:], compaction)
+    return _with_records(rest, compaction)
 
 
 def _with_records(rest: Sequence[Message], compaction: Compaction) -> Compaction:

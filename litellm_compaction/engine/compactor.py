@@ -393,7 +393,7 @@ class Compactor:
     ) -> Prospect:
         """How the model could go on with an answer; only asked: no model call, and nobody is told or taught anything.
 
-        Of the answer only the end stays verbatim: as much as leaves the room, else less and less of it.
+        Of the answer only the end stays verbatim: as much as lets the rest begin early, else less and less of it.
 
         Args:
             request: the conversation that was being answered, as the client sent it.
@@ -432,7 +432,7 @@ class Compactor:
                 if tail_tokens <= _LEAST_TAIL_TOKENS:
                     raise
             else:
-                if isinstance(prepared, PreparedRequest) or prepared.will_fit or tail_tokens <= _LEAST_TAIL_TOKENS:
+                if tail_tokens <= _LEAST_TAIL_TOKENS or _starts_early(prepared, room_tokens):
                     break
             tail_tokens = max(min(tail_tokens, whole_tokens) // 2, _LEAST_TAIL_TOKENS)
         if isinstance(prepared, CompactionNeeded) and not prepared.will_fit:
@@ -780,6 +780,19 @@ class Compactor:
             return await self._store.find(scope, hashes[1:])
         except Exception:  # noqa: BLE001 - the store tells its own troubles; the request is too long either way
             return []
+
+
+def _starts_early(prepared: PreparedRequest | CompactionNeeded, room_tokens: int) -> bool:
+    """Whether the rest of an answer has the output buffer before the streaming limit; without a stop, whether it fits.
+
+    Args:
+        prepared: what would be sent.
+        room_tokens: as for `prospect`.
+    """
+    if isinstance(prepared, CompactionNeeded):
+        tokens, budget = prepared.decision.predicted_tokens, prepared.work.budget
+        return tokens <= (budget.early_start_tokens if room_tokens else budget.prompt_limit_tokens)
+    return not room_tokens or prepared.count.tokens <= prepared.budget.early_start_tokens
 
 
 def _is_small(work: MeasuredRequest) -> bool:

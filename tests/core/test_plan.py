@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from litellm_compaction.core.budget import Budget
 from litellm_compaction.core.compaction import Compaction, Segment, apply, is_applicable
+from litellm_compaction.core.continuation.request import Partial, carried_over, keyed
 from litellm_compaction.core.conversation import RECORD_TOKENS, Conversation, applied_tokens, kept_tokens
-from litellm_compaction.core.cut_points import legal_cuts, pinned_positions, protected_indices
+from litellm_compaction.core.cut_points import answered_round, legal_cuts, protected_indices
 from litellm_compaction.core.messages import system_prefix_length
 from litellm_compaction.core.plan import (
     MIN_GAIN_RATIO,
@@ -76,7 +77,7 @@ def written(decision: Summarize, weighed: Conversation, *, word: str = "sum ") -
     return Compaction(
         covered_messages=decision.covered_messages,
         covered_hash=covered_hash,
-        pinned=pinned_positions(weighed.messages, decision.covered_messages),
+        pinned=decision.pinned,
         round=number,
         segments=(*earlier, segment),
         ledger=("l" * 4 * decision.ledger_tokens),
@@ -326,6 +327,37 @@ def test_no_answer_is_stopped_at_its_beginning(
         elif isinstance(decision, Edit):
             stored.insert(0, replace(decision.compaction, ledger="l" * 4 * decision.ledger_tokens))
         raw = data.draw(next_turns(raw))
+
+
+@given(raw_conversations(max_turns=4), WINDOWS, st.integers(1, 1500), st.booleans(), st.data())
+def test_an_answer_keeps_the_round_that_it_is_about(
+    raw: list[JsonDict], window: int, words: int, ends_in_answer: bool, data: st.DataObject
+) -> None:
+    """P2, P3: carried over the limit, once and again: all of the round is shown where it is small, or nothing."""
+    if raw[-1]["role"] == "assistant":
+        raw = raw[:-1]
+    messages, stored = parsed(raw), list[Compaction]()
+    for _ in range(2):
+        partial = Partial(text=" ".join(f"w{at}" for at in range(words)))
+        carried = carried_over(messages, partial, tail_tokens=100, count=count, ends_in_answer=ends_in_answer)
+        weighed = conversation(carried)
+        limits = budget(window, weighed)
+        decision = plan(weighed, limits, DEPTH, stored, count)
+        words += data.draw(st.integers(1, 1500))
+        if not isinstance(decision, Summarize):
+            continue
+        made = written(decision, weighed)
+        sent = apply(carried, made)
+        assert broken_promises(carried, sent) == []
+        assert applied_tokens(weighed, made, count) <= decision.predicted_tokens
+        answered = answered_round(carried)
+        plain = [{**message.raw, "content": message.raw.get("content") or ""} for message in (*carried, *sent)]
+        shown = [at for at in answered if plain[at] in plain[len(carried) :]]
+        assert len(shown) in (0, len(answered))
+        room = limits.early_start_tokens - limits.least_target_tokens
+        if not stored and sum(weighed.sizes[at] for at in answered) < room // 2:
+            assert len(shown) == len(answered)
+        stored.insert(0, keyed(carried, weighed.hashes, made))
 
 
 @pytest.mark.parametrize("floor_ratio", [0.4, 0.5, 0.6, 0.7])

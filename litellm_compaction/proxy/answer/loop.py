@@ -492,9 +492,11 @@ class Answer:
             partial = replace(partial, closes=partial.is_thoughts)
             # After it at least an output buffer is free, and that much more than there was before.
             used_tokens = guarded.window.tokens if relay.end == "overflow" else relay.used_tokens()
-            room_tokens = guarded.budget.output_buffer_tokens(used_tokens)
             if relay.is_full:
-                room_tokens += max(guarded.window.tokens - used_tokens, 0)
+                free_tokens = max(guarded.window.tokens - used_tokens, 0)
+                room_tokens = guarded.budget.output_buffer_tokens(used_tokens) + free_tokens
+            else:
+                room_tokens = guarded.budget.restart_room_tokens(used_tokens)
             case = self._pressed() if relay.is_full else self._case
         try:
             return await self._compactor.prospect(
