@@ -116,6 +116,24 @@ async def test_one_restart_makes_one_summary(refusals: int, model: str, tried: l
 
 
 @pytest.mark.parametrize(
+    ("window", "floor_ratio", "least"),
+    [(2048, 0.65, 300), (8192, 0.75, 1000), (16_384, 0.8, 1300), (16_384, 0.83, 1500)],
+)
+async def test_no_restart_is_stopped_at_its_beginning(window: int, floor_ratio: float, least: int) -> None:
+    """P5: whatever the system prompt takes, each restart begins below the streaming limit and generates something.
+
+    A floor of 83 % of 16k began at 90 %, one of 80 % was stopped after 399 tokens (issue 25, N1).
+    """
+    raw = [{"role": "system", "content": "rule " * int(floor_ratio * window)}, *SHORT]
+    made = Scene(raw, [Turn(reply=goes_on(numbered_words(window // 2)))], window_tokens=window)
+    await made.read()
+    restarts = made.server.opened[1:]
+    assert restarts
+    assert all(each.prompt_tokens <= 0.9 * window - 64 for each in restarts)
+    assert all(each.completion_tokens >= least for each in restarts[:-1])
+
+
+@pytest.mark.parametrize(
     "status", [200, 404, *(pytest.param(each, marks=pytest.mark.slow) for each in (400, 405, 422, 501, None))]
 )
 async def test_a_refusal_is_remembered_for_a_day(status: int | None) -> None:
