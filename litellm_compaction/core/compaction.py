@@ -234,8 +234,8 @@ class Compaction:
     Attributes:
         covered_messages: how many messages after the leading system ones it replaces or edits.
         covered_hash: the chain entry of exactly those messages.
-        pinned: positions after the lead of the covered user messages that stay verbatim, behind the record or in their
-            place.
+        pinned: positions after the lead of the covered messages that stay verbatim, in their place or with the record:
+            the user's in its message; behind it a call and its results, whose answer was carried over the limit.
         round: 1 for a conversation's first compaction.
         segments: frozen summaries, oldest first; they may reach less far than the compaction when a summary failed.
         ledger: verbatim anchors of everything covered.
@@ -358,7 +358,9 @@ def apply(messages: Sequence[Message], compaction: Compaction, *, record: str | 
     record = compaction.record if record is None else record
     if not record:
         return (*messages[:lead], *map(_without_null, tail))
-    behind = [rest[position] for position in compaction.pinned if position < start]
+    pinned = [rest[position] for position in compaction.pinned if position < start]
+    behind = [message for message in pinned if message.role == "user"]
+    tail = [*(message for message in pinned if message.role != "user"), *tail]
     if tail and tail[0].role == "user":
         behind.append(tail[0])
         tail = tail[1:]

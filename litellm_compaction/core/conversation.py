@@ -29,6 +29,7 @@ class Conversation:
         fixed_tokens: tools and what the template adds once.
         hashes: chain entries, one more than there are messages after the lead.
         own_tokens: the whole prompt as it came, where it is known better than by its parts; else None.
+        staying: indices of messages that stay verbatim although a compaction may cover them.
     """
 
     messages: tuple[Message, ...]
@@ -36,6 +37,7 @@ class Conversation:
     fixed_tokens: int
     hashes: tuple[str, ...]
     own_tokens: int | None = None
+    staying: tuple[int, ...] = ()
 
     @property
     def tokens(self) -> int:

@@ -195,6 +195,22 @@ def request_text(messages: Sequence[Message]) -> str:
     return "\n\n".join([*before, *(own or (messages[index].text for index in requests))])
 
 
+def answered_round(messages: Sequence[Message]) -> tuple[int, ...]:
+    """The indices of the call and results that an answer answers which we carry over the limit; empty for any other.
+
+    The round is closed by that answer, and may be covered with it; but what the model is saying is about these results.
+    """
+    if not messages or not messages[-1].is_ours:
+        return ()
+    ours = next(index for index, message in enumerate(messages) if message.is_ours)
+    # The answer's first part stands before our first request to go on.
+    answer = ours - 1 if messages[ours].asks_to_go_on else ours
+    start = open_round_start(messages[: max(answer, 0)])
+    if start is None or not messages[start].calls:
+        return ()
+    return (start, *(index for index in range(start + 1, answer) if messages[index].role == "tool"))
+
+
 def latest_cut(messages: Sequence[Message]) -> int:
     """The largest index at which the protected tail is still whole.
 

@@ -24,7 +24,14 @@ from litellm_compaction.core.conversation import (
     grown,
     kept_tokens,
 )
-from litellm_compaction.core.cut_points import doubted_index, is_injected, legal_cuts, pinned_among, request_indices
+from litellm_compaction.core.cut_points import (
+    answered_round,
+    doubted_index,
+    is_injected,
+    legal_cuts,
+    pinned_among,
+    request_indices,
+)
 from litellm_compaction.core.messages import Message, parse_message, system_prefix_length, user_message
 from litellm_compaction.core.pruning import Pruning, Wishes, verified
 from litellm_compaction.core.record import joined, read_record, taken_out
@@ -234,8 +241,9 @@ def plan(
         stored: compactions found under this conversation's hashes, longest first.
         count: tokens of a text.
     """
-    shallow, budget = budget, _deep(budget) if depth.rereads else budget
     known = usable(conversation, stored)
+    conversation, budget = _with_answered_round(conversation, budget, known)
+    shallow, budget = budget, _deep(budget) if depth.rereads else budget
     applied = [each for each in known if not each.ahead]
     if not budget.is_wanted and not budget.own.triggers(conversation.tokens):
         # What was compacted stays compacted, although the count has settled a little lower since: the same bytes,
@@ -259,16 +267,18 @@ def plan(
             return Reuse(compaction=each)
     rich = next((each for each in known if not each.provisional), None)
     fits_at_all = budget.fits(conversation.floor_tokens)
-    fresh = _summarize(conversation, budget, depth, rich, count) if fits_at_all else None
+    fresh = _fresh(conversation, budget, depth, rich, count) if fits_at_all else None
     if fresh is not None and fresh.provisional and budget.is_wanted and not budget.own.triggers(conversation.tokens):
         # Without room for a summary the conversation itself says more.
         fresh = None
-    enough_tokens = now_tokens * (1 - MIN_GAIN_RATIO)
-    if fresh is not None and not depth.strategy.keeps_recent:
-        keeping = replace(depth, strategy=replace(depth.strategy, keeps_recent=True, lead_in=""))
-        fresh = _with_fallback(fresh, _summarize(conversation, budget, keeping, rich, count))
-    if fresh is not None and fresh.predicted_tokens <= enough_tokens:
-        making = _prune(conversation, budget, depth, rich, fresh, now_tokens, count) if depth.strategy.chooses else None
+    is_worth_a_call = fresh is not None and fresh.predicted_tokens <= now_tokens * (1 - MIN_GAIN_RATIO)
+    if fresh is not None and not is_worth_a_call and now_tokens > budget.latest_start_tokens:
+        # Its answer would be stopped at once: what costs no model call may gain less.
+        fresh = _fresh(conversation, budget, depth, rich, count, asks=False)
+    is_early = fresh is not None and fresh.predicted_tokens <= budget.latest_start_tokens < now_tokens
+    if fresh is not None and (is_worth_a_call or is_early):
+        is_chosen = is_worth_a_call and depth.strategy.chooses
+        making = _prune(conversation, budget, depth, rich, fresh, now_tokens, count) if is_chosen else None
         edit = _edit(conversation, shallow, depth, rich, making or fresh, count) if depth.edits else None
         return edit or making or fresh
     # No cut gains enough to be worth a model call: send what fits.
@@ -277,6 +287,23 @@ def plan(
     if budget.own.fits(conversation.tokens):
         return Keep()
     return Refuse() if fresh is None else fresh
+
+
+def _with_answered_round(
+    conversation: Conversation, budget: Budget, known: Sequence[Compaction]
+) -> tuple[Conversation, Budget]:
+    """Both with the round that an answer answers which is carried over, where it fits beside the usual room.
+
+    What a record stands for already does not come back.
+    """
+    lead = system_prefix_length(conversation.messages)
+    staying = answered_round(conversation.messages)
+    gone = {at for each in known for at in range(each.replaced_messages) if at not in each.pinned}
+    tokens = sum(conversation.sizes[index] for index in staying)
+    held = replace(budget, floor_tokens=budget.floor_tokens + tokens)
+    if not staying or held.least_target_tokens > held.early_start_tokens or any(at - lead in gone for at in staying):
+        return conversation, budget
+    return replace(conversation, staying=staying), held
 
 
 def turn_ended(messages: Sequence[Message], answer: str) -> tuple[Message, ...]:
@@ -410,6 +437,23 @@ def _deep(budget: Budget) -> Budget:
     return replace(budget, rules=replace(rules, target_ratio=_DEEP_RATIO * rules.target_ratio))
 
 
+def _fresh(
+    conversation: Conversation,
+    budget: Budget,
+    depth: CompactionOptions,
+    base: Compaction | None,
+    count: Callable[[str], int],
+    *,
+    asks: bool = True,
+) -> Summarize | None:
+    """The compaction that reaches the target by a model's words, or by what is copied alone."""
+    fresh = _summarize(conversation, budget, depth, base, count, asks=asks)
+    if fresh is None or depth.strategy.keeps_recent:
+        return fresh
+    keeping = replace(depth, strategy=replace(depth.strategy, keeps_recent=True, lead_in=""))
+    return _with_fallback(fresh, _summarize(conversation, budget, keeping, base, count, asks=asks))
+
+
 def _with_fallback(whole: Summarize, keeping: Summarize | None) -> Summarize:
     """A record in place of all that knows what to make where no model writes it; without room for it, that at once."""
     if keeping is None:
@@ -425,8 +469,12 @@ def _summarize(
     count: Callable[[str], int],
     *,
     growth_tokens: int | None = None,
+    asks: bool = True,
 ) -> Summarize | None:
-    """The summary that reaches the target; one that covers all there is, where so much is still to come behind it."""
+    """The summary that reaches the target; one that covers all there is, where so much is still to come behind it.
+
+    Unless it `asks` a model, it is provisional.
+    """
     messages = conversation.messages
     lead = system_prefix_length(messages)
     target = budget.target_tokens(conversation.tokens)
@@ -453,7 +501,9 @@ def _summarize(
         integrates, cuts = base is not None, cuts[-1:]
     elif growth_tokens is not None:
         cuts = cuts[-1:]
-    provisional = summary_tokens < min(_least_summary_tokens(budget.window_tokens), depth.summary_max_tokens)
+    provisional = not asks or summary_tokens < min(
+        _least_summary_tokens(budget.window_tokens), depth.summary_max_tokens
+    )
     if provisional:
         integrates, summary_tokens = True, int((1 - _LEDGER_SHARE) * rest)
     # Frozen segments take from the other lines, not from the user's.
@@ -464,7 +514,7 @@ def _summarize(
         RECORD_TOKENS + lead_in_tokens + summary_tokens + ledger_tokens + (0 if integrates else frozen_tokens)
     )
 
-    pinned = set(request_indices(messages))
+    pinned = {*request_indices(messages), *conversation.staying}
 
     def total(cut: int) -> int:
         carried = (place for place in kept_images if place[0] < cut - lead)
@@ -602,7 +652,8 @@ def _edit_up_to(
     tokens = applied_tokens(conversation, compaction, count) + RECORD_TOKENS + ledger_tokens
     covered = conversation.messages[lead + start : lead + covered_messages]
     chosen = set(compaction.stubbed)
-    gone = {*compaction.stubbed, *compaction.dropped, *(each.position for each in compaction.shortened)}
+    shortened = (each.position for each in compaction.shortened)
+    gone = {*compaction.stubbed, *compaction.dropped, *shortened, *compaction.pinned}
     for position, line in stubs(covered).items():
         if tokens <= target and not depth.rereads:
             break
@@ -679,10 +730,12 @@ def _editing(
 ) -> Compaction:
     """A compaction that sends edited what the base sent edited, and what is newly covered; still without a ledger."""
     lead, start = system_prefix_length(conversation.messages), base.replaced_messages if base else 0
-    pinned = set(request_indices(conversation.messages))
+    pinned = {*request_indices(conversation.messages), *conversation.staying}
     doubted = doubted_index(conversation.messages)
     if doubted is not None and (doubted - lead >= start or (base and doubted - lead in base.pinned)):
         pinned.add(doubted)
+    rest = conversation.messages[lead:]
+    pinned |= {lead + at for at in (base.pinned if base else ()) if at < start and rest[at].role != "user"}
     # What is gone stays gone: the server's cache ends where something comes back.
     known = base.covered_messages if base else 0
     shown = [place for place in kept_images if place[0] >= known or (base and place in base.images)]
@@ -703,7 +756,7 @@ def _editing(
         begun=base.begun if base else None,
         images=tuple(sorted(place for place in shown if place[0] < covered_messages and lead + place[0] not in pinned)),
     )
-    return _with_records(conversation.messages[lead:], compaction)
+    return _with_records(rest, compaction)
 
 
 def _with_records(rest: Sequence[Message], compaction: Compaction) -> Compaction:

@@ -400,11 +400,13 @@ def _job(work: MeasuredRequest, decision: Summarize, covered: Sequence[Message],
     start = base.summarized_messages if base else 0
     settings = work.case.settings
     strategy = strategy_of(decision.strategy, settings.own_prompt(decision.strategy))
+    # A round that stayed with the record is in no summary yet.
+    stayed = [at for at in (base.pinned if base else ()) if at < start and covered[at].role != "user"]
     # Of repeated reads the newest says all: the room is better spent on the rest.
     shown = edited(covered, superseded_reads(covered), untouched=pinned)
     shown = [*shown_behind(shown, start, base.begun if base else None)]
     return summary_job(
-        [each for at, each in enumerate(shown) if at >= start and at not in pinned],
+        [each for at, each in enumerate(shown) if (at >= start or at in stayed) and at not in pinned],
         work,
         earlier=base.summary if base and decision.integrates else "",
         request=request_text(work.conversation.messages),

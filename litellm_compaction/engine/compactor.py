@@ -19,7 +19,7 @@ from typing_extensions import assert_never
 
 from litellm_compaction.concurrency import Bounded, Flights
 from litellm_compaction.core.compaction import Compaction, is_applicable
-from litellm_compaction.core.continuation.request import Partial, Way, can_end_in_answer, carried_over
+from litellm_compaction.core.continuation.request import Partial, Way, asked_to_go_on, can_end_in_answer, carried_over
 from litellm_compaction.core.messages import JsonValue, Message, Request
 from litellm_compaction.core.plan import Edit, Keep, Making, Plan, Prune, Refuse, Reuse, Summarize, plan, usable
 from litellm_compaction.core.refusal import refusal, shortened, unprepared
@@ -443,7 +443,7 @@ class Compactor:
     ) -> Prospect:
         """How the model could go on with an answer; only asked: no model call, and nobody is told or taught anything.
 
-        Of the answer only the end stays verbatim: as much as leaves the room, else less and less of it.
+        Of the answer only the end stays verbatim: as much as lets the rest begin early, else less and less of it.
 
         Args:
             request: the conversation that was being answered, as the client sent it.
@@ -482,7 +482,7 @@ class Compactor:
                 if tail_tokens <= _LEAST_TAIL_TOKENS:
                     raise
             else:
-                if isinstance(prepared, PreparedRequest) or prepared.will_fit or tail_tokens <= _LEAST_TAIL_TOKENS:
+                if tail_tokens <= _LEAST_TAIL_TOKENS or _starts_early(prepared, room_tokens):
                     break
             tail_tokens = max(min(tail_tokens, whole_tokens) // 2, _LEAST_TAIL_TOKENS)
         if isinstance(prepared, CompactionNeeded) and not prepared.will_fit:
@@ -508,19 +508,57 @@ class Compactor:
         prepared = await self.prepare(replace(prospect.request, messages=prospect.messages), prospect.roomy)
         guarded = await self.finish(prepared, room) if isinstance(prepared, CompactionNeeded) else prepared
         sent = prospect.messages if guarded.messages is None else guarded.messages
+        guarded = replace(guarded, messages=sent)
         if not prospect.ways:
             closing = await self._closing(case, guarded) if prospect.partial.closes else None
-            return replace(guarded, messages=sent, way="turn", closing=closing)
+            return replace(guarded, way="turn", closing=closing)
         if "raw" in prospect.ways:
             family = await self.sources.family(case.target, guarded.window)
             now = datetime.fromtimestamp(self._wall_clock())
             prompt = await asyncio.to_thread(begun_prompt, family, sent, now)
             if prompt is not None:
                 is_trusted = await self.going_on.has_gone_on(case.target, "raw")
-                return replace(guarded, messages=sent, way="raw", prompt=prompt, is_trusted=is_trusted)
-        if "prefill" in prospect.ways:
-            return replace(guarded, messages=sent, way="prefill")
-        return await self.carry_over(prospect.request, prospect.partial, case, room)
+                return replace(guarded, way="raw", prompt=prompt, is_trusted=is_trusted)
+        return await self.by_another_way(guarded, prospect.request, prospect.partial, case, room, ways=prospect.ways)
+
+    async def by_another_way(
+        self,
+        guarded: PreparedRequest,
+        request: Request,
+        partial: Partial,
+        case: RequestContext,
+        room: Reservation | None = None,
+        *,
+        ways: Collection[Way],
+    ) -> PreparedRequest:
+        """The same list, with the compaction that was made for it, for a server that does not go on by a way.
+
+        Args:
+            guarded: what `carried` gave; its last message is the end of the answer.
+            request: as for `prospect`, and `partial`, `case` and `ways` as well.
+            room: as `guard`.
+            ways: those that are left.
+
+        Raises:
+            DoesNotFit, WindowUnknown, ModelNotLoaded, Overloaded: as `guard`.
+        """
+        good = await self.going_on.ways(case.target, guarded.window.source)
+        if "prefill" in ways and "prefill" in good:
+            return replace(guarded, way="prefill", prompt=None, is_trusted=False)
+        messages = asked_to_go_on(guarded.messages, partial) if guarded.messages else request.messages
+        work = await self._measurer.weigh(replace(request, messages=messages), case)
+        if not work.budget.own.fits(work.count.tokens):
+            # Our request is too much for it.
+            return await self.carry_over(request, partial, case, room)
+        return replace(
+            guarded,
+            messages=messages,
+            count=work.count,
+            budget=work.budget.own,
+            way="turn",
+            prompt=None,
+            is_trusted=False,
+        )
 
     async def _closing(self, case: RequestContext, guarded: PreparedRequest) -> Mapping[str, JsonValue]:
         family = await self.sources.family(case.target, guarded.window)
@@ -809,6 +847,19 @@ def _note_length(work: MeasuredRequest) -> None:
     if not case.goes_on:
         does_fit = work.budget.own.fits(tokens)
         case.attempts.too_long = None if does_fit else unprepared(case.label, tokens, work.window.tokens)
+
+
+def _starts_early(prepared: PreparedRequest | CompactionNeeded, room_tokens: int) -> bool:
+    """Whether the rest of an answer has the output buffer before the streaming limit; without a stop, whether it fits.
+
+    Args:
+        prepared: what would be sent.
+        room_tokens: as for `prospect`.
+    """
+    if isinstance(prepared, CompactionNeeded):
+        tokens, budget = prepared.decision.predicted_tokens, prepared.work.budget
+        return tokens <= (budget.early_start_tokens if room_tokens else budget.prompt_limit_tokens)
+    return not room_tokens or prepared.count.tokens <= prepared.budget.early_start_tokens
 
 
 def _is_small(work: MeasuredRequest) -> bool:

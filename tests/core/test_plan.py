@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from litellm_compaction.core.budget import Budget
 from litellm_compaction.core.compaction import Compaction, Segment, apply, is_applicable
+from litellm_compaction.core.continuation.request import Partial, carried_over, keyed
 from litellm_compaction.core.conversation import RECORD_TOKENS, Conversation, applied_tokens, kept_tokens
-from litellm_compaction.core.cut_points import legal_cuts, pinned_positions, protected_indices
+from litellm_compaction.core.cut_points import answered_round, legal_cuts, protected_indices
 from litellm_compaction.core.messages import system_prefix_length
 from litellm_compaction.core.plan import (
     MIN_GAIN_RATIO,
@@ -31,6 +32,7 @@ from litellm_compaction.tokenizers.families import family_of
 from litellm_compaction.tokenizers.registry import token_length
 from tests.builders import (
     DEPTH,
+    RULES,
     JsonDict,
     agent_run,
     as_bytes,
@@ -75,7 +77,7 @@ def written(decision: Summarize, weighed: Conversation, *, word: str = "sum ") -
     return Compaction(
         covered_messages=decision.covered_messages,
         covered_hash=covered_hash,
-        pinned=pinned_positions(weighed.messages, decision.covered_messages),
+        pinned=decision.pinned,
         round=number,
         segments=(*earlier, segment),
         ledger=("l" * 4 * decision.ledger_tokens),
@@ -281,10 +283,110 @@ def test_a_compaction_is_planned_the_same_way_again(raw: list[JsonDict], window:
 
 @given(raw_conversations(), WINDOWS)
 def test_a_model_call_has_to_gain_something(raw: list[JsonDict], window: int) -> None:
-    """P5: under 10 % gain the conversation stays as it is, unless it would not fit."""
+    """P5: under 10 % gain the conversation stays as it is, unless it would not fit, or leave its answer no room.
+
+    Then no model is asked.
+    """
     decision, weighed, limits = decide(raw, window)
     if isinstance(decision, Summarize) and limits.fits(weighed.tokens):
-        assert decision.predicted_tokens <= weighed.tokens * (1 - MIN_GAIN_RATIO)
+        gains = decision.predicted_tokens <= weighed.tokens * (1 - MIN_GAIN_RATIO)
+        is_late = weighed.tokens > limits.latest_start_tokens >= decision.predicted_tokens
+        assert gains or (decision.provisional and is_late)
+
+
+def sent_tokens(decision: Plan, weighed: Conversation) -> int:
+    """The prompt that a decision leads to; 0 where it is refused."""
+    match decision:
+        case Keep():
+            return weighed.tokens
+        case Reuse(compaction=compaction):
+            return applied_tokens(weighed, compaction, count)
+        case Refuse():
+            return 0
+        case _:
+            return decision.predicted_tokens
+
+
+@given(raw_conversations(max_turns=8), st.sampled_from([2048, 4096, 8192, 16_384]), st.floats(0.40, 0.80), st.data())
+def test_no_answer_is_stopped_at_its_beginning(
+    raw: list[JsonDict], window: int, floor_ratio: float, data: st.DataObject
+) -> None:
+    """P5: nothing begins above the streaming limit, or within 64 tokens of it, if anything can begin below that.
+
+    Turn by turn, with a system prompt and tools that take most of the window (issue 25, N1).
+    """
+    raw = [system("rule " * int(floor_ratio * window * 4 / 5)), *(each for each in raw if each["role"] != "system")]
+    stored: list[Compaction] = []
+    for _ in range(data.draw(st.integers(1, 4))):
+        decision, weighed, limits = decide(raw, window, stored)
+        stop = int(RULES.streaming_ratio * window)
+        if limits.floor_tokens <= stop - 64:
+            assert sent_tokens(decision, weighed) <= stop - 64
+        if isinstance(decision, Summarize):
+            stored.insert(0, written(decision, weighed))
+        elif isinstance(decision, Edit):
+            stored.insert(0, replace(decision.compaction, ledger="l" * 4 * decision.ledger_tokens))
+        raw = data.draw(next_turns(raw))
+
+
+@given(raw_conversations(max_turns=4), WINDOWS, st.integers(1, 1500), st.booleans(), st.data())
+def test_an_answer_keeps_the_round_that_it_is_about(
+    raw: list[JsonDict], window: int, words: int, ends_in_answer: bool, data: st.DataObject
+) -> None:
+    """P2, P3: carried over the limit, once and again: all of the round is shown where it is small, or nothing."""
+    if raw[-1]["role"] == "assistant":
+        raw = raw[:-1]
+    messages, stored = parsed(raw), list[Compaction]()
+    for _ in range(2):
+        partial = Partial(text=" ".join(f"w{at}" for at in range(words)))
+        carried = carried_over(messages, partial, tail_tokens=100, count=count, ends_in_answer=ends_in_answer)
+        weighed = conversation(carried)
+        limits = budget(window, weighed)
+        decision = plan(weighed, limits, DEPTH, stored, count)
+        words += data.draw(st.integers(1, 1500))
+        if not isinstance(decision, Summarize):
+            continue
+        made = written(decision, weighed)
+        sent = apply(carried, made)
+        assert broken_promises(carried, sent) == []
+        assert applied_tokens(weighed, made, count) <= decision.predicted_tokens
+        answered = answered_round(carried)
+        plain = [{**message.raw, "content": message.raw.get("content") or ""} for message in (*carried, *sent)]
+        shown = [at for at in answered if plain[at] in plain[len(carried) :]]
+        assert len(shown) in (0, len(answered))
+        room = limits.early_start_tokens - limits.least_target_tokens
+        if not stored and sum(weighed.sizes[at] for at in answered) < room // 2:
+            assert len(shown) == len(answered)
+        stored.insert(0, keyed(carried, weighed.hashes, made))
+
+
+@pytest.mark.parametrize("floor_ratio", [0.4, 0.5, 0.6, 0.7])
+@pytest.mark.parametrize("fill", [0.85, 0.88, 0.91, 0.94])
+def test_a_nearly_full_window_makes_room_for_an_answer(floor_ratio: float, fill: float) -> None:
+    """A prompt at 85 to 94 % is brought to 80 %, or to what a very high floor allows: 1,500 tokens for the answer."""
+    window = 8192
+    raw = [system("r" * int(4 * floor_ratio * window)), *agent_run(3, words=10)]
+    short = window * fill - conversation(parsed(raw)).tokens
+    raw[3] = result("call_0", raw[3]["content"] + "w" * int(4 * short))
+    decision, weighed, limits = decide(raw, window, depth=replace(DEPTH, edits=False))
+    assert weighed.tokens == pytest.approx(fill * window, rel=0.01)
+    assert isinstance(decision, Summarize)
+    assert decision.predicted_tokens <= 0.82 * window
+    assert limits.max_output_tokens(decision.predicted_tokens, None) >= 1300
+
+
+def test_what_makes_room_for_an_answer_asks_no_model_again_and_again() -> None:
+    """A floor of 70 %, and a few hundred tokens in each turn: the record is renewed, and mostly without a model."""
+    raw = [system("r" * int(4 * 0.7 * 8192)), user("The task.")]
+    stored: list[Compaction] = []
+    made: list[Summarize] = []
+    for number in range(30):
+        raw += [calls(f"c{number}"), result(f"c{number}", f"w{number} " * 200)]
+        decision, weighed, _ = decide(raw, 8192, stored, depth=replace(DEPTH, edits=False))
+        if isinstance(decision, Summarize):
+            made.append(decision)
+            stored.insert(0, written(decision, weighed))
+    assert sum(not each.provisional for each in made) <= 6, [each.provisional for each in made]
 
 
 @given(raw_conversations(max_turns=8), WINDOWS)

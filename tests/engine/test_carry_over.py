@@ -5,16 +5,17 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from litellm_compaction.core.continuation.request import Partial
+from litellm_compaction.core.continuation.request import Partial, Way
 from litellm_compaction.core.messages import DONE_NOTICE, START_NOTICE, Request, cleaned
 from litellm_compaction.engine import PreparedRequest
 from litellm_compaction.errors import DoesNotFit
 from litellm_compaction.events import CompactionEvent, Event
-from tests.builders import JsonDict, assistant, parsed, result, system, user
+from tests.builders import JsonDict, assistant, calls, parsed, result, system, user
 from tests.engine.bench import Bench, FakeAsk, sent
 
 WINDOW = 4096
@@ -148,6 +149,69 @@ async def test_a_later_compaction_goes_on_from_it() -> None:
     assert REST.strip() in asked
     assert "Line 3 of the answer" not in asked
     assert "".join(message.text for message in guarded.messages or ()).count("[BEGIN RECORD") == 1
+
+
+TALK = [
+    system("You write."),
+    user("Which rivers are there?"),
+    assistant("Many. " * 40),
+    user("Write about one of them."),
+]
+FOUND = "The river is the Aare, 288 km long; it rises at the Unteraar glacier."
+ROUND = [calls("c1", name="look_up", arguments='{"what": "rivers"}'), result("c1", FOUND)]
+
+
+@pytest.mark.parametrize("way", ["turn", "prefill"])
+async def test_the_round_that_is_answered_stays(way: Way) -> None:
+    """A short call and its result, though the beginning of the answer behind them gives way (issue 25, B5)."""
+    bench = Bench()
+    request = Request(messages=parsed([*TALK, *ROUND]))
+    case = bench.case(WINDOW)
+    case = replace(case, target=replace(case.target, is_lmstudio=True)) if way == "prefill" else case
+    guarded = await bench.compactor.carry_over(request, Partial(text=BEGUN), case, ways=(way,))
+    shown = _prompt(guarded)
+    assert guarded.way == way
+    assert [message["role"] for message in shown[:5]] == ["system", "user", "assistant", "tool", "assistant"]
+    assert shown[2:4] == [{**ROUND[0], "content": ""}, ROUND[1]]
+    assert shown[1]["content"].endswith("Write about one of them.")
+    assert BEGUN[:200] not in json.dumps(shown)
+    assert FOUND not in bench.ask.prompts[0]
+
+
+async def test_the_next_turns_show_the_round_and_then_summarize_it() -> None:
+    """The same bytes for as long as the record does; the next summary is of the round as well."""
+    bench = Bench()
+    carried = _prompt(await _carried(bench, [*TALK, *ROUND]))
+    raw = [*TALK, *ROUND, assistant(BEGUN + REST), user("Make it shorter.")]
+    guarded = await bench.guard(raw, WINDOW)
+    assert (guarded.action, len(bench.ask.prompts)) == ("reused", 1)
+    assert _prompt(guarded)[:4] == carried[:4]
+    for number in range(8):
+        raw += [assistant(f"Answer {number}. " + "It says this and that. " * 60), user(f"Question {number}?")]
+    guarded = await bench.guard(raw, WINDOW)
+    assert guarded.round == 2
+    assert FOUND in bench.ask.prompts[-1]
+    assert "tool" not in [message["role"] for message in _prompt(guarded)]
+
+
+async def test_a_second_restart_keeps_the_round() -> None:
+    """Of the same answer; and the record of the first restart is gone on from."""
+    bench = Bench()
+    first = _prompt(await _carried(bench, [*TALK, *ROUND]))
+    more = "".join(f"\nParagraph {number} goes on about lakes and seas." for number in range(260))
+    second = _prompt(await _carried(bench, [*TALK, *ROUND], BEGUN + more))
+    assert second[2:4] == first[2:4]
+    assert (bench.last.round, len(bench.ask.prompts)) == (2, 2)
+    assert FOUND not in bench.ask.prompts[1]
+
+
+async def test_a_round_that_leaves_too_little_room_is_summarized() -> None:
+    """With the results of half a window the rest of the answer would be stopped soon; the record holds them."""
+    bench = Bench()
+    large = [ROUND[0], result("c1", FOUND + " It flows on and on." * 450)]
+    shown = _prompt(await _carried(bench, [*TALK, *large]))
+    assert [message["role"] for message in shown] == ["system", "user", "assistant", "user"]
+    assert FOUND in bench.ask.prompts[0]
 
 
 def _call(call_id: str) -> JsonDict:

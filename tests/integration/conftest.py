@@ -30,6 +30,7 @@ _GROUPS = [
     Group("thinking", key=THINKING_KEY, architecture="glm4moe"),
     Group("settling", key=THINKING_KEY, architecture="glm4moe"),
     Group("small", 4096),
+    *(Group(f"floor-{share}") for share in (40, 50, 60, 70, 80)),
     Group("off", compaction={"mode": "off"}, guarded=False),
     Group("observed", 4096, compaction={"mode": "observe"}, guarded=False),
     Group("doubted", 4096, factor=0.8),

@@ -86,6 +86,33 @@ def test_growing_conversation_never_overflows(guarded: Bench, stream: bool) -> N
     assert 1 <= len(watch.summaries) < 8
 
 
+@pytest.mark.parametrize("share", [40, 50, 60, 70, 80])
+def test_no_answer_begins_where_it_would_be_stopped(guarded: Bench, share: int) -> None:
+    """P5: with a floor of 40 to 80 % of the window, each turn of an agent is one request below the streaming limit.
+
+    The system prompt is the floor, and results of 40 to 450 tokens come in; beside one of 80 %, of up to 250 (issue 25,
+    N1).
+    """
+    group = f"floor-{share}"
+    watch = guarded.watch(group, answers(reply=Reply("I look at the next one.")))
+    messages = [
+        {"role": "system", "content": prose(f"{group} rules", WINDOW * share * 95 // 10_000)},
+        {"role": "user", "content": "Read the files one after the other."},
+    ]
+    for turn in range(24):
+        size = (40, 450, 120, 250, 300)[turn % 5]
+        messages += tool_round(
+            "read", prose(f"{group} {turn}", min(size, 250) if share == 80 else size), f"call_{turn:04}"
+        )
+        answer = guarded.proxy.stream(group, messages)
+        assert answer.finish_reasons == ["stop"]
+        assert watch.problems(messages) == []
+    assert len(watch.chats) == 24
+    assert max(record.prompt_tokens for record in watch.chats) <= 0.9 * WINDOW - 64
+    assert min(body["max_tokens"] for body in watch.bodies) >= (500 if share == 80 else 900)
+    assert len(watch.summaries) <= 4
+
+
 @pytest.mark.parametrize("size", [300, 12_000])
 @pytest.mark.parametrize(
     ("asked", "expected"),

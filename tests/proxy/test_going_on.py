@@ -16,8 +16,9 @@ from litellm_compaction.proxy.answer.loop import continuation_of
 from litellm_compaction.proxy.answer.protocol import UpstreamDropped, UpstreamError
 from litellm_compaction.proxy.answer.transport import Abilities, HttpUpstream
 from litellm_compaction.simulator import Reply, numbered_words
+from litellm_compaction.summarizer import SummaryAnswer
 from litellm_compaction.windows.windows import Source, Target
-from tests.proxy.scripted import Scene, Turn, goes_on
+from tests.proxy.scripted import Scene, Turn, goes_on, summarized
 
 SHORT = [{"role": "user", "content": "Count."}]
 WORDS = numbered_words(1100)
@@ -84,6 +85,52 @@ async def test_what_a_server_refuses_is_asked_once() -> None:
     made.server.turns = [Turn(reply=goes_on(WORDS))]
     assert (await made.read()).text == WORDS
     assert ways(made) == ["prefill"]
+
+
+@pytest.mark.parametrize(
+    ("refusals", "model", "tried"),
+    [
+        (1, "llama-3.1-8b-instruct", ["raw", "prefill"]),
+        (2, "llama-3.1-8b-instruct", ["raw", "prefill", "turn"]),
+        (1, "unknown-7b", ["prefill", "turn"]),
+    ],
+)
+async def test_one_restart_makes_one_summary(refusals: int, model: str, tried: list[str]) -> None:
+    """What a server refuses is sent again in another way with the record that is there (issue 25, B7)."""
+    asked: list[Sequence[Message]] = []
+
+    async def ask(messages: Sequence[Message], **options: Any) -> SummaryAnswer:
+        asked.append(messages)
+        return await summarized(messages, **options)
+
+    told = Turn(reply=goes_on(WORDS))
+    made = scene(told, *[REFUSED] * refusals, told, model=model, ask=ask)
+    read = await made.read()
+    assert read.text == WORDS
+    assert ways(made)[: refusals + 1] == tried
+    assert len(asked) == read.usages[-1]["compaction"]["restarts"]  # type: ignore[index]
+    refused, taken = made.server.opened[refusals], made.server.opened[refusals + 1]
+    assert refused.messages is not None
+    assert taken.messages is not None
+    assert [each.text for each in taken.messages[: len(refused.messages)]] == [each.text for each in refused.messages]
+
+
+@pytest.mark.parametrize(
+    ("window", "floor_ratio", "least"),
+    [(2048, 0.65, 300), (8192, 0.75, 1000), (16_384, 0.8, 1300), (16_384, 0.83, 1500)],
+)
+async def test_no_restart_is_stopped_at_its_beginning(window: int, floor_ratio: float, least: int) -> None:
+    """P5: whatever the system prompt takes, each restart begins below the streaming limit and generates something.
+
+    A floor of 83 % of 16k began at 90 %, one of 80 % was stopped after 399 tokens (issue 25, N1).
+    """
+    raw = [{"role": "system", "content": "rule " * int(floor_ratio * window)}, *SHORT]
+    made = Scene(raw, [Turn(reply=goes_on(numbered_words(window // 2)))], window_tokens=window)
+    await made.read()
+    restarts = made.server.opened[1:]
+    assert restarts
+    assert all(each.prompt_tokens <= 0.9 * window - 64 for each in restarts)
+    assert all(each.completion_tokens >= least for each in restarts[:-1])
 
 
 @pytest.mark.parametrize(

@@ -108,10 +108,19 @@ def carried_over(
     head = text[: len(text) - len(tail)]
     opening = [_assistant(head), _ours(_BRIDGE)] if head.strip() else []
     shown = tail if head.strip() else text
-    if ends_in_answer:
-        return (*messages, *opening, replace(_assistant(shown), is_ours=True))
-    request_text = _GO_ON_JSON if partial.is_json else _GO_ON
-    return (*messages, *opening, _assistant(shown), _ours(request_text))
+    ending = (*messages, *opening, replace(_assistant(shown), is_ours=True))
+    return ending if ends_in_answer else asked_to_go_on(ending, partial)
+
+
+def asked_to_go_on(messages: Sequence[Message], partial: Partial) -> tuple[Message, ...]:
+    """A list that ends with the answer's end, with the request to go on: the server does not do so by itself.
+
+    Args:
+        messages: of `carried_over`, perhaps compacted; the last one is the end of the answer.
+        partial: the answer so far.
+    """
+    *before, ending = messages
+    return (*before, replace(ending, is_ours=False), _ours(_GO_ON_JSON if partial.is_json else _GO_ON))
 
 
 def keyed(messages: Sequence[Message], hashes: Sequence[str], compaction: Compaction) -> Compaction:

@@ -354,8 +354,8 @@ class Answer:
         self._ways -= {guarded.way}
         if not error.may_pass:
             self._refused.append(guarded.way)
-        return await self._compactor.carry_over(
-            self._asked.request, self._partial(), self._case, self._room, ways=self._ways
+        return await self._compactor.by_another_way(
+            guarded, self._asked.request, self._partial(), self._case, self._room, ways=self._ways
         )
 
     async def _learn_way(self, guarded: PreparedRequest, relay: Relay) -> None:
@@ -495,9 +495,12 @@ class Answer:
             # After it at least an output buffer is free, and that much more than there was before. A call that was cut
             # has to be written again: with no more room than the last time it would be cut again.
             used_tokens = guarded.window.tokens if relay.end == "overflow" else relay.used_tokens()
-            room_tokens = guarded.budget.output_buffer_tokens(used_tokens) + relay.cut_call_tokens
             if relay.is_full:
-                room_tokens += max(guarded.window.tokens - used_tokens, 0)
+                free_tokens = max(guarded.window.tokens - used_tokens, 0)
+                room_tokens = guarded.budget.output_buffer_tokens(used_tokens) + free_tokens
+            else:
+                room_tokens = guarded.budget.restart_room_tokens(used_tokens)
+            room_tokens += relay.cut_call_tokens
             case = self._pressed(relay) if relay.is_full else self._case
         try:
             return await self._compactor.prospect(
