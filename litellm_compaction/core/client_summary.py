@@ -18,7 +18,7 @@ _MAX_HEADER_CHARS = 10_000
 
 
 def is_client_summary(messages: Sequence[Message], headers: Mapping[str, str]) -> bool:
-    """Whether a client asks for a summary of its own.
+    """Returns True if a client asks for a summary of its own.
 
     A quotation of such a request in mid-text is none, nor is one with an answer behind it.
 

@@ -66,16 +66,16 @@ class Conversation:
 
     @property
     def has_data_to_cover(self) -> bool:
-        """Whether data is attached to a request that a compaction may cover."""
+        """True if data is attached to a request that a compaction may cover."""
         return bool(self.words_sizes) and min(self.words_sizes) < latest_cut(self.messages)
 
     def words_size(self, index: int) -> int:
-        """What a message weighs, a request without the data that is attached to it."""
+        """Returns the tokens of a message, of a request without the data that is attached to it."""
         return self.words_sizes.get(index, self.sizes[index])
 
 
 def words_sizes(messages: Sequence[Message], sizes: Sequence[int], count: Callable[[str], int]) -> dict[int, int]:
-    """What the requests that stay weigh without the data that is attached to them; those without any are left out.
+    """Returns the tokens of requests without the data attached to them; requests without data are left out.
 
     Args:
         messages: n, oldest first.
@@ -121,7 +121,7 @@ def applied_tokens(conversation: Conversation, compaction: Compaction, count: Ca
 def kept_tokens(
     conversation: Conversation, covered_messages: int, pinned: Iterable[int], *, whole: Collection[int] = ()
 ) -> int:
-    """What stays when so many messages after the lead are replaced, all but the pinned ones.
+    """Returns the tokens that stay if so many messages after the lead are replaced, all but the pinned ones.
 
     Args:
         conversation: the messages.

@@ -289,7 +289,7 @@ def _plan_client_summary(
     stored: Sequence[Compaction],
     count: Callable[[str], int],
 ) -> Plan:
-    """What to do with a request for a summary that the client goes on with in place of its history.
+    """Decides about a request for a summary that the client goes on with in place of its history.
 
     What fits beside the room for that summary stays as it is. Else what is known of the oldest part stands for as much
     of it as has to go, whole and without a model call; where nothing is known, the oldest results become stubs.

@@ -1,4 +1,4 @@
-"""What each stretch of a user message is: the person's words, a client's note, or data that a client has attached.
+"""Tells the stretches of a user message apart: the person's words, a client's note, or data that a client has attached.
 
 Clients put files that they have read again, outputs of commands and reminders under the role `user`, often into the
 message with the person's words. `clients.toml` says by which forms they are known. Data shrinks as tool results do and
@@ -75,18 +75,18 @@ class Stretch(NamedTuple):
 
 
 def has_words(message: Message) -> bool:
-    """Whether a user message may hold something that the person wrote."""
+    """Returns True if a user message may hold something that the person wrote."""
     return any(each.kind in ("words", "doubted") for text in _texts(message) for each in stretches(text))
 
 
 def own_words(message: Message) -> str:
-    """What of a user message the person certainly wrote; "" for nothing."""
+    """Returns the words of a user message that are certainly the person's; "" for none."""
     found = ((text, each) for text in _texts(message) for each in stretches(text))
     return "\n".join(text[each.start : each.end].strip() for text, each in found if each.kind == "words")
 
 
 def last_words(message: Message) -> str:
-    """What the person, or the client in the person's place, says last in a message, after what is attached to it."""
+    """Returns the last words of a message, the person's or the client's in their place, after what is attached."""
     for text in reversed(_texts(message)):
         for each in reversed(stretches(text)):
             if each.kind in ("words", "doubted"):
@@ -111,7 +111,7 @@ def divided(message: Message) -> list[Message]:
 
 
 def data_of(message: Message) -> Message | None:
-    """What `without_data` leaves out of a message, as a result of a tool; None for nothing."""
+    """Returns the data that `without_data` leaves out, as a result of a tool; None for none."""
     found = [text[each.body : each.body_end] for text in _texts(message) for each in stretches(text) if _shrinks(each)]
     return _result("\n".join(found)) if found and message.role == "user" else None
 
@@ -142,7 +142,7 @@ def with_shorter_data(message: Message, shorten: Callable[[str], str | None]) ->
 
 
 def stretches(text: str) -> list[Stretch]:
-    """What a text of a user's message is made of, in order, without what is blank."""
+    """Divides a text of a user's message, in order, without what is blank."""
     begin = _first_sign(text, 0)
     if begin == len(text):
         return []
@@ -216,13 +216,13 @@ def _element(text: str, name: str, opening: re.Match[str], closing: re.Match[str
 
 
 def _stands_alone(text: str, start: int, end: int) -> bool:
-    """Whether an element begins a line, follows another one, or is too long to be one that is written about."""
+    """Returns True if an element begins a line, follows another one, or is too long to be one that is written about."""
     before = text[max(0, start - _LEAST_INLINE_CHARS) : start].rstrip(" \t")
     return before[-1:] in ("", "\n", ">") or end - start > _LEAST_INLINE_CHARS or "\n" in text[start:end]
 
 
 def _between(text: str, start: int, end: int) -> list[Stretch]:
-    """What stands between two elements: nothing, words, or something of a client's, which may reach to the end."""
+    """Divides the text between two elements; what is a client's there may reach to the end of the text."""
     begin = _first_sign(text, start)
     if begin >= end:
         return []
@@ -266,7 +266,7 @@ def _first_sign(text: str, start: int) -> int:
 
 
 def _line_end(text: str, start: int, end: int) -> int:
-    """Where the line at `start` ends, or is long enough to say what it is about."""
+    """Returns the end of the line at `start`, or the place where it has said enough."""
     at = text.find("\n", start, min(start + _MOST_HEAD_CHARS, end))
     return at if at >= 0 else min(start + _MOST_HEAD_CHARS, end)
 

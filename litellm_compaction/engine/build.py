@@ -354,7 +354,7 @@ def _covered(work: MeasuredRequest, decision: Summarize) -> tuple[Sequence[Messa
 
 
 def _hidden(messages: Sequence[Message], gone: Set[int], stubbed: Collection[int]) -> list[Message]:
-    """What the model does not see any more: messages that are gone, and results and attached data that are stubs."""
+    """Collects what the model sees no more: messages that are gone, results and attached data that are stubs."""
     found = (
         messages[at] if at in gone or messages[at].role == "tool" else data_of(messages[at])
         for at in sorted({*gone, *stubbed})

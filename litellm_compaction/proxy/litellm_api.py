@@ -73,7 +73,7 @@ def _hold(phase: str, _info: dict[str, Any]) -> None:
 
 
 def has_database() -> bool:
-    """Whether LiteLLM has a database, in which it looks for the messages before a `previous_response_id`."""
+    """Returns True if LiteLLM has a database, in which it looks for the messages before a `previous_response_id`."""
     return getattr(sys.modules.get(_PROXY), "prisma_client", None) is not None
 
 

@@ -363,7 +363,7 @@ def begun(body: Mapping[str, Any], prompt: str, end_of_turn: str) -> dict[str, A
 
 
 def not_served(original: Mapping[str, Any], route: str, *, keeps_responses: bool) -> NotServed | None:
-    """What of a client's request LiteLLM drops without a word on its way to a chat completion (1.106.2, 1.109.1).
+    """Finds what LiteLLM drops of a client's request on its way to a chat completion (1.106.2, 1.109.1).
 
     Args:
         original: the request's body as the client sent it.
