@@ -101,6 +101,18 @@ class BadWish(CompactionError):
     """A client asks something of the guard in a shape that is not known; says what is allowed, never what was said."""
 
 
+class NotServed(CompactionError):
+    """A request names a context that no server behind the proxy keeps: it would be answered without it, in silence.
+
+    Attributes:
+        field: of the request's body.
+    """
+
+    def __init__(self, field: str, remedy: str) -> None:
+        super().__init__(f"`{field}` is not served for this model: it would be left out in silence. {remedy}")
+        self.field = field
+
+
 class TooDeep(CompactionError):
     """A request is nested deeper than Python reads or writes JSON, so that nobody can say how long it is."""
 

@@ -19,7 +19,7 @@ import httpx
 
 from litellm_compaction.cli.chat_server import chat_server
 from litellm_compaction.config import Settings, settings_from
-from litellm_compaction.core.clearing import superseded_reads
+from litellm_compaction.core.clearing import superseded_reads, with_data
 from litellm_compaction.core.compaction import Compaction, edited_part
 from litellm_compaction.core.cut_points import pinned_positions
 from litellm_compaction.core.messages import (
@@ -368,10 +368,12 @@ def _applied(pending: CompactionNeeded, event: CompactionEvent | None, stored: l
 def _covering(pending: CompactionNeeded, covered: int, decision: Summarize | None) -> Compaction:
     conversation = pending.work.conversation
     rung = "truncate" if decision is None or decision.provisional else decision.strategy
+    pinned = pinned_positions(conversation.messages, covered)
     return Compaction(
         covered_messages=covered,
         covered_hash=conversation.hashes[covered],
-        pinned=pinned_positions(conversation.messages, covered),
+        pinned=pinned,
+        stubbed=with_data(conversation.messages[system_prefix_length(conversation.messages) :], pinned),
         round=1,
         segments=(),
         ledger="",

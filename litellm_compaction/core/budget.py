@@ -23,6 +23,8 @@ _ROOM_DIVISOR = 2
 _ANSWER_DIVISOR = 3
 # An answer that is stopped after fewer tokens was not worth reading its prompt.
 _LEAST_START_TOKENS = 64
+# Of the window, for a summary that a client makes itself (issue 25, B3).
+_SUMMARY_ROOM_RATIO = 0.10
 # 60 % of the window by default (issue 15): what is written then has two or three turns to be ready.
 _IN_SIGHT_RATIO = 0.75
 # All reserves together count for no more of a window: what is left has to hold a conversation. config.py refuses more.
@@ -39,7 +41,8 @@ class Rules:
     """The settings that shape a budget; ratios are shares of the window (0–1).
 
     Which of them trigger a compaction: `threshold_tokens` above 0, else the reserves where one is above 0, else
-    `pre_request_ratio` with the output buffer.
+    `pre_request_ratio` with the output buffer. With `keeps_what_fits` nothing does but a prompt that leaves less than a
+    tenth of the window for the answer, and no more of it goes than has to.
     """
 
     pre_request_ratio: float
@@ -52,6 +55,7 @@ class Rules:
     system_reserve_tokens: int = 0
     output_reserve_tokens: int = 0
     safety_buffer_tokens: int = 0
+    keeps_what_fits: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,9 +109,18 @@ class Budget:
     @property
     def prompt_limit_tokens(self) -> int:
         """The largest estimate with which prompt + margin + least answer stay inside the window (promise P1)."""
-        room = self.window_tokens - self.rules.answer_min_tokens
+        return self._limit_tokens(self.rules.answer_min_tokens)
+
+    def _limit_tokens(self, answer_tokens: int) -> int:
+        room = self.window_tokens - answer_tokens
         by_ratio = math.floor(room / (1 + max(MARGIN_MIN_RATIO, self.error_ratio)))
         return max(min(by_ratio, room - MARGIN_MIN_TOKENS), 0)
+
+    @property
+    def _summary_limit_tokens(self) -> int:
+        """The largest prompt beside which a summary that the client makes has its room."""
+        least_tokens = math.ceil(_SUMMARY_ROOM_RATIO * self.window_tokens)
+        return self._limit_tokens(max(self.rules.answer_min_tokens, least_tokens))
 
     def output_buffer_tokens(self, prompt_tokens: int) -> int:
         """What is set aside for the answer.
@@ -128,6 +141,8 @@ class Budget:
         """Whether the prompt has to be compacted before it is sent: by the rules, and whenever it does not fit."""
         if not self.fits(prompt_tokens):
             return True
+        if self.rules.keeps_what_fits:
+            return prompt_tokens > self._summary_limit_tokens
         conversation_tokens = prompt_tokens - self.outside_tokens
         if self.rules.threshold_tokens:
             return conversation_tokens > self.rules.threshold_tokens
@@ -198,7 +213,7 @@ class Budget:
         """Whether the floor leaves less than twice the usual room below the trigger: one turn may take all of it."""
         room = self.trigger_tokens - self.floor_tokens
         return room < 2 * math.floor(ROOM_ABOVE_FLOOR_RATIO * self.usable_tokens) and not (
-            self.is_pressed or self.is_wanted
+            self.is_pressed or self.is_wanted or self.rules.keeps_what_fits
         )
 
     @property
@@ -231,6 +246,8 @@ class Budget:
         that the answer would be stopped at once. With reserves or a threshold: of what the conversation may fill, and
         of the conversation. Where the client wants it, no more than a third of what can be compacted stays.
         """
+        if self.rules.keeps_what_fits:
+            return min(max(self._summary_limit_tokens, self.floor_tokens), self.prompt_limit_tokens)
         outside = self.outside_tokens
         deep = outside + min(
             math.floor(self.rules.target_ratio * self.usable_tokens), max(prompt_tokens - outside, 0) // 2

@@ -1,4 +1,4 @@
-"""Rung 1 of the ladder: old tool results, reasoning and images give way to one line each, without any model.
+"""Rung 1 of the ladder: old tool results, attached data, reasoning and images give way to a line each, without a model.
 
 Masking old results is as good as summarising on SWE-bench at half the cost (JetBrains, arXiv 2508.21433). The planner
 asks what can go and what it saves; `compaction.apply` writes the stubs anew for every request, so they depend on
@@ -22,6 +22,7 @@ from litellm_compaction.core.messages import (
     roughly_tokens,
     with_text,
 )
+from litellm_compaction.core.stretches import without_data
 
 _ARGUMENTS_CHARS = 120
 _ADDRESS_CHARS = 120
@@ -49,16 +50,18 @@ def edited(
 
     Args:
         messages: n, oldest first; each result behind its call.
-        stubbed: positions of the tool results that become stubs.
-        untouched: positions of messages that stay as they are, images included.
+        stubbed: positions of the tool results that become stubs, and of user messages whose attached data does.
+        untouched: positions of messages that otherwise stay as they are, images included.
         images: those that stay.
     """
     calls = calls_by_position(messages)
     shown: list[Message] = []
     for position, message in enumerate(messages):
+        if position in stubbed and message.role != "tool":
+            message = without_data(message)
         if position in untouched:
             shown.append(message)
-        elif position in stubbed:
+        elif position in stubbed and message.role == "tool":
             shown.append(with_text(_without_images(message, position, images), stub(message, calls.get(position))))
         else:
             shown.append(_without_images(_without_reasoning(message), position, images))
@@ -85,17 +88,25 @@ def image_parts(message: Message) -> list[JsonValue]:
 
 
 def stubs(messages: Sequence[Message]) -> dict[int, str]:
-    """The stub of every result that would shrink as one, by position: superseded reads first, then oldest first."""
+    """The text in place of each result and each message with attached data, by position, where that is shorter.
+
+    Superseded reads come first, then the oldest.
+    """
     calls = calls_by_position(messages)
     superseded = superseded_reads(messages)
     found = {
-        position: stub(message, calls.get(position))
+        position: stub(message, calls.get(position)) if message.role == "tool" else without_data(message).text
         for position, message in enumerate(messages)
-        if message.role == "tool"
+        if message.role in ("tool", "user")
     }
     shrinking = [at for at, line in found.items() if len(messages[at].text) - len(line) >= _LEAST_SAVED_CHARS]
     shrinking.sort(key=lambda position: (position not in superseded, position))
     return {position: found[position] for position in shrinking}
+
+
+def with_data(messages: Sequence[Message], positions: Iterable[int]) -> tuple[int, ...]:
+    """Those of the positions, ascending, whose messages have data attached that would shrink."""
+    return tuple(sorted(at for at in positions if without_data(messages[at]) is not messages[at]))
 
 
 def superseded_reads(messages: Sequence[Message]) -> frozenset[int]:

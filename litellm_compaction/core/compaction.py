@@ -35,6 +35,7 @@ from litellm_compaction.core.messages import (
 )
 from litellm_compaction.core.prompts import defused, frame
 from litellm_compaction.core.strategies import lead_in
+from litellm_compaction.core.stretches import without_data
 
 REMOVED = "[An earlier message was removed.]"
 GAP = "[…]"
@@ -246,7 +247,8 @@ class Compaction:
             compaction goes on from an earlier, richer one.
         edited_from: position after the lead from which covered messages are sent edited (rung 1); those before it are
             replaced by the record. None: all are replaced.
-        stubbed: positions after the lead of the tool results that are sent as stubs.
+        stubbed: positions after the lead of the tool results that are sent as stubs, and of the messages that are sent
+            with a line for the data that is attached to them.
         dropped: positions after the lead of edited messages that are not sent at all, by a model's choice.
         shortened: what is sent of edited messages instead of all their text.
         omissions: what a pruning model says of dropped and shortened messages, and records of other tools among them;
@@ -358,9 +360,13 @@ def apply(messages: Sequence[Message], compaction: Compaction, *, record: str | 
     record = compaction.record if record is None else record
     if not record:
         return (*messages[:lead], *map(_without_null, tail))
-    pinned = [rest[position] for position in compaction.pinned if position < start]
-    behind = [message for message in pinned if message.role == "user"]
-    tail = [*(message for message in pinned if message.role != "user"), *tail]
+    pinned = [position for position in compaction.pinned if position < start]
+    behind = [
+        without_data(rest[position]) if position in compaction.stubbed else rest[position]
+        for position in pinned
+        if rest[position].role == "user"
+    ]
+    tail = [*(rest[position] for position in pinned if rest[position].role != "user"), *tail]
     if tail and tail[0].role == "user":
         behind.append(tail[0])
         tail = tail[1:]

@@ -5,13 +5,14 @@ Asked by the planner for every candidate; tokens throughout.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from litellm_compaction.core.clearing import ImagePlace, image_parts
 from litellm_compaction.core.compaction import Compaction, edited_part
-from litellm_compaction.core.cut_points import protected_indices
+from litellm_compaction.core.cut_points import doubted_index, latest_cut, protected_indices, request_indices
 from litellm_compaction.core.messages import Message, normal_text, system_prefix_length
+from litellm_compaction.core.stretches import without_data
 
 # A record without summary and ledger: markers, note and message overhead, measured with o200k and rounded up.
 RECORD_TOKENS = 130
@@ -30,6 +31,7 @@ class Conversation:
         hashes: chain entries, one more than there are messages after the lead.
         own_tokens: the whole prompt as it came, where it is known better than by its parts; else None.
         staying: indices of messages that stay verbatim although a compaction may cover them.
+        words_sizes: of requests with data attached to them: their tokens without it, by index.
     """
 
     messages: tuple[Message, ...]
@@ -38,6 +40,7 @@ class Conversation:
     hashes: tuple[str, ...]
     own_tokens: int | None = None
     staying: tuple[int, ...] = ()
+    words_sizes: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def tokens(self) -> int:
@@ -54,7 +57,40 @@ class Conversation:
         """What no compaction can shrink: tools, system and protected messages, and the bare record."""
         protected = protected_indices(self.messages)
         record = RECORD_TOKENS if len(protected) < len(self.messages) else 0
-        return self.fixed_tokens + record + sum(self.sizes[index] for index in protected)
+        return self.fixed_tokens + record + sum(map(self.floor_sizes().__getitem__, protected))
+
+    def floor_sizes(self) -> tuple[int, ...]:
+        """The messages' sizes, of requests that a compaction may cover without the data that is attached to them."""
+        if not self.has_data_to_cover:
+            return self.sizes
+        cut = latest_cut(self.messages)
+        return tuple(self.words_size(at) if at < cut else size for at, size in enumerate(self.sizes))
+
+    @property
+    def has_data_to_cover(self) -> bool:
+        """True if data is attached to a request that a compaction may cover."""
+        return bool(self.words_sizes) and min(self.words_sizes) < latest_cut(self.messages)
+
+    def words_size(self, index: int) -> int:
+        """Returns the tokens of a message, of a request without the data that is attached to it."""
+        return self.words_sizes.get(index, self.sizes[index])
+
+
+def words_sizes(messages: Sequence[Message], sizes: Sequence[int], count: Callable[[str], int]) -> dict[int, int]:
+    """Returns the tokens of requests without the data attached to them; requests without data are left out.
+
+    Args:
+        messages: n, oldest first.
+        sizes: n, tokens; sizes[i] belongs to messages[i].
+        count: tokens of a text.
+    """
+    doubted = doubted_index(messages)
+    found: dict[int, int] = {}
+    for index in (*request_indices(messages), *([] if doubted is None else [doubted])):
+        words = without_data(messages[index])
+        if words is not messages[index]:
+            found[index] = max(sizes[index] - count(messages[index].text) + count(words.text), 0)
+    return found
 
 
 def grown(conversation: Conversation, tokens: int) -> Conversation:
@@ -77,18 +113,30 @@ def applied_tokens(conversation: Conversation, compaction: Compaction, count: Ca
     start, covered = compaction.replaced_messages, compaction.covered_messages
     behind_record = [position for position in compaction.pinned if position < start]
     lead = system_prefix_length(conversation.messages)
-    kept = kept_tokens(conversation, start, behind_record) - sum(conversation.sizes[lead + start : lead + covered])
+    kept = kept_tokens(conversation, start, behind_record, whole=set(behind_record) - set(compaction.stubbed))
+    kept -= sum(conversation.sizes[lead + start : lead + covered])
     kept -= _begun_tokens(conversation, compaction, count)
     kept += carried_image_tokens(conversation, compaction.carried_images, count)
     return kept + sum(_edited_sizes(conversation, compaction, count)) + count(compaction.record) + 8
 
 
-def kept_tokens(conversation: Conversation, covered_messages: int, pinned: Iterable[int]) -> int:
-    """What stays as it is when so many messages after the lead are replaced, all but the pinned ones."""
+def kept_tokens(
+    conversation: Conversation, covered_messages: int, pinned: Iterable[int], *, whole: Collection[int] = ()
+) -> int:
+    """Returns the tokens that stay if so many messages after the lead are replaced, all but the pinned ones.
+
+    Args:
+        conversation: the messages.
+        covered_messages: how many are replaced.
+        pinned: positions of those among them that stay, without the data that is attached to them.
+        whole: positions of pinned ones that keep their data.
+    """
     lead = system_prefix_length(conversation.messages)
     sizes = conversation.sizes
     kept = conversation.fixed_tokens + sum(sizes[:lead]) + sum(sizes[lead + covered_messages :])
-    return kept + sum(sizes[lead + position] for position in pinned)
+    return kept + sum(
+        sizes[lead + position] if position in whole else conversation.words_size(lead + position) for position in pinned
+    )
 
 
 def image_tokens(conversation: Conversation, position: int, count: Callable[[str], int]) -> int:

@@ -22,10 +22,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import NamedTuple
 
 from litellm_compaction.core.anchors import is_number, is_plain, latest_values, marked, read, statements
-from litellm_compaction.core.cut_points import is_injected
 from litellm_compaction.core.directives import Piece, Talk, replaced, sentences, worth
 from litellm_compaction.core.messages import Message, ToolCall, render_arguments, without_notices
 from litellm_compaction.core.secrets import Cleaned, Redact, redactor
+from litellm_compaction.core.stretches import divided
 
 _PIECE_CHARS = 160
 # Anchors per 1,000 characters are many in logs: what is older than this many characters has only its user's words.
@@ -288,14 +288,13 @@ def ledger(
         newer: the messages behind the covered part; what a summary says changes no value, since it may be wrong.
         redact: takes secrets out of what is read, before it is cut into lines; `plain` keeps them.
     """
-    # Our requests to go on are nobody's words.
-    messages = [message for message in messages if not message.asks_to_go_on]
+    # Our requests to go on are nobody's words, and what a client has put among the user's is a tool's.
+    messages = [part for message in messages if not message.asks_to_go_on for part in divided(message)]
+    newer = [part for message in newer for part in divided(message)]
     cleaned = Cleaned((*messages, *newer), redact)
     latest = latest_values(_stated((*messages, *newer), cleaned))
     users = [at for at, message in enumerate(messages) if message.role == "user" and message.text.strip()]
-    injected = {at for at in users if is_injected(messages[at])}
-    users = [at for at in users if at not in injected]
-    later_at = [at for at, message in enumerate(newer) if message.role == "user" and not is_injected(message)]
+    later_at = [at for at, message in enumerate(newer) if message.role == "user"]
     # The newest first: they are cleaned together with some older ones.
     later = [
         _ends(cleaned[len(messages) + at].text, _SCANNED_PER_LATER_CHARS) for at in reversed(later_at[-_MOST_LATER:])
@@ -311,9 +310,8 @@ def ledger(
     shown = [quoted[index].shown for index in sorted(quoted) if quoted[index].shown]
     words = "\n".join((WORDS_HEAD, *shown)) if shown else ""
     room_tokens = max(budget_tokens - (count(words) if words else 0), 0)
-    # What of the user's words found no room is read like the others' lines; what a client put among them is no rule.
+    # What of the user's words found no room is read like the others' lines.
     left = {users[index]: each.left for index, each in quoted.items()}
-    left |= {at: [Utterance("tool", cleaned[at].text)] for at in injected}
     others = [each for at in range(len(messages)) for each in left.get(at, (at,))]
     roles = [messages[each].role if isinstance(each, int) else each.role for each in others]
 

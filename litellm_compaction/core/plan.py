@@ -14,7 +14,7 @@ from typing import TypeAlias, TypeGuard
 
 from litellm_compaction.core import images
 from litellm_compaction.core.budget import Budget
-from litellm_compaction.core.clearing import ImagePlace, stubs
+from litellm_compaction.core.clearing import ImagePlace, stubs, with_data
 from litellm_compaction.core.compaction import Compaction, applicable
 from litellm_compaction.core.conversation import (
     RECORD_TOKENS,
@@ -27,7 +27,6 @@ from litellm_compaction.core.conversation import (
 from litellm_compaction.core.cut_points import (
     answered_round,
     doubted_index,
-    is_injected,
     legal_cuts,
     pinned_among,
     request_indices,
@@ -36,6 +35,7 @@ from litellm_compaction.core.messages import Message, parse_message, system_pref
 from litellm_compaction.core.pruning import Pruning, Wishes, verified
 from litellm_compaction.core.record import joined, read_record, taken_out
 from litellm_compaction.core.strategies import STRATEGIES, Strategy, writer_of
+from litellm_compaction.core.stretches import own_words
 
 MIN_GAIN_RATIO = 0.10
 # A summary costs the most of what stays, and says the least of what the next step needs (benchmarks, 2026-11-23).
@@ -241,6 +241,8 @@ def plan(
         stored: compactions found under this conversation's hashes, longest first.
         count: tokens of a text.
     """
+    if budget.rules.keeps_what_fits:
+        return _plan_client_summary(conversation, budget, depth, stored, count)
     known = usable(conversation, stored)
     conversation, budget = _with_answered_round(conversation, budget, known)
     shallow, budget = budget, _deep(budget) if depth.rereads else budget
@@ -304,6 +306,76 @@ def _with_answered_round(
     if not staying or held.least_target_tokens > held.early_start_tokens or any(at - lead in gone for at in staying):
         return conversation, budget
     return replace(conversation, staying=staying), held
+
+
+def _plan_client_summary(
+    conversation: Conversation,
+    budget: Budget,
+    depth: CompactionOptions,
+    stored: Sequence[Compaction],
+    count: Callable[[str], int],
+) -> Plan:
+    """Decides about a request for a summary that the client goes on with in place of its history.
+
+    What fits beside the room for that summary stays as it is. Else what is known of the oldest part stands for as much
+    of it as has to go, whole and without a model call; where nothing is known, the oldest results become stubs.
+    """
+    if not budget.own.triggers(conversation.tokens):
+        return Keep()
+    known = usable(conversation, stored)
+    base = next((each for each in known if each.segments and not each.provisional), None)
+    fits_at_all = budget.fits(conversation.floor_tokens)
+    filled = _filled(conversation, budget, base, count) if fits_at_all else None
+    if filled is not None and filled.predicted_tokens < conversation.tokens:
+        may_edit = base is None and depth.edits
+        return (_edit(conversation, budget, depth, None, filled, count) if may_edit else None) or filled
+    return Keep() if budget.own.fits(conversation.tokens) else Refuse() if filled is None else filled
+
+
+def _filled(
+    conversation: Conversation, budget: Budget, base: Compaction | None, count: Callable[[str], int]
+) -> Summarize | None:
+    """A record without a new summary that covers as little as it can; None without a legal cut.
+
+    Args:
+        conversation: as the client sent it.
+        budget: with `keeps_what_fits`.
+        base: its summaries are carried on whole; it may cover more than has to go now.
+        count: tokens of a text.
+    """
+    messages, lead = conversation.messages, system_prefix_length(conversation.messages)
+    cuts = legal_cuts(messages)
+    if not cuts:
+        return None
+    most_tokens = budget.target_tokens(conversation.tokens)
+    # The record is as long as for any other request; what is free beyond it is for the newest messages.
+    usual = replace(budget, rules=replace(budget.rules, keeps_what_fits=False))
+    target = min(usual.target_tokens(conversation.tokens), most_tokens)
+    room = max(target - budget.floor_tokens, 0)
+    summary_tokens = min(count(base.summary) if base else 0, room)
+    words_tokens = _words_tokens(conversation, cuts[-1] - lead, budget, target, room - summary_tokens)
+    ledger_tokens = words_tokens + int(_LEDGER_SHARE * max(room - summary_tokens - words_tokens, 0))
+    if base is not None:
+        # As long as it has been; what it does not need is the newest messages'.
+        ledger_tokens = min(ledger_tokens, count(base.ledger))
+    pinned = set(request_indices(messages))
+
+    def total(cut: int) -> int:
+        kept = kept_tokens(conversation, cut - lead, pinned_among(pinned, lead, cut - lead))
+        return kept + RECORD_TOKENS + summary_tokens + ledger_tokens
+
+    cut = cuts[min(bisect_left(cuts, True, key=lambda cut: total(cut) <= most_tokens), len(cuts) - 1)]
+    return Summarize(
+        covered_messages=cut - lead,
+        pinned=pinned_among(pinned, lead, cut - lead),
+        base=base,
+        integrates=True,
+        provisional=True,
+        summary_tokens=summary_tokens,
+        ledger_tokens=ledger_tokens,
+        words_tokens=words_tokens,
+        predicted_tokens=total(cut),
+    )
 
 
 def turn_ended(messages: Sequence[Message], answer: str) -> tuple[Message, ...]:
@@ -586,12 +658,12 @@ def _words_tokens(conversation: Conversation, covered_messages: int, budget: Bud
     lead = system_prefix_length(messages)
     requests = request_indices(messages)
     needed = sum(
-        conversation.sizes[index] + 2
+        conversation.sizes[index] * len(words) // max(len(messages[index].text), 1) + 2
         for index in range(lead, lead + covered_messages)
         if messages[index].role == "user"
         and index not in requests
         and not messages[index].is_ours
-        and not is_injected(messages[index])
+        and (words := own_words(messages[index]))
     )
     most = min(int(_WORDS_TARGET_RATIO * target), int(_WORDS_SHARE * room))
     for summary_tokens in (_GOOD_SUMMARY_TOKENS, _least_summary_tokens(budget.window_tokens)):
@@ -739,17 +811,22 @@ def _editing(
     # What is gone stays gone: the server's cache ends where something comes back.
     known = base.covered_messages if base else 0
     shown = [place for place in kept_images if place[0] >= known or (base and place in base.images)]
+    stays = pinned_among(pinned, lead, covered_messages)
+    stubbed = base.stubbed if base else ()
+    if rung != "edit":
+        # A model chooses among messages, and none of it is the person's request.
+        stubbed = tuple(sorted({*stubbed, *with_data(conversation.messages[lead:], stays)}))
     compaction = Compaction(
         covered_messages=covered_messages,
         covered_hash=conversation.hashes[covered_messages],
-        pinned=pinned_among(pinned, lead, covered_messages),
+        pinned=stays,
         round=(base.round if base else 0) + 1,
         segments=base.segments if base else (),
         ledger="",
         rung=rung,
         window_tokens=budget.window_tokens,
         edited_from=start,
-        stubbed=base.stubbed if base else (),
+        stubbed=stubbed,
         dropped=base.dropped if base else (),
         shortened=base.shortened if base else (),
         omissions=base.omissions if base else "",

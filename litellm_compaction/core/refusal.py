@@ -12,6 +12,7 @@ from litellm_compaction.core.conversation import Conversation
 from litellm_compaction.core.cut_points import latest_cut, legal_cuts, request_indices
 from litellm_compaction.core.excerpts import excerpt
 from litellm_compaction.core.messages import Message, system_prefix_length, with_text
+from litellm_compaction.core.stretches import REMOVED_TOKENS, with_shorter_data
 from litellm_compaction.errors import DoesNotFit, Share
 
 _LEAST_EXCERPT_TOKENS = 64
@@ -20,7 +21,7 @@ _USERS = frozenset({"newest user message", "last request of the user"})
 
 def protected_shares(conversation: Conversation, tools_tokens: int) -> tuple[Share, ...]:
     """Who fills the floor: system, tools, what is being worked on, each result that nobody has read and its call."""
-    messages, sizes = conversation.messages, conversation.sizes
+    messages, sizes = conversation.messages, conversation.floor_sizes()
     lead = system_prefix_length(messages)
     found = [
         Share("tools", tools_tokens),
@@ -121,6 +122,44 @@ def shortened(
             overhead = max(sizes[index] - count(messages[index].text), 0)
             changed[index] = with_text(messages[index], excerpt(messages[index].text, level - overhead, count))
     return tuple(changed)
+
+
+def with_less_data(
+    conversation: Conversation, budget: Budget, limit_tokens: int, count: Callable[[str], int]
+) -> tuple[Message, ...] | None:
+    """The messages with less of the data that is attached to those that nobody has answered; None where all may stay.
+
+    A client attaches whole files to the person's next words: Claude Code five of them after its own compaction, 10.5k
+    tokens of a window of 16k (2026-11-23). It gives way oldest first, each to a line but the last, of which head and
+    tail may stay.
+
+    Args:
+        conversation: as the client sent it.
+        budget: of its window.
+        limit_tokens: what the protected messages may take without giving up any of it.
+        count: tokens of a text.
+    """
+    messages = conversation.messages
+    if budget.floor_tokens <= limit_tokens:
+        return None
+    # Below the trigger, and with room for a record of the history.
+    room_tokens = int(ROOM_ABOVE_FLOOR_RATIO * budget.window_tokens) if legal_cuts(messages) else 0
+    excess_tokens = budget.floor_tokens - min(limit_tokens, budget.trigger_tokens - room_tokens)
+
+    def shorten(data: str) -> str | None:
+        nonlocal excess_tokens
+        if excess_tokens <= 0:
+            return None
+        size = count(data)
+        keep_tokens = size - excess_tokens
+        shown = excerpt(data, keep_tokens, count) if keep_tokens >= _LEAST_EXCERPT_TOKENS else ""
+        excess_tokens -= size - (count(shown) if shown else REMOVED_TOKENS)
+        return shown
+
+    tail = range(max(latest_cut(messages), system_prefix_length(messages)), len(messages))
+    changed = {index: with_shorter_data(messages[index], shorten) for index in tail}
+    shown = tuple(changed.get(index, message) for index, message in enumerate(messages))
+    return None if all(new is old for new, old in zip(shown, messages, strict=True)) else shown
 
 
 def _level(sizes: Sequence[int], room: int) -> int:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence, Set
 from dataclasses import dataclass, replace
 
 from typing_extensions import assert_never
 
+from litellm_compaction.core.clearing import with_data
 from litellm_compaction.core.compaction import Compaction, Segment, apply
 from litellm_compaction.core.continuation.request import keyed
 from litellm_compaction.core.conversation import applied_tokens
@@ -23,6 +24,7 @@ from litellm_compaction.core.messages import Message, system_prefix_length, visi
 from litellm_compaction.core.plan import MIN_GAIN_RATIO, Edit, Making, Prune, Summarize
 from litellm_compaction.core.record import ledger_messages, read_record, taken_out
 from litellm_compaction.core.secrets import Redact, plain, redactor
+from litellm_compaction.core.stretches import data_of
 from litellm_compaction.engine.ask import Pruner, Summary, SummaryClient
 from litellm_compaction.engine.context import MeasuredRequest
 from litellm_compaction.engine.threads import off_loop, off_loop_if
@@ -66,7 +68,7 @@ def alike(work: MeasuredRequest, decision: Making) -> Hashable:
 
     Without a model there is nothing to share but between identical requests.
     """
-    if isinstance(decision, Edit):
+    if isinstance(decision, Edit) or work.case.is_client_summary:
         return same(work, decision)
     covered = decision.compaction.covered_messages if isinstance(decision, Prune) else decision.covered_messages
     case = work.case
@@ -154,13 +156,13 @@ class CompactionBuilder:
         """`compaction` with a ledger of what it does not show any more."""
         messages = work.conversation.messages
         rest = messages[system_prefix_length(messages) :]
-        replaced = (at for at in range(compaction.replaced_messages) if at not in compaction.pinned)
         shortened = (each.position for each in compaction.shortened)
-        hidden_at = sorted({*replaced, *compaction.stubbed, *compaction.dropped, *shortened})
+        replaced = set(range(compaction.replaced_messages)) - {*compaction.pinned}
+        gone = {*replaced, *compaction.dropped, *shortened}
         redact = _redact(work)
 
         def write() -> str:
-            hidden = self._to_list([rest[position] for position in hidden_at])
+            hidden = self._to_list(_hidden(rest, gone, compaction.stubbed))
             known = "\n".join(map(visible_text, apply(messages, compaction)))
             return ledger(
                 hidden,
@@ -181,7 +183,8 @@ class CompactionBuilder:
         round_number = decision.round
         started_s = self._clock()
         if decision.provisional:
-            summary = Summary(text="", calls=0, pruning_model="", reason="no_room")
+            reason = "client_summary" if work.case.is_client_summary else "no_room"
+            summary = Summary(text="", calls=0, pruning_model="", reason=reason)
             segments = _carried(base, decision.summary_tokens, work.count_text)
         else:
             summary = await self._summary_client.summary(work, decision, covered, pinned)
@@ -209,6 +212,7 @@ class CompactionBuilder:
             covered_messages=decision.covered_messages,
             covered_hash=covered_hash,
             pinned=pinned,
+            stubbed=with_data(covered, pinned),
             round=round_number,
             segments=segments,
             ledger=await self._ledger(work, decision, covered, pinned, segments, summary),
@@ -250,11 +254,13 @@ class CompactionBuilder:
         cuts = legal_cuts(messages)
         if not cuts:
             return None
-        covered = cuts[-1] - system_prefix_length(messages)
+        lead = system_prefix_length(messages)
+        covered, pinned = cuts[-1] - lead, pinned_positions(messages, cuts[-1] - lead)
         return Compaction(
             covered_messages=covered,
             covered_hash=work.conversation.hashes[covered],
-            pinned=pinned_positions(messages, covered),
+            pinned=pinned,
+            stubbed=with_data(messages[lead:], pinned),
             round=1,
             segments=(),
             ledger="",
@@ -272,7 +278,7 @@ class CompactionBuilder:
     ) -> str:
         """What the record holds verbatim beside its summaries and the messages that stay."""
         messages = work.conversation.messages
-        unpinned = [message for position, message in enumerate(covered) if position not in pinned]
+        hidden = _hidden(covered, set(range(len(covered))) - {*pinned}, with_data(covered, pinned))
         kept = messages[system_prefix_length(messages) + decision.covered_messages :]
         spare_tokens = _spare(decision, summary, work.count_text)
         redact = _redact(work)
@@ -281,7 +287,7 @@ class CompactionBuilder:
             # A value that a summary gets wrong is not in it, and so stands beside it.
             known = "\n".join((*(segment.text for segment in segments), *map(visible_text, kept)))
             return ledger(
-                self._to_list(unpinned),
+                self._to_list(hidden),
                 budget_tokens=max(decision.ledger_tokens + spare_tokens, decision.words_tokens),
                 words_tokens=decision.words_tokens + max(spare_tokens, 0) // 2,
                 count=work.count_text,
@@ -290,7 +296,7 @@ class CompactionBuilder:
                 redact=redact,
             )
 
-        return await (asyncio.to_thread(write) if _redacts_slowly(work) else off_loop((*unpinned, *kept), write))
+        return await (asyncio.to_thread(write) if _redacts_slowly(work) else off_loop((*hidden, *kept), write))
 
     def _to_list(self, messages: Sequence[Message]) -> list[Message]:
         """What a ledger is made of: what the ledgers of records among the messages quote, then the other messages."""
@@ -302,6 +308,9 @@ class CompactionBuilder:
         ]
 
     async def _put(self, work: MeasuredRequest, kept: Compaction) -> None:
+        if work.case.is_client_summary:
+            # Its conversation ends here.
+            return
         # The store tells its own troubles; this request has its compaction.
         with contextlib.suppress(Exception):
             await self._store.put(work.case.scope, kept)
@@ -347,6 +356,15 @@ def _covered(work: MeasuredRequest, decision: Summarize) -> tuple[Sequence[Messa
     messages = work.conversation.messages
     lead = system_prefix_length(messages)
     return messages[lead : lead + decision.covered_messages], decision.pinned
+
+
+def _hidden(messages: Sequence[Message], gone: Set[int], stubbed: Collection[int]) -> list[Message]:
+    """Collects what the model sees no more: messages that are gone, results and attached data that are stubs."""
+    found = (
+        messages[at] if at in gone or messages[at].role == "tool" else data_of(messages[at])
+        for at in sorted({*gone, *stubbed})
+    )
+    return [message for message in found if message is not None]
 
 
 def _carried(base: Compaction | None, limit_tokens: int, count: Callable[[str], int]) -> tuple[Segment, ...]:

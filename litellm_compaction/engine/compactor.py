@@ -22,7 +22,7 @@ from litellm_compaction.core.compaction import Compaction, is_applicable
 from litellm_compaction.core.continuation.request import Partial, Way, asked_to_go_on, can_end_in_answer, carried_over
 from litellm_compaction.core.messages import JsonValue, Message, Request
 from litellm_compaction.core.plan import Edit, Keep, Making, Plan, Prune, Refuse, Reuse, Summarize, plan, usable
-from litellm_compaction.core.refusal import refusal, shortened, unprepared
+from litellm_compaction.core.refusal import refusal, shortened, unprepared, with_less_data
 from litellm_compaction.engine.admission import Admission, Reservation, server_of
 from litellm_compaction.engine.ask import SentPrompts, SummaryClient
 from litellm_compaction.engine.background import QUIET_S, Background
@@ -226,7 +226,12 @@ class Compactor:
 
         async def decided(stored: Sequence[Compaction]) -> PreparedRequest | CompactionNeeded:
             stored = await self._found_patiently(work, stored)
-            return await self._decide(work if stored else await self._prober.settled(work), stored)
+            settled = work if stored else await self._prober.settled(work)
+            # A running answer is stopped at this line: nothing begins above it that could begin below.
+            limit_tokens = int(settled.budget.rules.streaming_ratio * settled.window.tokens)
+            if (messages := await self._with_less_data(settled, limit_tokens)) is not None:
+                return await self._decide_shortened(settled, messages, stored, reason="attached")
+            return await self._decide(settled, stored)
 
         return await self._without_misfits(work, await self._find(work.case.scope, work.conversation.hashes), decided)
 
@@ -349,7 +354,8 @@ class Compactor:
         if work.case.now:
             work.case.attempts.has_compacted = True
             await self._remember_wanted(work.case.scope)
-        outcome: EventOutcome = "fallback" if made.compaction.rung == "truncate" else "compacted"
+        is_fallback = made.compaction.rung == "truncate" and not work.case.is_client_summary
+        outcome: EventOutcome = "fallback" if is_fallback else "compacted"
         if flown.work is not work or flown.is_found:
             await self._reuse(work, guarded, made.kept)
             # What was there before, and only came late, is told as what it is.
@@ -791,14 +797,35 @@ class Compactor:
         self, work: MeasuredRequest, stored: Sequence[Compaction], *, shorten: bool
     ) -> PreparedRequest | CompactionNeeded:
         """The request with its largest texts cut to excerpts where the operator allows it, else the error."""
+        if not work.is_shortened and (messages := await self._with_less_data(work, work.budget.prompt_limit_tokens)):
+            return await self._decide_shortened(work, messages, stored, reason="attached", shorten=shorten)
         messages = await self._shortened(work) if shorten else None
         if not messages:
             raise await self._refusal(work)
+        return await self._decide_shortened(work, messages, stored, reason="excerpt", shorten=False)
+
+    async def _decide_shortened(
+        self,
+        work: MeasuredRequest,
+        messages: tuple[Message, ...],
+        stored: Sequence[Compaction],
+        *,
+        reason: str,
+        shorten: bool = True,
+    ) -> PreparedRequest | CompactionNeeded:
+        """As `_decide`, with shorter messages in the client's place."""
         again = await self._measurer.shortened(work, messages)
-        decided = await self._decide(again, stored, shorten=False)
+        decided = await self._decide(again, stored, shorten=shorten)
         if isinstance(decided, PreparedRequest) and decided.round == 0:
-            self._reporter.decided(work, "fallback", guarded=decided, reason="excerpt")
+            self._reporter.decided(work, "fallback", guarded=decided, reason=reason)
         return decided
+
+    async def _with_less_data(self, work: MeasuredRequest, limit_tokens: int) -> tuple[Message, ...] | None:
+        """The request with less of the data that is attached to what nobody has answered; None where all may stay."""
+        return await off_loop_if(
+            is_long(work.conversation.messages),
+            lambda: with_less_data(work.conversation, work.budget, limit_tokens, work.count_text),
+        )
 
     async def _shortened(self, work: MeasuredRequest) -> tuple[Message, ...] | None:
         settings = work.case.settings

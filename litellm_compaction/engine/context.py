@@ -109,6 +109,8 @@ class RequestContext:
         asked_tokens: the client's limit for the answer; None for none.
         now: whether the client wants its conversation compacted before it is answered, whatever the fill.
         focus: the topic that a summary is to keep in detail, in the client's words; "" for none. Untrusted data.
+        is_client_summary: whether the client asks for a summary that it goes on with in place of its history: nothing
+            that fits is taken from that, no model is asked, and nothing is kept of it.
         goes_on: whether the request makes the model go on with an answer, and begins none.
         is_supposed: whether it is only asked how a request would go: nobody is told, and nothing is kept of it.
         refusal: how the server has just refused the request as too long, as in events; "" where it has not.
@@ -129,6 +131,7 @@ class RequestContext:
     tenant: str = ""
     now: bool = False
     focus: str = ""
+    is_client_summary: bool = False
     goes_on: bool = False
     is_supposed: bool = False
     refusal: str = ""
@@ -181,6 +184,7 @@ class RequestContext:
             system_reserve_tokens=settings.system_reserve_tokens,
             output_reserve_tokens=settings.output_reserve_tokens,
             safety_buffer_tokens=settings.safety_buffer_tokens,
+            keeps_what_fits=self.is_client_summary,
         )
 
 

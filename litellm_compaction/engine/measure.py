@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 from litellm_compaction.concurrency import Flights
 from litellm_compaction.core.budget import Budget
 from litellm_compaction.core.compaction import Compaction, apply
-from litellm_compaction.core.conversation import RECORD_TOKENS, Conversation
+from litellm_compaction.core.conversation import RECORD_TOKENS, Conversation, words_sizes
 from litellm_compaction.core.cut_points import protected_indices
 from litellm_compaction.core.messages import (
     JsonValue,
@@ -164,7 +164,7 @@ class RequestMeasurer:
         """
         conversation, budget = work.conversation, work.budget
         protected = protected_indices(conversation.messages)
-        if len(protected) == len(conversation.messages) == len(count.sizes):
+        if len(protected) == len(conversation.messages) == len(count.sizes) and not conversation.has_data_to_cover:
             # Nothing of it can be covered: the floor is the request.
             weighed = self._work(
                 work.request, work.case, work.window, work.family, count, conversation.hashes, work.started_s
@@ -177,6 +177,7 @@ class RequestMeasurer:
             sizes=tuple(
                 math.ceil(size * ratio) if index in protected else size for index, size in enumerate(conversation.sizes)
             ),
+            words_sizes={index: math.ceil(size * ratio) for index, size in conversation.words_sizes.items()},
             fixed_tokens=math.ceil(conversation.fixed_tokens * ratio),
         )
         # Of what is made, only what is added is still in doubt, as much as fits; it is counted again before it is sent.
@@ -267,10 +268,13 @@ class RequestMeasurer:
         hashes: tuple[str, ...],
         started_s: float,
     ) -> MeasuredRequest:
+        count_text = self._counter.text_counter(case.target.key, family)
+        # What is made of the request begins otherwise: there the server's number for its beginning is no help.
+        sizes = tuple(math.ceil(size * count.text_ratio) for size in count.sizes)
         conversation = Conversation(
             messages=request.messages,
-            # What is made of the request begins otherwise: there the server's number for its beginning is no help.
-            sizes=tuple(math.ceil(size * count.text_ratio) for size in count.sizes),
+            sizes=sizes,
+            words_sizes=words_sizes(request.messages, sizes, count_text),
             fixed_tokens=math.ceil((count.tools_tokens + count.overhead_tokens) * count.text_ratio),
             hashes=hashes,
             own_tokens=count.tokens,
@@ -281,7 +285,7 @@ class RequestMeasurer:
             conversation=conversation,
             count=count,
             tokens_before=count.tokens,
-            count_text=self._counter.text_counter(case.target.key, family),
+            count_text=count_text,
             budget=Budget(
                 rules=case.rules(reasons=family.reasons),
                 window_tokens=window.tokens,

@@ -16,8 +16,9 @@ from dataclasses import replace
 
 from litellm_compaction.concurrency import Bounded, Flights
 from litellm_compaction.core.budget import Budget
-from litellm_compaction.core.cut_points import protected_indices
+from litellm_compaction.core.cut_points import latest_cut, protected_indices
 from litellm_compaction.core.messages import Message, Request, system_prefix_length, user_message, with_text
+from litellm_compaction.core.stretches import without_data
 from litellm_compaction.engine.admission import Reservation
 from litellm_compaction.engine.cache_reports import CacheReports
 from litellm_compaction.engine.context import MeasuredRequest, PreparedRequest
@@ -341,7 +342,11 @@ def _least_floor(work: MeasuredRequest) -> int:
 def _floor(work: MeasuredRequest) -> Request:
     """What no compaction can shrink, as a request of its own."""
     messages = work.request.messages
-    kept = tuple(messages[index] for index in sorted(protected_indices(messages)))
+    cut = latest_cut(messages)
+    kept = tuple(
+        without_data(messages[index]) if index < cut else messages[index]
+        for index in sorted(protected_indices(messages))
+    )
     lead = system_prefix_length(kept)
     if len(kept) == lead or kept[lead].role != "user":
         # Templates want the user's word first; so does what a compaction makes.

@@ -84,9 +84,7 @@ def wish_of(body: Mapping[str, Any], metadata: Mapping[str, Any]) -> Wish:
 
 def _sent(body: Mapping[str, Any], metadata: Mapping[str, Any]) -> Iterator[object]:
     """What stands under `compaction` in the client's metadata, wherever LiteLLM keeps that on the request's route."""
-    request = body.get("proxy_server_request")
-    original = request.get("body") if isinstance(request, Mapping) else None
-    holders = [metadata, body.get("metadata"), original.get("metadata") if isinstance(original, Mapping) else None]
+    holders = [metadata, body.get("metadata"), sent_body(body).get("metadata")]
     for holder in holders:
         if isinstance(holder, Mapping):
             yield holder.get("compaction")
@@ -142,6 +140,23 @@ def _decoded(value: object) -> str:
         return str(value)
 
 
+def sent_body(body: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A request's body as the client sent it, as far as LiteLLM keeps it."""
+    request = body.get("proxy_server_request")
+    original = request.get("body") if isinstance(request, Mapping) else None
+    return original if isinstance(original, Mapping) else {}
+
+
+def told_headers(body: Mapping[str, Any]) -> dict[str, str]:
+    """A request's headers by their names in lower case, and what its body says under `client_metadata` in their place.
+
+    Codex says there what it says in headers.
+    """
+    metadata = sent_body(body).get("client_metadata")
+    found = {**(metadata if isinstance(metadata, Mapping) else {}), **_headers(body)}
+    return {str(name).lower(): value for name, value in found.items() if isinstance(value, str)}
+
+
 def _headers(body: Mapping[str, Any]) -> Mapping[str, Any]:
     request = body.get("proxy_server_request")
     headers = request.get("headers") if isinstance(request, Mapping) else None
@@ -176,7 +191,8 @@ class Call:
         rewritten: whether the list in LiteLLM's hands is no longer `received`.
         opted_out: whether the client asked not to be guarded, and may.
         wish: what it asks of the guard itself.
-        bad_wish: why that could not be read, None where it could.
+        bad_wish: why that could not be read, or what else it asks for in vain; None for neither.
+        is_client_summary: whether the client summarizes its conversation itself.
         asks_for_usage: whether a usage chunk belongs in the stream.
         is_structured: whether the answer is a document, where no notice may stand.
         slimmed_chars: how much shorter the JSON of its tools is than the client's.
@@ -209,7 +225,8 @@ class Call:
     rewritten: bool = False
     opted_out: bool = False
     wish: Wish = NONE
-    bad_wish: BadWish | None = None
+    bad_wish: CompactionError | None = None
+    is_client_summary: bool = False
     asks_for_usage: bool = True
     is_structured: bool = False
     slimmed_chars: int = 0

@@ -284,10 +284,11 @@ class DeploymentSelector:
             attempts=call.attempts,
             asked_tokens=asked_output_tokens(body),
             measure=prompt_measure(router, pin, metadata, timeout_s=settings.summary_timeout_s),
-            may_write_ahead=permission(router, names, metadata) if is_seen else None,
+            may_write_ahead=permission(router, names, metadata) if is_seen and not call.is_client_summary else None,
             has_siblings=_is_worker() or not settings.store.startswith(("sqlite:", "memory:")),
-            now=call.wish.now,
-            focus=call.wish.focus,
+            now=call.wish.now and not call.is_client_summary,
+            focus="" if call.is_client_summary else call.wish.focus,
+            is_client_summary=call.is_client_summary,
         )
 
     async def _other_pruning_model(

@@ -16,6 +16,7 @@ from typing import Any
 import httpx
 
 from litellm_compaction.concurrency import Bounded
+from litellm_compaction.core.client_summary import is_client_summary as asks_for_summary
 from litellm_compaction.core.messages import Message, Request, cleaned
 from litellm_compaction.core.tool_schemas import Slimmed, slimmed
 from litellm_compaction.engine import Attempts, CompactionNeeded, Compactor, Foreseen, PreparedRequest, RequestContext
@@ -31,9 +32,9 @@ from litellm_compaction.errors import (
 from litellm_compaction.proxy import wire
 from litellm_compaction.proxy.answer.hooks import Hooked, HookedUpstream, Whole, compacted, guarded_in_room
 from litellm_compaction.proxy.answer.loop import Answer
-from litellm_compaction.proxy.answer.protocol import Announced, Asked, notices_for
+from litellm_compaction.proxy.answer.protocol import SILENT, Announced, Asked, notices_for
 from litellm_compaction.proxy.answer.transport import Abilities, GuardedTransport, client_over
-from litellm_compaction.proxy.call import NONE, Call, Calls, wish_of
+from litellm_compaction.proxy.call import NONE, Call, Calls, sent_body, told_headers, wish_of
 from litellm_compaction.proxy.deployments import (
     DeploymentSelector,
     FormerAnswers,
@@ -43,7 +44,7 @@ from litellm_compaction.proxy.deployments import (
     tenant_of,
 )
 from litellm_compaction.proxy.internal import is_internal_call
-from litellm_compaction.proxy.litellm_api import connect
+from litellm_compaction.proxy.litellm_api import connect, has_database
 from litellm_compaction.proxy.live_settings import SettingsSource
 from litellm_compaction.proxy.prepare import Preparing
 from litellm_compaction.proxy.routing import (
@@ -408,7 +409,10 @@ class Intake:
         notices = notices_for(
             case.settings.notices, body, is_document=call.is_structured, is_whole=not body.get("stream")
         )
-        if call.is_told:
+        if call.is_client_summary:
+            # It keeps the answer in place of its history.
+            notices = SILENT
+        elif call.is_told:
             notices = notices._replace(before="off")
         return Asked(
             request=call.original,
@@ -438,12 +442,14 @@ class Intake:
 
     def _call_from(self, received: Request, group: str, body: Mapping[str, Any]) -> Call:
         messages = tuple(cleaned(message) for message in received.messages)
-        bad_wish: BadWish | None = None
+        route = str(metadata_of(body).get("user_api_key_request_route") or "")
+        bad_wish: CompactionError | None = wire.not_served(sent_body(body), route, keeps_responses=has_database())
         try:
             wish = wish_of(body, metadata_of(body))
         except BadWish as error:
             # Told only where it is guarded: a deployment that is just observed answers as ever.
             wish, bad_wish = NONE, error
+        is_client_summary = self._settings.mode == "guard" and asks_for_summary(messages, told_headers(body))
         unchanged = all(new is old for new, old in zip(messages, received.messages, strict=True))
         slim = self._settings.tool_schemas == "slim" and self._settings.mode == "guard"
         tools, saved_chars = slimmed(received.tools) if slim else Slimmed(received.tools, 0)
@@ -459,6 +465,7 @@ class Intake:
             opted_out=self._settings.allow_opt_out and wish.off,
             wish=wish,
             bad_wish=bad_wish,
+            is_client_summary=is_client_summary,
             asks_for_usage=wire.asks_for_usage(body),
             is_structured=wire.is_structured(body),
             said=wire.client_texts(body),

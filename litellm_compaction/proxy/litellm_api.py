@@ -72,6 +72,11 @@ def _hold(phase: str, _info: dict[str, Any]) -> None:
         _held.append(contextvars.copy_context())
 
 
+def has_database() -> bool:
+    """Returns True if LiteLLM has a database, in which it looks for the messages before a `previous_response_id`."""
+    return getattr(sys.modules.get(_PROXY), "prisma_client", None) is not None
+
+
 def proxy_secret() -> str | None:
     """The proxy's master key; None before the configuration is loaded, and where there is none."""
     key = getattr(sys.modules.get(_PROXY), "master_key", None)

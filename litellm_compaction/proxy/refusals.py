@@ -23,6 +23,7 @@ from litellm_compaction.errors import (
     BadWish,
     CompactionError,
     DoesNotFit,
+    NotServed,
     Overloaded,
     OwnTemplate,
     ServerUnavailable,
@@ -102,7 +103,7 @@ def litellm_error_of(error: CompactionError, kwargs: Mapping[str, Any]) -> Excep
     kind = litellm.ServiceUnavailableError if others or is_down else litellm.BadRequestError
     if isinstance(error, DoesNotFit):
         kind = litellm.ContextWindowExceededError
-    elif isinstance(error, (TooDeep, OwnTemplate)):
+    elif isinstance(error, (TooDeep, OwnTemplate, NotServed)):
         # No other deployment could tell more of it, and none of them is to blame.
         kind = litellm.BadRequestError
     mapped: Exception = kind(
@@ -157,6 +158,8 @@ def _kind(error: CompactionError) -> _Kind:
         return _Kind(400, "invalid_request_error", "messages", TOO_LONG)
     if isinstance(error, BadWish):
         return _Kind(400, "invalid_request_error", "metadata", "")
+    if isinstance(error, NotServed):
+        return _Kind(400, "invalid_request_error", error.field, "")
     if isinstance(error, OwnTemplate):
         return _Kind(400, "invalid_request_error", "chat_template", "")
     if isinstance(error, Overloaded):

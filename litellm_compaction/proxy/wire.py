@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple, TypeGuard
 
 from litellm_compaction.core.messages import JsonValue, Message, Request, parse_message, user_message
+from litellm_compaction.errors import NotServed
 
 # What LiteLLM adds to a request.
 _LITELLM_KEYS = frozenset({"metadata", "litellm_metadata", "proxy_server_request", "secret_fields", "model_info"})
@@ -61,6 +62,8 @@ _OUTPUT_LIMITS = ("max_tokens", "max_completion_tokens")
 _LLAMA_LIMIT = "n_predict"
 _ANSWERS = ("n", "n_cmpl", "best_of")
 _MOST_DIGITS = 18
+# Items of OpenAI's /v1/responses that ask for a compaction, or stand for messages.
+_COMPACTION_ITEMS = ("compaction_trigger", "compaction", "compaction_summary")
 
 
 class Usage(NamedTuple):
@@ -382,6 +385,33 @@ def begun(body: Mapping[str, Any], prompt: str, end_of_turn: str) -> dict[str, A
     ends = [*stops(body), *([end_of_turn] if end_of_turn else [])]
     # OpenAI's limit, which some servers check.
     return {**kept, "prompt": prompt, **({"stop": ends} if ends and len(ends) <= _MOST_STOPS else {})}
+
+
+def not_served(original: Mapping[str, Any], route: str, *, keeps_responses: bool) -> NotServed | None:
+    """Finds what LiteLLM drops of a client's request on its way to a chat completion (1.106.2, 1.109.1).
+
+    Args:
+        original: the request's body as the client sent it.
+        route: its path.
+        keeps_responses: whether LiteLLM has a database to find an earlier response in.
+    """
+    if route.endswith("/messages"):
+        if original.get("compaction") is None:
+            return None
+        return NotServed("compaction", "Send the conversation without it; the proxy compacts it.")
+    if not route.endswith("/responses"):
+        return None
+    for field in ("conversation", *(() if keeps_responses else ("previous_response_id",))):
+        if original.get(field) is not None:
+            return NotServed(field, "Send the whole conversation as `input`.")
+    items = original.get("input")
+    kinds = [item.get("type") for item in items if isinstance(item, Mapping)] if isinstance(items, list) else []
+    for kind in _COMPACTION_ITEMS:
+        if kind in kinds:
+            return NotServed(
+                f"input[{kinds.index(kind)}] ({kind})", "Send the messages themselves; the proxy compacts them."
+            )
+    return None
 
 
 def stops(body: Mapping[str, Any]) -> tuple[str, ...]:

@@ -64,6 +64,9 @@ class Notices(NamedTuple):
         return Notices("off", "off", "reasoning" if self.after == "reasoning" else "off")
 
 
+SILENT = Notices("off", "off", "off")
+
+
 def notices_for(
     configured: Choice, body: Mapping[str, Any], *, is_document: bool = False, is_whole: bool = False
 ) -> Notices:
@@ -82,7 +85,7 @@ def notices_for(
     has_thoughts = route.endswith(_ROUTES_WITH_THOUGHTS) and not body.get("merge_reasoning_content_in_choices")
     thought: Place = "reasoning" if has_thoughts and chosen != "off" else "off"
     if is_whole and not route.endswith(_ROUTE_WITH_THOUGHTS_APART):
-        return Notices("off", "off", "off")
+        return SILENT
     if is_document or is_whole:
         return Notices("off", "off", thought)
     if chosen != "auto":
