@@ -120,7 +120,7 @@ async def _exchange(
         headers.append((b"Content-Type", b"application/json"))
     if api_key is not None and api_key not in _PLACEHOLDER_KEYS:
         headers.append((b"Authorization", b"Bearer " + api_key.encode("utf-8", "replace")))
-    where = f"{method} {_without_userinfo(url)}"
+    where = f"{method} {without_userinfo(url)}"
     try:
         status, body = await asyncio.wait_for(_read_again(http, method, url, headers, content), timeout_s)
     except httpx.ConnectTimeout as exc:
@@ -179,7 +179,8 @@ async def _read(
         return response.status_code, bytes(body)
 
 
-def _without_userinfo(url: str) -> str:
+def without_userinfo(url: str) -> str:
+    """An address without a user's name and password, for logs and errors."""
     scheme, separator, rest = url.partition("://")
     authority, slash, path = rest.partition("/")
     return f"{scheme}{separator}{authority.rpartition('@')[2]}{slash}{path}"
