@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 # How `windows/fetch.py` says whom it asked.
 _ASKED = re.compile(r"GET \S+(?=:)")
+_START_IT = "Start its server (lms server start) or correct api_base."
 # A client that says a word more often than this may well have said the words around it, too.
 _MOST_PLACES = 500
 
@@ -22,6 +23,11 @@ class CompactionError(Exception):
     @property
     def for_clients(self) -> str:
         """The message without what only the operator may know: addresses of servers."""
+        return str(self)
+
+    @property
+    def for_operators(self) -> str:
+        """The message for the log."""
         return str(self)
 
 
@@ -44,22 +50,39 @@ class WindowUnknown(CompactionError):
 
 
 class WindowUnread(WindowUnknown):
-    """Nobody can say it now, because the server does not answer; it may do so later."""
+    """Nobody can say it now, because the server does not answer; it may do so later.
+
+    Attributes:
+        address: of the LM Studio that does not answer; "" for other servers.
+    """
+
+    def __init__(self, model: str, *, tried: str = "", address: str = "") -> None:
+        super().__init__(model, tried=tried)
+        self.address = address
+
+    @property
+    def for_operators(self) -> str:
+        """The message with the server's address and the remedy, for the log."""
+        if not self.address:
+            return str(self)
+        return f"LM Studio at {self.address} does not answer. {_START_IT}"
 
     @property
     def for_clients(self) -> str:
         """The message without how the connection failed, which can name the server."""
-        return f"{WindowUnknown(self.model)} Its server does not answer."
+        told = f"{WindowUnknown(self.model)} Its server does not answer."
+        return f"{told} {_START_IT}" if self.address else told
 
 
 class WindowOutdated(WindowUnread):
     """A server has said with which context length a model is loaded, but does not say it now."""
 
-    def __init__(self, model: str, *, tokens: int, age_s: float, failure: str) -> None:
+    def __init__(self, model: str, *, tokens: int, age_s: float, failure: str, address: str = "") -> None:
         super().__init__(
             model,
             tried=f"{failure}; its last answer, {tokens} tokens, is {age_s:.0f} s old and may hold no more, so nothing "
             "was sent. The next request asks again; `model_info.compaction.context_length` is used meanwhile where set",
+            address=address,
         )
 
 

@@ -754,6 +754,11 @@ class Reservation:
         """Whether anybody waits for room beside the answer."""
         return self._seat is not None and self._seat.is_waited_for
 
+    @property
+    def has_company(self) -> bool:
+        """Whether anybody runs in its context beside the answer, or waits for room there."""
+        return self._seat is not None and (self._seat.is_waited_for or not self._seat.is_alone)
+
     def is_called_back(self, guarded: PreparedRequest, generated_tokens: int, *, can_be_cut: bool) -> bool:
         """Whether a running answer has to stop, since somebody waits for what it was lent.
 

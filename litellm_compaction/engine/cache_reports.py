@@ -319,4 +319,4 @@ def _parsed(text: str, stamps: Stamps) -> Samples:
         return ()
     pairs = [row for row in rows if isinstance(row, list) and len(row) == 2] if isinstance(rows, list) else []
     read = stamps.read([value for _, value in pairs], [stamp for stamp, _ in pairs])
-    return tuple(Stamped(each.stamp_us, each.value) for each in read if isinstance(each.value, bool))
+    return tuple(Stamped(stamp_us, value) for stamp_us, value in read if isinstance(value, bool))

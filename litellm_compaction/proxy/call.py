@@ -368,6 +368,9 @@ class Calls:
         self._on_restarts = on_restarts
         self._turns = turns
         self._calls: Bounded[int, tuple[weakref.ref[object], Call]] = Bounded(_MAX_CALLS)
+        # By the object of the client's request, where LiteLLM calls the deployment with one of its own
+        # (generateContent; 1.106.2).
+        self._inner: Bounded[int, tuple[weakref.ref[object], Call]] = Bounded(_MAX_CALLS)
 
     def serve(self, body: Mapping[str, Any]) -> None:
         """Notes which request the running task serves, and all tasks that it begins."""
@@ -391,6 +394,8 @@ class Calls:
         if (old := self._calls.pop(key, None)) is not None:
             old[1].leave_room()
         self._calls[key] = (weakref.ref(owner, forget), call)
+        if (served := _served_owner()) is not None and served is not owner:
+            self._inner[id(served)] = (weakref.ref(served), call)
         return call
 
     def get(self, body: Mapping[str, Any]) -> Call | None:
@@ -398,6 +403,15 @@ class Calls:
         owner = _owner(body) or _served_owner()
         _, call = self._calls.get(id(owner), (None, None))
         return call
+
+    def refusal(self) -> CompactionError | None:
+        """What the request that the running task serves was last refused with; None where it was not."""
+        owner = _served_owner()
+        for calls in (self._calls, self._inner):
+            reference, call = calls.get(id(owner), (None, None))
+            if call is not None and reference is not None and reference() is owner:
+                return call.refusal
+        return None
 
     def logged(self, details: Mapping[str, Any]) -> Call | None:
         """The request that LiteLLM logs, by the details that its logging object holds."""
@@ -410,6 +424,9 @@ class Calls:
         """Forgets a request that has ended, and what it held."""
         owner = _owner(body) or _served_owner()
         _, call = self._calls.pop(id(owner), (None, None))
+        reference, inner = self._inner.pop(id(owner), (None, None))
+        if call is None and reference is not None and reference() is owner:
+            call = inner
         if call is not None:
             call.leave_room()
         return call

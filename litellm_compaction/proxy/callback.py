@@ -29,7 +29,15 @@ from litellm_compaction.proxy.litellm_api import before_end, hold_contexts, prox
 from litellm_compaction.proxy.live_settings import FixedSettings, LiveSettings, SettingsSource
 from litellm_compaction.proxy.metrics import Metrics
 from litellm_compaction.proxy.page.history import Turns
-from litellm_compaction.proxy.refusals import Refusal, litellm_error_of, log_failure, refusal_of, reworded
+from litellm_compaction.proxy.refusals import (
+    Refusal,
+    ToldOnce,
+    litellm_error_of,
+    log_failure,
+    log_refused,
+    refusal_of,
+    reworded,
+)
 from litellm_compaction.proxy.spans import Spans, note_request_span
 from litellm_compaction.proxy.startup import (
     load_settings,
@@ -107,6 +115,7 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
         self._source: SettingsSource = self._live or FixedSettings(settings)
         self._turns = Turns(store, secret=proxy_secret) if has_page else None
         self._calls = Calls(on_restarts=metrics.restarted, turns=self._turns)
+        ToldOnce(self._calls.refusal).install()
         self._gate = Intake(self._source, self._compactor, self._calls, store)
         self._probe: asyncio.Task[None] | None = None
 
@@ -183,6 +192,7 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
                 await self._gate.refuse_text(_router(), data)
         except CompactionError as error:
             self._calls.close(data)
+            log_refused(str(data.get("model")), error)
             raise refusal_of(error) from error
         except Exception as error:  # noqa: BLE001 - fails open (P8)
             log_failure("pre_call", error)
@@ -266,6 +276,8 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
         log = request_data.get("litellm_logging_obj")
         self._learn_overflow(call, str(original_exception), getattr(log, "model_call_details", {}))
         told = reworded(call.refusal, original_exception, is_guarded=call.guarded is not None)
+        if told is not None and call.refusal is not None:
+            log_refused(call.group, call.refusal)
         if told is not None and hasattr(original_exception, "message"):
             original_exception.message = told.message
         return told

@@ -43,7 +43,7 @@ from litellm_compaction.proxy.deployments import (
     metadata_of,
     tenant_of,
 )
-from litellm_compaction.proxy.internal import is_internal_call
+from litellm_compaction.proxy.internal import group_of, is_internal_call, name_call
 from litellm_compaction.proxy.litellm_api import connect, has_database
 from litellm_compaction.proxy.live_settings import SettingsSource
 from litellm_compaction.proxy.prepare import Preparing
@@ -208,11 +208,14 @@ class Intake:
             DoesNotFit, WindowUnknown, ModelNotLoaded: as the engine does.
             BadWish: the client asks for something that is not known.
         """
-        if is_internal_call() or router is None:
+        if router is None:
+            return None
+        if is_internal_call():
+            name_call(router, kwargs)
             return None
         received, kwargs = kwargs, self._as_deployed(router, kwargs)
         metadata = metadata_of(kwargs)
-        group = str(metadata.get("model_group") or "")
+        group = str(metadata.get("model_group") or "") or group_of(router, kwargs)
         deployment = self._deployment_of(kwargs, group)
         call = await self._call_of(kwargs, metadata, deployment)
         guard = await self.guards.guard(deployment)

@@ -35,6 +35,8 @@ logger = logging.getLogger("litellm_compaction")
 # The one internal origin that LiteLLM counts against the key's tokens per minute
 # (parallel_request_limiter_v3.py:4961 exempts every other one).
 _ORIGIN = "autorouter_compaction"
+# By which an operator tells our calls from those of clients, in spend logs, callbacks and metrics.
+OWN_TAG = "litellm-compaction"
 _SUMMARY_TEMPERATURE = 0.3
 _READ_ERROR_CHARS = 2000
 _LOGGED_ERROR_CHARS = 300
@@ -64,6 +66,36 @@ _is_internal: ContextVar[bool] = ContextVar("litellm_compaction_internal_call", 
 def is_internal_call() -> bool:
     """Whether the running task is one of our own calls. A client cannot forge this, as it could a marker."""
     return _is_internal.get()
+
+
+def name_call(router: Any, kwargs: Mapping[str, Any]) -> None:
+    """Names one of our own calls in LiteLLM's books: its deployment's `model_name`, and a tag that only ours have.
+
+    LiteLLM calls the id by which a call is pinned to a deployment its group: 64 hex digits in metrics and callbacks.
+    The tag is written after the deployment is chosen: LiteLLM can choose by tags.
+
+    Args:
+        router: LiteLLM's router.
+        kwargs: of the deployment hook; its metadata, which LiteLLM's logging shares, is changed in place.
+    """
+    metadata, info = kwargs.get("metadata"), kwargs.get("model_info")
+    if not isinstance(metadata, dict) or not isinstance(info, Mapping):
+        return
+    metadata["tags"] = [*(metadata.get("tags") or ()), OWN_TAG]
+    if metadata.get("model_group") == info.get("id"):
+        metadata["model_group"] = group_of(router, kwargs) or metadata["model_group"]
+
+
+def group_of(router: Any, kwargs: Mapping[str, Any]) -> str:
+    """The `model_name` of the deployment that a call goes to; "" where LiteLLM does not know it.
+
+    Args:
+        router: LiteLLM's router.
+        kwargs: of the deployment hook.
+    """
+    info = kwargs.get("model_info")
+    found = router.get_deployment(model_id=str(info.get("id"))) if isinstance(info, Mapping) else None
+    return str(getattr(found, "model_name", None) or "")
 
 
 def summary_asker(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import re
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,6 +33,8 @@ from litellm_compaction.errors import (
 
 logger = logging.getLogger("litellm_compaction")
 _LOGGED_FRAMES = 4
+# Marks an error of LiteLLM's as a refusal of ours that is logged.
+_TOLD = "is_told_by_litellm_compaction"
 # What OpenAI's API says of a prompt that is too long; clients compact their side by it.
 TOO_LONG = "context_length_exceeded"
 # LiteLLM reads this wording as ContextWindowExceededError, so that the fallbacks for it fire.
@@ -55,6 +57,37 @@ def log_failure(place: str, error: Exception, *, too_long: DoesNotFit | None = N
     frames = traceback.extract_tb(error.__traceback__)[: -_LOGGED_FRAMES - 1 : -1]
     lines = " < ".join(f"{Path(frame.filename).name}:{frame.lineno}" for frame in frames)
     logger.error("%s hook=%s error=%s at=%s", kind, place, type(error).__name__, lines)
+
+
+def log_refused(model: str, error: CompactionError) -> None:
+    """Logs in one line why a request was refused; what does not fit the engine has logged, with its numbers."""
+    if not isinstance(error, DoesNotFit):
+        logger.warning("refused model=%s: %s", model, error.for_operators)
+
+
+class ToldOnce(logging.Filter):
+    """Keeps what we have refused and log ourselves from LiteLLM's log, where it comes with up to three tracebacks.
+
+    Args:
+        refusal: gives what the running task's request was last refused with; None where it was not.
+    """
+
+    def __init__(self, refusal: Callable[[], CompactionError | None]) -> None:
+        super().__init__()
+        self._refusal = refusal
+
+    def install(self) -> None:
+        """Stands before LiteLLM's own filters, which write the error into the message; once in each process."""
+        filters = logging.getLogger("LiteLLM Proxy").filters
+        filters[:] = [self, *(each for each in filters if not isinstance(each, ToldOnce))]
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Lets through what is no refusal of ours."""
+        errors = [value for value in record.args or () if isinstance(value, Exception)]
+        if any(isinstance(error, Refusal) or getattr(error, _TOLD, False) for error in errors):
+            return False
+        refusal = self._refusal() if errors else None
+        return refusal is None or not any(refusal.for_clients in str(error) for error in errors)
 
 
 class _Told(HTTPException):
@@ -141,6 +174,8 @@ def reworded(refused: CompactionError | None, original: Exception, *, is_guarded
     if isinstance(original, Refusal):
         return None
     if refused is not None and refused.for_clients in str(original):
+        # LiteLLM logs it before the failure hook on most routes, after it on /v1/messages and /v1/completions.
+        setattr(original, _TOLD, True)
         return refusal_of(refused)
     if is_guarded and isinstance(original, litellm.ContextWindowExceededError):
         message = unframed(str(getattr(original, "message", original)))

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from typing import Generic, NamedTuple, TypeVar
+from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 # A clock that was ahead when it learned must not keep everybody's later samples away.
 _AHEAD_US = 3600 * 10**6
@@ -19,7 +20,9 @@ _AHEAD_US = 3600 * 10**6
 _Value = TypeVar("_Value")
 
 
-class Stamped(NamedTuple, Generic[_Value]):
+# Python 3.10 has no generic NamedTuple.
+@dataclass(frozen=True, slots=True)
+class Stamped(Generic[_Value]):
     """A sample and when it was learned, in µs since 1970, which also is its name."""
 
     stamp_us: int
@@ -44,8 +47,8 @@ class Stamps:
         self._last_us = max(round(self._clock() * 1e6), self._last_us + 1)
         return Stamped(self._last_us, value)
 
-    def read(self, rows: object, stamps: object) -> list[Stamped[object]]:
-        """Rows of JSON with the stamps that were written beside them.
+    def read(self, rows: object, stamps: object) -> list[tuple[int, object]]:
+        """Rows of JSON, each behind the stamp that was written with it.
 
         Args:
             rows: as a process has written them, oldest first; nothing where it is no list.
@@ -56,10 +59,10 @@ class Stamps:
             return []
         known = stamps if isinstance(stamps, list) and len(stamps) == len(rows) else [None] * len(rows)
         read = [
-            Stamped(self.time_of(stamp) or position, row)
+            (self.time_of(stamp) or position, row)
             for position, (stamp, row) in enumerate(zip(known, rows, strict=True), 1)
         ]
-        self._last_us = max(self._last_us, *(each.stamp_us for each in read), 0)
+        self._last_us = max(self._last_us, *(stamp_us for stamp_us, _ in read), 0)
         return read
 
     def time_of(self, stamp: object) -> int:

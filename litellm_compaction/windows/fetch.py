@@ -124,7 +124,7 @@ async def _exchange(
     if content is not None:
         headers.append((b"Content-Type", b"application/json"))
     headers += [(name.encode(), value.encode("utf-8", "replace")) for name, value in bearer(api_key).items()]
-    where = f"{method} {_without_userinfo(url)}"
+    where = f"{method} {without_userinfo(url)}"
     try:
         status, body = await asyncio.wait_for(_read_again(http, method, url, headers, content), timeout_s)
     except httpx.ConnectTimeout as exc:
@@ -183,7 +183,8 @@ async def _read(
         return response.status_code, bytes(body)
 
 
-def _without_userinfo(url: str) -> str:
+def without_userinfo(url: str) -> str:
+    """An address without a user's name and password, for logs and errors."""
     scheme, separator, rest = url.partition("://")
     authority, slash, path = rest.partition("/")
     return f"{scheme}{separator}{authority.rpartition('@')[2]}{slash}{path}"

@@ -19,6 +19,7 @@ from litellm_compaction.concurrency import Bounded
 from litellm_compaction.core.messages import Request
 from litellm_compaction.errors import ModelNotLoaded, WindowOutdated, WindowUnknown, WindowUnread
 from litellm_compaction.windows.cache import Listings, OtherProcesses, Reading
+from litellm_compaction.windows.fetch import without_userinfo
 from litellm_compaction.windows.lmstudio import Listing, WantedModel, match
 from litellm_compaction.windows.lmstudio_questions import Instance, LMStudioQuestions, LoadedModel, Prediction
 from litellm_compaction.windows.lmstudio_rpc import CallRefused, LMStudioRpc
@@ -322,7 +323,11 @@ class Windows:
         others = [tokens for tokens in (seen and seen.before_tokens, written) if tokens]
         if not others:
             raise WindowOutdated(
-                target.model, tokens=window.tokens, age_s=self._clock() - reading.read_s, failure=reading.failure
+                target.model,
+                tokens=window.tokens,
+                age_s=self._clock() - reading.read_s,
+                failure=reading.failure,
+                address=_address(target),
             )
         tokens = min(window.tokens, *others)
         if target.key not in self._unproven:
@@ -348,8 +353,10 @@ class Windows:
         elif learned is not None:
             tokens = learned.tokens
         else:
-            kind = WindowUnread if is_silent else WindowUnknown
-            raise kind(target.model, tried=f"{reason}; no context length is configured; no overflow error named one")
+            tried = f"{reason}; no context length is configured; no overflow error named one"
+            if is_silent:
+                raise WindowUnread(target.model, tried=tried, address=_address(target))
+            raise WindowUnknown(target.model, tried=tried)
         return self._remember(
             target,
             Window(
@@ -452,6 +459,11 @@ class Known(NamedTuple):
     window: Window | None
     absence: str
     not_loaded: bool
+
+
+def _address(target: Target) -> str:
+    """Where LM Studio should answer, without a user's name and password; "" for other servers."""
+    return without_userinfo(target.api_base) if target.is_lmstudio and target.api_base else ""
 
 
 def server_of(source: Source) -> LocalServer | None:

@@ -50,6 +50,15 @@ def test_one_row_per_call_all_paid_by_the_same_key(office: Bench, rows: Rows, st
     )
 
 
+def test_our_own_calls_bear_their_deployments_name_and_a_tag(office: Bench, rows: Rows) -> None:
+    """LiteLLM would file a pinned call under 64 hex digits, in its metrics and every callback."""
+    key = "sk-anna.naming"
+    _ask(office, key, "local", talk("naming", ONE_ROUND))
+    found = rows.of(key, 2)
+    assert [row["model_group"] for row in found] == ["local"] * 2
+    assert sorted("litellm-compaction" in (row["tags"] or ()) for row in found) == [False, True]
+
+
 def test_rows_are_no_more_than_calls(office: Bench, rows: Rows) -> None:
     """Reuse costs one row, a failed summary one failure row, a refusal no upstream row; nothing is counted twice."""
     watch, key = office.watch("local"), "sk-anna.counting"
@@ -101,8 +110,9 @@ def test_nothing_of_the_conversation_and_nothing_of_ours_is_in_metadata(office: 
     assert len(found) >= 3
     for row in found:
         assert _CANARY not in row["metadata"]
-        # `autorouter_compaction` is LiteLLM's own name for the origin of such calls.
-        assert "compaction" not in row["metadata"].replace("autorouter_compaction", "")
+        # `autorouter_compaction` is LiteLLM's own name for the origin of such calls; the other is our tag on them.
+        told = row["metadata"].replace("autorouter_compaction", "").replace("['litellm-compaction']", "")
+        assert "compaction" not in told
 
 
 def test_summary_calls_are_not_compacted_themselves(office: Bench) -> None:

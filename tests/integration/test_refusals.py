@@ -23,6 +23,7 @@ PATHS = {
     "messages": ("/v1/messages", "messages"),
     "responses": ("/v1/responses", "input"),
     "completions": ("/v1/completions", "prompt"),
+    "generateContent": ("/v1beta/models/{model}:generateContent", "contents"),
 }
 
 
@@ -48,8 +49,14 @@ def strict(tmp_path_factory: pytest.TempPathFactory, plain: PlainServer) -> Iter
         yield bench
 
 
+def _path(route: str, model: str) -> str:
+    return PATHS[route][0].format(model=model)
+
+
 def _body(route: str, model: str, content: str, **extra: Any) -> dict[str, Any]:
     key = PATHS[route][1]
+    if route == "generateContent":
+        return {"contents": [{"role": "user", "parts": [{"text": content}]}]}
     asked: Any = content if key == "prompt" else [{"role": "user", "content": content}]
     return {"model": model, key: asked, **({"max_tokens": 100} if route == "messages" else {}), **extra}
 
@@ -60,7 +67,7 @@ def test_too_large_is_said_in_our_words_with_the_code(strict: Bench, route: str,
     """SDKs go by `code`, people by the first words; neither has to read LiteLLM's frame."""
     watch = strict.watch("local")
     content = prose(f"giant {route} {stream}", 6000)
-    answer = strict.proxy.post(_body(route, "local", content, stream=stream), PATHS[route][0])
+    answer = strict.proxy.post(_body(route, "local", content, stream=stream), _path(route, "local"))
     assert answer.status_code == 400
     told = answer.json()
     if route == "messages":
@@ -73,15 +80,37 @@ def test_too_large_is_said_in_our_words_with_the_code(strict: Bench, route: str,
 
 
 @pytest.mark.parametrize("route", list(PATHS))
+@pytest.mark.parametrize("group", ["local", "dead"])
+def test_a_refusal_is_one_line_in_the_log(strict: Bench, route: str, group: str) -> None:
+    """Ours: LiteLLM would write the same error again, with up to three tracebacks."""
+    since = len(strict.proxy.lines)
+    strict.proxy.post(_body(route, group, prose(f"one line {route}", 6000)), _path(route, group))
+    # What this asks for is served, and its line comes after all of theirs.
+    strict.proxy.post({"model": "local", "messages": [{"role": "user", "content": "Hello."}]})
+    said = [line for line in strict.proxy.lines[since:] if line.strip() and "INFO" not in line]
+    (line,) = [each for each in said if "refused" in each]
+    assert f"litellm_compaction:WARNING: refused model={group}" in line
+    assert [each for each in said if "Traceback" in each or "Exception occured" in each] == []
+    if group == "dead":
+        assert re.search(
+            r"LM Studio at http://127\.0\.0\.1:\d+/v1 does not answer\. "
+            r"Start its server \(lms server start\) or correct api_base\.$",
+            line,
+        )
+
+
+@pytest.mark.parametrize("route", [route for route in PATHS if route != "generateContent"])
 def test_server_that_is_down_is_a_503_at_once(strict: Bench, route: str) -> None:
     """Not asked again and again for one request, and never named; the next request is told the same."""
+    # LiteLLM makes an error that it retries of the one behind generateContent.
+    since = len(strict.proxy.logged("LiteLLM Retried|Retrying request"))
     for _ in range(3):
-        answer = strict.proxy.post(_body(route, "dead", "Hello."), PATHS[route][0])
+        answer = strict.proxy.post(_body(route, "dead", "Hello."), _path(route, "dead"))
         assert answer.status_code == 503, answer.text
         message = answer.json()["error"]["message"]
         assert message.startswith(f"Context limit not available for {KEY}. Please ensure model metadata is correct.")
         assert re.search(r"127\.0\.0\.1|:\d{4,5}\b", message) is None
-    assert strict.proxy.logged(r"LiteLLM Retried|Retrying request") == []
+    assert strict.proxy.logged(r"LiteLLM Retried|Retrying request")[since:] == []
 
 
 def test_server_that_is_down_is_answered_by_a_fallback(strict: Bench, plain: PlainServer) -> None:

@@ -24,7 +24,7 @@ from litellm_compaction.core.messages import (
 from litellm_compaction.engine import Reservation
 from litellm_compaction.errors import overflow_from_text
 from litellm_compaction.events import CarryEvent, CompactionEvent
-from litellm_compaction.proxy.answer.protocol import Chunk, Notices, UpstreamDropped, UpstreamError
+from litellm_compaction.proxy.answer.protocol import Chunk, Notices, Received, UpstreamDropped, UpstreamError
 from litellm_compaction.simulator import Reply, numbered_words
 from litellm_compaction.simulator.vocabulary import count, decode, encode
 from litellm_compaction.summarizer import SummaryAnswer
@@ -772,6 +772,33 @@ async def test_answer_that_stops_for_others_is_whole_and_no_restart(kind: str, i
     assert (read.finish_reasons, read.shape_problems()) == (["tool_calls" if kind == "call" else "stop"], [])
     assert ("compaction" in read.usages[0], scene.listener.details) == (False, {})
     assert len(scene.server.opened) == 2
+
+
+async def test_an_answer_alone_in_a_shared_context_goes_on_as_it_came() -> None:
+    """Nobody can end it, so that no word is held: rewriting what the server sends doubled what a stream costs."""
+    reply = Reply(numbered_words(80))
+    scene = _beside_others(Scene(SHORT, [Turn(reply=reply)], window_tokens=131_072, chunk_tokens=1))
+    chunks = [chunk async for chunk in (await scene.answer(scene.compactor.room(scene.case))).chunks()]
+    sent = scene.server.opened[0].completion_tokens
+    assert sum(isinstance(chunk, Received) for chunk in chunks) == sent
+    assert Read(chunks).text == reply.content
+
+
+async def test_a_stop_for_others_waits_for_the_end_of_a_word() -> None:
+    """What was sent while nobody else was there may end inside one."""
+    words, context = numbered_words(600), Context(4096)
+    first, second = _sharing(context, [goes_on(words), Reply("Hello.")], chunk_tokens=1)
+    chunks = (await first.answer(room=first.compactor.room(first.case))).chunks()
+    read = Read()
+    while len(read.chunks) < 20 or words[len(read.text) :].startswith(" ") or read.text.endswith(" "):
+        read.chunks.append(await anext(chunks))
+    reading = asyncio.ensure_future(second.read(room=first.compactor.room(second.case)))
+    await settled()
+    read.chunks += [chunk async for chunk in chunks]
+    assert ((await reading).text, read.text, first.listener.details) == ("Hello.", words, {})
+    continued = first.server.opened[1].messages or ()
+    partial = next(message.text for message in reversed(continued) if message.role == "assistant")
+    assert partial.endswith(" ") or words[len(partial) :].startswith(" ")
 
 
 def _sharing(context: Context, replies: Sequence[Any], **scene: Any) -> list[Scene]:

@@ -8,14 +8,13 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import sys
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, TypeVar
-
-import anyio
 
 from litellm_compaction.core.continuation.request import Partial, Way
 from litellm_compaction.core.messages import (
@@ -71,6 +70,8 @@ _LEAST_CUT_CHARS = 200
 _OWN_WAYS: tuple[Way, ...] = ("raw", "prefill")
 # With what an answer ends that its client sends back as it is, and which of these are calls.
 _ENDS, _CALLS = frozenset({"stop", "length", "tool_calls", "function_call"}), frozenset({"tool_calls", "function_call"})
+# In which a server that is at work ends a word.
+_WORD_S = 1.0
 # An overflow without a number at less than this share of the window is not of this answer alone.
 _FAR_BELOW_RATIO = 0.5
 _STILL_TOO_LARGE = "The compacted prompt still exceeds the available context size."
@@ -82,33 +83,40 @@ _T = TypeVar("_T")
 class Waiting:
     """A wait for a server that somebody else may end.
 
+    Not by a cancel scope for each chunk, which takes a tenth of what a stream costs.
+
     Attributes:
         is_interrupted: whether that has happened.
     """
 
     def __init__(self) -> None:
         self.is_interrupted = False
-        self._scope: anyio.CancelScope | None = None
+        self._task: asyncio.Task[Any] | None = None
 
     @property
     def is_silent(self) -> bool:
         """Whether the server is waited for at this moment."""
-        return self._scope is not None
+        return self._task is not None
 
     def interrupt(self) -> None:
         """Ends the wait that is under way; where there is none, whoever waits has heard of the server meanwhile."""
-        if self._scope is not None:
-            self._scope.cancel()
+        if self._task is not None:
+            self.is_interrupted = True
+            self._task.cancel()
 
     async def until(self, coming: Awaitable[_T]) -> _T | None:
         """What comes; None where the wait was ended before."""
-        with anyio.CancelScope() as self._scope:
-            try:
-                return await coming
-            finally:
-                self._scope = None
-        self.is_interrupted = True
-        return None
+        # The heartbeat has a task for each wait.
+        self._task = task = asyncio.current_task()
+        try:
+            return await coming
+        except asyncio.CancelledError:
+            # By its client, too, which has left in the same moment: two cancellations arrive as one.
+            if not self.is_interrupted or (sys.version_info >= (3, 11) and task is not None and task.uncancel() > 0):
+                raise
+            return None
+        finally:
+            self._task = None
 
 
 class Answer:
@@ -392,7 +400,7 @@ class Answer:
         if self._room is not None:
             limit = await self._room.take(guarded, limit, is_watched=self._is_watched)
             self._room.started()
-        relay.opened(limit, left, is_shared=self._is_shared(guarded), is_share=limit < all_tokens)
+        relay.opened(limit, left, has_company=self._has_company, is_share=limit < all_tokens)
         has_begun = bool(self._progress.sent_text.strip()) or guarded.closing is not None
         continuation = continuation_of(guarded) if has_begun else None
         opened = self._upstream.open(guarded.messages, limit, continuation=continuation)
@@ -412,7 +420,7 @@ class Answer:
                     for delta in deltas:
                         yield self._one.dressed(delta)
                 self._listener.may_pause = self._listener.may_pause or relay.is_near_the_end()
-                if self._is_called_back(guarded, relay):
+                if not relay.is_inside_a_word and self._is_called_back(guarded, relay):
                     relay.stop()
                 is_stopping = relay.end in ("limit", "share") and not relay.is_overthought
                 if is_stopping and not await self._can_go_on(guarded, relay):
@@ -433,6 +441,7 @@ class Answer:
             yield waiting
             return
         looking: asyncio.Task[None] | None = None
+        later: asyncio.TimerHandle | None = None
 
         async def look() -> None:
             if await self._can_go_on(guarded, relay):
@@ -440,8 +449,12 @@ class Answer:
             else:
                 relay.go_on_to_the_end()
 
-        def hear() -> None:
-            nonlocal looking
+        def hear(*, is_late: bool = False) -> None:
+            nonlocal looking, later
+            if relay.is_inside_a_word and not is_late:
+                # The rest of the word is on its way, unless the server has fallen silent within it.
+                later = asyncio.get_running_loop().call_later(_WORD_S, lambda: hear(is_late=True))
+                return
             # Between two waits its next words are at hand, and with them the same question.
             if not waiting.is_silent or relay.is_stopped or not self._is_called_back(guarded, relay):
                 return
@@ -453,8 +466,9 @@ class Answer:
             with self._room.listening(hear):
                 yield waiting
         finally:
-            if looking is not None:
-                looking.cancel()
+            for each in (looking, later):
+                if each is not None:
+                    each.cancel()
 
     def _is_called_back(self, guarded: PreparedRequest, relay: Relay) -> bool:
         """Whether somebody waits for the answer's room, so that it has to stop; a document or a call is not cut.
@@ -598,6 +612,9 @@ class Answer:
                 cached_tokens=relay.usage.cached_tokens,
             )
             self._listener.answered(self._case, guarded, relay.usage.prompt_tokens, relay.usage.completion_tokens)
+
+    def _has_company(self) -> bool:
+        return self._room is not None and self._room.has_company
 
     def _is_shared(self, guarded: PreparedRequest) -> bool:
         """Whether others may have filled the context."""

@@ -102,7 +102,7 @@ class Relay:
         self._call_open = False
         self._received = 0
         self._pieces = 0
-        self._is_shared = False
+        self._has_company: Callable[[], bool] = bool
         self._is_share = False
         self._limit_tokens = 0
         self._asked_tokens: int | None = None
@@ -115,6 +115,8 @@ class Relay:
         self.end: End | None = None
         # For others, before its end.
         self.is_stopped = False
+        # What was sent may end inside a word: nobody had to be feared.
+        self.is_inside_a_word = False
         # Nothing but thoughts has come, more of them than it was given.
         self.is_overthought = False
         self.overflow: Overflow | None = None
@@ -124,17 +126,25 @@ class Relay:
         # The end looked like an overflow only because the window was nearly full; that is no knowledge of the window.
         self.is_crash = False
 
-    def opened(self, limit_tokens: int, asked_tokens: int | None, *, is_shared: bool, is_share: bool = False) -> None:
+    def opened(
+        self,
+        limit_tokens: int,
+        asked_tokens: int | None,
+        *,
+        has_company: Callable[[], bool] = bool,
+        is_share: bool = False,
+    ) -> None:
         """Notes how the stream was asked for, before its first chunk.
 
         Args:
             limit_tokens: its `max_tokens`.
             asked_tokens: what the client's own limit leaves; None without one.
-            is_shared: whether others can end it at any moment: it must never leave half a word.
+            has_company: tells if others run in its context or wait for it, and can end it at any moment: from then on
+                nothing is sent that ends inside a word.
             is_share: whether its `max_tokens` is only its part of the window, because of others.
         """
-        self._limit_tokens, self._asked_tokens, self._is_shared = limit_tokens, asked_tokens, is_shared
-        self._is_share = is_share
+        self._limit_tokens, self._asked_tokens, self._is_share = limit_tokens, asked_tokens, is_share
+        self._has_company = has_company
         window_left = _DANGER_RATIO * self._window_tokens - self._prompt_tokens
         self._danger_tokens = min(window_left, _DANGER_OUTPUT_RATIO * limit_tokens)
 
@@ -353,7 +363,7 @@ class Relay:
         self._count(text)
         if self._joiner is not None:
             text = self._joined(self._joiner, text)
-        holds_words = self._is_shared or self.is_near_the_end()
+        holds_words = self._has_company() or self.is_near_the_end()
         if holds_words and text.isspace():
             # It goes out with the next word, and is not looked at again with each blank.
             self._tail.append(text)
@@ -364,7 +374,10 @@ class Relay:
             settled = settled_length(text[:settled])
         if settled < len(text):
             self._tail.append(text[settled:])
-        return self._sent({"content": text[:settled]}) if settled else []
+        if not settled:
+            return []
+        self.is_inside_a_word = not holds_words
+        return self._sent({"content": text[:settled]})
 
     def _taken_tail(self) -> str:
         """What was held of the text; nothing is any more."""

@@ -35,6 +35,8 @@ class Recorder(CustomLogger):
             "identity": {
                 name: metadata.get(f"user_api_key_{name}") for name in ("hash", "user_id", "team_id", "end_user_id")
             },
+            "model_group": metadata.get("model_group"),
+            "tags": metadata.get("tags"),
             "metadata_keys": sorted(metadata),
             "metadata": repr(metadata),
             "prompt_tokens": getattr(usage, "prompt_tokens", None),
