@@ -223,32 +223,37 @@ def _stands_alone(text: str, start: int, end: int) -> bool:
 
 def _between(text: str, start: int, end: int) -> list[Stretch]:
     """Divides the text between two elements; what is a client's there may reach to the end of the text."""
-    begin = _first_sign(text, start)
-    if begin >= end:
-        return []
+    found: list[Stretch] = []
+    # A text may hold thousands of records, so each is a turn of a loop.
+    while (begin := _first_sign(text, start)) < end:
+        each = _first_between(text, start, begin, end)
+        found.append(each)
+        if len(found) > _MAX_STRETCHES:
+            return [Stretch("doubted", found[0].start, end)]
+        start, end = each.end, max(end, each.end)
+    return found
+
+
+def _first_between(text: str, start: int, begin: int, end: int) -> Stretch:
+    """Returns the first stretch from `start`, whose first character that is not blank is at `begin`."""
     if text.startswith(_RECORD, begin):
-        # One of ours may have the person's words behind it.
+        # One of ours may have the person's words after it.
         close = text.find(FRAME_END, begin)
-        if close < 0:
-            return [Stretch("note", start, len(text))]
-        close += len(FRAME_END)
-        return [Stretch("note", start, close), *_between(text, close, max(end, close))]
+        return Stretch("note", start, len(text) if close < 0 else close + len(FRAME_END))
     for opening, kind in _OPENINGS.items():
         if text.startswith(opening, begin):
             line = _line_end(text, begin, len(text))
             result = _RESULT.match(text, _first_sign(text, line))
             if result is not None:
-                return [Stretch("data", start, len(text), _line_end(text, result.end(), len(text)), len(text))]
-            return [Stretch(kind, start, len(text), line, len(text))]
+                return Stretch("data", start, len(text), _line_end(text, result.end(), len(text)), len(text))
+            return Stretch(kind, start, len(text), line, len(text))
     result = _TEXT_RESULT.match(text, begin)
     if result is not None and _PERSONS_WORDS.search(text, begin) is None:
-        return [Stretch("data", start, end, result.end(), end)]
+        return Stretch("data", start, end, result.end(), end)
     if end < len(text) and _AGENTS_FILE.match(text, start, end):
-        return [Stretch("note", start, end)]
+        return Stretch("note", start, end)
     inner = _INNER_OPENING.search(text, begin, end)
-    if inner is not None:
-        return [Stretch("words", start, inner.start()), *_between(text, inner.start(), end)]
-    return [Stretch("words", start, end)]
+    return Stretch("words", start, end if inner is None else inner.start())
 
 
 def _with_doubts(found: list[Stretch]) -> list[Stretch]:

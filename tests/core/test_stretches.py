@@ -17,6 +17,7 @@ from litellm_compaction.core.conversation import RECORD_TOKENS, Conversation, wo
 from litellm_compaction.core.cut_points import request_text
 from litellm_compaction.core.ledger import WORDS_HEAD, ledger
 from litellm_compaction.core.messages import chain, parse_message
+from litellm_compaction.core.prompts import FRAME_END
 from litellm_compaction.core.refusal import with_less_data
 from litellm_compaction.core.stretches import data_of, divided, own_words, stretches, without_data
 from tests.builders import assistant, budget, calls, count, image, parsed, result, size, system, user
@@ -275,3 +276,11 @@ def test_a_system_prompt_says_it_too() -> None:
     """OpenCode, Roo Code and Gemini CLI have an agent of its own for it."""
     prompt = system("You are a helpful AI assistant tasked with summarizing conversations.\n\nWhen asked, …")
     assert is_client_summary(parsed([prompt, user("Hi."), assistant("Hello."), user("Summarize.")]), {})
+
+
+def test_thousands_of_records_in_one_text_are_read_without_recursion() -> None:
+    """A text may hold any number of records; too many of them are one doubted text, which stays."""
+    text = f"## Session Summary x{FRAME_END}\n" * 3_000
+
+    assert [each.kind for each in stretches(text)] == ["doubted"]
+    assert {each.kind for each in stretches(f"<file>x</file>\n{text}")} <= {"data", "doubted"}
