@@ -48,7 +48,7 @@ def benches(tmp_path_factory: pytest.TempPathFactory, written: dict[str, Scene])
                 open_bench(
                     tmp_path_factory.mktemp(f"goldens-{carrier}"),
                     [scene.group for scene in written.values() if scene.carrier == carrier],
-                    {"carrier": carrier, "window_cache_s": 600, "heartbeat_s": 600},
+                    {"carrier": carrier, "window_cache_s": 600, "heartbeat_s": 600, "ask_server": "off"},
                     router_settings={"num_retries": 0, "disable_cooldowns": True},
                 )
             )

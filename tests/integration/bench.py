@@ -84,6 +84,7 @@ class Group:
         compaction: `model_info.compaction`.
         guarded: whether promise P1 holds for it.
         simulator: settings of the simulator.
+        speaks: whether its server has the protocol of LM Studio's SDKs; older ones have not.
     """
 
     name: str
@@ -99,6 +100,7 @@ class Group:
     params: Mapping[str, Any] = field(default_factory=dict)
     guarded: bool = True
     simulator: Mapping[str, Any] = field(default_factory=dict)
+    speaks: bool = True
 
     def make(self) -> Simulator:
         model = Model(
@@ -109,6 +111,8 @@ class Group:
             goes_back=self.goes_back,
         )
         made = Simulator([model], **self.simulator)
+        if not self.speaks:
+            made.sdk.mode = "no_upgrade"
         made.script = answers()
         if self.window is not None:
             made.load(self.key, self.window, parallel=self.slots)

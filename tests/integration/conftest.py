@@ -33,8 +33,8 @@ _GROUPS = [
     *(Group(f"floor-{share}") for share in (40, 50, 60, 70, 80)),
     Group("off", compaction={"mode": "off"}, guarded=False),
     Group("observed", 4096, compaction={"mode": "observe"}, guarded=False),
-    Group("doubted", 4096, factor=0.8),
-    Group("doubted-floor", 4096, factor=0.8),
+    Group("doubted", 4096, factor=0.8, speaks=False),
+    Group("doubted-floor", 4096, factor=0.8, speaks=False),
     Group("recounted", compaction={"count": "probe"}, factor=1.15),
     *(
         Group(f"first-{factor}-{share}", 4096, factor=factor)
