@@ -143,12 +143,12 @@ async def test_a_window_that_shrinks_for_a_moment_does_not_cost_the_record() -> 
     raw: list[JsonDict] = [system(), user(TASK)]
     for number in range(20):
         raw += [calls(f"c{number}"), result(f"c{number}", f"result {number} " + "data " * 120)]
-    raw += [calls("big"), result("big", "data " * 5500)]
+    raw += [calls("big"), result("big", "data " * 5000)]
     full = sent(raw, await bench.guard(raw))
     assert "REMEMBER-ME" in full[1].text
-    shrunk = sent(raw, await bench.guard(raw, 7600))
+    shrunk = sent(raw, await bench.guard(raw, 7000))
     assert "REMEMBER-ME" not in shrunk[1].text
-    assert as_bytes(sent(raw, await bench.guard(raw, 7600))) == as_bytes(shrunk)
+    assert as_bytes(sent(raw, await bench.guard(raw, 7000))) == as_bytes(shrunk)
     assert as_bytes(sent(raw, await bench.guard(raw))) == as_bytes(full)
     assert len(bench.ask.prompts) == 1
 
