@@ -6,7 +6,7 @@ FOLDER (or the environment variable COMPACTION_TRANSCRIPTS) holds conversations 
 resent turn by turn, as a stateless client does, to an engine of its own. In-process: no server, no proxy. What counts
 the prompts is the vocabulary and the template of another family (`--truth`), which the engine is not told: it is asked
 for `--name`. A truth that ends in `:no-tools` has a template that leaves the tools out, `:no-calls` one that leaves
-out tool calls and their results as well.
+out tool calls and their results as well; one that ends in `:x1.2` counts 1.2 times as many tokens as the family's.
 
 refused, of which cannot fit: no compaction could have made room, by the truth. truncated: prompts and answers that may
 together be longer than the window (promise P1), those of summaries and questions included. low: requests whose truth
@@ -55,6 +55,7 @@ class Truth:
 
     def __init__(self, name: str, window_tokens: int) -> None:
         family, _, self._mode = name.partition(":")
+        self._factor = float(self._mode[1:]) if self._mode[:1] == "x" else 1.0
         self.window_tokens = window_tokens
         self._family: Family = family_of("", family)
         self._held = ""
@@ -64,7 +65,7 @@ class Truth:
 
     async def tokens(self, request: Request) -> int:
         """Of a prompt."""
-        return round((await _counting.count(self._family, self._seen(request))).tokens)
+        return round(self._factor * (await _counting.count(self._family, self._seen(request))).tokens)
 
     async def run(self, request: Request, answer_tokens: int, most_tokens: int) -> int:
         """The prompt tokens of a request that is answered with so many; it may be answered with `most_tokens`."""
@@ -79,7 +80,7 @@ class Truth:
         return tokens
 
     def _seen(self, request: Request) -> Request:
-        if not self._mode:
+        if not self._mode or self._factor != 1:
             return request
         if self._mode == "no-tools":
             return replace(request, tools=())

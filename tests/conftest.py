@@ -95,6 +95,7 @@ _LONGEST = (
     "security",
     "vocabularies",
     "test_replay",
+    "test_replay_foreign",
     "test_up",
     "test_acceptance",
     "test_demo",

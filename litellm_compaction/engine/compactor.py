@@ -309,7 +309,7 @@ class Compactor:
             return guarded
         if work.budget.own.fits(work.count.tokens):
             return self._outgoing.unchanged(work)
-        again = await self._prober.with_floor(work, is_needed=True)
+        again = await self._prober.with_floor(work)
         if again is not None:
             decided = await self._decide(again, pending.stored)
             return decided if isinstance(decided, PreparedRequest) else await self._finished(decided, room)

@@ -11,13 +11,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from litellm_compaction.concurrency import Bounded, Flights
 from litellm_compaction.core.budget import Budget
 from litellm_compaction.core.cut_points import latest_cut, protected_indices
-from litellm_compaction.core.messages import Message, Request, system_prefix_length, user_message, with_text
+from litellm_compaction.core.excerpts import common_level
+from litellm_compaction.core.messages import Request, system_prefix_length, user_message, with_only_text, with_text
 from litellm_compaction.core.stretches import without_data
 from litellm_compaction.engine.admission import Reservation
 from litellm_compaction.engine.cache_reports import CacheReports
@@ -26,22 +28,21 @@ from litellm_compaction.engine.feedback import UsageFeedback, truncation
 from litellm_compaction.engine.measure import RequestMeasurer
 from litellm_compaction.engine.threads import off_loop
 from litellm_compaction.errors import Overloaded
-from litellm_compaction.tokens.count import holding, least_tokens
+from litellm_compaction.tokens.count import holding, least_tokens, most_tokens
 from litellm_compaction.tokens.counter import Count, TokenCounter
 from litellm_compaction.windows.windows import Windows
 
 logger = logging.getLogger("litellm_compaction")
 
-# A sample takes at most this share of the window, even if it counts as high as it can: it must never be cut.
-_SAMPLE_WINDOW_RATIO = 0.8
-_LEAST_SAMPLE_TOKENS = 200
-# Of the window: smaller texts leave little in doubt.
-_LEAST_PART_RATIO = 0.05
-_MOST_PARTS, _MOST_PIECES = 4, 64
+# Texts that are cut short are counted one by one, which is a little off.
+_PART_RATIO, _LEAST_SAMPLE_TOKENS = 0.95, 200
+# Each part that is asked for narrows what the whole may take.
+_MOST_ROUNDS, _MOST_CUTS = 6, 4
+# Of our count, what the server's is at least: of any text, of text like what it has counted, and of the rest of a
+# prompt beside what it has counted of it, which may be images (the matrix of tests/integration/test_replay_foreign.py).
+_LEAST_RATIO, _LEAST_KNOWN_RATIO, _LEAST_REST_RATIO = 0.45, 0.85, 0.7
 # What a number before a text adds to it at most.
 _OTHER_TOKENS = 16
-# What the server has counted is as sure as this.
-_SURE_RATIO = 0.03
 # Some servers report no usage for an answer of one token.
 _RECOUNT_ANSWER_TOKENS = 16
 # With less doubt than this share of the window, or than the least margin, a question gains nothing.
@@ -51,7 +52,7 @@ _LEAST_DOUBT_TOKENS = 64
 _LIMIT_S, _LIMIT_S_PER_TOKEN = 10.0, 0.04
 # A server that has not answered a question is not asked again so soon: its next requests would wait for nothing.
 _SILENCE_S = 60.0
-_MAX_TARGETS = 4096
+_MAX_TARGETS, _MAX_NARROWED = 4096, 64
 
 
 class Prober:
@@ -87,6 +88,8 @@ class Prober:
         self._clock = clock
         self._questions: Flights[bool] = Flights()
         self._silent_until_s: Bounded[str, float] = Bounded(_MAX_TARGETS)
+        # Prompts of which only a part could be asked for, as they were counted then: agents send them again and again.
+        self._narrowed: Bounded[tuple[str, int], Count] = Bounded(_MAX_NARROWED)
         self._confirmed = 0
 
     async def settled(self, work: MeasuredRequest) -> MeasuredRequest:
@@ -97,18 +100,8 @@ class Prober:
         if not _decides(work.budget.own, work.count, work.case.asked_tokens):
             is_told = self._is_worth_a_call(work) and await self._has_told(work, work.request, work.count, is_free=True)
             return await self._measurer.again(work) if is_told else work
-        if await self._has_told(work, work.request, work.count):
-            return await self._measurer.again(work)
-        beginning = _beginning_of(work)
-        if beginning is not None:
-            if not await self._has_told(work, beginning, await self._measurer.count_request(work, beginning)):
-                return work
-            work = await self._measurer.again(work)
-            if not _decides(work.budget.own, work.count, work.case.asked_tokens):
-                return work
-        count = await self._narrowed(work, work.request, work.count)
-        is_told = await self._has_told(work, work.request, count)
-        return await self._measurer.again(work) if is_told else work
+        await self._told(work, work.request, work.count)
+        return await self._measurer.again(work)
 
     def _is_worth_a_call(self, work: MeasuredRequest) -> bool:
         """Whether LM Studio is asked although nothing is in doubt: it reads no prompt for its answer.
@@ -121,66 +114,77 @@ class Prober:
         is_new = count.anchor is None and not (count.exact or count.calibrated)
         return is_new or work.budget.own.triggers(count.tokens)
 
-    async def with_floor(self, work: MeasuredRequest, *, is_needed: bool = False) -> MeasuredRequest | None:
-        """`work` by the server's own count of what no compaction can shrink, where that may make it fit; else None.
+    async def with_floor(self, work: MeasuredRequest) -> MeasuredRequest | None:
+        """`work` by the count of what no compaction can shrink as a request of its own; None where that is known.
 
-        Args:
-            work: the request.
-            is_needed: it fits by the estimate, but what was made of it does not.
+        The server's own where it can be asked, else by what it has counted of such text: never by what the whole prompt
+        had too much.
         """
-        budget = work.budget
-        messages = work.conversation.messages
         if work.floor_count is not None:
             return None
-        if not _certain(budget).fits(await off_loop(messages, lambda: _least_floor(work))):
-            return None
-        if budget.fits(budget.floor_tokens) and not is_needed:
-            return None
-        request = await off_loop(messages, lambda: _floor(work))
-        count = await self._narrowed(work, request, await self._measurer.count_request(work, request))
-        if await self._has_told(work, request, count):
-            count = await self._measurer.count_request(work, request)
-        elif (excess_tokens := _most_tokens(count) - work.window.tokens) > 0:
-            count = await self._without_excess(work, request, count, excess_tokens)
-            if _most_tokens(count) <= work.window.tokens and await self._has_told(work, request, count):
-                count = await self._measurer.count_request(work, request)
+        request = await off_loop(work.conversation.messages, lambda: _floor(work))
+        count = await self._measurer.count_request(work, request)
+        count = await self._told(work, request, count, is_floor=True)
         return self._measurer.with_floor(await self._measurer.again(work), count)
 
-    async def _without_excess(self, work: MeasuredRequest, request: Request, count: Count, excess_tokens: int) -> Count:
-        """The count of a request that may be longer than the window, by the server's number for most of it.
+    async def _told(self, work: MeasuredRequest, request: Request, count: Count, *, is_floor: bool = False) -> Count:
+        """The count of a request by the server; by its number for a part of it where all of it may be too long.
 
-        Without the end of its largest text it is not, and shows what the template makes of it: some leave out system
-        messages, what is said beside calls, or calls and results altogether.
+        A part that is certainly shorter than the window shows what the server makes of the text and what its template
+        leaves out. Whatever is not told stays an estimate.
+
+        Args:
+            work: whose request it is a part of.
+            request: to be counted.
+            count: ours of it.
+            is_floor: few large messages, of which the texts are cut short; else the part is the beginning.
         """
-        shorter = _shortened(work, request, excess_tokens)
-        if shorter is None:
-            return count
-        counted = await self._measurer.count_request(work, shorter)
-        bounded = replace(counted, tokens=min(_most_tokens(counted), work.window.tokens) - 1, error_ratio=0.0)
-        if not await self._has_told(work, shorter, bounded):
-            return count
-        return holding(count, [await self._measurer.count_request(work, shorter)])
-
-    async def _narrowed(self, work: MeasuredRequest, request: Request, count: Count) -> Count:
-        """The count of a request that might not fit, by what the server says of its tools and largest texts.
-
-        Those are the same in all of a conversation, and asked for once. Whatever is not told stays an estimate.
-        """
+        key = (work.case.target.key, count.fingerprint)
+        if key in self._narrowed:
+            return self._narrowed[key]
         known: list[Count] = []
-        narrowed = count
-        for part in _parts(work, request):
-            if _most_tokens(narrowed) <= work.window.tokens:
+        for _ in range(_MOST_ROUNDS):
+            if count.is_told or await self._has_told(work, request, count):
+                return await self._measurer.count_request(work, request)
+            if most_tokens(count) <= work.window.tokens or not _certain(work.budget).fits(
+                _hopeful_tokens(count, known)
+            ):
                 break
-            counted = await self._measurer.count_request(work, part)
-            if counted.error_ratio > _SURE_RATIO:
-                if not await self._has_told(work, part, counted):
-                    continue
-                counted = await self._measurer.count_request(work, part)
-            if counted.error_ratio > _SURE_RATIO:
-                continue
-            known.append(counted)
-            narrowed = holding(count, known)
-        return narrowed
+            part = None if is_floor else _beginning_of(work, request, count)
+            is_new = part is not None and not (await self._measurer.count_request(work, part)).is_told
+            if not is_new and (is_floor or not known):
+                is_floor = True
+                part = await self._shortened(work, request, count, known)
+            if part is None:
+                break
+            # The part before is in this one.
+            counted = holding(await self._measurer.count_request(work, part), known)
+            if not counted.is_told and not await self._has_told(work, part, counted):
+                break
+            told = await self._measurer.count_request(work, part)
+            if known and told.raw_tokens <= known[0].raw_tokens:
+                break
+            known = [told]
+            count = holding(await self._measurer.count_request(work, request), known)
+        if known and count.fingerprint:
+            self._narrowed[key] = count
+        return count
+
+    async def _shortened(
+        self, work: MeasuredRequest, request: Request, count: Count, known: Sequence[Count]
+    ) -> Request | None:
+        """The most of a request that certainly fits, with `known` parts in it; None where nothing of it does."""
+        limit_tokens = _limit_tokens(work, count)
+        for _ in range(_MOST_CUTS):
+            part = await off_loop(request.messages, partial(_cut, work, request, count, limit_tokens))
+            if part is None:
+                return None
+            counted = holding(await self._measurer.count_request(work, part), known)
+            if (most := most_tokens(counted)) <= work.window.tokens:
+                return part
+            # Without the beginning that the server has counted there is more doubt.
+            limit_tokens = int(_PART_RATIO * limit_tokens * work.window.tokens / most)
+        return None
 
     async def has_recounted(self, work: MeasuredRequest, guarded: PreparedRequest) -> bool:
         """Whether the server has counted what a compaction made: where doubt would drop it, or the operator wants it.
@@ -192,7 +196,8 @@ class Prober:
             return False
         request = replace(work.request, messages=guarded.messages)
         if _decides(guarded.budget, guarded.count, work.case.asked_tokens):
-            return await self._has_told(work, request, guarded.count)
+            await self._told(work, request, guarded.count)
+            return True
         attempts = work.case.attempts
         if guarded.action != "compacted" or work.case.settings.count != "probe" or work.case.measure is None:
             return False
@@ -220,14 +225,14 @@ class Prober:
         told, count = await self._told_for_nothing(work, request, count)
         is_confirmed = told is not None
         # Never longer than the window, however wrong our count is: a server may cut it without a word.
-        most_tokens = _most_tokens(count)
-        if told is None and not is_free and most_tokens <= work.window.tokens:
-            told = await self._answered(work, request, most_tokens)
+        most = most_tokens(count)
+        if told is None and not is_free and most <= work.window.tokens:
+            told = await self._answered(work, request, most)
         if told is None:
             return False
         if not self._counter.take_over_exact(target.key, count, told, is_confirmed=is_confirmed):
-            is_confirmed = await self._is_whole(work, request, told, most_tokens)
-            if not is_confirmed or not self._counter.take_over_exact(target.key, count, told, is_confirmed=True):
+            told = await self._confirmed_tokens(work, request, told, most)
+            if told is None or not self._counter.take_over_exact(target.key, count, told, is_confirmed=True):
                 return False
         if not work.case.is_supposed:
             self._feedback.keep(target.key)
@@ -253,20 +258,21 @@ class Prober:
             return told, count
         return told + round(beside_tokens), replace(count, extras_tokens=beside_tokens)
 
-    async def _is_whole(self, work: MeasuredRequest, request: Request, told: int, most_tokens: int) -> bool:
-        """Whether a number far below ours is of all of a prompt: a template may leave out calls and their results.
+    async def _confirmed_tokens(self, work: MeasuredRequest, request: Request, told: int, most: int) -> int | None:
+        """A number far below ours, or the one without what the server had in its cache; None where it does not say.
 
-        A server that leaves out what it had in its cache says more where the user's word begins in another way.
+        A template may leave out calls and their results. A server that leaves out what it had in its cache says more
+        where the prompt begins in another way.
         """
-        first = next((index for index, message in enumerate(request.messages) if message.role == "user"), None)
-        if first is None or most_tokens + _OTHER_TOKENS > work.window.tokens:
-            return False
+        if most + _OTHER_TOKENS > work.window.tokens:
+            return None
         self._confirmed += 1
-        messages = list(request.messages)
-        messages[first] = with_text(messages[first], f"{self._confirmed} {messages[first].text}")
-        other = replace(request, messages=tuple(messages))
-        again = await self._answered(work, other, most_tokens + _OTHER_TOKENS)
-        return again is not None and told <= again <= told + _OTHER_TOKENS
+        first, *rest = request.messages
+        other = replace(request, messages=(with_text(first, f"{self._confirmed} {first.text}"), *rest))
+        again = await self._answered(work, other, most + _OTHER_TOKENS)
+        if again is None or again < told:
+            return None
+        return told if again <= told + _OTHER_TOKENS else again
 
     async def _answered(self, work: MeasuredRequest, request: Request, most_tokens: int) -> int | None:
         """What the server reports for an answer of one token; None where it may not be asked, or says nothing."""
@@ -293,15 +299,9 @@ class Prober:
         return told
 
 
-def _most_tokens(count: Count) -> int:
-    """What a prompt takes at most, with an answer of one token."""
-    return int(count.tokens * (1 + count.error_ratio)) + 1
-
-
 def _is_exactly_told(count: Count) -> bool:
     """Whether the server was asked for the very prompt."""
-    anchor = count.anchor
-    return anchor is not None and anchor.is_sure and anchor.raw_tokens == count.raw_tokens
+    return count.is_told and count.anchor is not None and count.anchor.is_sure
 
 
 def _certain(budget: Budget) -> Budget:
@@ -311,12 +311,14 @@ def _certain(budget: Budget) -> Budget:
 
 def _decides(budget: Budget, count: Count, asked_tokens: int | None) -> bool:
     """Whether the exact number of a prompt may change what is done with it, by more than a question is worth."""
-    least = int(least_tokens(count))
-    window = budget.window_tokens
+    least, most = int(least_tokens(count)), most_tokens(count)
+    certain, window = _certain(budget), budget.window_tokens
     worth_tokens = max(_LEAST_DOUBT_TOKENS, _LEAST_DOUBT_RATIO * window)
-    if count.tokens * (1 + count.error_ratio) - least < worth_tokens:
+    if most - least < worth_tokens:
         # Doubt so small compacts a little early; it must not refuse.
-        return not budget.fits(count.tokens) and _certain(budget).fits(least)
+        return not budget.fits(count.tokens) and certain.fits(least)
+    if not count.calibrated and budget.fits(count.tokens) and not certain.fits(most):
+        return True
     if budget.triggers(count.tokens):
         return not _certain(budget).triggers(least)
     if asked_tokens is None or asked_tokens < 0 or asked_tokens > _certain(budget).max_output_tokens(least, None):
@@ -326,17 +328,16 @@ def _decides(budget: Budget, count: Count, asked_tokens: int | None) -> bool:
     return best_tokens - budget.max_output_tokens(count.tokens, asked_tokens) > worth_tokens
 
 
-def _least_floor(work: MeasuredRequest) -> int:
-    """What the floor takes at least; tools that are only estimated may take nothing.
+def _hopeful_tokens(count: Count, known: Sequence[Count]) -> int:
+    """What a prompt takes at least, by any vocabulary, or by one that has counted such text.
 
-    Nor may system messages before another end than the user's word, in a template that nobody knows.
+    Args:
+        count: of the prompt.
+        known: of its largest part, by the server; empty where nothing of it is known.
     """
-    count, conversation = work.count, work.conversation
-    ratio = min(1.0, least_tokens(count) / max(1, count.tokens))
-    certain = replace(count, anchor=None)
-    ratio = min(ratio, least_tokens(certain) / max(1, count.tokens))
-    lead_tokens = count.lead_tokens if count.role != "user" else 0
-    return int(ratio * (conversation.floor_tokens - lead_tokens))
+    for part in known:
+        return int(part.tokens * (1 + _LEAST_REST_RATIO * max(0.0, count.raw_tokens / part.raw_tokens - 1)))
+    return int(count.tokens * (_LEAST_KNOWN_RATIO if count.calibrated else _LEAST_RATIO))
 
 
 def _floor(work: MeasuredRequest) -> Request:
@@ -354,67 +355,47 @@ def _floor(work: MeasuredRequest) -> Request:
     return replace(work.request, messages=kept)
 
 
-def _parts(work: MeasuredRequest, request: Request) -> list[Request]:
-    """The tools and the largest texts of a request, in pieces that certainly fit, each as a request of its own.
+def _beginning_of(work: MeasuredRequest, request: Request, count: Count) -> Request | None:
+    """The longest beginning that is a valid request and certainly fits; None where that is too short to say much.
 
-    With a system message where the request has one: without it some templates add one of 500 tokens and more.
+    The real request then finds it in the server's cache.
     """
-    lead = tuple(
-        with_text(message, ".") for message in request.messages[: min(1, system_prefix_length(request.messages))]
-    )
-    limit_tokens = int(_SAMPLE_WINDOW_RATIO * work.window.tokens / (1 + work.budget.error_ratio))
-    least_tokens = int(_LEAST_PART_RATIO * work.window.tokens)
-    texts = {text for message in request.messages for text in _texts(message)}
-    pieces: list[tuple[int, str]] = []
-    for text in texts:
-        rest = text
-        while rest and len(pieces) < _MOST_PIECES and work.count_text(rest) >= least_tokens:
-            piece = _beginning(rest, limit_tokens, work)
-            if not piece:
-                break
-            pieces.append((work.count_text(piece), piece))
-            rest = rest[len(piece) :]
-    largest = sorted(pieces, key=lambda piece: -piece[0])[:_MOST_PARTS]
-    parts = [Request(messages=(*lead, user_message(piece))) for _, piece in largest]
-    if request.tools:
-        parts.insert(0, replace(request, messages=(*lead, user_message("."))))
-    return parts
-
-
-def _shortened(work: MeasuredRequest, request: Request, excess_tokens: int) -> Request | None:
-    """The request with so much less in its largest text that it certainly is shorter by `excess_tokens`; or None."""
-    messages = request.messages
-    largest = max(range(len(messages)), key=lambda index: len(messages[index].text))
-    text = messages[largest].text
-    text_tokens = work.count_text(text)
-    # Of what is left out, our own count may be twice the server's.
-    kept_tokens = text_tokens - 2 * excess_tokens - _LEAST_DOUBT_TOKENS
-    if kept_tokens <= 0:
-        return None
-    kept = with_text(messages[largest], _beginning(text, kept_tokens, work))
-    return replace(request, messages=(*messages[:largest], kept, *messages[largest + 1 :]))
-
-
-def _texts(message: Message) -> tuple[str, ...]:
-    return (message.text, *(call.arguments for call in message.calls))
-
-
-def _beginning_of(work: MeasuredRequest) -> Request | None:
-    """The longest beginning that is a valid request and certainly fits; None where that is too short to say much."""
-    messages, count = work.request.messages, work.count
-    most_tokens = (work.window.tokens - 1) / (1 + work.budget.error_ratio)
-    tokens = count.overhead_tokens + count.tools_tokens
-    found = 0
+    messages, limit_tokens = request.messages, _limit_tokens(work, count)
+    tokens, found, found_tokens = count.overhead_tokens + count.tools_tokens, 0, 0
     for index, size in enumerate(count.sizes):
         tokens += size
-        if tokens > most_tokens:
+        if tokens > limit_tokens:
             break
         following = messages[index + 1].role if index + 1 < len(messages) else ""
         if messages[index].role in ("user", "tool") and following != "tool":
             found, found_tokens = index + 1, tokens
-    if not found or found == len(messages) or found_tokens < max(_LEAST_SAMPLE_TOKENS, most_tokens // 4):
+    if found in (0, len(messages)) or found_tokens < max(_LEAST_SAMPLE_TOKENS, limit_tokens // 4):
         return None
-    return replace(work.request, messages=messages[:found])
+    return replace(request, messages=messages[:found])
+
+
+def _cut(work: MeasuredRequest, request: Request, count: Count, limit_tokens: int) -> Request | None:
+    """A request of so many tokens, its texts cut to one common length; None where that leaves little of them."""
+    if request.extras and count.extras_tokens > limit_tokens // 2:
+        return replace(request, extras={})
+    texts = ["".join((message.text, *(call.arguments for call in message.calls))) for message in request.messages]
+    texts_tokens = list(map(work.count_text, texts))
+    room_tokens = sum(texts_tokens) - (count.tokens - limit_tokens)
+    level_tokens = common_level(texts_tokens, [1] * len(texts_tokens), room_tokens)
+    if level_tokens < _LEAST_DOUBT_TOKENS:
+        return None
+    return replace(
+        request,
+        messages=tuple(
+            message if tokens <= level_tokens else with_only_text(message, _beginning(text, level_tokens, work))
+            for message, text, tokens in zip(request.messages, texts, texts_tokens, strict=True)
+        ),
+    )
+
+
+def _limit_tokens(work: MeasuredRequest, count: Count) -> int:
+    """With so many tokens by our count a part of a request is certainly shorter than the window."""
+    return int(_PART_RATIO * work.window.tokens * count.tokens / most_tokens(count))
 
 
 def _beginning(text: str, limit_tokens: int, work: MeasuredRequest) -> str:

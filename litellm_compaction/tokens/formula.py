@@ -18,7 +18,7 @@ from litellm_compaction.concurrency import Bounded
 from litellm_compaction.core.messages import JsonValue, Message, Request
 from litellm_compaction.tokenizers.families import FORMULA_ERROR, HEURISTIC, Family
 from litellm_compaction.tokenizers.registry import is_loaded, token_length
-from litellm_compaction.tokens.calibration import PLAIN, Mix
+from litellm_compaction.tokens.calibration import Mix
 from litellm_compaction.tokens.count import RawCount
 from litellm_compaction.tokens.growth import Profile
 from litellm_compaction.tokens.media import image_tokens
@@ -283,7 +283,7 @@ def _measure(vocabulary_name: str, item: Item) -> Measure:
         for start in range(0, len(text), _SLICE_CHARS):
             part = text[start : start + _SLICE_CHARS]
             digit_tokens += len(_DIGIT.findall(part)) - len(_DIGIT_GROUP.findall(part))
-        other_chars += len(text) - len(text.encode("ascii", "ignore"))
+        other_chars += _other_chars(text)
     return Measure(tokens, digit_tokens, chars, other_chars)
 
 
@@ -352,9 +352,7 @@ def raw_tokens(measure: Measure, family: Family) -> float:
 
 
 def mix_of(measures: Iterable[Measure], family: Family) -> Mix:
-    """What texts consist of; plain where the vocabulary is the model's own, which fits all of them."""
-    if family.owns_vocabulary:
-        return PLAIN
+    """The mix of some texts."""
     chars = other_chars = digit_tokens = 0
     tokens = 0.0
     for measure in measures:
@@ -362,11 +360,23 @@ def mix_of(measures: Iterable[Measure], family: Family) -> Mix:
         other_chars += measure.other_chars
         digit_tokens += measure.digit_tokens
         tokens += raw_tokens(measure, family)
+    is_split = family.single_digits and not family.owns_vocabulary
+    return Mix(_other_share(chars, other_chars), digit_tokens / tokens if is_split and digit_tokens else 0.0)
+
+
+def mix_of_prompt(text: str) -> Mix:
+    """The mix of a prompt that a template has written, for a family whose vocabulary splits digits as it does."""
+    return Mix(_other_share(len(text), _other_chars(text)), 0.0)
+
+
+def _other_chars(text: str) -> int:
+    """Characters beyond ASCII: 1 ms per MB."""
+    return 0 if text.isascii() else len(text) - len(text.encode("ascii", "ignore"))
+
+
+def _other_share(chars: int, other_chars: int) -> float:
     weighted = _OTHER_WEIGHT * other_chars
-    return Mix(
-        other_share=weighted / (weighted + chars - other_chars) if other_chars else 0.0,
-        digit_share=digit_tokens / tokens if family.single_digits and digit_tokens else 0.0,
-    )
+    return weighted / (weighted + chars - other_chars) if other_chars else 0.0
 
 
 def _profile(request: Request, rendered: Sequence[Rendered], measures: Sequence[Measure]) -> Profile:

@@ -34,8 +34,6 @@ _MAX_ANCHORS = 16_384
 _OLD_TURNS_ERROR = 0.005
 # A number so far below what its prefix had is not taken for an anchor the first time.
 _LOW_ERROR = 0.05
-# More than this cannot be an addition only; taken for one, it would leave no room for the conversation.
-_MAX_ADDED_RATIO = 1.5
 # So sure must a reading be that it is called safe, and never closer than this to what new messages take.
 _SURE_DEVIATIONS, _LEAST_GROWTH_ERROR = 3.0, 0.35
 
@@ -183,9 +181,6 @@ class Anchored:
             return None
         error_ratio = max(EXACT_ERROR, (wrong_tokens + _OLD_TURNS_ERROR * anchor.prompt_tokens) / tokens)
         factor, media_factor = self._factors(raw, tokens, prediction.factor)
-        if raw.exact and factor <= _MAX_ADDED_RATIO:
-            # What a server adds to a prompt that we render exactly belongs to no message.
-            factor = min(factor, 1.0)
         return Reading(tokens, factor, error_ratio, media_factor)
 
     def read_like_end(

@@ -19,7 +19,7 @@ from litellm_compaction.tokenizers.families import Family
 from litellm_compaction.tokenizers.registry import is_loaded, vocabulary
 from litellm_compaction.tokenizers.vocabulary import Segment
 from litellm_compaction.tokens.attribution import Beginning, Beginnings, Scale, Shares, share
-from litellm_compaction.tokens.calibration import EXACT_ERROR, PLAIN
+from litellm_compaction.tokens.calibration import EXACT_ERROR
 from litellm_compaction.tokens.count import Fingerprints, RawCount
 from litellm_compaction.tokens.formula import (
     Beside,
@@ -27,6 +27,7 @@ from litellm_compaction.tokens.formula import (
     Measures,
     beside,
     by_formula,
+    mix_of_prompt,
     strings,
     tools_estimate,
     tools_item,
@@ -190,7 +191,7 @@ class Counting:
             error_ratio=EXACT_ERROR if family.exact and is_whole else max(_PART_ERROR, family.error_ratio),
             rendered=True,
             exact=family.exact and is_whole,
-            mix=PLAIN,
+            mix=mix_of_prompt(begun.prompt.text),
             media=tuple(media) if any(media) else (),
         )
 

@@ -3,8 +3,9 @@
 Only deployments that an operator opted in are asked. Shapes are validated, never status alone; a GET here loads no
 model. Jan and llamafile run llama.cpp's server; KoboldCpp, LocalAI and others are not asked.
 
-A server's own tokenizer counts a request exactly and generates nothing: llama.cpp's server renders (`POST
-/apply-template`) and counts (`POST /tokenize`; llama.cpp, tools/server/README.md); vLLM does both at once (`POST
+A server's own tokenizer counts a request exactly and generates nothing: llama.cpp's server counts a chat (`POST
+/v1/chat/completions/input_tokens`), or renders (`POST /apply-template`) and counts (`POST /tokenize`; llama.cpp,
+tools/server/README.md); vLLM does both at once (`POST
 /tokenize` with messages; vLLM, entrypoints/openai). LM Studio has a protocol of its own (`lmstudio_questions.py`).
 
 A further kind of server is a subclass of `LocalServer` and a `register` (docs/contributing.md has an example).
@@ -31,6 +32,8 @@ Api: TypeAlias = str
 
 # 100,000 tokens take llama.cpp about 0.1 s; a server that generates may be slower to answer.
 _COUNT_LIMIT_S = 5.0
+# llama.cpp, tools/server/README.md; older builds answer 404.
+_INPUT_TOKENS_PATH = "/v1/chat/completions/input_tokens"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,7 +223,11 @@ class LlamaCpp(LocalServer):
         return (replace(model, is_shared=whole is not None and whole == model.context_length),)
 
     async def tokens_of(self, server: Asked, model: str, request: Request) -> int | None:
-        """Rendered by its template, then counted."""
+        """Counted as a chat at once; by older builds rendered, then counted."""
+        try:
+            return _InputTokens.model_validate(await server.post(_INPUT_TOKENS_PATH, _body(request))).input_tokens
+        except (NotThisApi, ValidationError):
+            pass
         prompt = _Rendered.model_validate(await server.post("/apply-template", _body(request))).prompt
         asked: dict[str, JsonValue] = {"content": prompt, "add_special": True, "parse_special": True}
         return len(_Tokenized.model_validate(await server.post("/tokenize", asked)).tokens) or None
@@ -413,6 +420,12 @@ class _OllamaListing(BaseModel):
     """
 
     models: Annotated[list[_OllamaModel], BeforeValidator(list_or_empty)]
+
+
+class _InputTokens(BaseModel):
+    """`POST /v1/chat/completions/input_tokens` of llama.cpp's server."""
+
+    input_tokens: Annotated[int, Field(gt=0)]
 
 
 class _Rendered(BaseModel):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -10,12 +11,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from litellm_compaction.core.budget import margin_tokens
+from litellm_compaction.core.conversation import RECORD_TOKENS
+from litellm_compaction.core.cut_points import protected_indices
+from litellm_compaction.core.messages import parse_message
 from litellm_compaction.simulator import ChatCall, Fault, Reply, Simulator, summary_of_facts
-from tests.integration.bench import is_summary_call, overrun
+from tests.integration.bench import is_question, is_summary_call, overrun
 from tests.integration.harness import Proxy
 from tests.integration.validity import problems, searchable
 
 FOLDER = Path(os.environ.get("COMPACTION_TRANSCRIPTS") or Path(__file__).parents[3] / "shared" / "transcripts")
+
+# The least room for an answer, for models that do not think.
+ANSWER_TOKENS = 256
+_OVERFLOWS = ("overflow", "mid_overflow", "pool_overflow")
 
 
 @dataclass
@@ -28,7 +37,14 @@ class Transcript:
 
 @dataclass
 class Replay:
-    """What came of one transcript at one context length."""
+    """What came of one transcript at one context length.
+
+    Attributes:
+        truncated: requests that were cut, or whose longest answer would have no room (promise P1).
+        cut: those of them that were cut, or ended by the window.
+        questions: answers of one token, asked for their prompt's count; the most of them for one request.
+        wrongly_refused: requests that the proxy refused and that fit by the server's own count.
+    """
 
     name: str
     requests: int = 0
@@ -36,6 +52,10 @@ class Replay:
     truncated: int = 0
     compacted_requests: int = 0
     summaries: int = 0
+    questions: int = 0
+    most_questions: int = 0
+    wrongly_refused: list[str] = field(default_factory=list)
+    cut: list[str] = field(default_factory=list)
     invalid: list[str] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
     kept_facts: list[float] = field(default_factory=list)
@@ -91,16 +111,39 @@ def replay(
         result.requests += 1
         records = [r for r in simulator.requests[seen:] if r.path == "/v1/chat/completions"]
         result.truncated += sum(bool(overrun(r)) for r in records)
+        result.cut += [f"{index}: {overrun(r)}" for r in records if r.truncated or r.outcome in _OVERFLOWS]
         result.summaries += sum(is_summary_call(r.body) for r in records)
+        questions = sum(is_question(r.body) for r in records)
+        result.questions += questions
+        result.most_questions = max(result.most_questions, questions)
         if answer.status_code == 400 and "cannot be compacted" in answer.text:
             result.refused += 1
+            if least := least_tokens(simulator, sent, transcript.tools):
+                result.wrongly_refused.append(f"{index}: {least} tokens would do; {answer.text[:400]}")
         elif answer.status_code != 200:
             result.failed.append(f"{index}: {answer.status_code} {answer.text[:200]}")
         else:
-            upstream = next(r.body for r in reversed(records) if not is_summary_call(r.body))
+            upstream = next(
+                r.body for r in reversed(records) if not is_summary_call(r.body) and not is_question(r.body)
+            )
             if answer.headers.get("x-litellm-compaction") in ("compacted", "reused"):
                 _judge(result, transcript, sent, (upstream or {})["messages"])
     return result
+
+
+def least_tokens(simulator: Simulator, sent: list[dict[str, Any]], tools: list[dict[str, Any]]) -> int | None:
+    """The tokens of the shortest prompt that a request could have become, None where it does not fit either.
+
+    By the server's own count: the request as it came, or its protected messages, with a bare record in place of the
+    others. Margin and least answer are those of promise P1 for a count that is exact.
+    """
+    [instance] = simulator.instances
+    protected = protected_indices(tuple(map(parse_message, sent)))
+    floor = simulator.count_chat(instance, [sent[index] for index in sorted(protected)], tools)
+    if len(protected) < len(sent):
+        floor += math.ceil(RECORD_TOKENS * instance.model.counting.factor)
+    least = min(floor, simulator.count_chat(instance, sent, tools))
+    return least if least + margin_tokens(least, 0.0) + ANSWER_TOKENS <= instance.context_length else None
 
 
 def _judge(result: Replay, transcript: Transcript, sent: list[dict[str, Any]], upstream: list[dict[str, Any]]) -> None:

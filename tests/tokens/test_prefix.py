@@ -57,14 +57,29 @@ async def test_the_next_turn_is_the_servers_number_and_the_new_part(family: Fami
     assert (await counted(counter, family, request(*chat(7)))).tokens == pytest.approx(truth, abs=1)
 
 
-async def test_what_an_exact_prompt_has_more_is_overhead() -> None:
-    """A prompt that the server injects belongs to no message, so that no compaction seems to save a part of it."""
+async def test_what_an_exact_prompt_has_more_is_no_fixed_cost() -> None:
+    """A server that counts 1.2 times what the family's vocabulary does: what stays of a prompt takes its own part."""
     counter = TokenCounter()
-    before = await counted(counter, LLAMA31, request(*chat(5)))
-    counter.learn("t", before, round(before.raw_tokens) + 700)
-    after = await counted(counter, LLAMA31, request(*chat(5)))
-    assert after.sizes == before.sizes
-    assert after.overhead_tokens == before.overhead_tokens + 700
+    before = await counted(counter, LLAMA31, request(*chat(41)))
+    counter.learn("t", before, round(before.raw_tokens * 1.2))
+    after = await counted(counter, LLAMA31, request(*chat(41)))
+    assert after.tokens == pytest.approx(before.raw_tokens * 1.2, abs=1)
+    assert after.overhead_tokens <= 1.2 * before.overhead_tokens + len(after.sizes)
+    assert after.sizes[0] == pytest.approx(1.2 * before.sizes[0], rel=0.02)
+
+
+async def test_one_script_says_nothing_of_another() -> None:
+    """A server whose Chinese is dear is believed of Chinese only, however well the family's vocabulary is known."""
+    counter = TokenCounter()
+    chinese = [{"role": "user", "content": "我们明天去港口看船，然后写一份报告。" * 60}]
+    first = await counted(counter, LLAMA31, request(*chinese))
+    counter.learn("t", first, round(first.raw_tokens * 1.75))
+    english = await counted(counter, LLAMA31, request(*chat(5)))
+    assert english.tokens == pytest.approx(english.raw_tokens, abs=len(english.sizes))
+    assert english.text_ratio == 1.0
+    assert not english.calibrated
+    again = await counted(counter, LLAMA31, request(*chinese, *chinese))
+    assert again.tokens >= 1.7 * again.raw_tokens
 
 
 async def test_an_anchor_narrows_the_promise_for_its_own_conversation() -> None:

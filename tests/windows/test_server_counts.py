@@ -47,11 +47,27 @@ async def tokens(server: Server, api: Api, request: Request = ASKED) -> int | No
         return await tokens_by_server(http, api, BASE, "sk-secret", "m", request)
 
 
-async def test_llama_cpp_renders_and_counts() -> None:
+async def test_llama_cpp_counts_a_chat_at_once() -> None:
+    """In one call, with messages, tools and the choice."""
+    server = Server({"/v1/chat/completions/input_tokens": {"object": "response.input_tokens", "input_tokens": 77}})
+    assert await tokens(server, "llama.cpp") == 77
+    ((_, body),) = server.asked
+    assert (body["messages"], body["tools"]) == ([{"role": "user", "content": "Größe?"}], list(TOOLS))
+
+
+@pytest.mark.parametrize("answer", [{"input_tokens": 0}, {"input_tokens": None}, {"choices": []}, [], "77"])
+async def test_what_is_no_count_is_asked_for_in_two_calls(answer: Any) -> None:
+    """A server that answers every address with something else."""
+    counting: dict[str, Any] = {"/apply-template": {"prompt": "a b"}, "/tokenize": words}
+    server = Server({"/v1/chat/completions/input_tokens": httpx.Response(200, json=answer), **counting})
+    assert await tokens(server, "llama.cpp") == 2
+
+
+async def test_older_llama_cpp_renders_and_counts() -> None:
     """The template gets messages, tools and the choice; its prompt is tokenized with special tokens as such."""
     server = Server({"/apply-template": {"prompt": "<s> one two three"}, "/tokenize": words})
     assert await tokens(server, "llama.cpp") == 4
-    (_, rendered), (_, counted) = server.asked
+    _, (_, rendered), (_, counted) = server.asked
     assert rendered == {
         "messages": [{"role": "user", "content": "Größe?"}],
         "tools": list(TOOLS),
