@@ -238,6 +238,14 @@ class Seat:
         return len(self._pool.held_tokens) + self._pool.others_seats == 1
 
     @property
+    def has_company(self) -> bool:
+        """Whether anybody else runs in the pool or may wait for room in it; asked for each chunk of each answer."""
+        pool = self._pool
+        if len(pool.held_tokens) > 1 or pool.entries or pool.exchanges:
+            return True
+        return pool.shared is not None and (pool.others_seats > 0 or pool.has_waiters)
+
+    @property
     def is_waited_for(self) -> bool:
         """Whether anybody waits for room in its pool."""
         return self._pool.has_waiters
@@ -757,7 +765,7 @@ class Reservation:
     @property
     def has_company(self) -> bool:
         """Whether anybody runs in its context beside the answer, or waits for room there."""
-        return self._seat is not None and (self._seat.is_waited_for or not self._seat.is_alone)
+        return self._seat is not None and self._seat.has_company
 
     def is_called_back(self, guarded: PreparedRequest, generated_tokens: int, *, can_be_cut: bool) -> bool:
         """Whether a running answer has to stop, since somebody waits for what it was lent.

@@ -85,7 +85,9 @@ def _copied(event: Any) -> Any:
 
 
 def _is_in_progress(event: Any) -> bool:
-    return getattr(getattr(event, "type", None), "value", getattr(event, "type", None)) == "response.in_progress"
+    # Not by `getattr`: pydantic raises and catches an error for what a chat chunk does not have.
+    kind = getattr(event, "__dict__", {}).get("type")
+    return getattr(kind, "value", kind) == "response.in_progress"
 
 
 def _beat(last: Any, begun: Any) -> Any:

@@ -400,7 +400,7 @@ class Answer:
         if self._room is not None:
             limit = await self._room.take(guarded, limit, is_watched=self._is_watched)
             self._room.started()
-        relay.opened(limit, left, has_company=self._has_company, is_share=limit < all_tokens)
+        relay.opened(limit, left, is_share=limit < all_tokens)
         has_begun = bool(self._progress.sent_text.strip()) or guarded.closing is not None
         continuation = continuation_of(guarded) if has_begun else None
         opened = self._upstream.open(guarded.messages, limit, continuation=continuation)
@@ -408,8 +408,9 @@ class Answer:
             stream = await waiting.until(stack.enter_async_context(opened))
             while stream is not None and (chunk := await waiting.until(anext(stream, None))) is not None:
                 self._one.adopt(chunk)
+                relay.has_company = self._room is not None and self._room.has_company
                 deltas = relay.take(chunk)
-                if not self._progress.delivered and self._is_called_back(guarded, relay):
+                if relay.has_company and not self._progress.delivered and self._is_called_back(guarded, relay):
                     # Before anybody has a word of it: it is asked for again, without a seam.
                     relay.stop()
                     if relay.is_stopped:
@@ -420,7 +421,7 @@ class Answer:
                     for delta in deltas:
                         yield self._one.dressed(delta)
                 self._listener.may_pause = self._listener.may_pause or relay.is_near_the_end()
-                if not relay.is_inside_a_word and self._is_called_back(guarded, relay):
+                if relay.has_company and not relay.is_inside_a_word and self._is_called_back(guarded, relay):
                     relay.stop()
                 is_stopping = relay.end in ("limit", "share") and not relay.is_overthought
                 if is_stopping and not await self._can_go_on(guarded, relay):
@@ -612,9 +613,6 @@ class Answer:
                 cached_tokens=relay.usage.cached_tokens,
             )
             self._listener.answered(self._case, guarded, relay.usage.prompt_tokens, relay.usage.completion_tokens)
-
-    def _has_company(self) -> bool:
-        return self._room is not None and self._room.has_company
 
     def _is_shared(self, guarded: PreparedRequest) -> bool:
         """Whether others may have filled the context."""

@@ -102,7 +102,8 @@ class Relay:
         self._call_open = False
         self._received = 0
         self._pieces = 0
-        self._has_company: Callable[[], bool] = bool
+        # Others in its context can end it at any moment: nothing is sent that ends inside a word.
+        self.has_company = False
         self._is_share = False
         self._limit_tokens = 0
         self._asked_tokens: int | None = None
@@ -131,7 +132,6 @@ class Relay:
         limit_tokens: int,
         asked_tokens: int | None,
         *,
-        has_company: Callable[[], bool] = bool,
         is_share: bool = False,
     ) -> None:
         """Notes how the stream was asked for, before its first chunk.
@@ -139,12 +139,9 @@ class Relay:
         Args:
             limit_tokens: its `max_tokens`.
             asked_tokens: what the client's own limit leaves; None without one.
-            has_company: tells if others run in its context or wait for it, and can end it at any moment: from then on
-                nothing is sent that ends inside a word.
             is_share: whether its `max_tokens` is only its part of the window, because of others.
         """
         self._limit_tokens, self._asked_tokens, self._is_share = limit_tokens, asked_tokens, is_share
-        self._has_company = has_company
         window_left = _DANGER_RATIO * self._window_tokens - self._prompt_tokens
         self._danger_tokens = min(window_left, _DANGER_OUTPUT_RATIO * limit_tokens)
 
@@ -363,7 +360,7 @@ class Relay:
         self._count(text)
         if self._joiner is not None:
             text = self._joined(self._joiner, text)
-        holds_words = self._has_company() or self.is_near_the_end()
+        holds_words = self.has_company or self.is_near_the_end()
         if holds_words and text.isspace():
             # It goes out with the next word, and is not looked at again with each blank.
             self._tail.append(text)
