@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -104,6 +105,36 @@ async def test_one_call_where_one_prompt_holds_everything() -> None:
 async def test_wrapping_is_taken_off(wrapped: str) -> None:
     """Fences, thinking and white space are no part of a summary."""
     assert await run(FakeAsk(wrapped)) == GOOD
+
+
+SAYS_SO = {"summary": GOOD, "originalTokens": 54321, "prunedTokens": 9876}
+
+
+@pytest.mark.parametrize(
+    "wrapped",
+    [
+        json.dumps({"summary": GOOD}),
+        json.dumps(SAYS_SO, indent=2),
+        json.dumps({"originalTokens": 54321, **SAYS_SO}),
+        f"```json\n{json.dumps(SAYS_SO)}\n```",
+        f"<think>hm</think>\nHere is the summary:\n\n```json\n{json.dumps(SAYS_SO)}\n```\nThat is all.",
+        json.dumps(SAYS_SO).replace("\\n", "\n"),
+        json.dumps({"summary": GOOD})[:-2],
+    ],
+)
+async def test_a_summary_in_json_is_read_as_what_it_says(wrapped: str) -> None:
+    """With other fields, fenced, after thinking, with raw line breaks, and cut by the server."""
+    assert await run(FakeAsk(wrapped)) == GOOD
+
+
+async def test_an_answer_in_json_without_a_summary_is_none() -> None:
+    assert await failure(FakeAsk(json.dumps({"summary": ""}))) == "empty"
+
+
+async def test_a_summary_may_show_json() -> None:
+    """Only an answer that is a JSON object is unwrapped."""
+    shows = f'{GOOD}\nThe server answers {{"summary": "Half done."}} now.'
+    assert await run(FakeAsk(shows)) == shows
 
 
 async def test_only_the_record_so_far_can_be_rewritten() -> None:

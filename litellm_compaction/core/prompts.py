@@ -61,6 +61,11 @@ _PACKED_RATIO = 0.85
 _OPEN_THINKING = re.compile(r"\A.*?</think(?:ing)?>", re.DOTALL | re.IGNORECASE)
 _UNFINISHED_THINKING = re.compile(r"<think(?:ing)?>.*\Z", re.DOTALL | re.IGNORECASE)
 _FENCE = re.compile(r"\A```[\w-]*\n(.*?)\n?```\s*\Z", re.DOTALL)
+# At most one line of introduction, and a fence.
+_JSON_OPENS = re.compile(r'\A(?:[^\n{]{0,200}\n\s*)?(?:```[\w-]*\s*)?\{\s*"')
+_JSON_SUMMARY = re.compile(r'"summary"\s*:\s*"((?:[^"\\]|\\(?:u[0-9a-fA-F]{4}|["\\/bfnrt]))*)')
+# Models break lines inside strings.
+_JSON = json.JSONDecoder(strict=False)
 # Markers that a chat template or our own frame would read as structure (Llama, ChatML, Gemma, Mistral, harmony); then
 # those of EXAONE, MiniMax, GLM, Seed-OSS, Nemotron and tekken, Baichuan, InternLM, Ling, LongCat (their model cards and
 # tokenizer_config.json, 2026-11), which are no families with a vocabulary here.
@@ -287,6 +292,24 @@ def read_summary(answer: str) -> str:
     text = _UNFINISHED_THINKING.sub("", _OPEN_THINKING.sub("", text)).strip()
     fenced = _FENCE.match(text)
     return fenced[1].strip() if fenced else text
+
+
+def said_in_json(text: str) -> str:
+    """The `summary` of a JSON object, if the answer is one; otherwise the answer.
+
+    Models that have learned the shape `{"summary", "originalTokens", …}` answer in it. Only the summary is a record:
+    the other fields are numbers that the conversation does not state. An object that was cut is read as far as it goes.
+    """
+    if _JSON_OPENS.match(text) is None:
+        return text
+    begin = text.index("{")
+    try:
+        found, _ = _JSON.raw_decode(text, begin)
+    except (ValueError, RecursionError):
+        cut = _JSON_SUMMARY.search(text, begin)
+        return str(json.loads(f'"{cut[1]}"', strict=False)).strip() if cut else text
+    said = found.get("summary") if isinstance(found, dict) else None
+    return said.strip() if isinstance(said, str) else text
 
 
 def is_refusal(summary: str) -> bool:
