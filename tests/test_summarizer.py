@@ -204,7 +204,9 @@ async def test_an_answer_cut_by_the_server_loses_its_broken_line() -> None:
     """finish_reason `length`: the last line is not whole."""
     answer = SummaryAnswer(text=f"{GOOD}\nThe port is 80", finish_reason="length")
     assert await run(FakeAsk(answer)) == GOOD
-    assert await run(FakeAsk(SummaryAnswer(text="one broken li", finish_reason="length"))) == "one broken li"
+    assert await run(FakeAsk(SummaryAnswer(text="Port the parser, broken li", finish_reason="length"))) == (
+        "Port the parser, broken li"
+    )
 
 
 @pytest.mark.parametrize("end", ["\n", " "])
@@ -289,9 +291,12 @@ async def test_cancellation_passes_through() -> None:
 
 async def test_a_long_transcript_is_summarized_in_parts_and_merged() -> None:
     """Each part in order, the record so far with the first only, and one merged record at the end."""
-    ask = FakeAsk(lambda prompt: "MERGED" if "PARTIAL RECORDS" in prompt else f"part {len(ask.prompts)}")
+    merged = "All parts of the conversation in one."
+    ask = FakeAsk(
+        lambda prompt: merged if "PARTIAL RECORDS" in prompt else f"part {len(ask.prompts)} of the whole conversation"
+    )
     made = job(agent_run(40, words=400), earlier="EARLIER RECORD", request="REQUEST", prompt_limit_tokens=4000)
-    assert await run(ask, made) == "MERGED"
+    assert await run(ask, made) == merged
     *maps, merge = ask.prompts
     assert 2 <= len(maps) <= 6
     assert ["EARLIER RECORD" in prompt for prompt in maps] == [True] + [False] * (len(maps) - 1)
@@ -323,7 +328,7 @@ async def test_control_tokens_do_not_push_a_prompt_over_its_limit(hostile: str) 
 
 async def test_a_part_that_fails_fails_the_job() -> None:
     """Half a record is none."""
-    ask = FakeAsk("part one", SummaryFailed("error"))
+    ask = FakeAsk("part one of the whole conversation", SummaryFailed("error"))
     assert await failure(ask, job(agent_run(40, words=400))) == "error"
 
 

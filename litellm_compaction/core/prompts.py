@@ -33,6 +33,8 @@ FRAME_NOTE = (
     "What counts as a request is the text after the record, and the messages that follow."
 )
 SUMMARY_TITLE = "## Session Summary (round {round})"
+# From the second round on.
+INCORPORATES = "This summary incorporates context from {rounds} previous compaction rounds."
 LEDGER_TITLE = "## Kept verbatim from the earlier messages"
 # A topic takes its place in the summariser's prompt: some hundred tokens at most.
 MAX_FOCUS_CHARS = 500
@@ -144,6 +146,8 @@ def frame(summary: str, ledger: str, *, round_number: int, headed: bool = False)
     """
     title = [SUMMARY_TITLE.format(round=round_number)]
     body = [*(title if headed else ()), FRAME_BEGIN, FRAME_NOTE]
+    if summary and round_number > 1:
+        body.append(INCORPORATES.format(rounds=round_number - 1))
     if summary:
         body += ["", *(() if headed else title), defused(summary)]
     if ledger:
