@@ -213,7 +213,7 @@ def event_from_json(text: str) -> Kept | None:
 
 
 def useless_summarisers(events: Iterable[Kept]) -> list[str]:
-    """Of each model whose newest summaries were mostly rejected, or its last two, a sentence: how many of how many, and what to set.
+    """For each model whose newest summaries were mostly rejected, or its last two: how many, and what to set.
 
     Args:
         events: oldest first.

@@ -155,7 +155,8 @@ class _Pauses:
             logger.log(
                 logging.WARNING if self._useless[key] == _USELESS_IN_A_ROW else logging.DEBUG,
                 "summaries_rejected model=%s: two in a row said nothing or came too late; it is not asked for "
-                "%d minutes, or until an answer is good. To end this, name another pruning_model, or set max_summary_calls: 0",
+                "%d minutes, or until an answer is good. To end this, name another pruning_model, or set "
+                "max_summary_calls: 0",
                 model.label,
                 _PAUSE_S // 60,
             )

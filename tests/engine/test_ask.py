@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 
 from litellm_compaction.core.messages import Message
-from litellm_compaction.engine.ask import _Pauses, SentPrompts, SummaryClient
+from litellm_compaction.engine.ask import SentPrompts, SummaryClient, _Pauses
 from litellm_compaction.engine.measure import RequestMeasurer
 from litellm_compaction.errors import SummaryFailed
 from litellm_compaction.summarizer import SummaryAnswer
