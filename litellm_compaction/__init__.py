@@ -11,6 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from litellm_compaction.errors import ConfigError, SummaryFailed
     from litellm_compaction.library import (
         CompactionConfig,
         CompactionResult,
@@ -33,6 +34,8 @@ __all__ = [
     "CompactionConfig",
     "CompactionResult",
     "CompactionSelection",
+    "ConfigError",
+    "SummaryFailed",
     "__version__",
     "compact",
     "count_tokens",
@@ -45,6 +48,8 @@ __all__ = [
     "should_compact",
 ]
 
+_ERRORS = ("ConfigError", "SummaryFailed")
+
 
 def __getattr__(name: str) -> object:
     if name not in __all__:
@@ -54,7 +59,7 @@ def __getattr__(name: str) -> object:
 
         loaded: object = load_handler()
     else:
-        loaded = getattr(import_module("litellm_compaction.library"), name)
+        loaded = getattr(import_module(f"litellm_compaction.{'errors' if name in _ERRORS else 'library'}"), name)
     globals()[name] = loaded
     return loaded
 

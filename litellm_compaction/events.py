@@ -213,7 +213,7 @@ def event_from_json(text: str) -> Kept | None:
 
 
 def useless_summarisers(events: Iterable[Kept]) -> list[str]:
-    """Of each model whose newest summaries were mostly rejected a sentence: how many of how many, and what to set.
+    """For each model whose newest summaries were mostly rejected, or its last two: how many, and what to set.
 
     Args:
         events: oldest first.
@@ -226,7 +226,8 @@ def useless_summarisers(events: Iterable[Kept]) -> list[str]:
         f"{model}: {sum(each)} of {len(each)} of its last summaries said nothing or came too late: name another "
         "pruning_model, or set max_summary_calls: 0, which keeps the verbatim record and spares the calls."
         for model, each in latest.items()
-        if sum(each) >= _TOO_MANY
+        # After two in a row the model pauses.
+        if sum(each) >= _TOO_MANY or [*each][-2:] == [True, True]
     ]
 
 

@@ -20,6 +20,7 @@ from litellm_compaction.core.prompts import (
     is_refusal,
     merge_prompt,
     read_summary,
+    said_in_json,
     summary_prompt,
     transcript_parts,
 )
@@ -286,6 +287,7 @@ class _Caller:
         )
         if answer.calls_tool:
             raise SummaryFailed("tool_call")
+        text = said_in_json(text)
         if not text:
             raise SummaryFailed("empty")
         if is_refusal(text):

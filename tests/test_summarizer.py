@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -106,6 +107,36 @@ async def test_wrapping_is_taken_off(wrapped: str) -> None:
     assert await run(FakeAsk(wrapped)) == GOOD
 
 
+SAYS_SO = {"summary": GOOD, "originalTokens": 54321, "prunedTokens": 9876}
+
+
+@pytest.mark.parametrize(
+    "wrapped",
+    [
+        json.dumps({"summary": GOOD}),
+        json.dumps(SAYS_SO, indent=2),
+        json.dumps({"originalTokens": 54321, **SAYS_SO}),
+        f"```json\n{json.dumps(SAYS_SO)}\n```",
+        f"<think>hm</think>\nHere is the summary:\n\n```json\n{json.dumps(SAYS_SO)}\n```\nThat is all.",
+        json.dumps(SAYS_SO).replace("\\n", "\n"),
+        json.dumps({"summary": GOOD})[:-2],
+    ],
+)
+async def test_a_summary_in_json_is_read_as_what_it_says(wrapped: str) -> None:
+    """With other fields, fenced, after thinking, with raw line breaks, and cut by the server."""
+    assert await run(FakeAsk(wrapped)) == GOOD
+
+
+async def test_an_answer_in_json_without_a_summary_is_none() -> None:
+    assert await failure(FakeAsk(json.dumps({"summary": ""}))) == "empty"
+
+
+async def test_a_summary_may_show_json() -> None:
+    """Only an answer that is a JSON object is unwrapped."""
+    shows = f'{GOOD}\nThe server answers {{"summary": "Half done."}} now.'
+    assert await run(FakeAsk(shows)) == shows
+
+
 async def test_only_the_record_so_far_can_be_rewritten() -> None:
     """A shrunk window integrates a record without any new message."""
     ask = FakeAsk(GOOD)
@@ -173,7 +204,9 @@ async def test_an_answer_cut_by_the_server_loses_its_broken_line() -> None:
     """finish_reason `length`: the last line is not whole."""
     answer = SummaryAnswer(text=f"{GOOD}\nThe port is 80", finish_reason="length")
     assert await run(FakeAsk(answer)) == GOOD
-    assert await run(FakeAsk(SummaryAnswer(text="one broken li", finish_reason="length"))) == "one broken li"
+    assert await run(FakeAsk(SummaryAnswer(text="Port the parser, broken li", finish_reason="length"))) == (
+        "Port the parser, broken li"
+    )
 
 
 @pytest.mark.parametrize("end", ["\n", " "])
@@ -258,9 +291,12 @@ async def test_cancellation_passes_through() -> None:
 
 async def test_a_long_transcript_is_summarized_in_parts_and_merged() -> None:
     """Each part in order, the record so far with the first only, and one merged record at the end."""
-    ask = FakeAsk(lambda prompt: "MERGED" if "PARTIAL RECORDS" in prompt else f"part {len(ask.prompts)}")
+    merged = "All parts of the conversation in one."
+    ask = FakeAsk(
+        lambda prompt: merged if "PARTIAL RECORDS" in prompt else f"part {len(ask.prompts)} of the whole conversation"
+    )
     made = job(agent_run(40, words=400), earlier="EARLIER RECORD", request="REQUEST", prompt_limit_tokens=4000)
-    assert await run(ask, made) == "MERGED"
+    assert await run(ask, made) == merged
     *maps, merge = ask.prompts
     assert 2 <= len(maps) <= 6
     assert ["EARLIER RECORD" in prompt for prompt in maps] == [True] + [False] * (len(maps) - 1)
@@ -292,7 +328,7 @@ async def test_control_tokens_do_not_push_a_prompt_over_its_limit(hostile: str) 
 
 async def test_a_part_that_fails_fails_the_job() -> None:
     """Half a record is none."""
-    ask = FakeAsk("part one", SummaryFailed("error"))
+    ask = FakeAsk("part one of the whole conversation", SummaryFailed("error"))
     assert await failure(ask, job(agent_run(40, words=400))) == "error"
 
 

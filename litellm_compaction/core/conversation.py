@@ -15,7 +15,7 @@ from litellm_compaction.core.messages import Message, normal_text, system_prefix
 from litellm_compaction.core.stretches import without_data
 
 # A record without summary and ledger: markers, note and message overhead, measured with o200k and rounded up.
-RECORD_TOKENS = 130
+RECORD_TOKENS = 145
 # The words before an image that travels with a record.
 _LABEL_TOKENS = 48
 

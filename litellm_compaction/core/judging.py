@@ -21,11 +21,11 @@ from typing import Literal, NamedTuple, TypeAlias
 from litellm_compaction.core.directives import languages
 from litellm_compaction.core.inventions import inventions
 from litellm_compaction.core.ledger import ANCHORS_HEAD, NAMES_HEAD, WORDS_HEAD
-from litellm_compaction.core.prompts import FRAME_NOTE, LEDGER_TITLE
+from litellm_compaction.core.prompts import FRAME_NOTE, INCORPORATES, LEDGER_TITLE
 
 Fault: TypeAlias = Literal["echo", "loop", "dialogue", "script", "language", "invented", "empty"]
 
-_FRAME = (FRAME_NOTE, LEDGER_TITLE, WORDS_HEAD, ANCHORS_HEAD, NAMES_HEAD)
+_FRAME = (FRAME_NOTE, INCORPORATES, LEDGER_TITLE, WORDS_HEAD, ANCHORS_HEAD, NAMES_HEAD)
 # A line is the instruction's own where more than half of its runs of so many words stand there.
 _RUN_WORDS = 4
 # So much of the beginning is enough to know an instruction by.
@@ -51,6 +51,10 @@ _SAMPLE_CHARS, _SAMPLE_TEXTS = 20_000, 100
 # A text is in the language whose commonest words it has most of, by a margin: neighbours share many.
 _LEAST_COMMON_WORDS, _LANGUAGE_MARGIN = 6, 1.5
 _KNOWN_LANGUAGE_RATIO = 0.15
+# So few bytes of different words say nothing where none of them is of a source that is so many times as long.
+# (The shortest of forty good summaries has 21, and is of its source.)
+_FEW_BYTES, _FAR_SHORTER_RATIO = 20, 20
+_WITHOUT_SPACES = "\u2e80"
 _WORD = re.compile(r"\w+")
 _SENTENCE_END = re.compile(r"(?<=[.!?。！？])\s+|(?<=[。！？])")
 _RULE = re.compile(r"\|?[\s:|-]{3,200}\|?\s{0,8}\Z")
@@ -117,6 +121,8 @@ def judged(summary: str, *, instruction: str, source: Sequence[str]) -> Judgemen
             dropped[line.fault] += line.words
     if dropped.total() > _MOST_DROPPED_RATIO * words:
         return Judgement("", dropped.most_common(1)[0][0])
+    if _says_nothing(" ".join(line.text for line in lines if not (line.is_heading or line.fault)), instruction, source):
+        return Judgement("", "empty")
     if _repeats(line.text for line in lines if not line.is_heading):
         return Judgement("", "loop")
     if _is_foreign(summary, instruction, source):
@@ -249,6 +255,31 @@ def _turns_round(line: str) -> bool:
     """Whether a line is one phrase, in whatever script, again and again."""
     data = line.encode("utf-8", "surrogatepass")
     return len(data) >= _LOOP_BYTES and len(zlib.compress(data)) < _LOOP_RATIO * len(data)
+
+
+def _says_nothing(body: str, instruction: str, source: Sequence[str]) -> bool:
+    """Whether a few words stand for a long source and none of them is of it ("OK.", "Sure, here you go!").
+
+    In any language: a number of the source says something of it, and so does the beginning of a longer word, as `pars`
+    of `parsing` in `parser`. A summary of more than a few words is believed here.
+    """
+    words = {word.casefold() for word in _WORD.findall(body)}
+    size = sum(len(word.encode("utf-8", "surrogatepass")) for word in words)
+    texts = [text.casefold() for text in source if instruction not in text] if size <= _FEW_BYTES else []
+    if sum(map(len, texts)) < _FAR_SHORTER_RATIO * size or not texts:
+        return False
+    pieces = {piece for word in words for piece in _pieces(word)}
+    return not any(piece in text for text in texts for piece in pieces)
+
+
+def _pieces(word: str) -> Iterator[str]:
+    """By what a word is known again: a number whole, a long word by its beginning, a script without spaces by any."""
+    if word.isdecimal():
+        yield word
+    elif word[0] >= _WITHOUT_SPACES:
+        yield from (word[at : at + 3] for at in range(len(word) - 2))
+    elif len(word) > 4:
+        yield word[:4]
 
 
 def _repeats(lines: Iterable[str]) -> bool:

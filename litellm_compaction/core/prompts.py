@@ -33,6 +33,8 @@ FRAME_NOTE = (
     "What counts as a request is the text after the record, and the messages that follow."
 )
 SUMMARY_TITLE = "## Session Summary (round {round})"
+# From the second round on.
+INCORPORATES = "This summary incorporates context from {rounds} previous compaction rounds."
 LEDGER_TITLE = "## Kept verbatim from the earlier messages"
 # A topic takes its place in the summariser's prompt: some hundred tokens at most.
 MAX_FOCUS_CHARS = 500
@@ -61,6 +63,11 @@ _PACKED_RATIO = 0.85
 _OPEN_THINKING = re.compile(r"\A.*?</think(?:ing)?>", re.DOTALL | re.IGNORECASE)
 _UNFINISHED_THINKING = re.compile(r"<think(?:ing)?>.*\Z", re.DOTALL | re.IGNORECASE)
 _FENCE = re.compile(r"\A```[\w-]*\n(.*?)\n?```\s*\Z", re.DOTALL)
+# At most one line of introduction, and a fence.
+_JSON_OPENS = re.compile(r'\A(?:[^\n{]{0,200}\n\s*)?(?:```[\w-]*\s*)?\{\s*"')
+_JSON_SUMMARY = re.compile(r'"summary"\s*:\s*"((?:[^"\\]|\\(?:u[0-9a-fA-F]{4}|["\\/bfnrt]))*)')
+# Models break lines inside strings.
+_JSON = json.JSONDecoder(strict=False)
 # Markers that a chat template or our own frame would read as structure (Llama, ChatML, Gemma, Mistral, harmony); then
 # those of EXAONE, MiniMax, GLM, Seed-OSS, Nemotron and tekken, Baichuan, InternLM, Ling, LongCat (their model cards and
 # tokenizer_config.json, 2026-11), which are no families with a vocabulary here.
@@ -139,6 +146,8 @@ def frame(summary: str, ledger: str, *, round_number: int, headed: bool = False)
     """
     title = [SUMMARY_TITLE.format(round=round_number)]
     body = [*(title if headed else ()), FRAME_BEGIN, FRAME_NOTE]
+    if summary and round_number > 1:
+        body.append(INCORPORATES.format(rounds=round_number - 1))
     if summary:
         body += ["", *(() if headed else title), defused(summary)]
     if ledger:
@@ -287,6 +296,24 @@ def read_summary(answer: str) -> str:
     text = _UNFINISHED_THINKING.sub("", _OPEN_THINKING.sub("", text)).strip()
     fenced = _FENCE.match(text)
     return fenced[1].strip() if fenced else text
+
+
+def said_in_json(text: str) -> str:
+    """The `summary` of a JSON object, if the answer is one; otherwise the answer.
+
+    Models that have learned the shape `{"summary", "originalTokens", …}` answer in it. Only the summary is a record:
+    the other fields are numbers that the conversation does not state. An object that was cut is read as far as it goes.
+    """
+    if _JSON_OPENS.match(text) is None:
+        return text
+    begin = text.index("{")
+    try:
+        found, _ = _JSON.raw_decode(text, begin)
+    except (ValueError, RecursionError):
+        cut = _JSON_SUMMARY.search(text, begin)
+        return str(json.loads(f'"{cut[1]}"', strict=False)).strip() if cut else text
+    said = found.get("summary") if isinstance(found, dict) else None
+    return said.strip() if isinstance(said, str) else text
 
 
 def is_refusal(summary: str) -> bool:

@@ -333,6 +333,9 @@ def _from_conversation(answer: JsonObject, rest: Sequence[Message], choices: Seq
     for entry in kept:
         if not isinstance(entry, Mapping) or not isinstance(entry.get("role"), str):
             raise ValueError("`prunedConversation` holds something that is no message")  # noqa: TRY004
+        if entry["role"] in ("system", "developer"):
+            # The model was shown the documented shape, which begins with the system message; that stays in any case.
+            continue
         message, numbered = parse_message(entry), _positions(entry, choices)
         place = next(
             (at for at in numbered or left if at in left and _is_same(message, rest[at], bool(numbered))), None

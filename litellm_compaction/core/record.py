@@ -13,10 +13,11 @@ from typing import NamedTuple
 
 from litellm_compaction.core.ledger import ANCHORS_HEAD, NAMES_HEAD, WORDS_HEAD
 from litellm_compaction.core.messages import JsonValue, Message, parse_message, user_message
-from litellm_compaction.core.prompts import FRAME_BEGIN, FRAME_END, FRAME_NOTE, LEDGER_TITLE, frame
+from litellm_compaction.core.prompts import FRAME_BEGIN, FRAME_END, FRAME_NOTE, INCORPORATES, LEDGER_TITLE, frame
 from litellm_compaction.core.strategies import without_lead_in
 
 _HEADING = re.compile(r"\s*## Session Summary\b(?P<rest>[^\n]*)\n?")
+_INCORPORATES = re.compile(r"\A" + re.escape(INCORPORATES).replace(r"\{rounds\}", r"\d{1,6}"))
 _ROUND = re.compile(r"\bround\W{0,3}(\d{1,6})(?!\d)", re.IGNORECASE)
 
 
@@ -123,7 +124,8 @@ def _divided(text: str) -> tuple[str, str]:
     if not text.startswith(FRAME_BEGIN):
         return text, ""
     inside, _, rest = text.removeprefix(FRAME_BEGIN).partition(FRAME_END)
-    return "\n" + inside.strip().removeprefix(FRAME_NOTE).strip(), without_lead_in(rest.removeprefix("\n\n"))
+    inside = _INCORPORATES.sub("", inside.strip().removeprefix(FRAME_NOTE).strip())
+    return "\n" + inside.strip(), without_lead_in(rest.removeprefix("\n\n"))
 
 
 def _first_text(content: JsonValue) -> str:

@@ -63,7 +63,8 @@ _FAR_TOO_MANY_RATIO = 4
 # Below this the usual instruction, 450 tokens, takes a summary's room: restarts at 2,048 never got one (2026-11).
 _BRIEF_BELOW_TOKENS = 4096
 _USELESS_IN_A_ROW = 2
-_PAUSE_S = 600.0
+# Two useless summaries cost a person two waits; a model that was only busy, or reloaded, is soon asked again.
+_PAUSE_S = 120.0
 # The model answered, but not with a record: reformatted, without tools and as quoted data, it may.
 _WORTH_REFORMATTING = frozenset({"tool_call", "empty", "refusal", "echo", "dialogue", "reasoning_only", "longer"})
 _WORDS_PER_TOKEN = 0.6
@@ -141,10 +142,11 @@ class _Pauses:
         return self._clock() < self._until_s.get((scope, model.target.key), -math.inf)
 
     def note(self, scope: str, model: PruningModel, *, is_useless: bool) -> None:
-        """Takes note of what became of a tenant's summary; a pause that has ended leaves one try."""
+        """Takes note of what became of a tenant's summary: a good one ends a pause; after a pause there is one try."""
         key = (scope, model.target.key)
         if not is_useless:
             self._useless.pop(key, None)
+            self._until_s.pop(key, None)
             return
         self._useless[key] = self._useless.get(key, 0) + 1
         if self._useless[key] >= _USELESS_IN_A_ROW:
@@ -153,7 +155,8 @@ class _Pauses:
             logger.log(
                 logging.WARNING if self._useless[key] == _USELESS_IN_A_ROW else logging.DEBUG,
                 "summaries_rejected model=%s: two in a row said nothing or came too late; it is not asked for "
-                "%d minutes. To end this, name another pruning_model, or set max_summary_calls: 0",
+                "%d minutes, or until an answer is good. To end this, name another pruning_model, or set "
+                "max_summary_calls: 0",
                 model.label,
                 _PAUSE_S // 60,
             )

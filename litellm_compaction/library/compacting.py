@@ -158,7 +158,15 @@ async def safe_compact(
     try:
         return await compact(messages, config, acompletion, tools=tools, focus=focus)
     except Exception as error:  # noqa: BLE001 - an agent goes on without a compaction rather than not at all
-        logger.warning("library_compaction_failed model=%s error=%s", config.model, type(error).__name__)
+        reason = error.reason if isinstance(error, SummaryFailed) else "error"
+        cause = type(error.__cause__ or error).__name__
+        logger.warning(
+            "library_compaction_failed model=%s reason=%s error=%s cause=%s",
+            config.model,
+            reason,
+            type(error).__name__,
+            cause,
+        )
         return CompactionResult(messages=_own(messages), compacted=False, reason="error", error=error)
 
 

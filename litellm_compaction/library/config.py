@@ -29,7 +29,7 @@ class CompactionConfig:
             results. A hand-off keeps only the newest request, or the tool round that nobody has answered yet.
         summary_model: that writes summaries; None is `model`.
         summary_window_tokens: the context length of `summary_model`; None is `context_window_tokens`.
-        summary_max_tokens: longest summary; also about a twelfth of the window at most.
+        summary_max_tokens: longest summary; also at most 15 % of the window.
         ledger_max_tokens: longest verbatim record beside it; also at most 15 % of the window; 0 is none.
         strategy: how the older part is condensed, as the proxy's setting: `summary` writes a record of it, `prune`
             lets the model choose what goes or becomes shorter, `handoff` writes a hand-over that leaves the last

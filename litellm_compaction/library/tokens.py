@@ -15,17 +15,24 @@ from litellm_compaction.tokens.counter import TokenCounter
 _TOKEN_CHARS = 4
 # An image, a sound, a file: what OpenAI's vision models take for a large picture, rounded up (1105 tokens, 2024-05).
 _PART_TOKENS = 1200
+_TOOL_PARTS = ("tool-call", "tool-result")
 
 
-def estimate_tokens(text: str) -> int:
-    """ceil(characters / 4): 30 % too low for code and numbers, far too low for Chinese; `count_tokens` is exact."""
+def estimate_tokens(text: object) -> int:
+    """ceil(characters / 4): 30 % too low for code and numbers, far too low for Chinese; `count_tokens` is exact.
+
+    0 for anything that is not a string: a message that only calls tools has `content` None.
+    """
+    if not isinstance(text, str):
+        return 0
     return -(-len(text) // _TOKEN_CHARS)
 
 
 def estimate_messages_tokens(messages: Sequence[JsonObject]) -> int:
-    """The sum of `estimate_tokens` over what the messages say: text, reasoning, and calls with their arguments.
+    """The sum of `estimate_tokens` over what the messages say: role, text, reasoning, and calls with their arguments.
 
-    Roles and the template's own tokens are not in it. A part that is not text counts as 1,200 tokens.
+    The template's own tokens are not in it. Content parts `tool-call` and `tool-result` (Vercel's AI SDK) count by
+    their texts; any other part that is not text counts as 1,200 tokens.
 
     Args:
         messages: n, oldest first, as in a chat completion request; not changed.
@@ -95,8 +102,20 @@ def parsed(messages: Sequence[JsonObject]) -> tuple[Message, ...]:
 def message_estimate(message: Message) -> int:
     """What one message says, estimated."""
     called = sum(len(call.name) + len(call.arguments) for call in message.calls)
-    chars = len(message.text) + len(message.reasoning) + called
-    return -(-chars // _TOKEN_CHARS) + _PART_TOKENS * len(message.other_parts)
+    said = [json.dumps(part, ensure_ascii=False, default=str) for part in _tool_parts(message)]
+    chars = len(message.role) + len(message.text) + len(message.reasoning) + called + sum(map(len, said))
+    return -(-chars // _TOKEN_CHARS) + _PART_TOKENS * (len(message.other_parts) - len(said))
+
+
+def _tool_parts(message: Message) -> list[JsonValue]:
+    """What the content parts that are calls or results hold, without their type."""
+    content = message.raw.get("content")
+    parts = content if isinstance(content, list | tuple) else ()
+    return [
+        {name: value for name, value in part.items() if name != "type"}
+        for part in parts
+        if isinstance(part, Mapping) and part.get("type") in _TOOL_PARTS
+    ]
 
 
 def _parsed(index: int, raw: object) -> Message:

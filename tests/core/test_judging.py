@@ -74,6 +74,48 @@ def test_a_degenerate_summary_is_not_used(summary: str, fault: str) -> None:
     assert look(summary) == Judgement("", fault)
 
 
+LONG = "Please port src/parser.py to Rust; here you have it. Ok? Sure, none of the 42 tests may fail, x. " * 12
+LONG_CHINESE = "好的，请把解析器移植到 Rust。没有别的要求，所有测试必须一直通过，不要修改配置文件。" * 12
+
+
+@pytest.mark.parametrize(
+    ("summary", "said"),
+    [
+        ("OK.", LONG),
+        ("x", LONG),
+        ("Sure, here you go!", LONG),
+        ("### Original task: none", LONG),
+        ("### Original task\nnone\n### Completed work\nNone.\n### Pending\n- [ ] none", LONG),
+        ("Certainly! Happy to help.", LONG),
+        ("Here is the record:", LONG),
+        ("Natürlich, gern!", LONG),
+        ("好的。", LONG_CHINESE),
+        ("### 任务\n没有", LONG_CHINESE),
+    ],
+)
+def test_a_summary_that_says_nothing_of_a_long_source_is_empty(summary: str, said: str) -> None:
+    assert judged(summary, instruction=INSTRUCTION, source=[said]) == Judgement("", "empty")
+    # In append mode the instruction is the last of the messages that the writer was shown.
+    assert judged(summary, instruction=INSTRUCTION, source=[said, f"{INSTRUCTION}\n\nNow."]) == Judgement("", "empty")
+
+
+@pytest.mark.parametrize(
+    ("summary", "said"),
+    [
+        ("Port the parser.", LONG),
+        ("### Original task\nRust\n### Pending\n- [ ] parsers", LONG),
+        ("42 left.", LONG),
+        ("Parser portieren.", LONG),
+        ("移植解析器。", LONG_CHINESE),
+        ("Porting it to a new language, all green.", LONG_CHINESE),
+        ("OK.", "Is it done? Say OK."),
+    ],
+)
+def test_a_short_summary_that_is_true_is_used(summary: str, said: str) -> None:
+    """In the conversation's words, in other forms of them, in another language; and of a conversation that is short."""
+    assert judged(summary, instruction=INSTRUCTION, source=[said]) == Judgement(summary, "")
+
+
 def test_bad_lines_are_left_out_of_a_good_summary() -> None:
     """With the heading that stood over nothing else."""
     said = (

@@ -117,6 +117,12 @@ def test_a_frame_cannot_be_left(summary: str, ledger: str) -> None:
     assert "<|im_start|>" not in framed
 
 
+def test_a_frame_says_how_many_rounds_it_stands_for() -> None:
+    """From the second round on."""
+    assert "previous compaction" not in frame("S", "", round_number=1)
+    assert "This summary incorporates context from 2 previous compaction rounds." in frame("S", "", round_number=3)
+
+
 def test_a_frame_has_only_the_sections_that_it_needs() -> None:
     """Without a summary or a ledger there is no empty heading; the round is named."""
     assert "## Session Summary (round 3)\nS" in frame("S", "", round_number=3)

@@ -56,6 +56,24 @@ def test_a_handoff_asks_for_its_seven_sections() -> None:
     assert "{" not in instruction
 
 
+def test_a_handoff_asks_for_what_a_coding_agent_needs() -> None:
+    """Snippets, the state of each file, work that is half done; and nothing has to be asked again."""
+    instruction = strategy_of("handoff").instruction(words=321, round_number=2)
+    sections = instruction.split("\n- `### ")
+    assert "specific changes with key code snippets, and its current state" in sections[4]
+    assert "(CRITICAL)" in sections[5]
+    assert "partial work in mid-implementation with its snippets" in sections[5]
+    assert "continue exactly where it was left off, without asking clarifying questions" in instruction
+
+
+def test_a_summary_asks_where_the_work_stands() -> None:
+    instruction = strategy_of("summary").instruction(words=321, round_number=2)
+    (state,) = [line for line in instruction.split("\n") if "### Current state" in line]
+    assert '"Working on:"' in state
+    assert '"Last completed:"' in state
+    assert "No code blocks unless absolutely critical." in instruction
+
+
 @pytest.mark.parametrize("strategy", STRATEGIES.values())
 def test_every_instruction_calls_the_conversation_data(strategy: Strategy) -> None:
     """And forbids to follow it."""

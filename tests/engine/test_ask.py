@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 
 from litellm_compaction.core.messages import Message
-from litellm_compaction.engine.ask import SentPrompts, SummaryClient
+from litellm_compaction.engine.ask import SentPrompts, SummaryClient, _Pauses
 from litellm_compaction.engine.measure import RequestMeasurer
 from litellm_compaction.errors import SummaryFailed
 from litellm_compaction.summarizer import SummaryAnswer
@@ -207,7 +207,7 @@ async def test_another_model_takes_as_large_a_prompt_as_the_same_one() -> None:
 
 
 async def test_a_model_whose_summaries_are_rejected_pauses(caplog: pytest.LogCaptureFixture) -> None:
-    """Two in a row: for ten minutes nobody waits for it, and one line says what to do; then it has one try.
+    """Two in a row: for two minutes nobody waits for it, and one line says what to do; then it has one try.
 
     The line is not said again before a summary was good.
     """
@@ -229,10 +229,10 @@ async def test_a_model_whose_summaries_are_rejected_pauses(caplog: pytest.LogCap
         ("truncate", "paused", 0),
         ("truncate", "paused", 0),
     ]
-    clock.now_s += 601
+    clock.now_s += 121
     assert await compacted("g") == ("truncate", "loop", 1)
     assert await compacted("h") == ("truncate", "paused", 0)
-    clock.now_s += 601
+    clock.now_s += 121
     bench.ask.answer = SUMMARY
     assert [await compacted(topic) for topic in "ij"] == [("summary", "", 1)] * 2
     warned = [record.message for record in caplog.records if "summaries_rejected" in record.message]
@@ -241,6 +241,23 @@ async def test_a_model_whose_summaries_are_rejected_pauses(caplog: pytest.LogCap
     bench.ask.answer = "The king was very wise and kind. " * 20
     assert [await compacted(topic) for topic in "kl"] == [("truncate", "loop", 1)] * 2
     assert len([record for record in caplog.records if "summaries_rejected" in record.message]) == 2
+
+
+async def test_a_pause_ends_with_the_first_good_answer() -> None:
+    """One that another conversation was still waiting for when the pause began."""
+    pauses, model = _Pauses(Clock()), Bench().pruning_model(FakeAsk(SUMMARY), label="a", window=8192)
+    for is_useless in (True, True, False):
+        pauses.note("", model, is_useless=is_useless)
+    assert not pauses.has("", model)
+
+
+async def test_one_model_pauses_and_the_next_is_asked() -> None:
+    """A pause belongs to the model that earned it."""
+    pauses, bench = _Pauses(Clock()), Bench()
+    one, other = (bench.pruning_model(bench.ask, label=label, window=8192) for label in ("a", "b"))
+    for _ in range(2):
+        pauses.note("", one, is_useless=True)
+    assert (pauses.has("", one), pauses.has("", other)) == (True, False)
 
 
 async def test_a_model_whose_summaries_come_too_late_pauses() -> None:

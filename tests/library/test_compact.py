@@ -135,7 +135,9 @@ async def test_safe_compact_says_what_it_survived(caplog: pytest.LogCaptureFixtu
     with caplog.at_level(logging.WARNING, "litellm_compaction"):
         await safe_compact(chat(20), config(), FakeCompletion([ConnectionError("Question 3")]))
     [record] = caplog.records
-    assert record.getMessage() == "library_compaction_failed model=qwen/qwen3-8b error=SummaryFailed"
+    assert record.getMessage() == (
+        "library_compaction_failed model=qwen/qwen3-8b reason=error error=SummaryFailed cause=ConnectionError"
+    )
 
 
 @pytest.mark.parametrize("bad", [[{"content": "no role"}], ["text"], [None]])
@@ -385,7 +387,11 @@ async def test_a_ledger_is_never_longer_than_its_bound(strategy: str, ledger_max
     """However short the summary is: what it leaves free is the caller's."""
     raw = [*agent_run(20), assistant("Done."), *[user("Now see src/a_1.py:42. " * 9), assistant("Seen.")] * 9]
     settled = config(strategy=strategy, ledger_max_tokens=ledger_max_tokens)
-    done = await compact(raw, settled, FakeCompletion([lambda prompt: edit_plan(prompt, "Short.") or "Short."]))
+    done = await compact(
+        raw,
+        settled,
+        FakeCompletion([lambda prompt: edit_plan(prompt, "Short.") or "A short record of all that was said."]),
+    )
     assert done.compacted
     record = read_record(next(message for message in parsed(done.messages) if message.role == "user"))
     assert record is not None
@@ -419,11 +425,11 @@ async def test_many_threads_compact_at_once() -> None:
 
     def run(number: int) -> str:
         raw = [system(), *chat(20 + number)[1:]]
-        completions = FakeCompletion([f"Said {number}."])
+        completions = FakeCompletion([f"Said {number} of everything in it."])
         return asyncio.run(compact(raw, config(strategy=list(STRATEGIES)[number % 2 * 2]), completions)).summary
 
     said = await asyncio.gather(*(asyncio.to_thread(run, number) for number in range(8)))
-    assert said == [f"Said {number}." for number in range(8)]
+    assert said == [f"Said {number} of everything in it." for number in range(8)]
 
 
 async def test_a_pruning_that_may_not_fit_is_followed_by_a_summary() -> None:
@@ -431,7 +437,7 @@ async def test_a_pruning_that_may_not_fit_is_followed_by_a_summary() -> None:
     done = await compact(
         agent_run(26),
         config(model="unheard-of", context_window_tokens=8192, trigger_ratio=1.0, strategy="prune"),
-        FakeCompletion([lambda prompt: edit_plan(prompt, "Short.") or "Short."]),
+        FakeCompletion([lambda prompt: edit_plan(prompt, "Short.") or "A short record of all that was said."]),
     )
     assert (done.strategy, done.compacted) == ("summary", True)
 

@@ -51,12 +51,12 @@ def test_a_token_is_four_characters(text: str) -> None:
 
 
 def test_messages_are_estimated_by_what_they_say() -> None:
-    """Text, reasoning, names and arguments of calls; a fixed size for what is not text."""
+    """Role, text, reasoning, names and arguments of calls; a fixed size for what is not text."""
     assert estimate_messages_tokens([]) == 0
-    assert estimate_messages_tokens([user("a" * 401), system("b" * 4)]) == 102
-    assert estimate_messages_tokens([calls("1", name="run", arguments="12345")]) == 2
-    assert estimate_messages_tokens([{**assistant("a" * 4), "reasoning_content": "b" * 4}]) == 2
-    assert estimate_messages_tokens([{"role": "user", "content": [image()]}]) == 1200
+    assert estimate_messages_tokens([user("a" * 401), system("b" * 4)]) == 102 + 3
+    assert estimate_messages_tokens([calls("1", name="run", arguments="12345")]) == 5
+    assert estimate_messages_tokens([{**assistant("a" * 4), "reasoning_content": "b" * 4}]) == 5
+    assert estimate_messages_tokens([{"role": "user", "content": [image()]}]) == 1200 + 1
 
 
 @pytest.mark.parametrize(("tokens", "expected"), [(None, True), (13_107, False), (13_108, True), (0, False)])

@@ -107,6 +107,17 @@ def test_stand_ins_promise_less(architecture: str, model: str, least_error: floa
     assert family.error_ratio >= least_error
 
 
+@pytest.mark.parametrize("name", ["my-gpt", "acme/gpt-turbo-ft", "gpt4all", "nanogpt", "gpt-j-6b"])
+def test_a_name_with_gpt_counts_as_gpt_by_estimate(name: str) -> None:
+    """No family claims it: OpenAI's vocabulary, and an estimate's margin."""
+    family = family_of("", name)
+    assert (family.name, family.vocabulary, family.exact, family.error_ratio) == ("gpt", "o200k_base", False, 0.25)
+
+
+def test_a_quantization_is_no_family() -> None:
+    assert family_of("", "yi-34b-GPTQ").name == "unknown"
+
+
 def test_the_gpt_generations_have_their_vocabularies() -> None:
     """GPT-4 and 3.5 use cl100k, later ones o200k, gpt-oss o200k with harmony's special tokens."""
     assert family_of("", "gpt-3.5-turbo").vocabulary == "cl100k_base"
