@@ -124,8 +124,8 @@ def _open(folder: Path, carrier: Carrier, behind_another: bool) -> Iterator[Rest
     rows = Rows(folder / "rows.jsonl")
     callbacks = ["bystander.handler"] if behind_another else []
     settings = {"carrier": carrier, "summary_timeout_s": 120, "window_cache_s": 600, "heartbeat_s": 0.2}
-    # Servers that count otherwise than we do have to be found out by their answers here; LM Studio's own protocol, which
-    # tells before, has test_ask_server.py.
+    # Servers that count differently have to be found out by their answers here. LM Studio's own protocol, which tells
+    # it before, has test_ask_server.py.
     settings |= NOTHING_AHEAD | {"ask_server": "off"}
     with open_bench(
         folder,
