@@ -68,9 +68,9 @@ class Mix(NamedTuple):
     other_share: float
     digit_share: float
 
-    def says_nothing_of(self, request: Mix) -> bool:
+    def says_nothing_of(self, request: Mix, more_share: float = _SAME_SHARE) -> bool:
         """Whether a sample of this mix holds more of what stand-ins count too high, and so would mislead."""
-        return any(mine > theirs + _SAME_SHARE for mine, theirs in zip(self, request, strict=True))
+        return any(mine > theirs + more_share for mine, theirs in zip(self, request, strict=True))
 
     def is_near(self, request: Mix) -> bool:
         """Whether a sample of this mix is about as good as one of the request's own."""
@@ -127,13 +127,19 @@ class Calibration:
         return found
 
     def _by_samples(self, raw_tokens: float, mix: Mix, family_error: float) -> Prediction:
-        usable = [sample for sample in values(self._samples) if not sample.mix.says_nothing_of(mix)]
+        # The model's own vocabulary fits all scripts about equally: a sample with a little more of one misleads less.
+        more_share = _NEAR_SHARE if family_error <= EXACT_ERROR else _SAME_SHARE
+        everything = values(self._samples)
+        usable = [sample for sample in everything if not sample.mix.says_nothing_of(mix, more_share)]
         near = [sample for sample in usable if sample.mix.is_near(mix)]
         usable = near or usable
         if not usable:
             # A tiny prompt shows what the template adds, never how well the vocabulary fits.
             extra_tokens = max((0.0, *values(self._extra_tokens)))
-            return Prediction(1 + extra_tokens / max(1.0, raw_tokens), family_error, calibrated=False)
+            factor = 1 + extra_tokens / max(1.0, raw_tokens)
+            # Text of another kind may not be so dear: a doubt, about which the server is asked.
+            dearest = max((sample.ratio for sample in everything), default=1.0)
+            return Prediction(factor, max(family_error, dearest / factor - 1), calibrated=False)
         # Constants blow up the ratios of prompts far shorter than this one.
         usable = [sample for sample in usable if 4 * sample.raw_tokens >= raw_tokens] or usable
         ratios = [sample.ratio for sample in usable]

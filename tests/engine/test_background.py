@@ -424,6 +424,7 @@ async def test_a_summary_that_fails_leaves_nothing() -> None:
 
 async def test_a_store_that_fails_harms_nobody(caplog: pytest.LogCaptureFixture) -> None:
     """The record is lost, and one line says so; no task is left with an error."""
+    caplog.set_level("DEBUG", logger="litellm_compaction")
     scene = Scene()
     await scene.turn()
     scene.bench.store.broken = True
