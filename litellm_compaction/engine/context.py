@@ -271,6 +271,7 @@ class PreparedRequest:
         tokens_before: the estimated prompt as it came.
         count: of what is sent.
         count_text: tokens of a text, for this model.
+        doubt_tokens: by how much `count` may be too low since nothing has confirmed it; the answer's bound leaves them.
         round: of the compaction that was applied, 0 for none.
         way: how the server is made to go on with an answer; None for a request that begins one.
         prompt: all of it as it is to be sent, for the way `raw`.
@@ -286,6 +287,7 @@ class PreparedRequest:
     count_text: Callable[[str], int]
     budget: Budget
     window: Window
+    doubt_tokens: int = 0
     round: int = 0
     way: Way | None = None
     prompt: BegunPrompt | None = None
@@ -299,7 +301,9 @@ class PreparedRequest:
 
     def max_output_tokens(self, asked_tokens: int | None) -> int:
         """The upstream `max_tokens` for what the client asked (None or negative: unlimited)."""
-        return self.budget.max_output_tokens(self.count.tokens, asked_tokens)
+        limit = self.budget.max_output_tokens(self.count.tokens, asked_tokens)
+        doubted = self.budget.max_output_tokens(self.count.tokens + self.doubt_tokens, asked_tokens)
+        return min(limit, max(doubted, self.budget.rules.answer_min_tokens))
 
 
 class Foreseen(NamedTuple):

@@ -45,6 +45,8 @@ from litellm_compaction.windows.windows import Window, Windows
 
 # By so much what is added to a floor that the server has counted may be more than planned.
 _PLANNED_ERROR = 0.10
+# A count by LM Studio's protocol is taken to be no more than so many times too low before an answer confirms it.
+_UNCONFIRMED_RATIO = 1.2
 # No vocabulary has a longer token (128 blanks in cl100k and o200k; 2026-11), so more text than this for each token of
 # the window fits by no count: all of it would only cost time, 0.15 s a megabyte.
 _MOST_CHARS_PER_TOKEN = 256
@@ -231,6 +233,15 @@ class RequestMeasurer:
         await self._warm_ups.join(case.target.key, lambda: self._warm_up(case))
         return await self._windows.resolve(case.target, fresh=True)
 
+    def doubt_tokens(self, work: MeasuredRequest, count: Count) -> int:
+        """Tokens that LM Studio's protocol may have left out of a count, until an answer confirms it (promise P1).
+
+        0 if it counts no less than we do; no more than a count that is a sixth too low leaves out.
+        """
+        if not self._windows.questions.is_unconfirmed(work.case.target.key, count.fingerprint):
+            return 0
+        return max(0, math.ceil(min(count.raw_tokens, _UNCONFIRMED_RATIO * count.tokens)) - count.tokens)
+
     async def is_busy_elsewhere(self, case: RequestContext) -> bool:
         """Whether LM Studio says that the model of a case works on something; the caller knows of nothing."""
         instance = self._windows.instance(case.target)
@@ -411,6 +422,7 @@ class Outgoing:
             count_text=work.count_text,
             budget=work.budget.own,
             window=work.window,
+            doubt_tokens=self._measurer.doubt_tokens(work, work.count),
         )
 
     async def applied(
@@ -432,6 +444,7 @@ class Outgoing:
             count_text=work.count_text,
             budget=replace(work.budget, error_ratio=count.error_ratio, own_error_ratio=None),
             window=work.window,
+            doubt_tokens=self._measurer.doubt_tokens(work, count),
             round=compaction.round,
         )
 

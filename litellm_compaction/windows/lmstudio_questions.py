@@ -25,6 +25,8 @@ logger = logging.getLogger("litellm_compaction")
 _MOST_CHARS = 1_000_000
 # `countTokens` may add the token that begins a prompt, or a chat the beginning of the answer: no more than this.
 _MOST_CONSTANT_TOKENS = 32
+# A larger share of a prompt is no constant yet: a count that is 13 % too low looks like one in a short prompt.
+_MOST_CONSTANT_RATIO = 0.02
 # Two numbers for one prompt that are no further apart are the same.
 _SAME_TOKENS, _SAME_RATIO = 2, 0.005
 _DOUBTED_S = 3600.0
@@ -171,6 +173,10 @@ class LMStudioQuestions:
             self._told[target_key, fingerprint] = tokens
         return tokens + self._constants.get(target_key, 0)
 
+    def is_unconfirmed(self, target_key: str, fingerprint: int) -> bool:
+        """Returns True for a prompt that the protocol has counted, of a model whose answers have confirmed no count."""
+        return (target_key, fingerprint) in self._told and target_key not in self._constants
+
     def compare(self, target_key: str, model: str, fingerprint: int, prompt_tokens: int) -> None:
         """Holds a count against the number in the answer to the same request.
 
@@ -187,7 +193,8 @@ class LMStudioQuestions:
             return
         constant, known = prompt_tokens - told, self._constants.get(target_key)
         if known is None and abs(constant) <= _MOST_CONSTANT_TOKENS:
-            self._constants[target_key] = constant
+            if abs(constant) <= max(_SAME_TOKENS, _MOST_CONSTANT_RATIO * told):
+                self._constants[target_key] = constant
         elif abs(constant - (known or 0)) > max(_SAME_TOKENS, _SAME_RATIO * told):
             self._constants.pop(target_key, None)
             if self.is_believed(target_key):
