@@ -46,6 +46,7 @@ SEEN_CHARS = {
         (f"core.secrets._{name}" for name in ("TOKEN", "HEADER", "URL", "OPTION", "NAME_BEGINS", "ASSIGNED", "SAID")),
         32_768,
     ),  # _SLICE_CHARS
+    **dict.fromkeys((f"core.secrets._{name}" for name in ("SIGNED", "COMMAND", "FORM", "BROKEN", "HIDDEN")), 32_768),
     "core.continuation.preamble._DIALOGUE": 4096,  # the end of an answer (SEARCHED_CHARS in overlap)
     # A server's error of 2,000 characters (_READ_ERROR_CHARS), each escaped as six.
     "proxy.internal._WORDS": 12_000,

@@ -71,6 +71,89 @@ SECRETS: tuple[tuple[str, str], ...] = (
     ("-----BEGIN RSA PRIVATE KEY-----\nMIIEpAIBAAKCAQEA\nabcd1234\n-----END RSA PRIVATE KEY-----", "MIIEpAIBAAKCAQEA"),
     ("-----BEGIN OPENSSH PRIVATE KEY-----\nb3BlbnNzaC1rZXktdjEA\nAAAAB3Nza", "b3BlbnNzaC1rZXktdjEA"),
     ('"-----BEGIN PRIVATE KEY-----\\nMIIEvQIBADANBgkq\\nhkiG9w0B\\n-----END PRIVATE KEY-----\\n"', "MIIEvQIBADANBgkq"),
+    ("DB_PASS=winter77", "winter77"),
+    ("ADMIN_PW=winter77", "winter77"),
+    ("MY_SERVICE_KEY=a1b2c3d4", "a1b2c3d4"),
+    ("//registry.example/:_auth=am9lOndpbnRlcjc3", "am9lOndpbnRlcjc3"),
+    ('"auth": "dXNlcjpwYXNzd29yZA=="', "dXNlcjpwYXNzd29yZA=="),
+    ("<password>winter77</password>", "winter77"),
+    ("define('DB_PASSWORD', 'winter 77')", "winter 77"),
+    ("| db password | winter77 |", "winter77"),
+    ("password\twinter77", "winter77"),
+    ("use winter77 as the password", "winter77"),
+    ('variable "db_password" {\n  type = string\n  default = "winter77"\n}', "winter77"),
+    ("password: |\n  winter77\n", "winter77"),
+    ("Password:\nwinter77\n", "winter77"),
+    ("mot de passe : winter77", "winter77"),
+    ("senha: winter77", "winter77"),
+    ("пароль: winter77", "winter77"),
+    ("hasło: winter77", "winter77"),
+    ("wachtwoord = winter77", "winter77"),
+    ("パスワード：winter77", "winter77"),
+    ("비밀번호: winter77", "winter77"),
+    ("curl -ujoe:winter77 https://x", "winter77"),
+    ("mysql -u root -pwinter77 shop", "winter77"),
+    ("sshpass -p winter77 ssh host", "winter77"),
+    ("redis-cli -h cache -a winter77 ping", "winter77"),
+    ("htpasswd -bc users joe winter77", "winter77"),
+    ("machine example.org login joe password winter77", "winter77"),
+    ("db.internal:5432:shop:joe:winter77", "winter77"),
+    ("root:$6$" + "saltsalt$" + "a1B2" * 12 + ":19000:0", "a1B2a1B2"),
+    ("$2b$" + "12$" + "a1B2" * 13 + "c", "a1B2a1B2"),
+    ("docker login -u joe -p winter77 registry.example", "winter77"),
+    ("openssl rsa -passin pass:winter77 -in k", "winter77"),
+    ("aws configure set aws_secret_access_key winter77winter77", "winter77winter77"),
+    ("LTAI" + "a1B2" * 5, "a1B2a1B2"),
+    ("rubygems_" + "a1b2" * 12, "a1b2a1b2"),
+    ("nvapi-" + "a1B2" * 16, "a1B2a1B2"),
+    ("pul-" + "a1b2" * 10, "a1b2a1b2"),
+    ("sk-" + "lm-ab12cd34:" + "a1B2" * 5, "a1B2a1B2"),
+    ("xai-" + "a1B2" * 20, "a1B2a1B2"),
+    ("pplx-" + "a1b2" * 12, "a1b2a1b2"),
+    ("hvs" + "." + "a1B2" * 8, "a1B2a1B2"),
+    ("ATATT3" + "xFfGF0" * 20, "xFfGF0xFf"),
+    ("dapi" + "a1b2" * 8, "a1b2a1b2"),
+    ("lin_" + "api_" + "a1B2" * 10, "a1B2a1B2"),
+    ("ntn_" + "a1B2" * 11, "a1B2a1B2"),
+    ("123456789:" + "AA" + "a1B2" * 8 + "c", "a1B2a1B2"),
+    ("glcbt-" + "a1B2" * 6, "a1B2a1B2"),
+    ("sbp_" + "a1b2" * 10, "a1b2a1b2"),
+    ("pscale_" + "tkn_" + "a1B2" * 10, "a1B2a1B2"),
+    ("glsa_" + "a1B2" * 8 + "_1234abcd", "a1B2a1B2"),
+    ("NRAK-" + "A1B2" * 6 + "C3D", "A1B2A1B2"),
+    ("sntrys_" + "a1B2" * 15, "a1B2a1B2"),
+    ("figd_" + "a1B2" * 10, "a1B2a1B2"),
+    ("PMAK-" + "a1b2" * 6 + "-" + "a1b2" * 8 + "c3", "a1b2a1b2"),
+    ("dp." + "pt." + "a1B2" * 10 + "c3d", "a1B2a1B2"),
+    ("FlyV1 " + "fm2_" + "a1B2" * 20, "a1B2a1B2"),
+    ("tskey-" + "auth-k1CNTRL-" + "a1B2" * 6, "a1B2a1B2"),
+    ("mailgun key-" + "a1b2" * 8, "a1b2a1b2"),
+    ("a1b2" * 8 + "-us12", "a1b2a1b2"),
+    ("sq0" + "atp-" + "a1B2" * 6, "a1B2a1B2"),
+    ("twilio SK" + "a1b2" * 8, "a1b2a1b2"),
+    ("airtable pat" + "a1B2c3D4e5F6g7." + "a1b2" * 16, "a1b2a1b2"),
+    ("https://x.blob.core.windows.net/c?sv=2022&sig=" + "a1B2" * 11 + "%3D", "a1B2a1B2"),
+    ("https://b.s3.amazonaws.com/k?X-Amz-Signature=" + "a1b2" * 16, "a1b2a1b2"),
+    ("abc8Q~" + "a1B2" * 8 + "c3", "a1B2a1B2"),
+    ("1//" + "0" + "a1B2" * 12, "a1B2a1B2"),
+    ("https://discord.com/api/webhooks/123456789012/" + "a1B2" * 15, "a1B2a1B2"),
+    ("Private-Lines: 2\n" + "a1B2" * 16 + "\nabcd\nPrivate-MAC: 0", "a1B2a1B2"),
+    ("...\n" + "a1B2" * 16 + "\n" + "c3D4" * 8 + "\n-----END RSA PRIVATE KEY-----", "a1B2a1B2"),
+)
+# What terminals and pages put before a secret or into it, unseen.
+HIDDEN_BY = (
+    *(
+        "\x1b[32m",
+        "\x1b[1;38;5;196m",
+        "\\u001b[0m",
+        "\\x1b[32m",
+        "\\033[1m",
+        "\\e[32m",
+        "\u200b",
+        "\u2060",
+        "\ufeff",
+        "\xad",
+    ),
 )
 # What stays as it is.
 HARMLESS = (
@@ -105,6 +188,23 @@ HARMLESS = (
     "sk-learn-contrib-estimators-and-more",
     "Authorization: $TOKEN",
     "cookie: string",
+    "authorization: required",
+    "credentials: include",
+    "fetch(url, {credentials: 'same-origin'})",
+    "password: 'Passwort'",
+    "token: Token::Ident",
+    "token: *default_token",
+    "password: vault:secret/data/db#password",
+    "encryption key: AES-256",
+    "first_pass: results",
+    "sort -u names | cut -d: -f2",
+    "| password | string |",
+    "<token>string</token>",
+    "password:\nusername: joe1\n",
+    "mysql -h db -p shop",
+    "mkdir -p shop/mysql",
+    "keep the id as the token 12 says",
+    "\x1b[32mgreen\x1b[0m is a colour, \u200band that has no width",
     "-----BEGIN PUBLIC KEY-----\nMIIBIjANBgkqh\n-----END PUBLIC KEY-----",
 )
 
@@ -143,6 +243,18 @@ def test_the_name_is_kept() -> None:
 def test_what_is_no_secret_stays(text: str) -> None:
     """Ids, hashes, paths, types, code and placeholders: the ledger needs them."""
     assert redacted(text) == text
+
+
+@pytest.mark.parametrize("hidden_by", HIDDEN_BY)
+@pytest.mark.parametrize("token", ["ghp_" + "a1B2" * 9, "AKIA" + "IOSFODNN7ABCDEFG", JWT, "password: winter77"])
+def test_colours_and_characters_without_a_width_hide_no_secret(token: str, hidden_by: str) -> None:
+    """Before it, and in its midst; as a message of its own and among others."""
+    for text in (f"see {hidden_by}{token} now", f"see {token[:6]}{hidden_by}{token[6:]} now"):
+        found = redacted(text)
+        assert MARKER in found
+        assert token[-6:] not in found
+        (cleaned,) = [secrets.Cleaned([parse_message({"role": "tool", "content": text})], redactor(()))[0].text]
+        assert cleaned == found
 
 
 @pytest.mark.parametrize("role", ["user", "assistant", "tool"])
