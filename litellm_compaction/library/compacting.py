@@ -99,11 +99,11 @@ async def compact(
     """
     topic = one_line_topic(focus)
     conversation = parsed(messages)
-    selected = select(conversation, config)
-    carried = selected.earlier.round if selected.earlier else 0
-    if selected.reason == "empty":
+    if not conversation:
         return CompactionResult(messages=[], compacted=False, reason="empty")
     tokens_before = await prompt_tokens(conversation, config.model, tools)
+    selected = select(conversation, config, tokens=tokens_before, tools=tools)
+    carried = selected.earlier.round if selected.earlier else 0
     if selected.reason:
         return _unchanged(messages, selected.reason, carried, tokens_before)
     call = await begin(selected.messages, config, acompletion, tools=tools, focus=topic)
@@ -232,8 +232,11 @@ def _decision(selected: Selected, config: CompactionConfig, work: MeasuredReques
     """
     earlier = selected.earlier
     covered_messages = len(selected.covered)
-    words_tokens = int(_WORDS_SHARE * config.ledger_tokens)
     kept = kept_tokens(work.conversation, covered_messages, selected.pinned)
+    ledger_tokens = config.ledger_tokens
+    if tokens_before > config.trigger_tokens:
+        spare_tokens = config.target_tokens(tokens_before) - kept - RECORD_TOKENS - config.summary_tokens
+        ledger_tokens = min(ledger_tokens, max(spare_tokens, config.least_ledger_tokens))
     summarize = Summarize(
         covered_messages=covered_messages,
         pinned=selected.pinned,
@@ -241,10 +244,10 @@ def _decision(selected: Selected, config: CompactionConfig, work: MeasuredReques
         integrates=False,
         provisional=False,
         summary_tokens=config.summary_tokens,
-        ledger_tokens=config.ledger_tokens,
-        ledger_max_tokens=config.ledger_tokens,
-        words_tokens=words_tokens,
-        predicted_tokens=kept + RECORD_TOKENS + config.summary_tokens + config.ledger_tokens,
+        ledger_tokens=ledger_tokens,
+        ledger_max_tokens=ledger_tokens,
+        words_tokens=int(_WORDS_SHARE * ledger_tokens),
+        predicted_tokens=kept + RECORD_TOKENS + config.summary_tokens + ledger_tokens,
         carried_round=earlier.round if earlier else 0,
         strategy=writer_of(config.strategy),
     )
@@ -271,7 +274,7 @@ def _decision(selected: Selected, config: CompactionConfig, work: MeasuredReques
         summary_tokens=config.summary_tokens,
         carried_tokens=said_tokens,
         ledger_tokens=config.ledger_tokens,
-        words_tokens=words_tokens,
+        words_tokens=int(_WORDS_SHARE * config.ledger_tokens),
         predicted_tokens=int(_PRUNED_SHARE * tokens_before),
         otherwise=summarize,
         strategy=config.strategy,

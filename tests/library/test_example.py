@@ -110,7 +110,9 @@ async def test_the_example_of_the_documentation() -> None:
     exec(found[1], names)  # noqa: S102 - our own page
     completions = FakeCompletion()
     assert await names["prepare_step"](chat(3), completions) == chat(3)
-    assert len(await names["prepare_step"](chat(40), completions)) == 12
+    # System, the record, and of the ten recent messages those that the target has room for.
+    sent = await names["prepare_step"](chat(40), completions)
+    assert (len(sent), sent[2:]) == (8, chat(40)[-6:])
 
 
 def test_the_tool_of_the_example(example: ModuleType, tmp_path: Path) -> None:
