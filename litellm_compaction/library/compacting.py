@@ -7,7 +7,7 @@ others is made by the engine.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, cast
 
@@ -52,6 +52,8 @@ class CompactionResult:
         summary: what the model wrote, without secrets, "" where it was not asked; after a pruning, behind what earlier
             ones said.
         summarized_messages: how many messages are not sent any more, without those of earlier rounds.
+        replaced: the positions in the given messages that the record stands for, ascending; a message that was an
+            earlier record and nothing else is one of them.
         tokens_before: of the prompt as it came, tools included; 0 where it was not counted (`empty`, `error`).
         tokens_after: of the prompt with `messages`.
         error: what went wrong (`safe_compact` only).
@@ -64,6 +66,7 @@ class CompactionResult:
     round: int = 0
     summary: str = field(default="", repr=False)
     summarized_messages: int = 0
+    replaced: tuple[int, ...] = ()
     tokens_before: int = 0
     tokens_after: int = 0
     error: Exception | None = None
@@ -127,7 +130,7 @@ async def compact(
         config.model,
         compaction.rung,
         compaction.round,
-        made.gone,
+        len(made.gone),
         tokens_before,
         tokens_after,
     )
@@ -137,7 +140,8 @@ async def compact(
         strategy=compaction.rung,
         round=compaction.round,
         summary=compaction.said,
-        summarized_messages=made.gone,
+        summarized_messages=len(made.gone),
+        replaced=selected.replaced(made.gone),
         tokens_before=tokens_before,
         tokens_after=tokens_after,
     )
@@ -282,11 +286,11 @@ def _decision(selected: Selected, config: CompactionConfig, work: MeasuredReques
 
 
 class _Made(NamedTuple):
-    """A compaction, the conversation with it, and how many messages of the caller's are not sent any more."""
+    """A compaction, the conversation with it, and which of the covered messages are not sent any more."""
 
     compaction: Compaction
     messages: tuple[Message, ...]
-    gone: int
+    gone: Collection[int]
 
 
 async def _made(call: Call, decision: Making, selected: Selected) -> _Made:
@@ -304,7 +308,8 @@ async def _made(call: Call, decision: Making, selected: Selected) -> _Made:
         logger.warning(
             "library_pruning_failed model=%s reason=%s; a summary is made", built.pruning_model, built.reason
         )
-    gone = len(compaction.dropped) - len(selected.record_at) if chooses(compaction.rung) else len(selected.fresh)
+    chosen = [position for position in compaction.dropped if position not in selected.record_at]
+    gone = chosen if chooses(compaction.rung) else selected.fresh_at
     messages = await off_loop(selected.messages, lambda: _sent(selected, compaction))
     return _Made(compaction, messages, gone)
 

@@ -49,6 +49,8 @@ class Selected:
         covered: the other messages before the cut; a record stands before them, in a message of its own.
         pinned: positions in `covered` of the user messages that stay verbatim.
         tail: the messages from the cut on.
+        sources: for each of `covered` its position in the messages that were divided; -1 for the carried record.
+        record_sources: positions of the messages that were an earlier record and nothing else.
     """
 
     system: tuple[Message, ...]
@@ -57,6 +59,13 @@ class Selected:
     pinned: tuple[int, ...]
     tail: tuple[Message, ...]
     reason: Unselected
+    sources: tuple[int, ...] = ()
+    record_sources: tuple[int, ...] = ()
+
+    def replaced(self, gone: Collection[int]) -> tuple[int, ...]:
+        """Positions in the divided messages that a record stands for, ascending, if these of `covered` go."""
+        sources = {self.sources[position] for position in gone if position not in self.record_at}
+        return tuple(sorted(sources.union(self.record_sources)))
 
     @property
     def record_at(self) -> tuple[int, ...]:
@@ -64,10 +73,15 @@ class Selected:
         return (0,) if self.earlier is not None and self.covered else ()
 
     @property
+    def fresh_at(self) -> list[int]:
+        """The positions in `covered` of what the summary will stand for."""
+        staying = {*self.pinned, *self.record_at}
+        return [position for position in range(len(self.covered)) if position not in staying]
+
+    @property
     def fresh(self) -> list[Message]:
         """What the summary will stand for."""
-        gone = {*self.pinned, *self.record_at}
-        return [message for position, message in enumerate(self.covered) if position not in gone]
+        return [self.covered[position] for position in self.fresh_at]
 
     @property
     def kept(self) -> list[Message]:
@@ -134,15 +148,22 @@ def select(
     system: list[Message] = []
     covered: list[Message] = []
     records: list[Record] = []
-    for message in messages[:cut]:
+    sources: list[int] = []
+    record_sources: list[int] = []
+    for index, message in enumerate(messages[:cut]):
         found = read_record(message)
         if found is not None:
             records.append(found.record)
             rest = found.rest
         else:
             rest = message
-        if rest is not None:
-            (system if rest.is_system else covered).append(rest)
+        if rest is None:
+            record_sources.append(index)
+        elif rest.is_system:
+            system.append(rest)
+        else:
+            covered.append(rest)
+            sources.append(index)
     tail = tuple(messages[cut:])
     divided = (*system, *covered, *tail)
     doubted = doubted_index(divided)
@@ -157,6 +178,8 @@ def select(
         pinned=tuple(len(carrier) + position for position in pinned),
         tail=tail,
         reason="",
+        sources=(*([-1] * len(carrier)), *sources),
+        record_sources=tuple(record_sources),
     )
     if selected.fresh and sum(map(message_estimate, selected.fresh)) >= RECORD_TOKENS:
         return selected

@@ -427,6 +427,35 @@ async def test_a_summary_of_nothing() -> None:
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
+async def test_a_result_says_which_messages_it_stands_for(strategy: str) -> None:
+    """All that is not sent any more, an earlier record included; none of what stays word for word."""
+    old = system("## Session Summary (round 4)\nThe lexer is ported.")
+    raw = [system(), old, *chat(10)[1:], system("Metric units."), *chat(30)[21:]]
+    unique = [{**message, "content": f"{message['content']} No. {at}."} for at, message in enumerate(raw)]
+    done = await compact(unique, config(strategy=strategy), FakeCompletion([plan_or_summary]))
+    assert done.compacted
+    assert len(done.replaced) == done.summarized_messages + 1
+    assert done.replaced == tuple(sorted(set(done.replaced)))
+    sent = [str(message["content"]) for message in done.messages]
+    staying = [at for at, message in enumerate(unique) if any(each.endswith(message["content"]) for each in sent)]
+    if strategy != "prune":
+        assert sorted([*staying, *done.replaced]) == list(range(len(unique)))
+    assert not {*staying} & {*done.replaced}
+    again = await compact(done.messages, config(strategy=strategy), FakeCompletion())
+    assert again.compacted or again.replaced == ()
+
+
+async def test_the_users_words_behind_a_record_are_replaced_when_they_go() -> None:
+    """The record in front of a request is integrated; once a newer request stands, that message is in the record."""
+    first = await compact(chat(20), config(keep_recent_messages=2), FakeCompletion())
+    more = [*first.messages, assistant("Fine."), *agent_run(20)[1:]]
+    second = await compact(more, config(keep_recent_messages=2), FakeCompletion())
+    newest_user = max(at for at, message in enumerate(more) if message["role"] == "user")
+    gone = [at for at, message in enumerate(more[:-2]) if message["role"] != "system" and at != newest_user]
+    assert (second.round, second.replaced) == (2, tuple(gone))
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("ledger_max_tokens", [0, 60, 300])
 async def test_a_ledger_is_never_longer_than_its_bound(strategy: str, ledger_max_tokens: int) -> None:
     """However short the summary is: what it leaves free is the caller's."""
