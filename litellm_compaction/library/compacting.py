@@ -45,7 +45,7 @@ class CompactionResult:
         messages: the conversation to go on with; where `compacted` is false, the caller's own dicts.
         compacted: whether anything changed.
         reason: why nothing changed, else "": as `CompactionSelection.reason`, `no_gain` where less than 10 % would
-            have been saved, or `error` (`safe_compact` only).
+            have been saved, `below_trigger` (if asked for), or `error` (`safe_compact` and `Compactor`).
         strategy: that made it, "" where nothing changed: the configured one, or `summary` after a pruning that could
             not be used.
         round: of the summary in front, 0 for none.
@@ -56,12 +56,12 @@ class CompactionResult:
             earlier record and nothing else is one of them.
         tokens_before: of the prompt as it came, tools included; 0 where it was not counted (`empty`, `error`).
         tokens_after: of the prompt with `messages`.
-        error: what went wrong (`safe_compact` only).
+        error: what went wrong (`safe_compact` and `Compactor`).
     """
 
     messages: list[dict[str, JsonValue]] = field(repr=False)
     compacted: bool
-    reason: Unselected | Literal["no_gain", "error"] = ""
+    reason: Unselected | Literal["below_trigger", "no_gain", "error"] = ""
     strategy: str = ""
     round: int = 0
     summary: str = field(default="", repr=False)
@@ -79,6 +79,7 @@ async def compact(
     *,
     tools: Sequence[JsonValue] = (),
     focus: str = "",
+    above_trigger_only: bool = False,
 ) -> CompactionResult:
     """The conversation with one summary in place of everything but system messages and the recent messages.
 
@@ -95,6 +96,7 @@ async def compact(
         acompletion: writes the summary; called with `model=, messages=, max_tokens=, temperature=`.
         tools: schemas that are sent with the messages; only counted.
         focus: a topic that is kept in more detail, "" for none; the model gets it as data.
+        above_trigger_only: leaves a prompt that is not above the trigger as it is, with `reason` "below_trigger".
 
     Raises:
         SummaryFailed: the summariser gave nothing usable.
@@ -107,6 +109,8 @@ async def compact(
     tokens_before = await prompt_tokens(conversation, config.model, tools)
     selected = select(conversation, config, tokens=tokens_before, tools=tools)
     carried = selected.earlier.round if selected.earlier else 0
+    if above_trigger_only and tokens_before <= config.trigger_tokens:
+        return _unchanged(messages, "below_trigger", carried, tokens_before)
     if selected.reason:
         return _unchanged(messages, selected.reason, carried, tokens_before)
     call = await begin(selected.messages, config, acompletion, tools=tools, focus=topic)
@@ -154,13 +158,16 @@ async def safe_compact(
     *,
     tools: Sequence[JsonValue] = (),
     focus: str = "",
+    above_trigger_only: bool = False,
 ) -> CompactionResult:
     """As `compact`, but never raises: on any error the messages come back unchanged, with `reason` "error".
 
     Cancellation passes through. `result.error` says what went wrong, and a warning names its type in the log.
     """
     try:
-        return await compact(messages, config, acompletion, tools=tools, focus=focus)
+        return await compact(
+            messages, config, acompletion, tools=tools, focus=focus, above_trigger_only=above_trigger_only
+        )
     except Exception as error:  # noqa: BLE001 - an agent goes on without a compaction rather than not at all
         reason = error.reason if isinstance(error, SummaryFailed) else "error"
         cause = type(error.__cause__ or error).__name__
@@ -327,7 +334,7 @@ def _sent(selected: Selected, compaction: Compaction) -> tuple[Message, ...]:
 
 
 def _unchanged(
-    messages: Sequence[JsonObject], reason: Unselected | Literal["no_gain"], carried: int, tokens: int
+    messages: Sequence[JsonObject], reason: Unselected | Literal["below_trigger", "no_gain"], carried: int, tokens: int
 ) -> CompactionResult:
     return CompactionResult(
         messages=_own(messages),
