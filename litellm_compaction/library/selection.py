@@ -64,8 +64,7 @@ class Selected:
 
     def replaced(self, gone: Collection[int]) -> tuple[int, ...]:
         """Positions in the divided messages that a record stands for, ascending, if these of `covered` go."""
-        sources = {self.sources[position] for position in gone if position not in self.record_at}
-        return tuple(sorted(sources.union(self.record_sources)))
+        return tuple(sorted({*self.record_sources, *(self.sources[position] for position in gone)}))
 
     @property
     def record_at(self) -> tuple[int, ...]:
