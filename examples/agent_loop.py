@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from litellm_compaction import CompactionConfig, count_tokens, safe_compact, should_compact
+from litellm_compaction import CompactionConfig, Compactor
 
 SYSTEM = "You are an agent. Use the tools until the task is done, then answer in one sentence."
 LIST_FILES = {
@@ -47,9 +47,10 @@ async def run_agent(
         schemas: of the tools.
         max_steps: after which the loop gives up.
     """
+    compactor = Compactor(config, acompletion)
     messages: list[dict[str, Any]] = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": task}]
     for _ in range(max_steps):
-        messages = await prepare_step(messages, config, acompletion, schemas)
+        messages = await prepare_step(compactor, messages, schemas)
         response = await acompletion(model=config.model, messages=messages, tools=schemas)
         answer = response.choices[0].message
         if not answer.tool_calls:
@@ -65,16 +66,10 @@ async def run_agent(
 
 
 async def prepare_step(
-    messages: list[dict[str, Any]],
-    config: CompactionConfig,
-    acompletion: Callable[..., Awaitable[Any]],
-    schemas: list[dict[str, Any]],
+    compactor: Compactor, messages: list[dict[str, Any]], schemas: list[dict[str, Any]]
 ) -> list[dict[str, Any]]:
     """The messages of the next step: as they are, or with a summary in place of the older ones."""
-    tokens = await count_tokens(messages, model=config.model, tools=schemas)
-    if not should_compact(messages, config, tokens=tokens):
-        return messages
-    result = await safe_compact(messages, config, acompletion, tools=schemas)
+    result = await compactor(messages, tools=schemas)
     if result.compacted:
         print(f"compacted, round {result.round}: {result.tokens_before:,} → {result.tokens_after:,} tokens")
     elif result.error:

@@ -11,16 +11,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from litellm_compaction.errors import ConfigError, SummaryFailed
+    from litellm_compaction.errors import ConfigError, SummaryFailed, WindowUnknown
     from litellm_compaction.library import (
         CompactionConfig,
         CompactionResult,
         CompactionSelection,
+        Compactor,
         compact,
         count_tokens,
         estimate_messages_tokens,
         estimate_tokens,
         generate_summary,
+        loaded_window,
         safe_compact,
         select_messages,
         should_compact,
@@ -34,8 +36,10 @@ __all__ = [
     "CompactionConfig",
     "CompactionResult",
     "CompactionSelection",
+    "Compactor",
     "ConfigError",
     "SummaryFailed",
+    "WindowUnknown",
     "__version__",
     "compact",
     "count_tokens",
@@ -43,12 +47,13 @@ __all__ = [
     "estimate_tokens",
     "generate_summary",
     "handler",
+    "loaded_window",
     "safe_compact",
     "select_messages",
     "should_compact",
 ]
 
-_ERRORS = ("ConfigError", "SummaryFailed")
+_ERRORS = ("ConfigError", "SummaryFailed", "WindowUnknown")
 
 
 def __getattr__(name: str) -> object:

@@ -7,7 +7,7 @@ others is made by the engine.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, cast
 
@@ -45,25 +45,28 @@ class CompactionResult:
         messages: the conversation to go on with; where `compacted` is false, the caller's own dicts.
         compacted: whether anything changed.
         reason: why nothing changed, else "": as `CompactionSelection.reason`, `no_gain` where less than 10 % would
-            have been saved, or `error` (`safe_compact` only).
+            have been saved, `below_trigger` (if asked for), or `error` (`safe_compact` and `Compactor`).
         strategy: that made it, "" where nothing changed: the configured one, or `summary` after a pruning that could
             not be used.
         round: of the summary in front, 0 for none.
         summary: what the model wrote, without secrets, "" where it was not asked; after a pruning, behind what earlier
             ones said.
         summarized_messages: how many messages are not sent any more, without those of earlier rounds.
+        replaced: the positions in the given messages that the record stands for, ascending; a message that was an
+            earlier record and nothing else is one of them.
         tokens_before: of the prompt as it came, tools included; 0 where it was not counted (`empty`, `error`).
         tokens_after: of the prompt with `messages`.
-        error: what went wrong (`safe_compact` only).
+        error: what went wrong (`safe_compact` and `Compactor`).
     """
 
     messages: list[dict[str, JsonValue]] = field(repr=False)
     compacted: bool
-    reason: Unselected | Literal["no_gain", "error"] = ""
+    reason: Unselected | Literal["below_trigger", "no_gain", "error"] = ""
     strategy: str = ""
     round: int = 0
     summary: str = field(default="", repr=False)
     summarized_messages: int = 0
+    replaced: tuple[int, ...] = ()
     tokens_before: int = 0
     tokens_after: int = 0
     error: Exception | None = None
@@ -76,6 +79,7 @@ async def compact(
     *,
     tools: Sequence[JsonValue] = (),
     focus: str = "",
+    above_trigger_only: bool = False,
 ) -> CompactionResult:
     """The conversation with one summary in place of everything but system messages and the recent messages.
 
@@ -92,6 +96,7 @@ async def compact(
         acompletion: writes the summary; called with `model=, messages=, max_tokens=, temperature=`.
         tools: schemas that are sent with the messages; only counted.
         focus: a topic that is kept in more detail, "" for none; the model gets it as data.
+        above_trigger_only: leaves a prompt that is not above the trigger as it is, with `reason` "below_trigger".
 
     Raises:
         SummaryFailed: the summariser gave nothing usable.
@@ -99,11 +104,13 @@ async def compact(
     """
     topic = one_line_topic(focus)
     conversation = parsed(messages)
-    selected = select(conversation, config)
-    carried = selected.earlier.round if selected.earlier else 0
-    if selected.reason == "empty":
+    if not conversation:
         return CompactionResult(messages=[], compacted=False, reason="empty")
     tokens_before = await prompt_tokens(conversation, config.model, tools)
+    selected = select(conversation, config, tokens=tokens_before, tools=tools)
+    carried = selected.earlier.round if selected.earlier else 0
+    if above_trigger_only and tokens_before <= config.trigger_tokens:
+        return _unchanged(messages, "below_trigger", carried, tokens_before)
     if selected.reason:
         return _unchanged(messages, selected.reason, carried, tokens_before)
     call = await begin(selected.messages, config, acompletion, tools=tools, focus=topic)
@@ -127,7 +134,7 @@ async def compact(
         config.model,
         compaction.rung,
         compaction.round,
-        made.gone,
+        len(made.gone),
         tokens_before,
         tokens_after,
     )
@@ -137,7 +144,8 @@ async def compact(
         strategy=compaction.rung,
         round=compaction.round,
         summary=compaction.said,
-        summarized_messages=made.gone,
+        summarized_messages=len(made.gone),
+        replaced=selected.replaced(made.gone),
         tokens_before=tokens_before,
         tokens_after=tokens_after,
     )
@@ -150,13 +158,16 @@ async def safe_compact(
     *,
     tools: Sequence[JsonValue] = (),
     focus: str = "",
+    above_trigger_only: bool = False,
 ) -> CompactionResult:
     """As `compact`, but never raises: on any error the messages come back unchanged, with `reason` "error".
 
     Cancellation passes through. `result.error` says what went wrong, and a warning names its type in the log.
     """
     try:
-        return await compact(messages, config, acompletion, tools=tools, focus=focus)
+        return await compact(
+            messages, config, acompletion, tools=tools, focus=focus, above_trigger_only=above_trigger_only
+        )
     except Exception as error:  # noqa: BLE001 - an agent goes on without a compaction rather than not at all
         reason = error.reason if isinstance(error, SummaryFailed) else "error"
         cause = type(error.__cause__ or error).__name__
@@ -232,8 +243,11 @@ def _decision(selected: Selected, config: CompactionConfig, work: MeasuredReques
     """
     earlier = selected.earlier
     covered_messages = len(selected.covered)
-    words_tokens = int(_WORDS_SHARE * config.ledger_tokens)
     kept = kept_tokens(work.conversation, covered_messages, selected.pinned)
+    ledger_tokens = config.ledger_tokens
+    if tokens_before > config.trigger_tokens:
+        spare_tokens = config.target_tokens(tokens_before) - kept - RECORD_TOKENS - config.summary_tokens
+        ledger_tokens = min(ledger_tokens, max(spare_tokens, config.least_ledger_tokens))
     summarize = Summarize(
         covered_messages=covered_messages,
         pinned=selected.pinned,
@@ -241,10 +255,10 @@ def _decision(selected: Selected, config: CompactionConfig, work: MeasuredReques
         integrates=False,
         provisional=False,
         summary_tokens=config.summary_tokens,
-        ledger_tokens=config.ledger_tokens,
-        ledger_max_tokens=config.ledger_tokens,
-        words_tokens=words_tokens,
-        predicted_tokens=kept + RECORD_TOKENS + config.summary_tokens + config.ledger_tokens,
+        ledger_tokens=ledger_tokens,
+        ledger_max_tokens=ledger_tokens,
+        words_tokens=int(_WORDS_SHARE * ledger_tokens),
+        predicted_tokens=kept + RECORD_TOKENS + config.summary_tokens + ledger_tokens,
         carried_round=earlier.round if earlier else 0,
         strategy=writer_of(config.strategy),
     )
@@ -271,7 +285,7 @@ def _decision(selected: Selected, config: CompactionConfig, work: MeasuredReques
         summary_tokens=config.summary_tokens,
         carried_tokens=said_tokens,
         ledger_tokens=config.ledger_tokens,
-        words_tokens=words_tokens,
+        words_tokens=int(_WORDS_SHARE * config.ledger_tokens),
         predicted_tokens=int(_PRUNED_SHARE * tokens_before),
         otherwise=summarize,
         strategy=config.strategy,
@@ -279,11 +293,11 @@ def _decision(selected: Selected, config: CompactionConfig, work: MeasuredReques
 
 
 class _Made(NamedTuple):
-    """A compaction, the conversation with it, and how many messages of the caller's are not sent any more."""
+    """A compaction, the conversation with it, and which of the covered messages are not sent any more."""
 
     compaction: Compaction
     messages: tuple[Message, ...]
-    gone: int
+    gone: Collection[int]
 
 
 async def _made(call: Call, decision: Making, selected: Selected) -> _Made:
@@ -301,7 +315,8 @@ async def _made(call: Call, decision: Making, selected: Selected) -> _Made:
         logger.warning(
             "library_pruning_failed model=%s reason=%s; a summary is made", built.pruning_model, built.reason
         )
-    gone = len(compaction.dropped) - len(selected.record_at) if chooses(compaction.rung) else len(selected.fresh)
+    chosen = [position for position in compaction.dropped if position not in selected.record_at]
+    gone = chosen if chooses(compaction.rung) else selected.fresh_at
     messages = await off_loop(selected.messages, lambda: _sent(selected, compaction))
     return _Made(compaction, messages, gone)
 
@@ -319,7 +334,7 @@ def _sent(selected: Selected, compaction: Compaction) -> tuple[Message, ...]:
 
 
 def _unchanged(
-    messages: Sequence[JsonObject], reason: Unselected | Literal["no_gain"], carried: int, tokens: int
+    messages: Sequence[JsonObject], reason: Unselected | Literal["below_trigger", "no_gain"], carried: int, tokens: int
 ) -> CompactionResult:
     return CompactionResult(
         messages=_own(messages),

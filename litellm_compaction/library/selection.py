@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -12,7 +12,7 @@ from litellm_compaction.core.messages import JsonObject, JsonValue, Message, par
 from litellm_compaction.core.record import Record, joined, read_record, write_record
 from litellm_compaction.core.strategies import STRATEGIES
 from litellm_compaction.library.config import CompactionConfig
-from litellm_compaction.library.tokens import message_estimate, parsed
+from litellm_compaction.library.tokens import message_estimate, parsed, tools_estimate
 
 Unselected: TypeAlias = Literal["", "empty", "all_recent", "nothing_new", "too_short"]
 
@@ -49,6 +49,8 @@ class Selected:
         covered: the other messages before the cut; a record stands before them, in a message of its own.
         pinned: positions in `covered` of the user messages that stay verbatim.
         tail: the messages from the cut on.
+        sources: for each of `covered` its position in the messages that were divided; -1 for the carried record.
+        record_sources: positions of the messages that were an earlier record and nothing else.
     """
 
     system: tuple[Message, ...]
@@ -57,6 +59,12 @@ class Selected:
     pinned: tuple[int, ...]
     tail: tuple[Message, ...]
     reason: Unselected
+    sources: tuple[int, ...] = ()
+    record_sources: tuple[int, ...] = ()
+
+    def replaced(self, gone: Collection[int]) -> tuple[int, ...]:
+        """Positions in the divided messages that a record stands for, ascending, if these of `covered` go."""
+        return tuple(sorted({*self.record_sources, *(self.sources[position] for position in gone)}))
 
     @property
     def record_at(self) -> tuple[int, ...]:
@@ -64,10 +72,15 @@ class Selected:
         return (0,) if self.earlier is not None and self.covered else ()
 
     @property
+    def fresh_at(self) -> list[int]:
+        """The positions in `covered` of what the summary will stand for."""
+        staying = {*self.pinned, *self.record_at}
+        return [position for position in range(len(self.covered)) if position not in staying]
+
+    @property
     def fresh(self) -> list[Message]:
         """What the summary will stand for."""
-        gone = {*self.pinned, *self.record_at}
-        return [message for position, message in enumerate(self.covered) if position not in gone]
+        return [self.covered[position] for position in self.fresh_at]
 
     @property
     def kept(self) -> list[Message]:
@@ -80,17 +93,25 @@ class Selected:
         return (*self.system, *self.covered, *self.tail)
 
 
-def select_messages(messages: Sequence[JsonObject], config: CompactionConfig) -> CompactionSelection:
+def select_messages(
+    messages: Sequence[JsonObject],
+    config: CompactionConfig,
+    *,
+    tokens: int | None = None,
+    tools: Sequence[JsonValue] = (),
+) -> CompactionSelection:
     """What `compact` would do with the messages.
 
     Args:
         messages: n, oldest first; not changed.
-        config: how many recent messages are kept.
+        config: how many recent messages are kept, and up to how many tokens.
+        tokens: the prompt's size as `count_tokens` gives it, which `compact` goes by; without it the estimate decides.
+        tools: schemas that are sent too.
 
     Raises:
         ValueError: an entry is not a message.
     """
-    selected = select(parsed(messages), config)
+    selected = select(parsed(messages), config, tokens=tokens, tools=tools)
     return CompactionSelection(
         system=_raw(selected.system),
         earlier_summary=selected.earlier.summary if selected.earlier else "",
@@ -101,8 +122,17 @@ def select_messages(messages: Sequence[JsonObject], config: CompactionConfig) ->
     )
 
 
-def select(messages: Sequence[Message], config: CompactionConfig) -> Selected:
+def select(
+    messages: Sequence[Message],
+    config: CompactionConfig,
+    *,
+    tokens: int | None = None,
+    tools: Sequence[JsonValue] = (),
+) -> Selected:
     """The conversation divided at the last legal cut before the recent messages, for a hand-off at the last one.
+
+    Above the trigger, recent messages stay only up to the target: at the first later cut that reaches it, else at the
+    last one. Were more kept, the next step would be above the trigger again.
 
     The cuts are the proxy's (`core/cut_points.py`): a call stays with its results, and the newest tool round, or the
     message that waits for an answer, is never covered. A system message that opens with `## Session Summary` is an
@@ -111,26 +141,28 @@ def select(messages: Sequence[Message], config: CompactionConfig) -> Selected:
     lead = system_prefix_length(messages)
     if lead == len(messages):
         return _whole(messages, lead, "all_recent" if messages else "empty")
-    keeps_recent = STRATEGIES[config.strategy].keeps_recent
-    if keeps_recent and len(messages) <= config.keep_recent_messages + 1:
+    cut = _cut(messages, config, tokens, tools)
+    if cut is None:
         return _whole(messages, lead, "all_recent")
-    keep_recent_messages = config.keep_recent_messages if keeps_recent else 0
-    cuts = [cut for cut in legal_cuts(messages) if cut <= len(messages) - keep_recent_messages]
-    if not cuts:
-        return _whole(messages, lead, "all_recent")
-    cut = cuts[-1]
     system: list[Message] = []
     covered: list[Message] = []
     records: list[Record] = []
-    for message in messages[:cut]:
+    sources: list[int] = []
+    record_sources: list[int] = []
+    for index, message in enumerate(messages[:cut]):
         found = read_record(message)
         if found is not None:
             records.append(found.record)
             rest = found.rest
         else:
             rest = message
-        if rest is not None:
-            (system if rest.is_system else covered).append(rest)
+        if rest is None:
+            record_sources.append(index)
+        elif rest.is_system:
+            system.append(rest)
+        else:
+            covered.append(rest)
+            sources.append(index)
     tail = tuple(messages[cut:])
     divided = (*system, *covered, *tail)
     doubted = doubted_index(divided)
@@ -145,6 +177,8 @@ def select(messages: Sequence[Message], config: CompactionConfig) -> Selected:
         pinned=tuple(len(carrier) + position for position in pinned),
         tail=tail,
         reason="",
+        sources=(*([-1] * len(carrier)), *sources),
+        record_sources=tuple(record_sources),
     )
     if selected.fresh and sum(map(message_estimate, selected.fresh)) >= RECORD_TOKENS:
         return selected
@@ -157,6 +191,41 @@ def select(messages: Sequence[Message], config: CompactionConfig) -> Selected:
         pinned=(),
         tail=shown.tail,
         reason=shown.reason,
+    )
+
+
+def _cut(
+    messages: Sequence[Message], config: CompactionConfig, tokens: int | None, tools: Sequence[JsonValue]
+) -> int | None:
+    """The position of the first message that stays for being recent; None if all of them are."""
+    cuts = legal_cuts(messages)
+    keeps_recent = STRATEGIES[config.strategy].keeps_recent
+    newest_first = len(messages) - (config.keep_recent_messages if keeps_recent else 0)
+    is_short = keeps_recent and len(messages) <= config.keep_recent_messages + 1
+    usual = next((cut for cut in reversed(cuts) if cut <= newest_first and not is_short), None)
+    sizes = [message_estimate(message) for message in messages]
+    schemas_tokens = tools_estimate(tools)
+    estimated_tokens = sum(sizes) + schemas_tokens
+    counted_tokens = estimated_tokens if tokens is None else tokens
+    if not cuts or counted_tokens <= config.trigger_tokens:
+        return usual
+    target_tokens = config.target_tokens(counted_tokens)
+    record_tokens = RECORD_TOKENS + config.summary_tokens + config.least_ledger_tokens
+    # An estimate is the wrong size, but nearly equally wrong for all messages of a conversation.
+    room_tokens = (target_tokens - record_tokens) * estimated_tokens // counted_tokens - schemas_tokens
+    requests = {*request_indices(messages), doubted_index(messages)}
+    later = [cut for cut in cuts if usual is None or cut >= usual]
+    return next((cut for cut in later if _staying_tokens(messages, sizes, cut, requests) <= room_tokens), later[-1])
+
+
+def _staying_tokens(
+    messages: Sequence[Message], sizes: Sequence[int], cut: int, requests: Collection[int | None]
+) -> int:
+    """What is sent as it came if a record stands for the messages before `cut`: estimated, without that record."""
+    return sum(
+        size
+        for index, (message, size) in enumerate(zip(messages, sizes, strict=True))
+        if index >= cut or message.is_system or index in requests
     )
 
 

@@ -63,8 +63,7 @@ def should_compact(
         ValueError: an entry is not a message.
     """
     if tokens is None:
-        schemas = sum(estimate_tokens(json.dumps(tool, ensure_ascii=False, default=str)) for tool in tools)
-        tokens = estimate_messages_tokens(messages) + schemas
+        tokens = estimate_messages_tokens(messages) + tools_estimate(tools)
     return tokens > config.trigger_tokens
 
 
@@ -97,6 +96,11 @@ def parsed(messages: Sequence[JsonObject]) -> tuple[Message, ...]:
         ValueError: an entry is not a message; says which one.
     """
     return tuple(_parsed(index, raw) for index, raw in enumerate(messages))
+
+
+def tools_estimate(tools: Sequence[JsonValue]) -> int:
+    """What schemas take, estimated."""
+    return sum(estimate_tokens(json.dumps(tool, ensure_ascii=False, default=str)) for tool in tools)
 
 
 def message_estimate(message: Message) -> int:

@@ -14,7 +14,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from litellm_compaction import CompactionConfig, compact, count_tokens, generate_summary, safe_compact
+from litellm_compaction import (
+    CompactionConfig,
+    compact,
+    count_tokens,
+    generate_summary,
+    safe_compact,
+    select_messages,
+    should_compact,
+)
 from litellm_compaction.core.prompts import FRAME_BEGIN, FRAME_END
 from litellm_compaction.core.record import read_record
 from litellm_compaction.core.strategies import STRATEGIES
@@ -209,14 +217,51 @@ async def test_a_compaction_that_gains_nothing_is_not_used() -> None:
     assert (done.compacted, done.reason, done.messages) == (False, "no_gain", raw)
 
 
-async def test_a_tail_that_fills_the_window_is_not_compacted_in_every_step() -> None:
-    """Recent messages above the trigger: the model is asked once for every tenth that comes on top, not every time."""
+@pytest.mark.parametrize(("window_tokens", "least", "most"), [(65_536, 10, 20), (16_384, 3, 6)])
+async def test_a_large_tail_is_not_compacted_in_every_step(window_tokens: int, least: int, most: int) -> None:
+    """Below the trigger the model is asked once for every tenth that comes on top; above it, the target decides."""
     completions = FakeCompletion()
+    settled = config(keep_recent_messages=24, context_window_tokens=window_tokens)
     messages = agent_run(1)
     for number in range(50):
         messages = [*messages, calls(f"c{number}"), result(f"c{number}", f"w{number} " * 400)]
-        messages = (await compact(messages, config(keep_recent_messages=24), completions)).messages
-    assert 10 <= len(completions.asked) <= 20
+        messages = (await compact(messages, settled, completions)).messages
+    assert least <= len(completions.asked) <= most
+
+
+@pytest.mark.parametrize(("keep_recent_messages", "most"), [(2, 5), (6, 5), (10, 5), (24, 5)])
+async def test_large_recent_messages_are_not_compacted_in_every_step(keep_recent_messages: int, most: int) -> None:
+    """15 results of 600 tokens in a window of 4,096: above the trigger, recent messages stay only up to the target."""
+    completions = FakeCompletion()
+    settled = config(context_window_tokens=4096, keep_recent_messages=keep_recent_messages)
+    messages = agent_run(0)
+    for number in range(15):
+        messages = [*messages, calls(f"c{number}"), result(f"c{number}", f"line {number} went well. " * 100)]
+        if not should_compact(messages, settled, tokens=await count_tokens(messages, model=settled.model)):
+            continue
+        done = await compact(messages, settled, completions)
+        assert done.compacted
+        assert done.tokens_after <= settled.target_tokens(done.tokens_before)
+        # P2: what is being worked on, and the round that is still open.
+        assert carrier(done.messages).endswith(TASK)
+        assert done.messages[-2:] == messages[-2:]
+        messages = done.messages
+    assert 2 <= len(completions.asked) <= most
+
+
+async def test_recent_messages_that_fit_stay_below_the_target() -> None:
+    """As many of the ten as the target has room for, counted and not estimated; below the trigger all ten."""
+    settled = config(context_window_tokens=16_384)
+    raw = agent_run(1)
+    for number in range(12):
+        raw = [*raw, calls(f"c{number}"), result(f"c{number}", "数" * 1000)]
+    chosen = select_messages(raw, settled, tokens=await count_tokens(raw, model=settled.model))
+    assert chosen.to_keep[1:] == raw[-10:]
+    raw = [*raw, calls("c12"), result("c12", "数" * 8000)]
+    tokens = await count_tokens(raw, model=settled.model)
+    assert tokens > settled.trigger_tokens
+    assert select_messages(raw, settled).to_keep[1:] == raw[-10:]
+    assert select_messages(raw, settled, tokens=tokens).to_keep[1:] == raw[-2:]
 
 
 async def test_tool_rounds_stay_whole() -> None:
@@ -379,6 +424,35 @@ async def test_a_summary_of_nothing() -> None:
     with pytest.raises(SummaryFailed, match="nothing_new"):
         await generate_summary([], config(), completions)
     assert completions.asked == []
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+async def test_a_result_says_which_messages_it_stands_for(strategy: str) -> None:
+    """All that is not sent any more, an earlier record included; none of what stays word for word."""
+    old = system("## Session Summary (round 4)\nThe lexer is ported.")
+    raw = [system(), old, *chat(10)[1:], system("Metric units."), *chat(30)[21:]]
+    unique = [{**message, "content": f"{message['content']} No. {at}."} for at, message in enumerate(raw)]
+    done = await compact(unique, config(strategy=strategy), FakeCompletion([plan_or_summary]))
+    assert done.compacted
+    assert len(done.replaced) == done.summarized_messages + 1
+    assert done.replaced == tuple(sorted(set(done.replaced)))
+    sent = [str(message["content"]) for message in done.messages]
+    staying = [at for at, message in enumerate(unique) if any(each.endswith(message["content"]) for each in sent)]
+    if strategy != "prune":
+        assert sorted([*staying, *done.replaced]) == list(range(len(unique)))
+    assert not {*staying} & {*done.replaced}
+    again = await compact(done.messages, config(strategy=strategy), FakeCompletion())
+    assert again.compacted or again.replaced == ()
+
+
+async def test_the_users_words_behind_a_record_are_replaced_when_they_go() -> None:
+    """The record in front of a request is integrated; once a newer request stands, that message is in the record."""
+    first = await compact(chat(20), config(keep_recent_messages=2), FakeCompletion())
+    more = [*first.messages, assistant("Fine."), *agent_run(20)[1:]]
+    second = await compact(more, config(keep_recent_messages=2), FakeCompletion())
+    newest_user = max(at for at, message in enumerate(more) if message["role"] == "user")
+    gone = [at for at, message in enumerate(more[:-2]) if message["role"] != "system" and at != newest_user]
+    assert (second.round, second.replaced) == (2, tuple(gone))
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)

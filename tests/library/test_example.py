@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from litellm_compaction import CompactionConfig, count_tokens
+from litellm_compaction import CompactionConfig, Compactor, count_tokens
 from litellm_compaction.core.strategies import STRATEGIES
 from tests.builders import broken_promises, chat, parsed
 from tests.integration.bench import edit_plan
@@ -109,8 +109,11 @@ async def test_the_example_of_the_documentation() -> None:
     names: dict[str, Any] = {}
     exec(found[1], names)  # noqa: S102 - our own page
     completions = FakeCompletion()
-    assert await names["prepare_step"](chat(3), completions) == chat(3)
-    assert len(await names["prepare_step"](chat(40), completions)) == 12
+    compactor = Compactor(CompactionConfig(model="qwen/qwen3-8b", context_window_tokens=WINDOW_TOKENS), completions)
+    assert await names["prepare_step"](compactor, chat(3)) == chat(3)
+    # System, the record, and of the ten recent messages those that the target has room for.
+    sent = await names["prepare_step"](compactor, chat(40))
+    assert (len(sent), sent[2:]) == (8, chat(40)[-6:])
 
 
 def test_the_tool_of_the_example(example: ModuleType, tmp_path: Path) -> None:
