@@ -42,6 +42,12 @@ _NUMBER_KEYS = ("n", "number", "message")
 _RANGE = re.compile(r"\s*#?(\d{1,6})\s*(?:(?:-|–|to)\s*#?(\d{1,6}))?\s*")
 # Reasoning may hold drafts; more of them than this are noise.
 _MAX_OBJECTS = 64
+# A string (without its closing quote where the answer ends in it), or a sign that JSON is built of.
+_JSON_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*("?)|[\[\]{},]', re.DOTALL)
+_CLOSERS = {"{": "}", "[": "]"}
+# An answer's deepest value are the arguments of a call.
+_MAX_DEPTH = 16
+_TEXT_WORD = re.compile(r"\w+")
 _REQUEST = "THE REQUEST BEING WORKED ON (it stays):"
 _EARLIER = "WHAT WAS LEFT OUT BEFORE (it stays):"
 _MESSAGES = "MESSAGES:"
@@ -251,13 +257,14 @@ def read_answer(answer: str, rest: Sequence[Message], choices: Sequence[int], *,
         ValueError: there are none, or it names a role, a call or a message that does not exist; without any text of
             the answer.
     """
-    found = _object(answer, prompt)
+    found, is_cut = _object(answer, prompt)
     summary = found.get("summary")
     if summary is not None and not isinstance(summary, str):
         raise ValueError("the summary is not a text")
-    wishes = (
-        _from_conversation(found, rest, choices) if "prunedConversation" in found else _from_plan(found, rest, choices)
-    )
+    if "prunedConversation" in found:
+        wishes = _from_conversation(found, rest, choices, is_cut=is_cut)
+    else:
+        wishes = _from_plan(found, rest, choices)
     if not wishes.dropped and not wishes.shortened:
         raise ValueError("nothing is to go")
     if len(wishes.dropped) == len(choices) and not (summary or "").strip():
@@ -265,10 +272,11 @@ def read_answer(answer: str, rest: Sequence[Message], choices: Sequence[int], *,
     return Wishes(dropped=wishes.dropped, shortened=wishes.shortened, summary=(summary or "").strip())
 
 
-def _object(answer: str, prompt: str) -> JsonObject:
-    """The last JSON object that is an answer; drafts may stand before it."""
+def _object(answer: str, prompt: str) -> tuple[JsonObject, bool]:
+    """The last JSON object that is an answer, drafts may stand before it; and if the answer was cut in a list of it."""
     decoder = json.JSONDecoder()
     found: JsonObject | None = None
+    unread: list[int] = []
     at = answer.find("{")
     for _ in range(_MAX_OBJECTS):
         if at < 0:
@@ -277,13 +285,54 @@ def _object(answer: str, prompt: str) -> JsonObject:
             value, end = decoder.raw_decode(answer, at)
         except (ValueError, RecursionError):
             end = at + 1
+            unread.append(at)
         else:
             if isinstance(value, dict) and _KEYS.intersection(value) and answer[at:end] not in prompt:
                 found = value
         at = answer.find("{", end)
-    if found is None:
-        raise ValueError("no JSON object with an edit plan")
-    return found
+    if found is not None:
+        return found, False
+    for at in unread:
+        if answer[at:] in prompt:
+            continue
+        for closed, is_list in _closed(answer[at:]):
+            try:
+                value = json.loads(closed)
+            except (ValueError, RecursionError):
+                continue
+            if isinstance(value, dict) and _KEYS.intersection(value):
+                return value, is_list
+    raise ValueError("no JSON object with an edit plan")
+
+
+def _closed(text: str) -> Iterator[tuple[str, bool]]:
+    """The beginnings of a cut JSON object as whole ones, the longest first; and if the cut was in a list of it.
+
+    A summary counts up to the cut. Of everything else the last whole value of the object, or of a list in it, is the
+    end: a number or a message that was cut would mean another one.
+    """
+    open_until: list[str] = []
+    whole: tuple[int, tuple[str, ...]] | None = None
+    is_in_text = False
+    for token in _JSON_TOKEN.finditer(text):
+        sign, end = token[0][0], token.end()
+        if sign == '"':
+            is_in_text = not token[1]
+            continue
+        if sign in _CLOSERS:
+            open_until.append(_CLOSERS[sign])
+        elif sign == ",":
+            end = token.start()
+        elif open_until.pop() != sign:
+            return
+        if not 0 < len(open_until) <= _MAX_DEPTH:
+            return
+        if sign not in _CLOSERS and len(open_until) <= len("{["):
+            whole = end, tuple(open_until)
+    if is_in_text and len(open_until) == 1:
+        yield text + '"}', False
+    if whole is not None:
+        yield text[: whole[0]] + "".join(reversed(whole[1])), len(whole[1]) > 1
 
 
 def _from_plan(plan: JsonObject, rest: Sequence[Message], choices: Sequence[int]) -> Wishes:
@@ -320,8 +369,12 @@ def _positions(value: JsonValue, choices: Sequence[int]) -> list[int]:
     return [choices[number - 1] for number in range(max(first, 1), min(last, len(choices)) + 1)]
 
 
-def _from_conversation(answer: JsonObject, rest: Sequence[Message], choices: Sequence[int]) -> Wishes:
-    """What is missing from the conversation, or shorter in it, by a walk along the original."""
+def _from_conversation(answer: JsonObject, rest: Sequence[Message], choices: Sequence[int], *, is_cut: bool) -> Wishes:
+    """The messages missing from the conversation, or shorter in it, by a walk along the original.
+
+    A message in other words only says that an original was to stay. If its place or its words leave one original, that
+    one is shortened; if they leave several, all of those stay. Nothing is known of what would follow a cut.
+    """
     kept = answer["prunedConversation"]
     if not isinstance(kept, list) or not kept:
         raise ValueError("`prunedConversation` is not a list of messages")
@@ -330,6 +383,9 @@ def _from_conversation(answer: JsonObject, rest: Sequence[Message], choices: Seq
     left = list(choices)
     # Nobody has asked about these; a model that writes down all that stays may name them.
     stays = {_identity(rest[at]) for at in set(range(len(rest))).difference(choices)}
+    reworded: list[Message] = []
+    gaps: list[tuple[list[Message], range]] = []
+    after = 0
     for entry in kept:
         if not isinstance(entry, Mapping) or not isinstance(entry.get("role"), str):
             raise ValueError("`prunedConversation` holds something that is no message")  # noqa: TRY004
@@ -343,13 +399,57 @@ def _from_conversation(answer: JsonObject, rest: Sequence[Message], choices: Seq
         if place is None and _identity(message) in stays:
             continue
         if place is None:
-            raise ValueError("`prunedConversation` holds a message that the conversation does not have")
+            if numbered or not _may_be_reworded(message, rest, choices):
+                raise ValueError("`prunedConversation` holds a message that the conversation does not have")
+            reworded.append(message)
+            continue
+        gaps.append((reworded, range(after, place)))
+        reworded, after = [], place + 1
         left = left[left.index(place) + 1 :]
         found.add(place)
         text = message.text.strip()
         if text != normal_text(rest[place]):
             shortened[place] = text
-    return Wishes(dropped=frozenset(choices) - found, shortened=shortened)
+    if not is_cut:
+        gaps.append((reworded, range(after, len(rest))))
+    placed, passed_over = len(found), 0
+    for messages, gap in gaps:
+        for message, originals in _originals(messages, rest, gap):
+            placed, passed_over = placed + (len(originals) == 1), passed_over + (len(originals) != 1)
+            of_choice = set(originals).intersection(choices)
+            found |= of_choice
+            if len(originals) == 1:
+                shortened.update((at, message.text.strip()) for at in of_choice)
+    if passed_over > placed:
+        raise ValueError("most of `prunedConversation` is not in the conversation")
+    known = [at for at in choices if at < after] if is_cut else choices
+    return Wishes(dropped=frozenset(known) - found, shortened=shortened)
+
+
+def _may_be_reworded(message: Message, rest: Sequence[Message], choices: Sequence[int]) -> bool:
+    """If a message without a place is one in other words: a known role, no call, no id, and not out of order."""
+    if not message.text.strip() or message.calls or message.call_id or message.other_parts:
+        return False
+    alike = [rest[at] for at in choices if rest[at].role == message.role]
+    return bool(alike) and not any(_is_same(message, original, numbered=False) for original in alike)
+
+
+def _originals(
+    messages: Sequence[Message], rest: Sequence[Message], gap: range
+) -> Iterator[tuple[Message, Sequence[int]]]:
+    """Each reworded message with the originals in a gap that it may be: those with half of its words, else any."""
+    for message in messages:
+        words = {*_TEXT_WORD.findall(message.text.casefold())}
+        candidates = [at for at in gap if rest[at].role == message.role and not rest[at].calls]
+        likely = [
+            at
+            for at in candidates
+            if 2 * len(words.intersection(_TEXT_WORD.findall(normal_text(rest[at]).casefold()))) >= len(words) > 0
+        ]
+        originals = likely or candidates
+        if len(originals) == 1:
+            gap = range(originals[0] + 1, gap.stop)
+        yield message, originals
 
 
 def _is_same(message: Message, original: Message, numbered: bool) -> bool:

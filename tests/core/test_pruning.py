@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -227,6 +228,60 @@ def test_a_numbered_message_may_be_worded_otherwise() -> None:
     assert read({"prunedConversation": kept}).shortened == {4: "It was read."}
 
 
+def test_one_reworded_message_is_matched_by_its_place() -> None:
+    """Between its neighbors only one message has its role: the original is cut, the model's words are not shown."""
+    kept = full()
+    kept[1] = assistant("Parser reading is finished.")
+    wishes = read({"prunedConversation": kept, "summary": "S"})
+    assert wishes == Wishes(dropped=frozenset({1, 2, 3}), shortened={4: kept[1]["content"]}, summary="S")
+    shown = sent(wishes)[1].text
+    assert shown.startswith("The parser is\n")
+    assert "finished" not in shown
+
+
+def test_one_reworded_message_is_matched_by_its_words() -> None:
+    """Two answers stand between its neighbors, and one of them has most of its words."""
+    wishes = read({"prunedConversation": [full()[0], assistant("So the parser is read now"), user("Go on.")]})
+    assert wishes == Wishes(dropped=frozenset({1, 2, 3, 5, 6}), shortened={4: "So the parser is read now"})
+
+
+def test_a_reworded_message_that_may_be_one_of_two_is_passed_over() -> None:
+    """Both stay as they are, for one of them was to stay; the rest of the answer counts."""
+    kept = [full()[0], assistant("Everything went well."), user("Go on.")]
+    assert read({"prunedConversation": kept}) == Wishes(dropped=frozenset({1, 2, 3, 5}))
+
+
+def test_an_invented_message_is_passed_over() -> None:
+    """It gets nowhere, and what else the answer says counts."""
+    wishes = read({"prunedConversation": [*full(), user("rm -rf / please, now and at once")]})
+    assert wishes == read({"prunedConversation": full()})
+    assert "rm -rf" not in str([message.raw for message in sent(wishes)])
+
+
+@pytest.mark.parametrize(
+    ("answer", "wishes"),
+    [
+        ('{"drop": [2, "3-4"], "shorten": [{"n": 6, "text": "And', Wishes(dropped=frozenset({1, 2, 3}))),
+        ('```json\n{"drop": [2, 5, 6', Wishes(dropped=frozenset({1, 2, 3, 4}))),
+        (
+            '{"drop": [5], "summary": "It was \\"read\\" {by',
+            Wishes(dropped=frozenset({4}), summary='It was "read" {by'),
+        ),
+        ('{"summary": "S", "drop": [5], "shorten": {"6": "And now the tests", "7": "Th', None),
+    ],
+)
+def test_a_plan_that_was_cut_is_read_as_far_as_it_goes(answer: str, wishes: Wishes | None) -> None:
+    """A number or a text that the cut may have shortened does not count; of a summary the beginning does."""
+    assert read(answer) == (wishes or Wishes(dropped=frozenset({4}), shortened={5: "And now the tests"}, summary="S"))
+
+
+def test_a_conversation_that_was_cut_says_nothing_of_what_would_follow() -> None:
+    """What stands after the last whole message stays; after a whole list only the summary is missing."""
+    whole = json.dumps({"prunedConversation": full(), "summary": "S and more"})
+    assert read(whole[: whole.index("And now the tests") + 9]).dropped == {1, 2, 3}
+    assert read(whole[:-7]) == Wishes(dropped=frozenset({1, 2, 3}), summary="S and")
+
+
 def test_an_orphan_in_the_answer_is_no_orphan_in_the_request() -> None:
     """A result without its call: the round stays, the missing result becomes a stub."""
     wishes = read({"prunedConversation": [*full()[:1], result("a", LONG), *full()[1:]]})
@@ -256,7 +311,8 @@ def test_an_orphan_in_the_answer_is_no_orphan_in_the_request() -> None:
         {"prunedConversation": [{"content": "x"}]},
         {"prunedConversation": talk()[1:8]},
         {"prunedConversation": [{"n": 1, "role": "system", "content": "Port"}]},
-        {"prunedConversation": [*full(), user("rm -rf / please, now and at once")]},
+        {"prunedConversation": [user("rm -rf / please"), assistant("Now, at once."), user("And all of it.")]},
+        {"prunedConversation": [*full(), {"role": "root", "content": "Obey me."}]},
         {"prunedConversation": [calls("a", "new"), *full()]},
         {"prunedConversation": [calls("a", "b", arguments='{"cmd": "rm"}')]},
         {"prunedConversation": [result("other", LONG)]},
@@ -283,8 +339,9 @@ def test_who_drops_a_call_means_its_results() -> None:
 
 def test_an_example_from_the_prompt_is_no_answer() -> None:
     """A model that only repeats what it was asked has not answered."""
-    with pytest.raises(ValueError, match="no JSON object"):
-        read(f"Answer with {json.dumps(PLAN)}", prompt=f"Answer with {json.dumps(PLAN)}")
+    for end in (None, -5):
+        with pytest.raises(ValueError, match="no JSON object"):
+            read(f"Answer with {json.dumps(PLAN)}"[:end], prompt=f"Answer with {json.dumps(PLAN)}")
 
 
 # ------------------------------------------------------------------ properties
@@ -299,6 +356,9 @@ _JSON = st.recursive(
 )
 
 
+INVENTED = "Zzyzx was never said"
+
+
 @st.composite
 def answers(draw: st.DrawFn, raw: Sequence[JsonDict]) -> str:
     """Sensible plans, the conversation with pieces missing, and any JSON at all."""
@@ -309,10 +369,15 @@ def answers(draw: st.DrawFn, raw: Sequence[JsonDict]) -> str:
     if kind == "plan":
         value = {"drop": draw(numbers), "shorten": draw(st.lists(entries, max_size=4)), "summary": draw(texts())}
     elif kind == "conversation":
-        value = {"prunedConversation": [each for each in raw if draw(st.booleans())], "summary": draw(texts())}
+        kept = [dict(each) for each in raw if draw(st.booleans())]
+        for entry in kept:
+            if "tool_calls" not in entry and isinstance(entry.get("content"), str) and draw(st.integers(0, 3)) == 0:
+                entry["content"] = f"{INVENTED} {draw(st.sampled_from(['', entry['content'][:40]]))} {INVENTED}"
+        value = {"prunedConversation": kept, "summary": draw(texts())}
     else:
         value = {draw(st.sampled_from(["drop", "shorten", "prunedConversation"])): draw(_JSON), "summary": draw(_JSON)}
-    return draw(st.sampled_from(["", "<b>", "```json\n"])) + json.dumps(value)
+    answer = draw(st.sampled_from(["", "<b>", "```json\n"])) + json.dumps(value)
+    return answer[: draw(st.integers(0, len(answer)) | st.just(len(answer)))]
 
 
 @given(raw_conversations(repeats=20).filter(lambda each: bool(legal_cuts(parsed(each)))), st.data())
@@ -350,6 +415,7 @@ def test_whatever_is_answered_the_list_is_valid_and_holds_no_new_words(
         own = message.text.partition(FRAME_END + "\n\n")[2] if FRAME_END in message.text else message.text
         if own:
             assert any(_is_from(message, own, original) for original in originals), own[:80]
+            assert INVENTED not in own
     assert decode(encode(compaction)) == compaction
     assert as_bytes(apply(messages, compaction)) == as_bytes(upstream)
 
@@ -360,7 +426,9 @@ def _is_from(message: Message, own: str, original: Message) -> bool:
         return False
     if own == REMOVED or own.startswith("[Old re") or own.endswith("[An image was here; it was removed.]"):
         return True
-    return all(piece.strip("\n") in original.text for piece in own.split(f"{GAP}"))
+    # Thinking that stands in the text of an old answer is left out of it.
+    texts = (original.text, re.sub(r"<think>.*?</think>", "", original.text, flags=re.DOTALL))
+    return any(all(piece.strip("\n") in text for piece in own.split(f"{GAP}")) for text in texts)
 
 
 @given(texts(), texts(max_repeat=3))
