@@ -68,12 +68,12 @@ _GROUPS = [
     group("kept-alive", 4096, params={"keepalive_seconds": 1}),
     group("wide", 8192),
     *(
-        group(f"overflowing-{overflow}-{stream}", factor=2.0, simulator={"overflow": overflow})
+        group(f"overflowing-{overflow}-{stream}", factor=3.3, simulator={"overflow": overflow})
         for overflow in ("error_event", "error_400_object", "empty")
         for stream in (True, False)
     ),
     *(
-        group(f"retried-{overflow}", factor=2.0, simulator={"overflow": overflow})
+        group(f"retried-{overflow}", factor=3.3, simulator={"overflow": overflow})
         for overflow in ("error_event", "empty")
     ),
     # What it learns from an overflow in the middle of an answer is nobody else's.

@@ -344,14 +344,14 @@ def test_restart_inside_a_tool_round(restarting: Restarting) -> None:
 @pytest.mark.parametrize("overflow", ["error_event", "error_400_object", "empty"])
 @pytest.mark.parametrize("stream", [True, False])
 def test_overflow_of_the_prompt_is_compacted_away(restarting: Restarting, overflow: str, stream: bool) -> None:
-    """A server that counts twice what we count: its overflow is answered by a harder compaction, unnoticed.
+    """A server that counts three times what we count: its overflow is answered by a harder compaction, unnoticed.
 
     The hooks are not asked about a refusal, nor with newer LiteLLM about a stream that fails before its first chunk:
     there the client gets the error as it is, and its next try, which is compacted before it is sent, fits.
     """
     name, wanted = f"overflowing-{overflow}-{stream}", "It fits."
     watch = restarting.watch(name, Teller(Reply("It fits.")))
-    messages = talk(f"heavier {overflow}", 1150)
+    messages = talk(f"heavier {overflow}", 780)
     answer = (restarting.proxy.stream if stream else restarting.proxy.chat)(name, messages)
     restarting.forgive(name)
     if restarting.carrier == "hooks" and _is_unasked(overflow, stream):
@@ -383,7 +383,7 @@ def test_overflow_before_the_first_chunk_fits_when_it_is_retried(restarting: Res
     name = f"retried-{overflow}"
     watch = restarting.watch(name, Teller(Reply("It fits.")))
     answer = restarting.proxy.stream_body(
-        {"model": name, "messages": talk(f"retried {overflow}", 1150), "stream": True}, **{"x-litellm-num-retries": "1"}
+        {"model": name, "messages": talk(f"retried {overflow}", 780), "stream": True}, **{"x-litellm-num-retries": "1"}
     )
     restarting.forgive(name)
     # With some versions the compaction is a new attempt's own, and told like any other.
