@@ -317,8 +317,6 @@ def _decides(budget: Budget, count: Count, asked_tokens: int | None) -> bool:
     if most - least < worth_tokens:
         # Doubt so small compacts a little early; it must not refuse.
         return not budget.fits(count.tokens) and certain.fits(least)
-    if not count.calibrated and budget.fits(count.tokens) and not certain.fits(most):
-        return True
     if budget.triggers(count.tokens):
         return not _certain(budget).triggers(least)
     if asked_tokens is None or asked_tokens < 0 or asked_tokens > _certain(budget).max_output_tokens(least, None):
