@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Annotated, NamedTuple, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, Field, TypeAdapter, ValidationError
 
 from litellm_compaction.concurrency import Bounded
 from litellm_compaction.core.messages import JsonObject, JsonValue, Request
@@ -41,18 +41,23 @@ class Instance(NamedTuple):
     identifier: str
 
 
-class LoadedModel(NamedTuple):
+class LoadedModel(BaseModel, frozen=True):
     """A loaded copy as the protocol lists it.
 
     Attributes:
         reference: another one after each load.
-        ttl_s: without a request for so long it is unloaded; None for never.
+        ttl_ms: without a request for so long it is unloaded; None for never.
     """
 
     identifier: str
-    context_length: int | None
-    reference: str
-    ttl_s: float | None
+    context_length: Tokens = Field(None, alias="contextLength")
+    reference: Annotated[str, BeforeValidator(text_or_empty)] = Field("", alias="instanceReference")
+    ttl_ms: Tokens = Field(None, alias="ttlMs")
+
+    @property
+    def ttl_s(self) -> float | None:
+        """`ttl_ms` in seconds."""
+        return self.ttl_ms / 1000 if self.ttl_ms else None
 
 
 class Prediction(NamedTuple):
@@ -128,13 +133,9 @@ class LMStudioQuestions:
         """Every language model that its server has loaded."""
         try:
             rows = await self._rpc.call(instance.api_base, instance.api_key, "listLoaded", None)
-            listed = _Listed.model_validate({"rows": rows})
+            return _LOADED.validate_python(rows)
         except (ServerUnavailable, ValidationError):
             return None
-        return frozenset(
-            LoadedModel(row.identifier, row.context_length, row.reference, row.ttl_ms / 1000 if row.ttl_ms else None)
-            for row in listed.rows
-        )
 
     async def prediction(self, instance: Instance) -> Prediction | None:
         """With which settings it would answer a request."""
@@ -250,15 +251,7 @@ class _Counted(BaseModel):
     token_count: Annotated[int, Field(alias="tokenCount", gt=0)]
 
 
-class _Row(BaseModel):
-    identifier: str
-    context_length: Tokens = Field(None, alias="contextLength")
-    reference: Annotated[str, BeforeValidator(text_or_empty)] = Field("", alias="instanceReference")
-    ttl_ms: Tokens = Field(None, alias="ttlMs")
-
-
-class _Listed(BaseModel):
-    rows: list[_Row]
+_LOADED = TypeAdapter(frozenset[LoadedModel])
 
 
 class _Value(BaseModel):

@@ -201,7 +201,9 @@ class Windows:
             return window
         before = self._loaded.get(instance, loaded)
         self._loaded[instance] = loaded
-        if before != loaded or (instance.identifier, self._listed(target)) not in {row[:2] for row in loaded}:
+        if before != loaded or (instance.identifier, self._listed(target)) not in {
+            (row.identifier, row.context_length) for row in loaded
+        }:
             self._predictions.pop(instance, None)
             window = await self.resolve(target, fresh=True)
             instance = self.instance(target)
