@@ -106,11 +106,13 @@ class Prober:
     def _is_worth_a_call(self, work: MeasuredRequest) -> bool:
         """Whether LM Studio is asked although nothing is in doubt: it reads no prompt for its answer.
 
-        Before a compaction, and at the first contact with a model that a stand-in counts.
+        Before a compaction, at the first contact with a model that a stand-in counts, and for the price of images.
         """
-        count = work.count
-        if self._windows.instance(work.case.target) is None or _is_exactly_told(count):
+        count, target = work.count, work.case.target
+        if self._windows.instance(target) is None or _is_exactly_told(count):
             return False
+        if count.media_tokens and not self._windows.questions.has_price(target.key):
+            return True
         is_new = count.anchor is None and not (count.exact or count.calibrated)
         return is_new or work.budget.own.triggers(count.tokens)
 
@@ -221,13 +223,18 @@ class Prober:
         return await self._questions.join(key, lambda: self._ask(work, request, count, is_free=is_free))
 
     async def _ask(self, work: MeasuredRequest, request: Request, count: Count, *, is_free: bool) -> bool:
-        target = work.case.target
-        told, count = await self._told_for_nothing(work, request, count)
+        target, ours = work.case.target, count
+        told, count = await self._told_for_nothing(work, request, ours)
+        if told is not None and self._needs_an_answer(work, ours, told):
+            await self._compare(work, request, ours)
+            told, count = await self._told_for_nothing(work, request, ours)
         is_confirmed = told is not None
         # Never longer than the window, however wrong our count is: a server may cut it without a word.
         most = most_tokens(count)
         if told is None and not is_free and most <= work.window.tokens:
             told = await self._answered(work, request, most)
+            if told is not None:
+                self._windows.questions.compare(target.key, work.case.label, count.fingerprint, told)
         if told is None:
             return False
         if not self._counter.take_over_exact(target.key, count, told, is_confirmed=is_confirmed):
@@ -243,20 +250,43 @@ class Prober:
     ) -> tuple[int | None, Count]:
         """What the server's tokenizer says of a request, None where there is none to ask; and what learns from it.
 
-        LM Studio's protocol says nothing of images: an answer tells all. Reasoning is counted on top as the template
-        shows it, and nothing is learned of it.
+        LM Studio's protocol says nothing of images, which cost what answers have taught. Reasoning is counted on top
+        as the template shows it. Nothing is learned of either.
         """
         target = work.case.target
         if not target.is_lmstudio:
             return await self._windows.tokens_of(target, request), count
         reasons = any(message.reasoning for message in request.messages)
-        if work.case.measure is None or count.media_tokens or (reasons and not count.rendered):
+        if work.case.measure is None or (reasons and not count.rendered):
             return None, count
-        beside_tokens = count.allowance_tokens if reasons else count.extras_tokens
-        told = await self._windows.tokens_of(target, request, 0 if beside_tokens else count.fingerprint)
-        if told is None or not beside_tokens:
+        beside_tokens = round(count.allowance_tokens - count.media_tokens if reasons else count.extras_tokens)
+        told = await self._windows.tokens_of(
+            target, request, count.fingerprint, beside_tokens=beside_tokens, media_tokens=count.media_tokens
+        )
+        if told is None or not (beside_tokens or count.media_tokens):
             return told, count
-        return told + round(beside_tokens), replace(count, extras_tokens=beside_tokens)
+        return told, replace(count, extras_tokens=beside_tokens + count.media_tokens)
+
+    def _needs_an_answer(self, work: MeasuredRequest, count: Count, told: int) -> bool:
+        """Returns True if only an unconfirmed number of LM Studio's protocol, higher than ours, refuses a request."""
+        certain, key = _certain(work.budget), work.case.target.key
+        is_higher = told > count.tokens and certain.fits(int(least_tokens(count))) and not certain.fits(told)
+        return is_higher and self._windows.questions.is_unconfirmed(key, count.fingerprint)
+
+    async def _compare(self, work: MeasuredRequest, request: Request, count: Count) -> None:
+        """Holds a count by LM Studio's protocol against an answer: to as much of a request as certainly fits.
+
+        Reasoning and extras are left out: templates render them or not.
+        """
+        messages = tuple(with_only_text(each, each.text) if each.reasoning else each for each in request.messages)
+        part = await self._shortened(work, replace(request, messages=messages, extras={}), count, ())
+        if part is None:
+            return
+        counted = await self._measurer.count_request(work, part)
+        await self._told_for_nothing(work, part, counted)
+        if (told := await self._answered(work, part, most_tokens(counted))) is not None:
+            key, label = work.case.target.key, work.case.label
+            self._windows.questions.compare(key, label, counted.fingerprint, told)
 
     async def _confirmed_tokens(self, work: MeasuredRequest, request: Request, told: int, most: int) -> int | None:
         """A number far below ours, or the one without what the server had in its cache; None where it does not say.

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from math import ceil, inf
 from typing import Annotated, NamedTuple, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, Field, TypeAdapter, ValidationError
@@ -30,6 +31,7 @@ _MOST_CONSTANT_RATIO = 0.02
 # Two numbers for one prompt that are no further apart are the same.
 _SAME_TOKENS, _SAME_RATIO = 2, 0.005
 _DOUBTED_S = 3600.0
+_KEPT_PRICES, _MOST_PRICE_DOUBT = 8, 0.01
 _MAX_TARGETS, _MAX_TOLD = 4096, 1024
 
 
@@ -81,6 +83,15 @@ class Prediction(NamedTuple):
         return ", ".join(filter(None, (overflow, ttl, thinking)))
 
 
+class _Told(NamedTuple):
+    """What the protocol has counted of a request, and by our count what it leaves out."""
+
+    tokens: int
+    beside_tokens: int
+    media_tokens: float
+    images: int
+
+
 class LMStudioQuestions:
     """Asks LM Studio about its loaded models.
 
@@ -92,7 +103,9 @@ class LMStudioQuestions:
     def __init__(self, rpc: LMStudioRpc, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._rpc = rpc
         self._clock = clock
-        self._told: Bounded[tuple[str, int], int] = Bounded(_MAX_TOLD)
+        self._told: Bounded[tuple[str, int], _Told] = Bounded(_MAX_TOLD)
+        # Of late, by area and by number: an answer's tokens for each token of our estimate, and for each image.
+        self._prices: Bounded[str, tuple[tuple[float, ...], tuple[float, ...]]] = Bounded(_MAX_TARGETS)
         self._constants: Bounded[str, int] = Bounded(_MAX_TARGETS)
         self._doubted_until_s: Bounded[str, float] = Bounded(_MAX_TARGETS)
 
@@ -162,17 +175,42 @@ class LMStudioQuestions:
             return False
         return state is not None and (state.status != "idle" or state.queued > 0)
 
-    def corrected(self, target_key: str, fingerprint: int, tokens: int) -> int:
-        """What a chat completion will count where the protocol counts `tokens`; its answer is compared later.
+    def corrected(
+        self,
+        target_key: str,
+        fingerprint: int,
+        tokens: int,
+        *,
+        beside_tokens: int = 0,
+        media_tokens: float = 0.0,
+        images: int = 0,
+    ) -> int | None:
+        """What a chat completion will count if the protocol counts `tokens`; its answer is compared later.
 
         Args:
             target_key: the deployment.
-            fingerprint: of the request; 0 where the answer's number will hold more than the protocol counts.
+            fingerprint: of the request; 0 for one that no answer will belong to.
             tokens: as the protocol counts.
+            beside_tokens: ours, of reasoning and extras that the protocol does not count.
+            media_tokens: our estimate of what its images take.
+            images: their number.
+
+        Returns:
+            None if it has images whose price is unknown, or not known well enough.
         """
         if fingerprint:
-            self._told[target_key, fingerprint] = tokens
-        return tokens + self._constants.get(target_key, 0)
+            self._told[target_key, fingerprint] = _Told(tokens, beside_tokens, media_tokens, images)
+        tokens += self._constants.get(target_key, 0) + beside_tokens
+        if not images:
+            return tokens
+        by_area, by_number = (max(each, default=inf) for each in self._prices.get(target_key, ((), ())))
+        least, most = sorted((by_area * media_tokens, by_number * images))
+        # Servers charge by area, or the same for each image: without knowing which, only what both say is known.
+        return None if most == inf or most - least > _MOST_PRICE_DOUBT * tokens else tokens + ceil(most)
+
+    def has_price(self, target_key: str) -> bool:
+        """Returns True if an answer has taught what images cost."""
+        return target_key in self._prices
 
     def is_unconfirmed(self, target_key: str, fingerprint: int) -> bool:
         """Returns True for a prompt that the protocol has counted, of a model whose answers have confirmed no count."""
@@ -181,7 +219,7 @@ class LMStudioQuestions:
     def compare(self, target_key: str, model: str, fingerprint: int, prompt_tokens: int) -> None:
         """Holds a count against the number in the answer to the same request.
 
-        Both are equal, or a constant apart, which is learned; else the answer's numbers count for an hour.
+        Both are equal, or a constant apart, which is learned; otherwise the answers' numbers count for an hour.
 
         Args:
             target_key: the deployment.
@@ -192,18 +230,31 @@ class LMStudioQuestions:
         told = self._told.pop((target_key, fingerprint), None)
         if told is None:
             return
-        constant, known = prompt_tokens - told, self._constants.get(target_key)
-        if known is None and abs(constant) <= _MOST_CONSTANT_TOKENS:
-            if abs(constant) <= max(_SAME_TOKENS, _MOST_CONSTANT_RATIO * told):
+        constant, known = prompt_tokens - told.tokens, self._constants.get(target_key)
+        same_tokens = max(_SAME_TOKENS, _SAME_RATIO * told.tokens)
+        if told.images:
+            # Reasoning in older turns may not be in the number.
+            if (price := constant - (known or 0)) > 0 and told.media_tokens and told.beside_tokens <= same_tokens:
+                by_area, by_number = self._prices.get(target_key, ((), ()))
+                self._prices[target_key] = (
+                    (*by_area, price / told.media_tokens)[-_KEPT_PRICES:],
+                    (*by_number, price / told.images)[-_KEPT_PRICES:],
+                )
+        elif told.beside_tokens:
+            # A template shows it or leaves it out. Anything between is no reason for doubt.
+            if known is None and min(abs(constant), abs(constant - told.beside_tokens)) <= same_tokens:
+                self._constants[target_key] = 0
+        elif known is None and abs(constant) <= _MOST_CONSTANT_TOKENS:
+            if abs(constant) <= max(_SAME_TOKENS, _MOST_CONSTANT_RATIO * told.tokens):
                 self._constants[target_key] = constant
-        elif abs(constant - (known or 0)) > max(_SAME_TOKENS, _SAME_RATIO * told):
+        elif abs(constant - (known or 0)) > same_tokens:
             self._constants.pop(target_key, None)
             if self.is_believed(target_key):
                 logger.warning(
                     "ask_server model=%s: LM Studio's protocol counted %d tokens and its answer %d for one prompt; for "
                     "an hour the answers' numbers count alone",
                     model,
-                    told,
+                    told.tokens,
                     prompt_tokens,
                 )
             self._doubted_until_s[target_key] = self._clock() + _DOUBTED_S

@@ -221,13 +221,23 @@ class Windows:
         rows = (row for row in self._loaded.get(instance, ()) if row.identifier == instance.identifier)
         return next(((prediction, row) for row in rows), None)
 
-    async def tokens_of(self, target: Target, request: Request, fingerprint: int = 0) -> int | None:
+    async def tokens_of(
+        self,
+        target: Target,
+        request: Request,
+        fingerprint: int = 0,
+        *,
+        beside_tokens: int = 0,
+        media_tokens: float = 0.0,
+    ) -> int | None:
         """What the target's server counts for a request, where it has a tokenizer to ask; else None. Never raises.
 
         Args:
             target: the deployment.
             request: what would be sent.
             fingerprint: of the request, by which LM Studio's count will be held against its answer; 0 for never.
+            beside_tokens: what LM Studio's protocol does not count of it besides its images.
+            media_tokens: our estimate of its images, for which LM Studio's answers have taught a price.
         """
         if target.is_lmstudio:
             instance = self.instance(target)
@@ -239,7 +249,17 @@ class Windows:
                 # Its model may be gone.
                 self.invalidate(target)
                 return None
-            return self.questions.corrected(target.key, fingerprint, tokens) if tokens is not None else None
+            if tokens is None:
+                return None
+            images = sum(len(message.other_parts) for message in request.messages)
+            return self.questions.corrected(
+                target.key,
+                fingerprint,
+                tokens,
+                beside_tokens=beside_tokens,
+                media_tokens=media_tokens,
+                images=images,
+            )
         if target.api_base is None or not target.is_listed:
             return None
         reading = self._listings.last(target.api_base, target.api_key, apis_of(target))

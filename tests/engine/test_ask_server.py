@@ -6,6 +6,8 @@ The simulator's tokenizer is none that this package has where its `tokens_factor
 from __future__ import annotations
 
 import asyncio
+import base64
+import struct
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -211,6 +213,71 @@ async def test_images_are_not_asked_about() -> None:
         # Parts first, whose images may cost anything; then all of it, and the test's own request.
         assert 2 <= server.prefills <= 5
         assert guarded.count.tokens == told
+
+
+def with_pictures(text: str, *sizes: int) -> list[JsonDict]:
+    """A question with inline pictures of so many pixels a side."""
+    parts = [{"type": "image_url", "image_url": {"url": picture(size)}} for size in sizes]
+    return [system("Be brief."), {"role": "user", "content": [{"type": "text", "text": text}, *parts]}]
+
+
+def picture(size: int) -> str:
+    header = b"\x89PNG\r\n\x1a\n" + struct.pack(">I4sII", 13, b"IHDR", size, size)
+    return f"data:image/png;base64,{base64.b64encode(header).decode()}"
+
+
+@pytest.mark.parametrize("key", [UNKNOWN, KNOWN])
+async def test_images_cost_their_learned_price_on_top(key: str) -> None:
+    """After one answer the text is LM Studio's count and the images are what such images have cost: no prefill asks."""
+    async with lm_studio(key, factor=0.8, architecture="qwen3" if key == KNOWN else "strange") as server:
+        await server.served(with_pictures("What is it? " * 600, 448, 448))
+        prefills = server.prefills
+        asked = with_pictures("word " * 5_600, 448, 448, 448)
+        guarded = await server.guard(asked)
+        assert server.prefills == prefills
+        told = await server.post(asked, max_tokens=1)
+        assert guarded.messages is None
+        assert abs(guarded.count.tokens / told - 1) <= 0.005
+
+
+async def test_images_of_another_size_are_asked_about() -> None:
+    """A price by area and a price for each image say different things of them: an answer tells all."""
+    async with lm_studio(factor=0.8) as server:
+        await server.served(with_pictures("What is it? " * 50, 896))
+        prefills = server.prefills
+        guarded, told = await server.served(with_pictures("word " * 4_600, 56, 56, 56))
+        assert guarded.messages is None
+        assert server.prefills > prefills + 1
+        assert guarded.count.tokens == told
+
+
+@pytest.mark.parametrize(("key", "architecture"), [(KNOWN, "qwen3"), (UNKNOWN, "strange")])
+@pytest.mark.parametrize("thinks", [False, True])
+async def test_a_count_that_is_too_high_refuses_nothing_before_an_answer_has_confirmed_it(
+    key: str, architecture: str, thinks: bool
+) -> None:
+    """A first number by which a request does not fit, though it does by ours, is held against an answer."""
+    async with lm_studio(key, architecture=architecture) as server:
+        server.simulator.sdk.tokens_factor = 1.4
+        messages = [system("Be brief."), user("word " * int(0.8 * WINDOW))]
+        if thinks:
+            thought = {**calls("123456789"), "reasoning_content": "I think about it. " * 30}
+            messages = [system("Be brief."), user("Fix it."), thought, result("123456789", "word " * int(0.8 * WINDOW))]
+        guarded, told = await server.served(messages)
+        assert guarded.messages is None
+        assert told > 0.75 * WINDOW
+        assert told + guarded.max_output_tokens(None) <= WINDOW
+
+
+def test_answers_to_requests_with_reasoning_confirm_counts_too() -> None:
+    """Whether the template shows the reasoning or leaves it out: both numbers are known."""
+    for prompt_tokens, confirms in [(4001, True), (4501, True), (4250, False)]:
+        questions = LMStudioQuestions(LMStudioRpc(is_on=False))
+        assert questions.corrected("model", 1, 4000, beside_tokens=500) == 4500
+        questions.compare("model", "model", 1, prompt_tokens)
+        questions.corrected("model", 9, 4000)
+        assert questions.is_unconfirmed("model", 9) != confirms
+        assert questions.is_believed("model")
 
 
 async def test_reasoning_is_counted_on_top() -> None:
