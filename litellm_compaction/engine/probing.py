@@ -19,7 +19,14 @@ from litellm_compaction.concurrency import Bounded, Flights
 from litellm_compaction.core.budget import Budget
 from litellm_compaction.core.cut_points import latest_cut, protected_indices
 from litellm_compaction.core.excerpts import common_level
-from litellm_compaction.core.messages import Request, system_prefix_length, user_message, with_only_text, with_text
+from litellm_compaction.core.messages import (
+    Message,
+    Request,
+    system_prefix_length,
+    user_message,
+    with_only_text,
+    with_text,
+)
 from litellm_compaction.core.stretches import without_data
 from litellm_compaction.engine.admission import Reservation
 from litellm_compaction.engine.cache_reports import CacheReports
@@ -30,6 +37,7 @@ from litellm_compaction.engine.threads import off_loop
 from litellm_compaction.errors import Overloaded
 from litellm_compaction.tokens.count import holding, least_tokens, most_tokens
 from litellm_compaction.tokens.counter import Count, TokenCounter
+from litellm_compaction.windows.lmstudio_rpc import CallRefused
 from litellm_compaction.windows.windows import Windows
 
 logger = logging.getLogger("litellm_compaction")
@@ -91,6 +99,7 @@ class Prober:
         # Prompts of which only a part could be asked for, as they were counted then: agents send them again and again.
         self._narrowed: Bounded[tuple[str, int], Count] = Bounded(_MAX_NARROWED)
         self._confirmed = 0
+        self._rendered: Bounded[int, bool] = Bounded(_MAX_TARGETS)
 
     async def settled(self, work: MeasuredRequest) -> MeasuredRequest:
         """`work` by the server's own count where that decides: it has to be compacted, or its answer is cut short.
@@ -212,6 +221,27 @@ class Prober:
         if prompt_tokens is None or truncation(guarded, prompt_tokens, 1, self._counter):
             return False
         self._feedback.learn(work.case.target.key, work.case.label, guarded.count, prompt_tokens)
+        return True
+
+    async def does_render(self, work: MeasuredRequest, guarded: PreparedRequest) -> bool:
+        """Returns False if LM Studio's template refuses what a compaction leaves, though not what the client has sent.
+
+        Each form is asked about once: a template raises for roles and calls, and their order.
+        """
+        target, messages = work.case.target, guarded.messages or ()
+        roles = tuple((message.role, bool(message.calls), bool(message.call_id)) for message in messages)
+        form = hash((target.key, work.window.template, roles))
+        if form not in self._rendered:
+            self._rendered[form] = await self._is_rendered(work, messages) or not await self._is_rendered(
+                work, work.request.messages
+            )
+        return self._rendered[form]
+
+    async def _is_rendered(self, work: MeasuredRequest, messages: Sequence[Message]) -> bool:
+        try:
+            await self._windows.rendered(work.case.target, replace(work.request, messages=tuple(messages)))
+        except CallRefused:
+            return False
         return True
 
     async def _has_told(self, work: MeasuredRequest, request: Request, count: Count, *, is_free: bool = False) -> bool:

@@ -123,6 +123,23 @@ class LMStudioQuestions:
         Raises:
             CallRefused: the model is gone, or its template raises.
         """
+        text = await self.rendered(instance, request)
+        if text is None or len(text) > 4 * _MOST_CHARS:
+            return None
+        counted = await self._ask(instance, "countTokens", _Counted, inputString=text)
+        return counted.token_count if counted is not None else None
+
+    async def rendered(self, instance: Instance, request: Request, *, begins: bool = False) -> str | None:
+        """A request as the model's template writes it, and behind it what the protocol cannot say of it.
+
+        Args:
+            instance: the loaded copy.
+            request: at most 1 MB of it; a longer one gives None.
+            begins: the prompt is to be sent as it is; the token that begins every prompt is the server's to add.
+
+        Raises:
+            CallRefused: as `tokens`.
+        """
         chars = sum(
             len(message.text) + sum(len(call.arguments) for call in message.calls) for message in request.messages
         )
@@ -135,12 +152,12 @@ class LMStudioQuestions:
             _Rendered,
             history={"messages": history.messages},
             predictionConfigStack={"layers": []},
-            opts={"toolDefinitions": history.tools} if history.tools else {},
+            opts={
+                **({"toolDefinitions": history.tools} if history.tools else {}),
+                **({"omitBosToken": True} if begins else {}),
+            },
         )
-        if rendered is None or len(rendered.formatted) > 4 * _MOST_CHARS:
-            return None
-        counted = await self._ask(instance, "countTokens", _Counted, inputString=rendered.formatted + history.unsaid)
-        return counted.token_count if counted is not None else None
+        return rendered.formatted + history.unsaid if rendered is not None else None
 
     async def loaded(self, instance: Instance) -> frozenset[LoadedModel] | None:
         """Every language model that its server has loaded."""

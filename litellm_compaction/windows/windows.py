@@ -270,6 +270,15 @@ class Windows:
             self._listings.client(), served.api, target.api_base, target.api_key, target.model, request
         )
 
+    async def rendered(self, target: Target, request: Request) -> str | None:
+        """The prompt that LM Studio's template makes of a request, to be sent as it is; None if it is not asked.
+
+        Raises:
+            CallRefused: the template refuses it, or the model is gone.
+        """
+        instance = self.instance(target)
+        return await self.questions.rendered(instance, request, begins=True) if instance is not None else None
+
     async def loaded(self, target: Target) -> tuple[str, ...]:
         """The chat models that a target's LM Studio has loaded; empty where it is none, or does not answer."""
         if target.api_base is None or not target.is_lmstudio:
