@@ -31,6 +31,8 @@ _MOST_CONSTANT_RATIO = 0.02
 # Two numbers for one prompt that are no further apart are the same.
 _SAME_TOKENS, _SAME_RATIO = 2, 0.005
 _DOUBTED_S = 3600.0
+# An agent's tools may take so long between two requests.
+_SHORT_TTL_S = 300.0
 _KEPT_PRICES, _MOST_PRICE_DOUBT = 8, 0.01
 _MAX_TARGETS, _MAX_TOLD = 4096, 1024
 
@@ -81,6 +83,18 @@ class Prediction(NamedTuple):
         overflow = f"a prompt that is too long: {self.overflow_policy}" if self.overflow_policy else ""
         ttl = f"unloaded after {ttl_s / 60:,.0f} min without a request" if ttl_s is not None else ""
         return ", ".join(filter(None, (overflow, ttl, thinking)))
+
+    def works_against(self, ttl_s: float | None) -> list[str]:
+        """What of it works against this package, and what to choose."""
+        found: list[str] = []
+        if self.overflow_policy == "rollingWindow":
+            what = "drops the oldest messages, the system message first, of a prompt that is too long after all"
+            found.append(f"LM Studio {what}: choose `stopAtLimit` as its context overflow policy.")
+        if ttl_s is not None and ttl_s < _SHORT_TTL_S:
+            what = f"LM Studio unloads the model after {ttl_s:,.0f} s without a request"
+            why = "a load takes long, and may choose another context length"
+            found.append(f"{what}; {why}: give it a longer idle time to live.")
+        return found
 
 
 class _Told(NamedTuple):
