@@ -204,7 +204,7 @@ class LMStudioQuestions:
         except CallRefused:
             # The call is experimental (lmstudio-js 6ec11db).
             return False
-        return state is not None and (state.status != "idle" or state.queued > 0)
+        return state is not None and (state.status != "idle" or bool(state.queued))
 
     def corrected(
         self,
@@ -345,10 +345,6 @@ class _Config(BaseModel):
     fields: list[_Value]
 
 
-def _count_or_none(value: object) -> int:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
-
-
 class _State(BaseModel):
     status: str
-    queued: Annotated[int, BeforeValidator(_count_or_none)] = 0
+    queued: Tokens = None

@@ -224,8 +224,8 @@ class LMStudioRpc:
         except _Failed as failure:
             raise self._aside(socket, failure) from None
         except (aiohttp.ClientError, ConnectionError) as exc:
-            failure = _Failed(f"the connection ended ({type(exc).__name__})", _OTHER_PROTOCOL)
-            raise self._aside(socket, failure) from exc
+            ended_early = _Failed(f"the connection ended ({type(exc).__name__})", _OTHER_PROTOCOL)
+            raise self._aside(socket, ended_early) from exc
         socket.failures = 0
         return answer
 
