@@ -97,13 +97,19 @@ class Prediction(NamedTuple):
         return found
 
 
-class _Told(NamedTuple):
-    """What the protocol has counted of a request, and by our count what it leaves out."""
+class Told(NamedTuple):
+    """What the protocol has counted of a request, and our counts of what it leaves out.
+
+    Attributes:
+        tokens: as the protocol counts.
+        beside_tokens: of reasoning and extras.
+        media_tokens: of its images, whose number is `images`.
+    """
 
     tokens: int
-    beside_tokens: int
-    media_tokens: float
-    images: int
+    beside_tokens: int = 0
+    media_tokens: float = 0.0
+    images: int = 0
 
 
 class LMStudioQuestions:
@@ -117,9 +123,9 @@ class LMStudioQuestions:
     def __init__(self, rpc: LMStudioRpc, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._rpc = rpc
         self._clock = clock
-        self._told: Bounded[tuple[str, int], _Told] = Bounded(_MAX_TOLD)
-        # Of late, by area and by number: an answer's tokens for each token of our estimate, and for each image.
-        self._prices: Bounded[str, tuple[tuple[float, ...], tuple[float, ...]]] = Bounded(_MAX_TARGETS)
+        self._told: Bounded[tuple[str, int], Told] = Bounded(_MAX_TOLD)
+        # Of late: an answer's tokens for each token of our estimate, and for each image.
+        self._prices: Bounded[str, tuple[tuple[float, float], ...]] = Bounded(_MAX_TARGETS)
         self._constants: Bounded[str, int] = Bounded(_MAX_TARGETS)
         self._doubted_until_s: Bounded[str, float] = Bounded(_MAX_TARGETS)
 
@@ -206,38 +212,26 @@ class LMStudioQuestions:
             return False
         return state is not None and (state.status != "idle" or bool(state.queued))
 
-    def corrected(
-        self,
-        target_key: str,
-        fingerprint: int,
-        tokens: int,
-        *,
-        beside_tokens: int = 0,
-        media_tokens: float = 0.0,
-        images: int = 0,
-    ) -> int | None:
-        """What a chat completion will count if the protocol counts `tokens`; its answer is compared later.
+    def corrected(self, target_key: str, fingerprint: int, told: Told) -> int | None:
+        """What a chat completion will count; its answer is compared later.
 
         Args:
             target_key: the deployment.
             fingerprint: of the request; 0 for one that no answer will belong to.
-            tokens: as the protocol counts.
-            beside_tokens: ours, of reasoning and extras that the protocol does not count.
-            media_tokens: our estimate of what its images take.
-            images: their number.
+            told: of the request.
 
         Returns:
             None if it has images whose price is unknown, or not known well enough.
         """
         if fingerprint:
-            self._told[target_key, fingerprint] = _Told(tokens, beside_tokens, media_tokens, images)
-        tokens += self._constants.get(target_key, 0) + beside_tokens
-        if not images:
+            self._told[target_key, fingerprint] = told
+        tokens = told.tokens + self._constants.get(target_key, 0) + told.beside_tokens
+        if not told.images:
             return tokens
-        by_area, by_number = (max(each, default=inf) for each in self._prices.get(target_key, ((), ())))
-        least, most = sorted((by_area * media_tokens, by_number * images))
         # Servers charge by area, or the same for each image: without knowing which, only what both say is known.
-        return None if most == inf or most - least > _MOST_PRICE_DOUBT * tokens else tokens + ceil(most)
+        by_area, by_number = map(max, zip(*self._prices.get(target_key, ((inf, inf),)), strict=True))
+        least, most = sorted((by_area * told.media_tokens, by_number * told.images))
+        return tokens + ceil(most) if most < inf and most - least <= _MOST_PRICE_DOUBT * tokens else None
 
     def has_price(self, target_key: str) -> bool:
         """Returns True if an answer has taught what images cost."""
@@ -266,11 +260,8 @@ class LMStudioQuestions:
         if told.images:
             # Reasoning in older turns may not be in the number.
             if (price := constant - (known or 0)) > 0 and told.media_tokens and told.beside_tokens <= same_tokens:
-                by_area, by_number = self._prices.get(target_key, ((), ()))
-                self._prices[target_key] = (
-                    (*by_area, price / told.media_tokens)[-_KEPT_PRICES:],
-                    (*by_number, price / told.images)[-_KEPT_PRICES:],
-                )
+                one = (price / told.media_tokens, price / told.images)
+                self._prices[target_key] = (*self._prices.get(target_key, ()), one)[-_KEPT_PRICES:]
         elif told.beside_tokens:
             # A template shows it or leaves it out. Anything between is no reason for doubt.
             if known is None and min(abs(constant), abs(constant - told.beside_tokens)) <= same_tokens:

@@ -21,7 +21,7 @@ from litellm_compaction.errors import ModelNotLoaded, WindowOutdated, WindowUnkn
 from litellm_compaction.windows.cache import Listings, OtherProcesses, Reading
 from litellm_compaction.windows.fetch import without_userinfo
 from litellm_compaction.windows.lmstudio import Listing, WantedModel, match
-from litellm_compaction.windows.lmstudio_questions import Instance, LMStudioQuestions, LoadedModel, Prediction
+from litellm_compaction.windows.lmstudio_questions import Instance, LMStudioQuestions, LoadedModel, Prediction, Told
 from litellm_compaction.windows.lmstudio_rpc import CallRefused, LMStudioRpc
 from litellm_compaction.windows.other_servers import SERVERS, Api, LocalServer, Served, find_served, tokens_by_server
 
@@ -252,14 +252,7 @@ class Windows:
             if tokens is None:
                 return None
             images = sum(len(message.other_parts) for message in request.messages)
-            return self.questions.corrected(
-                target.key,
-                fingerprint,
-                tokens,
-                beside_tokens=beside_tokens,
-                media_tokens=media_tokens,
-                images=images,
-            )
+            return self.questions.corrected(target.key, fingerprint, Told(tokens, beside_tokens, media_tokens, images))
         if target.api_base is None or not target.is_listed:
             return None
         reading = self._listings.last(target.api_base, target.api_key, apis_of(target))

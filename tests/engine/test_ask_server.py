@@ -22,7 +22,7 @@ from litellm_compaction.engine import PreparedRequest
 from litellm_compaction.errors import DoesNotFit
 from litellm_compaction.simulator import SDK_MODES, Model, SdkMode, Simulator, serve
 from litellm_compaction.tokens.counter import TokenCounter
-from litellm_compaction.windows.lmstudio_questions import LMStudioQuestions
+from litellm_compaction.windows.lmstudio_questions import LMStudioQuestions, Told
 from litellm_compaction.windows.lmstudio_rpc import LMStudioRpc
 from litellm_compaction.windows.windows import Windows
 from tests.builders import JsonDict, calls, chat, parsed, result, system, talk, tools, user
@@ -294,6 +294,17 @@ async def test_text_with_control_tokens_is_not_sent_raw(text: str) -> None:
         assert guarded.way == "turn"
 
 
+async def test_a_prompt_that_the_protocol_cannot_say_is_not_sent_raw() -> None:
+    """A name has no place in its history: what LM Studio renders lacks it, and nothing else renders this model."""
+    async with lm_studio(window=32_768) as server:
+        await server.guard([system("Be brief."), user("word " * 9_000)])
+        request = Request(messages=parsed([system("Be brief."), {**user("Tell me a story."), "name": "Anna"}]))
+        guarded = await server.bench.compactor.carry_over(
+            request, Partial(text="Once upon a time"), server.case(), ways=("raw", "turn")
+        )
+        assert guarded.way == "turn"
+
+
 @pytest.mark.parametrize("asks", [True, False])
 @pytest.mark.parametrize("rule", ["mistral", "gemma", "qwen3.5"])
 async def test_strict_templates_take_what_is_left(rule: Any, asks: bool) -> None:
@@ -353,9 +364,9 @@ def test_answers_to_requests_with_reasoning_confirm_counts_too() -> None:
     """Whether the template shows the reasoning or leaves it out: both numbers are known."""
     for prompt_tokens, confirms in [(4001, True), (4501, True), (4250, False)]:
         questions = LMStudioQuestions(LMStudioRpc(is_on=False))
-        assert questions.corrected("model", 1, 4000, beside_tokens=500) == 4500
+        assert questions.corrected("model", 1, Told(4000, 500)) == 4500
         questions.compare("model", "model", 1, prompt_tokens)
-        questions.corrected("model", 9, 4000)
+        questions.corrected("model", 9, Told(4000))
         assert questions.is_unconfirmed("model", 9) != confirms
         assert questions.is_believed("model")
 
@@ -434,11 +445,11 @@ def test_a_short_prompt_confirms_no_count() -> None:
     """A count that is 13 % too low looks like one that lacks a few tokens, while prompts are short."""
     questions = LMStudioQuestions(LMStudioRpc(is_on=False))
     for fingerprint, (told, prompt_tokens, confirms) in enumerate([(174, 200, False), (2000, 2020, True)], 1):
-        questions.corrected("model", fingerprint, told)
+        questions.corrected("model", fingerprint, Told(told))
         questions.compare("model", "model", fingerprint, prompt_tokens)
-        questions.corrected("model", 9, 4000)
+        questions.corrected("model", 9, Told(4000))
         assert questions.is_unconfirmed("model", 9) != confirms
-    assert questions.corrected("model", 9, 4000) == 4020
+    assert questions.corrected("model", 9, Told(4000)) == 4020
 
 
 async def test_a_number_of_a_cut_prompt_teaches_nothing() -> None:
