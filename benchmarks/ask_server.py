@@ -1,7 +1,7 @@
 """What asking LM Studio by its own protocol costs a request, beside `ask_server: off`, in one run.
 
 The simulated server runs in a process of its own. Prints milliseconds from a request's arrival in the engine to the
-decision, the median and the ninth decile: `python benchmarks/ask_server.py`.
+decision, the median and the ninth decile, and the calls of a request: `python benchmarks/ask_server.py`.
 """
 
 from __future__ import annotations
@@ -27,6 +27,16 @@ from litellm_compaction.windows.windows import Target, Windows
 KNOWN, STRANGE, WINDOW, ROUNDS = "qwen/qwen3-8b", "acme/strange-7b", 32_768, 60
 
 
+class CountingRpc(LMStudioRpc):
+    """Counts the calls, so that each row shows that it has asked what it is about."""
+
+    calls = 0
+
+    async def call(self, *arguments: Any) -> object:
+        CountingRpc.calls += 1
+        return await super().call(*arguments)
+
+
 def serve_in_a_process(pipe: Connection) -> None:
     """Serves two models until the other end says so."""
     simulator = Simulator([Model(KNOWN, architecture="qwen3"), Model(STRANGE, architecture="strange")])
@@ -47,7 +57,7 @@ async def loads_nothing() -> None:
 
 
 def engine(base: str, *, asks: bool) -> tuple[Compactor, Callable[[str, Request], Awaitable[object]]]:
-    windows = Windows(cache_s=3600.0, rpc=LMStudioRpc(is_on=asks))
+    windows = Windows(cache_s=3600.0, rpc=CountingRpc(is_on=asks))
     compactor = Compactor(
         windows=windows, counter=TokenCounter(), store=MemoryStore(ttl_s=3600, max_bytes=10_000_000), quiet_s=3600
     )
@@ -88,9 +98,9 @@ async def compare(base: str) -> None:
     rows: dict[str, Callable[[Any, int], Awaitable[object]]] = {
         "hello": lambda prepare, number: prepare(KNOWN, hello),
         "certain, 4,000 tokens": lambda prepare, number: prepare(KNOWN, certain),
-        "doubtful, 24,000 tokens": lambda prepare, number: prepare(STRANGE, request(24_000, number)),
-        "50 at once, 24,000 tokens": lambda prepare, number: asyncio.gather(
-            *(prepare(STRANGE, request(24_000, f"{number} {each}")) for each in range(50))
+        "doubtful, 26,000 tokens": lambda prepare, number: prepare(STRANGE, request(26_000, number)),
+        "50 at once, 26,000 tokens": lambda prepare, number: asyncio.gather(
+            *(prepare(STRANGE, request(26_000, f"{number} {each}")) for each in range(50))
         ),
         "5 MB": lambda prepare, number: prepare(STRANGE, request(900_000, number)),
     }
@@ -100,8 +110,10 @@ async def compare(base: str) -> None:
         cells = []
         for _, prepare in engines.values():
             await make(prepare, -1)
+            CountingRpc.calls = 0
             cells.append(await measured(lambda number, make=make, prepare=prepare: make(prepare, number), rounds))  # type: ignore[misc]
-        print(f"{name:28}{'   '.join(cells)}", flush=True)
+        asked = CountingRpc.calls / rounds / (50 if name.startswith("50") else 1)
+        print(f"{name:28}{'   '.join(cells)}   {asked:.1f} calls each", flush=True)
     for compactor, _ in engines.values():
         await compactor.aclose()
 

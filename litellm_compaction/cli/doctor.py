@@ -19,7 +19,6 @@ import httpx
 from litellm_compaction.cli.config_file import API_BASE_VARIABLE, ConfigFile, Section, read_config, shipped_config
 from litellm_compaction.cli.examined import (
     Examined,
-    about_settings,
     about_window,
     closest,
     in_use,
@@ -377,7 +376,7 @@ class _Examiner:
             parallel=window.parallel,
         )
         said = self._windows.model_settings(target)
-        about = about_settings(row.place, *said) if said is not None else []
+        about = [note(row.place, each) for each in said[0].works_against(said[1].ttl_s)] if said is not None else []
         row = replace(row, model_settings=said[0].in_words(said[1].ttl_s) if said is not None else "")
         template = said[0].template if said is not None else ""
         row, findings = await self._counted(
@@ -416,7 +415,8 @@ class _Examiner:
     async def _with_ways(self, row: Examined, target: Target, source: TokenizerSource) -> Examined:
         """The row with how its server goes on, as far as anybody knows."""
         # Every source that is no server's leads to the last way, but for LM Studio's models.
-        standing = await self._going_on.standing(target, row.window_source, can_render=renders_exactly(source.family))
+        can_render = self._windows.instance(target) is not None or renders_exactly(source.family)
+        standing = await self._going_on.standing(target, row.window_source, can_render=can_render)
         return replace(row, ways=standing.ways, gone_on=standing.gone_on)
 
     def _not_loaded(self, name: str, what: str) -> Finding:

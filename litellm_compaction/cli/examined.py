@@ -14,12 +14,9 @@ from litellm_compaction.proxy.routing import Deployment
 from litellm_compaction.tokenizers.registry import LoadCost, load_cost, usable_soon, why_broken
 from litellm_compaction.tokenizers.sources import Kind, TokenizerSource
 from litellm_compaction.windows.lmstudio import Listing
-from litellm_compaction.windows.lmstudio_questions import LoadedModel, Prediction
 from litellm_compaction.windows.other_servers import SERVERS, Served
 from litellm_compaction.windows.windows import Target, Window
 
-# An agent's tools may take so long between two requests.
-_SHORT_TTL_S = 300.0
 _WORDS: Mapping[Kind, str] = {
     "operator": "{}, as the operator wrote",
     "lm_studio_file": "LM Studio's file {}",
@@ -110,19 +107,6 @@ class Examined:
     def place(self) -> str:
         """Its name in findings, with the model where a wildcard has several."""
         return f"{self.name} → {self.model}" if "*" in self.name and "*" not in self.model else self.name
-
-
-def about_settings(place: str, prediction: Prediction, loaded: LoadedModel) -> list[Finding]:
-    """What of LM Studio's settings for a model works against the plug-in, and what to choose."""
-    findings: list[Finding] = []
-    if prediction.overflow_policy == "rollingWindow":
-        what = "LM Studio drops the oldest messages, the system message first, of a prompt that is too long after all"
-        findings.append(note(place, f"{what}: choose `stopAtLimit` as its context overflow policy."))
-    if loaded.ttl_s is not None and loaded.ttl_s < _SHORT_TTL_S:
-        what = f"LM Studio unloads the model after {loaded.ttl_s:,.0f} s without a request"
-        why = "a load takes long, and may choose another context length"
-        findings.append(note(place, f"{what}; {why}: give it a longer idle time to live."))
-    return findings
 
 
 def names(target: Target, served: Served | None) -> list[str]:

@@ -52,8 +52,9 @@ from litellm_compaction.stores import Board, Store, is_late
 from litellm_compaction.tokenizers.families import no_thinking_switch
 from litellm_compaction.tokenizers.sources import Sources, TokenizerSource
 from litellm_compaction.tokens.counter import TokenCounter
-from litellm_compaction.tokens.prompt import begun_prompt
-from litellm_compaction.windows.windows import Target, Windows
+from litellm_compaction.tokens.prompt import BegunPrompt, begun_by_server, begun_prompt, needed_renderings
+from litellm_compaction.windows.lmstudio_rpc import CallRefused
+from litellm_compaction.windows.windows import Target, Window, Windows
 
 logger = logging.getLogger("litellm_compaction")
 
@@ -350,6 +351,9 @@ class Compactor:
         guarded = await self._applied_surely(work, made.compaction, "compacted")
         if not is_enough(work, decision, made.compaction, guarded):
             return None
+        # A summary is the last level: it is sent whatever the template says.
+        if not isinstance(decision, Summarize) and not await self._prober.does_render(work, guarded):
+            return None
         await self._builder.keep(work, made)
         if work.case.now:
             work.case.attempts.has_compacted = True
@@ -519,13 +523,25 @@ class Compactor:
             closing = await self._closing(case, guarded) if prospect.partial.closes else None
             return replace(guarded, way="turn", closing=closing)
         if "raw" in prospect.ways:
-            family = await self.sources.family(case.target, guarded.window)
-            now = datetime.fromtimestamp(self._wall_clock())
-            prompt = await asyncio.to_thread(begun_prompt, family, sent, now)
+            prompt = await self._begun_prompt(case.target, guarded.window, sent)
             if prompt is not None:
                 is_trusted = await self.going_on.has_gone_on(case.target, "raw")
                 return replace(guarded, way="raw", prompt=prompt, is_trusted=is_trusted)
         return await self.by_another_way(guarded, prospect.request, prospect.partial, case, room, ways=prospect.ways)
+
+    async def _begun_prompt(self, target: Target, window: Window, sent: Sequence[Message]) -> BegunPrompt | None:
+        """The prompt that ends inside the last message, as LM Studio renders it; by our own rendering if it is mute."""
+        family = await self.sources.family(target, window)
+        with contextlib.suppress(CallRefused):
+            before, written, closed = [
+                await self.windows.rendered(target, Request(messages=each)) for each in needed_renderings(sent)
+            ]
+            if before is not None and written is not None and closed is not None:
+                begun = await asyncio.to_thread(begun_by_server, family, sent, (before, written, closed))
+                if begun is not None:
+                    return begun
+        now = datetime.fromtimestamp(self._wall_clock())
+        return await asyncio.to_thread(begun_prompt, family, sent, now)
 
     async def by_another_way(
         self,

@@ -19,7 +19,14 @@ from litellm_compaction.concurrency import Bounded, Flights
 from litellm_compaction.core.budget import Budget
 from litellm_compaction.core.cut_points import latest_cut, protected_indices
 from litellm_compaction.core.excerpts import common_level
-from litellm_compaction.core.messages import Request, system_prefix_length, user_message, with_only_text, with_text
+from litellm_compaction.core.messages import (
+    Message,
+    Request,
+    system_prefix_length,
+    user_message,
+    with_only_text,
+    with_text,
+)
 from litellm_compaction.core.stretches import without_data
 from litellm_compaction.engine.admission import Reservation
 from litellm_compaction.engine.cache_reports import CacheReports
@@ -30,6 +37,7 @@ from litellm_compaction.engine.threads import off_loop
 from litellm_compaction.errors import Overloaded
 from litellm_compaction.tokens.count import holding, least_tokens, most_tokens
 from litellm_compaction.tokens.counter import Count, TokenCounter
+from litellm_compaction.windows.lmstudio_rpc import CallRefused
 from litellm_compaction.windows.windows import Windows
 
 logger = logging.getLogger("litellm_compaction")
@@ -91,6 +99,7 @@ class Prober:
         # Prompts of which only a part could be asked for, as they were counted then: agents send them again and again.
         self._narrowed: Bounded[tuple[str, int], Count] = Bounded(_MAX_NARROWED)
         self._confirmed = 0
+        self._rendered: Bounded[int, bool] = Bounded(_MAX_TARGETS)
 
     async def settled(self, work: MeasuredRequest) -> MeasuredRequest:
         """`work` by the server's own count where that decides: it has to be compacted, or its answer is cut short.
@@ -106,11 +115,13 @@ class Prober:
     def _is_worth_a_call(self, work: MeasuredRequest) -> bool:
         """Whether LM Studio is asked although nothing is in doubt: it reads no prompt for its answer.
 
-        Before a compaction, and at the first contact with a model that a stand-in counts.
+        Before a compaction, at the first contact with a model that a stand-in counts, and for the price of images.
         """
-        count = work.count
-        if self._windows.instance(work.case.target) is None or _is_exactly_told(count):
+        count, target = work.count, work.case.target
+        if self._windows.instance(target) is None or _is_exactly_told(count):
             return False
+        if count.media_tokens and not self._windows.questions.has_price(target.key):
+            return True
         is_new = count.anchor is None and not (count.exact or count.calibrated)
         return is_new or work.budget.own.triggers(count.tokens)
 
@@ -212,6 +223,27 @@ class Prober:
         self._feedback.learn(work.case.target.key, work.case.label, guarded.count, prompt_tokens)
         return True
 
+    async def does_render(self, work: MeasuredRequest, guarded: PreparedRequest) -> bool:
+        """Returns False if LM Studio's template refuses what a compaction leaves, though not what the client has sent.
+
+        Each form is asked about once: a template raises for roles and calls, and their order.
+        """
+        target, messages = work.case.target, guarded.messages or ()
+        roles = tuple((message.role, bool(message.calls), bool(message.call_id)) for message in messages)
+        form = hash((target.key, work.window.template, roles))
+        if form not in self._rendered:
+            self._rendered[form] = await self._is_rendered(work, messages) or not await self._is_rendered(
+                work, work.request.messages
+            )
+        return self._rendered[form]
+
+    async def _is_rendered(self, work: MeasuredRequest, messages: Sequence[Message]) -> bool:
+        try:
+            await self._windows.rendered(work.case.target, replace(work.request, messages=tuple(messages)))
+        except CallRefused:
+            return False
+        return True
+
     async def _has_told(self, work: MeasuredRequest, request: Request, count: Count, *, is_free: bool = False) -> bool:
         """Whether the server has said what it counts for exactly this, so that it is counted anew.
 
@@ -221,13 +253,18 @@ class Prober:
         return await self._questions.join(key, lambda: self._ask(work, request, count, is_free=is_free))
 
     async def _ask(self, work: MeasuredRequest, request: Request, count: Count, *, is_free: bool) -> bool:
-        target = work.case.target
-        told, count = await self._told_for_nothing(work, request, count)
+        target, ours = work.case.target, count
+        told, count = await self._told_for_nothing(work, request, ours)
+        if told is not None and self._needs_an_answer(work, ours, told):
+            await self._compare(work, request, ours)
+            told, count = await self._told_for_nothing(work, request, ours)
         is_confirmed = told is not None
         # Never longer than the window, however wrong our count is: a server may cut it without a word.
         most = most_tokens(count)
         if told is None and not is_free and most <= work.window.tokens:
             told = await self._answered(work, request, most)
+            if told is not None:
+                self._windows.questions.compare(target.key, work.case.label, count.fingerprint, told)
         if told is None:
             return False
         if not self._counter.take_over_exact(target.key, count, told, is_confirmed=is_confirmed):
@@ -243,20 +280,43 @@ class Prober:
     ) -> tuple[int | None, Count]:
         """What the server's tokenizer says of a request, None where there is none to ask; and what learns from it.
 
-        LM Studio's protocol says nothing of images: an answer tells all. Reasoning is counted on top as the template
-        shows it, and nothing is learned of it.
+        LM Studio's protocol says nothing of images, which cost what answers have taught. Reasoning is counted on top
+        as the template shows it. Nothing is learned of either.
         """
         target = work.case.target
         if not target.is_lmstudio:
             return await self._windows.tokens_of(target, request), count
         reasons = any(message.reasoning for message in request.messages)
-        if work.case.measure is None or count.media_tokens or (reasons and not count.rendered):
+        if work.case.measure is None or (reasons and not count.rendered):
             return None, count
-        beside_tokens = count.allowance_tokens if reasons else count.extras_tokens
-        told = await self._windows.tokens_of(target, request, 0 if beside_tokens else count.fingerprint)
-        if told is None or not beside_tokens:
+        beside_tokens = round(count.allowance_tokens - count.media_tokens if reasons else count.extras_tokens)
+        told = await self._windows.tokens_of(
+            target, request, count.fingerprint, beside_tokens=beside_tokens, media_tokens=count.media_tokens
+        )
+        if told is None or not (beside_tokens or count.media_tokens):
             return told, count
-        return told + round(beside_tokens), replace(count, extras_tokens=beside_tokens)
+        return told, replace(count, extras_tokens=beside_tokens + count.media_tokens)
+
+    def _needs_an_answer(self, work: MeasuredRequest, count: Count, told: int) -> bool:
+        """Returns True if only an unconfirmed number of LM Studio's protocol, higher than ours, refuses a request."""
+        certain, key = _certain(work.budget), work.case.target.key
+        is_higher = told > count.tokens and certain.fits(int(least_tokens(count))) and not certain.fits(told)
+        return is_higher and self._windows.questions.is_unconfirmed(key, count.fingerprint)
+
+    async def _compare(self, work: MeasuredRequest, request: Request, count: Count) -> None:
+        """Holds a count by LM Studio's protocol against an answer: to as much of a request as certainly fits.
+
+        Reasoning and extras are left out: templates render them or not.
+        """
+        messages = tuple(with_only_text(each, each.text) if each.reasoning else each for each in request.messages)
+        part = await self._shortened(work, replace(request, messages=messages, extras={}), count, ())
+        if part is None:
+            return
+        counted = await self._measurer.count_request(work, part)
+        await self._told_for_nothing(work, part, counted)
+        if (told := await self._answered(work, part, most_tokens(counted))) is not None:
+            key, label = work.case.target.key, work.case.label
+            self._windows.questions.compare(key, label, counted.fingerprint, told)
 
     async def _confirmed_tokens(self, work: MeasuredRequest, request: Request, told: int, most: int) -> int | None:
         """A number far below ours, or the one without what the server had in its cache; None where it does not say.

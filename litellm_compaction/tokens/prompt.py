@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import NamedTuple
@@ -21,6 +22,8 @@ from litellm_compaction.tokenizers.vocabulary import Segment, Vocabulary
 
 _THINK_START, _THINK_END = "<think>", "</think>"
 _NEEDLE = "zq7"
+# Names of control tokens in the families that are known here, for models whose vocabulary is not.
+_CONTROL = re.compile(r"<\|[^<>\s]*\|?>|<｜[^<>\s]*｜>|</?(?:s|bos|eos|\w+_of_\w+|think)>|\[/?[A-Z_]{2,}\]")
 
 
 class Prompt(NamedTuple):
@@ -86,24 +89,65 @@ def begun_prompt(family: Family, messages: Sequence[Message], now: datetime) -> 
         now: what templates that write the date write.
     """
     *before, answer = messages
-    if not renders_exactly(family) or any(message.other_parts for message in messages):
+    if not renders_exactly(family) or not _is_plain(family, messages):
         return None
     chosen, words = template(family.template), vocabulary(family.vocabulary)
-    if any(words.has_control(text) for message in messages for text in _texts(message)):
-        return None
     if not chosen.renders_calls and any(message.calls or message.role == "tool" for message in before):
         return None
     rendered = _render(chosen, words, before, (), now)
-    written = _render(chosen, words, (*before, with_text(answer, _NEEDLE)), (), now)
-    if rendered is None or written is None or not rendered.is_faithful or _NEEDLE not in written.text:
-        return None
-    start = written.text.rindex(_NEEDLE)
-    opening = _opening(rendered.text, written.text[:start])
-    if opening is None:
+    written = _render(chosen, words, _with_needle(messages), (), now)
+    if rendered is None or written is None or not rendered.is_faithful:
         return None
     text = rendered.text.removeprefix(words.bos) if words.adds_bos else rendered.text
+    return _begun(family, answer, (text, rendered.text, written.text, written.text))
+
+
+def begun_by_server(family: Family, messages: Sequence[Message], texts: tuple[str, str, str]) -> BegunPrompt | None:
+    """The same by its server's own rendering, for models without a template here, too.
+
+    Args:
+        family: of the model.
+        messages: as for `begun_prompt`.
+        texts: of the requests of `needed_renderings`, without the token that begins every prompt.
+    """
+    return _begun(family, messages[-1], (texts[0], *texts)) if _is_plain(family, messages) else None
+
+
+def needed_renderings(messages: Sequence[Message]) -> tuple[tuple[Message, ...], ...]:
+    """What a server has to render: up to where the model begins, a text that is found again there, and what ends it.
+
+    The last message may be one that the server goes on with, so that nothing shows its end.
+    """
+    written = _with_needle(messages)
+    return tuple(messages[:-1]), written, (*written, user_message("."))
+
+
+def _with_needle(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """`messages` with a text that is found again in place of the last one's."""
+    return (*messages[:-1], with_text(messages[-1], _NEEDLE))
+
+
+def _is_plain(family: Family, messages: Sequence[Message]) -> bool:
+    """Whether none of the messages holds what a server takes for a control token, or no text."""
+    has_control = vocabulary(family.vocabulary).has_control if family.owns_vocabulary else _CONTROL.search
+    texts = (text for message in messages for text in _texts(message))
+    return not any(message.other_parts for message in messages) and not any(map(has_control, texts))
+
+
+def _begun(family: Family, answer: Message, texts: tuple[str, str, str, str]) -> BegunPrompt | None:
+    prompt, rendered, written, closed = texts
+    start = written.rfind(_NEEDLE)
+    opening = _opening(rendered, written[:start]) if start >= 0 else None
+    if opening is None:
+        return None
     begun = answer.text.lstrip() if opening[-1:].isspace() else answer.text
-    return BegunPrompt(f"{text}{opening}{begun}", _end_of_turn(words, written.text[start + len(_NEEDLE) :]))
+    behind = closed.rpartition(_NEEDLE)[2]
+    if family.owns_vocabulary:
+        end = _end_of_turn(vocabulary(family.vocabulary), behind)
+    else:
+        found = _CONTROL.match(behind.lstrip())
+        end = found[0] if found else ""
+    return BegunPrompt(f"{prompt}{opening}{begun}", end)
 
 
 def _texts(message: Message) -> Iterator[str]:

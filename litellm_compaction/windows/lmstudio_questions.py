@@ -8,9 +8,10 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from math import ceil, inf
 from typing import Annotated, NamedTuple, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, Field, TypeAdapter, ValidationError
 
 from litellm_compaction.concurrency import Bounded
 from litellm_compaction.core.messages import JsonObject, JsonValue, Request
@@ -30,6 +31,9 @@ _MOST_CONSTANT_RATIO = 0.02
 # Two numbers for one prompt that are no further apart are the same.
 _SAME_TOKENS, _SAME_RATIO = 2, 0.005
 _DOUBTED_S = 3600.0
+# An agent's tools may take so long between two requests.
+_SHORT_TTL_S = 300.0
+_KEPT_PRICES, _MOST_PRICE_DOUBT = 8, 0.01
 _MAX_TARGETS, _MAX_TOLD = 4096, 1024
 
 
@@ -41,18 +45,23 @@ class Instance(NamedTuple):
     identifier: str
 
 
-class LoadedModel(NamedTuple):
+class LoadedModel(BaseModel, frozen=True):
     """A loaded copy as the protocol lists it.
 
     Attributes:
         reference: another one after each load.
-        ttl_s: without a request for so long it is unloaded; None for never.
+        ttl_ms: without a request for so long it is unloaded; None for never.
     """
 
     identifier: str
-    context_length: int | None
-    reference: str
-    ttl_s: float | None
+    context_length: Tokens = Field(None, alias="contextLength")
+    reference: Annotated[str, BeforeValidator(text_or_empty)] = Field("", alias="instanceReference")
+    ttl_ms: Tokens = Field(None, alias="ttlMs")
+
+    @property
+    def ttl_s(self) -> float | None:
+        """`ttl_ms` in seconds."""
+        return self.ttl_ms / 1000 if self.ttl_ms else None
 
 
 class Prediction(NamedTuple):
@@ -75,6 +84,33 @@ class Prediction(NamedTuple):
         ttl = f"unloaded after {ttl_s / 60:,.0f} min without a request" if ttl_s is not None else ""
         return ", ".join(filter(None, (overflow, ttl, thinking)))
 
+    def works_against(self, ttl_s: float | None) -> list[str]:
+        """What of it works against this package, and what to choose."""
+        found: list[str] = []
+        if self.overflow_policy == "rollingWindow":
+            what = "drops the oldest messages, the system message first, of a prompt that is too long after all"
+            found.append(f"LM Studio {what}: choose `stopAtLimit` as its context overflow policy.")
+        if ttl_s is not None and ttl_s < _SHORT_TTL_S:
+            what = f"LM Studio unloads the model after {ttl_s:,.0f} s without a request"
+            why = "a load takes long, and may choose another context length"
+            found.append(f"{what}; {why}: give it a longer idle time to live.")
+        return found
+
+
+class Told(NamedTuple):
+    """What the protocol has counted of a request, and our counts of what it leaves out.
+
+    Attributes:
+        tokens: as the protocol counts.
+        beside_tokens: of reasoning and extras.
+        media_tokens: of its images, whose number is `images`.
+    """
+
+    tokens: int
+    beside_tokens: int = 0
+    media_tokens: float = 0.0
+    images: int = 0
+
 
 class LMStudioQuestions:
     """Asks LM Studio about its loaded models.
@@ -87,7 +123,9 @@ class LMStudioQuestions:
     def __init__(self, rpc: LMStudioRpc, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._rpc = rpc
         self._clock = clock
-        self._told: Bounded[tuple[str, int], int] = Bounded(_MAX_TOLD)
+        self._told: Bounded[tuple[str, int], Told] = Bounded(_MAX_TOLD)
+        # Of late: an answer's tokens for each token of our estimate, and for each image.
+        self._prices: Bounded[str, tuple[tuple[float, float], ...]] = Bounded(_MAX_TARGETS)
         self._constants: Bounded[str, int] = Bounded(_MAX_TARGETS)
         self._doubted_until_s: Bounded[str, float] = Bounded(_MAX_TARGETS)
 
@@ -105,6 +143,23 @@ class LMStudioQuestions:
         Raises:
             CallRefused: the model is gone, or its template raises.
         """
+        text = await self.rendered(instance, request)
+        if text is None or len(text) > 4 * _MOST_CHARS:
+            return None
+        counted = await self._ask(instance, "countTokens", _Counted, inputString=text)
+        return counted.token_count if counted is not None else None
+
+    async def rendered(self, instance: Instance, request: Request, *, begins: bool = False) -> str | None:
+        """A request as the model's template writes it, and behind it what the protocol cannot say of it.
+
+        Args:
+            instance: the loaded copy.
+            request: at most 1 MB of it; a longer one gives None.
+            begins: the prompt is to be sent as it is; the token that begins every prompt is the server's to add.
+
+        Raises:
+            CallRefused: as `tokens`.
+        """
         chars = sum(
             len(message.text) + sum(len(call.arguments) for call in message.calls) for message in request.messages
         )
@@ -117,24 +172,20 @@ class LMStudioQuestions:
             _Rendered,
             history={"messages": history.messages},
             predictionConfigStack={"layers": []},
-            opts={"toolDefinitions": history.tools} if history.tools else {},
+            opts={
+                **({"toolDefinitions": history.tools} if history.tools else {}),
+                **({"omitBosToken": True} if begins else {}),
+            },
         )
-        if rendered is None or len(rendered.formatted) > 4 * _MOST_CHARS:
-            return None
-        counted = await self._ask(instance, "countTokens", _Counted, inputString=rendered.formatted + history.unsaid)
-        return counted.token_count if counted is not None else None
+        return rendered.formatted + history.unsaid if rendered is not None else None
 
     async def loaded(self, instance: Instance) -> frozenset[LoadedModel] | None:
         """Every language model that its server has loaded."""
         try:
             rows = await self._rpc.call(instance.api_base, instance.api_key, "listLoaded", None)
-            listed = _Listed.model_validate({"rows": rows})
+            return _LOADED.validate_python(rows)
         except (ServerUnavailable, ValidationError):
             return None
-        return frozenset(
-            LoadedModel(row.identifier, row.context_length, row.reference, row.ttl_ms / 1000 if row.ttl_ms else None)
-            for row in listed.rows
-        )
 
     async def prediction(self, instance: Instance) -> Prediction | None:
         """With which settings it would answer a request."""
@@ -159,19 +210,32 @@ class LMStudioQuestions:
         except CallRefused:
             # The call is experimental (lmstudio-js 6ec11db).
             return False
-        return state is not None and (state.status != "idle" or state.queued > 0)
+        return state is not None and (state.status != "idle" or bool(state.queued))
 
-    def corrected(self, target_key: str, fingerprint: int, tokens: int) -> int:
-        """What a chat completion will count where the protocol counts `tokens`; its answer is compared later.
+    def corrected(self, target_key: str, fingerprint: int, told: Told) -> int | None:
+        """What a chat completion will count; its answer is compared later.
 
         Args:
             target_key: the deployment.
-            fingerprint: of the request; 0 where the answer's number will hold more than the protocol counts.
-            tokens: as the protocol counts.
+            fingerprint: of the request; 0 for one that no answer will belong to.
+            told: of the request.
+
+        Returns:
+            None if it has images whose price is unknown, or not known well enough.
         """
         if fingerprint:
-            self._told[target_key, fingerprint] = tokens
-        return tokens + self._constants.get(target_key, 0)
+            self._told[target_key, fingerprint] = told
+        tokens = told.tokens + self._constants.get(target_key, 0) + told.beside_tokens
+        if not told.images:
+            return tokens
+        # Servers charge by area, or the same for each image: without knowing which, only what both say is known.
+        by_area, by_number = map(max, zip(*self._prices.get(target_key, ((inf, inf),)), strict=True))
+        least, most = sorted((by_area * told.media_tokens, by_number * told.images))
+        return tokens + ceil(most) if most < inf and most - least <= _MOST_PRICE_DOUBT * tokens else None
+
+    def has_price(self, target_key: str) -> bool:
+        """Returns True if an answer has taught what images cost."""
+        return target_key in self._prices
 
     def is_unconfirmed(self, target_key: str, fingerprint: int) -> bool:
         """Returns True for a prompt that the protocol has counted, of a model whose answers have confirmed no count."""
@@ -180,7 +244,7 @@ class LMStudioQuestions:
     def compare(self, target_key: str, model: str, fingerprint: int, prompt_tokens: int) -> None:
         """Holds a count against the number in the answer to the same request.
 
-        Both are equal, or a constant apart, which is learned; else the answer's numbers count for an hour.
+        Both are equal, or a constant apart, which is learned; otherwise the answers' numbers count for an hour.
 
         Args:
             target_key: the deployment.
@@ -191,18 +255,28 @@ class LMStudioQuestions:
         told = self._told.pop((target_key, fingerprint), None)
         if told is None:
             return
-        constant, known = prompt_tokens - told, self._constants.get(target_key)
-        if known is None and abs(constant) <= _MOST_CONSTANT_TOKENS:
-            if abs(constant) <= max(_SAME_TOKENS, _MOST_CONSTANT_RATIO * told):
+        constant, known = prompt_tokens - told.tokens, self._constants.get(target_key)
+        same_tokens = max(_SAME_TOKENS, _SAME_RATIO * told.tokens)
+        if told.images:
+            # Reasoning in older turns may not be in the number.
+            if (price := constant - (known or 0)) > 0 and told.media_tokens and told.beside_tokens <= same_tokens:
+                one = (price / told.media_tokens, price / told.images)
+                self._prices[target_key] = (*self._prices.get(target_key, ()), one)[-_KEPT_PRICES:]
+        elif told.beside_tokens:
+            # A template shows it or leaves it out. Anything between is no reason for doubt.
+            if known is None and min(abs(constant), abs(constant - told.beside_tokens)) <= same_tokens:
+                self._constants[target_key] = 0
+        elif known is None and abs(constant) <= _MOST_CONSTANT_TOKENS:
+            if abs(constant) <= max(_SAME_TOKENS, _MOST_CONSTANT_RATIO * told.tokens):
                 self._constants[target_key] = constant
-        elif abs(constant - (known or 0)) > max(_SAME_TOKENS, _SAME_RATIO * told):
+        elif abs(constant - (known or 0)) > same_tokens:
             self._constants.pop(target_key, None)
             if self.is_believed(target_key):
                 logger.warning(
                     "ask_server model=%s: LM Studio's protocol counted %d tokens and its answer %d for one prompt; for "
                     "an hour the answers' numbers count alone",
                     model,
-                    told,
+                    told.tokens,
                     prompt_tokens,
                 )
             self._doubted_until_s[target_key] = self._clock() + _DOUBTED_S
@@ -250,15 +324,7 @@ class _Counted(BaseModel):
     token_count: Annotated[int, Field(alias="tokenCount", gt=0)]
 
 
-class _Row(BaseModel):
-    identifier: str
-    context_length: Tokens = Field(None, alias="contextLength")
-    reference: Annotated[str, BeforeValidator(text_or_empty)] = Field("", alias="instanceReference")
-    ttl_ms: Tokens = Field(None, alias="ttlMs")
-
-
-class _Listed(BaseModel):
-    rows: list[_Row]
+_LOADED = TypeAdapter(frozenset[LoadedModel])
 
 
 class _Value(BaseModel):
@@ -270,10 +336,6 @@ class _Config(BaseModel):
     fields: list[_Value]
 
 
-def _count_or_none(value: object) -> int:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
-
-
 class _State(BaseModel):
     status: str
-    queued: Annotated[int, BeforeValidator(_count_or_none)] = 0
+    queued: Tokens = None

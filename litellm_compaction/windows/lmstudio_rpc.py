@@ -15,7 +15,7 @@ import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import inf
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 import aiohttp
 
@@ -37,7 +37,6 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 60.0, 3600.0
 _NO_PASSAGE = "let WebSockets to /llm pass through what is in front of LM Studio, or set `ask_server: off`"
 _OTHER_PROTOCOL = "update LM Studio, or set `ask_server: off`"
 
-
 _Connection: TypeAlias = "aiohttp.ClientWebSocketResponse[bool]"
 
 
@@ -53,16 +52,12 @@ class _Failed(ServerUnavailable):
         self.advice = advice
 
 
-class _Call(NamedTuple):
-    endpoint: str
-    answer: asyncio.Future[object]
-
-
 @dataclass(slots=True)
 class _Socket:
     """One server as one key sees it.
 
     Attributes:
+        calls: that wait for an answer, with their endpoints, by id.
         unknown: endpoints that it does not have.
         failures: in a row; after one it is asked again at `until_s`.
     """
@@ -71,12 +66,99 @@ class _Socket:
     api_key: str | None = field(repr=False)
     connection: _Connection | None = None
     reader: asyncio.Task[None] | None = None
-    calls: dict[int, _Call] = field(default_factory=dict)
+    calls: dict[int, tuple[str, asyncio.Future[object]]] = field(default_factory=dict)
     unknown: set[str] = field(default_factory=set)
     last_id: int = 0
     failures: int = 0
     until_s: float = -inf
     has_warned: bool = False
+
+    async def open(self, session: aiohttp.ClientSession, timeout_s: float) -> _Connection:
+        """Connects and shows the key."""
+        scheme, _, rest = self.root.partition("://")
+        connection = await session.ws_connect(
+            f"{'wss' if scheme == 'https' else 'ws'}://{rest}/llm",
+            headers=bearer(self.api_key),
+            max_msg_size=MAX_BODY_BYTES,
+            timeout=aiohttp.ClientWSTimeout(ws_close=timeout_s),
+        )
+        try:
+            await connection.send_str(json.dumps(_credentials(self.api_key)))
+            answer = json.loads(await connection.receive_str())
+        except BaseException:
+            await connection.close()
+            raise
+        if not isinstance(answer, dict) or answer.get("success") is not True:
+            await connection.close()
+            raise _Failed("the key was refused", "give the deployment an `api_key` that LM Studio knows")
+        self.connection = connection
+        self.reader = asyncio.create_task(self._read(connection))
+        return connection
+
+    async def ask(self, connection: _Connection, endpoint: str, parameter: JsonObject | None) -> object:
+        """The answer to a call."""
+        self.last_id += 1
+        call_id = self.last_id
+        with_parameter = {} if parameter is None else {"parameter": parameter}
+        asked = {"type": "rpcCall", "endpoint": endpoint, "callId": call_id, **with_parameter}
+        answer: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+        self.calls[call_id] = endpoint, answer
+        try:
+            await connection.send_str(json.dumps(asked))
+            return await answer
+        finally:
+            del self.calls[call_id]
+
+    async def _read(self, connection: _Connection) -> None:
+        """Hands answers to their callers, until the connection ends or has been idle for long."""
+        failure = _Failed("it closed the connection in a call", _OTHER_PROTOCOL)
+        try:
+            while True:
+                try:
+                    message = await connection.receive(timeout=_IDLE_S)
+                except asyncio.TimeoutError:
+                    if self.calls:
+                        continue
+                    break
+                if message.type is not aiohttp.WSMsgType.TEXT:
+                    break
+                if not is_quickly_read(message.data.encode("utf-8", "replace")) or not self._takes(message.data):
+                    failure = _Failed("an answer that is not the protocol's", _OTHER_PROTOCOL)
+                    break
+        finally:
+            if self.connection is connection:
+                self.connection = None
+            for _, answer in self.calls.values():
+                if not answer.done():
+                    answer.set_exception(failure)
+            await connection.close()
+
+    def _takes(self, text: str) -> bool:
+        """Hands a message to the call that it answers; False if it is none of the protocol's.
+
+        Its words may be a conversation's, and are not repeated.
+        """
+        try:
+            message = json.loads(text)
+        except (ValueError, RecursionError):
+            return False
+        if not isinstance(message, dict):
+            return False
+        kind, warning = message.get("type"), ""
+        if kind == "communicationWarning":
+            # Answers an unknown endpoint or a wrong parameter, and has no callId (lmstudio-js, `ServerPort.ts`).
+            warning = str(message.get("warning"))
+        for call_id, (endpoint, answer) in self.calls.items():
+            if not (endpoint in warning if warning else call_id == message.get("callId")):
+                continue
+            if "unknown endpoint" in warning:
+                # After a few warnings there are none.
+                self.unknown.add(endpoint)
+            if not answer.done() and kind == "rpcResult":
+                answer.set_result(message.get("result"))
+            elif not answer.done():
+                answer.set_exception(CallRefused(f"LM Studio refused {endpoint}"))
+        return True
 
 
 class LMStudioRpc:
@@ -131,13 +213,19 @@ class LMStudioRpc:
             connection = socket.connection
             if connection is None:
                 connection = await self._openings.join((root, api_key), lambda: self._opened(socket))
-            answer = await self._called(socket, connection, endpoint, parameter)
+            # The limit holds for sending, too: a server may stop reading.
+            answer = await asyncio.wait_for(socket.ask(connection, endpoint, parameter), self._timeout_s)
         except CallRefused:
             socket.failures = 0
             raise
+        except asyncio.TimeoutError as exc:
+            advice = "raise `ask_server_timeout_s` if it is only slow, or set `ask_server: off`"
+            raise self._aside(socket, _Failed(f"no answer to {endpoint} within {self._timeout_s:g} s", advice)) from exc
         except _Failed as failure:
-            self._set_aside(socket, failure)
-            raise
+            raise self._aside(socket, failure) from None
+        except (aiohttp.ClientError, ConnectionError) as exc:
+            ended_early = _Failed(f"the connection ended ({type(exc).__name__})", _OTHER_PROTOCOL)
+            raise self._aside(socket, ended_early) from exc
         socket.failures = 0
         return answer
 
@@ -148,93 +236,22 @@ class LMStudioRpc:
             await self._session.close()
             self._session = None
 
-    async def _called(
-        self,
-        socket: _Socket,
-        connection: _Connection,
-        endpoint: str,
-        parameter: JsonObject | None,
-    ) -> object:
-        socket.last_id += 1
-        call_id = socket.last_id
-        asked: dict[str, object] = {"type": "rpcCall", "endpoint": endpoint, "callId": call_id}
-        if parameter is not None:
-            asked["parameter"] = parameter
-        answer: asyncio.Future[object] = asyncio.get_running_loop().create_future()
-        socket.calls[call_id] = _Call(endpoint, answer)
-        try:
-            # The limit holds for sending, too: a server may stop reading.
-            return await asyncio.wait_for(_sent(connection, json.dumps(asked), answer), self._timeout_s)
-        except asyncio.TimeoutError as exc:
-            advice = "raise `ask_server_timeout_s` if it is only slow"
-            raise _Failed(f"no answer to {endpoint} within {self._timeout_s:g} s", advice) from exc
-        except (aiohttp.ClientError, ConnectionError) as exc:
-            raise _Failed(f"the connection ended ({type(exc).__name__})", _OTHER_PROTOCOL) from exc
-        finally:
-            del socket.calls[call_id]
-
     async def _opened(self, socket: _Socket) -> _Connection:
         if self._session is None:
             self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None))
         try:
-            connection = await asyncio.wait_for(self._greeted(self._session, socket), self._timeout_s)
+            return await asyncio.wait_for(socket.open(self._session, self._timeout_s), self._timeout_s)
         except asyncio.TimeoutError as exc:
             raise _Failed(f"no connection within {self._timeout_s:g} s", _NO_PASSAGE) from exc
         except aiohttp.WSServerHandshakeError as exc:
             raise _Failed(f"HTTP {exc.status} where a WebSocket was to be opened", _NO_PASSAGE) from exc
         except (aiohttp.ClientError, OSError, TypeError, ValueError, RecursionError) as exc:
             raise _Failed(f"no connection ({type(exc).__name__})", _NO_PASSAGE) from exc
-        socket.connection = connection
-        socket.reader = asyncio.create_task(self._read(socket, connection))
-        return connection
 
-    async def _greeted(self, session: aiohttp.ClientSession, socket: _Socket) -> _Connection:
-        scheme, _, rest = socket.root.partition("://")
-        connection = await session.ws_connect(
-            f"{'wss' if scheme == 'https' else 'ws'}://{rest}/llm",
-            headers=bearer(socket.api_key),
-            max_msg_size=MAX_BODY_BYTES,
-            timeout=aiohttp.ClientWSTimeout(ws_close=self._timeout_s),
-        )
-        try:
-            await connection.send_str(json.dumps(_credentials(socket.api_key)))
-            answer = json.loads(await connection.receive_str())
-        except BaseException:
-            await connection.close()
-            raise
-        if not isinstance(answer, dict) or answer.get("success") is not True:
-            await connection.close()
-            raise _Failed("the key was refused", "give the deployment an `api_key` that LM Studio knows")
-        return connection
-
-    async def _read(self, socket: _Socket, connection: _Connection) -> None:
-        """Hands answers to who waits for them, until the connection ends or has been idle for long."""
-        failure = _Failed("it closed the connection in a call", _OTHER_PROTOCOL)
-        try:
-            while True:
-                try:
-                    message = await connection.receive(timeout=_IDLE_S)
-                except asyncio.TimeoutError:
-                    if socket.calls:
-                        continue
-                    break
-                if message.type is not aiohttp.WSMsgType.TEXT:
-                    break
-                if not is_quickly_read(message.data.encode("utf-8", "replace")) or not _is_taken(socket, message.data):
-                    failure = _Failed("an answer that is not the protocol's", _OTHER_PROTOCOL)
-                    break
-        finally:
-            if socket.connection is connection:
-                socket.connection = None
-            for call in socket.calls.values():
-                if not call.answer.done():
-                    call.answer.set_exception(failure)
-            await connection.close()
-
-    def _set_aside(self, socket: _Socket, failure: _Failed) -> None:
+    def _aside(self, socket: _Socket, failure: _Failed) -> _Failed:
         """Asks a server no more for a while; of several calls that fail together, one counts."""
         if self._clock() < socket.until_s:
-            return
+            return failure
         pause_s = min(_FIRST_PAUSE_S * 2**socket.failures, _LONGEST_PAUSE_S)
         socket.failures += 1
         socket.until_s = self._clock() + pause_s
@@ -250,45 +267,14 @@ class LMStudioRpc:
                 pause_s,
                 failure.advice,
             )
-
-
-async def _sent(connection: _Connection, asked: str, answer: asyncio.Future[object]) -> object:
-    await connection.send_str(asked)
-    return await answer
+        return failure
 
 
 def _credentials(api_key: str | None) -> dict[str, object]:
     token = _TOKEN.fullmatch(api_key or "")
     identifier = token["identifier"] if token else f"guest:{uuid.uuid4()}"
-    passkey = token["passkey"] if token else str(uuid.uuid4())
-    return {"authVersion": 1, "clientIdentifier": identifier, "clientPasskey": passkey}
-
-
-def _is_taken(socket: _Socket, text: str) -> bool:
-    """Hands a message to the call that it answers; False where it is none of the protocol's.
-
-    What it says in words may be a conversation's, and is not repeated.
-    """
-    try:
-        message = json.loads(text)
-    except (ValueError, RecursionError):
-        return False
-    if not isinstance(message, dict):
-        return False
-    kind, call_id = message.get("type"), message.get("callId")
-    if kind == "communicationWarning":
-        # Answers an unknown endpoint or a wrong parameter, and has no callId (lmstudio-js, `ServerPort.ts`).
-        warning = str(message.get("warning"))
-        answered = [call for call in socket.calls.values() if call.endpoint in warning]
-        if "unknown endpoint" in warning:
-            # After a few warnings it says nothing any more.
-            socket.unknown.update(call.endpoint for call in answered)
-    else:
-        answered = [call for each, call in socket.calls.items() if each == call_id]
-    for call in answered:
-        if not call.answer.done():
-            if kind == "rpcResult":
-                call.answer.set_result(message.get("result"))
-            else:
-                call.answer.set_exception(CallRefused(f"LM Studio refused {call.endpoint}"))
-    return True
+    return {
+        "authVersion": 1,
+        "clientIdentifier": identifier,
+        "clientPasskey": token["passkey"] if token else str(uuid.uuid4()),
+    }

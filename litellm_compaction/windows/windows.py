@@ -21,7 +21,7 @@ from litellm_compaction.errors import ModelNotLoaded, WindowOutdated, WindowUnkn
 from litellm_compaction.windows.cache import Listings, OtherProcesses, Reading
 from litellm_compaction.windows.fetch import without_userinfo
 from litellm_compaction.windows.lmstudio import Listing, WantedModel, match
-from litellm_compaction.windows.lmstudio_questions import Instance, LMStudioQuestions, LoadedModel, Prediction
+from litellm_compaction.windows.lmstudio_questions import Instance, LMStudioQuestions, LoadedModel, Prediction, Told
 from litellm_compaction.windows.lmstudio_rpc import CallRefused, LMStudioRpc
 from litellm_compaction.windows.other_servers import SERVERS, Api, LocalServer, Served, find_served, tokens_by_server
 
@@ -201,7 +201,9 @@ class Windows:
             return window
         before = self._loaded.get(instance, loaded)
         self._loaded[instance] = loaded
-        if before != loaded or (instance.identifier, self._listed(target)) not in {row[:2] for row in loaded}:
+        if before != loaded or (instance.identifier, self._listed(target)) not in {
+            (row.identifier, row.context_length) for row in loaded
+        }:
             self._predictions.pop(instance, None)
             window = await self.resolve(target, fresh=True)
             instance = self.instance(target)
@@ -219,13 +221,23 @@ class Windows:
         rows = (row for row in self._loaded.get(instance, ()) if row.identifier == instance.identifier)
         return next(((prediction, row) for row in rows), None)
 
-    async def tokens_of(self, target: Target, request: Request, fingerprint: int = 0) -> int | None:
+    async def tokens_of(
+        self,
+        target: Target,
+        request: Request,
+        fingerprint: int = 0,
+        *,
+        beside_tokens: int = 0,
+        media_tokens: float = 0.0,
+    ) -> int | None:
         """What the target's server counts for a request, where it has a tokenizer to ask; else None. Never raises.
 
         Args:
             target: the deployment.
             request: what would be sent.
             fingerprint: of the request, by which LM Studio's count will be held against its answer; 0 for never.
+            beside_tokens: what LM Studio's protocol does not count of it besides its images.
+            media_tokens: our estimate of its images, for which LM Studio's answers have taught a price.
         """
         if target.is_lmstudio:
             instance = self.instance(target)
@@ -237,7 +249,10 @@ class Windows:
                 # Its model may be gone.
                 self.invalidate(target)
                 return None
-            return self.questions.corrected(target.key, fingerprint, tokens) if tokens is not None else None
+            if tokens is None:
+                return None
+            images = sum(len(message.other_parts) for message in request.messages)
+            return self.questions.corrected(target.key, fingerprint, Told(tokens, beside_tokens, media_tokens, images))
         if target.api_base is None or not target.is_listed:
             return None
         reading = self._listings.last(target.api_base, target.api_key, apis_of(target))
@@ -247,6 +262,15 @@ class Windows:
         return await tokens_by_server(
             self._listings.client(), served.api, target.api_base, target.api_key, target.model, request
         )
+
+    async def rendered(self, target: Target, request: Request) -> str | None:
+        """The prompt that LM Studio's template makes of a request, to be sent as it is; None if it is not asked.
+
+        Raises:
+            CallRefused: the template refuses it, or the model is gone.
+        """
+        instance = self.instance(target)
+        return await self.questions.rendered(instance, request, begins=True) if instance is not None else None
 
     async def loaded(self, target: Target) -> tuple[str, ...]:
         """The chat models that a target's LM Studio has loaded; empty where it is none, or does not answer."""

@@ -49,6 +49,7 @@ def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workers]:
     simulator = Simulator([Model(KEY, publisher="qwen", architecture="qwen2")])
     simulator.script = answers()
     simulator.load(KEY, 8192)
+    simulator.sdk.overflow_policy = "rollingWindow"
     with ExitStack() as stack:
         base_url = stack.enter_context(serve(simulator)).base_url
         entries = [
@@ -120,6 +121,14 @@ def test_without_a_key_there_is_only_a_form_for_one(workers: Workers, key: str |
     assert "local" not in answer.text
     assert workers.one.client.post(PAGE, data={"do": "save", "mode": "off"}).status_code == 401
     assert not workers.one.logged("failed_open")
+
+
+def test_settings_of_lm_studio_that_work_against_the_plug_in_are_told(workers: Workers) -> None:
+    """As soon as a request was large enough to ask about its model, with what to choose instead."""
+    ask(workers.one, "local", [{"role": "user", "content": "word " * 2_500}]).raise_for_status()
+    text = look(workers.one).text
+    assert "in LM Studio: a prompt that is too long: rollingWindow" in text
+    assert "choose `stopAtLimit` as its context overflow policy" in text.replace("&#96;", "`")
 
 
 def test_an_administrator_sees_everything(workers: Workers) -> None:

@@ -225,10 +225,11 @@ async def _row(around: Surroundings, guard: GuardedDeployment, target: Target, v
         return replace(row, state=str(error) if visitor.sees_all else "not known")
     said = around.windows.model_settings(target)
     if said is not None and (words := said[0].in_words(said[1].ttl_s)):
-        row = replace(row, own=(*row.own, f"in LM Studio: {words}"))
+        row = replace(row, own=(*row.own, f"in LM Studio: {words}", *said[0].works_against(said[1].ttl_s)))
     counting = await around.sources.source(target, window.architecture, window.wanted)
     cost = load_cost(counting.family.vocabulary)
-    goes_on = await around.going_on.standing(target, window.source, can_render=renders_exactly(counting.family))
+    can_render = around.windows.instance(target) is not None or renders_exactly(counting.family)
+    goes_on = await around.going_on.standing(target, window.source, can_render=can_render)
     return replace(
         row,
         goes_on=goes_on.among(WAYS_OF[carrier_of(deployment, settings)]).in_words(),
