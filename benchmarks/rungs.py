@@ -71,10 +71,8 @@ def _parts(calls: int) -> Mapping[str, Callable[[], object]]:
     return {
         "count": lambda: Counting()._by_prompt_now(_FAMILY, asked, fingerprints(asked)),
         "edit": lambda: edited(messages, frozenset(stubs(messages))),
-        "ledger": lambda: ledger(
-            messages[:covered], budget_tokens=2_000, words_tokens=600, count=count, known=known, newer=kept
-        ),
-        "chat": lambda: ledger(lines, budget_tokens=2_000, words_tokens=600, count=count),
+        "ledger": lambda: ledger(messages[:covered], budget_tokens=2_000, count=count, known=known),
+        "chat": lambda: ledger(lines, budget_tokens=2_000, count=count),
     }
 
 

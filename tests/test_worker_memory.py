@@ -57,7 +57,7 @@ def fill_sent(count: int) -> object:
 
 
 def fill_words(count: int) -> object:
-    return [anchors._word.__wrapped__(f"src/part_{number}.py") for number in range(count)]
+    return [anchors._atom.__wrapped__(f"src/part_{number}.py") for number in range(count)]
 
 
 def fill_turns(count: int) -> object:
@@ -82,7 +82,7 @@ MEMORIES: dict[str, tuple[Callable[[int], object], int]] = {
     "anchors": (fill_anchors, prefix._MAX_ANCHORS),
     "beginnings": (fill_beginnings, attribution._MAX_SIZE),
     "sent": (fill_sent, ask._MAX_ENTRIES),
-    "words": (fill_words, anchors._word.cache_parameters()["maxsize"] or 0),
+    "words": (fill_words, anchors._atom.cache_parameters()["maxsize"] or 0),
     "turns": (fill_turns, history._MAX_CONVERSATIONS * history.MAX_TURNS),
 }
 

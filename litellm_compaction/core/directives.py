@@ -22,8 +22,7 @@ else:
     import tomli as tomllib
 
 
-_RULE, _CONDITION, _PERSON, _CHANGE = 3.0, 1.0, 0.5, 0.5
-_PROSE, _BULK = 1.0, 0.2
+_RULE, _CONDITION = 3.0, 1.0
 # What is long past being answered, and what only keeps a talk going.
 _QUESTION_RATIO = 0.6
 _QUESTION_ENDS = ("?", "？", "؟")
@@ -61,39 +60,7 @@ _SHORT_FENCE_LINES = 4
 _LEAST_RARITY, _LEAST_NEWS = 0.2, 0.3
 # From where on a word is rare among a person's sentences; three that stand in no other are news, seven are more.
 _RARE_FROM, _NEWS, _MOST_NEWS = 0.5, 1.5, 2.0
-# A newer sentence takes the place of an older one: what is longer says more than one thing; only the newest are looked
-# at that tell a change, and only for words in few of the sentences.
-_LONGEST_CLAIM_CHARS = 240
-_MOST_CHANGES, _MOST_PLACES = 100, 30
-_LEAST_SENTENCES, _RARE_RATIO = 40, 5
-_STEM_CHARS, _LEAST_STEM_CHARS = 6, 4
-# An older one that says more beside its value still says that.
-_MOST_BESIDE = 5
-_LEAST_SAME, _SAME_RATIO = 3, 0.7
-_OPENS_CHANGE = frozenset(("update", "new", "change", "correction", "neu", "neue", "korrektur"))
-_LABEL = re.compile(r"(?:[^\s:]{1,24} ){0,2}[^\s:]{1,24}: ")
-_MONTH = (
-    r"(?:jan(?:uary|uar|vier)?|feb(?:ruary|ruar|rero)?|févr?(?:ier)?|mar(?:ch|s|zo)?|märz|apr(?:il|ile)?|avril|abril|may|mai|"
-    r"mayo|maio|maggio|june?|juni|juin|junio|july?|juli|juillet|julio|aug(?:ust)?|août|agosto|sept?(?:ember|embre|iembre)?|"
-    r"o[ck]t(?:ober|obre|ubre)?|nov(?:ember|embre|iembre)?|de[cz](?:ember|embre)?|décembre|diciembre)\b\.?"
-)
-_DIGIT_WORD = (
-    r"(?:one|two|three|four|five|six|seven|eight|nine|ten|twenty|thirty|forty|fifty|sixty|seventy|eighty|ninety)"
-)
-_NUMBER = rf"(?:\d[\d,.]{{0,15}}|{_DIGIT_WORD}(?:[ -](?:{_DIGIT_WORD}|hundred|thousand|million|and)){{0,5}})"
-_DIGITS = "0123456789"
-_FILE = re.compile(r"/.{0,120}\.\w{1,5}\Z")
-# The kinds of values; of one kind another value replaces the first, in rules only where it is one of these.
-_MEASURES = frozenset(("money", "date"))
-_VALUE = re.compile(
-    rf"(?P<money>[$€£]\s?\d[\d,.]{{0,15}}|\b{_NUMBER} ?(?:dollars?|euros?|pounds?|usd|eur|gbp|€)\b)"
-    rf"|(?P<date>\b\d{{4}}-\d\d-\d\d\b|(?i:\b{_MONTH}) \d{{1,2}}\b|\b\d{{1,2}}\.? (?i:{_MONTH})\b|\b\d\d-\d\d\b)"
-    r"|(?P<url>\bhttps?://\S{1,200})"
-    r"|(?P<path>(?<![\w/])[\w.-]{1,60}/[\w./-]{1,120})"
-    r"|(?P<upper>\b[A-Z][A-Z0-9]{1,15}(?:-[A-Z0-9]{1,15}){0,3}-\d{1,10}\b)"
-    r"|(?P<lower>\b[a-z][a-z0-9]{1,15}(?:-[a-z0-9]{1,15}){0,3}-\d{1,10}\b)"
-    r"|(?P<name>\b[A-Z][^\W\d_A-Z]{2,20} [A-Z][^\W\d_A-Z]{2,20}\b)"
-)
+_LEAST_SENTENCES = 40
 
 
 class _Signals(NamedTuple):
@@ -144,15 +111,11 @@ def _signals(kind: str) -> _Signals:
 
 _LANGUAGES = tomllib.loads(resources.files(__package__).joinpath("languages.toml").read_text(encoding="utf-8"))
 _COMMON = {name: frozenset(each["common"].split()) for name, each in _LANGUAGES.items() if "common" in each}
-_RULES, _CONDITIONS, _PERSONS, _CHANGES = map(_signals, ("rules", "conditions", "persons", "changes"))
-_REPLACES, _ADDS = map(_signals, ("replaces", "adds"))
-_COMMONEST = frozenset[str]().union(*_COMMON.values())
+_RULES, _CONDITIONS = map(_signals, ("rules", "conditions"))
 RULE_WORDS = _RULES.words
-# Words that are nobody's name, however they are written.
-NO_NAMES = _COMMONEST.union(*(kind.words for kind in (_RULES, _CONDITIONS, _PERSONS, _CHANGES)))
 
 
-class Piece(NamedTuple):
+class Sentence(NamedTuple):
     """A sentence, or a line that was pasted.
 
     Attributes:
@@ -166,7 +129,7 @@ class Piece(NamedTuple):
     opens_line: bool
 
 
-def sentences(text: str) -> Iterator[Piece]:
+def sentences(text: str) -> Iterator[Sentence]:
     """The sentences and lines of a text, in order."""
     lines = text.splitlines()
     fences = [at for at, line in enumerate(lines) if line.lstrip().startswith(_FENCE)] if _FENCE in text else []
@@ -184,7 +147,7 @@ def sentences(text: str) -> Iterator[Piece]:
         pasted, opens_line = at in fenced or _BULK_LINE.match(line) is not None, True
         for sentence in (line,) if pasted or _is_one(line) else _SENTENCE_END.split(line):
             if shown := sentence.strip():
-                yield Piece(shown, pasted or is_bulk(shown), opens_line)
+                yield Sentence(shown, pasted or is_bulk(shown), opens_line)
                 opens_line = False
 
 
@@ -225,134 +188,6 @@ def is_rule(sentence: str) -> bool:
     return _RULES.are_in(sentence, _words(sentence))
 
 
-def replaced(sentences: Sequence[str], talk: Talk | None = None) -> dict[int, int]:
-    """Which sentences of a person's a later one has taken the place of, and which one that is.
-
-    A later one says that something changed ("now", "moved to", "no longer"), is about the same, and gives it another
-    value of the same kind, in whatever words; or it repeats the older one but for a word or two.
-
-    Args:
-        sentences: n, oldest first.
-        talk: of which most of them are, where there is one.
-    """
-    found: dict[int, int] = {}
-    talk = talk or _ANY_TALK
-    words = [talk.words(sentence) if _may_claim(sentence) else frozenset[str]() for sentence in sentences]
-    changes = [at for at, those in enumerate(words) if _tells_change(sentences[at], those)][-_MOST_CHANGES:]
-    claims = {at: _read_claim(sentences[at]) for at in changes}
-    wanted = frozenset[str]().union(*(claim.stems for claim in claims.values()))
-    places: dict[str, list[int]] = {stem: [] for stem in wanted}
-    for at, those in enumerate(words) if changes else ():
-        for stem in wanted.intersection(word[:_STEM_CHARS] for word in those):
-            places[stem].append(at)
-    number = max(len(sentences), _LEAST_SENTENCES)
-    for newer in changes:
-        scores: defaultdict[int, float] = defaultdict(float)
-        for stem in sorted(claims[newer].stems):
-            if len(places[stem]) <= min(_MOST_PLACES, number / _RARE_RATIO):
-                for at in places[stem]:
-                    if at < newer:
-                        scores[at] += math.log(number / len(places[stem]))
-        fitting: dict[int, float] = {}
-        for at in scores.keys() - found.keys():
-            claim = claims[at] = claims.get(at) or _read_claim(sentences[at])
-            if _gives_another(claim, claims[newer]):
-                fitting[at] = scores[at]
-        best = max(fitting.values(), default=0.0)
-        found.update((at, newer) for at, score in fitting.items() if score == best)
-    return found
-
-
-class _Claim(NamedTuple):
-    """What a sentence is about, and what it gives that.
-
-    Attributes:
-        stems: beginnings of its words.
-        values: by their kind.
-        words: all of them, without a label before a colon.
-        is_rule: whether one of them makes rules.
-        is_in_place: whether it says that it stands in the place of something.
-        is_beside: whether it says that it stands beside something.
-    """
-
-    stems: frozenset[str]
-    values: Mapping[str, str]
-    words: frozenset[str]
-    is_rule: bool
-    is_in_place: bool
-    is_beside: bool
-
-
-def _may_claim(sentence: str) -> bool:
-    return len(sentence) <= _LONGEST_CLAIM_CHARS and not sentence.endswith(_QUESTION_ENDS)
-
-
-def _tells_change(sentence: str, words: Set[str]) -> bool:
-    """Whether a sentence with these words says that something is not what it was; "Now run it" says what is next."""
-    if not words or not _CHANGES.are_in(sentence, words):
-        return False
-    first, _, behind = sentence.partition(" ")
-    return first.rstrip(_AROUND_WORDS).casefold() in _OPENS_CHANGE or _CHANGES.are_in(sentence, _words(behind))
-
-
-def _read_claim(sentence: str) -> _Claim:
-    label = _LABEL.match(sentence)
-    said = sentence[label.end() :] if label else sentence
-    values: dict[str, str] = {}
-
-    def taken(found: re.Match[str]) -> str:
-        kind = str(found.lastgroup)
-        if kind == "name" and found[0].partition(" ")[0].lower() in _COMMONEST:
-            # "Die Abnahme" is nobody.
-            return found[0]
-        values.setdefault(kind, found[0].rstrip(_AROUND_WORDS))
-        return " "
-
-    rest = _VALUE.sub(taken, said)
-    # Of a path's first folder there may be many: "feature/login" is one branch, "feature/search" another.
-    words = _words(rest) | _words(values.get("path", "").partition("/")[0])
-    stems = {word[:_STEM_CHARS] for word in words if len(word) >= _LEAST_STEM_CHARS and not _is_common(word)}
-    words = _words(said)
-    return _Claim(
-        stems=frozenset(stems),
-        values=values,
-        words=frozenset(words),
-        is_rule=_RULES.are_in(said, words),
-        is_in_place=_REPLACES.are_in(sentence, _words(sentence)),
-        is_beside=_ADDS.are_in(said, words),
-    )
-
-
-def _is_common(word: str) -> bool:
-    return word in _RULES.words or word in _CHANGES.words or word in _CONDITIONS.words or word in _PERSONS.words
-
-
-def _gives_another(older: _Claim, newer: _Claim) -> bool:
-    beside = len(older.stems - newer.stems)
-    kinds = older.values.keys() & newer.values.keys()
-    if newer.is_beside:
-        return False
-    if older.is_rule and not newer.is_rule and beside:
-        # "Never ship orders to eu-north-2" holds where they are now in another.
-        return False
-    if older.is_rule and not newer.is_in_place and (beside or not kinds & _MEASURES):
-        # Of "from now on, never push to feature/search" nobody can tell whether it stands beside another such rule. A
-        # limit has one value.
-        return False
-    if kinds:
-        is_other = any(_is_another(older.values[kind], newer.values[kind]) for kind in kinds)
-        return is_other and beside <= _MOST_BESIDE
-    shared = len(older.words & newer.words)
-    return len(older.words) > _LEAST_SAME and _SAME_RATIO * len(older.words) <= shared < len(older.words)
-
-
-def _is_another(older: str, newer: str) -> bool:
-    """Whether values differ; files, and tickets of one series ("ABC-1", "ABC-2"), stand side by side."""
-    if older == newer or _FILE.search(older) or _FILE.search(newer):
-        return False
-    return older.rstrip(_DIGITS) != newer.rstrip(_DIGITS) or not older[:1].isalpha()
-
-
 def _words(sentence: str) -> set[str]:
     """The words of a sentence in lower case."""
     if not sentence.isascii():
@@ -364,6 +199,13 @@ def _words(sentence: str) -> set[str]:
             words.remove(quoted)
             words.update(_WORD.findall(quoted))
     return words
+
+
+class Weight(NamedTuple):
+    """What a sentence says apart from what it names, and if it has a word that makes rules."""
+
+    worth: float
+    is_rule: bool
 
 
 class Talk:
@@ -405,30 +247,14 @@ class Talk:
         rare = math.fsum([self._news.get(word, 1 - _RARE_FROM) for word in words])
         return _LEAST_NEWS + (1 - _LEAST_NEWS) * min(rare / _NEWS, _MOST_NEWS)
 
-
-_ANY_TALK = Talk()
-
-
-def worth(sentence: str, *, pasted: bool = False, talk: Talk = _ANY_TALK) -> float:
-    """What a sentence says beside the values in it: from 0.2 for a pasted line to about 4.5 for a rule.
-
-    Args:
-        sentence: of a person's.
-        pasted: whether nobody wrote it here.
-        talk: which words that person uses all the time.
-    """
-    if pasted:
-        return _BULK
-    words = talk.words(sentence)
-    found = _PROSE * talk.news(words)
-    rules = [talk.rarity(word) for word in _RULES.found_in(sentence, words)]
-    found += _RULE * max(*rules, _LEAST_RARITY) if rules else 0.0
-    found += _CONDITION if _CONDITIONS.are_in(sentence, words) else 0.0
-    found += _PERSON if _PERSONS.are_in(sentence, words) else 0.0
-    is_change = _may_claim(sentence) and _tells_change(sentence, words) and _VALUE.search(sentence) is not None
-    found += _CHANGE if is_change else 0.0
-    if sentence.endswith(_QUESTION_ENDS):
-        found *= _QUESTION_RATIO
-    if len(sentence) < _SHORT_CHARS and sentence.isascii():
-        found *= _SHORT_RATIO
-    return found
+    def weight(self, sentence: str) -> Weight:
+        """What a sentence of this person's says: about 1 for prose, up to 5.7 for a rule."""
+        words = self.words(sentence)
+        rules = [self.rarity(word) for word in _RULES.found_in(sentence, words)]
+        found = self.news(words) + (_RULE * max(*rules, _LEAST_RARITY) if rules else 0.0)
+        found += _CONDITION if _CONDITIONS.are_in(sentence, words) else 0.0
+        if sentence.endswith(_QUESTION_ENDS):
+            found *= _QUESTION_RATIO
+        if len(sentence) < _SHORT_CHARS and sentence.isascii():
+            found *= _SHORT_RATIO
+        return Weight(found, bool(rules))

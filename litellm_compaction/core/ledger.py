@@ -1,751 +1,456 @@
-"""The ledger: what survives a compaction verbatim, without any model.
+"""The ledger: what survives a compaction word for word, without any model.
 
-First the user's own words, because a constraint cannot be recognised by signal words alone (summaries keep 17 % of side
-constraints, arXiv 2608.11242): whole messages where they fit, else whole sentences, rules first. Then lines that name
-paths, ids, numbers, commands and errors, which summaries lose first (paths 9.8 %, numbers 1.9 % survive, deja-vu 543).
-Then bare names that were in use, which the next step takes up again. Deterministic, bounded, in linear time, for any
-language.
+One selection: messages are divided into pieces of at most a line; a piece is worth what it names that neither the
+prompt nor the ledger shows already, and more if it is the user's; the pieces that say most for their size are taken
+until the room is used up. Three rules hold the balance. Who says little is read first and counts more, whatever the
+role: a tenth of a long chat is the user's, and that tenth is what is asked for later. Breadth goes before depth: each
+piece taken of a message makes its others count less. A third of the room is for sentences in which the user rules or
+decides something.
 
-What a line is worth is a matter of who says it, where, and how often the assistant came back to it. Where a thing was
-given several values, the older line keeps its words and says what came later; only what people and assistants state
-counts, since rows of a tool's output share their keys without replacing each other.
+Names that were in use follow as a bare list, a long one where tools are called: the next call takes them up again.
+
+Deterministic, in any language, in time bounded by the room. How it was measured: `benchmarks/compaction.py` and
+`benchmarks/questions.py`, on conversations that nothing was tuned on.
 """
 
 from __future__ import annotations
 
 import heapq
-import itertools
 import math
-import re
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
-from litellm_compaction.core.anchors import is_number, is_plain, latest_values, marked, read, statements
-from litellm_compaction.core.directives import Piece, Talk, replaced, sentences, worth
-from litellm_compaction.core.messages import Message, ToolCall, render_arguments, without_notices
+from litellm_compaction.core.anchors import NUMBER, is_number, is_plain, name_of, named
+from litellm_compaction.core.directives import RULE_WORDS, Sentence, Talk, sentences
+from litellm_compaction.core.messages import Message, render_arguments, without_notices
 from litellm_compaction.core.secrets import Cleaned, Redact, redactor
 from litellm_compaction.core.stretches import divided
 
-_PIECE_CHARS = 160
-# Anchors per 1,000 characters are many in logs: what is older than this many characters has only its user's words.
-SCANNED_CHARS = 120_000
-# Of one giant result the two ends say what it was and how it came out; the rest must not hide older messages.
-SCANNED_PER_MESSAGE_CHARS = 12_000
-# Of a person's message more: rules may stand anywhere in it.
-_SCANNED_WORDS_CHARS = 40_000
-# What takes the place of something is said in few words.
-_SCANNED_PER_LATER_CHARS, _MOST_LATER = 4_000, 50
-# A shorter line without an anchor ("So the plan is:") states nothing.
-_LEAST_STATEMENT_CHARS = 30
-# Where a long line is divided: behind a sentence, an item, a word.
-_SEPARATORS = (". ", "。", "; ", "}, ", "], ", ", ", " ")
-# Who says it: an assistant's words tell what mattered, a listing names everything.
-_USER, _ASSISTANT, _CALL = 1.6, 1.6, 1.2
-# A short result says how something came out, a long one is a listing: from 1.2 down to 0.4.
-_SHORT_RESULT_CHARS, _LONG_RESULT_CHARS = 400, 6_000
-_SHORT_RESULT, _LONG_RESULT = 1.2, 0.4
-# How a step came out: what the first words behind a result, and all of a short one, say beside their anchors.
-_OUTCOME = 4.0
-# What the user's words say beside their anchors, where there was no room to quote them all.
-_USERS_OWN = 0.75
-_SHORT_OUTCOME = 3.0
-# Source code can be read again, and names in every line what one line says once.
-_CODE = re.compile(
-    r"(?:\d+[:\s-]\s*)?(?:import |from \w|def |class |return\b|raise |except\b|try:|elif |else\b|while |@\w|#|//|/\*|"
-    r"\*|\.\. |>>> |\.\.\. |self\.|func |fn |let |const |var |public |private |static )"
-)
-_CODE_ENDS = (":", "{", "(", ";")
-_CODE_RATIO = 0.4
-# What was only asked or weighed says little of what is.
-_DOUBTS = ("wait", "maybe", "perhaps", "hmm", "if i ", "let's ", "let’s ", "let me ")
-_DOUBT_RATIO = 0.6
 WORDS_HEAD = "The user's own words, oldest first; where two disagree the later holds:"
 NAMES_HEAD = "Names and values that were in use, the latest last:"
 ANCHORS_HEAD = "Paths, ids, numbers, commands and errors, oldest first; where two disagree the later holds:"
-# What stands for a stretch of the user's words that is left out.
+# What stands for a stretch that is left out of a message of the user's.
 _GAP = "[…]"
-# What the values in a sentence of the user's may add to it; how much more a sentence of the task counts, and the first
-# of a message.
-_MOST_VALUES = 3.0
-_TASK_RATIO, _OPENING_RATIO = 1.5, 1.3
-# Of one message each further sentence counts less, half behind so many characters: a task of two pages must not take
-# the place of what the next messages say in a line each.
-_MUCH_CHARS = 1_000
-# Of a sentence's words so many stand in another that says the same of a thing, with another value.
-_SAME_RATIO = 0.7
-# What ends so says little without the line behind it, and that without the next at most twice.
-_ANNOUNCES = (":", "：")
-_MOST_ANNOUNCED = 3
-# No text has fewer tokens than one for so many characters.
-_MOST_TOKEN_CHARS = 12
-# A dash, a line break, and now and then a value that came later.
-_ITEM_TOKENS = 6
-# What a piece costs beside its text: a dash, a line break, and the eye that has to find the place again.
-_PIECE_COST_CHARS = 40
-# A dash, a word and a line break.
-_LEAST_QUOTATION_TOKENS = 3
+_REDACTOR = redactor(())
+_LEAST_ROOM_TOKENS = 32
+# Of one giant message the two ends say what it was and how it came out.
+_READ_PER_MESSAGE_CHARS, _READ_PER_WORDS_CHARS, _READ_PER_CALL_CHARS = 12_000, 40_000, 4_000
+# Who says little is read first; behind so many characters nobody is read any more. Twice as many change no figure.
+_READ_CHARS = 100_000
+# In UTF-8, so that a piece holds about as many tokens in any script. A clause of a person's says one thing (with 160
+# three questions of a hundred less), a line of output needs its end.
+_CLAUSE_BYTES, _LINE_BYTES = 120, 160
+# Where a long line is divided: behind a sentence, an item, a word.
+_SEPARATORS = (". ", "。", "; ", "}, ", "], ", ", ", "，", "、", " ")
+_LEAST_LINE_CHARS = 4
+# What a piece costs apart from its text, for whoever reads it.
+_PIECE_COST_BYTES = 60
+# A dash, a line break or a mark.
+_ITEM_TOKENS = 3
+# Who says it. Messages of more characters count less in all that they say: an answer of 2,000 a tenth.
+_USER, _RESULT, _ASSISTANT, _CALL, _PASTED = 3.0, 3.0, 2.0, 1.0, 0.5
+_SHORT_CHARS, _LEAST_BREVITY = 400, 0.05
+# The first sentence of a person's message says what it is about.
+_OPENING = 1.3
+# How a step came out is what comes first behind its result, and all of a short one.
+_OUTCOME = 1.0
+# A bare number in a tool's output is mostly a line's.
+_RESULT_NUMBER = 1.0
+_LEAST_STATEMENT_CHARS = 30
+# Of the room: for sentences with a word that makes rules (without it every second of them is lost; with more,
+# questions for values lose what rules gain), for bare names where tools are called (0.5 to 0.7 are the same), and in
+# chats (none loses .03 of the next answer's names, a seventh loses .03 of the questions).
+_RULES_SHARE, _NAMES_SHARE, _CHAT_NAMES_SHARE = 0.35, 0.6, 0.1
+# Half of the room would do, were it divided evenly among the user's messages; of others a line or two.
+_FAIR_SHARE, _LEAST_FAIR_BYTES, _BYTES_PER_TOKEN = 0.5, 120, 4
+_FAIR_LINES_BYTES = 160
+# How much more a thing counts for each time that a short message of the assistant's names it (logarithmically).
+_REUSE = 2.0
+# Of rows that differ in their digits only, each older one counts so much of the next.
+_ROW_RATIO = 0.7
+_DIGITS = str.maketrans("123456789", "000000000")
 # Behind so many that found no room hardly any will.
 _MOST_MISSES = 200
-# What of the lines' room names alone may take; what they do not need the lines have. With 0.4 the next step found a
-# point or two less of what it took up again (seven conversations, 2026-11), with 0.7 fewer facts had their line.
-_NAMES_SHARE = 0.6
-_MOST_NAMES = 2_000
-_LEAST_NAME_TOKENS = 3
-# How likely a name is needed again that stands in 0, 1, or more of the assistant's messages, beside one another; a bare
-# figure half as likely, a plain word less; and up to seven times as likely where it was named in the last few messages.
+# What ends so says little without the line behind it.
+_ANNOUNCES = (":", "：")
+_MOST_ANNOUNCING_CHARS = 100
+# How likely a name is needed again that stands in 0, 1, or more of the assistant's messages; a bare figure is half as
+# likely, a plain word less; and up to seven times as likely where it was named in the last few messages.
 _AGAIN = (1.0, 10.0, 15.0)
-_NUMBER_RATIO = 0.5
-_PLAIN_RATIO = 0.3
+_NUMBER_RATIO, _PLAIN_RATIO = 0.5, 0.3
 _FRESH, _FRESH_MESSAGES = 6.0, 5
 _NAME_COST_CHARS = 8
-_LEAST_WORDS_TOKENS, _LEAST_ROOM_TOKENS, _LEAST_LINE_TOKENS = 32, 24, 12
-_OLDEST_RATIO, _NEWEST_RATIO = 0.75, 1.25
-_REPEATED_ROW_RATIO = 0.7
-_REDACTOR = redactor(())
-# Of so many characters in a row most are in no other text; with five the set of them took longer to make.
-_GRAM_CHARS = 4
-_DIGITS = bytes.maketrans(b"123456789", b"000000000")
+_MOST_NAMES, _LEAST_NAME_TOKENS = 2_000, 3
 
 
-class Line(NamedTuple):
-    """A line that may stand in the ledger.
+class _Piece(NamedTuple):
+    """A piece of a message.
 
     Attributes:
-        text: on one line, at most about 160 characters.
-        anchors: what it names, with the weight that each has here.
-        weight: what it says beside its anchors.
-        is_stated: whether a person or an assistant states it in words.
+        message: its place among the messages, from 0.
+        place: of the piece in its message, from 0.
+        text: on one line, but for what it announces.
+        size_bytes: of the text.
+        names: what it names, with the weight of each.
+        base: what it says apart from that.
+        ratio: how much it counts for who says it.
+        is_words: whether it is the user's, to be quoted.
+        rule: how much it rules; 0 for a sentence that does not.
+        opens_line: whether a line begins with it.
     """
 
+    message: int
+    place: int
     text: str
-    anchors: Mapping[str, float]
-    weight: float
-    is_stated: bool
-
-
-class Use(NamedTuple):
-    """How a name was in use.
-
-    Attributes:
-        times: in how many of the assistant's messages it stands.
-        age: how many messages stand behind the one that named it last.
-    """
-
-    times: int
-    age: int
-
-
-class Candidates(NamedTuple):
-    """The lines worth a place, oldest first, and how everything that they name was in use."""
-
-    lines: list[Line]
-    uses: dict[str, Use]
-
-
-class Utterance(NamedTuple):
-    """What a message says, or a part of what it does.
-
-    Attributes:
-        role: of who says it.
-        text: in words.
-        calls: of tools.
-    """
-
-    role: str
-    text: str
-    calls: Sequence[ToolCall] = ()
-
-
-def candidates(roles: Sequence[str], said_at: Callable[[int], Utterance]) -> Candidates:
-    """What may stand in the ledger.
-
-    Args:
-        roles: of the messages of the covered part, oldest first, without what is quoted elsewhere.
-        said_at: what they say, by their place; asked for the newest first, and not for those that are not read.
-    """
-    found: list[Line] = []
-    times: Counter[str] = Counter()
-    ages: dict[str, int] = {}
-    # Each with a bound of its own: what a few giant results say must not hide what the assistant wrote before them.
-    scanned = {True: 0, False: 0}
-    seen: set[str] = set()
-    # Newest first, so that the bound on scanned text drops the oldest and a repeated line keeps its latest place.
-    for index in range(len(roles) - 1, -1, -1):
-        role = roles[index]
-        is_stated = role in ("user", "assistant")
-        if scanned[is_stated] > SCANNED_CHARS:
-            if scanned[not is_stated] > SCANNED_CHARS:
-                break
-            continue
-        named: set[str] = set()
-        for text, ratio, bonus in reversed(_lines(said_at(index), index > 0 and roles[index - 1] == "tool")):
-            scanned[is_stated] += len(text)
-            if scanned[is_stated] > SCANNED_CHARS:
-                break
-            parts = text.split()
-            shown = " ".join(parts)
-            if len(shown) < 4 or (shown in seen and not is_stated):
-                continue
-            anchors, signal = read(parts, shown, ratio, is_stated=is_stated)
-            named.update(anchors)
-            if shown in seen:
-                continue
-            seen.add(shown)
-            signal += bonus
-            if anchors or (signal > 1 and len(shown) >= _LEAST_STATEMENT_CHARS):
-                if _is_doubtful(shown) if is_stated else _is_code(shown):
-                    doubt = _DOUBT_RATIO if is_stated else _CODE_RATIO
-                    signal *= doubt
-                    anchors = {anchor: weight * doubt for anchor, weight in anchors.items()}
-                found.append(Line(shown, anchors, signal * ratio, is_stated))
-        times.update(named if role == "assistant" else ())
-        for anchor in named:
-            ages.setdefault(anchor, len(roles) - 1 - index)
-    found.reverse()
-    return Candidates(found, {anchor: Use(times[anchor], age) for anchor, age in ages.items()})
-
-
-def _is_doubtful(shown: str) -> bool:
-    return shown.endswith("?") or shown[:12].lower().startswith(_DOUBTS)
-
-
-def _is_code(shown: str) -> bool:
-    return shown.endswith(_CODE_ENDS) or _CODE.match(shown) is not None
-
-
-def _lines(said: Utterance, follows_result: bool) -> list[tuple[str, float, float]]:
-    """The pieces of a message, with the weight of who said them and what their place says."""
-    if said.role == "user":
-        return [(piece, _USER, _USERS_OWN * worth(piece)) for piece in _pieces(said.text)]
-    if said.role != "assistant":
-        ratio = _result_ratio(len(said.text))
-        bonus = _SHORT_OUTCOME if ratio == _SHORT_RESULT else 0.0
-        return [(piece, ratio, bonus) for piece in _pieces(said.text)]
-    found = [(piece, _ASSISTANT, 0.0) for piece in _pieces(without_notices(said.text))]
-    if found and follows_result:
-        # How the last step came out is what comes first, in any language.
-        found[0] = (found[0][0], _ASSISTANT, _OUTCOME)
-    for call in said.calls:
-        pieces = _pieces(f"{call.name}({render_arguments(call.arguments)})")
-        found += [(piece, _CALL, 0.0) for piece in pieces]
-    return found
-
-
-def _result_ratio(chars: int) -> float:
-    if chars <= _SHORT_RESULT_CHARS:
-        return _SHORT_RESULT
-    share = math.log(chars / _SHORT_RESULT_CHARS) / math.log(_LONG_RESULT_CHARS / _SHORT_RESULT_CHARS)
-    return max(_SHORT_RESULT - (_SHORT_RESULT - _LONG_RESULT) * share, _LONG_RESULT)
-
-
-def _pieces(text: str) -> list[str]:
-    """The lines of a text, long ones divided where a sentence, an item or at least a word ends."""
-    found: list[str] = []
-    for line in _ends(text, SCANNED_PER_MESSAGE_CHARS).splitlines():
-        start = 0
-        while len(line) - start > _PIECE_CHARS:
-            end = start + _PIECE_CHARS
-            for separator in _SEPARATORS:
-                at = line.rfind(separator, start + _PIECE_CHARS // 3, end)
-                if at >= 0:
-                    end = at + len(separator)
-                    break
-            found.append(line[start:end])
-            start = end
-        found.append(line[start:] if start else line)
-    return found
-
-
-def _ends(text: str, most_chars: int) -> str:
-    """The two ends of a longer text."""
-    half = most_chars // 2
-    return text if len(text) <= most_chars else f"{text[:half]}\n{text[-half:]}"
-
-
-# An anchor that stands in 0, 1, 2, … of the assistant's messages: what is come back to matters more, up to a point.
-_USE = tuple(1 + 0.5 * math.log1p(times) for times in range(21))
+    size_bytes: int
+    names: Mapping[str, float]
+    base: float
+    ratio: float
+    is_words: bool = False
+    rule: float = 0.0
+    opens_line: bool = True
 
 
 def ledger(
     messages: Sequence[Message],
     *,
     budget_tokens: int,
-    words_tokens: int,
     count: Callable[[str], int],
     known: str = "",
-    newer: Sequence[Message] = (),
     redact: Redact = _REDACTOR,
 ) -> str:
-    """The verbatim record of `messages` in at most `budget_tokens`; "" when there is nothing or no room.
+    """The verbatim record of `messages` in at most `budget_tokens`; "" if there is nothing to say or no room.
 
     Args:
         messages: the covered part, oldest first, without what is kept verbatim elsewhere.
         budget_tokens: bound on the whole ledger.
-        words_tokens: bound on the user's own words, counted inside the budget.
         count: tokens of a text.
-        known: what stays visible beside the ledger, and need not be repeated in it.
-        newer: the messages behind the covered part; what a summary says changes no value, since it may be wrong.
-        redact: takes secrets out of what is read, before it is cut into lines; `plain` keeps them.
+        known: what stays visible in the prompt, and need not be repeated.
+        redact: takes secrets out of what is read, before it is cut into pieces; `plain` keeps them.
     """
     # Our requests to go on are nobody's words, and what a client has put among the user's is a tool's.
     messages = [part for message in messages if not message.asks_to_go_on for part in divided(message)]
-    newer = [part for message in newer for part in divided(message)]
-    cleaned = Cleaned((*messages, *newer), redact)
-    latest = latest_values(_stated((*messages, *newer), cleaned))
-    users = [at for at, message in enumerate(messages) if message.role == "user" and message.text.strip()]
-    later_at = [at for at, message in enumerate(newer) if message.role == "user"]
-    # The newest first: they are cleaned together with some older ones.
-    later = [
-        _ends(cleaned[len(messages) + at].text, _SCANNED_PER_LATER_CHARS) for at in reversed(later_at[-_MOST_LATER:])
-    ][::-1]
-    quoted = _users_words(
-        len(users),
-        lambda index: cleaned[users[index]].text.strip(),
-        min(words_tokens, budget_tokens),
-        count,
-        latest,
-        later,
-    )
-    shown = [quoted[index].shown for index in sorted(quoted) if quoted[index].shown]
-    words = "\n".join((WORDS_HEAD, *shown)) if shown else ""
-    room_tokens = max(budget_tokens - (count(words) if words else 0), 0)
-    # What of the user's words found no room is read like the others' lines.
-    left = {users[index]: each.left for index, each in quoted.items()}
-    others = [each for at in range(len(messages)) for each in left.get(at, (at,))]
-    roles = [messages[each].role if isinstance(each, int) else each.role for each in others]
-
-    def said_at(index: int) -> Utterance:
-        each = others[index]
-        if not isinstance(each, int):
-            return each
-        message = cleaned[each]
-        return Utterance(message.role, message.text, message.calls)
-
-    lines = _lines_and_names(candidates(roles, said_at), room_tokens, words + known, count, latest)
-    return "\n".join(section for section in (words, lines) if section)
-
-
-def _stated(messages: Sequence[Message], cleaned: Cleaned) -> list[str]:
-    """What people and assistants said, oldest first, as far back as lines are read."""
-    found: list[str] = []
-    chars = 0
-    for at in range(len(messages) - 1, -1, -1):
-        if messages[at].role in ("user", "assistant"):
-            text = cleaned[at].text[:SCANNED_PER_MESSAGE_CHARS]
-            chars += len(text)
-            if chars > SCANNED_CHARS:
-                break
-            found.append(text)
-    found.reverse()
-    return found
-
-
-class _Quoted(NamedTuple):
-    """A quotation of a message, "" for none, and what it leaves out."""
-
-    shown: str
-    left: list[Utterance]
-
-
-class _Sentence(NamedTuple):
-    """A sentence of the user's.
-
-    Attributes:
-        piece: of the message.
-        counts: whether it is said nowhere later, and its values still hold.
-    """
-
-    piece: Piece
-    counts: bool
-
-
-def _users_words(
-    number: int,
-    text_at: Callable[[int], str],
-    budget_tokens: int,
-    count: Callable[[str], int],
-    latest: Mapping[str, str],
-    later: Sequence[str],
-) -> dict[int, _Quoted]:
-    """The user's messages as quotations, by their number; without those that are not looked at any more.
-
-    Whole where all fit; else sentence by sentence, rules first, each whole or not at all.
-
-    Args:
-        number: of messages.
-        text_at: their texts by their place, oldest first; old ones are not asked for where the others fill the room.
-        budget_tokens: bound on the quotations under their head.
-        count: tokens of a text.
-        latest: values that hold now.
-        later: what the user said behind them, which may take the place of what they say.
-    """
-    room = budget_tokens - count(WORDS_HEAD)
-    if not number or budget_tokens < _LEAST_WORDS_TOKENS:
-        return {}
-    texts = _all_texts(number, text_at, _MOST_TOKEN_CHARS * room)
-    if texts is not None:
-        whole = {index: _Quoted(f"- {marked(text, latest)}", []) for index, text in enumerate(texts)}
-        sizes = itertools.accumulate(count(each.shown) + 1 for each in whole.values())
-        if all(size <= room for size in sizes):
-            return whole
-    behind = [piece.text for text in later for piece in sentences(text) if not piece.pasted]
-    divided = _divided(number, text_at, latest, behind)
-    talk = Talk(each.piece.text for parts in divided.values() for each in parts if not each.piece.pasted)
-    _without_replaced(divided, behind, talk)
-    chosen: dict[int, set[int]] = {index: set() for index in divided}
-    misses = 0
-    for index, places in _by_worth(divided, talk):
-        # Of 40,000 messages only those are counted that may find room.
-        if room < _LEAST_QUOTATION_TOKENS or misses > _MOST_MISSES:
-            break
-        size = sum(count(divided[index][place].piece.text) + _ITEM_TOKENS for place in places)
-        if size <= room:
-            room -= size
-            chosen[index].update(places)
-        else:
-            misses += 1
-    return {
-        index: _Quoted(_quotation(divided[index], places), _left(divided[index], places))
-        for index, places in chosen.items()
-    }
-
-
-def _all_texts(number: int, text_at: Callable[[int], str], most_chars: int) -> list[str] | None:
-    """The texts, oldest first; None where they have more characters."""
-    found: list[str] = []
-    chars = 0
-    for index in range(number - 1, -1, -1):
-        found.append(text_at(index))
-        chars += len(found[-1])
-        if chars > most_chars:
-            return None
-    found.reverse()
-    return found
-
-
-def _divided(
-    number: int, text_at: Callable[[int], str], latest: Mapping[str, str], behind: Iterable[str]
-) -> dict[int, list[_Sentence]]:
-    """The sentences of the messages that are looked at: of the newest, and of the first, which is the task."""
-    texts: dict[int, str] = {}
-    scanned = 0
-    for index in range(number - 1, 0, -1):
-        # What somebody pasted has its words before or behind it.
-        text = _ends(text_at(index), _SCANNED_WORDS_CHARS)
-        scanned += len(text)
-        if scanned > SCANNED_CHARS:
-            break
-        texts[index] = text
-    texts[0] = _ends(text_at(0), _SCANNED_WORDS_CHARS)
-    found: dict[int, list[_Sentence]] = {}
-    seen = set(map(str.casefold, behind))
-    # The words of the newest sentence that gives a thing its value.
-    newest: dict[str, Set[str]] = {}
-    for index in sorted(texts, reverse=True):
-        parts: list[_Sentence] = []
-        said: dict[str, Set[str]] = {}
-        for piece in sentences(texts[index]):
-            folded = piece.text.casefold()
-            counts = folded not in seen
-            seen.add(folded)
-            if stated := statements(piece.text):
-                words = set(folded.split())
-                shown = marked(piece.text, latest, stated)
-                if shown != piece.text:
-                    piece = piece._replace(text=shown)
-                    # What says hardly more than the value that it gave is nothing now; a rule with an old value is one.
-                    same = max(len(words & newest.get(key, set())) for key, _ in stated)
-                    counts = counts and same < _SAME_RATIO * len(words)
-                said.update((key, words) for key, _ in stated)
-            parts.append(_Sentence(piece, counts))
-        for key, those in said.items():
-            newest.setdefault(key, those)
-        found[index] = parts
-    return found
-
-
-def _without_replaced(divided: Mapping[int, list[_Sentence]], behind: Sequence[str], talk: Talk) -> None:
-    """Has sentences count no more that a later one takes the place of, there or among those behind them."""
-    places = [
-        (index, place)
-        for index in sorted(divided)
-        for place, each in enumerate(divided[index])
-        if each.counts and not each.piece.pasted
-    ]
-    for older in replaced([*(divided[index][place].piece.text for index, place in places), *behind], talk):
-        if older >= len(places):
-            continue
-        index, place = places[older]
-        divided[index][place] = divided[index][place]._replace(counts=False)
-
-
-def _by_worth(divided: Mapping[int, Sequence[_Sentence]], talk: Talk) -> list[tuple[int, range]]:
-    """Message and places of the sentences that count, those first that say most for their size.
-
-    What announces something ("Run exactly this:") stands with what it announces.
-    """
-    last = max(divided)
-    found: list[tuple[float, int, range]] = []
-    for index, parts in divided.items():
-        recency = _OLDEST_RATIO + (_NEWEST_RATIO - _OLDEST_RATIO) * (index / last if last else 1)
-        ratio = recency if index else _TASK_RATIO
-        weighed: list[tuple[float, int, range]] = []
-        place = 0
-        while place < len(parts):
-            end = _announced(parts, place)
-            places = range(place, end)
-            if parts[place].counts:
-                value = sum(_value(parts[at].piece, talk) for at in places) * ratio * (1 if place else _OPENING_RATIO)
-                cost = sum(_PIECE_COST_CHARS + len(parts[at].piece.text) for at in places)
-                weighed.append((-value / cost, cost, places))
-            place = end
-        chars = 0
-        for density, cost, places in sorted(weighed, key=lambda each: (each[0], each[2].start)):
-            found.append((density / (1 + chars / _MUCH_CHARS), index, places))
-            chars += cost
-    found.sort(key=lambda each: (each[0], each[1], each[2].start))
-    return [(index, places) for _, index, places in found]
-
-
-def _announced(parts: Sequence[_Sentence], place: int) -> int:
-    """Behind what has to stand with the sentence at `place`."""
-    end = place + 1
-    if (
-        not place
-        and sum(len(each.piece.text) for each in parts) <= _PIECE_CHARS
-        and all(each.counts and not each.piece.pasted for each in parts)
-    ):
-        # Who says little says one thing.
-        return len(parts)
-    while (
-        end < min(len(parts), place + _MOST_ANNOUNCED)
-        and parts[end - 1].piece.text.endswith(_ANNOUNCES)
-        and parts[end].counts
-        and len(parts[end].piece.text) <= _PIECE_CHARS
-    ):
-        end += 1
-    return end
-
-
-def _value(piece: Piece, talk: Talk) -> float:
-    """What a sentence of the user's says, its values included."""
-    anchors, _ = read(piece.text.split(), piece.text, 1.0, is_stated=True)
-    values = min(sum(anchors.values()), _MOST_VALUES)
-    return worth(piece.text, pasted=piece.pasted, talk=talk) + (_CODE_RATIO if piece.pasted else 1) * values
-
-
-def _left(parts: Sequence[_Sentence], places: Set[int]) -> list[Utterance]:
-    """What of a message is quoted nowhere: the user's prose, and what was pasted as the output that it is."""
-    left = [each.piece for place, each in enumerate(parts) if each.counts and place not in places]
-    if not left:
-        return []
-    prose, pasted = ([each.text for each in left if each.pasted is kind] for kind in (False, True))
-    return [Utterance(role, "\n".join(texts)) for role, texts in (("user", prose), ("tool", pasted)) if texts]
-
-
-def _quotation(parts: Sequence[_Sentence], places: Set[int]) -> str:
-    """The chosen sentences of a message in order, with a marker for each stretch that is left out; "" for none."""
-    if not places:
+    if budget_tokens < _LEAST_ROOM_TOKENS or not messages:
         return ""
-    shown = ["-"]
-    before = -1
-    for place in sorted(places):
-        piece = parts[place].piece
-        shown.append(f" {_GAP}" if place > before + 1 else "")
-        if len(shown) > 2 and piece.opens_line:
-            # An item of a list of the user's own is none of the ledger's.
-            shown.append("\n  " if piece.text.startswith("- ") else "\n")
-        else:
-            shown.append(" ")
-        shown.append(piece.text)
-        before = place
-    shown.append(f" {_GAP}" if before < len(parts) - 1 else "")
-    return "".join(shown)
+    pieces = _pieces(messages, Cleaned(messages, redact))
+    selection = _Selection(messages, pieces, known, budget_tokens, count)
+    selection.fill()
+    return selection.text()
 
 
-def _lines_and_names(
-    found: Candidates,
-    budget_tokens: int,
-    known: str,
-    count: Callable[[str], int],
-    latest: Mapping[str, str],
-) -> str:
-    """The lines with the most new anchors for their size, in the order of the conversation, and names behind them.
+class _Selection:
+    """Takes pieces, those first that say most for their size beside what was taken before."""
 
-    A line says what a thing is about and costs ten times what its name alone does. What the assistant used it uses
-    again: of names that it wrote, one in 20 comes back in a later step, of those that only a tool wrote one in 400
-    (seven recorded conversations, 2026-11).
-    """
-    lines, uses = found
-    chooser = _Chooser(lines, uses, known)
-    chosen: dict[int, str] = {}
+    def __init__(
+        self,
+        messages: Sequence[Message],
+        pieces: Sequence[_Piece],
+        known: str,
+        budget_tokens: int,
+        count: Callable[[str], int],
+    ) -> None:
+        self._messages = messages
+        self._pieces = pieces
+        self._known = known
+        self._budget_tokens = budget_tokens
+        self._count = count
+        self._seen = set(named(known))
+        self._taken: dict[int, _Piece] = {}
+        self._taken_bytes: Counter[int] = Counter()
+        self._names: list[str] = []
+        self._named_by_assistant: Counter[str] = Counter()
+        self._ages: dict[str, int] = {}
+        self._use = self._uses()
+        speakers = len({piece.message for piece in pieces if piece.is_words}) or 1
+        fair = _FAIR_SHARE * _BYTES_PER_TOKEN * budget_tokens / speakers
+        self._fair_bytes = max(fair, _LEAST_FAIR_BYTES)
 
-    def choose(room: int) -> int:
-        """Takes lines, and returns what they leave of the room."""
-        too_long: list[int] = []
-        while room >= _LEAST_LINE_TOKENS and len(too_long) <= _MOST_MISSES and (index := chooser.best()) is not None:
-            text = marked(lines[index].text, latest) if lines[index].is_stated else lines[index].text
-            size = count(text) + 2
-            if size <= room:
-                room -= size
-                chosen[index] = text
-                chooser.take(index)
-            else:
-                too_long.append(index)
-        chooser.put_back(too_long)
+    def fill(self) -> None:
+        """Takes what fits."""
+        room = self._budget_tokens - self._count(WORDS_HEAD) - self._count(ANCHORS_HEAD)
+        rules = [index for index, piece in enumerate(self._pieces) if piece.rule]
+        rules_room = int(_RULES_SHARE * room)
+        room -= rules_room - self._take(rules, rules_room, self._rules)
+        has_tools = any(message.calls for message in self._messages)
+        names_room = int((_NAMES_SHARE if has_tools else _CHAT_NAMES_SHARE) * room)
+        room = self._take(range(len(self._pieces)), room - names_room, self._says)
+        self._take_names(names_room + room)
+        # What was reckoned for marks and names and not needed.
+        room = self._budget_tokens - self._count(self.text())
+        self._take(range(len(self._pieces)), room, self._says)
+        # A section that opened last brought its head.
+        while self._taken and self._count(self.text()) > self._budget_tokens:
+            self._taken.popitem()
+
+    def text(self) -> str:
+        """What was taken, in the order of the conversation."""
+        taken = [self._taken[index] for index in sorted(self._taken)]
+        lines = [f"- {piece.text}" for piece in taken if not piece.is_words]
+        names = [f"- {', '.join(self._names)}"] if self._names else []
+        sections = ((WORDS_HEAD, self._quotations(taken)), (ANCHORS_HEAD, lines), (NAMES_HEAD, names))
+        return "\n".join("\n".join((head, *items)) for head, items in sections if items)
+
+    def _take(self, candidates: Iterable[int], room: int, value: Callable[[_Piece], float]) -> int:
+        """Takes the best of these pieces, and returns the tokens that they leave of the room.
+
+        What a piece says only shrinks as others are taken, so it is weighed anew when it comes up, and no sooner.
+        """
+        waiting = [(-value(self._pieces[index]), index) for index in candidates if index not in self._taken]
+        heapq.heapify(waiting)
+        misses = 0
+        while waiting and room > _ITEM_TOKENS and misses < _MOST_MISSES:
+            before, index = heapq.heappop(waiting)
+            piece = self._pieces[index]
+            now = value(piece)
+            if now <= 0:
+                continue
+            if now < -before:
+                heapq.heappush(waiting, (-now, index))
+                continue
+            if piece.text in self._known:
+                continue
+            tokens = self._count(piece.text) + _ITEM_TOKENS
+            if tokens > room:
+                misses += 1
+                continue
+            room -= tokens
+            self._taken[index] = piece
+            self._taken_bytes[piece.message] += piece.size_bytes + _PIECE_COST_BYTES
+            self._seen.update(piece.names)
         return room
 
-    names_tokens = int(_NAMES_SHARE * budget_tokens)
-    room = budget_tokens - names_tokens - count(ANCHORS_HEAD)
-    if room < _LEAST_ROOM_TOKENS:
-        room, names_tokens = budget_tokens - count(ANCHORS_HEAD), 0
-    if room < _LEAST_ROOM_TOKENS:
-        return ""
-    room = choose(room)
-    names = _names(uses, names_tokens + room, chooser.is_seen, count)
-    chooser.see(names)
-    room = choose(room + names_tokens - (count(_named(names)) + 1 if names else 0))
-    shown = "\n".join([ANCHORS_HEAD, *(f"- {chosen[index]}" for index in sorted(chosen))]) if chosen else ""
-    named = {anchor for index in chosen for anchor in lines[index].anchors}
-    line = _named([name for name in names if name not in named])
-    return "\n".join(section for section in (shown, line) if section)
-
-
-def _named(names: Sequence[str]) -> str:
-    return f"{NAMES_HEAD}\n- {', '.join(names)}" if names else ""
-
-
-def _names(
-    uses: Mapping[str, Use], budget_tokens: int, is_seen: Callable[[str], bool], count: Callable[[str], int]
-) -> list[str]:
-    """The names that are most likely needed again for their size and stand nowhere else, the latest last."""
-    room = budget_tokens - count(NAMES_HEAD) - 3
-    if room < _LEAST_LINE_TOKENS:
-        return []
-
-    def again(name: str) -> float:
-        use = uses[name]
-        ratio = _NUMBER_RATIO if is_number(name) else _PLAIN_RATIO if is_plain(name) else 1.0
-        chance = _AGAIN[min(use.times, len(_AGAIN) - 1)] * ratio
-        return chance * (1 + _FRESH / (1 + (use.age / _FRESH_MESSAGES) ** 2)) / (_NAME_COST_CHARS + len(name))
-
-    # A bare figure that no one took up says nothing.
-    waiting = [(-again(name), name) for name, use in uses.items() if use.times or not is_number(name)]
-    heapq.heapify(waiting)
-    chosen: list[str] = []
-    for _ in range(min(_MOST_NAMES, len(waiting))):
-        if room < _LEAST_NAME_TOKENS:
-            break
-        _, name = heapq.heappop(waiting)
-        if not is_seen(name) and (size := count(name) + 2) <= room:
-            room -= size
-            chosen.append(name)
-    chosen.sort(key=lambda name: (-uses[name].age, name))
-    return chosen
-
-
-class _Chooser:
-    """Gives the line that adds most for its size, again and again.
-
-    What a line adds only shrinks as others are taken, so it is weighed anew when it comes up, and no sooner.
-    """
-
-    def __init__(self, lines: Sequence[Line], uses: Mapping[str, Use], known: str) -> None:
-        self._lines = lines
-        self._known = _Known(known)
-        self._seen: dict[str, bool] = {}
-        self._ratios = _ratios(lines)
-        # The best place where an anchor stands sets its worth; what the assistant came back to matters more.
-        self._values: dict[str, float] = {}
-        for line in lines:
-            for anchor, weight in line.anchors.items():
-                if weight > self._values.get(anchor, 0.0):
-                    self._values[anchor] = weight
-        for anchor, value in self._values.items():
-            self._values[anchor] = value * _USE[min(uses[anchor].times, len(_USE) - 1)]
-        self._waiting = [(-self._worth(index, self._values), index) for index in range(len(lines))]
-        heapq.heapify(self._waiting)
-
-    def best(self) -> int | None:
-        """The next line, in no more than it adds beside those that were taken; None where none adds anything."""
-        while self._waiting:
-            _, index = heapq.heappop(self._waiting)
-            worth = self._fresh_worth(index)
-            if worth <= 0:
-                continue
-            if not self._waiting or worth >= -self._waiting[0][0]:
-                if self._lines[index].text in self._known:
-                    continue
-                return index
-            heapq.heappush(self._waiting, (-worth, index))
-        return None
-
-    def take(self, index: int) -> None:
-        """Notes that this line stands in the ledger."""
-        self.see(self._lines[index].anchors)
-
-    def put_back(self, indices: Iterable[int]) -> None:
-        """Has lines that found no room come up again."""
-        for index in indices:
-            heapq.heappush(self._waiting, (-self._fresh_worth(index), index))
-
-    def see(self, anchors: Iterable[str]) -> None:
-        """Notes that these stand in the ledger."""
-        self._seen.update(dict.fromkeys(anchors, True))
-
-    def _fresh_worth(self, index: int) -> float:
-        line = self._lines[index]
-        fresh = {anchor: self._values[anchor] for anchor in line.anchors if not self.is_seen(anchor)}
-        if not fresh and line.weight <= 1:
+    def _says(self, piece: _Piece) -> float:
+        """What a piece says for its size that nothing else does."""
+        use, seen = self._use, self._seen
+        new = sum([weight * use.get(key, 1.0) for key, weight in piece.names.items() if key not in seen])
+        if not new and (not piece.base or (piece.names and not piece.is_words)):
             return 0.0
-        return self._worth(index, fresh)
+        return piece.ratio * (new + piece.base) * self._breadth(piece) / (piece.size_bytes + _PIECE_COST_BYTES)
 
-    def _worth(self, index: int, values: Mapping[str, float]) -> float:
-        line = self._lines[index]
-        value = sum([values[anchor] for anchor in line.anchors if anchor in values])
-        return (value + line.weight) * self._ratios[index] / (_PIECE_COST_CHARS + len(line.text))
+    def _rules(self, piece: _Piece) -> float:
+        return piece.rule * self._breadth(piece) / (piece.size_bytes + _PIECE_COST_BYTES)
 
-    def is_seen(self, anchor: str) -> bool:
-        """Whether something stands where the model sees it."""
-        is_seen = self._seen.get(anchor)
-        if is_seen is None:
-            is_seen = self._seen[anchor] = anchor in self._known
-        return is_seen
+    def _breadth(self, piece: _Piece) -> float:
+        fair = self._fair_bytes if piece.is_words else _FAIR_LINES_BYTES
+        return 1 / (1 + self._taken_bytes[piece.message] / fair)
+
+    def _uses(self) -> dict[str, float]:
+        """How much more each thing counts for how often the assistant names it, and notes how each was in use."""
+        weighed: defaultdict[str, float] = defaultdict(float)
+        for piece in self._pieces:
+            message = self._messages[piece.message]
+            is_assistant = message.role == "assistant"
+            brevity = min(1.0, _SHORT_CHARS / _said_chars(message)) if is_assistant else 0.0
+            for key in piece.names:
+                name = name_of(key)
+                self._ages[name] = len(self._messages) - 1 - piece.message
+                if is_assistant:
+                    weighed[key] += brevity
+                    self._named_by_assistant[name] += 1
+        return {key: 1 + _REUSE * math.log1p(weight) for key, weight in weighed.items()}
+
+    def _take_names(self, room: int) -> None:
+        """Takes the names that are most likely needed again for their size and stand nowhere else."""
+        room -= self._count(NAMES_HEAD) + _ITEM_TOKENS
+        times, ages = self._named_by_assistant, self._ages
+        shown = set(map(name_of, self._seen))
+
+        def again(name: str) -> float:
+            ratio = _NUMBER_RATIO if is_number(name) else _PLAIN_RATIO if is_plain(name) else 1.0
+            chance = _AGAIN[min(times[name], len(_AGAIN) - 1)] * ratio
+            return chance * (1 + _FRESH / (1 + (ages[name] / _FRESH_MESSAGES) ** 2)) / (_NAME_COST_CHARS + len(name))
+
+        # A bare figure that nobody took up says nothing, and what is set off in several words is no name.
+        names = [
+            name
+            for name in ages
+            # "ALWAYS" is written so for its weight: among the names it would order something that nobody said.
+            if not (name in shown or " " in name or name.casefold() in RULE_WORDS)
+            and (times[name] or not is_number(name))
+        ]
+        for name in heapq.nsmallest(_MOST_NAMES, names, key=lambda name: (-again(name), name)):
+            if room < _LEAST_NAME_TOKENS:
+                break
+            tokens = self._count(name) + 2
+            if tokens <= room:
+                room -= tokens
+                self._names.append(name)
+        self._names.sort(key=lambda name: (-ages[name], name))
+        self._seen.update(self._names)
+
+    def _quotations(self, taken: Iterable[_Piece]) -> list[str]:
+        """The user's words, one item for each message, with a mark where something is left out."""
+        last = {piece.message: piece.place for piece in self._pieces if piece.is_words}
+        parts: defaultdict[int, list[_Piece]] = defaultdict(list)
+        for piece in taken:
+            if piece.is_words:
+                parts[piece.message].append(piece)
+        return [_quotation(pieces, last[message]) for message, pieces in parts.items()]
 
 
-class _Known:
-    """A text that is asked again and again whether something stands in it: mostly it does not."""
+def _quotation(pieces: Sequence[_Piece], last: int) -> str:
+    shown = ["-" if pieces[0].place == 0 else f"- {_GAP}", " ", pieces[0].text]
+    for before, piece in pairwise(pieces):
+        # A new line is seen to be one.
+        if piece.opens_line:
+            shown.append("\n  ")
+        elif piece.place > before.place + 1:
+            shown.append(f" {_GAP} ")
+        else:
+            shown.append(" " if before.text[-1:].isascii() else "")
+        shown.append(piece.text)
+    return "".join((*shown, f" {_GAP}" if pieces[-1].place < last else ""))
 
-    def __init__(self, text: str) -> None:
-        self._text = text
-        self._whole_words = set(text.split())
-        # What has no blank in it stands inside a word.
-        self._words = "\n".join(self._whole_words)
-        shifted = (self._words[start:] for start in range(_GRAM_CHARS))
-        self._grams = set(map("".join, zip(*shifted, strict=False)))
 
-    def __contains__(self, part: str) -> bool:
-        if " " in part:
-            # A search through all of it is the last resort: what stands between two words is a whole one there, too.
-            words = part.split()
-            ends = {*words[:1], *words[-1:]}
-            return (
-                self._whole_words.issuperset(words[1:-1]) and all(map(self.__contains__, ends)) and part in self._text
+def _pieces(messages: Sequence[Message], cleaned: Cleaned) -> list[_Piece]:
+    """The pieces of the messages that are read, oldest first; what is said again only where it is said last."""
+    read = _read(messages)
+    words = {
+        at: list(sentences(_ends(cleaned[at].text, _READ_PER_WORDS_CHARS))) for at in read if _is_words(messages[at])
+    }
+    talk = Talk(each.text for parts in words.values() for each in parts if not each.pasted)
+    seen: set[str] = set()
+    rows: Counter[str] = Counter()
+    kept: list[_Piece] = []
+    for at in reversed(read):
+        is_outcome = _follows_result(messages, at)
+        found = _clauses(at, words[at], talk) if at in words else _lines(at, cleaned[at], is_outcome)
+        for piece in reversed(list(found)):
+            folded = piece.text.casefold()
+            if folded not in seen:
+                seen.add(folded)
+                row = folded.translate(_DIGITS)
+                kept.append(piece._replace(ratio=piece.ratio * _ROW_RATIO ** rows[row]))
+                rows[row] += 1
+    kept.reverse()
+    return kept
+
+
+def _read(messages: Sequence[Message]) -> list[int]:
+    """The places of the messages that are read: the user's, then the shortest, as far as the bound goes."""
+    chars = 0
+    found: list[int] = []
+    for at in sorted(
+        range(len(messages)), key=lambda at: (not _is_words(messages[at]), _said_chars(messages[at]), -at)
+    ):
+        if chars > _READ_CHARS:
+            break
+        chars += min(_said_chars(messages[at]), _READ_PER_MESSAGE_CHARS)
+        found.append(at)
+    return sorted(found)
+
+
+def _is_words(message: Message) -> bool:
+    return message.role == "user"
+
+
+def _said_chars(message: Message) -> int:
+    """How much a message says, at least 1."""
+    return len(message.text) + sum(len(call.arguments) for call in message.calls) + 1
+
+
+def _follows_result(messages: Sequence[Message], at: int) -> bool:
+    """Returns True for an assistant's message behind a tool's."""
+    return at > 0 and messages[at].role == "assistant" and messages[at - 1].role == "tool"
+
+
+def _clauses(at: int, parts: Sequence[Sentence], talk: Talk) -> Iterator[_Piece]:
+    """The pieces of a message of the user's."""
+    place = 0
+    for sentence in _joined(parts):
+        for number, text in enumerate(filter(None, _divided(sentence.text, _CLAUSE_BYTES))):
+            weight = talk.weight(text)
+            ratio = _PASTED if sentence.pasted else _USER
+            yield _Piece(
+                message=at,
+                place=place,
+                text=text,
+                size_bytes=_bytes(text),
+                names=named(text),
+                base=0.0 if sentence.pasted else weight.worth,
+                ratio=ratio if place else ratio * _OPENING,
+                is_words=True,
+                rule=0.0 if sentence.pasted or not weight.is_rule else weight.worth,
+                opens_line=sentence.opens_line and not number,
             )
-        grams = (part[:_GRAM_CHARS], part[-_GRAM_CHARS:]) if len(part) >= _GRAM_CHARS else ()
-        return self._grams.issuperset(grams) and part in self._words
+            place += 1
 
 
-def _ratios(lines: Sequence[Line]) -> list[float]:
-    """How much each line counts for its place: later ones more, and of rows that differ in digits only each less."""
-    rows: Counter[bytes] = Counter()
-    found: list[float] = []
-    # All at once, which is several times as fast; no line has a line break in it.
-    text = "\n".join(line.text for line in lines).encode("utf-8", "surrogatepass").translate(_DIGITS)
-    for index, row in reversed(list(enumerate(text.split(b"\n") if lines else ()))):
-        recency = _OLDEST_RATIO + (_NEWEST_RATIO - _OLDEST_RATIO) * index / len(lines)
-        found.append(recency * _REPEATED_ROW_RATIO ** rows[row])
-        rows[row] += 1
-    found.reverse()
-    return found
+def _joined(parts: Sequence[Sentence]) -> Iterator[Sentence]:
+    """Sentences, with one that ends in a colon ("Run exactly this:") together with the next; few words as one."""
+    if sum(_bytes(part.text) for part in parts) <= _CLAUSE_BYTES and not any(part.pasted for part in parts):
+        # Who says little says one thing.
+        yield from [Sentence(_together(parts), pasted=False, opens_line=True)] if parts else []
+        return
+    held: Sentence | None = None
+    for part in parts:
+        if held is not None and part.pasted:
+            yield held
+            held = None
+        elif held is not None:
+            part, held = held._replace(text=_together((held, part))), None
+        elif part.text.endswith(_ANNOUNCES) and len(part.text) < _MOST_ANNOUNCING_CHARS:
+            held = part
+            continue
+        yield part
+    if held is not None:
+        yield held
+
+
+def _together(parts: Sequence[Sentence]) -> str:
+    shown = parts[0].text
+    for part in parts[1:]:
+        shown += ("\n  " if part.opens_line else " " if shown[-1:].isascii() else "") + part.text
+    return shown
+
+
+def _lines(at: int, message: Message, is_outcome: bool) -> Iterator[_Piece]:
+    """The pieces of an answer, of calls or of a result."""
+    text = without_notices(message.text) if message.role == "assistant" else message.text
+    is_short = len(text) <= _SHORT_CHARS
+    brevity = max((_SHORT_CHARS / max(len(text), _SHORT_CHARS)) ** 1.5, _LEAST_BREVITY)
+    is_assistant = message.role == "assistant"
+    place = 0
+    for line in _ends(text, _READ_PER_MESSAGE_CHARS).splitlines():
+        for part in _divided(" ".join(line.split()), _LINE_BYTES):
+            if len(part) >= _LEAST_LINE_CHARS:
+                is_statement = len(part) >= _LEAST_STATEMENT_CHARS
+                base = _OUTCOME if is_statement and (is_short or (is_outcome and not place)) else 0.0
+                names = named(part, number_weight=NUMBER if is_assistant else _RESULT_NUMBER)
+                yield _Piece(
+                    at, place, part, _bytes(part), names, base, brevity * (_ASSISTANT if is_assistant else _RESULT)
+                )
+                place += 1
+    for call in message.calls:
+        written = f"{call.name}({render_arguments(call.arguments)[:_READ_PER_CALL_CHARS]})"
+        for part in _divided(" ".join(written.split()), _LINE_BYTES):
+            yield _Piece(at, place, part, _bytes(part), named(part), 0.0, _CALL)
+            place += 1
+
+
+def _divided(line: str, most_bytes: int) -> Iterator[str]:
+    """The pieces of a line, divided where a sentence, an item or at least a word ends."""
+    most = max(most_bytes * len(line) // max(_bytes(line), 1), 1)
+    start = 0
+    while len(line) - start > most:
+        least, end = start + most // 3, start + most
+        for separator in _SEPARATORS:
+            at = line.rfind(separator, least, end)
+            if at >= 0:
+                end = at + len(separator)
+                break
+        yield line[start:end].strip()
+        start = end
+    yield line[start:].strip()
+
+
+def _bytes(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
+
+
+def _ends(text: str, most_chars: int) -> str:
+    """The two ends of a longer text."""
+    half = most_chars // 2
+    return text if len(text) <= most_chars else f"{text[:half]}\n{text[-half:]}"

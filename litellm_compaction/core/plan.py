@@ -94,7 +94,8 @@ class Summarize:
         provisional: whether there is no room for a new summary; the base's is carried on, shortened.
         fallback: where all but the protected tail is covered, what to make without a summary; else None.
         summary_tokens: bound on the new segment, or on the carried one.
-        ledger_tokens: bound on the ledger; words_tokens of it may be the user's own words.
+        ledger_tokens: bound on the ledger.
+        ledger_min_tokens: what the ledger keeps where a summary is longer than it was to be.
         ledger_max_tokens: what the ledger may grow to where the summary leaves room; None is all of that room.
         predicted_tokens: the prompt afterwards, at most.
         carried_round: of a record that the covered messages themselves carry, 0 for none.
@@ -110,7 +111,7 @@ class Summarize:
     provisional: bool
     summary_tokens: int
     ledger_tokens: int
-    words_tokens: int
+    ledger_min_tokens: int
     predicted_tokens: int
     fallback: Summarize | None = None
     carried_round: int = 0
@@ -131,14 +132,13 @@ class Edit:
 
     Attributes:
         compaction: what is to be made, still without its ledger.
-        ledger_tokens: bound on the ledger of what is not shown any more; words_tokens of it may be the user's words.
+        ledger_tokens: bound on the ledger of what is not shown any more.
         predicted_tokens: the prompt afterwards, at most.
         otherwise: what to make instead where the edit, counted as it is sent, does not do.
     """
 
     compaction: Compaction
     ledger_tokens: int
-    words_tokens: int
     predicted_tokens: int
     otherwise: Prune | Summarize
 
@@ -158,7 +158,7 @@ class Prune:
         now_tokens: the prompt without it.
         summary_tokens: bound on what is said of the messages that go.
         carried_tokens: of records of other tools among them, which is said besides.
-        ledger_tokens: bound on their ledger; words_tokens of it may be the user's words.
+        ledger_tokens: bound on their ledger.
         predicted_tokens: the prompt that is aimed at.
         otherwise: what to make instead where the model's answer does not do.
         strategy: the name of the one that asks.
@@ -170,7 +170,6 @@ class Prune:
     summary_tokens: int
     carried_tokens: int
     ledger_tokens: int
-    words_tokens: int
     predicted_tokens: int
     otherwise: Summarize
     strategy: str = "prune"
@@ -373,7 +372,7 @@ def _filled(
         provisional=True,
         summary_tokens=summary_tokens,
         ledger_tokens=ledger_tokens,
-        words_tokens=words_tokens,
+        ledger_min_tokens=words_tokens,
         predicted_tokens=total(cut),
     )
 
@@ -617,7 +616,7 @@ def _summarize(
         provisional=provisional,
         summary_tokens=summary_tokens,
         ledger_tokens=ledger_tokens + spare,
-        words_tokens=max(words_tokens, min(int(_WORDS_TARGET_RATIO * target), int(_WORDS_SHARE * ledger_tokens))),
+        ledger_min_tokens=max(words_tokens, min(int(_WORDS_TARGET_RATIO * target), int(_WORDS_SHARE * ledger_tokens))),
         predicted_tokens=total(cut) + spare,
         images=tuple(place for place in kept_images if place[0] < cut - lead and lead + place[0] not in pinned),
     )
@@ -739,7 +738,6 @@ def _edit_up_to(
     return Edit(
         compaction=replace(compaction, stubbed=tuple(sorted(chosen)), images=left_images),
         ledger_tokens=ledger_tokens + target - tokens,
-        words_tokens=words_tokens,
         predicted_tokens=target,
         otherwise=otherwise,
     )
@@ -785,7 +783,6 @@ def _prune(
             summary_tokens=otherwise.summary_tokens,
             carried_tokens=carried_tokens,
             ledger_tokens=ledger_tokens,
-            words_tokens=words_tokens,
             predicted_tokens=target,
             otherwise=otherwise,
         )

@@ -167,10 +167,8 @@ class CompactionBuilder:
             return ledger(
                 hidden,
                 budget_tokens=decision.ledger_tokens,
-                words_tokens=decision.words_tokens,
                 count=work.count_text,
                 known=known,
-                newer=rest[compaction.replaced_messages :],
                 redact=redact,
             )
 
@@ -288,11 +286,9 @@ class CompactionBuilder:
             known = "\n".join((*(segment.text for segment in segments), *map(visible_text, kept)))
             return ledger(
                 self._to_list(hidden),
-                budget_tokens=max(decision.ledger_tokens + spare_tokens, decision.words_tokens),
-                words_tokens=decision.words_tokens + max(spare_tokens, 0) // 2,
+                budget_tokens=max(decision.ledger_tokens + spare_tokens, decision.ledger_min_tokens),
                 count=work.count_text,
                 known=known,
-                newer=kept,
                 redact=redact,
             )
 

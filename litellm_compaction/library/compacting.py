@@ -31,8 +31,6 @@ from litellm_compaction.summarizer import SummaryJob
 
 logger = logging.getLogger("litellm_compaction")
 
-# Of the ledger the user's own words may take so much, as in the proxy (core/plan.py).
-_WORDS_SHARE = 0.5
 # A pruning aims at half of the prompt, as in the proxy.
 _PRUNED_SHARE = 0.5
 
@@ -257,7 +255,7 @@ def _decision(selected: Selected, config: CompactionConfig, work: MeasuredReques
         summary_tokens=config.summary_tokens,
         ledger_tokens=ledger_tokens,
         ledger_max_tokens=ledger_tokens,
-        words_tokens=int(_WORDS_SHARE * ledger_tokens),
+        ledger_min_tokens=ledger_tokens // 2,
         predicted_tokens=kept + RECORD_TOKENS + config.summary_tokens + ledger_tokens,
         carried_round=earlier.round if earlier else 0,
         strategy=writer_of(config.strategy),
@@ -285,7 +283,6 @@ def _decision(selected: Selected, config: CompactionConfig, work: MeasuredReques
         summary_tokens=config.summary_tokens,
         carried_tokens=said_tokens,
         ledger_tokens=config.ledger_tokens,
-        words_tokens=int(_WORDS_SHARE * config.ledger_tokens),
         predicted_tokens=int(_PRUNED_SHARE * tokens_before),
         otherwise=summarize,
         strategy=config.strategy,

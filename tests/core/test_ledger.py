@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from litellm_compaction.core import ledger as rooms
-from litellm_compaction.core.anchors import read
-from litellm_compaction.core.ledger import SCANNED_CHARS, _Known, ledger
+from litellm_compaction.core.anchors import named
+from litellm_compaction.core.ledger import _READ_CHARS, ledger
 from litellm_compaction.tokenizers.registry import token_length
 from tests.builders import (
     JsonDict,
@@ -31,8 +31,8 @@ NAMES_HEAD = "Names and values that were in use, the latest last:"
 LINES_HEAD = "Paths, ids, numbers, commands and errors, oldest first; where two disagree the later holds:"
 
 
-def written(raw: list[JsonDict], *, budget: int = 600, words: int = 300) -> str:
-    return ledger(parsed(raw), budget_tokens=budget, words_tokens=words, count=count)
+def written(raw: list[JsonDict], *, budget: int = 600) -> str:
+    return ledger(parsed(raw), budget_tokens=budget, count=count)
 
 
 def test_nothing_to_keep_is_an_empty_ledger() -> None:
@@ -55,7 +55,7 @@ def test_the_users_words_come_first() -> None:
 
 
 _GIANT = 10_000
-_ENOUGH = SCANNED_CHARS // _GIANT + 2
+_ENOUGH = _READ_CHARS // _GIANT + 2
 
 
 def test_giant_results_do_not_hide_what_the_assistant_wrote_before_them() -> None:
@@ -89,23 +89,20 @@ def test_what_is_older_than_what_is_scanned_costs_nothing(giant: str, monkeypatc
 @pytest.mark.parametrize("name", ["_wrap_method_output", "_available_if", "__init_subclass__", "_wrap"])
 def test_a_private_name_is_one(name: str) -> None:
     """Python's own, and what a module keeps to itself."""
-    assert name in read([f"({name},"], f"({name},", 1.0, is_stated=True)[0]
+    assert name in named(f"({name},")
 
 
 @pytest.mark.parametrize("name", ["HJU-5344", "eu-north-2", "release-2026-11"])
 def test_a_name_with_a_number_behind_a_dash_is_one(name: str) -> None:
     """Tickets, regions and versions say nothing in pieces."""
-    assert list(read([f"({name}),"], f"({name}),", 1.0, is_stated=True)[0]) == [name]
+    assert list(named(f"({name}),")) == [name]
 
 
-def test_of_many_user_messages_the_first_and_the_latest_stay() -> None:
-    """The middle ones are left out first, and what is kept stays in order."""
+def test_of_many_user_messages_the_latest_stay_in_order() -> None:
+    """Of those that say the same of another number."""
     raw = [user(f"Request {number}: " + "word " * 20) for number in range(40)]
-    text = written(raw, budget=300, words=300)
-    assert "Request 0:" in text
-    assert "Request 39:" in text
-    assert "Request 5:" not in text
-    assert text.index("Request 0:") < text.index("Request 38:") < text.index("Request 39:")
+    text = written(raw, budget=300)
+    assert text.index("Request 38:") < text.index("Request 39:")
 
 
 def test_pasted_bulk_is_shortened() -> None:
@@ -175,9 +172,9 @@ def test_a_ledger_stays_in_its_budget(raw: list[JsonDict], budget: int, words: i
         return token_length("o200k_base", text)
 
     messages = parsed(raw)
-    text = ledger(messages, budget_tokens=budget, words_tokens=words, count=real)
+    text = ledger(messages, budget_tokens=budget, count=real)
     assert real(text) <= budget
-    assert text == ledger(messages, budget_tokens=budget, words_tokens=words, count=real)
+    assert text == ledger(messages, budget_tokens=budget, count=real)
 
 
 @pytest.mark.slow
@@ -203,7 +200,7 @@ def test_a_megabyte_of_arguments_is_scanned() -> None:
 def test_what_stays_visible_is_not_repeated() -> None:
     """Anchors that a summary or a kept message shows leave their room to others."""
     covered = parsed([assistant("The port is in src/config.py:12."), assistant("The host is in src/hosts.py:34.")])
-    text = ledger(covered, budget_tokens=200, words_tokens=0, count=count, known="see src/config.py:12")
+    text = ledger(covered, budget_tokens=200, count=count, known="see src/config.py:12")
     assert "src/hosts.py:34" in text
     assert "src/config.py:12" not in text
 
@@ -213,18 +210,16 @@ def test_a_sentence_that_stays_visible_is_not_repeated() -> None:
     again = "We pinned a dependency for compatibility with the imaging stack."
     other = "Never pin anything else, and that is how it stays for now."
     raw = parsed([user(again), user(other)])
-    lines = ledger(raw, known=f"{other}\n{again}", budget_tokens=200, words_tokens=0, count=count)
+    lines = ledger(raw, known=f"{other}\n{again}", budget_tokens=200, count=count)
     assert again not in lines
-    assert again in ledger(raw, known=other, budget_tokens=200, words_tokens=0, count=count)
-    words = ledger(raw, newer=parsed([user(other)]), budget_tokens=45, words_tokens=45, count=count)
-    assert (again in words, other in words) == (True, False)
+    assert again in ledger(raw, known=other, budget_tokens=200, count=count)
 
 
 def test_one_giant_result_does_not_hide_older_ones() -> None:
     """Its two ends are read, and then what came before it."""
     giant = "FIRST_1 marker\n" + "filler of the log 000\n" * 50_000 + "LAST_2 marker"
     covered = parsed([result("1", "OLDER_0 marker"), result("2", giant)])
-    text = ledger(covered, budget_tokens=400, words_tokens=0, count=count)
+    text = ledger(covered, budget_tokens=400, count=count)
     assert all(marker in text for marker in ("OLDER_0", "FIRST_1", "LAST_2"))
 
 
@@ -232,18 +227,9 @@ def test_a_long_task_leaves_room_for_what_was_said_in_a_line() -> None:
     """A hundred sentences of the first message do not take the place of a line that follows; nor do they all go."""
     task = " ".join(f"You must look at module {at} and write its tests, because nobody ever did." for at in range(100))
     said = "My daughter, who comes along on Sundays, is allergic to nuts, and so are two children from next door."
-    text = written([user(task), assistant("I begin."), user(said), assistant("Noted.")], budget=400, words=400)
+    text = written([user(task), assistant("I begin."), user(said), assistant("Noted.")], budget=400)
     assert said in text.partition(LINES_HEAD)[0]
     assert text.count("You must look at module") > 5
-
-
-def test_what_the_user_said_in_between_is_read_like_other_lines() -> None:
-    """Of many messages that do not all fit the one that names something stays, before small talk."""
-    raw = [user(f"That was {'so ' * 12}to my liking, as was answer {chr(97 + number)}.") for number in range(26)]
-    told = f"By the way, and that is {'so ' * 12}important: the staging port is 48123."
-    raw.insert(12, user(told))
-    text = written(raw, budget=260, words=32)
-    assert told in text.partition(LINES_HEAD)[2]
 
 
 def test_how_a_step_came_out_comes_before_a_listing() -> None:
@@ -256,7 +242,7 @@ def test_how_a_step_came_out_comes_before_a_listing() -> None:
         result("2", "the column came out as float, a category was wanted"),
         assistant("So nothing is kept of the order in which they were given. Next I look at the caller."),
     ]
-    text = written(raw, budget=200, words=0)
+    text = written(raw, budget=200)
     assert "a category was wanted" in text
     assert "So nothing is kept of the order in which they were given." in text
 
@@ -265,7 +251,7 @@ def test_rows_of_one_pattern_give_way_to_other_lines() -> None:
     """Of many rows that differ only in their digits some stay, and not at the cost of everything else."""
     rows = "\n".join(f"laddr=('172.17.0.{n}', {55000 + n}), raddr=('3.95.50.61', 80)" for n in range(10, 99))
     reads = [result(f"r{n}", f"opened docs/{chr(97 + n)}/notes.txt for reading") for n in range(20)]
-    text = written([*reads, result("rows", rows)], budget=340, words=0)
+    text = written([*reads, result("rows", rows)], budget=340)
     assert text.count("docs/") == len(reads)
     assert text.count("laddr=") >= 2
 
@@ -274,30 +260,15 @@ def test_an_error_says_more_than_the_code_that_raises_it() -> None:
     """`raise ValueError(` is source code; `ValueError: bad id` is what happened."""
     code = "\n".join(f"        raise ValueError(message_{n})" for n in range(60))
     raw = [result("1", f"{code}\nValueError: the id 77 is taken\n{code.replace('message', 'text')}")]
-    assert "- ValueError: the id 77 is taken" in written(raw, budget=80, words=0)
-
-
-@pytest.mark.parametrize(
-    "part", ["", "a", "ab cd", "b c", "cd-9", "-9", "abcd", "cdef", "ef-9", "e", "9 ", "d-98", "x"]
-)
-def test_what_stands_in_a_text_is_found_as_a_search_would(part: str) -> None:
-    """Also what is shorter than what texts are remembered by, and what has a blank in it."""
-    text = "ab cd\ncdef-9 abc"
-    assert (part in _Known(text)) == (part in text)
-
-
-@given(st.text(alphabet="ab \n", max_size=40), st.text(alphabet="ab ", max_size=8))
-def test_any_part_of_a_line_is_found_as_a_search_would(text: str, part: str) -> None:
-    """Whole words are looked up before the text is searched for several."""
-    assert (part in _Known(text)) == (part in text)
+    assert "- ValueError: the id 77 is taken" in written(raw, budget=80)
 
 
 def test_the_ledger_of_a_longer_conversation_is_no_harder() -> None:
     """Twice the messages are twice the work at most. What it takes in milliseconds: `benchmarks/rungs.py`."""
 
     def write(rounds: int) -> Callable[[], str]:
-        messages = parsed(agent_run(rounds, words=200))
-        return lambda: ledger(messages, budget_tokens=2_000, words_tokens=600, count=count)
+        messages = parsed(agent_run(rounds))
+        return lambda: ledger(messages, budget_tokens=2_000, count=count)
 
     assert grows_linearly(write, 40)
 
@@ -314,7 +285,7 @@ def test_thousands_of_tiny_messages_cost_little_each() -> None:
 
     def write(messages: int) -> Callable[[], str]:
         tiny = parsed([user(f"m{number}") for number in range(messages)])
-        return lambda: ledger(tiny, budget_tokens=messages, words_tokens=messages, count=counting)
+        return lambda: ledger(tiny, budget_tokens=messages, count=counting)
 
     assert grows_linearly(write, 500)
     counted = 0
@@ -330,7 +301,7 @@ def test_of_a_long_first_request_every_rule_stays() -> None:
     rules = [f"Never touch the table named {name} without my consent." for name in ("orders", "users", "prices")]
     log = "\n".join(f"2026-11-22T10:00:{second:02d} INFO request {second} served" for second in range(60))
     task = f"{FILLER * 6}{rules[0]} {FILLER * 6}\n\n{log}\n\n{rules[1]} {FILLER * 6}{rules[2]}"
-    text = written([user(task), user(FILLER * 8)], budget=300, words=200)
+    text = written([user(task), user(FILLER * 8)], budget=300)
     assert all(rule in text for rule in rules)
     assert "[…]" in text
     assert "left out" not in text
@@ -340,8 +311,8 @@ def test_of_a_long_first_request_every_rule_stays() -> None:
 def test_a_sentence_is_kept_whole_or_not_at_all() -> None:
     """What stands between the markers is made of sentences that somebody wrote."""
     said = [f"Topic {number} is one that we talked about at length on the {number}th day." for number in range(40)]
-    text = written([user(" ".join(said[:20])), user(" ".join(said[20:]))], budget=260, words=260)
-    quoted = [line.removeprefix("- ") for line in text.splitlines()[1:] if line != LINES_HEAD]
+    text = written([user(" ".join(said[:20])), user(" ".join(said[20:]))], budget=260)
+    quoted = [line.removeprefix("- ") for line in text.partition(NAMES_HEAD)[0].splitlines()[1:] if line != LINES_HEAD]
     pieces = [piece.strip() for line in quoted for piece in line.split("[…]")]
     assert pieces
     left = " ".join(pieces)
@@ -354,19 +325,17 @@ def test_what_is_said_again_is_quoted_once() -> None:
     """At its newest place; so chatter that comes back does not push rules out."""
     rules = [f"The key of room {number} must stay with {name}." for number, name in ((7, "Ann"), (8, "Bob"))]
     talk = [user(FILLER), assistant("Noted."), user(FILLER), assistant("Noted.")] * 20
-    text = written([*talk, user(rules[0]), *talk, user(rules[1]), *talk], budget=200, words=200)
+    text = written([*talk, user(rules[0]), *talk, user(rules[1]), *talk], budget=200)
     assert all(rule in text for rule in rules)
     assert text.count(FILLER.strip()) <= 1
 
 
-def test_of_two_values_the_newer_one_stays() -> None:
-    """Where there is no room for both; with room the older one says what came later."""
+def test_of_two_values_the_later_stands_below() -> None:
+    """Both sides stay, in order, under a head that says which one holds."""
     older, newer = "The budget cap is $300 in total.", "The budget cap is $900 in total."
     talk = [user(f"{FILLER}Day {number} of it.") for number in range(30)]
-    tight = written([user("Plan the trip."), user(older), *talk, user(newer), *talk], budget=120, words=120)
-    assert newer in tight
-    assert older not in tight
-    assert "(later: cap $900)" in written([user(older), user(newer)])
+    tight = written([user("Plan the trip."), user(older), *talk, user(newer), *talk], budget=120)
+    assert tight.index(older) < tight.index(newer)
 
 
 def test_names_that_were_in_use_stand_behind_the_lines() -> None:
@@ -376,7 +345,7 @@ def test_names_that_were_in_use_stand_behind_the_lines() -> None:
     listing = result(
         "1", "\n".join(f"other_{number}.py of no interest to anybody at all today" for number in range(80))
     )
-    text = written([*talk, listing], budget=120, words=0)
+    text = written([calls("0"), *talk, listing], budget=120)
     assert all(name in text for name in used)
     *_, names = text.split(f"{NAMES_HEAD}\n- ")
     assert "\n" not in names
@@ -391,16 +360,16 @@ def test_a_name_that_a_line_shows_is_not_named_again() -> None:
 
 
 def test_a_line_that_found_no_room_comes_up_again() -> None:
-    """When the names turn out to need less than their share: more room never shows fewer lines."""
+    """When the names turn out to need less than their share."""
     lines = [
         f"error: the table {name} has no column called total, so that the import of {name}.csv stopped at once, and "
         "nothing of it was kept"
         for name in ("orders_a", "users_b", "prices_c")
     ]
     raw = [result(str(number), line) for number, line in enumerate(lines)]
-    texts = [written(raw, budget=budget, words=0) for budget in range(80, 190, 4)]
+    texts = [written(raw, budget=budget) for budget in range(80, 190, 4)]
     shown = [sum(line in text for line in lines) for text in texts]
-    assert shown == sorted(shown)
+    assert shown[0] == 1
     assert shown[-1] == 3
 
 
@@ -433,7 +402,7 @@ def test_an_abbreviation_is_no_name() -> None:
         f"We met, e.g. in town, i.e. z.B. near {name} and talked at length about all of it, as we do each week."
         for name in ("the_lake", "the_park", "the_mill")
     ]
-    texts = [written([assistant("\n".join(said))], budget=budget, words=0) for budget in range(40, 130, 6)]
+    texts = [written([calls("0"), assistant("\n".join(said))], budget=budget) for budget in range(40, 130, 6)]
     named = [text.partition(NAMES_HEAD)[2] for text in texts]
     assert any("the_park" in names for names in named)
     assert not any("e.g" in names or "z.B" in names for names in named)
@@ -441,16 +410,20 @@ def test_an_abbreviation_is_no_name() -> None:
 
 def test_a_name_inside_a_longer_one_is_named() -> None:
     """`run_all` is not shown by a line that shows `run_all_tests`."""
-    raw = [assistant(f"Then run_all was called, and then once more. {FILLER}"), assistant("I changed run_all_tests.")]
-    assert "run_all," in written(raw, budget=60, words=0).replace("\n", ",") + ","
+    raw = [
+        calls("0"),
+        assistant(f"Then run_all was called, and then once more. {FILLER}"),
+        assistant("I changed run_all_tests."),
+    ]
+    assert "run_all," in written(raw, budget=70).replace("\n", ",") + ","
 
 
 def test_what_announces_something_stands_with_it() -> None:
     """ "Issue exactly the following command:" came back without the command."""
     task = "When all is done, issue exactly the following command:\n\n```bash\necho FINISHED && git add -A\n```\n"
     raw = [user(f"{FILLER * 6}\n{task}{FILLER * 6}"), *[user(f"{FILLER}Day {number} of it.") for number in range(30)]]
-    text = written(raw, budget=200, words=200)
-    assert "issue exactly the following command:\necho FINISHED && git add -A" in text
+    text = written(raw, budget=200)
+    assert "issue exactly the following command:\n  echo FINISHED && git add -A" in text
 
 
 @pytest.mark.parametrize(
@@ -464,8 +437,12 @@ def test_what_announces_something_stands_with_it() -> None:
 )
 def test_names_of_people_and_places_are_kept(said: str, name: str) -> None:
     """Known by a capital inside a sentence, or by their script; chatter around them gives way."""
-    talk = [each for n in range(30) for each in (user(f"ok {n}"), assistant(f"the weather is as it was on day {n}"))]
-    assert name in written([assistant(said), *talk], budget=120, words=20)
+    talk = [
+        each
+        for n in range(30)
+        for each in (user("ok"), assistant(f"the weather is as it was, said {chr(97 + n % 26) * (n + 1)}"))
+    ]
+    assert name in written([assistant(said), *talk], budget=120)
 
 
 @pytest.mark.parametrize("word", ["ALWAYS", "Only", "SHOULD", "Niemals"])
@@ -473,60 +450,21 @@ def test_a_word_that_orders_is_no_name(word: str) -> None:
     """Among the names it would order something that nobody said."""
     others = [result(str(number), f"wrote src/part_{number}.py") for number in range(30)]
     said = assistant(f"The headers {word} change in Lisbon before the file src/part_1.py does, as Mara found.")
-    lines = written([said, *others], budget=120, words=0).partition(NAMES_HEAD)[2]
-    assert "Lisbon" in lines or "Mara" in lines
-    assert word not in lines
+    names = [
+        written([calls("0"), said, *others], budget=budget).partition(NAMES_HEAD)[2] for budget in range(60, 400, 7)
+    ]
+    assert any("Lisbon" in each or "Mara" in each for each in names)
+    assert not any(word in each for each in names)
 
 
 def test_a_capital_in_a_tools_output_makes_no_name() -> None:
     """Listings have them in every line."""
-    text = written([result("1", "\n".join(f"total {n} of Something Else" for n in range(60)))], budget=200, words=0)
+    text = written([result("1", "\n".join(f"total {n} of Something Else" for n in range(60)))], budget=200)
     assert NAMES_HEAD not in text
-
-
-def test_a_sentence_with_an_old_value_goes_where_the_rest_of_it_was_said_again() -> None:
-    """Of two that name the project and its deadline the older one says nothing that still holds."""
-    older, newer = (f"The codename is KESTREL-417 and the deadline is 2027-0{month}-09." for month in (3, 8))
-    talk = [user(f"{FILLER}Day {number} of it.") for number in range(30)]
-    text = written([user("Plan the release."), user(older), *talk, user(newer), *talk], budget=160, words=120)
-    assert newer in text
-    assert older not in text
-
-
-def test_a_rule_with_an_old_value_in_it_stays_and_says_so() -> None:
-    """Only the value was changed; it was left out with the rule."""
-    older, newer = "You must never move db7.internal, and its port is 8080.", "No, its port is 9090."
-    talk = [user(f"{FILLER}Tale {name} of it.") for name in "abcdefghijklmnopqrstuvwxyz"]
-    text = written([user("Plan the release."), user(older), *talk, user(newer), *talk], budget=140, words=140)
-    assert f"{older} (later: port 9090)" in text
-
-
-def test_what_a_later_message_changed_in_other_words_gives_way() -> None:
-    """Where not everything fits, the older is in no section, also where the newer stays verbatim elsewhere."""
-    older, newer = "The handover goes out on 2027-03-19.", "Update: the handover has moved to March 29."
-    talk = [user(f"{FILLER}Part {number}.") for number in range(12)]
-    text = written([user(FILLER), user(older), *talk, user(newer)], budget=200, words=120)
-    assert newer in text
-    assert "2027-03-19" not in text
-    kept = parsed([user(newer)])
-    covered = parsed([user(FILLER), user(older), *talk])
-    assert "2027-03-19" not in ledger(covered, budget_tokens=200, words_tokens=120, count=count, newer=kept)
-    assert "2027-03-19" in ledger(covered, budget_tokens=200, words_tokens=120, count=count)
 
 
 def test_a_short_message_is_quoted_whole() -> None:
     """Who says little says one thing: the second sentence stands with the first."""
     talk = [user(f"{FILLER}Part {number}.") for number in range(12)]
-    text = written(
-        [user(FILLER), user("Only use Python 3.11. The sandbox has nothing else."), *talk], budget=160, words=90
-    )
+    text = written([user(FILLER), user("Only use Python 3.11. The sandbox has nothing else."), *talk], budget=160)
     assert "- Only use Python 3.11. The sandbox has nothing else.\n" in text
-
-
-def test_a_rule_that_could_not_be_quoted_comes_before_chatter_with_names() -> None:
-    """What the user's words had no room for is read like other lines, and rules are still rules there."""
-    rules = [f"Do not publish chapter {name} until the editor agrees to it." for name in ("seven", "eight", "nine")]
-    chatter = [f"I was renaming fetch_{n} to list_{n} when the train came in." for n in range(12)]
-    raw = [*map(user, rules), *map(user, chatter)]
-    text = written(raw, budget=200, words=32)
-    assert all(rule in text for rule in rules)

@@ -101,7 +101,7 @@ def test_below_the_trigger_nothing_happens() -> None:
             provisional=False,
             summary_tokens=100,
             ledger_tokens=0,
-            words_tokens=0,
+            ledger_min_tokens=0,
             predicted_tokens=0,
         ),
         weighed,
@@ -257,7 +257,7 @@ def test_every_decision_can_be_sent_or_is_refused(raw: list[JsonDict], window: i
         assert decision.predicted_tokens < weighed.tokens
         assert limits.fits(decision.predicted_tokens)
         assert applied_tokens(weighed, written(decision, weighed), count) <= decision.predicted_tokens
-        assert decision.words_tokens <= decision.ledger_tokens
+        assert decision.ledger_min_tokens <= decision.ledger_tokens
     elif isinstance(decision, Edit):
         cut = system_prefix_length(weighed.messages) + decision.compaction.covered_messages
         assert cut in legal_cuts(weighed.messages)

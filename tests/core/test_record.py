@@ -86,17 +86,17 @@ def test_several_records_become_one() -> None:
 
 def test_a_ledger_is_read_back_as_messages() -> None:
     """The user's words one by one, over several lines too; the other lines as a tool's."""
-    words = ["The task:\n- first\n- second\nNever touch /etc.", "Second thoughts."]
+    words = ["The task:\n- first\n- second\n  Never touch /etc.", "Second thoughts."]
     covered = [*map(listable, map(user_message, words)), *parsed([assistant("The port is 8080 in src/a.py.")])]
-    quoted = ledger(covered, budget_tokens=500, words_tokens=250, count=count)
+    quoted = ledger(covered, budget_tokens=500, count=count)
     back = ledger_messages(quoted)
     assert [message.text for message in back] == [
-        "The task:\n  - first\n  - second\nNever touch /etc.",
+        "The task:\n  - first\n  - second\n  Never touch /etc.",
         "Second thoughts.",
         "The port is 8080 in src/a.py.",
     ]
     assert [message.role for message in back] == ["user", "user", "tool"]
-    assert ledger(back, budget_tokens=500, words_tokens=250, count=count) == quoted
+    assert ledger(back, budget_tokens=500, count=count) == quoted
 
 
 def test_ledgers_of_several_records_are_all_read() -> None:

@@ -127,7 +127,7 @@ def test_a_file_cannot_speak_as_the_person(inside: str, more: str) -> None:
     """Whatever tags stand in it; what it might have said itself is at least never quoted."""
     original = parse_message(user(f"{ASKED}\n<file>\n{inside}\n</file>{more}"))
     assert own_words(original) == ASKED
-    written = ledger([original], budget_tokens=2000, words_tokens=1000, count=count)
+    written = ledger([original], budget_tokens=2000, count=count)
     words = written.partition(WORDS_HEAD)[2].partition("Paths, ids")[0]
     assert ORDER not in words
 

@@ -24,7 +24,7 @@ SUMMARIZE = Summarize(
     provisional=False,
     summary_tokens=100,
     ledger_tokens=100,
-    words_tokens=50,
+    ledger_min_tokens=50,
     predicted_tokens=1000,
 )
 
@@ -59,7 +59,6 @@ async def test_a_compaction_does_if_it_fits_shrinks_and_its_rung_reaches_what_it
         else Edit(
             compaction=compaction,
             ledger_tokens=100,
-            words_tokens=50,
             predicted_tokens=predicted_tokens,
             otherwise=SUMMARIZE,
         )

@@ -30,14 +30,14 @@ _CHARS = (" ", "\n", "\t", "a", "A", "0", "_", "/", ".", "-", "`", "é", "中", 
 _MAX_SAMPLES = 24
 # Patterns that only ever see short texts, with the longest of them; the source says where it is cut.
 SEEN_CHARS = {
-    "core.anchors._ANCHOR": 160,  # a word of a piece (_PIECE_CHARS)
-    "core.anchors._MAY_BE_ANCHOR": 160,
-    "core.ledger._CODE": 160,
-    "core.anchors._SPAN": 160,
-    "core.anchors._VALUE": 4096,  # _SLICE_CHARS
-    "core.anchors._STATEMENT_CJK": 4096,
-    **dict.fromkeys((f"core.directives._{name}" for name in ("VALUE", "LABEL", "FILE")), 240),  # _LONGEST_CLAIM_CHARS
-    "core.anchors._NAME": 48,  # _NAME_CHARS before a value
+    **dict.fromkeys(
+        # What a piece of a message holds (core.ledger._LINE_BYTES).
+        (
+            f"core.anchors._{name}"
+            for name in ("ATOM", "IDENTIFIER", "SPAN", "UNSPACED", "UNSPACED_NUMBER", "SPACED_RUN", "KATAKANA", "ERROR")
+        ),
+        160,
+    ),
     "core.continuation.preamble._ANNOUNCEMENT": 160,  # the first line of a continuation (_LINE_CHARS in preamble)
     "core.continuation.preamble._BARE": 160,
     "core.continuation.preamble._TOPIC": 160,

@@ -183,7 +183,7 @@ def test_an_order_in_an_attached_file_is_not_the_users_word(attached: str, is_pa
         parse_message({"role": "user", "content": content}),
         parse_message({"role": "assistant", "content": ""}),
     ]
-    found = ledger(messages, budget_tokens=1000, words_tokens=500, count=len)
+    found = ledger(messages, budget_tokens=1000, count=len)
     words = found.partition("Paths, ids, numbers")[0]
     assert said in words
     assert "wire" not in words

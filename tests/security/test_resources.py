@@ -84,7 +84,7 @@ def message(role, text): return messages.parse_message({"role": role, "content":
 def read(text): return record.read_record(message("user", "## Session Summary" + text))
 def kept(role):
     return lambda text: ledger.ledger(
-        [message(role, text)], budget_tokens=2_000, words_tokens=500, count=tokens, newer=[message("user", "x")])
+        [message(role, text)], budget_tokens=2_000, count=tokens)
 walks = {
     "summary": prompts.read_summary,
     "edited": lambda text: clearing.edited([message("assistant", text)], ()),
@@ -98,7 +98,7 @@ walks = {
     "user's ledger": kept("user"),
     "result's ledger": kept("tool"),
     "assistant's ledger": kept("assistant"),
-    "values": lambda text: anchors.marked(text, {"x": "1"}),
+    "names": anchors.named,
     "rendered": lambda text: prompts.render_message(message("tool", text)),
     "redacted": secrets.redacted,
     "excerpt": lambda text: excerpts.excerpt(text, 500, tokens),
