@@ -55,7 +55,7 @@ def test_a_good_summary_keeps_every_character(good: Good) -> None:
         ("", "empty"),
         ("The king was very wise and very kind. He was wise. " * 10, "loop"),
         ("endless " * 60, "loop"),
-        ("很好很好" * 40, "loop"),
+        ("很好很好" * 40, "script"),
         ("Mercury: 0.382 AU away\nVenus: 0.72 AU away\nEarth: 1 AU away\n" * 8, "loop"),
         (
             "Let me see.\nUSER:\nNow do the next one, please.\nASSISTANT:\nOf course, here it is, as you wished.",
@@ -307,10 +307,12 @@ def test_names_are_compared_within_what_can_be_compared(told: str, line: str) ->
     assert not any(inventions([line], [told]))
 
 
-def test_a_paragraph_is_not_lost_for_a_name() -> None:
+def test_of_a_long_line_only_the_bad_sentences_are_left_out() -> None:
     """A summary without line ends has one line."""
-    said = "The lexer of src/parser.py is ported, and the tests pass now, as they were to. " * 5 + "Susan helped."
-    assert not any(inventions([said], [*source(), *WORK]))
+    good = "The lexer of src/parser.py is ported by hand. All that is left of it is the trailing comma of calls. "
+    good += "The tests of the grammar were read once more, and the statements are to be ported next in small commits."
+    said = f"{good} The rest of it went to /etc/acme/deploy.conf today. Call +49 30 5557788 before the release."
+    assert judged(said, instruction=INSTRUCTION, source=[*source(), *WORK]).text == good
 
 
 def test_a_summary_of_inventions_is_not_used() -> None:
