@@ -38,6 +38,9 @@ SEEN_CHARS = {
     "core.anchors._STATEMENT_CJK": 4096,
     **dict.fromkeys((f"core.directives._{name}" for name in ("VALUE", "LABEL", "FILE")), 240),  # _LONGEST_CLAIM_CHARS
     "core.anchors._NAME": 48,  # _NAME_CHARS before a value
+    **dict.fromkeys(
+        (f"core.inventions._{name}" for name in ("RULE", "RULE_WORDS", "NEGATION")), 600
+    ),  # _SENTENCE_CHARS
     "core.continuation.preamble._ANNOUNCEMENT": 160,  # the first line of a continuation (_LINE_CHARS in preamble)
     "core.continuation.preamble._BARE": 160,
     "core.continuation.preamble._TOPIC": 160,
