@@ -24,7 +24,19 @@ from litellm_compaction.summarizer import (
     summarize_appended,
 )
 from tests import virtual_time
-from tests.builders import JsonDict, agent_run, assistant, broken_promises, calls, count, numbered, parsed, result, user
+from tests.builders import (
+    JsonDict,
+    agent_run,
+    assistant,
+    broken_promises,
+    calls,
+    count,
+    numbered,
+    parsed,
+    prose,
+    result,
+    user,
+)
 
 GOOD = "### Original task\nPort the parser.\n### Current state\nHalf done."
 CHAT = [user("Port the parser. " * 40), assistant("I begin. " * 80)]
@@ -168,7 +180,7 @@ async def test_a_canary_in_the_conversation_stays_in_the_data() -> None:
         (["<think>let me think"], "reasoning_only", 2),
         ([SummaryFailed("error", "503")], "error", 1),
         ([lambda prompt: prompt], "echo", 1),
-        ([numbered("word", 120)], "longer", 1),
+        ([prose("word", 400)], "longer", 1),
     ],
 )
 async def test_what_is_no_summary_fails_by_name(answers: list[Any], reason: str, calls: int) -> None:
@@ -309,7 +321,7 @@ async def test_a_long_transcript_is_summarized_in_parts_and_merged() -> None:
 @pytest.mark.parametrize("summary_tokens", [64, 200, 800])
 async def test_every_prompt_fits_the_pruning_model(limit: int, summary_tokens: int) -> None:
     """P1 holds for our own calls: with talkative answers and little room there is a failure, not a longer prompt."""
-    ask = FakeAsk(numbered("line of the record", 400))
+    ask = FakeAsk(prose("the record", 2400))
     made = job(agent_run(60, words=300), request="REQUEST", summary_tokens=summary_tokens, prompt_limit_tokens=limit)
     try:
         await run(ask, made)

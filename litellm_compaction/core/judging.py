@@ -1,4 +1,4 @@
-"""Whether what a model wrote as a summary may be used, and which of its lines may not.
+"""Decides if what a model wrote as a summary may be used, and leaves out those of its lines that may not.
 
 Small models say their instruction back, write one sentence again and again, go on with the dialogue, tell another
 story, or state values and rules that nobody gave. Of 29 summaries of a model with 135 million parameters all were such,
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import unicodedata
 import zlib
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -57,26 +58,16 @@ _FEW_BYTES, _FAR_SHORTER_RATIO = 20, 20
 _WITHOUT_SPACES = "\u2e80"
 _WORD = re.compile(r"\w+")
 _SENTENCE_END = re.compile(r"(?<=[.!?。！？])\s+|(?<=[。！？])")
+# Of a longer line only the bad sentences are left out.
+_LONG_LINE_CHARS = 200
+_LONG_LINE_END = re.compile(r"(?<=[^\W\d_][.!?]) ")
 _RULE = re.compile(r"\|?[\s:|-]{3,200}\|?\s{0,8}\Z")
 _HEADING = re.compile(r"\s{0,8}#{1,6}\s|" + _RULE.pattern)
 # How a transcript is shown to a summariser (`prompts.render_message`).
 _TURN = re.compile(r"\s{0,8}(?:(?:USER|ASSISTANT|SYSTEM|DEVELOPER|TOOL RESULT):\s{0,8}\Z|ASSISTANT CALLED \w)")
 _THINKS, _THINKS_NO_MORE = "<think", "</think"
-_SCRIPTS = (
-    ("latin", "A-Za-zªºÀ-ɏḀ-ỿ"),
-    ("greek", "Ͱ-Ͽἀ-῿"),
-    ("cyrillic", "Ѐ-ԯ"),
-    ("hebrew", "֐-׿"),
-    ("arabic", "؀-ۿݐ-ݿ"),
-    ("devanagari", "ऀ-ॿ"),
-    ("thai", "฀-๿"),
-    ("kana", "぀-ヿ"),
-    ("hangul", "가-힣ᄀ-ᇿ"),
-    ("han", "一-鿿㐀-䶿"),
-)
-_SCRIPT_LETTERS = tuple((name, re.compile(f"[{letters}]")) for name, letters in _SCRIPTS)
-# Written together.
-_TOGETHER = {"kana": ("han",), "han": ("kana",)}
+# Scripts that are written together, by the first words of their letters' names.
+_TOGETHER = dict.fromkeys(("HIRAGANA", "KATAKANA", "KATAKANA-HIRAGANA"), "CJK")
 
 
 class Judgement(NamedTuple):
@@ -92,9 +83,18 @@ class Judgement(NamedTuple):
 
 
 class _Line(NamedTuple):
-    """A line, whether it is a heading, its words, and what is wrong with it."""
+    """A line, or a sentence of a long one.
+
+    Attributes:
+        text: without the blank or the line break after it.
+        end: those.
+        is_heading: whether it stands over others.
+        words: their number.
+        fault: the reason why it is left out, "" for none.
+    """
 
     text: str
+    end: str
     is_heading: bool
     words: int
     fault: Fault | Literal[""]
@@ -110,11 +110,13 @@ def judged(summary: str, *, instruction: str, source: Sequence[str]) -> Judgemen
     """
     if summary.startswith(instruction[:_ECHO_CHARS]):
         return Judgement("", "echo")
-    lines = _looked_at(summary.split("\n"), _runs_of((instruction, *_FRAME)))
+    lines = _looked_at(summary, _runs_of((instruction, *_FRAME)))
     lines = _held_against(lines, (instruction, *source))
     words = sum(line.words for line in lines if not line.is_heading)
     if not words:
         return Judgement("", "empty")
+    if _is_foreign(summary, instruction, source):
+        return Judgement("", "script")
     dropped: Counter[Fault] = Counter()
     for line in lines:
         if line.fault:
@@ -125,13 +127,11 @@ def judged(summary: str, *, instruction: str, source: Sequence[str]) -> Judgemen
         return Judgement("", "empty")
     if _repeats(line.text for line in lines if not line.is_heading):
         return Judgement("", "loop")
-    if _is_foreign(summary, instruction, source):
-        return Judgement("", "script")
     if _is_in_another_language(lines, instruction, source):
         return Judgement("", "language")
     if not dropped:
         return Judgement(summary, "")
-    return Judgement("\n".join(_without_faults(lines)).strip(), "")
+    return Judgement("".join(_without_faults(lines)).strip(), "")
 
 
 class Unfolding:
@@ -206,11 +206,19 @@ def _is_repeated(words: tuple[str, ...], seen: Collection[tuple[str, ...]]) -> b
     return len(words) >= _LEAST_SENTENCE_WORDS and words in seen
 
 
-def _looked_at(lines: Sequence[str], told: frozenset[tuple[str, ...]]) -> list[_Line]:
+def _split(summary: str) -> Iterator[tuple[str, str]]:
+    """The lines, of long ones the sentences, each with what parts it from the next."""
+    for line in summary.split("\n"):
+        sentences = _LONG_LINE_END.split(line) if len(line) > _LONG_LINE_CHARS else [line]
+        yield from zip(sentences, [" "] * (len(sentences) - 1) + ["\n"], strict=True)
+
+
+def _looked_at(summary: str, told: frozenset[tuple[str, ...]]) -> list[_Line]:
     found: list[_Line] = []
     seen: set[tuple[str, ...]] = set()
     in_dialogue = False
-    for text, below in itertools.zip_longest(lines, lines[1:], fillvalue=""):
+    pieces = list(_split(summary))
+    for (text, end), (below, _) in zip(pieces, [*pieces[1:], ("", "")], strict=True):
         # The row over a table's rule names its columns.
         is_heading = _HEADING.match(text) is not None or (text.startswith("|") and _RULE.match(below) is not None)
         words = tuple(word.casefold() for word in _WORD.findall(text))
@@ -224,11 +232,11 @@ def _looked_at(lines: Sequence[str], told: frozenset[tuple[str, ...]]) -> list[_
             elif _is_repeated(words, seen) or _turns_round(text):
                 fault = "loop"
             seen.add(words)
-        found.append(_Line(text, is_heading, len(words), fault))
+        found.append(_Line(text, end, is_heading, len(words), fault))
     return found
 
 
-def _held_against(lines: Sequence[_Line], source: Iterable[str]) -> list[_Line]:
+def _held_against(lines: Sequence[_Line], source: Sequence[str]) -> list[_Line]:
     """The lines, with those marked that state what the source does not."""
     believed = [line.is_heading or bool(line.fault) for line in lines]
     invented = inventions(["" if each else line.text for each, line in zip(believed, lines, strict=True)], source)
@@ -299,15 +307,14 @@ def _is_foreign(summary: str, instruction: str, source: Sequence[str]) -> bool:
     Weak models answer an English instruction in English, and what they say of another language's conversation is true.
     """
     said = _letters(summary)
-    total = sum(said.values())
+    total = said.total()
     if total < _LEAST_LETTERS:
         return False
     script, count = said.most_common(1)[0]
     if count < _MAIN_SCRIPT_RATIO * total or script in _letters(instruction):
         return False
     read = _letters("\n".join(_sample(source)))
-    known = sum(read[each] for each in (script, *_TOGETHER.get(script, ())))
-    return sum(read.values()) >= _LEAST_LETTERS and known < _KNOWN_SCRIPT_RATIO * sum(read.values())
+    return read.total() >= _LEAST_LETTERS and read[script] < _KNOWN_SCRIPT_RATIO * read.total()
 
 
 def _is_in_another_language(lines: Iterable[_Line], instruction: str, source: Sequence[str]) -> bool:
@@ -329,7 +336,10 @@ def _sample(source: Sequence[str]) -> Iterator[str]:
 
 
 def _letters(text: str) -> Counter[str]:
-    return +Counter({name: len(pattern.findall(text, 0, _SAMPLE_CHARS)) for name, pattern in _SCRIPT_LETTERS})
+    """How many letters of each script a text begins with."""
+    letters = filter(str.isalpha, text[:_SAMPLE_CHARS])
+    scripts = (unicodedata.name(letter, "").partition(" ")[0] for letter in letters)
+    return Counter(_TOGETHER.get(script, script) for script in scripts)
 
 
 def _without_faults(lines: Sequence[_Line]) -> Iterator[str]:
@@ -341,4 +351,4 @@ def _without_faults(lines: Sequence[_Line]) -> Iterator[str]:
             under = list(itertools.takewhile(lambda each: not each.is_heading, lines[at + 1 :]))
             if any(each.fault for each in under) and not any(each.words and not each.fault for each in under):
                 continue
-        yield line.text
+        yield line.text + line.end

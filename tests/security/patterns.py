@@ -38,6 +38,9 @@ SEEN_CHARS = {
         ),
         160,
     ),
+    **dict.fromkeys(
+        (f"core.inventions._{name}" for name in ("RULE", "RULE_WORDS", "NEGATION")), 600
+    ),  # _SENTENCE_CHARS
     "core.continuation.preamble._ANNOUNCEMENT": 160,  # the first line of a continuation (_LINE_CHARS in preamble)
     "core.continuation.preamble._BARE": 160,
     "core.continuation.preamble._TOPIC": 160,
