@@ -139,14 +139,12 @@ class Upstream:
         tools: as the client sent them.
         tool_choice: likewise.
         tokens: of the part that the summary will stand for.
-        prints: of the prompt (`tokens/prefix.py`); empty where they are not known.
     """
 
     messages: tuple[Message, ...]
     tools: tuple[JsonValue, ...]
     tool_choice: JsonValue
     tokens: int
-    prints: tuple[int, ...] = ()
 
 
 async def answer_to(prompt: str, ask: Ask, *, max_tokens: int, timeout_s: float) -> str:

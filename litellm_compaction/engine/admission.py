@@ -106,8 +106,6 @@ class Admission:
         self._present: Counter[Hashable] = Counter()
         # Who gives the engine back to an answer that comes; not called for what is written ahead.
         self.make_way: Callable[[str], Coroutine[Any, Any, None]] | None = None
-        # Who is told what answer is about to be asked for.
-        self.sending: Callable[[RequestContext, PreparedRequest], None] | None = None
 
     def come(self, pool: Hashable) -> None:
         """Notes an answer where nobody has to be fitted beside others, as far as is known."""
@@ -691,7 +689,6 @@ class Reservation:
             await self._admission.make_way(server_of(self._case))
         if not self.is_shared(window):
             self._be_present(window)
-            self._tell(guarded)
             return limit_tokens
         if self._taken_for is guarded.count:
             return min(limit_tokens, self._limit_tokens)
@@ -708,12 +705,7 @@ class Reservation:
         )
         limit_tokens = max(min(limit_tokens, (seat.tokens - prompt_tokens) // written), 1)
         self._taken_for, self._limit_tokens = guarded.count, limit_tokens
-        self._tell(guarded)
         return limit_tokens
-
-    def _tell(self, guarded: PreparedRequest) -> None:
-        if self._admission.sending is not None:
-            self._admission.sending(self._case, guarded)
 
     @asynccontextmanager
     async def for_summary(self, window: Window, history_tokens: int) -> AsyncGenerator[None, None]:

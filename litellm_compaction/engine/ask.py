@@ -39,16 +39,14 @@ from litellm_compaction.core.pruning import (
 from litellm_compaction.core.record import taken_out
 from litellm_compaction.core.strategies import Strategy, strategy_of
 from litellm_compaction.engine.admission import SUMMARY_EXTRA_TOKENS
-from litellm_compaction.engine.cache_reports import CacheReports
 from litellm_compaction.engine.context import MeasuredRequest, PruningModel
 from litellm_compaction.engine.threads import off_loop
 from litellm_compaction.errors import ModelNotLoaded, SummaryFailed, WindowUnknown, WindowUnread
 from litellm_compaction.events import USELESS
 from litellm_compaction.summarizer import SummaryJob, Upstream, answer_to, summarize, summarize_appended
 from litellm_compaction.tokenizers.sources import Sources
-from litellm_compaction.tokens.count import Fingerprints
 from litellm_compaction.tokens.counter import TokenCounter
-from litellm_compaction.windows.windows import Target, Windows
+from litellm_compaction.windows.windows import Windows
 
 logger = logging.getLogger("litellm_compaction")
 
@@ -179,7 +177,6 @@ class SummaryClient:
         counter: tokens of its prompts.
         sources: by which vocabulary and template it is counted.
         sent: what the served model's cache may hold.
-        reports: is told what goes to a server.
         clock: seconds, monotonic.
     """
 
@@ -190,7 +187,6 @@ class SummaryClient:
         counter: TokenCounter,
         sources: Sources,
         sent: SentPrompts,
-        reports: CacheReports | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._pauses = _Pauses(clock)
@@ -198,7 +194,6 @@ class SummaryClient:
         self._counter = counter
         self._sources = sources
         self._sent = sent
-        self._reports = reports if reports is not None else CacheReports(clock=clock)
 
     async def summary(
         self, work: MeasuredRequest, decision: Summarize, covered: Sequence[Message], pinned: tuple[int, ...]
@@ -248,7 +243,6 @@ class SummaryClient:
                     break
                 attempts.summary_calls_left -= 1
                 calls, asked = calls + 1, model.label
-                target = self.asking(work, model, upstream.prints if upstream is not None else ())
                 timeout_s = until_s - asyncio.get_running_loop().time()
                 try:
                     if upstream is None:
@@ -262,7 +256,6 @@ class SummaryClient:
                         break
                 else:
                     self._pauses.note(work.case.scope, model, is_useless=False)
-                    self._reports.asked(target)
                     # A reason that is still there says why the configured model was not the one that answered.
                     return Summary(text=text, calls=calls, pruning_model=asked, reason=reason)
             reason = failure
@@ -271,12 +264,6 @@ class SummaryClient:
             if attempts.summary_calls_left <= 0:
                 break
         return Summary(text="", calls=calls, pruning_model=asked, reason=reason, failure=failed)
-
-    def asking(self, work: MeasuredRequest, model: PruningModel, prints: Fingerprints = ()) -> Target:
-        """Notes that a pruning model is about to be asked; gives who that is."""
-        target = work.case.target if model.is_same else model.target
-        self._reports.asking(target, prints)
-        return target
 
     async def _modes(
         self, work: MeasuredRequest, decision: Summarize | None, model: PruningModel, job: SummaryJob
@@ -324,7 +311,6 @@ class SummaryClient:
             tool_choice=work.request.tool_choice,
             tokens=sum(counted.sizes[lead : len(prefix)]),
             # What else the client's answers are asked with is not sent here.
-            prints=() if work.request.extras else counted.prints,
         )
 
     def _cached_tokens(self, work: MeasuredRequest, base: Compaction | None, cut: int, prefix_tokens: int) -> int:
@@ -495,7 +481,6 @@ class Pruner:
                 continue
             attempts.summary_calls_left -= 1
             calls, asked = calls + 1, model.label
-            self._summary_client.asking(work, model)
             try:
                 compaction = await _answered(work, decision, model, question)
             except SummaryFailed as error:

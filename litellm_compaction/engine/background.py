@@ -37,7 +37,6 @@ from litellm_compaction.core.plan import (
 )
 from litellm_compaction.engine.admission import Admission, Reservation, server_of
 from litellm_compaction.engine.build import BuiltCompaction, CompactionBuilder
-from litellm_compaction.engine.cache_reports import CacheReports
 from litellm_compaction.engine.context import (
     Attempts,
     MeasuredRequest,
@@ -200,7 +199,6 @@ class Background:
         builder: makes them.
         measurer: weighs conversations.
         outgoing: makes what is sent.
-        reports: is told what goes to a server.
         admission: knows who else uses a server, and tells of those who come.
         store: keeps them.
         reporter: tells of them.
@@ -214,7 +212,6 @@ class Background:
         builder: CompactionBuilder,
         measurer: RequestMeasurer,
         outgoing: Outgoing,
-        reports: CacheReports,
         admission: Admission,
         store: Store,
         reporter: Reporter,
@@ -224,7 +221,6 @@ class Background:
         self._builder = builder
         self._measurer = measurer
         self._outgoing = outgoing
-        self._reports = reports
         self._admission = admission
         self._store = store
         self._reporter = reporter
@@ -427,7 +423,6 @@ class Background:
             async with room.for_summary(work.window, guarded.count.tokens):
                 await self._store.put(work.case.scope, replace(compaction, ahead=False, early=True))
                 room.started()
-                self._reports.asking(work.case.target)
                 request = work.request
                 await model.ask(sent, max_tokens=1, tools=request.tools, tool_choice=request.tool_choice)
                 room.ended()

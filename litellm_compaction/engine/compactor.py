@@ -27,7 +27,6 @@ from litellm_compaction.engine.admission import Admission, Reservation, server_o
 from litellm_compaction.engine.ask import SentPrompts, SummaryClient
 from litellm_compaction.engine.background import QUIET_S, Background
 from litellm_compaction.engine.build import BuiltCompaction, CompactionBuilder, alike, same
-from litellm_compaction.engine.cache_reports import CacheReports
 from litellm_compaction.engine.context import (
     CompactionNeeded,
     Foreseen,
@@ -43,7 +42,6 @@ from litellm_compaction.engine.going_on import GoingOn, Outcome, without_thought
 from litellm_compaction.engine.measure import Outgoing, RequestMeasurer, hashed, is_enough
 from litellm_compaction.engine.probing import Prober
 from litellm_compaction.engine.reporting import Reporter
-from litellm_compaction.engine.shared_reads import SharedReads
 from litellm_compaction.engine.threads import is_long, off_loop_if
 from litellm_compaction.errors import CompactionError, DoesNotFit, Overflow
 from litellm_compaction.events import CarryOutcome, Observer
@@ -119,23 +117,17 @@ class Compactor:
         self._store = store
         self._reporter = Reporter(observers, clock=clock, wall_clock=wall_clock)
         sent = SentPrompts()
-        self._reports = CacheReports(store, clock=clock, wall_clock=wall_clock)
-        summary_client = SummaryClient(
-            windows=windows, counter=counter, sources=self.sources, sent=sent, reports=self._reports, clock=clock
-        )
+        summary_client = SummaryClient(windows=windows, counter=counter, sources=self.sources, sent=sent, clock=clock)
         self._clock, self._wall_clock = clock, wall_clock
         self._builder = CompactionBuilder(summary_client=summary_client, store=store, clock=clock)
         self._compactions: Flights[_Flown] = Flights()
         self._wanted_until_s: Bounded[str, float] = Bounded(_MAX_WANTED)
         self._feedback = UsageFeedback(counter=counter, store=store, clock=clock)
         self._coordination = Coordination(board, clock=clock) if board is not None else None
-        if self._coordination is not None:
-            windows.hear(SharedReads(self._coordination, clock=clock))
         self._measurer = RequestMeasurer(
             windows=windows,
             counter=counter,
             sources=self.sources,
-            reports=self._reports,
             coordination=self._coordination,
             clock=clock,
         )
@@ -144,18 +136,15 @@ class Compactor:
             windows=windows,
             counter=counter,
             feedback=self._feedback,
-            reports=self._reports,
             reporter=self._reporter,
         )
         self.going_on = GoingOn(store, wall_clock)
         self.answer_counts = AnswerCounts()
         self._admission = Admission(coordination=self._coordination)
-        self._admission.sending = self._reports.sending
         self.background = Background(
             builder=self._builder,
             measurer=self._measurer,
             outgoing=self._outgoing,
-            reports=self._reports,
             admission=self._admission,
             store=store,
             reporter=self._reporter,
@@ -167,7 +156,6 @@ class Compactor:
             counter=counter,
             feedback=self._feedback,
             measurer=self._measurer,
-            reports=self._reports,
             room=lambda work: Reservation(self._admission, work.case),
             clock=clock,
         )
@@ -642,7 +630,6 @@ class Compactor:
         *,
         prompt_tokens: int,
         completion_tokens: int,
-        cached_tokens: int | None = None,
     ) -> None:
         """Takes note of a reply's usage; arguments as `ReplyReader.learn`."""
         self._replies.learn(
@@ -650,7 +637,6 @@ class Compactor:
             guarded,
             prompt_tokens=prompt_tokens,
             completion_tokens=completion_tokens,
-            cached_tokens=cached_tokens,
         )
 
     def learn_overflow(self, case: RequestContext, guarded: PreparedRequest | None, overflow: Overflow) -> None:
@@ -700,7 +686,6 @@ class Compactor:
         await self.sources.aclose()
         await self.windows.aclose()
         await self._feedback.aclose()
-        await self._reports.aclose()
         await self.going_on.aclose()
         await self._store.aclose()
 

@@ -1,8 +1,7 @@
 """What a process agrees on with the others that share its store: who does what all of them would do.
 
-`shared_pool.py` fits answers beside the other processes' with it, `compactor.py` has one of them make a summary,
-`shared_reads.py` hears what they have read. A
-board that cannot be reached is no error: the process then goes on as if it were alone.
+`shared_pool.py` fits answers beside the other processes' with it, `compactor.py` has one of them make a summary.
+A board that cannot be reached is no error: the process then goes on as if it were alone.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from typing import Any, TypeVar
 
 from litellm_compaction.concurrency import ended
 from litellm_compaction.errors import StoreError
-from litellm_compaction.stores.board import Board, Decide, Look
+from litellm_compaction.stores.board import Board, Decide
 
 _Result = TypeVar("_Result")
 
@@ -93,11 +92,6 @@ class Coordination:
         """
         hashed, own = self._names(topic)
         return await self._asked(lambda: self._board.update(hashed, own + name, decide, lease_s=lease_s))
-
-    async def look(self, topic: str) -> Look:
-        """What the other processes have noted, and the board's time; arguments and errors as `update`."""
-        hashed, own = self._names(topic)
-        return await self._asked(lambda: self._board.look(hashed, own))
 
     def _names(self, topic: str) -> tuple[str, str]:
         hashed = hashlib.sha256(topic.encode("utf-8", "surrogatepass")).hexdigest()

@@ -13,7 +13,6 @@ from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, replace
 
 from litellm_compaction.concurrency import Bounded, ended
-from litellm_compaction.engine.cache_reports import CacheReports
 from litellm_compaction.engine.context import PreparedRequest, RequestContext
 from litellm_compaction.engine.reporting import Reporter
 from litellm_compaction.errors import CompactionError, Overflow
@@ -252,7 +251,6 @@ class ReplyReader:
         windows: are asked for anew where a reply contradicts them.
         counter: knows what is suspicious.
         feedback: keep what is true.
-        reports: learns what is kept in caches.
         reporter: tells of what was cut.
     """
 
@@ -262,13 +260,11 @@ class ReplyReader:
         windows: Windows,
         counter: TokenCounter,
         feedback: UsageFeedback,
-        reports: CacheReports,
         reporter: Reporter,
     ) -> None:
         self._windows = windows
         self._counter = counter
         self._feedback = feedback
-        self._reports = reports
         self._reporter = reporter
         self._asking: set[asyncio.Task[object]] = set()
 
@@ -279,7 +275,6 @@ class ReplyReader:
         *,
         prompt_tokens: int,
         completion_tokens: int,
-        cached_tokens: int | None = None,
     ) -> None:
         """Compares a reply's usage with our count: trains the counter, or raises the truncation alarm.
 
@@ -288,7 +283,6 @@ class ReplyReader:
             guarded: what was sent.
             prompt_tokens: as the server reported them for exactly that.
             completion_tokens: likewise; 0 for an empty answer.
-            cached_tokens: the part of `prompt_tokens` that the server had in its cache; None where it does not say.
         """
         if completion_tokens > 0:
             self._windows.served(case.target, prompt_tokens)
@@ -296,9 +290,9 @@ class ReplyReader:
         if not reason:
             # A reply that was itself truncated is not learned: it would teach the counter a wrong ratio.
             if case.target.is_listed and self._counter.may_be_cut(guarded.count, prompt_tokens):
-                self._begin(self._learn_if_whole(case, guarded, prompt_tokens, completion_tokens, cached_tokens))
+                self._begin(self._learn_if_whole(case, guarded, prompt_tokens, completion_tokens))
             else:
-                self._learn(case, guarded, prompt_tokens, cached_tokens)
+                self._learn(case, guarded, prompt_tokens)
             return
         is_inside = prompt_tokens < _INSIDE_RATIO * guarded.window.tokens
         is_low = reason == "prompt_far_below_count"
@@ -319,12 +313,9 @@ class ReplyReader:
         self._asking.add(task)
         task.add_done_callback(self._asking.discard)
 
-    def _learn(
-        self, case: RequestContext, guarded: PreparedRequest, prompt_tokens: int, cached_tokens: int | None
-    ) -> None:
+    def _learn(self, case: RequestContext, guarded: PreparedRequest, prompt_tokens: int) -> None:
         self._windows.questions.compare(case.target.key, case.label, guarded.count.fingerprint, prompt_tokens)
         self._feedback.learn(case.target.key, case.label, guarded.count, prompt_tokens)
-        self._reports.learn(case, guarded, prompt_tokens=prompt_tokens, cached_tokens=cached_tokens)
 
     async def _learn_if_whole(
         self,
@@ -332,7 +323,6 @@ class ReplyReader:
         guarded: PreparedRequest,
         prompt_tokens: int,
         completion_tokens: int,
-        cached_tokens: int | None,
     ) -> None:
         """Learns a number far below a doubtful count if the window, read again, still holds what was sent.
 
@@ -340,7 +330,7 @@ class ReplyReader:
         """
         reason = "prompt_far_below_count"
         if not await self._alarm_if_cut(case, guarded, prompt_tokens, completion_tokens, reason):
-            self._learn(case, guarded, prompt_tokens, cached_tokens)
+            self._learn(case, guarded, prompt_tokens)
 
     async def _alarm_if_cut(
         self, case: RequestContext, guarded: PreparedRequest, prompt_tokens: int, completion_tokens: int, reason: str

@@ -30,7 +30,6 @@ from litellm_compaction.core.plan import Edit, Making
 from litellm_compaction.core.prompts import with_every_result
 from litellm_compaction.core.strategies import chooses
 from litellm_compaction.engine.ask import SentPrompts
-from litellm_compaction.engine.cache_reports import CacheReports
 from litellm_compaction.engine.context import MeasuredRequest, PreparedRequest, RequestContext
 from litellm_compaction.engine.coordination import Coordination
 from litellm_compaction.engine.shared_pool import shared_name
@@ -67,7 +66,6 @@ class RequestMeasurer:
         windows: which context length a target has.
         counter: tokens of a request.
         sources: by which vocabulary and template a target is counted.
-        reports: whether its server reads whole prompts again.
         coordination: with the other processes; None for no others.
         clock: seconds, monotonic, for durations.
     """
@@ -78,7 +76,6 @@ class RequestMeasurer:
         windows: Windows,
         counter: TokenCounter,
         sources: Sources,
-        reports: CacheReports | None = None,
         coordination: Coordination | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -86,7 +83,6 @@ class RequestMeasurer:
         self._coordination = coordination
         self._counter = counter
         self._sources = sources
-        self._reports = reports if reports is not None else CacheReports(clock=clock)
         self._clock = clock
         self._warm_ups: Flights[None] = Flights()
 
@@ -103,7 +99,6 @@ class RequestMeasurer:
             raise OwnTemplate
         window = await self.window(case)
         family = await self._sources.family(case.target, window)
-        self._reports.recall(case.target, family)
         count = await self._count(case.target.key, family, request, window.tokens)
         if _may_be_cut(count.tokens, window):
             before, window = window, await self.window(case, prompt_tokens=count.tokens)
@@ -307,7 +302,7 @@ class RequestMeasurer:
             ),
             window=window,
             family=family,
-            rereads=self._reports.rereads(case.target, family),
+            rereads=family.rereads,
             started_s=started_s,
         )
 

@@ -29,7 +29,6 @@ from litellm_compaction.core.messages import (
 )
 from litellm_compaction.core.stretches import without_data
 from litellm_compaction.engine.admission import Reservation
-from litellm_compaction.engine.cache_reports import CacheReports
 from litellm_compaction.engine.context import MeasuredRequest, PreparedRequest
 from litellm_compaction.engine.feedback import UsageFeedback, truncation
 from litellm_compaction.engine.measure import RequestMeasurer
@@ -71,7 +70,6 @@ class Prober:
         counter: believes what is told.
         feedback: keep it.
         measurer: count what is asked about.
-        reports: is told what goes to a server.
         room: makes the place of a question beside the others that share a context.
         clock: seconds, monotonic.
     """
@@ -83,7 +81,6 @@ class Prober:
         counter: TokenCounter,
         feedback: UsageFeedback,
         measurer: RequestMeasurer,
-        reports: CacheReports,
         room: Callable[[MeasuredRequest], Reservation],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -91,7 +88,6 @@ class Prober:
         self._counter = counter
         self._feedback = feedback
         self._measurer = measurer
-        self._reports = reports
         self._room = room
         self._clock = clock
         self._questions: Flights[bool] = Flights()
@@ -216,7 +212,6 @@ class Prober:
             return False
         attempts.may_recount = False
         attempts.summary_calls_left -= 1
-        self._reports.asking(work.case.target)
         prompt_tokens = await work.case.measure(request, answer_tokens=_RECOUNT_ANSWER_TOKENS)
         if prompt_tokens is None or truncation(guarded, prompt_tokens, 1, self._counter):
             return False
@@ -346,7 +341,6 @@ class Prober:
             # A request that holds room already asks in it: it would wait for itself.
             if not case.attempts.seats:
                 await room.take_for_question(work.window, most_tokens)
-            self._reports.asking(case.target)
             limit_s = min(_LIMIT_S + _LIMIT_S_PER_TOKEN * most_tokens, case.settings.summary_timeout_s)
             told = await asyncio.wait_for(case.measure(request), limit_s)
         except (asyncio.TimeoutError, Overloaded):

@@ -67,11 +67,10 @@ _COMPACTION_ITEMS = ("compaction_trigger", "compaction", "compaction_summary")
 
 
 class Usage(NamedTuple):
-    """A reply's usage, in tokens; of its prompt what the server had in its cache, None where it does not say."""
+    """A reply's usage, in tokens."""
 
     prompt_tokens: int
     completion_tokens: int
-    cached_tokens: int | None = None
 
 
 def decode(body: Mapping[str, Any]) -> Request | None:
@@ -510,9 +509,7 @@ def usage_of(response: object) -> Usage | None:
         return None
     # Part of the prompt, as OpenAI defines it; where it is more, the server leaves it out of the other number.
     cached = _field(_field(usage, "prompt_tokens_details"), "cached_tokens")
-    if not _is_count(cached) or cached < 0:
-        return Usage(prompt, completion)
-    return Usage(prompt + cached if cached > prompt else prompt, completion, cached)
+    return Usage(prompt + cached if _is_count(cached) and cached > prompt else prompt, completion)
 
 
 def _field(value: object, name: str) -> object:

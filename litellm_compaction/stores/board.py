@@ -22,18 +22,6 @@ RENEWED_RATIO = 0.2
 Decide: TypeAlias = "Callable[[Sequence[bytes]], tuple[bytes | None, _Result]]"
 
 
-class Look(NamedTuple):
-    """What is on a board under a topic.
-
-    Attributes:
-        now_s: by the board's clock, whoever looks; of its differences only.
-        notes: the others'.
-    """
-
-    now_s: float
-    notes: list[bytes]
-
-
 class Board(Protocol):
     """Notes by topic, each under its writer's name."""
 
@@ -51,13 +39,6 @@ class Board(Protocol):
 
         Raises:
             StoreError: the board cannot be reached; whether the note was written is not known.
-        """
-
-    async def look(self, topic: str, name: str) -> Look:
-        """Reads what others have written under a topic; arguments as `update`.
-
-        Raises:
-            StoreError: the board cannot be reached.
         """
 
     async def aclose(self) -> None:
@@ -94,12 +75,6 @@ class MemoryBoard:
         if not notes:
             del self._topics[topic]
         return result
-
-    async def look(self, topic: str, name: str) -> Look:
-        """What others have written."""
-        now_s = self._clock()
-        notes = self._topics.get(topic, {}).items()
-        return Look(now_s, [note.body for each, note in notes if each != name and now_s < note.until_s])
 
     async def aclose(self) -> None:
         """Nothing is open."""

@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from litellm_compaction.errors import StoreError
 from litellm_compaction.master_key import UNSIGNED, Seal
-from litellm_compaction.stores.board import MAX_LEASE_S, RENEWED_RATIO, Decide, Look
+from litellm_compaction.stores.board import MAX_LEASE_S, RENEWED_RATIO, Decide
 from litellm_compaction.stores.redis_connection import RedisConnection, script
 
 logger = logging.getLogger("litellm_compaction")
@@ -63,13 +63,6 @@ class RedisBoard:
                 return result
             await asyncio.sleep(random.uniform(0, min(_MOST_PAUSE_S, 0.001 * 2**attempt)))  # noqa: S311 - no secret
         raise StoreError(f"store {self._connection.address} is written by too many at the same time")
-
-    async def look(self, topic: str, name: str) -> Look:
-        """What others have written; the time is the server's."""
-        arguments = (_UNREAD, name, "", 0, _MOST_MS, _MOST_BYTES)
-        _, now_ms, *fields = await self._connection.run(script("update_board"), [self._key(topic)], arguments)
-        notes = self._read(topic, fields)
-        return Look(float(now_ms) / 1000, [note[1] for each, note in notes.items() if each != name.encode()])
 
     def _read(self, topic: str, fields: Sequence[bytes]) -> dict[bytes, tuple[float, bytes]]:
         """Until when a note lasts and what it says, by writer."""

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from litellm_compaction.stores.board import MAX_LEASE_S, RENEWED_RATIO, Decide, Look
+from litellm_compaction.stores.board import MAX_LEASE_S, RENEWED_RATIO, Decide
 from litellm_compaction.stores.sqlite_file import Connect, SqliteFile
 from litellm_compaction.stores.sqlite_thread import FileThread
 
@@ -78,17 +78,6 @@ class SqliteBoard:
             return result
 
         return await self._thread.run(lambda: self._file.write(change))
-
-    async def look(self, topic: str, name: str) -> Look:
-        """What others have written."""
-
-        def read(connection: sqlite3.Connection) -> Look:
-            now_s = self._clock()
-            rows = connection.execute("SELECT name, body, until_s FROM note WHERE topic = ?", (topic,)).fetchall()
-            alive = [(each, bytes(body)) for each, body, until_s in rows if now_s < until_s <= now_s + MAX_LEASE_S]
-            return Look(now_s, [body for each, body in alive if each != name])
-
-        return await self._thread.run(lambda: self._file.read(read))
 
     async def aclose(self) -> None:
         """Finishes what has begun and closes the file."""

@@ -7,12 +7,11 @@ again. Called by `windows.py`, which turns a listing into a window.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import inf
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import httpx
 
@@ -63,28 +62,6 @@ class Reading(NamedTuple):
 _NOTHING = Reading(None, -inf, "")
 
 
-class Heard(NamedTuple):
-    """What other processes have read of a server.
-
-    Attributes:
-        now_s: by a clock that all of them read.
-        read: of each the digest of what the server said, and how long ago its reading began, in s.
-    """
-
-    now_s: float
-    read: Sequence[tuple[str, float]]
-
-
-class OtherProcesses(Protocol):
-    """Those that ask the same servers."""
-
-    async def heard(self, root: str, *, limit_s: float) -> Heard | None:
-        """What they have read of a server of late; None where that takes longer than its own answer (`limit_s`)."""
-
-    def tell(self, root: str, digest: str, began_s: float, *, lease_s: float) -> None:
-        """Tells them what this one has read; `began_s` by their clock, and no later than the reading began."""
-
-
 class _Place(NamedTuple):
     """A server and how it is asked; no `apis` is LM Studio's own."""
 
@@ -98,9 +75,6 @@ class _Server:
     """Reads are numbered: whoever needs a fresh one waits for a number that had not begun when they asked."""
 
     reading: Reading = _NOTHING
-    digest: str = ""
-    own_read_s: float = -inf
-    took_s: float = 0.0
     attempted_s: float = -inf
     begun: int = 0
     done: int = 0
@@ -126,7 +100,6 @@ class Listings:
         http: the client to use; None makes one in the running loop, closed by `aclose`.
         timeout_s: limit for a connection, and for finding out what a server is.
         on_loaded: is called where a listing of LM Studio's has a loaded model that the one before had not.
-        others: ask the same servers; None for nobody.
     """
 
     cache_s: float
@@ -134,7 +107,6 @@ class Listings:
     clock: Callable[[], float] = time.monotonic
     timeout_s: float = 3.0
     on_loaded: Callable[[], None] | None = None
-    others: OtherProcesses | None = None
     _own: httpx.AsyncClient | None = None
     _servers: dict[_Place, _Server] = field(default_factory=dict)
     _verdicts: dict[_Place, _Verdict] = field(default_factory=dict)
@@ -235,18 +207,9 @@ class Listings:
 
     async def _read(self, place: _Place, server: _Server) -> None:
         server.begun += 1
-        number, asked_s = server.begun, self.clock()
+        number, began_s = server.begun, self.clock()
         try:
-            heard = await self._heard(place, server)
-            age_s = self._age_s(server, heard)
-            if age_s is not None:
-                # Others' clock was read after ours, so that it is rather younger than that.
-                server.reading = server.reading._replace(read_s=asked_s - age_s)
-                return
-            began_s = self.clock()
             listing = await self._listing(place)
-            took_s = self.clock() - began_s
-            digest = await _digest(listing) if self.others is not None and isinstance(listing, Listing) else ""
         except ServerUnavailable as exc:
             server.reading = server.reading._replace(
                 failure=str(exc),
@@ -256,35 +219,11 @@ class Listings:
         else:
             is_new = bool(_loaded(listing) - _loaded(server.reading.listing))
             server.reading = Reading(listing, began_s, "")
-            server.own_read_s, server.took_s, server.digest = began_s, took_s, digest
-            if self.others is not None and heard is not None:
-                self.others.tell(place.root, digest, heard.now_s, lease_s=self.cache_s)
             if is_new and self.on_loaded is not None:
                 self.on_loaded()
         finally:
             server.attempted_s = self.clock()
             server.done = number
-
-    async def _heard(self, place: _Place, server: _Server) -> Heard | None:
-        """What others know, where that may do instead of a read: nobody wants a new one, and the last one was good."""
-        is_wanted = server.wanted > server.done or bool(server.reading.failure)
-        if self.others is None or place.apis or is_wanted:
-            return None
-        return await self.others.heard(place.root, limit_s=server.took_s)
-
-    def _age_s(self, server: _Server, heard: Heard | None) -> float | None:
-        """How long ago another process began to read just what this one has; None where it has to look for itself.
-
-        Never taken over is what they read: it may be another server's by the same name, or written by a stranger. All
-        who have read it of late must have read the same.
-        """
-        if heard is None or self.clock() - server.own_read_s >= _OWN_READ_S:
-            return None
-        # One from a time that has not come is nothing to go by.
-        late = [(digest, age_s) for digest, age_s in heard.read if age_s < self.cache_s]
-        if not late or any(digest != server.digest or age_s < 0 for digest, age_s in late):
-            return None
-        return min(age_s for _, age_s in late)
 
     async def _listing(self, place: _Place) -> Listing | Served:
         patient_s = max(self.timeout_s, _PATIENT_TIMEOUT_S)
@@ -329,17 +268,6 @@ class Listings:
         keep_s = {True: inf, False: _NOT_LMSTUDIO_S, None: _NO_ANSWER_S}[verdict.value]
         verdict.until_s = self.clock() + keep_s
         return is_silent
-
-
-async def _digest(listing: Listing) -> str:
-    """Tells two listings apart."""
-    if len(listing.models) <= _MANY_ROWS:
-        return _digest_now(listing)
-    return await asyncio.to_thread(_digest_now, listing)
-
-
-def _digest_now(listing: Listing) -> str:
-    return hashlib.sha256(repr(listing).encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def _loaded(listing: Listing | Served | None) -> set[str]:

@@ -18,7 +18,7 @@ import httpx
 from litellm_compaction.concurrency import Bounded
 from litellm_compaction.core.messages import Request
 from litellm_compaction.errors import ModelNotLoaded, WindowOutdated, WindowUnknown, WindowUnread
-from litellm_compaction.windows.cache import Listings, OtherProcesses, Reading
+from litellm_compaction.windows.cache import Listings, Reading
 from litellm_compaction.windows.fetch import without_userinfo
 from litellm_compaction.windows.lmstudio import Listing, WantedModel, match
 from litellm_compaction.windows.lmstudio_questions import Instance, LMStudioQuestions, LoadedModel, Prediction, Told
@@ -98,10 +98,6 @@ class Windows:
     @on_loaded.setter
     def on_loaded(self, told: Callable[[], None] | None) -> None:
         self._listings.on_loaded = told
-
-    def hear(self, others: OtherProcesses) -> None:
-        """Has what other processes have just found unchanged not read again."""
-        self._listings.others = others
 
     async def resolve(self, target: Target, *, fresh: bool = False) -> Window:
         """The window of a target: its server's own number, else the operator's, else a learned limit.

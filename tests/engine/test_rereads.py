@@ -12,8 +12,6 @@ from tests.engine.bench import Bench, sent, settled
 
 # A sliding window by its name, and a model that goes on from wherever a prompt begins to differ.
 SLIDING, PLAIN = "gemma-3-12b-it", "llama-3.1-8b-instruct"
-# One that nobody knows, which cannot go back either.
-UNKNOWN = "our-own-hybrid"
 WINDOW = 8192
 
 
@@ -42,14 +40,12 @@ def agent(rounds: int, *, words: int, says: int, lead: str = "You are helpful.")
     return raw
 
 
-async def run_of(model: str, raw: list[JsonDict], *, reports: bool = False, goes_back: bool = False) -> Run:
+async def run_of(model: str, raw: list[JsonDict]) -> Run:
     """Plays a run against a scripted server that keeps what it read last, and only goes on behind all of it.
 
     Args:
         model: its name.
         raw: the run.
-        reports: whether usage says what it had in its cache.
-        goes_back: whether it finds the beginning of what it holds, too.
     """
     bench = Bench()
     target = bench.target(WINDOW, model=model)
@@ -59,9 +55,8 @@ async def run_of(model: str, raw: list[JsonDict], *, reports: bool = False, goes
 
     def read_now(fresh: list[str]) -> tuple[int, bool]:
         nonlocal held
-        common = next((at for at, (one, other) in enumerate(zip(held, fresh, strict=False)) if one != other), -1)
         is_continued = fresh[: len(held)] == held
-        found = len(held) if is_continued else max(common, 0) * goes_back
+        found = len(held) if is_continued else 0
         held = fresh
         return sum(map(count, fresh[:found])), is_continued
 
@@ -83,7 +78,6 @@ async def run_of(model: str, raw: list[JsonDict], *, reports: bool = False, goes
             guarded,
             prompt_tokens=guarded.count.tokens,
             completion_tokens=5,
-            cached_tokens=cached if reports else None,
         )
         room.leave()
     return Run(read + 15 * sum(bench.ask.max_tokens), changes, [compaction for _, compaction in bench.store.kept])
@@ -99,25 +93,6 @@ async def test_a_model_that_rereads_everything_reads_less(words: int, says: int)
     plain, sliding = await run_of(PLAIN, raw), await run_of(SLIDING, raw)
     assert sliding.changes <= plain.changes
     assert sliding.work_tokens < 0.9 * plain.work_tokens
-
-
-async def test_what_usage_shows_counts_for_a_model_that_nobody_knows() -> None:
-    """From the third change on its prompts change as rarely, and as deep, as those of a model that says it."""
-    raw = agent(100, words=60, says=60, lead=prose("the lead", 400))
-    silent = await run_of(UNKNOWN, raw)
-    learned = await run_of(UNKNOWN, raw, reports=True)
-    known = await run_of(SLIDING, raw)
-    assert learned.changes <= silent.changes
-    assert learned.work_tokens < 0.8 * silent.work_tokens
-    assert learned.work_tokens < 1.15 * known.work_tokens
-
-
-async def test_usage_of_a_server_that_goes_back_changes_nothing() -> None:
-    """What is sent is the same as where usage says nothing."""
-    raw = agent(60, words=60, says=60, lead=prose("the lead", 400))
-    silent = await run_of(UNKNOWN, raw, goes_back=True)
-    told = await run_of(UNKNOWN, raw, goes_back=True, reports=True)
-    assert (told.changes, told.work_tokens) == (silent.changes, silent.work_tokens)
 
 
 async def test_an_edit_takes_all_that_it_can() -> None:

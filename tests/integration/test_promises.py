@@ -564,23 +564,3 @@ def test_conversation_text_is_in_no_log_line(guarded: Bench) -> None:
     assert refused.status_code == 400
     assert canary not in refused.text
     assert [line for line in guarded.proxy.lines if canary in line and "fell off" not in line] == []
-
-
-def test_cached_tokens_tell_how_a_server_reads(guarded: Bench) -> None:
-    """A server that has nothing of what begins alike is known after three such prompts, whole answers and streams."""
-    lead = {"role": "system", "content": prose("lead", 600)}
-    for name in ("prefixes", "hybrid"):
-        watch = guarded.watch(name)
-        for number in range(4):
-            messages = [lead, {"role": "user", "content": f"Question {number}?"}]
-            for turn in range(2):
-                if (number + turn) % 2:
-                    text = guarded.proxy.stream(name, messages).text
-                else:
-                    text = guarded.proxy.chat(name, messages).json()["choices"][0]["message"]["content"]
-                messages = answered(messages, text, "And then?")
-        changed = [chat.cached_tokens > 100 for chat in watch.chats[2::2]]
-        assert changed == [name == "prefixes"] * 3
-        assert all(chat.cached_tokens > 100 for chat in watch.chats[1::2])
-    assert len(guarded.proxy.expect_logged("rereads model=hybrid")) == 1
-    assert not guarded.proxy.logged("rereads model=prefixes")

@@ -720,29 +720,29 @@ def _usage(prompt_tokens: int, cached_tokens: object) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("usage", "read"),
     [
-        ({"prompt_tokens": 900, "completion_tokens": 3}, (900, 3, None)),
+        ({"prompt_tokens": 900, "completion_tokens": 3}, (900, 3)),
         (
             {"prompt_tokens": 900, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 800}},
-            (900, 3, 800),
+            (900, 3),
         ),
         (
             {"prompt_tokens": 100, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 800}},
-            (900, 3, 800),
+            (900, 3),
         ),
-        (_usage(900, 0), (900, 3, 0)),
+        (_usage(900, 0), (900, 3)),
         (
             {"prompt_tokens": 900, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": -1}},
-            (900, 3, None),
+            (900, 3),
         ),
         (
             {"prompt_tokens": 900, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": True}},
-            (900, 3, None),
+            (900, 3),
         ),
         (
             {"prompt_tokens": 900, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": None}},
-            (900, 3, None),
+            (900, 3),
         ),
-        ({"prompt_tokens": 900, "completion_tokens": 3, "prompt_tokens_details": 7}, (900, 3, None)),
+        ({"prompt_tokens": 900, "completion_tokens": 3, "prompt_tokens_details": 7}, (900, 3)),
         ({"prompt_tokens": 0, "completion_tokens": 3}, None),
         ({"prompt_tokens": None, "completion_tokens": 3}, None),
         ({"prompt_tokens": 900}, None),
@@ -750,6 +750,6 @@ def _usage(prompt_tokens: int, cached_tokens: object) -> dict[str, Any]:
         (None, None),
     ],
 )
-def test_usage_is_the_whole_prompts_or_none(usage: Any, read: tuple[int, int, int | None] | None) -> None:
+def test_usage_is_the_whole_prompts_or_none(usage: Any, read: tuple[int, int] | None) -> None:
     """A number without what the server had in its cache would look like a prompt that was cut."""
     assert usage_of({"usage": usage}) == read

@@ -106,20 +106,6 @@ async def test_each_sees_the_notes_of_the_others(boards: tuple[Board, Board, Pas
     assert await second.update("other", "b", says(b"4"), lease_s=LEASE_S) == []
 
 
-async def test_a_look_changes_nothing(boards: tuple[Board, Board, Passing]) -> None:
-    """It tells the others' notes that live, and the time: one clock for all who look."""
-    first, second, passing = boards
-    assert (await first.look("pool", "a")).notes == []
-    await first.update("pool", "a", says(b"1"), lease_s=LEASE_S)
-    before, after = await first.look("pool", "a"), await second.look("pool", "b")
-    assert (before.notes, after.notes) == ([], [b"1"])
-    assert 0 <= after.now_s - before.now_s < HANG_S
-    await second.update("pool", "b", says(b"2"), lease_s=1)
-    await passing.pass_s(1.1)
-    assert (await first.look("pool", "c")).notes == [b"1"]
-    assert await first.update("pool", "c", says(None), lease_s=LEASE_S) == [b"1"]
-
-
 async def test_a_note_is_gone_when_it_is_taken_back(boards: tuple[Board, Board, Passing]) -> None:
     """By its writer alone."""
     first, second, _ = boards

@@ -469,9 +469,13 @@ class Processes:
 
     async def are_together(self) -> bool:
         """Whether each reaches the board, and all that hold room are on it."""
-        seen = [len((await each.look(f"pool {shared_name(POOL)}")).notes) for each in self.coordinations]
+        topic = f"pool {shared_name(POOL)}"
+        # Looks without a note of its own.
+        seen = [
+            await each.update(topic, lambda notes: (None, len(notes)), name="onlooker") for each in self.coordinations
+        ]
         holding = sum(each.usage(POOL).window_tokens > 0 for each in self.admissions)
-        return min(seen) >= holding - 1 and not any(each.is_lost for each in self.coordinations)
+        return min(seen) >= holding and not any(each.is_lost for each in self.coordinations)
 
     async def aclose(self) -> None:
         await ended(self.tasks)

@@ -610,7 +610,6 @@ class Answer:
                 guarded,
                 prompt_tokens=relay.usage.prompt_tokens,
                 completion_tokens=relay.usage.completion_tokens,
-                cached_tokens=relay.usage.cached_tokens,
             )
             self._listener.answered(self._case, guarded, relay.usage.prompt_tokens, relay.usage.completion_tokens)
 
