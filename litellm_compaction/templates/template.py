@@ -174,6 +174,15 @@ class Template:
         return _NEEDLE + "r" in rendered
 
     @cached_property
+    def renders_text_beside_calls(self) -> bool:
+        """If an answer's text ends up in the prompt although it has calls (in Llama 3.1's and Mistral's it does not)."""
+        says = tuple(
+            {**message, "content": f"{_NEEDLE}t"} if "tool_calls" in message else message for message in _CALLS
+        )
+        rendered = self._attempt(says, (_TOOL,)) or self._attempt(_with_text_arguments(says), (_TOOL,))
+        return f"{_NEEDLE}t" in rendered
+
+    @cached_property
     def takes_objects(self) -> bool:
         """Whether arguments of tool calls are to be given as objects, as llama.cpp does where a template reads them."""
         rendered = self._attempt(_CALLS, (_TOOL,))
@@ -238,6 +247,7 @@ class StrangersTemplate(Template):
         return self.is_usable and None not in (
             self.renders_tools,
             self.renders_calls,
+            self.renders_text_beside_calls,
             self.takes_objects,
             self.takes_parts,
             self.takes_system,

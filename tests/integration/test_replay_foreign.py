@@ -116,9 +116,7 @@ def cells() -> list[Cell]:
         for place, window in enumerate(_WINDOWS):
             key = keys[(number + place) % len(keys)]
             is_shared = (number + place) % 2 == 0
-            made += [
-                Cell(name, tokenizer, key, window, is_shared=is_shared, speaks=speaks) for speaks in (True, False)
-            ]
+            made += [Cell(name, tokenizer, key, window, is_shared=is_shared, speaks=speaks) for speaks in (True, False)]
     return made
 
 
@@ -203,8 +201,7 @@ def _table(cell: Cell, results: list[Replay]) -> str:
     rows = [f"{'':34} requests refused wrongly  cut no room compacted early summaries questions most facts"]
     for each in results:
         refused, cut = f"{each.refused:7} {len(each.wrongly_refused):7}", f"{len(each.cut):4} {each.truncated:7}"
+        compacted = f"{each.compacted_requests:9} {len(each.early):5}"
         asked = f"{each.summaries:9} {each.questions:9} {each.most_questions:4}"
-        rows.append(
-            f"{each.name:34} {each.requests:8} {refused} {cut} {each.compacted_requests:9} {len(each.early):5} {asked} {each.facts:.3f}"
-        )
+        rows.append(f"{each.name:34} {each.requests:8} {refused} {cut} {compacted} {asked} {each.facts:.3f}")
     return "\n".join([f"\n{cell.name}: {cell.tokenizer}"[:300], *rows])
