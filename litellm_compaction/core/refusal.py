@@ -51,16 +51,13 @@ def refusal(model: str, conversation: Conversation, budget: Budget, tools_tokens
     """
     shares = protected_shares(conversation, tools_tokens)
     floor = budget.floor_tokens
-    most = floor + margin_tokens(floor, budget.error_ratio)
-    kept = (
-        f"Besides them a margin of {most - floor} tokens and {budget.rules.answer_min_tokens} tokens for the answer are "
-        "kept free."
-    )
+    most, answer = floor + margin_tokens(floor, budget.error_ratio), budget.rules.answer_min_tokens
+    kept = f"Besides them a margin of {most - floor} tokens and {answer} tokens for the answer are kept free."
     needed = budget.needed_window_tokens(floor)
     if budget.error_ratio > _SURE_ERROR:
         kept = (
             f"These numbers are an estimate: the server may count up to {most} tokens, and has not said how many. "
-            f"{budget.rules.answer_min_tokens} tokens are kept free for the answer."
+            f"{answer} tokens are kept free for the answer."
         )
         likely = replace(budget, error_ratio=0.0).needed_window_tokens(floor)
         needed = likely if likely > budget.window_tokens else needed

@@ -175,10 +175,8 @@ class Template:
 
     @cached_property
     def renders_text_beside_calls(self) -> bool:
-        """If an answer's text ends up in the prompt although it has calls (in Llama 3.1's and Mistral's it does not)."""
-        says = tuple(
-            {**message, "content": f"{_NEEDLE}t"} if "tool_calls" in message else message for message in _CALLS
-        )
+        """Whether an answer's text ends up in the prompt although it has calls; in Llama 3.1's and Mistral's not."""
+        says = tuple({**each, "content": f"{_NEEDLE}t"} if "tool_calls" in each else each for each in _CALLS)
         rendered = self._attempt(says, (_TOOL,)) or self._attempt(_with_text_arguments(says), (_TOOL,))
         return f"{_NEEDLE}t" in rendered
 
