@@ -160,7 +160,9 @@ def stage(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
                 simulators[group] = cell.simulator()
                 base_url = stack.enter_context(serve(simulators[group])).base_url
                 models.append(lm_studio(group, cell.key, base_url))
-        yield Stage(stack.enter_context(proxy(write_config(folder, models, {}))), chosen, simulators)
+        yield Stage(
+            stack.enter_context(proxy(write_config(folder, models, {"ask_server_timeout_s": 30}))), chosen, simulators
+        )
 
 
 @pytest.mark.parametrize(
