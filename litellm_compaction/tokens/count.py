@@ -285,9 +285,13 @@ def most_tokens(count: Count) -> int:
     """
     if count.calibrated:
         return int(count.tokens * (1 + count.error_ratio)) + 1
-    known_tokens = count.anchor.prompt_tokens if count.anchor is not None else 0
-    new_tokens = max(0, count.tokens - known_tokens)
-    return count.tokens + ceil(max(count.tokens * count.error_ratio, new_tokens * _UNCONFIRMED_ERROR)) + 1
+    known_tokens, known_left_out = 0, 0.0
+    if count.anchor is not None:
+        known_tokens, known_left_out = count.anchor.prompt_tokens, count.anchor.left_out_tokens
+    left_out_tokens = max(0.0, count.left_out_tokens - known_left_out)
+    unconfirmed_tokens = max(0, count.tokens - known_tokens) * _UNCONFIRMED_ERROR
+    unconfirmed_tokens += left_out_tokens * (1 + _UNCONFIRMED_ERROR)
+    return count.tokens + ceil(max(count.tokens * count.error_ratio, unconfirmed_tokens)) + 1
 
 
 def least_tokens(count: Count) -> float:

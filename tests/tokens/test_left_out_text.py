@@ -94,4 +94,10 @@ async def test_its_text_is_counted_once_however_often_it_is_sent() -> None:
     counter, family = TokenCounter(), LEAVING_OUT[0]
     counts = [await counter.count("t", family, session(rounds)) for rounds in (20, 20, 19)]
     assert counts[0].left_out_tokens == counts[1].left_out_tokens > counts[2].left_out_tokens
-    assert most_tokens(counts[0]) >= upper(counts[0])
+
+
+async def test_a_question_is_never_longer_than_a_window_for_text_left_out() -> None:
+    """What a prompt takes at most has such text in it, by any vocabulary."""
+    counter, family = TokenCounter(), LEAVING_OUT[0]
+    made = await counter.count("t", family, session(20))
+    assert most_tokens(made) >= 1.94 * await shown_tokens(family, session(20))
