@@ -184,6 +184,10 @@ class Prober:
                 break
             known = [told]
             count = holding(await self._measurer.count_request(work, request), known)
+        else:
+            # What the last part has narrowed may be asked for as a whole now.
+            if await self._has_told(work, request, count):
+                return await self._measurer.count_request(work, request)
         if known and count.fingerprint:
             self._narrowed[key] = count
         return count
@@ -323,7 +327,9 @@ class Prober:
         if part is None:
             return
         counted = await self._measurer.count_request(work, part)
-        await self._told_for_nothing(work, part, counted)
+        expected, _ = await self._told_for_nothing(work, part, counted)
+        if expected is None or expected + _OTHER_TOKENS > work.window.tokens:
+            return
         if (told := await self._answered(work, part, most_tokens(counted))) is not None:
             key, label = work.case.target.key, work.case.label
             self._windows.questions.compare(key, label, counted.fingerprint, told)

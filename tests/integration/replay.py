@@ -114,7 +114,11 @@ def replay(
         result.requests += 1
         records = [r for r in simulator.requests[seen:] if r.path == "/v1/chat/completions"]
         result.truncated += sum(bool(overrun(r)) for r in records)
-        result.cut += [f"{index}: {overrun(r)}" for r in records if r.truncated or r.outcome in _OVERFLOWS]
+        result.cut += [
+            f"{index}: {'summary, ' if is_summary_call(r.body) else ''}{overrun(r)}"
+            for r in records
+            if r.truncated or r.outcome in _OVERFLOWS
+        ]
         result.summaries += sum(is_summary_call(r.body) for r in records)
         questions = sum(is_question(r.body) for r in records)
         result.questions += questions
