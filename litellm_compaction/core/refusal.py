@@ -6,6 +6,7 @@ Called by the engine when the planner refuses: the itemised error, or excerpts o
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from litellm_compaction.core.budget import ROOM_ABOVE_FLOOR_RATIO, Budget, itemized, margin_tokens
 from litellm_compaction.core.conversation import Conversation
@@ -16,6 +17,8 @@ from litellm_compaction.core.stretches import REMOVED_TOKENS, with_shorter_data
 from litellm_compaction.errors import DoesNotFit, Share
 
 _LEAST_EXCERPT_TOKENS = 64
+# With less doubt a margin is what it says; with more, a number as large as the count itself.
+_SURE_ERROR = 0.05
 _USERS = frozenset({"newest user message", "last request of the user"})
 
 
@@ -48,7 +51,16 @@ def refusal(model: str, conversation: Conversation, budget: Budget, tools_tokens
     """
     shares = protected_shares(conversation, tools_tokens)
     floor = budget.floor_tokens
+    most, answer = floor + margin_tokens(floor, budget.error_ratio), budget.rules.answer_min_tokens
+    kept = f"Besides them a margin of {most - floor} tokens and {answer} tokens for the answer are kept free."
     needed = budget.needed_window_tokens(floor)
+    if budget.error_ratio > _SURE_ERROR:
+        kept = (
+            f"These numbers are an estimate: the server may count up to {most} tokens, and has not said how many. "
+            f"{answer} tokens are kept free for the answer."
+        )
+        likely = replace(budget, error_ratio=0.0).needed_window_tokens(floor)
+        needed = likely if likely > budget.window_tokens else needed
     results = [share for share in shares if share.name.startswith("result of tool")]
     asked = sum(share.tokens for share in shares if share.name in _USERS)
     remedy = f"Load {model} with a context length of at least {needed} tokens"
@@ -61,8 +73,7 @@ def refusal(model: str, conversation: Conversation, budget: Budget, tools_tokens
     return DoesNotFit(
         f"This model's maximum context length is {budget.window_tokens} tokens. However, your messages resulted in "
         f"{floor} tokens that cannot be compacted (context_length_exceeded). They are: {itemized(shares)}. "
-        f"Besides them a margin of {margin_tokens(floor, budget.error_ratio)} tokens and "
-        f"{budget.rules.answer_min_tokens} tokens for the answer are kept free. {remedy}.",
+        f"{kept} {remedy}.",
         shares=shares,
         window_tokens=budget.window_tokens,
         needed_tokens=needed,

@@ -55,6 +55,8 @@ _RECOUNT_ANSWER_TOKENS = 16
 # With less doubt than this share of the window, or than the least margin, a question gains nothing.
 _LEAST_DOUBT_RATIO = 0.03
 _LEAST_DOUBT_TOKENS = 64
+# A server that counts 2.6 times as many tokens as its model's vocabulary cuts no less of a prompt (foreign matrix).
+_CERTAIN_RATIO = 0.3
 # A processor reads 30 tokens a second and more, a graphics card thousands.
 _LIMIT_S, _LIMIT_S_PER_TOKEN = 10.0, 0.04
 # A server that has not answered a question is not asked again so soon: its next requests would wait for nothing.
@@ -118,8 +120,13 @@ class Prober:
             return False
         if count.media_tokens and not self._windows.questions.has_price(target.key):
             return True
-        is_new = count.anchor is None and not (count.exact or count.calibrated)
-        return is_new or work.budget.own.triggers(count.tokens)
+        return self._is_new(work, count) or work.budget.own.triggers(count.tokens)
+
+    @staticmethod
+    def _is_new(work: MeasuredRequest, count: Count) -> bool:
+        """Whether no answer has confirmed a count of such text; of a known model only if a window could cut it."""
+        is_certain = count.exact and count.tokens <= _CERTAIN_RATIO * work.window.tokens
+        return count.anchor is None and not (count.calibrated or is_certain)
 
     async def with_floor(self, work: MeasuredRequest) -> MeasuredRequest | None:
         """`work` by the count of what no compaction can shrink as a request of its own; None where that is known.
@@ -173,6 +180,10 @@ class Prober:
                 break
             known = [told]
             count = holding(await self._measurer.count_request(work, request), known)
+        else:
+            # What the last part has narrowed may be asked for as a whole now.
+            if await self._has_told(work, request, count):
+                return await self._measurer.count_request(work, request)
         if known and count.fingerprint:
             self._narrowed[key] = count
         return count
@@ -205,6 +216,9 @@ class Prober:
         if _decides(guarded.budget, guarded.count, work.case.asked_tokens):
             await self._told(work, request, guarded.count)
             return True
+        if self._windows.instance(work.case.target) is not None and guarded.count.anchor is None:
+            # LM Studio reads no prompt for its answer, and nothing that begins so has been answered yet.
+            return await self._has_told(work, request, guarded.count, is_free=True)
         attempts = work.case.attempts
         if guarded.action != "compacted" or work.case.settings.count != "probe" or work.case.measure is None:
             return False
@@ -308,7 +322,9 @@ class Prober:
         if part is None:
             return
         counted = await self._measurer.count_request(work, part)
-        await self._told_for_nothing(work, part, counted)
+        expected, _ = await self._told_for_nothing(work, part, counted)
+        if expected is None or expected + _OTHER_TOKENS > work.window.tokens:
+            return
         if (told := await self._answered(work, part, most_tokens(counted))) is not None:
             key, label = work.case.target.key, work.case.label
             self._windows.questions.compare(key, label, counted.fingerprint, told)

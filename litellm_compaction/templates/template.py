@@ -174,6 +174,13 @@ class Template:
         return _NEEDLE + "r" in rendered
 
     @cached_property
+    def renders_text_beside_calls(self) -> bool:
+        """Whether an answer's text ends up in the prompt although it has calls; in Llama 3.1's and Mistral's not."""
+        says = tuple({**each, "content": f"{_NEEDLE}t"} if "tool_calls" in each else each for each in _CALLS)
+        rendered = self._attempt(says, (_TOOL,)) or self._attempt(_with_text_arguments(says), (_TOOL,))
+        return f"{_NEEDLE}t" in rendered
+
+    @cached_property
     def takes_objects(self) -> bool:
         """Whether arguments of tool calls are to be given as objects, as llama.cpp does where a template reads them."""
         rendered = self._attempt(_CALLS, (_TOOL,))
@@ -238,6 +245,7 @@ class StrangersTemplate(Template):
         return self.is_usable and None not in (
             self.renders_tools,
             self.renders_calls,
+            self.renders_text_beside_calls,
             self.takes_objects,
             self.takes_parts,
             self.takes_system,

@@ -42,6 +42,7 @@ class Anchor(NamedTuple):
             and v3's the system message, where the last one is a tool's).
         media_tokens: the part of `raw_tokens` that images, sound and pages take.
         is_sure: the server was asked for the number, which holds however far it is from ours.
+        left_out_tokens: of text that the template leaves out, as in `Count`.
     """
 
     prompt_tokens: int
@@ -51,6 +52,7 @@ class Anchor(NamedTuple):
     role: str = ""
     media_tokens: float = 0.0
     is_sure: bool = False
+    left_out_tokens: float = 0.0
 
     @property
     def text_tokens(self) -> float:
@@ -81,6 +83,7 @@ class RawCount(NamedTuple):
         mix: of the text, as far as a stand-in vocabulary counted it.
         profile: of the messages, likewise.
         doubtful_tools_tokens: the part of `tools_tokens` that a template may not render at all.
+        left_out_tokens: of text that the template leaves out, not in `tokens`; its server's may be another one.
         media: of images, sound and pages, by estimate; media[i] is a part of sizes[i]; empty where there are none.
     """
 
@@ -95,6 +98,7 @@ class RawCount(NamedTuple):
     profile: Profile | None = None
     media: tuple[float, ...] = ()
     doubtful_tools_tokens: float = 0.0
+    left_out_tokens: float = 0.0
 
     @property
     def tokens(self) -> float:
@@ -164,6 +168,8 @@ class Count:
         allowance_tokens: the part of raw_tokens that may be rendered as far less: images, reasoning of older turns.
         extras_tokens: the part of them that the request's extras take, which a server may not render at all.
         doubtful_tools_tokens: the part of raw_tokens that tools take by estimate; the template may leave them out.
+        left_out_tokens: of text that the template leaves out, not in raw_tokens; as far as the server has not counted
+            it, error_ratio covers it.
         mix: what the text consists of: beyond ASCII, stand-ins count up to 4 times too much, of digits up to 3 times.
         calibrated: the server has confirmed like requests.
         basis: how raw_tokens were counted: what is learned holds only for what is counted in the same way.
@@ -188,6 +194,7 @@ class Count:
     allowance_tokens: float = 0.0
     extras_tokens: float = 0.0
     doubtful_tools_tokens: float = 0.0
+    left_out_tokens: float = 0.0
     text_ratio: float = 1.0
     mix: Mix = PLAIN
     calibrated: bool = False
@@ -278,9 +285,13 @@ def most_tokens(count: Count) -> int:
     """
     if count.calibrated:
         return int(count.tokens * (1 + count.error_ratio)) + 1
-    known_tokens = count.anchor.prompt_tokens if count.anchor is not None else 0
-    new_tokens = max(0, count.tokens - known_tokens)
-    return count.tokens + ceil(max(count.tokens * count.error_ratio, new_tokens * _UNCONFIRMED_ERROR)) + 1
+    known_tokens, known_left_out = 0, 0.0
+    if count.anchor is not None:
+        known_tokens, known_left_out = count.anchor.prompt_tokens, count.anchor.left_out_tokens
+    left_out_tokens = max(0.0, count.left_out_tokens - known_left_out)
+    unconfirmed_tokens = max(0, count.tokens - known_tokens) * _UNCONFIRMED_ERROR
+    unconfirmed_tokens += left_out_tokens * (1 + _UNCONFIRMED_ERROR)
+    return count.tokens + ceil(max(count.tokens * count.error_ratio, unconfirmed_tokens)) + 1
 
 
 def least_tokens(count: Count) -> float:

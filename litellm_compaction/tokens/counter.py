@@ -135,13 +135,20 @@ class TokenCounter:
             tools_tokens, *rounded = _rounded((raw.tools_tokens * reading.factor, *parts))
             sizes = tuple(rounded)
             overhead_tokens = max(0, ceil(reading.tokens) - tools_tokens - sum(sizes))
+        error_ratio, text_error_ratio = reading.error_ratio, max(reading.error_ratio, prediction.error_ratio)
+        if raw.left_out_tokens:
+            # A factor that the server has shown may be that of such text.
+            factor = max(1.0, reading.tokens / (raw.tokens + raw.left_out_tokens))
+            new_tokens = max(0.0, raw.left_out_tokens - (anchor.left_out_tokens if anchor is not None else 0.0))
+            error_ratio += new_tokens * factor / reading.tokens
+            text_error_ratio += raw.left_out_tokens * factor / reading.tokens
         return Count(
             tokens=overhead_tokens + tools_tokens + sum(sizes),
             sizes=sizes,
             tools_tokens=tools_tokens,
             overhead_tokens=overhead_tokens,
-            error_ratio=reading.error_ratio,
-            text_error_ratio=max(reading.error_ratio, prediction.error_ratio),
+            error_ratio=error_ratio,
+            text_error_ratio=text_error_ratio,
             text_ratio=max(1.0, text_factor / max(reading.factor, 0.01)),
             exact=raw.exact and raw.allowance_tokens == 0,
             raw_tokens=raw.tokens,
@@ -151,6 +158,7 @@ class TokenCounter:
             allowance_tokens=raw.allowance_tokens,
             extras_tokens=extras_tokens,
             doubtful_tools_tokens=raw.doubtful_tools_tokens,
+            left_out_tokens=raw.left_out_tokens,
             mix=raw.mix,
             calibrated=prediction.calibrated,
             basis=basis,
@@ -260,7 +268,7 @@ class TokenCounter:
         if count.raw_tokens <= 0 or not count.fingerprint:
             return False
         solid = max(0.0, count.raw_tokens - count.allowance_tokens - count.doubtful_tools_tokens)
-        if prompt_tokens <= 0 or prompt_tokens > MAX_RATIO * count.raw_tokens:
+        if prompt_tokens <= 0 or prompt_tokens > MAX_RATIO * (count.raw_tokens + count.left_out_tokens):
             return False
         if prompt_tokens < _LEAST_EXACT_RATIO * solid and not is_confirmed:
             return False
@@ -297,7 +305,14 @@ class TokenCounter:
     def _note_anchor(self, target_key: str, count: Count, prompt_tokens: int, *, is_sure: bool = False) -> None:
         if count.fingerprint:
             anchor = Anchor(
-                prompt_tokens, count.raw_tokens, count.mix, count.profile, count.role, count.media_tokens, is_sure
+                prompt_tokens,
+                count.raw_tokens,
+                count.mix,
+                count.profile,
+                count.role,
+                count.media_tokens,
+                is_sure,
+                count.left_out_tokens,
             )
             self._anchors.note(target_key, count.basis, count.fingerprint, anchor)
 
@@ -420,7 +435,9 @@ def _has_added(calibration: Calibration, count: Count, prompt_tokens: int) -> bo
     media_tokens, text_tokens = count.media_tokens, count.raw_tokens - count.media_tokens
     if not media_tokens:
         ratio = calibration.add(count.raw_tokens, count.allowance_tokens, count.mix, prompt_tokens)
-        return is_plausible(ratio)
+        return is_plausible(ratio) or is_between_plausible(
+            prompt_tokens, count.raw_tokens, count.raw_tokens + count.left_out_tokens
+        )
     text_prompt_tokens = round(prompt_tokens - media_tokens * count.media_factor)
     is_mostly_text = media_tokens * count.media_factor <= _MOST_MEDIA_RATIO * text_tokens
     # Of an exact count the difference is what media cost (`prefix.py`).

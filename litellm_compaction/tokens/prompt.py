@@ -182,6 +182,13 @@ def drops_tools(family: Family, request: Request) -> bool:
     return bool(request.tools) and not template(family.template_for(tools=True)).renders_tools
 
 
+def left_out_texts(family: Family, request: Request) -> list[str]:
+    """The texts beside calls where a family's template leaves them out; a server's own template may render them."""
+    if template(family.template_for(tools=bool(request.tools))).renders_text_beside_calls:
+        return []
+    return [message.text for message in request.messages if message.calls and message.text]
+
+
 def tool_prompts(family: Family, request: Request) -> tuple[Prompt, Prompt] | None:
     """A tiny conversation with the request's tools and without: the difference is what the tools take."""
     chosen, words = template(family.template_for(tools=True)), vocabulary(family.vocabulary)

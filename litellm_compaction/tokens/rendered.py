@@ -32,7 +32,16 @@ from litellm_compaction.tokens.formula import (
     tools_estimate,
     tools_item,
 )
-from litellm_compaction.tokens.prompt import Prompt, drops_tools, has_system, render, texts_of, tool_prompts, tools_key
+from litellm_compaction.tokens.prompt import (
+    Prompt,
+    drops_tools,
+    has_system,
+    left_out_texts,
+    render,
+    texts_of,
+    tool_prompts,
+    tools_key,
+)
 
 # About 200 bytes each.
 _MAX_ENTRIES = 65_536
@@ -133,7 +142,8 @@ class Counting:
         begun = self._begin(family, request, prints)
         if begun is None:
             return None
-        if begun.lookup.new_chars > _THREAD_NEW_CHARS or not self._knows_tools(family, request, prints):
+        new_chars = begun.lookup.new_chars + begun.left_out.new_chars
+        if new_chars > _THREAD_NEW_CHARS or not self._knows_tools(family, request, prints):
             return await asyncio.to_thread(self._finish, family, request, begun)
         return self._finish(family, request, begun)
 
@@ -150,8 +160,9 @@ class Counting:
         known = self._beginnings.find(names, prints, prompt.parts, words.longest_special)
         segments = words.split(prompt.text, known.scale.end)
         lookup = self._segments.look_up(family.vocabulary, texts_of(prompt.text, segments))
+        left_out = self._segments.look_up(family.vocabulary, left_out_texts(family, request))
         besides = [_beside(index, request, family) for index in _with_more(request)]
-        return _Begun(prompt, names, prints, known, segments, lookup, besides)
+        return _Begun(prompt, names, prints, known, segments, lookup, left_out, besides)
 
     def _finish(self, family: Family, request: Request, begun: _Begun) -> RawCount:
         lengths = self._segments.complete(family.vocabulary, begun.lookup)
@@ -190,9 +201,10 @@ class Counting:
             allowance_tokens=allowance,
             error_ratio=EXACT_ERROR if family.exact and is_whole else max(_PART_ERROR, family.error_ratio),
             rendered=True,
-            exact=family.exact and is_whole,
+            exact=family.exact and is_whole and not begun.left_out.texts,
             mix=mix_of_prompt(begun.prompt.text),
             media=tuple(media) if any(media) else (),
+            left_out_tokens=sum(self._segments.complete(family.vocabulary, begun.left_out)),
         )
 
     def _tools_tokens(self, family: Family, request: Request, prints: Fingerprints) -> int:
@@ -236,6 +248,7 @@ class _Begun(NamedTuple):
     known: Beginning
     segments: list[Segment]
     lookup: Lookup
+    left_out: Lookup
     besides: list[tuple[int, Beside]]
 
 

@@ -137,6 +137,20 @@ async def test_what_is_compacted_fits_by_the_servers_own_count(factor: float, sh
         assert server.prefills == 1
 
 
+@pytest.mark.parametrize("factor", [1.5, 2.5])
+@pytest.mark.parametrize("share", [0.95, 2.5])
+async def test_a_known_model_with_another_tokenizer_is_counted_by_its_server(factor: float, share: float) -> None:
+    """Its first long prompt, and what a compaction leaves of it, are not cut, and no question costs a prefill."""
+    async with lm_studio(KNOWN, factor=factor, architecture="qwen3") as server:
+        messages = chat(16, words=int(share * WINDOW / factor / 40))
+        guarded, told = await server.served(messages)
+        assert guarded.action == "compacted"
+        assert not any(record.truncated for record in server.simulator.requests)
+        assert told + guarded.max_output_tokens(None) <= WINDOW
+        assert guarded.count.tokens == pytest.approx(told, rel=0.02)
+        assert server.prefills == 1
+
+
 @pytest.mark.parametrize("factor", [0.8, 1.2])
 async def test_what_fits_is_not_refused(factor: float) -> None:
     """A question that fills most of the window is sent; one above it is refused with the server's own number."""

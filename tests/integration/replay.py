@@ -11,11 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from litellm_compaction.core.budget import margin_tokens
+from litellm_compaction.core.budget import Budget, margin_tokens
 from litellm_compaction.core.conversation import RECORD_TOKENS
 from litellm_compaction.core.cut_points import protected_indices
 from litellm_compaction.core.messages import parse_message
 from litellm_compaction.simulator import ChatCall, Fault, Reply, Simulator, summary_of_facts
+from tests.builders import RULES
 from tests.integration.bench import is_question, is_summary_call, overrun
 from tests.integration.harness import Proxy
 from tests.integration.validity import problems, searchable
@@ -44,6 +45,7 @@ class Replay:
         cut: those of them that were cut, or ended by the window.
         questions: answers of one token, asked for their prompt's count; the most of them for one request.
         wrongly_refused: requests that the proxy refused and that fit by the server's own count.
+        early: requests that were compacted below the trigger by the server's own count.
     """
 
     name: str
@@ -55,6 +57,7 @@ class Replay:
     questions: int = 0
     most_questions: int = 0
     wrongly_refused: list[str] = field(default_factory=list)
+    early: list[str] = field(default_factory=list)
     cut: list[str] = field(default_factory=list)
     invalid: list[str] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
@@ -111,7 +114,11 @@ def replay(
         result.requests += 1
         records = [r for r in simulator.requests[seen:] if r.path == "/v1/chat/completions"]
         result.truncated += sum(bool(overrun(r)) for r in records)
-        result.cut += [f"{index}: {overrun(r)}" for r in records if r.truncated or r.outcome in _OVERFLOWS]
+        result.cut += [
+            f"{index}: {'summary, ' if is_summary_call(r.body) else ''}{overrun(r)}"
+            for r in records
+            if r.truncated or r.outcome in _OVERFLOWS
+        ]
         result.summaries += sum(is_summary_call(r.body) for r in records)
         questions = sum(is_question(r.body) for r in records)
         result.questions += questions
@@ -126,7 +133,10 @@ def replay(
             upstream = next(
                 r.body for r in reversed(records) if not is_summary_call(r.body) and not is_question(r.body)
             )
-            if answer.headers.get("x-litellm-compaction") in ("compacted", "reused"):
+            action = answer.headers.get("x-litellm-compaction")
+            if action == "compacted" and (below := _below_trigger(simulator, sent, transcript.tools)):
+                result.early.append(f"{index}: {below}")
+            if action in ("compacted", "reused"):
                 _judge(result, transcript, sent, (upstream or {})["messages"])
     return result
 
@@ -144,6 +154,14 @@ def least_tokens(simulator: Simulator, sent: list[dict[str, Any]], tools: list[d
         floor += math.ceil(RECORD_TOKENS * instance.model.counting.factor)
     least = min(floor, simulator.count_chat(instance, sent, tools))
     return least if least + margin_tokens(least, 0.0) + ANSWER_TOKENS <= instance.context_length else None
+
+
+def _below_trigger(simulator: Simulator, sent: list[dict[str, Any]], tools: list[dict[str, Any]]) -> str:
+    """The tokens and the trigger of a request that need not be compacted by the server's own count, else ""."""
+    [instance] = simulator.instances
+    tokens = simulator.count_chat(instance, sent, tools)
+    budget = Budget(rules=RULES, window_tokens=instance.context_length, floor_tokens=0, error_ratio=0.0)
+    return "" if budget.triggers(tokens) else f"{tokens} tokens at a window of {instance.context_length}"
 
 
 def _judge(result: Replay, transcript: Transcript, sent: list[dict[str, Any]], upstream: list[dict[str, Any]]) -> None:

@@ -5,7 +5,8 @@ length and a model's name: one whose vocabulary the proxy knows, or one that nob
 conversations meet one server, a Chinese one first, so that what one teaches meets the others; otherwise each has a
 server of its own.
 
-`TESTS_WHOLE_REPLAYS=N` runs all cells with every Nth request; without it some cells, with every third.
+`TESTS_WHOLE_REPLAYS=N` runs all cells with every Nth request, with LM Studio's protocol and without; without it some
+cells, with every third.
 """
 
 from __future__ import annotations
@@ -107,15 +108,15 @@ class Cell:
 
 
 def cells() -> list[Cell]:
-    """All cells: each tokenizer at each context length, with the names in turn."""
+    """All cells: each tokenizer at each context length, with the names in turn; with the protocol and without."""
     tokenizers = _TOKENIZERS | {f"mixed-{seed}": mixed(seed) for seed in range(8)}
     keys = list(_MODELS)
     made = []
     for number, (name, tokenizer) in enumerate(tokenizers.items()):
         for place, window in enumerate(_WINDOWS):
             key = keys[(number + place) % len(keys)]
-            is_shared, speaks = (number + place) % 2 == 0, number % 3 == 2
-            made.append(Cell(name, tokenizer, key, window, is_shared=is_shared, speaks=speaks))
+            is_shared = (number + place) % 2 == 0
+            made += [Cell(name, tokenizer, key, window, is_shared=is_shared, speaks=speaks) for speaks in (True, False)]
     return made
 
 
@@ -134,6 +135,11 @@ _FAST = [
 _CELLS = cells() if _WHOLE else _FAST
 
 
+def _mates(cell: Cell) -> tuple[Cell, ...]:
+    """The cells behind the same proxy: a process has no sockets for the servers of all."""
+    return tuple(each for each in _CELLS if not _WHOLE or (each.window, each.speaks) == (cell.window, cell.speaks))
+
+
 @dataclass
 class Stage:
     proxy: Proxy
@@ -142,22 +148,28 @@ class Stage:
 
 
 @pytest.fixture(scope="module")
-def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
-    """One proxy in front of all servers."""
+def stage(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    """One proxy in front of the servers of some cells."""
     chosen = transcripts()
     folder: Path = tmp_path_factory.mktemp("foreign")
     simulators: dict[str, Simulator] = {}
     models = []
     with ExitStack() as stack:
-        for cell in _CELLS:
+        for cell in request.param:
             for group in dict.fromkeys(_group(cell, each) for each in chosen):
                 simulators[group] = cell.simulator()
                 base_url = stack.enter_context(serve(simulators[group])).base_url
                 models.append(lm_studio(group, cell.key, base_url))
-        yield Stage(stack.enter_context(proxy(write_config(folder, models, {}))), chosen, simulators)
+        yield Stage(
+            stack.enter_context(proxy(write_config(folder, models, {"ask_server_timeout_s": 30}))), chosen, simulators
+        )
 
 
-@pytest.mark.parametrize("cell", _CELLS, ids=[cell.name for cell in _CELLS])
+@pytest.mark.parametrize(
+    ("stage", "cell"),
+    [pytest.param(_mates(cell), cell, id=cell.name) for cell in _CELLS],
+    indirect=["stage"],
+)
 def test_replay_at_a_foreign_tokenizer(stage: Stage, cell: Cell) -> None:
     """Nothing is cut, nothing refused that fits by the server's own count, and the server is seldom asked."""
     order = sorted(stage.chosen, key=lambda each: not each.name.startswith("chat_zh"))
@@ -175,6 +187,9 @@ def test_replay_at_a_foreign_tokenizer(stage: Stage, cell: Cell) -> None:
     assert [problem for result in results for problem in result.invalid] == []
     assert [failure for result in results for failure in result.failed] == []
     assert [f"{result.name} {refusal}" for result in results for refusal in result.wrongly_refused] == []
+    if cell.speaks:
+        assert [f"{result.name} {early}" for result in results for early in result.early] == []
+        assert sum(result.questions for result in results) == 0
     assert max(result.most_questions for result in results) <= _MOST_QUESTIONS
     assert sum(result.questions for result in results) <= _MOST_QUESTIONS_A_REQUEST * requests
     assert requests > 0
@@ -185,11 +200,10 @@ def _group(cell: Cell, each: Transcript) -> str:
 
 
 def _table(cell: Cell, results: list[Replay]) -> str:
-    rows = [f"{'':34} requests refused wrongly  cut no room compacted summaries questions most facts"]
+    rows = [f"{'':34} requests refused wrongly  cut no room compacted early summaries questions most facts"]
     for each in results:
         refused, cut = f"{each.refused:7} {len(each.wrongly_refused):7}", f"{len(each.cut):4} {each.truncated:7}"
+        compacted = f"{each.compacted_requests:9} {len(each.early):5}"
         asked = f"{each.summaries:9} {each.questions:9} {each.most_questions:4}"
-        rows.append(
-            f"{each.name:34} {each.requests:8} {refused} {cut} {each.compacted_requests:9} {asked} {each.facts:.3f}"
-        )
+        rows.append(f"{each.name:34} {each.requests:8} {refused} {cut} {compacted} {asked} {each.facts:.3f}")
     return "\n".join([f"\n{cell.name}: {cell.tokenizer}"[:300], *rows])
