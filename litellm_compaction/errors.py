@@ -65,7 +65,7 @@ class WindowUnread(WindowUnknown):
         """The message with the server's address and the remedy, for the log."""
         if not self.address:
             return str(self)
-        return f"LM Studio at {self.address} does not answer. {_START_IT}"
+        return ServerGone(self.address).for_operators
 
     @property
     def for_clients(self) -> str:
@@ -195,6 +195,23 @@ class ServerUnavailable(CompactionError):
     def for_clients(self) -> str:
         """Whom we asked is the operator's to know."""
         return "The model's server does not answer as expected."
+
+
+class ServerGone(ServerUnavailable):
+    """LM Studio takes no connection, though it did when its windows were read.
+
+    Attributes:
+        address: of its server.
+    """
+
+    def __init__(self, address: str) -> None:
+        super().__init__(f"LM Studio at {address} does not answer. {_START_IT}")
+        self.address = address
+
+    @property
+    def for_clients(self) -> str:
+        """The message without the address."""
+        return f"LM Studio does not answer. {_START_IT}"
 
 
 class UnusableModelFile(CompactionError):

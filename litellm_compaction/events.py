@@ -27,6 +27,9 @@ USED_AHEAD = "prepared"
 USED_EARLY = "early"
 # Why whoever waited got no summary of it: its own words, or that it came too late.
 USELESS = frozenset(("echo", "loop", "dialogue", "script", "language", "invented", "empty", "refusal", "timeout"))
+# Why a compaction is another one than configured although nothing is wrong: no summary has room, the client writes its
+# own, or texts were shortened as the operator allows.
+BY_PLAN = frozenset(("no_room", "client_summary", "attached", "excerpt"))
 # Of a model's newest summaries so many are looked at, and so many of them rejected are too many.
 _LATEST, _TOO_MANY = 6, 4
 # Of an answer that the window has cut.
@@ -151,8 +154,6 @@ Event: TypeAlias = Kept
 Observer: TypeAlias = Callable[[Event], None]
 
 _LEVELS: dict[str, int] = {
-    "compacted": logging.INFO,
-    "fallback": logging.WARNING,
     "refused": logging.WARNING,
     "failed_open": logging.ERROR,
     "observed": logging.INFO,
@@ -242,10 +243,19 @@ def _results(event: CompactionEvent) -> str:
     )
 
 
+def _level(event: CompactionEvent) -> int:
+    """WARNING where the operator may have something to change, not for what goes by plan."""
+    if event.outcome in ("compacted", "fallback"):
+        is_as_planned = not event.has_overflowed and event.reason in ("", *BY_PLAN)
+        return logging.INFO if is_as_planned else logging.WARNING
+    return _LEVELS.get(event.outcome, logging.DEBUG)
+
+
 def log_observer(logger: logging.Logger) -> Observer:
     """An observer that writes one line an event.
 
-    INFO for a compaction, WARNING after trouble and for a restart, ERROR for an answer that was cut, else DEBUG.
+    INFO for a compaction that goes by plan, WARNING after trouble and for a restart, ERROR for an answer that was cut,
+    else DEBUG.
     """
 
     def observe(event: Event) -> None:
@@ -273,10 +283,8 @@ def log_observer(logger: logging.Logger) -> Observer:
                 event.window_tokens,
             )
             return
-        is_trouble = event.outcome == "compacted" and (event.reason or event.has_overflowed)
-        level = logging.WARNING if is_trouble else _LEVELS.get(event.outcome)
         logger.log(
-            level or logging.DEBUG,
+            _level(event),
             "%s model=%s phase=%s %d/%d tokens (%s) before=%d after=%d covered=%d round=%d calls=%d "
             "window_source=%s pruning_model=%s duration_ms=%.0f summary_ms=%.0f%s%s%s",
             event.outcome,

@@ -198,7 +198,7 @@ async def summarize(job: SummaryJob, ask: Ask, count: Callable[[str], int], *, t
 
     Raises:
         SummaryFailed: no call gave a usable summary; `reason` is one of timeout, error, empty, refusal, echo,
-            loop, dialogue, script, language, invented, reasoning_only, longer, no_room.
+            loop, dialogue, script, language, invented, reasoning_only, longer, small_window.
     """
     return await _within_s(_summarize(job, _Caller(ask, count, job)), timeout_s)
 
@@ -207,7 +207,7 @@ async def _summarize(job: SummaryJob, one: _Caller) -> str:
     count = one.count
     room = job.prompt_limit_tokens - count(_prompt(job, job.earlier, ""))
     if room < 200:
-        raise SummaryFailed("no_room", f"{job.prompt_limit_tokens} tokens for the summariser's prompt")
+        raise SummaryFailed("small_window", f"{job.prompt_limit_tokens} tokens for the summariser's prompt")
     # Partial records are worth their calls only where one prompt holds two of them for the merge.
     mergeable = room >= 2 * _OVERRUN_RATIO * job.summary_tokens + _PART_TOKENS
     max_parts = _MAX_PARTS if mergeable else 1

@@ -50,6 +50,11 @@ def event(outcome: Outcome = "compacted", **changes: object) -> CompactionEvent:
         ("compacted", "timeout", logging.WARNING),
         ("observed", "summarize", logging.INFO),
         ("fallback", "empty", logging.WARNING),
+        ("fallback", "small_window", logging.WARNING),
+        ("fallback", "no_room", logging.INFO),
+        ("fallback", "attached", logging.INFO),
+        ("fallback", "excerpt", logging.INFO),
+        ("compacted", "client_summary", logging.INFO),
         ("refused", "does_not_fit", logging.WARNING),
         ("failed_open", "error", logging.ERROR),
         ("reused", "", logging.DEBUG),
@@ -59,7 +64,7 @@ def event(outcome: Outcome = "compacted", **changes: object) -> CompactionEvent:
 def test_the_level_says_how_bad_it_is(
     outcome: Outcome, reason: str, level: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """One INFO for a compaction, a WARNING where something went wrong, DEBUG for what happens all the time."""
+    """One INFO for a compaction, a WARNING where something can be changed, DEBUG for what happens all the time."""
     with caplog.at_level(logging.DEBUG, LOGGER.name):
         log_observer(LOGGER)(event(outcome, reason=reason))
     (record,) = caplog.records

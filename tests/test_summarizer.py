@@ -326,7 +326,7 @@ async def test_every_prompt_fits_the_pruning_model(limit: int, summary_tokens: i
     try:
         await run(ask, made)
     except SummaryFailed as error:
-        assert error.reason in ("no_room", "longer")  # noqa: PT017 - both ends are fine here
+        assert error.reason in ("small_window", "longer")  # noqa: PT017 - both ends are fine here
     assert all(count(prompt) <= limit for prompt in ask.prompts)
 
 
@@ -347,8 +347,8 @@ async def test_a_part_that_fails_fails_the_job() -> None:
 async def test_without_room_nobody_is_asked() -> None:
     """A window that barely holds the instruction cannot be used."""
     ask = FakeAsk(GOOD)
-    assert await failure(ask, job(prompt_limit_tokens=450)) == "no_room"
-    assert await failure(ask, job(earlier="record " * 4000)) == "no_room"
+    assert await failure(ask, job(prompt_limit_tokens=450)) == "small_window"
+    assert await failure(ask, job(earlier="record " * 4000)) == "small_window"
     assert ask.prompts == []
 
 

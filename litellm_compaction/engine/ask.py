@@ -516,7 +516,7 @@ class Pruner:
             )
             return _Question(prompt=prompt, choices=choices, answer_tokens=most_tokens)
 
-        return await off_loop(work.conversation.messages, ask) or "no_room"
+        return await off_loop(work.conversation.messages, ask) or "small_window"
 
 
 async def _answered(work: MeasuredRequest, decision: Prune, model: PruningModel, question: _Question) -> Compaction:

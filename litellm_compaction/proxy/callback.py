@@ -35,8 +35,10 @@ from litellm_compaction.proxy.refusals import (
     litellm_error_of,
     log_failure,
     log_refused,
+    mark_told,
     refusal_of,
     reworded,
+    server_gone,
 )
 from litellm_compaction.proxy.spans import Spans, note_request_span
 from litellm_compaction.proxy.startup import (
@@ -280,13 +282,19 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
             log_refused(call.group, call.refusal)
         if told is not None and hasattr(original_exception, "message"):
             original_exception.message = told.message
+            original_exception.status_code = told.status_code  # type: ignore[attr-defined] # LiteLLM's own errors have it
         return told
 
     async def async_log_failure_event(self, kwargs: Any, response_obj: Any, start_time: Any, end_time: Any) -> None:
         """Learns from an attempt that failed, before the router retries it."""
         call = self._calls.logged(kwargs)
         if call is not None:
-            self._learn_overflow(call, str(kwargs.get("exception") or ""), kwargs)
+            error = kwargs.get("exception")
+            self._learn_overflow(call, str(error or ""), kwargs)
+            if call.refusal is None and (gone := server_gone(error, call.case)) is not None:
+                # Before LiteLLM writes its own lines.
+                call.refused(gone)
+                mark_told(error)
 
     async def async_post_call_response_headers_hook(
         self,

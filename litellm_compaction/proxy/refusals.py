@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import re
+import ssl
 import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -19,6 +20,7 @@ import litellm
 from fastapi import HTTPException
 from litellm.proxy._types import ProxyException
 
+from litellm_compaction.engine import RequestContext
 from litellm_compaction.errors import (
     BadWish,
     CompactionError,
@@ -26,6 +28,7 @@ from litellm_compaction.errors import (
     NotServed,
     Overloaded,
     OwnTemplate,
+    ServerGone,
     ServerUnavailable,
     TooDeep,
     WindowUnread,
@@ -173,14 +176,37 @@ def reworded(refused: CompactionError | None, original: Exception, *, is_guarded
     """
     if isinstance(original, Refusal):
         return None
-    if refused is not None and refused.for_clients in str(original):
+    if refused is not None and (getattr(original, _TOLD, False) or refused.for_clients in str(original)):
         # LiteLLM logs it before the failure hook on most routes, after it on /v1/messages and /v1/completions.
-        setattr(original, _TOLD, True)
+        mark_told(original)
         return refusal_of(refused)
     if is_guarded and isinstance(original, litellm.ContextWindowExceededError):
         message = unframed(str(getattr(original, "message", original)))
         return Refusal(message, status=400, kind="invalid_request_error", param="messages", code=TOO_LONG)
     return None
+
+
+def mark_told(error: object) -> None:
+    """Marks an error of LiteLLM's as one that we tell clients and the log in our words."""
+    setattr(error, _TOLD, True)
+
+
+def server_gone(error: BaseException | None, case: RequestContext | None) -> ServerGone | None:
+    """The refusal for an LM Studio that has taken no connection for a request; None for any other error.
+
+    Args:
+        error: with the errors that it comes of.
+        case: of the request; None where it was not sent.
+    """
+    address = case.target.lmstudio_address if case is not None else ""
+    causes: list[BaseException] = []
+    while error is not None and error not in causes:
+        causes.append(error)
+        error = error.__cause__ or error.__context__
+    # A certificate that is refused is no reason to start a server.
+    has_failed_to_connect = any(isinstance(each, httpx.ConnectError) for each in causes)
+    is_of_certificate = any(isinstance(each, ssl.SSLError) for each in causes)
+    return ServerGone(address) if address and has_failed_to_connect and not is_of_certificate else None
 
 
 def unframed(message: str) -> str:

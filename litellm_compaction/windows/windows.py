@@ -347,7 +347,7 @@ class Windows:
                 tokens=window.tokens,
                 age_s=self._clock() - reading.read_s,
                 failure=reading.failure,
-                address=_address(target),
+                address=target.lmstudio_address,
             )
         tokens = min(window.tokens, *others)
         if target.key not in self._unproven:
@@ -375,7 +375,7 @@ class Windows:
         else:
             tried = f"{reason}; no context length is configured; no overflow error named one"
             if is_silent:
-                raise WindowUnread(target.model, tried=tried, address=_address(target))
+                raise WindowUnread(target.model, tried=tried, address=target.lmstudio_address)
             raise WindowUnknown(target.model, tried=tried)
         return self._remember(
             target,
@@ -437,6 +437,11 @@ class Target:
         """Whether there is a server to ask."""
         return self.api_base is not None and (self.is_lmstudio or bool(self.apis))
 
+    @property
+    def lmstudio_address(self) -> str:
+        """Where LM Studio should answer, without a user's name and password; "" for other servers."""
+        return without_userinfo(self.api_base) if self.is_lmstudio and self.api_base else ""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
@@ -479,11 +484,6 @@ class Known(NamedTuple):
     window: Window | None
     absence: str
     not_loaded: bool
-
-
-def _address(target: Target) -> str:
-    """Where LM Studio should answer, without a user's name and password; "" for other servers."""
-    return without_userinfo(target.api_base) if target.is_lmstudio and target.api_base else ""
 
 
 def server_of(source: Source) -> LocalServer | None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ssl
+from dataclasses import replace
 from typing import Any
 
+import httpx
 import litellm
 import pytest
 from fastapi import HTTPException
@@ -16,13 +19,22 @@ from litellm_compaction.errors import (
     DoesNotFit,
     ModelNotLoaded,
     Overloaded,
+    ServerGone,
     ServerUnavailable,
     WindowOutdated,
     WindowUnknown,
     WindowUnread,
 )
 from litellm_compaction.proxy.call import Call, Outlook
-from litellm_compaction.proxy.refusals import litellm_error_of, refusal_of, response_of, reworded, unframed
+from litellm_compaction.proxy.refusals import (
+    litellm_error_of,
+    refusal_of,
+    response_of,
+    reworded,
+    server_gone,
+    unframed,
+)
+from tests.proxy.scripted import Scene, Turn
 
 TOO_LARGE = DoesNotFit("9,000 tokens do not fit into 8,192.", shares=(), window_tokens=8192, needed_tokens=9300)
 SECRET = "GET http://10.0.0.7:1234/api/v1/models: no connection (All connection attempts failed)"
@@ -41,9 +53,10 @@ UNREAD = WindowUnread("m", tried=SECRET)
         (UNREAD, 503, "503"),
         (OUTDATED, 503, "503"),
         (ServerUnavailable(SECRET), 503, "503"),
+        (ServerGone("http://10.0.0.7:1234/v1"), 503, "503"),
         (BUSY, 503, "503"),
     ],
-    ids=["too large", "unknown", "not loaded", "unread", "outdated", "unavailable", "busy"],
+    ids=["too large", "unknown", "not loaded", "unread", "outdated", "unavailable", "gone", "busy"],
 )
 def test_each_error_has_its_status_and_code(error: CompactionError, status: int, code: str) -> None:
     """The same in all three places in which LiteLLM takes an error from us; an address in none of them."""
@@ -128,3 +141,32 @@ def test_another_attempt_forgets_what_the_one_before_came_to() -> None:
     call.begins_attempt("second")
     assert (call.outlook, call.action, call.refusal) == (None, "none", None)
     assert (call.is_carried, call.may_pause, call.guarded) == (False, False, None)
+
+
+def _from(error: BaseException, cause: BaseException) -> BaseException:
+    error.__cause__ = cause
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "is_lmstudio", "is_gone"),
+    [
+        (_from(ValueError("Connection error."), httpx.ConnectError("refused")), True, True),
+        (_from(ValueError("Connection error."), httpx.ConnectError("refused")), False, False),
+        (_from(httpx.ConnectError("handshake"), ssl.SSLCertVerificationError("self-signed")), True, False),
+        (_from(ValueError("Connection error."), httpx.ReadError("reset")), True, False),
+        (httpx.ConnectTimeout("slow"), True, False),
+    ],
+    ids=["refused", "another server", "certificate", "broken", "slow"],
+)
+def test_only_an_lm_studio_that_takes_no_connection_is_to_be_started(
+    error: BaseException, is_lmstudio: bool, is_gone: bool
+) -> None:
+    """Other servers and other failures are told as LiteLLM tells them."""
+    scene = Scene([], [Turn()], is_lmstudio=is_lmstudio)
+    case = replace(scene.case, target=replace(scene.case.target, api_base="http://u:p@10.0.0.7:1234/v1"))
+    gone = server_gone(error, case)
+    assert (gone is not None) is is_gone
+    if gone is not None:
+        assert gone.for_operators.startswith("LM Studio at http://10.0.0.7:1234/v1 does not answer. Start its server")
+    assert server_gone(error, None) is None

@@ -53,7 +53,14 @@ from litellm_compaction.proxy.answer.sse import (
     short_error,
     unreadable,
 )
-from litellm_compaction.proxy.refusals import RECOGNIZED, bad_request, litellm_error_of, log_failure, response_of
+from litellm_compaction.proxy.refusals import (
+    RECOGNIZED,
+    bad_request,
+    litellm_error_of,
+    log_failure,
+    response_of,
+    server_gone,
+)
 from litellm_compaction.proxy.routing import WAYS_OF
 from litellm_compaction.windows.fetch import ACCEPTED_ENCODINGS, is_quickly_read, unfolds_slowly
 
@@ -395,15 +402,22 @@ class GuardedTransport(ListTransport):
         """The answer to LiteLLM's one call."""
         try:
             return await self._handled(request)
-        except httpx.TransportError:
+        except httpx.TransportError as error:
             # Of the server's.
-            raise
+            gone = None if self._has_answered else server_gone(error, self._case)
+            if gone is None:
+                raise
+            return self._refused(gone)
         except Exception as error:
             too_long = self._case.attempts.too_long
-            if too_long is None or (self._upstream is not None and self._upstream.headers is not None):
+            if too_long is None or self._has_answered:
                 raise
             log_failure("transport", error, too_long=too_long)
             return self._refused(too_long)
+
+    @property
+    def _has_answered(self) -> bool:
+        return self._upstream is not None and self._upstream.headers is not None
 
     async def _handled(self, request: httpx.Request) -> httpx.Response:
         content = await request.aread()
