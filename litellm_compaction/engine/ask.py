@@ -288,7 +288,8 @@ class SummaryClient:
         if sum(conversation.sizes[begin:cut]) > _FAR_TOO_MANY_RATIO * job.prompt_limit_tokens:
             return None
         prefix, asked = await off_loop(messages, lambda: _in_append_mode(messages, base, cut, job))
-        counted = await self._counter.count(work.case.target.key, work.family, replace(work.request, messages=asked))
+        target, request = work.case.target, replace(work.request, messages=asked)
+        counted = await self._counter.count(target.key, work.family, request, asker=target.asker)
         # The job's limit is for text by itself; of this prompt the server may have counted the beginning, or not.
         doubt_tokens = math.ceil(counted.tokens * max(counted.error_ratio - work.count.text_error_ratio, 0.0))
         if counted.tokens + doubt_tokens > job.prompt_limit_tokens:
@@ -340,7 +341,7 @@ class SummaryClient:
             # In the shape of every prompt for it; a list without messages is refused by many templates.
             shape = Request(messages=(user_message(""),))
             error_ratio = (await self._counter.count(model.target.key, family, shape)).error_ratio
-            count_text = self._counter.text_counter(model.target.key, family)
+            count_text = self._counter.text_counter(model.target.key, family, asker=work.case.target.asker)
         thinking_tokens = answer_tokens if family.reasons else 0
         budget = Budget(
             rules=replace(work.budget.rules, answer_min_tokens=answer_tokens + thinking_tokens),

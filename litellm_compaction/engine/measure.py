@@ -40,7 +40,7 @@ from litellm_compaction.tokenizers.families import Family
 from litellm_compaction.tokenizers.sources import Sources
 from litellm_compaction.tokens.count import holding
 from litellm_compaction.tokens.counter import Count, TokenCounter
-from litellm_compaction.windows.windows import Window, Windows
+from litellm_compaction.windows.windows import Target, Window, Windows
 
 # By so much what is added to a floor that the server has counted may be more than planned.
 _PLANNED_ERROR = 0.10
@@ -99,12 +99,12 @@ class RequestMeasurer:
             raise OwnTemplate
         window = await self.window(case)
         family = await self._sources.family(case.target, window)
-        count = await self._count(case.target.key, family, request, window.tokens)
+        count = await self._count(case.target, family, request, window.tokens)
         if _may_be_cut(count.tokens, window):
             before, window = window, await self.window(case, prompt_tokens=count.tokens)
             if not window.is_like(before):
                 family = await self._sources.family(case.target, window)
-                count = await self._count(case.target.key, family, request, window.tokens)
+                count = await self._count(case.target, family, request, window.tokens)
         return await off_loop_if(
             is_long(request.messages), lambda: self._work(request, case, window, family, count, (), started_s)
         )
@@ -139,18 +139,18 @@ class RequestMeasurer:
 
     async def count_request(self, work: MeasuredRequest, request: Request) -> Count:
         """The tokens of a request that is made of `work`'s."""
-        return await self._count(work.case.target.key, work.family, request, work.window.tokens)
+        return await self._count(work.case.target, work.family, request, work.window.tokens)
 
-    async def _count(self, key: str, family: Family, request: Request, window_tokens: int) -> Count:
+    async def _count(self, target: Target, family: Family, request: Request, window_tokens: int) -> Count:
         """The tokens of a request; of one that is far too long, what decides is counted and the rest estimated."""
         reach_chars = max(_MOST_CHARS_PER_TOKEN * window_tokens, _ALWAYS_COUNTED_CHARS)
         has_many = len(request.messages) > _MANY_MESSAGES or len(request.tools) > _MANY_TOOLS
         counted = await off_loop_if(
             has_many or is_long(request.messages, request.tools), lambda: _within_reach(request, reach_chars)
         )
-        if counted is None:
-            return await self._counter.count(key, family, request)
-        return _with_rest(await self._counter.count(key, family, counted.request), counted)
+        known = request if counted is None else counted.request
+        count = await self._counter.count(target.key, family, known, asker=target.asker)
+        return count if counted is None else _with_rest(count, counted)
 
     def with_floor(self, work: MeasuredRequest, count: Count) -> MeasuredRequest:
         """`work` with sizes by which its floor takes what a better count says.
@@ -205,7 +205,7 @@ class RequestMeasurer:
         """
         window = await self.window(case)
         family = await self._sources.family(case.target, window)
-        return window, self._counter.text_counter(case.target.key, family)
+        return window, self._counter.text_counter(case.target.key, family, asker=case.target.asker)
 
     async def window(self, case: RequestContext, *, prompt_tokens: int = 0) -> Window:
         """The window of a case's target, after a warm-up where that is needed and wanted.
@@ -274,7 +274,7 @@ class RequestMeasurer:
         hashes: tuple[str, ...],
         started_s: float,
     ) -> MeasuredRequest:
-        count_text = self._counter.text_counter(case.target.key, family)
+        count_text = self._counter.text_counter(case.target.key, family, asker=case.target.asker)
         # What is made of the request begins otherwise: there the server's number for its beginning is no help.
         sizes = tuple(math.ceil(size * count.text_ratio) for size in count.sizes)
         conversation = Conversation(

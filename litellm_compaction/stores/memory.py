@@ -1,9 +1,9 @@
-"""A store in the memory of one process: least recently used first out, bounded in bytes and age."""
+"""A store in the memory of one process, bounded in bytes and age: who has most loses the least recently used first."""
 
 from __future__ import annotations
 
 import time
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -46,7 +46,7 @@ class MemoryStore:
         self._max_bytes = max_bytes
         self._clock = clock
         self._entries: OrderedDict[_Key, _Entry] = OrderedDict()
-        self._used_bytes = 0
+        self._bytes_by_scope: Counter[str] = Counter()
         self._events: deque[StoredEvent] = deque(maxlen=MAX_EVENTS)
         self._last_number = 0
         self._settings: dict[str, str] = {}
@@ -149,7 +149,7 @@ class MemoryStore:
         self._events.clear()
         self._settings.clear()
         self._plots.clear()
-        self._used_bytes = 0
+        self._bytes_by_scope.clear()
 
     def _newest_plots(self) -> list[Plot]:
         return sorted(self._plots.values(), key=lambda plot: (-plot.when_s, plot.key))
@@ -170,11 +170,16 @@ class MemoryStore:
         now_s = self._clock()
         self._drop(key)
         self._entries[key] = _Entry(value, _OVERHEAD_BYTES + text_bytes, now_s, now_s)
-        self._used_bytes += _OVERHEAD_BYTES + text_bytes
-        while self._used_bytes > self._max_bytes and len(self._entries) > 1:
-            self._drop(next(iter(self._entries)))
+        self._bytes_by_scope[key[1]] += _OVERHEAD_BYTES + text_bytes
+        while self._bytes_by_scope.total() > self._max_bytes and len(self._entries) > 1:
+            # One tenant's records take nothing from those who have fewer.
+            [(largest, _)] = self._bytes_by_scope.most_common(1)
+            oldest = next(each for each in self._entries if each[1] == largest)
+            self._drop(oldest if oldest != key else next(iter(self._entries)))
 
     def _drop(self, key: _Key) -> None:
         entry = self._entries.pop(key, None)
         if entry is not None:
-            self._used_bytes -= entry.size_bytes
+            self._bytes_by_scope[key[1]] -= entry.size_bytes
+            if not self._bytes_by_scope[key[1]]:
+                del self._bytes_by_scope[key[1]]

@@ -83,8 +83,8 @@ class Store(Protocol):
     """Where compactions, learned facts, the history and the page's plots are kept.
 
     Compactions and facts share one time to live, which begins anew with every use, and one bound in bytes, beyond
-    which the least recently used go first. Events and plots are bounded by number and age. Every method may raise
-    `StoreError`, and nothing else; what a cancelled call has begun is finished.
+    which the scope that has most loses its least recently used ones. Events and plots are bounded by number and age.
+    Every method may raise `StoreError`, and nothing else; what a cancelled call has begun is finished.
     """
 
     async def find(self, scope: str, hashes: Sequence[str]) -> list[Compaction]:

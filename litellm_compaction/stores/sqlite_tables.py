@@ -33,7 +33,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
             used_order INTEGER NOT NULL,
             UNIQUE (kind, scope, key)
         )""",
-        # All that eviction reads, so that it never touches the bodies.
+        # All that eviction reads, with `entry_by_scope`, so that it never touches the bodies.
         "CREATE INDEX entry_by_use ON entry (used_order, used_s, size_bytes)",
         "CREATE TABLE usage (bytes INTEGER NOT NULL)",
         "INSERT INTO usage VALUES (0)",
@@ -48,6 +48,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         "CREATE TABLE plot (key TEXT PRIMARY KEY, when_s REAL NOT NULL, body BLOB NOT NULL)",
         "CREATE INDEX plot_by_time ON plot (when_s)",
     ),
+    ("CREATE INDEX entry_by_scope ON entry (scope, used_order, size_bytes)",),
 )
 
 # One more than any before, in the order of use: clocks of several processes are not finer than requests.
@@ -116,7 +117,9 @@ def put_back(connection: sqlite3.Connection, now_s: float) -> None:
 
 
 def evict(connection: sqlite3.Connection, *, expired_before_s: float, max_bytes: int) -> bool:
-    """Deletes what is expired, then the least recently used until the bound holds; never the last used one.
+    """Deletes what is expired; then of the scope that has most the least recently used, until the bound holds.
+
+    So one tenant's records take nothing from those who have fewer. The last used entry of all stays.
 
     Returns:
         Whether anything was deleted.
@@ -126,17 +129,39 @@ def evict(connection: sqlite3.Connection, *, expired_before_s: float, max_bytes:
         raise sqlite3.DatabaseError("the table `usage` is damaged")
     excess_bytes = used[0] - max_bytes
     doomed: list[tuple[int]] = []
-    rows = connection.execute(
-        "SELECT id, used_s, size_bytes FROM entry"
-        " WHERE used_order < (SELECT max(used_order) FROM entry) ORDER BY used_order"
-    )
+    older = "used_order < (SELECT max(used_order) FROM entry)"
+    rows = connection.execute(f"SELECT id, used_s, size_bytes FROM entry WHERE {older} ORDER BY used_order")  # noqa: S608
     for entry_id, used_s, size_bytes in rows:
-        if used_s >= expired_before_s and excess_bytes <= 0:
+        if used_s >= expired_before_s:
             break
         doomed.append((entry_id,))
         excess_bytes -= size_bytes
     connection.executemany("DELETE FROM entry WHERE id = ?", doomed)
+    if excess_bytes > 0:
+        crowded = _of_the_largest(connection, older, excess_bytes)
+        connection.executemany("DELETE FROM entry WHERE id = ?", crowded)
+        doomed += crowded
     return bool(doomed)
+
+
+def _of_the_largest(connection: sqlite3.Connection, older: str, excess_bytes: int) -> list[tuple[int]]:
+    """The entries, each of the scope that has most left, that have to go for `excess_bytes`."""
+    left = dict(connection.execute(f"SELECT scope, sum(size_bytes) FROM entry WHERE {older} GROUP BY scope"))  # noqa: S608
+    oldest = f"SELECT id, size_bytes FROM entry WHERE scope = ? AND {older} ORDER BY used_order"  # noqa: S608
+    cursors: dict[str, sqlite3.Cursor] = {}
+    found: list[tuple[int]] = []
+    while excess_bytes > 0 and left:
+        scope = max(left, key=left.__getitem__)
+        if scope not in cursors:
+            cursors[scope] = connection.execute(oldest, (scope,))
+        row = cursors[scope].fetchone()
+        if row is None:
+            del left[scope]
+            continue
+        found.append((row[0],))
+        left[scope] -= row[1]
+        excess_bytes -= row[1]
+    return found
 
 
 def compactions(connection: sqlite3.Connection, alive_since_s: float) -> list[tuple[str, bytes, float, float, int]]:

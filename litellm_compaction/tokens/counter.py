@@ -85,21 +85,23 @@ class TokenCounter:
         self._recent: Bounded[tuple[Family, int], RawCount] = Bounded(_MAX_RECENT)
         self._calibrations: Bounded[str, Calibrations] = Bounded(_MAX_TARGETS)
 
-    async def count(self, target_key: str, family: Family, request: Request) -> Count:
+    async def count(self, target_key: str, family: Family, request: Request, *, asker: str = "") -> Count:
         """The tokens of a request. Raises on nothing in its messages and tools.
 
         Args:
             target_key: the deployment, for what its server has counted.
             family: of its model.
             request: what is sent to it.
+            asker: the tenant (`Target.asker`); what was remembered of another's requests is not used.
 
         Raises:
             RecursionError: its extras are nested deeper than JSON is written.
         """
         family = await usable_soon(family)
-        prints = await _fingerprints(request)
-        raw = await self._raw(family, request, prints)
-        extras_tokens = await self._extras_tokens(family, request.extras) if request.extras else 0.0
+        prints = await _fingerprints(request, asker)
+        counting = self._counting.of(asker)
+        raw = await self._raw(counting, family, request, prints)
+        extras_tokens = await _extras_tokens(counting, family, request.extras) if request.extras else 0.0
         if extras_tokens:
             raw = raw.with_extras(extras_tokens)
         basis = _basis(family, rendered=raw.rendered)
@@ -169,25 +171,16 @@ class TokenCounter:
             anchor=anchor,
         )
 
-    async def _raw(self, family: Family, request: Request, prints: Fingerprints) -> RawCount:
+    async def _raw(self, counting: Counting, family: Family, request: Request, prints: Fingerprints) -> RawCount:
         """The uncalibrated count; a request that has just been counted, as two hooks do, is not counted again."""
         if not prints:
-            return await self._counting.count(family, request)
+            return await counting.count(family, request)
         key = (family, prints[-1])
         found = self._recent.pop(key, None)
         if found is None:
-            found = await self._counting.count(family, request, prints)
+            found = await counting.count(family, request, prints)
         self._recent[key] = found
         return found
-
-    async def _extras_tokens(self, family: Family, extras: JsonObject) -> float:
-        """What the text of a request's extras takes at most, if a template writes it once; long ones by pieces."""
-        is_long = chars_of(extras) > _EXTRAS_THREAD_CHARS
-        text = await asyncio.to_thread(_as_text, extras) if is_long else _as_text(extras)
-        pieces = _pieces(text) if len(text) > _EXACT_TEXT_CHARS else [text]
-        measured = await self._counting.measures.get(family.vocabulary, [Item((piece,)) for piece in pieces])
-        tokens = sum(raw_tokens(measure, family) for measure in measured)
-        return tokens * len(text) / max(1, sum(map(len, pieces)))
 
     async def prepare(self, family: Family) -> None:
         """Loads what counts a family, so that no request is the first one: some calls hold the interpreter lock."""
@@ -199,20 +192,21 @@ class TokenCounter:
         (measure,) = await self._counting.measures.get(family.vocabulary, [Item((text,))])
         return self._text_tokens(target_key, family, measure)
 
-    def text_counter(self, target_key: str, family: Family) -> Callable[[str], int]:
+    def text_counter(self, target_key: str, family: Family, *, asker: str = "") -> Callable[[str], int]:
         """`count_text` for pure callers: counts in the caller's thread, 0.03 s at most.
 
         Of a longer text eight pieces stand for all of it: whatever is sent is counted as a request before.
         """
+        measures = self._counting.of(asker).measures
 
         def count_text_now(text: str) -> int:
             usual = usable(family)
             if len(text) > _EXACT_TEXT_CHARS:
                 pieces = _pieces(text)
-                counted = self._counting.measures.get_now(usual.vocabulary, [Item((piece,)) for piece in pieces])
+                counted = measures.get_now(usual.vocabulary, [Item((piece,)) for piece in pieces])
                 tokens = sum(self._text_tokens(target_key, usual, measure) for measure in counted)
                 return ceil(tokens * len(text) / sum(map(len, pieces)))
-            (measure,) = self._counting.measures.get_now(usual.vocabulary, [Item((text,))])
+            (measure,) = measures.get_now(usual.vocabulary, [Item((text,))])
             return self._text_tokens(target_key, usual, measure)
 
         return count_text_now
@@ -405,6 +399,16 @@ class GeneratedTokens:
         self._pending_chars = len(rest)
 
 
+async def _extras_tokens(counting: Counting, family: Family, extras: JsonObject) -> float:
+    """What the text of a request's extras takes at most, if a template writes it once; long ones by pieces."""
+    is_long = chars_of(extras) > _EXTRAS_THREAD_CHARS
+    text = await asyncio.to_thread(_as_text, extras) if is_long else _as_text(extras)
+    pieces = _pieces(text) if len(text) > _EXACT_TEXT_CHARS else [text]
+    measured = await counting.measures.get(family.vocabulary, [Item((piece,)) for piece in pieces])
+    tokens = sum(raw_tokens(measure, family) for measure in measured)
+    return tokens * len(text) / max(1, sum(map(len, pieces)))
+
+
 def _as_text(extras: JsonObject) -> str:
     return json.dumps(extras, ensure_ascii=False, default=str)
 
@@ -415,11 +419,11 @@ def _pieces(text: str) -> list[str]:
     return [text[start : start + _PIECE_CHARS] for start in range(0, step * _PIECES, step)]
 
 
-async def _fingerprints(request: Request) -> Fingerprints:
+async def _fingerprints(request: Request, asker: str) -> Fingerprints:
     chars = sum(len(message.text) for message in request.messages)
     if chars + (chars_of(request.extras) if request.extras else 0) > _THREAD_CHARS:
-        return await asyncio.to_thread(fingerprints, request)
-    return fingerprints(request)
+        return await asyncio.to_thread(fingerprints, request, asker)
+    return fingerprints(request, asker)
 
 
 def _note_tools(calibrations: Calibrations, count: Count, prompt_tokens: int) -> None:

@@ -8,6 +8,7 @@ remembered by lengths and hashes, never by the text, and is computed where it st
 from __future__ import annotations
 
 import asyncio
+import copy
 import json
 import re
 import threading
@@ -57,7 +58,7 @@ _MAX_ENTRIES = 65_536
 _SLICE_CHARS = 65_536
 _DIGIT = re.compile(r"[0-9]")
 _DIGIT_GROUP = re.compile(r"[0-9]{1,3}")
-_Key = tuple[str, Form, tuple[int, ...], tuple[int, ...]]
+_Key = tuple[str, str, Form, tuple[int, ...], tuple[int, ...]]
 # The part of a family's instructions for tools that a template may do without.
 _TOOLS_ALLOWANCE_RATIO = 0.5
 # Characters beyond ASCII take about three times as many tokens of cl100k as others (12 languages, 2026-11).
@@ -227,13 +228,20 @@ class Measures:
     def __init__(self) -> None:
         self._entries: Bounded[_Key, Measure] = Bounded(_MAX_ENTRIES)
         self._lock = threading.Lock()
+        self._asker = ""
+
+    def of(self, asker: str) -> Measures:
+        """The same memory and bound for another tenant, who finds only their own entries."""
+        own = copy.copy(self)
+        own._asker = asker
+        return own
 
     async def get(self, vocabulary_name: str, items: Sequence[Item]) -> list[Measure]:
         """One measure per item; known ones without a thread, long new ones in a thread."""
         chars = sum(len(text) for item in items for text in item.texts)
         if chars > _HASH_CHARS:
             return await asyncio.to_thread(self.get_now, vocabulary_name, items)
-        keys = [_key(vocabulary_name, item) for item in items]
+        keys = [_key(self._asker, vocabulary_name, item) for item in items]
         known = self._known(keys)
         new_chars = sum(
             sum(map(len, item.texts)) for item, measure in zip(items, known, strict=True) if measure is None
@@ -244,7 +252,7 @@ class Measures:
 
     def get_now(self, vocabulary_name: str, items: Sequence[Item]) -> list[Measure]:
         """One measure per item, in this thread."""
-        keys = [_key(vocabulary_name, item) for item in items]
+        keys = [_key(self._asker, vocabulary_name, item) for item in items]
         return self._complete(vocabulary_name, items, keys, self._known(keys))
 
     def _known(self, keys: Sequence[_Key]) -> list[Measure | None]:
@@ -268,10 +276,10 @@ class Measures:
         return result
 
 
-def _key(vocabulary_name: str, item: Item) -> _Key:
+def _key(asker: str, vocabulary_name: str, item: Item) -> _Key:
     # The interpreter's own hashes: 64 bit, seeded for this process, and kept in each string, so that a request that is
     # counted twice is read once.
-    return vocabulary_name, item.form, tuple(map(len, item.texts)), tuple(map(hash, item.texts))
+    return asker, vocabulary_name, item.form, tuple(map(len, item.texts)), tuple(map(hash, item.texts))
 
 
 def _measure(vocabulary_name: str, item: Item) -> Measure:

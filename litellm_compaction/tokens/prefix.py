@@ -79,14 +79,19 @@ class Anchors:
         return None
 
 
-def fingerprints(request: Request) -> Fingerprints:
+def fingerprints(request: Request, asker: str = "") -> Fingerprints:
     """Entry i stands for the first i messages, to the letter, with the request's tools and extras.
 
     About 0.5 ms per new MB. Empty where the request cannot be written as JSON.
+
+    Args:
+        request: any.
+        asker: the tenant (`Target.asker`); the same request of two tenants has no entry in common, so that the count
+            and the time of one's request do not tell what the other has sent.
     """
     try:
         beside = [request.tools, request.tool_choice, *([request.extras] if request.extras else [])]
-        entry = hash((json.dumps(beside),))
+        entry = hash((asker, json.dumps(beside)))
         entries = [entry]
         for message in request.messages:
             entry = hash((entry, *_content(message)))

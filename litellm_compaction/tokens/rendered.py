@@ -8,6 +8,7 @@ the length and the hash of a longer one.
 from __future__ import annotations
 
 import asyncio
+import copy
 import threading
 from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
@@ -46,7 +47,7 @@ from litellm_compaction.tokens.prompt import (
 # About 200 bytes each.
 _MAX_ENTRIES = 65_536
 _SHORT_CHARS = 64
-_Key: TypeAlias = tuple[str, "str | tuple[int, int]"]
+_Key: TypeAlias = tuple[str, str, "str | tuple[int, int]"]
 # Rendering and looking up this much takes 1 to 2 ms; more is done outside the event loop's thread.
 _THREAD_CHARS, _THREAD_MESSAGES, _THREAD_MS = 200_000, 200, 2.0
 # 30,000 new characters take 2 to 4 ms.
@@ -80,10 +81,17 @@ class SegmentLengths:
     def __init__(self) -> None:
         self._entries: Bounded[_Key, int] = Bounded(_MAX_ENTRIES)
         self._lock = threading.Lock()
+        self._asker = ""
+
+    def of(self, asker: str) -> SegmentLengths:
+        """The same memory and bound for another tenant, who finds only their own entries."""
+        own = copy.copy(self)
+        own._asker = asker
+        return own
 
     def look_up(self, vocabulary_name: str, texts: Sequence[str]) -> Lookup:
         """What is known of texts that stand behind special tokens: about 0.5 ms per MB."""
-        keys = [_key(vocabulary_name, text) for text in texts]
+        keys = [_key(self._asker, vocabulary_name, text) for text in texts]
         with self._lock:
             lengths = [self._entries.get(key) for key in keys]
             for key, length in zip(keys, lengths, strict=True):
@@ -103,11 +111,11 @@ class SegmentLengths:
         return [length or 0 for length in lookup.lengths]
 
 
-def _key(vocabulary_name: str, text: str) -> _Key:
+def _key(asker: str, vocabulary_name: str, text: str) -> _Key:
     if len(text) <= _SHORT_CHARS:
-        return vocabulary_name, text
+        return asker, vocabulary_name, text
     # The interpreter's own hash: 64 bit, seeded for this process, three times as fast as a digest of the bytes.
-    return vocabulary_name, (len(text), hash(text))
+    return asker, vocabulary_name, (len(text), hash(text))
 
 
 _ToolsKey: TypeAlias = tuple[str, str, bool, "str | int"]
@@ -122,6 +130,12 @@ class Counting:
         self._beginnings = Beginnings()
         self._tools: Bounded[_ToolsKey, int] = Bounded(_MAX_TOOLS)
         self._lock = threading.Lock()
+
+    def of(self, asker: str) -> Counting:
+        """The same memory and bounds for another tenant, who finds only their own pieces."""
+        own = copy.copy(self)
+        own.measures, own._segments = self.measures.of(asker), self._segments.of(asker)
+        return own
 
     async def count(self, family: Family, request: Request, prints: Fingerprints = ()) -> RawCount:
         """The tokens of a request. Never raises on its content.

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
+from unittest.mock import ANY
 
 import httpx
 import pytest
@@ -21,7 +22,9 @@ from litellm_compaction.engine import Attempts
 from litellm_compaction.proxy.call import Call
 from litellm_compaction.proxy.deployments import tenant_of
 from litellm_compaction.simulator import ChatCall, Gate, Reply
-from tests.builders import ONE_ROUND, talk
+from litellm_compaction.tokenizers.families import family_of
+from litellm_compaction.tokens.counter import TokenCounter
+from tests.builders import ONE_ROUND, parsed, talk, tools
 from tests.integration.bench import Bench, is_summary_call
 from tests.integration.harness import CHAT
 from tests.security.beside.identities import IDENTITIES
@@ -426,23 +429,52 @@ async def test_what_somebody_else_compacted_spares_a_stranger_nothing(scene: Sce
     router, messages = scene.router, conversation("alice", 20)
     router.entries["hooked"]["model_info"]["compaction"]["context_length"] = 4 * WINDOW
 
-    def summary_calls() -> int:
-        # With one token the server is asked how long a prompt is: whoever comes first, once.
-        return sum(call["max_tokens"] > 1 for call in router.asked)
-
-    async def paid(key: str) -> int:
-        before = summary_calls()
+    async def paid(key: str, messages: list[dict[str, Any]] = messages) -> int:
+        # Questions how long a prompt is count, too.
+        before = len(router.asked)
         await Client(scene, key, messages, attempts=["hooked"]).send()
-        return summary_calls() - before
+        return len(router.asked) - before
 
+    # What is learned of the model, of whatever text, spares everybody a question.
+    await paid("sk-other-key.warm", conversation("warm", 20))
     first = await paid("sk-other-key.before")
     assert first > 0
     assert await paid("sk-alice") == first
     assert await paid("sk-other-key.after") == first
-    before, fresh = summary_calls(), conversation("alice-again", 20)
+    before, fresh = len(router.asked), conversation("alice-again", 20)
     together = [Client(scene, key, fresh, attempts=["hooked"]) for key in ("sk-alice", "sk-other-key.beside")]
     await asyncio.gather(*(client.send() for client in together))
-    assert summary_calls() - before == 2 * first
+    assert len(router.asked) - before == 2 * first
+
+
+@pytest.mark.parametrize("model", ["qwen2.5-7b-instruct", "unheard-of"])
+async def test_what_was_counted_for_another_tenant_is_counted_anew(model: str) -> None:
+    """Threat: the time or the count of one's own request tells if somebody else has sent the same text.
+
+    With a prompt that is rendered, and with one that a formula counts. Seen failing with one memory for all tenants
+    (2026-11-24): through a proxy prompts of 24,000 characters took 86 ms and 113 ms, and the count was Alice's.
+    """
+    counter, family = TokenCounter(), family_of("", model)
+    request = Request(messages=parsed(conversation("alice", 4)), tools=tuple(tools(2)))
+    fresh = await TokenCounter().count("t", family, request, asker="bob")
+    alice = await counter.count("t", family, request, asker="alice")
+    counter._note_anchor("t", alice, alice.tokens + 100, is_sure=True)
+    assert (await counter.count("t", family, request, asker="alice")).tokens == alice.tokens + 100
+    memories = _sizes(counter)
+    assert memories["SegmentLengths" if alice.rendered else "Measures"]
+    assert alice.rendered is (model != "unheard-of")
+    assert await counter.count("t", family, request, asker="bob") == replace(fresh, prints=ANY)
+    assert _sizes(counter) == {name: 2 * size for name, size in memories.items()}
+    count_text = {name: counter.text_counter("t", family, asker=name) for name in ("alice", "bob")}
+    assert count_text["alice"]("one more") == count_text["bob"]("one more")
+
+
+def _sizes(counter: TokenCounter) -> dict[str, int]:
+    """Entries of all memories that a request's text is looked up in, but the server's numbers."""
+    counting = counter._counting
+    memories = (counting.measures, counting._segments, counting._beginnings)
+    sizes = {type(each).__name__: len(each._entries) for each in memories}
+    return {**sizes, "tools": len(counting._tools), "recent": len(counter._recent)}
 
 
 # Larger than every number of `_LIES` that is to be no more than unlikely.

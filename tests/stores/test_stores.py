@@ -303,12 +303,35 @@ async def test_facts_age_like_compactions(opened: OpenStore, clock: Clock) -> No
 
 @bounded
 async def test_facts_count_like_compactions(opened: OpenStore) -> None:
-    """A flood of compactions pushes them out."""
+    """A flood of compactions in their own scope pushes them out."""
     store = opened(max_bytes=20_000)
-    await store.put_fact("model", "used", "1")
+    await store.put_fact("team", "used", "1")
     for number in range(20):
         await store.put("team", compaction(f"h{number}", text="x" * 4500))
-    assert await store.get_fact("model", "used") is None
+    assert await store.get_fact("team", "used") is None
+
+
+@bounded
+async def test_a_flood_takes_nothing_from_those_who_have_less(opened: OpenStore) -> None:
+    """Threat: one tenant's records push out everybody's. Nine others keep theirs, and what was learned of models stays.
+
+    Seen failing with the least recently used of all going first (2026-11-24): nobody else had a record left.
+    """
+    store = opened(max_bytes=100_000)
+    others = [f"other-{number}" for number in range(9)]
+    await store.put_fact("models", "ratio", "1.1")
+    for name in others:
+        await store.put(name, compaction("h", text="x" * 4500))
+    for number in range(200):
+        await store.put("flood", compaction(f"h{number}", text="x" * 4500))
+    assert await store.get_fact("models", "ratio") == "1.1"
+    assert [len(await store.find(name, ["h"])) for name in others] == [1] * 9
+    flood = await store.find("flood", [f"h{number}" for number in range(200)])
+    assert flood[0].covered_hash == "h199"
+    assert 2 <= len(flood) <= 11
+    await store.put("new", compaction("h", text="x" * 4500))
+    assert len(await store.find("new", ["h"])) == 1
+    assert sum(each.size_bytes for each in await store.compactions()) <= 100_000
 
 
 async def test_settings_outlive_everything_else(
