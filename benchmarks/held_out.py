@@ -135,7 +135,7 @@ def _read(source: Source, checkouts: Path) -> bytes | None:
 
 def conversation(source: Source, data: bytes) -> JsonDict:
     """What is written for a source."""
-    messages = _bounded(_in_turn(source.convert(data)), source.most_tokens)
+    messages = _bounded(in_turn(source.convert(data)), source.most_tokens)
     return {
         "source": f"github.com/{source.repository}@{source.commit[:12]} {source.path}",
         "licence": source.licence,
@@ -146,7 +146,7 @@ def conversation(source: Source, data: bytes) -> JsonDict:
     }
 
 
-def _in_turn(messages: Iterator[JsonDict]) -> list[JsonDict]:
+def in_turn(messages: Iterator[JsonDict]) -> list[JsonDict]:
     """User and assistant in turn: neighbours of one role become one message; nothing before the first user's."""
     found: list[JsonDict] = []
     for message in messages:
@@ -299,7 +299,7 @@ def _tau_retail(episodes: slice) -> Convert:
     return convert
 
 
-def _locomo(member: str) -> Convert:
+def locomo(member: str) -> Convert:
     def convert(data: bytes) -> Iterator[JsonDict]:
         recorded = json.loads(zipfile.ZipFile(io.BytesIO(data)).read(member))
         person, friend = recorded["speaker_a"], recorded["speaker_b"]
@@ -448,7 +448,7 @@ SOURCES = (
         half="validate-a",
         path=_LOCOMO_PATH,
         licence="not stated",
-        convert=_locomo("data/multimodal_dialog/locomo10_v2/41.json"),
+        convert=locomo("data/multimodal_dialog/locomo10_v2/41.json"),
         note=_FRIENDS,
     ),
     Source(
@@ -457,7 +457,7 @@ SOURCES = (
         half="validate-b",
         path=_LOCOMO_PATH,
         licence="not stated",
-        convert=_locomo("data/multimodal_dialog/locomo10_v2/26.json"),
+        convert=locomo("data/multimodal_dialog/locomo10_v2/26.json"),
         note=_FRIENDS,
     ),
     Source(

@@ -15,13 +15,14 @@ from typing import Any, NamedTuple
 import httpx
 import pytest
 
-from benchmarks import compaction, fleet, held_out, load, methods, transcripts
+from benchmarks import compaction, fleet, held_out, load, methods, questions, transcripts
 from benchmarks.conformance import Compactor, _messages, measured
 from benchmarks.constraints import EXPLICIT, planted
 from benchmarks.directives import invented
 from benchmarks.held_out import SOURCES, Source, conversation, planted_facts
-from benchmarks.measuring import JsonDict, Slot, Tally, Transcript, Turn, replay, row
+from benchmarks.measuring import JsonDict, Slot, Tally, Transcript, Turn, prompt_tokens, replay, row
 from benchmarks.next_action import stands, taken, tokens
+from benchmarks.questions import Chat, Evidence, _asked, _values
 from benchmarks.summarisers import summary
 from benchmarks.superseded import CHANGES, changing, is_clear
 from litellm_compaction.core.judging import judged
@@ -366,6 +367,63 @@ def test_of_many_speakers_one_is_the_assistant() -> None:
     assert made[0]["content"] == "You are Bob."
     assert made[1]["content"].splitlines() == [f"Ann: line {number}" for number in range(10, 30)]
     assert list(transcripts.play("Ann", lines, "{}"))[1]["role"] == "assistant"
+
+
+def test_evidence_is_a_value_beside_its_words_or_most_words_of_a_sentence() -> None:
+    """The number alone, or half of the instruction, is no evidence."""
+    (value,) = _values("It ends on March 29.", ["The first sprint ends on March 29, with the login."])[:1]
+    assert value.value == "29"
+    assert value.stands_in("sprint ends: March 29")
+    assert not value.stands_in("Chapter 29, and nothing else about it")
+    assert not value.stands_in("The first sprint ends on March 290.")
+    texts = {3: "Hello there. Always name versions of libraries.", 4: "Thanks."}
+    wanted = {"instruction_being_tested": "Always name versions of the libraries", "source_chat_ids": [3]}
+    (told,) = _asked("instruction_following", wanted, texts)
+    assert told.stands_in("- Always name versions of libraries")
+    assert not told.stands_in("Always name them.\nversions of libraries")
+    assert _asked("instruction_following", {**wanted, "source_chat_ids": [4]}, texts) == []
+
+
+def test_questions_are_judged_by_the_prompt_of_the_last_request() -> None:
+    """An oracle keeps the evidence; without a summariser the middle that the server cuts is gone; the rule has both."""
+    messages = [system(), user("Hello."), assistant("Hi."), user("The budget is 4711 dollars."), assistant("Oui.")]
+    for number in range(60):
+        messages += [user(f"question {number} " + "about it " * 40), assistant("an answer that is long " * 20)]
+    told = "The budget is 4711 dollars."
+    evidence = Evidence(told, "4711", frozenset({"budget", "dollars"}))
+    chat = Chat(Transcript("made", messages, [], [{"text": told, "msg": 3}]), [[evidence]], is_reserved=False)
+    shares = questions.measured([chat], 4096)
+    assert shares["ours, ideal"] == shares["rule of forty lines"] == [1.0]
+    assert shares["server cuts the middle"] == [0.0]
+    assert set(shares) == {
+        "ours, dead",
+        "ours, extractive",
+        "ours, ideal",
+        "rule of forty lines",
+        "server cuts the middle",
+    }
+    assert set(questions.measured([chat], 4096, "cuts")) == {"server cuts the middle"}
+
+
+def test_the_rule_takes_no_more_tokens_than_the_record_in_whose_place_it_stands() -> None:
+    """What the user said last stays, also where the record stands before it."""
+    messages = [user(f"Pay {number} dollars to nr {number}, please." * 9) for number in range(40)]
+    sent = [user("record " * 400 + messages[-1]["content"])]
+    ruled = methods.by_rule(messages, sent)
+    assert ruled[-1] == messages[-1]
+    assert 300 < prompt_tokens((), ruled) <= prompt_tokens((), sent)
+
+
+def test_a_table_of_tuned_data_alone_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No figure is reported without its held-out row."""
+    monkeypatch.setattr(sys, "argv", ["compaction.py", str(tmp_path), "--windows", "4096", "--only", "none"])
+    compaction.main()
+    assert compaction.TUNED_ALONE in capsys.readouterr().out
+    monkeypatch.setattr(sys, "argv", [*sys.argv, "--held-out", str(tmp_path)])
+    compaction.main()
+    assert compaction.TUNED_ALONE not in capsys.readouterr().out
 
 
 def test_the_table_has_tuned_held_out_and_the_gap(
