@@ -89,7 +89,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", nargs="?", type=Path)
     parser.add_argument("--checkouts", type=Path, help="folder with clones, each named as its repository")
-    parser.add_argument("--clone", action="store_true", help="fetch what --checkouts lacks, a few hundred MB")
+    parser.add_argument("--clone", action="store_true", help="fetch what --checkouts lacks, a gigabyte or more")
     parser.add_argument("--list", action="store_true", help="name the repositories, commits and licences")
     chosen = parser.parse_args()
     if chosen.list:
