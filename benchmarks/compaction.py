@@ -5,7 +5,7 @@
 
 FOLDER (or the environment variable COMPACTION_TRANSCRIPTS) holds conversations as JSON: `messages`, `tools`, `facts`.
 With `--held-out`, conversations that nothing was tuned on (`held_out.py` makes them) are measured beside them; each
-row is then three: tuned, held-out, and the gap (held-out less tuned).
+row is then three: tuned, held-out, and the gap (held-out less tuned). A figure is reported with its held-out row only.
 In-process: the engine with a scripted pruning model, no server. `work` is uncached prefill + 15 × decode tokens,
 relative to an unlimited context; `waited` is what of it the first words of 100 answers waited for, beside what was new
 in them; of `idle` rows the client leaves the time to write ahead behind every answer. `cued` counts a fact only beside
@@ -36,6 +36,7 @@ from tests.integration.validity import searchable
 
 _VARIABLE = "COMPACTION_TRANSCRIPTS"
 _Make = Callable[[Transcript, int], Method]
+TUNED_ALONE = "Of data that was tuned on alone: to choose by, not to report."
 _CURVE_KINDS: tuple[Kind, ...] = ("ideal", "dead")
 
 
@@ -58,6 +59,8 @@ def main() -> None:
     sets = {"": load(Path(chosen.folder))}
     if chosen.held_out:
         sets = {"tuned": sets[""], "held-out": load(Path(chosen.held_out))}
+    else:
+        print(TUNED_ALONE)
     for window in chosen.windows:
         counts = " + ".join(str(len(transcripts)) for transcripts in sets.values())
         print(f"\n{window} tokens, {counts} conversations\n{_HEAD}", flush=True)

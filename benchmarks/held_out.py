@@ -1,12 +1,12 @@
-"""Conversations of other kinds than those the package was tuned on, made from public repositories that you clone.
+"""Conversations of other kinds than those the package was tuned on, made from public repositories.
 
-    git clone https://github.com/snap-research/locomo CHECKOUTS/locomo     # and so on; `--list` names all of them
-    python benchmarks/held_out.py FOLDER --checkouts CHECKOUTS
+    python benchmarks/held_out.py FOLDER --checkouts CHECKOUTS --clone
     python benchmarks/compaction.py TUNED --held-out FOLDER/validate-a
 
 Each is read at a fixed commit (`git show`) and written as JSON: `messages`, `tools`, `facts`. Their licences are their
 owners'; no data is part of this project. The halves are fixed here, before anything was measured: figures of
-`validate-a` may be looked at while something is tuned, those of `validate-b` once, at the end.
+`validate-a` may be looked at while something is tuned, those of `validate-b` once, at the end. `validate-c` has kinds
+that neither half has, for a change that was tuned on both.
 
 Facts are planted by a rule, so that nobody chooses what suits us (`planted_facts`).
 """
@@ -30,13 +30,32 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.measuring import count, rendered
 from benchmarks.next_action import stands, tokens
+from benchmarks.transcripts import (
+    Convert,
+    called,
+    channel,
+    character,
+    claude_code,
+    codex,
+    critical_role,
+    daily_dialog,
+    drama,
+    gemini_cli,
+    hotels_japanese,
+    notebook,
+    phone,
+    reports,
+    restaurants_hindi,
+    said,
+    several,
+)
 from tests.integration.validity import JsonDict, searchable
 
+_HOST = "https://github.com"
 _MOST_FACTS = 12
 # One or two that happen to repeat are chance.
 _LEAST_FACTS = 4
 _LEAST_DISTANCE = 4
-_Convert = Callable[[bytes], Iterator[JsonDict]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,9 +64,9 @@ class Source:
 
     Attributes:
         name: of its file.
-        half: `validate-a` or `validate-b`.
+        half: `validate-a`, `validate-b` or `validate-c`.
         repository: on GitHub, `owner/name`.
-        commit: at which `path`, one file or several with a space between them, is read.
+        commit: at which `path`, one file or several with ", " between them, is read.
         licence: of the repository at that commit.
         convert: from the file's bytes to messages, possibly more than are used.
         note: what is not as it was recorded.
@@ -60,7 +79,7 @@ class Source:
     commit: str
     path: str
     licence: str
-    convert: _Convert
+    convert: Convert
     note: str
     most_tokens: int = 24_000
 
@@ -70,6 +89,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", nargs="?", type=Path)
     parser.add_argument("--checkouts", type=Path, help="folder with clones, each named as its repository")
+    parser.add_argument("--clone", action="store_true", help="fetch what --checkouts lacks, a gigabyte or more")
     parser.add_argument("--list", action="store_true", help="name the repositories, commits and licences")
     chosen = parser.parse_args()
     if chosen.list:
@@ -78,6 +98,8 @@ def main() -> None:
     if not chosen.folder or not chosen.checkouts:
         parser.error("name a folder to write to, and --checkouts")
     for source in SOURCES:
+        if chosen.clone:
+            _fetch(source, chosen.checkouts)
         data = _read(source, chosen.checkouts)
         if data is None:
             print(f"{source.name:24} not read: {source.repository} at {source.commit[:12]} is not there")
@@ -90,18 +112,30 @@ def main() -> None:
         print(f"{source.half} {source.name:24} {len(made['messages'])} messages, {size} tokens, {facts} facts")
 
 
+def _fetch(source: Source, checkouts: Path) -> None:
+    """Gets the commit alone, on whatever branch or pull request it is."""
+    folder = checkouts / source.repository.partition("/")[2]
+    git = ["git", "-C", str(folder)]
+    folder.mkdir(parents=True, exist_ok=True)
+    if not (folder / ".git").exists() and not (folder / "HEAD").exists():
+        subprocess.run([*git, "init", "--quiet"], check=True)
+    if subprocess.run([*git, "cat-file", "-e", source.commit], capture_output=True, check=False).returncode != 0:
+        address = f"{_HOST}/{source.repository}"
+        subprocess.run([*git, "fetch", "--quiet", "--depth", "1", address, source.commit], check=False)
+
+
 def _read(source: Source, checkouts: Path) -> bytes | None:
     folder = checkouts / source.repository.partition("/")[2]
     if not folder.exists():
         return None
-    files = [f"{source.commit}:{path}" for path in source.path.split()]
+    files = [f"{source.commit}:{path}" for path in source.path.split(", ")]
     read = subprocess.run(["git", "-C", str(folder), "show", *files], capture_output=True, check=False)
     return read.stdout if read.returncode == 0 else None
 
 
 def conversation(source: Source, data: bytes) -> JsonDict:
     """What is written for a source."""
-    messages = _bounded(_in_turn(source.convert(data)), source.most_tokens)
+    messages = _bounded(in_turn(source.convert(data)), source.most_tokens)
     return {
         "source": f"github.com/{source.repository}@{source.commit[:12]} {source.path}",
         "licence": source.licence,
@@ -112,7 +146,7 @@ def conversation(source: Source, data: bytes) -> JsonDict:
     }
 
 
-def _in_turn(messages: Iterator[JsonDict]) -> list[JsonDict]:
+def in_turn(messages: Iterator[JsonDict]) -> list[JsonDict]:
     """User and assistant in turn: neighbours of one role become one message; nothing before the first user's."""
     found: list[JsonDict] = []
     for message in messages:
@@ -172,7 +206,7 @@ def planted_facts(name: str, messages: Sequence[JsonDict]) -> list[JsonDict]:
         if message["role"] != "assistant":
             continue
         for value in sorted(tokens(message) | set(_NAME.findall(texts[index]))):
-            start = next(at for at in range(index + 1) if value in texts[at])
+            start = next((at for at in range(index + 1) if value in texts[at]), 0)
             if start > 0 and index - start >= _LEAST_DISTANCE and stands(value, texts[start]):
                 first_at.setdefault(value, start)
     values = [value for value in first_at if _is_unguessable(value)]
@@ -199,19 +233,6 @@ def _order(name: str) -> Callable[[str], str]:
     return lambda value: hashlib.sha256(f"{name} {value}".encode()).hexdigest()
 
 
-def _said(role: str, content: str) -> JsonDict:
-    return {"role": role, "content": content}
-
-
-def _called(identifier: str, name: str, arguments: JsonDict, content: str = "") -> JsonDict:
-    function = {"name": name, "arguments": json.dumps(arguments, ensure_ascii=False)}
-    return {
-        "role": "assistant",
-        "content": content,
-        "tool_calls": [{"id": identifier, "type": "function", "function": function}],
-    }
-
-
 _BASH = re.compile(r"```(?:bash|sh)?\n(.*?)\n```", re.DOTALL)
 
 
@@ -224,52 +245,23 @@ def _mini_swe_agent(data: bytes) -> Iterator[JsonDict]:
             content = "\n".join(part.get("text", "") for part in content)
         block = _BASH.search(content) if message["role"] == "assistant" else None
         if block:
-            yield _called(f"call_{index}", "bash", {"command": block[1]}, content[: block.start()].strip())
+            yield called(f"call_{index}", "bash", {"command": block[1]}, content[: block.start()].strip())
         elif is_called:
             yield {"role": "tool", "tool_call_id": f"call_{index - 1}", "content": content}
         else:
-            yield _said(message["role"], content)
+            yield said(message["role"], content)
         is_called = block is not None
 
 
 def _swe_agent(data: bytes) -> Iterator[JsonDict]:
     """Several files, one behind the other, are one session."""
-    text, at, is_first = data.decode(), 0, True
-    while at < len(text):
-        recorded, at = json.JSONDecoder().raw_decode(text, at)
+    for number, recorded in enumerate(several(data)):
         for message in recorded["history"]:
-            if is_first or message["role"] != "system":
-                yield _said(message["role"], message["content"])
-        at, is_first = at + len(text[at:]) - len(text[at:].lstrip()), False
+            if number == 0 or message["role"] != "system":
+                yield said(message["role"], message["content"])
 
 
-def _claude_code(data: bytes) -> Iterator[JsonDict]:
-    """Without its thinking; calls that got no result are left out."""
-    entries = [json.loads(line) for line in data.decode().splitlines()]
-    messages = [entry["message"] for entry in entries if entry["type"] in ("user", "assistant")]
-    answered = {part["tool_use_id"] for part in _parts(messages) if part["type"] == "tool_result"}
-    seen: set[str] = set()
-    for message in messages:
-        for part in _parts([message]):
-            if part["type"] == "text":
-                yield _said(message["role"], part["text"])
-            elif part["type"] == "tool_use" and part["id"] in answered:
-                seen.add(part["id"])
-                yield _called(part["id"], part["name"], part["input"])
-            elif part["type"] == "tool_result" and part["tool_use_id"] in seen:
-                content = part["content"]
-                if not isinstance(content, str):
-                    content = "\n".join(each.get("text", "") for each in content)
-                yield {"role": "tool", "tool_call_id": part["tool_use_id"], "content": content}
-
-
-def _parts(messages: Sequence[JsonDict]) -> Iterator[JsonDict]:
-    for message in messages:
-        content = message["content"]
-        yield from [{"type": "text", "text": content}] if isinstance(content, str) else content
-
-
-def _tau_airline(*episodes: int) -> _Convert:
+def _tau_airline(*episodes: int) -> Convert:
     def convert(data: bytes) -> Iterator[JsonDict]:
         recorded = json.loads(data)
         for episode in episodes:
@@ -292,32 +284,32 @@ def _tau_airline(*episodes: int) -> _Convert:
 _LINE = re.compile(r"^(user|assistant|tool): ", re.MULTILINE)
 
 
-def _tau_retail(episodes: slice) -> _Convert:
+def _tau_retail(episodes: slice) -> Convert:
     def convert(data: bytes) -> Iterator[JsonDict]:
-        yield _said("system", "You are a customer service agent of a shop. Several customers write to you in turn.")
+        yield said("system", "You are a customer service agent of a shop. Several customers write to you in turn.")
         for line in data.decode().splitlines()[episodes]:
             parts = _LINE.split(json.loads(line)["messages_display"])
             for role, content in zip(parts[1::2], parts[2::2], strict=True):
                 text = content.strip()
                 if role == "tool":
-                    yield _said("user", f"Result: {text}")
+                    yield said("user", f"Result: {text}")
                 elif text != "None":
-                    yield _said(role, text)
+                    yield said(role, text)
 
     return convert
 
 
-def _locomo(member: str) -> _Convert:
+def locomo(member: str) -> Convert:
     def convert(data: bytes) -> Iterator[JsonDict]:
         recorded = json.loads(zipfile.ZipFile(io.BytesIO(data)).read(member))
         person, friend = recorded["speaker_a"], recorded["speaker_b"]
-        yield _said("system", f"You are {friend}, a friend of {person}. You write to each other now and then.")
+        yield said("system", f"You are {friend}, a friend of {person}. You write to each other now and then.")
         for session in itertools.count(1):
             if f"session_{session}" not in recorded:
                 return
-            yield _said("user", f"[{recorded[f'session_{session}_date_time']}]")
+            yield said("user", f"[{recorded[f'session_{session}_date_time']}]")
             for turn in recorded[f"session_{session}"]:
-                yield _said("user" if turn["speaker"] == person else "assistant", turn.get("text") or "")
+                yield said("user" if turn["speaker"] == person else "assistant", turn.get("text") or "")
 
     return convert
 
@@ -329,51 +321,43 @@ def _meeting(data: bytes) -> Iterator[JsonDict]:
     for turn in turns:
         spoken[turn["speaker"]] = spoken.get(turn["speaker"], 0) + len(turn["content"])
     assistant = max(spoken, key=lambda speaker: spoken[speaker])
-    yield _said("system", f"You are {assistant} in a meeting. What the others say has their names before it.")
+    yield said("system", f"You are {assistant} in a meeting. What the others say has their names before it.")
     for turn in turns:
         is_own = turn["speaker"] == assistant
-        yield _said("assistant", turn["content"]) if is_own else _said("user", f"{turn['speaker']}: {turn['content']}")
+        yield said("assistant", turn["content"]) if is_own else said("user", f"{turn['speaker']}: {turn['content']}")
 
 
 def _bcontrast(data: bytes) -> Iterator[JsonDict]:
-    yield _said("system", "Sie nehmen Bestellungen und Termine am Telefon entgegen.")
+    yield said("system", "Sie nehmen Bestellungen und Termine am Telefon entgegen.")
     for dialogue in json.loads(data).values():
         for turn in dialogue:
             is_customer = turn["speaker"] == "customer"
-            yield _said("user", turn["source"]) if is_customer else _said("assistant", turn["target"])
+            yield said("user", turn["source"]) if is_customer else said("assistant", turn["target"])
 
 
 def _crosswoz(data: bytes) -> Iterator[JsonDict]:
     archive = zipfile.ZipFile(io.BytesIO(data))
     member = next(name for name in archive.namelist() if name.endswith(".json") and "MACOSX" not in name)
-    yield _said("system", "你是北京的旅行助手。")
+    yield said("system", "你是北京的旅行助手。")
     for dialogue in json.loads(archive.read(member)).values():
         for turn in dialogue["messages"]:
-            yield _said("user" if turn["role"] == "usr" else "assistant", turn["content"])
+            yield said("user" if turn["role"] == "usr" else "assistant", turn["content"])
 
 
 def _russian_multiwoz(data: bytes) -> Iterator[JsonDict]:
     """Lines in turn; a dialogue that ends with the customer's thanks goes on with the next one's answer."""
-    yield _said("system", "Вы помощник туристического бюро.")
+    yield said("system", "Вы помощник туристического бюро.")
     for dialogue in re.split(r"\n\s*\n", data.decode("utf-8-sig").strip()):
         lines = [line.strip() for line in dialogue.split("\n") if line.strip()]
         for index, line in enumerate(lines[: len(lines) // 2 * 2]):
-            yield _said(("user", "assistant")[index % 2], line)
+            yield said(("user", "assistant")[index % 2], line)
 
 
 def _real_persona_chat(data: bytes) -> Iterator[JsonDict]:
-    yield _said("system", "あなたは友人と雑談しています。")
+    yield said("system", "あなたは友人と雑談しています。")
     for dialogue in json.loads(data):
         for turn in dialogue["utterances"]:
-            yield _said("user" if turn["interlocutor"] == "user" else "assistant", turn["text"])
-
-
-def _daily_dialog(data: bytes) -> Iterator[JsonDict]:
-    yield _said("system", "Rispondi in italiano.")
-    for line in data.decode().splitlines():
-        turns = [turn.strip() for turn in line.split("\t")[0].split("__eou__") if turn.strip()]
-        for index, turn in enumerate(turns[: len(turns) // 2 * 2]):
-            yield _said(("user", "assistant")[index % 2], turn)
+            yield said("user" if turn["interlocutor"] == "user" else "assistant", turn["text"])
 
 
 _MINI = {
@@ -392,6 +376,9 @@ _AS_TEXT = "commands and their output are text"
 _FRIENDS = "a system line and date marks added; one friend is the assistant; no licence file at this commit"
 _LOCOMO_PATH = "data/locomo10.zip"
 _MEETING = "who speaks most is the assistant"
+_CODEX = "agent_outputs/2/1/sessions/2026/01/15/rollout-2026-01-15"
+_SHORTENED = "without thinking; results are cut to 6,000 characters; tool schemas inferred"
+_RUNS = "of others' lines in a row the last twenty; a system line added"
 _JOINED = "short dialogues joined as one session; a system line added"
 SOURCES = (
     Source(
@@ -422,7 +409,7 @@ SOURCES = (
         **_SWE,
         name="sweagent_ctf_three",
         half="validate-b",
-        path=f"{_CTF}crypto/katy.traj {_CTF}forensics/flash.traj {_CTF}crypto/BabyTimeCapsule.traj",
+        path=f"{_CTF}crypto/katy.traj, {_CTF}forensics/flash.traj, {_CTF}crypto/BabyTimeCapsule.traj",
         convert=_swe_agent,
         note=f"{_AS_TEXT}; three tasks of one agent joined",
     ),
@@ -433,7 +420,7 @@ SOURCES = (
         commit="4b4d4add0bb3a65359ccf50501c6792e2fc13ba5",
         path=".claude-sessions/phase0-investigation/session/main.jsonl",
         licence="MIT",
-        convert=_claude_code,
+        convert=claude_code(is_whole=True),
         note="without thinking; tool schemas inferred",
         most_tokens=60_000,
     ),
@@ -461,7 +448,7 @@ SOURCES = (
         half="validate-a",
         path=_LOCOMO_PATH,
         licence="not stated",
-        convert=_locomo("data/multimodal_dialog/locomo10_v2/41.json"),
+        convert=locomo("data/multimodal_dialog/locomo10_v2/41.json"),
         note=_FRIENDS,
     ),
     Source(
@@ -470,7 +457,7 @@ SOURCES = (
         half="validate-b",
         path=_LOCOMO_PATH,
         licence="not stated",
-        convert=_locomo("data/multimodal_dialog/locomo10_v2/26.json"),
+        convert=locomo("data/multimodal_dialog/locomo10_v2/26.json"),
         note=_FRIENDS,
     ),
     Source(
@@ -540,9 +527,186 @@ SOURCES = (
         commit="6e7ecf54c9f169215b4b8c18995c7aac74117127",
         path="data/it_test_human.txt",
         licence="Apache-2.0",
-        convert=_daily_dialog,
+        convert=daily_dialog("Rispondi in italiano."),
         note=_JOINED,
         most_tokens=16_000,
+    ),
+    Source(
+        name="codex_incident",
+        half="validate-c",
+        repository="itbench-hub/ITBench-SRE-Agent",
+        commit="29c782af74f4f204457e3c7a87084f925a3919f9",
+        path=f"{_CODEX}T14-26-37-019bc31f-c491-7c61-993a-5763f5b072a3.jsonl",
+        licence="not stated",
+        convert=codex,
+        note=f"{_SHORTENED}; from pull request 11 (git fetch origin refs/pull/11/head)",
+        most_tokens=60_000,
+    ),
+    Source(
+        name="codex_incident_long",
+        half="validate-c",
+        repository="itbench-hub/ITBench-SRE-Agent",
+        commit="29c782af74f4f204457e3c7a87084f925a3919f9",
+        path=f"{_CODEX}T14-12-52-019bc313-2cee-7763-b8b7-cdeaeeeb2319.jsonl",
+        licence="not stated",
+        convert=codex,
+        note=f"{_SHORTENED}; from pull request 11 (git fetch origin refs/pull/11/head)",
+        most_tokens=60_000,
+    ),
+    Source(
+        name="gemini_cli_admin",
+        half="validate-c",
+        repository="mischa-thisness/M-Gemini",
+        commit="3bad8d462ef0a93165eb373a44f09a77910e5ecd",
+        path="Archives/session-2026-01-11T00-25-17b4d5e9.json",
+        licence="CC0 1.0",
+        convert=gemini_cli,
+        note=_SHORTENED,
+        most_tokens=60_000,
+    ),
+    Source(
+        name="gemini_cli_project",
+        half="validate-c",
+        repository="mischa-thisness/M-Gemini",
+        commit="3bad8d462ef0a93165eb373a44f09a77910e5ecd",
+        path="Archives/session-2026-01-01T01-15-376d5da4.json",
+        licence="CC0 1.0",
+        convert=gemini_cli,
+        note=_SHORTENED,
+        most_tokens=40_000,
+    ),
+    Source(
+        name="claude_code_design",
+        half="validate-c",
+        repository="entireio/cli",
+        commit="394f81fab87f71aa8938d91ff7a067c524ff344b",
+        path="26/2159058f4e/0/full.jsonl",
+        licence="MIT",
+        convert=claude_code(),
+        note=f"{_SHORTENED}; from the branch entire/checkpoints/v1",
+        most_tokens=60_000,
+    ),
+    Source(
+        name="claude_code_review",
+        half="validate-c",
+        repository="entireio/cli",
+        commit="394f81fab87f71aa8938d91ff7a067c524ff344b",
+        path="47/672e4ef20f/0/full.jsonl",
+        licence="MIT",
+        convert=claude_code(),
+        note=f"{_SHORTENED}; from the branch entire/checkpoints/v1",
+        most_tokens=60_000,
+    ),
+    Source(
+        name="analysis_housing",
+        half="validate-c",
+        repository="ageron/handson-ml3",
+        commit="e3f3f9e66d58cfa1d068a498433063a1d3fba9ef",
+        path="02_end_to_end_machine_learning_project.ipynb",
+        licence="Apache-2.0",
+        convert=notebook,
+        note="a notebook: its text is the user's, its code became calls",
+        most_tokens=40_000,
+    ),
+    Source(
+        name="documents_reports",
+        half="validate-c",
+        repository="NExTplusplus/TAT-QA",
+        commit="870accc41953dcde885aabeb963d94aabdc0fbc3",
+        path="dataset_raw/tatqa_dataset_dev.json",
+        licence="MIT",
+        convert=reports(slice(0, 60)),
+        note="half of a page's questions come after the next page; a system line added",
+    ),
+    Source(
+        name="role_play_game",
+        half="validate-c",
+        repository="RevanthRameshkumar/CRD3",
+        commit="7fd4515eea411f0f9c5d0a03a8b6b8b2da464e81",
+        path="data/cleaned data/C1E003.json",
+        licence="CC BY-SA 4.0",
+        convert=critical_role,
+        note=f"the game master is the assistant; {_RUNS}",
+    ),
+    Source(
+        name="role_play_chinese",
+        half="validate-c",
+        repository="morecry/CharacterEval",
+        commit="fa232e6a9c3ec5d074240333fbffdf015b79533f",
+        path="data/test_data.jsonl",
+        licence="not stated",
+        convert=character("吕子乔"),
+        note=f"{_JOINED}; {_RUNS}",
+    ),
+    Source(
+        name="drama_spanish",
+        half="validate-c",
+        repository="dracor-org/spandracor",
+        commit="79c0e29bc79b9e62d2867a2550fbb062461bd0d3",
+        path="tei/galdos-electra.xml",
+        licence="CC0 1.0",
+        convert=drama("Eres {} en una obra de teatro. Los demás hablan con su nombre delante."),
+        note=f"{_MEETING}; {_RUNS}",
+    ),
+    Source(
+        name="drama_russian",
+        half="validate-c",
+        repository="dracor-org/rusdracor",
+        commit="b178c0401ffcf58b209104e90e38ff718f188fd8",
+        path="tei/ostrovsky-les.xml",
+        licence="CC0 1.0",
+        convert=drama("Вы {} в пьесе. Перед репликами других стоят их имена."),
+        note=f"{_MEETING}; {_RUNS}",
+    ),
+    Source(
+        name="chat_german",
+        half="validate-c",
+        repository="liuzeming01/XDailyDialog",
+        commit="6e7ecf54c9f169215b4b8c18995c7aac74117127",
+        path="data/de_dev_human.txt",
+        licence="Apache-2.0",
+        convert=daily_dialog("Antworten Sie auf Deutsch."),
+        note=_JOINED,
+    ),
+    Source(
+        name="restaurants_hindi",
+        half="validate-c",
+        repository="sumanbanerjee1/Code-Mixed-Dialog",
+        commit="9df1d4dc800548a883f8bc1a9ce4116c77aebc02",
+        path="data/hindi/dialog-dstc2-dev.txt",
+        licence="Apache-2.0",
+        convert=restaurants_hindi,
+        note=f"{_JOINED}; Hindi in Latin letters; calls and results are text; numbers stand for placeholders",
+    ),
+    Source(
+        name="hotels_japanese",
+        half="validate-c",
+        repository="megagonlabs/asdc",
+        commit="f37d6575c73602adcb8ae3687520726793baa672",
+        path=", ".join(f"data/main/dialog/json/{number:03}.json" for number in range(1, 41)),
+        licence="CC BY 4.0",
+        convert=hotels_japanese,
+        note=_JOINED,
+    ),
+    Source(
+        name="channel_support",
+        half="validate-c",
+        repository="jkkummerfeld/irc-disentanglement",
+        commit="82ed04f9627a45d0d6f2ec3c8683c88eb408a0d5",
+        path=", ".join(f"data/new-domains/stripe.{number}.ascii.txt" for number in range(3)),
+        licence="CC BY 4.0",
+        convert=channel,
+        note=f"many tiny turns; {_MEETING}; {_RUNS}",
+    ),
+    Source(
+        name="phone_calls",
+        half="validate-c",
+        repository="NathanDuran/Switchboard-Corpus",
+        commit="2aec5da98f15808d578c83328b871907b9d31f05",
+        path="swda_data/val_set.txt",
+        licence="GPL-3.0",
+        convert=phone,
+        note=f"{_JOINED}; many tiny turns",
     ),
 )
 

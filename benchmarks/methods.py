@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -202,6 +203,39 @@ def every_time(kind: Kind, transcript: Transcript, window_tokens: int) -> Method
         return Turn([*client[:lead], *map(_without_null, tail)], (call,), is_compacted=True, is_new=True)
 
     return send
+
+
+# Directives whole; of anything else a few words around dates, sums, percentages and names.
+_DIRECTIVE = re.compile(r"(?i:\b(?:always|never|prefer|please|must|avoid|decided|chose)\b)[^.!?\n]*")
+_AROUND = re.compile(r"(?:\S+ ){0,6}(?:\S*\d\S*|(?<=[a-z,] )[A-Z][a-z]\S*)(?: \S+){0,3}")
+_CODE = re.compile(r"```.*?(?:```|\Z)", re.DOTALL)
+
+
+def by_rule(messages: Sequence[JsonDict], sent: Sequence[JsonDict]) -> list[JsonDict]:
+    """A prompt of ours with a simple rule's record in place of ours, within the same tokens.
+
+    The rule: each of the user's messages has the same share; directives first, then what stands around values.
+    """
+    own = {rendered(message): message for message in messages}
+    kept: list[JsonDict] = []
+    for message in sent:
+        # Our record stands before the text of one of the user's messages.
+        after = (each for each in reversed(messages) if each["role"] == "user")
+        of_user = next((each for each in after if str(message["content"]).endswith(each["content"])), None)
+        known = own.get(rendered(message)) or of_user
+        kept += [known] if known else []
+    room_tokens = prompt_tokens((), sent) - prompt_tokens((), [*kept, {"role": "user"}])
+    lines: list[str] = []
+    users = [_CODE.sub("", message["content"]) for message in messages if message["role"] == "user"]
+    for index, text in enumerate(users):
+        share_tokens = room_tokens / (len(users) - index)
+        taken: list[str] = []
+        for piece in [*_DIRECTIVE.findall(text), *_AROUND.findall(text)]:
+            if piece not in " ".join(taken) and count(" ".join([*taken, piece]) + "\n") < share_tokens:
+                taken.append(piece)
+        lines += [" ".join(taken)] if taken else []
+        room_tokens -= count(" ".join(taken) + "\n")
+    return [{"role": "user", "content": "\n".join(lines)}, *kept]
 
 
 def stock(transcript: Transcript, window_tokens: int) -> Method:

@@ -1,4 +1,4 @@
-"""Scripted pruning models for the benchmark: ideal, lossy, dead, lying, inventing; deterministic."""
+"""Scripted pruning models for the benchmark: ideal, lossy, dead, lying, inventing, extractive; deterministic."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Literal
 from benchmarks.measuring import count
 from litellm_compaction.simulator import summary_of_facts
 
-Kind = Literal["ideal", "lossy", "dead", "lying", "inventing"]
+Kind = Literal["ideal", "lossy", "dead", "lying", "inventing", "extractive"]
 KINDS: tuple[Kind, ...] = ("ideal", "lossy", "dead", "lying", "inventing")
 _LOSSY_KEEP_RATIO = 0.3
 # No two lines alike: a summary that says one thing again and again is rejected. In the conversation's own script.
@@ -64,13 +64,16 @@ def summary(kind: Kind, prompt: str, facts: Sequence[str], max_tokens: int) -> s
 
     Args:
         kind: ideal keeps every fact that stands in the prompt, lossy 30 % of them, lying all with wrong values;
-            inventing keeps every fact and adds three rules that nobody gave.
+            inventing keeps every fact and adds three rules that nobody gave; extractive knows no facts and repeats
+            every n-th sentence of what it is shown.
         prompt: what the model is shown.
         facts: of the conversation.
         max_tokens: bound on the answer.
     """
     if kind == "dead":
         return ""
+    if kind == "extractive":
+        return _thinned([each for each in re.split(r"(?<=[.!?])\s+|\n", prompt) if each.strip()], max_tokens)
     text = summary_of_facts(prompt, facts, keep_ratio=_LOSSY_KEEP_RATIO if kind == "lossy" else 1.0)
     if kind == "lying":
         for fact in facts:
@@ -81,6 +84,12 @@ def summary(kind: Kind, prompt: str, facts: Sequence[str], max_tokens: int) -> s
     filler = _FILLER[_script(prompt)]
     sizes = itertools.accumulate(map(count, filler))
     return text + "\n" + "".join(line for line, used in zip(filler, sizes, strict=True) if used <= room)
+
+
+def _thinned(sentences: Sequence[str], max_tokens: int) -> str:
+    share = min(1.0, 0.9 * max_tokens / max(1, sum(count(f"- {each}\n") for each in sentences)))
+    chosen = (each for at, each in enumerate(sentences) if int((at + 1) * share) > int(at * share))
+    return "".join(f"- {each.strip()}\n" for each in chosen)
 
 
 def _script(prompt: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 import types
 from collections.abc import Iterator, Sequence
@@ -14,13 +15,14 @@ from typing import Any, NamedTuple
 import httpx
 import pytest
 
-from benchmarks import compaction, fleet, load, methods
+from benchmarks import compaction, fleet, held_out, load, methods, questions, transcripts
 from benchmarks.conformance import Compactor, _messages, measured
 from benchmarks.constraints import EXPLICIT, planted
 from benchmarks.directives import invented
 from benchmarks.held_out import SOURCES, Source, conversation, planted_facts
-from benchmarks.measuring import JsonDict, Slot, Tally, Transcript, Turn, replay, row
+from benchmarks.measuring import JsonDict, Slot, Tally, Transcript, Turn, prompt_tokens, replay, row
 from benchmarks.next_action import stands, taken, tokens
+from benchmarks.questions import Chat, Evidence, _asked, _values
 from benchmarks.summarisers import summary
 from benchmarks.superseded import CHANGES, changing, is_clear
 from litellm_compaction.core.judging import judged
@@ -265,11 +267,163 @@ def test_recorded_calls_and_results_become_tool_rounds() -> None:
 
 
 def test_the_halves_are_of_the_same_size_and_every_source_is_pinned() -> None:
-    """Eight and eight, each at a full commit, each with its licence."""
+    """Eight and eight, and seventeen of other kinds; each at a full commit, each with its licence."""
     halves = [source.half for source in SOURCES]
     assert halves.count("validate-a") == halves.count("validate-b") == 8
+    assert halves.count("validate-c") == 17
     assert all(len(source.commit) == 40 and source.licence for source in SOURCES)
-    assert len({source.name for source in SOURCES}) == 16
+    assert len({source.name for source in SOURCES}) == len(SOURCES)
+
+
+def test_clone_fetches_each_missing_commit_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Only the commit that is read; a second run fetches nothing."""
+    made = tmp_path / "host" / "a" / "b"
+    made.mkdir(parents=True)
+    git = ["git", "-C", str(made), "-c", "user.name=n", "-c", "user.email=n@host.test"]
+    (made / "p").write_text("text")
+    for command in (["init", "-q"], ["add", "p"], ["commit", "-q", "-m", "m"]):
+        subprocess.run([*git, *command], check=True)
+    commit = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
+    source = Source(
+        name="made",
+        half="validate-c",
+        repository="a/b",
+        commit=commit,
+        path="p",
+        licence="MIT",
+        convert=lambda data: iter([user(data.decode()), assistant("Yes.")]),
+        note="",
+    )
+    monkeypatch.setattr(held_out, "SOURCES", (source,))
+    monkeypatch.setattr(held_out, "_HOST", f"file://{tmp_path / 'host'}")
+    arguments = ["held_out.py", str(tmp_path / "data"), "--checkouts", str(tmp_path / "checkouts"), "--clone"]
+    monkeypatch.setattr(sys, "argv", arguments)
+    held_out.main()
+    written = json.loads((tmp_path / "data" / "validate-c" / "made.json").read_text())
+    assert written["messages"] == [user("text"), assistant("Yes.")]
+    monkeypatch.setattr(held_out, "_HOST", f"file://{tmp_path / 'gone'}")
+    held_out.main()
+    assert "not read" not in capsys.readouterr().out
+
+
+def test_sessions_of_other_agents_become_tool_rounds() -> None:
+    """Codex, Gemini and Claude Code, notebooks: the same roles, without thoughts, long results without their middle."""
+    call = {"type": "function_call", "call_id": "c", "name": "shell", "arguments": '{"command": "ls"}'}
+    rollout = [
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "List it."}]},
+        {"type": "reasoning", "summary": []},
+        call,
+        {"type": "function_call_output", "call_id": "c", "output": "a" * 3_000 + "b" * 9_000},
+        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Listed."}]},
+    ]
+    codex_lines = [{"type": "response_item", "payload": item} for item in rollout]
+    answer = {"functionResponse": {"response": {"output": "Output: x"}}}
+    gemini = [
+        {"type": "info", "content": "Update!"},
+        {"type": "user", "content": "Who?"},
+        {
+            "type": "gemini",
+            "content": "",
+            "thoughts": ["hm"],
+            "toolCalls": [{"id": "g", "name": "shell", "args": {}, "result": [answer]}],
+        },
+        {"type": "gemini", "content": "You."},
+    ]
+    claude = [
+        {"type": "user", "isMeta": True, "message": user("Caveat.")},
+        {"type": "user", "message": user("<command-name>/ide</command-name>")},
+        {"type": "user", "message": user("Read.")},
+        {"type": "assistant", "message": assistant([{"type": "tool_use", "id": "t", "name": "Read", "input": {}}])},
+        {"type": "user", "message": user([{"type": "tool_result", "tool_use_id": "t", "content": "text"}])},
+        {"type": "assistant", "message": assistant("Done.")},
+    ]
+    cells = [
+        {"cell_type": "markdown", "source": ["Load."]},
+        {"cell_type": "code", "source": ["1 + 1"], "outputs": [{"data": {"text/plain": ["2"]}}]},
+        {"cell_type": "code", "source": ["2"], "outputs": []},
+    ]
+    gemini_session = json.dumps({"messages": gemini}).encode()
+    read = {
+        "codex": list(transcripts.codex("\n".join(map(json.dumps, codex_lines)).encode())),
+        "gemini": [each for each in transcripts.gemini_cli(gemini_session) if each != assistant("")],
+        "claude": list(transcripts.claude_code()("\n".join(map(json.dumps, claude)).encode())),
+        "notebook": list(transcripts.notebook(json.dumps({"cells": cells}).encode()))[1:4],
+    }
+    rounds = {name: [message["role"] for message in messages[:3]] for name, messages in read.items()}
+    assert rounds == {name: ["user", "assistant", "tool"] for name in read}
+    assert read["codex"][2]["content"] == f"{'a' * 3_000}\n[6000 characters left out]\n{'b' * 3_000}"
+    assert [messages[2]["content"] for name, messages in read.items() if name != "codex"] == ["Output: x", "text", "2"]
+    assert read["claude"][0]["content"] == "Read."
+
+
+def test_of_many_speakers_one_is_the_assistant() -> None:
+    """The name that was asked for, or who speaks most; of others' lines in a row the last twenty."""
+    lines = [("Ann", f"line {number}") for number in range(30)] + [
+        ("Bob", "A line that is long enough to be most." * 9)
+    ]
+    made = list(transcripts.play("", lines, "You are {}."))
+    assert made[0]["content"] == "You are Bob."
+    assert made[1]["content"].splitlines() == [f"Ann: line {number}" for number in range(10, 30)]
+    assert list(transcripts.play("Ann", lines, "{}"))[1]["role"] == "assistant"
+
+
+def test_evidence_is_a_value_beside_its_words_or_most_words_of_a_sentence() -> None:
+    """The number alone, or half of the instruction, is no evidence."""
+    (value,) = _values("It ends on March 29.", ["The first sprint ends on March 29, with the login."])[:1]
+    assert value.value == "29"
+    assert value.stands_in("sprint ends: March 29")
+    assert not value.stands_in("Chapter 29, and nothing else about it")
+    assert not value.stands_in("The first sprint ends on March 290.")
+    texts = {3: "Hello there. Always name versions of libraries.", 4: "Thanks."}
+    wanted = {"instruction_being_tested": "Always name versions of the libraries", "source_chat_ids": [3]}
+    (told,) = _asked("instruction_following", wanted, texts)
+    assert told.stands_in("- Always name versions of libraries")
+    assert not told.stands_in("Always name them.\nversions of libraries")
+    assert _asked("instruction_following", {**wanted, "source_chat_ids": [4]}, texts) == []
+
+
+def test_questions_are_judged_by_the_prompt_of_the_last_request() -> None:
+    """An oracle keeps the evidence; without a summariser the middle that the server cuts is gone; the rule has both."""
+    messages = [system(), user("Hello."), assistant("Hi."), user("The budget is 4711 dollars."), assistant("Oui.")]
+    for number in range(60):
+        messages += [user(f"question {number} " + "about it " * 40), assistant("an answer that is long " * 20)]
+    told = "The budget is 4711 dollars."
+    evidence = Evidence(told, "4711", frozenset({"budget", "dollars"}))
+    chat = Chat(Transcript("made", messages, [], [{"text": told, "msg": 3}]), [[evidence]], is_reserved=False)
+    shares = questions.measured([chat], 4096)
+    assert shares["ours, ideal"] == shares["rule of forty lines"] == [1.0]
+    assert shares["server cuts the middle"] == [0.0]
+    assert set(shares) == {
+        "ours, dead",
+        "ours, extractive",
+        "ours, ideal",
+        "rule of forty lines",
+        "server cuts the middle",
+    }
+    assert set(questions.measured([chat], 4096, "cuts")) == {"server cuts the middle"}
+
+
+def test_the_rule_takes_no_more_tokens_than_the_record_in_whose_place_it_stands() -> None:
+    """What the user said last stays, also where the record stands before it."""
+    messages = [user(f"Pay {number} dollars to nr {number}, please." * 9) for number in range(40)]
+    sent = [user("record " * 400 + messages[-1]["content"])]
+    ruled = methods.by_rule(messages, sent)
+    assert ruled[-1] == messages[-1]
+    assert 300 < prompt_tokens((), ruled) <= prompt_tokens((), sent)
+
+
+def test_a_table_of_tuned_data_alone_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No figure is reported without its held-out row."""
+    monkeypatch.setattr(sys, "argv", ["compaction.py", str(tmp_path), "--windows", "4096", "--only", "none"])
+    compaction.main()
+    assert compaction.TUNED_ALONE in capsys.readouterr().out
+    monkeypatch.setattr(sys, "argv", [*sys.argv, "--held-out", str(tmp_path)])
+    compaction.main()
+    assert compaction.TUNED_ALONE not in capsys.readouterr().out
 
 
 def test_the_table_has_tuned_held_out_and_the_gap(
@@ -282,8 +436,8 @@ def test_the_table_has_tuned_held_out_and_the_gap(
         whole = {"messages": made.messages, "tools": [], "facts": made.facts}
         (tmp_path / name / "made.json").write_text(json.dumps(whole))
     arguments = ["compaction.py", str(tmp_path / "tuned"), "--windows", "4096"]
-    held_out = ["--held-out", str(tmp_path / "held"), "--only", "ours, dead"]
-    monkeypatch.setattr(sys, "argv", [*arguments, *held_out])
+    held = ["--held-out", str(tmp_path / "held"), "--only", "ours, dead"]
+    monkeypatch.setattr(sys, "argv", [*arguments, *held])
     compaction.main()
     rows = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("ours")]
     assert [row[2] for row in rows] == ["tuned", "held-out", "gap"]
