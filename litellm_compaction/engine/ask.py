@@ -277,9 +277,11 @@ class SummaryClient:
             job: bounded by our count.
             count: ours.
         """
-        text = f"{job.instruction}\n{' '.join(job.source)}"[:_SAMPLE_CHARS]
+        text = "\n".join((job.instruction, *job.source))[:_SAMPLE_CHARS]
         told = await self._windows.tokens_of(target, Request(messages=(user_message(text),)))
-        ours = await off_loop(job.messages, lambda: count(text) + _TEMPLATE_TOKENS)
+        # A text may be counted by another ratio than its lines, each of which is of another script.
+        ours = await off_loop(job.messages, lambda: min(count(text), sum(map(count, text.splitlines()))))
+        ours += _TEMPLATE_TOKENS
         if told is None or told <= ours:
             return job
         return replace(job, prompt_limit_tokens=job.prompt_limit_tokens * ours // told)
