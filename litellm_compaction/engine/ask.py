@@ -46,7 +46,7 @@ from litellm_compaction.events import USELESS
 from litellm_compaction.summarizer import SummaryJob, Upstream, answer_to, summarize, summarize_appended
 from litellm_compaction.tokenizers.sources import Sources
 from litellm_compaction.tokens.counter import TokenCounter
-from litellm_compaction.windows.windows import Windows
+from litellm_compaction.windows.windows import Target, Windows
 
 logger = logging.getLogger("litellm_compaction")
 
