@@ -121,8 +121,8 @@ def cells() -> list[Cell]:
 
 
 # One of each way to be wrong that the whole matrix has shown; mixed-2 and mixed-6 count more than twice as many tokens
-# of some text behind a known name. A Llama 3.1 that renders all text and counts twice as many tokens still cuts a prompt
-# without the protocol (docs/limits.md).
+# of some text behind a known name. A Llama 3.1 that renders all text and counts twice as many tokens still cuts a
+# prompt without the protocol (docs/limits.md).
 _FAST = [
     Cell("x1.2", _TOKENIZERS["x1.2"], "qwen2.5-7b-instruct", 8192, is_shared=False),
     Cell("x1.3", _TOKENIZERS["x1.3"], "harbor-7b", 4096, is_shared=False),
