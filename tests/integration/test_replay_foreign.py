@@ -191,7 +191,9 @@ def test_replay_at_a_foreign_tokenizer(stage: Stage, cell: Cell) -> None:
     assert [f"{result.name} {refusal}" for result in results for refusal in result.wrongly_refused] == []
     if cell.speaks:
         assert [f"{result.name} {early}" for result in results for early in result.early] == []
-        assert sum(result.questions for result in results) == 0
+        # One short answer confirms a server's first number that would refuse a request; nothing else is asked.
+        servers = 1 if cell.is_shared else len(results)
+        assert sum(result.questions for result in results) <= servers
     assert max(result.most_questions for result in results) <= _MOST_QUESTIONS
     assert sum(result.questions for result in results) <= _MOST_QUESTIONS_A_REQUEST * requests
     assert requests > 0
