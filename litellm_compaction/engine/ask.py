@@ -46,7 +46,7 @@ from litellm_compaction.events import USELESS
 from litellm_compaction.summarizer import SummaryJob, Upstream, answer_to, summarize, summarize_appended
 from litellm_compaction.tokenizers.sources import Sources
 from litellm_compaction.tokens.counter import TokenCounter
-from litellm_compaction.windows.windows import Windows
+from litellm_compaction.windows.windows import Target, Windows
 
 logger = logging.getLogger("litellm_compaction")
 
@@ -56,6 +56,8 @@ _REQUEST_TOKENS = 200
 _TEMPLATE_TOKENS = 32
 # A decoded token takes a local engine about as long as so many prefilled ones.
 _DECODE_WEIGHT = 15
+# So much of a text shows what a server's tokenizer makes of it.
+_SAMPLE_CHARS = 100_000
 # Our count of other scripts may be so many times too high; what is longer still is not counted to know that it is.
 _FAR_TOO_MANY_RATIO = 4
 # Below this the usual instruction, 450 tokens, takes a summary's room: restarts at 2,048 never got one (2026-11).
@@ -246,7 +248,9 @@ class SummaryClient:
                 timeout_s = until_s - asyncio.get_running_loop().time()
                 try:
                     if upstream is None:
-                        text = await summarize(job, model.quiet_ask, count, timeout_s=timeout_s)
+                        target = work.case.target if model.is_same else model.target
+                        bounded = await self._bounded(target, job, count)
+                        text = await summarize(bounded, model.quiet_ask, count, timeout_s=timeout_s)
                     else:
                         text = await summarize_appended(job, upstream, model.quiet_ask, count, timeout_s=timeout_s)
                 except SummaryFailed as error:
@@ -264,6 +268,23 @@ class SummaryClient:
             if attempts.summary_calls_left <= 0:
                 break
         return Summary(text="", calls=calls, pruning_model=asked, reason=reason, failure=failed)
+
+    async def _bounded(self, target: Target, job: SummaryJob, count: Callable[[str], int]) -> SummaryJob:
+        """`job` with a smaller limit if the server's tokenizer, which reads no prompt, makes more of its text than we.
+
+        Args:
+            target: that is asked for the summary.
+            job: bounded by our count.
+            count: ours.
+        """
+        text = "\n".join((job.instruction, *job.source))[:_SAMPLE_CHARS]
+        told = await self._windows.tokens_of(target, Request(messages=(user_message(text),)))
+        # A text may be counted by another ratio than its lines, each of which is of another script.
+        ours = await off_loop(job.messages, lambda: min(count(text), sum(map(count, text.splitlines()))))
+        ours += _TEMPLATE_TOKENS
+        if told is None or told <= ours:
+            return job
+        return replace(job, prompt_limit_tokens=job.prompt_limit_tokens * ours // told)
 
     async def _modes(
         self, work: MeasuredRequest, decision: Summarize | None, model: PruningModel, job: SummaryJob
@@ -292,7 +313,8 @@ class SummaryClient:
         counted = await self._counter.count(target.key, work.family, request, asker=target.asker)
         # The job's limit is for text by itself; of this prompt the server may have counted the beginning, or not.
         doubt_tokens = math.ceil(counted.tokens * max(counted.error_ratio - work.count.text_error_ratio, 0.0))
-        if counted.tokens + doubt_tokens > job.prompt_limit_tokens:
+        told = await self._windows.tokens_of(target, request, media_tokens=counted.media_tokens)
+        if max(counted.tokens + doubt_tokens, told or 0) > job.prompt_limit_tokens:
             return None
         lead_tokens = conversation.fixed_tokens + sum(conversation.sizes[:lead])
         new_tokens = counted.tokens - self._cached_tokens(work, base, cut, sum(counted.sizes[: len(prefix)]))

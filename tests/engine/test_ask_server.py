@@ -148,6 +148,10 @@ async def test_a_known_model_with_another_tokenizer_is_counted_by_its_server(fac
         assert not any(record.truncated for record in server.simulator.requests)
         assert told + guarded.max_output_tokens(None) <= WINDOW
         assert guarded.count.tokens == pytest.approx(told, rel=0.02)
+        [instance] = server.simulator.instances
+        prompts = [server.simulator.count_chat(instance, [user(each)]) for each in server.bench.ask.prompts]
+        assert prompts
+        assert max(prompts) < WINDOW
         assert server.prefills == 1
 
 

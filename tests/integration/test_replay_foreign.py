@@ -120,8 +120,9 @@ def cells() -> list[Cell]:
     return made
 
 
-# One of each way to be wrong that the whole matrix has shown. A server of a Llama 3.1 that renders what Llama's
-# template leaves out (text beside calls) cuts a first prompt unless it tells by its protocol (docs/limits.md).
+# One of each way to be wrong that the whole matrix has shown; mixed-2 and mixed-6 count more than twice as many tokens
+# of some text behind a known name. A Llama 3.1 that renders all text and counts twice as many tokens still cuts a
+# prompt without the protocol (docs/limits.md).
 _FAST = [
     Cell("x1.2", _TOKENIZERS["x1.2"], "qwen2.5-7b-instruct", 8192, is_shared=False),
     Cell("x1.3", _TOKENIZERS["x1.3"], "harbor-7b", 4096, is_shared=False),
@@ -131,6 +132,7 @@ _FAST = [
     Cell("system", _TOKENIZERS["system"], "harbor-7b", 4096, is_shared=True),
     Cell("no-tools", _TOKENIZERS["no-tools"], "qwen2.5-7b-instruct", 8192, is_shared=True),
     Cell("mixed-0", mixed(0), "meta-llama-3.1-8b-instruct", 16_384, is_shared=True, speaks=True),
+    Cell("mixed-6", mixed(6), "meta-llama-3.1-8b-instruct", 4096, is_shared=True, speaks=True),
 ]
 _CELLS = cells() if _WHOLE else _FAST
 
@@ -189,7 +191,9 @@ def test_replay_at_a_foreign_tokenizer(stage: Stage, cell: Cell) -> None:
     assert [f"{result.name} {refusal}" for result in results for refusal in result.wrongly_refused] == []
     if cell.speaks:
         assert [f"{result.name} {early}" for result in results for early in result.early] == []
-        assert sum(result.questions for result in results) == 0
+        # One short answer confirms a server's first number that would refuse a request; nothing else is asked.
+        servers = 1 if cell.is_shared else len(results)
+        assert sum(result.questions for result in results) <= servers
     assert max(result.most_questions for result in results) <= _MOST_QUESTIONS
     assert sum(result.questions for result in results) <= _MOST_QUESTIONS_A_REQUEST * requests
     assert requests > 0
