@@ -38,6 +38,10 @@ from litellm_compaction.core.strategies import STRATEGIES, Strategy, writer_of
 from litellm_compaction.core.stretches import own_words
 
 MIN_GAIN_RATIO = 0.10
+# Of the window: with a high floor each compaction gains little beside the one before it, so that no model would ever be
+# asked; a summary is worth its call by what it stands for. At a quarter a tenth more calls, and as much is kept of
+# conversations that nothing was tuned on (2026-11-24).
+_WORTH_SAYING_RATIO = 0.50
 # A summary costs the most of what stays, and says the least of what the next step needs (benchmarks, 2026-11-23).
 _SUMMARY_WINDOW_RATIO = 0.08
 _SUMMARY_SHARE = 0.20
@@ -274,8 +278,12 @@ def plan(
         fresh = None
     is_worth_a_call = fresh is not None and fresh.predicted_tokens <= now_tokens * (1 - MIN_GAIN_RATIO)
     if fresh is not None and not is_worth_a_call and now_tokens > budget.latest_start_tokens:
-        # Its answer would be stopped at once: what costs no model call may gain less.
-        fresh = _fresh(conversation, budget, depth, rich, count, asks=False)
+        # Its answer would be stopped at once, so less gain will do. A model is asked where there is much to say.
+        is_worth_a_call = not fresh.provisional and (
+            _new_tokens(conversation, rich, fresh) >= _WORTH_SAYING_RATIO * budget.window_tokens
+        )
+        if not is_worth_a_call:
+            fresh = _fresh(conversation, budget, depth, rich, count, asks=False)
     is_early = fresh is not None and fresh.predicted_tokens <= budget.latest_start_tokens < now_tokens
     if fresh is not None and (is_worth_a_call or is_early):
         is_chosen = is_worth_a_call and depth.strategy.chooses
@@ -288,6 +296,13 @@ def plan(
     if budget.own.fits(conversation.tokens):
         return Keep()
     return Refuse() if fresh is None else fresh
+
+
+def _new_tokens(conversation: Conversation, base: Compaction | None, fresh: Summarize) -> int:
+    """What a new summary would stand for besides what the one before it says, in tokens as the client sent it."""
+    lead = system_prefix_length(conversation.messages)
+    start = lead + (base.covered_messages if base else 0)
+    return sum(conversation.sizes[start : lead + fresh.covered_messages])
 
 
 def _with_answered_round(

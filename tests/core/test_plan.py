@@ -285,13 +285,36 @@ def test_a_compaction_is_planned_the_same_way_again(raw: list[JsonDict], window:
 def test_a_model_call_has_to_gain_something(raw: list[JsonDict], window: int) -> None:
     """P5: under 10 % gain the conversation stays as it is, unless it would not fit, or leave its answer no room.
 
-    Then no model is asked.
+    Then a model is asked only for much that no summary stands for yet.
     """
     decision, weighed, limits = decide(raw, window)
     if isinstance(decision, Summarize) and limits.fits(weighed.tokens):
         gains = decision.predicted_tokens <= weighed.tokens * (1 - MIN_GAIN_RATIO)
         is_late = weighed.tokens > limits.latest_start_tokens >= decision.predicted_tokens
-        assert gains or (decision.provisional and is_late)
+        is_much = sum(weighed.sizes[: decision.covered_messages + 1]) >= 0.5 * window
+        assert gains or (is_late and (decision.provisional or is_much))
+
+
+def test_with_a_high_floor_a_summary_is_worth_what_it_stands_for() -> None:
+    """The prompt shrinks by less than a tenth in every turn, and yet half a window is not given up without a summary.
+
+    What is less than that is copied, without a model. Records without a summary are found again, as in the store.
+    """
+    window = 8192
+    stored: list[Compaction] = []
+    asked, made = [], []
+    for turns in range(12, 80):
+        raw = [system("r" * int(4 * 0.72 * window)), *agent_run(turns, words=30)]
+        decision, weighed, limits = decide(raw, window, stored, depth=replace(DEPTH, edits=False))
+        if not isinstance(decision, Summarize):
+            continue
+        assert decision.predicted_tokens <= limits.latest_start_tokens
+        made.append(turns)
+        if not decision.provisional:
+            assert decision.summary_tokens >= 150
+            asked.append(turns)
+        stored.insert(0, replace(written(decision, weighed), provisional=decision.provisional))
+    assert 1 <= len(asked) < len(made) // 8
 
 
 def sent_tokens(decision: Plan, weighed: Conversation) -> int:
