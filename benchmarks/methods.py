@@ -42,7 +42,7 @@ _INSTRUCTION = "Summarise the conversation so far for your own later use. " * 35
 class _Counter(FakeCounter):
     """Counts as the played server does."""
 
-    async def count(self, target_key: str, family: Family, request: Request) -> Count:
+    async def count(self, target_key: str, family: Family, request: Request, *, asker: str = "") -> Count:
         sizes = tuple(size(message.raw) for message in request.messages)
         tools_tokens = count(json.dumps(request.tools, ensure_ascii=False)) if request.tools else 0
         tokens = tools_tokens + sum(sizes)
@@ -57,7 +57,7 @@ class _Counter(FakeCounter):
             raw_tokens=tokens,
         )
 
-    def text_counter(self, target_key: str, family: Family) -> Callable[[str], int]:
+    def text_counter(self, target_key: str, family: Family, *, asker: str = "") -> Callable[[str], int]:
         return count
 
 

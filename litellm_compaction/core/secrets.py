@@ -458,14 +458,21 @@ def _assigned(found: re.Match[str]) -> str:
     return _put(found, "secret")
 
 
-def _named_removed(pattern: re.Pattern[str], put: Callable[[re.Match[str]], str], line: str) -> str:
+def _named_removed(
+    pattern: re.Pattern[str], put: Callable[[re.Match[str]], str], signs: Sequence[str], line: str
+) -> str:
     """`pattern.sub(put, line)`, for a pattern that begins with `_NAME`; tried only where one may begin.
 
     A search that ignores case tries each of the names at each character.
+
+    Args:
+        signs: one of these, in lower case, stands in whatever `pattern` finds in ASCII.
     """
     lower = line.lower()
     if len(lower) != len(line) or not lower.isascii():
         return pattern.sub(put, line)
+    if not any(map(lower.__contains__, signs)):
+        return line
     shown: list[str] = []
     done = 0
     for begun in _NAME_BEGINS.finditer(lower):
@@ -534,6 +541,9 @@ def _key_from(text: str, start: int) -> re.Match[str] | None:
     return None
 
 
+_assigned_removed = partial(_named_removed, _ASSIGNED, _assigned, ("=", ":"))
+_SAID_SIGNS = tuple(f"{blank}{verb}" for blank in " \t" for verb in ("is", "was", "lautet", "es"))
+_said_removed = partial(_named_removed, _SAID, _unnamed, _SAID_SIGNS)
 _SEARCHES: tuple[_Kind, ...] = (
     (_TOKEN_HINTS, (partial(_TOKEN.sub, MARKER),)),
     (("authorization", "bearer", "cookie"), (partial(_HEADER.sub, _unnamed),)),
@@ -541,8 +551,7 @@ _SEARCHES: tuple[_Kind, ...] = (
     (_OPTION_HINTS, (partial(_OPTION.sub, _unnamed),)),
     (_SIGNED_HINTS, (partial(_SIGNED.sub, _unnamed),)),
     (_COMMAND_HINTS, (partial(_COMMAND.sub, _unnamed),)),
-    (_NAME_HINTS, (_forms_removed,)),
-    (_NAME_HINTS, (partial(_named_removed, _ASSIGNED, _assigned), partial(_named_removed, _SAID, _unnamed))),
+    (_NAME_HINTS, (_forms_removed, _assigned_removed, _said_removed)),
 )
 _KEYS, _TOKENS = -1, 0
 # With the first of its words, which no blank divides, and the kind.

@@ -47,7 +47,7 @@ class FakeCounter(TokenCounter):
         self.learned: list[tuple[str, int]] = []
         self.counted = 0
 
-    async def count(self, target_key: str, family: Family, request: Request) -> Count:
+    async def count(self, target_key: str, family: Family, request: Request, *, asker: str = "") -> Count:
         self.counted += 1
         sizes = tuple(size(message) for message in request.messages)
         tools_tokens = count(json.dumps(request.tools)) if request.tools else 0
@@ -61,10 +61,10 @@ class FakeCounter(TokenCounter):
             text_error_ratio=0.0,
             exact=True,
             raw_tokens=tokens,
-            prints=fingerprints(request),
+            prints=fingerprints(request, asker),
         )
 
-    def text_counter(self, target_key: str, family: Family) -> Callable[[str], int]:
+    def text_counter(self, target_key: str, family: Family, *, asker: str = "") -> Callable[[str], int]:
         return count
 
     def learn(self, target_key: str, counted: Count, prompt_tokens: int) -> None:
