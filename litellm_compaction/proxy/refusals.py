@@ -191,7 +191,7 @@ def mark_told(error: object) -> None:
     setattr(error, _TOLD, True)
 
 
-def server_gone(error: BaseException | None, case: RequestContext | None) -> ServerGone | None:
+def server_gone(error: object, case: RequestContext | None) -> ServerGone | None:
     """The refusal for an LM Studio that has taken no connection for a request; None for any other error.
 
     Args:
@@ -200,7 +200,7 @@ def server_gone(error: BaseException | None, case: RequestContext | None) -> Ser
     """
     address = case.target.lmstudio_address if case is not None else ""
     causes: list[BaseException] = []
-    while error is not None and error not in causes:
+    while isinstance(error, BaseException) and error not in causes:
         causes.append(error)
         error = error.__cause__ or error.__context__
     # A certificate that is refused is no reason to start a server.
