@@ -195,7 +195,7 @@ def server_gone(error: object, case: RequestContext | None) -> ServerGone | None
     """The refusal for an LM Studio that has taken no connection for a request; None for any other error.
 
     Args:
-        error: with the errors that it comes of.
+        error: with the errors that it comes of; LiteLLM may name one by its text alone, which tells nothing.
         case: of the request; None where it was not sent.
     """
     address = case.target.lmstudio_address if case is not None else ""

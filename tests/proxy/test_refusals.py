@@ -156,11 +156,12 @@ def _from(error: BaseException, cause: BaseException) -> BaseException:
         (_from(httpx.ConnectError("handshake"), ssl.SSLCertVerificationError("self-signed")), True, False),
         (_from(ValueError("Connection error."), httpx.ReadError("reset")), True, False),
         (httpx.ConnectTimeout("slow"), True, False),
+        ("Connection error.", True, False),
     ],
-    ids=["refused", "another server", "certificate", "broken", "slow"],
+    ids=["refused", "another server", "certificate", "broken", "slow", "text"],
 )
 def test_only_an_lm_studio_that_takes_no_connection_is_to_be_started(
-    error: BaseException, is_lmstudio: bool, is_gone: bool
+    error: object, is_lmstudio: bool, is_gone: bool
 ) -> None:
     """Other servers and other failures are told as LiteLLM tells them."""
     scene = Scene([], [Turn()], is_lmstudio=is_lmstudio)
