@@ -68,7 +68,7 @@ _FAIR_SHARE, _LEAST_FAIR_BYTES, _BYTES_PER_TOKEN = 0.5, 120, 4
 _FAIR_LINES_BYTES = 160
 # How much more a thing counts for each time that a short message of the assistant's names it (logarithmically).
 _REUSE = 2.0
-# Of rows that differ in their digits only, each older one counts so much of the next.
+# Of rows of an output that differ in their digits only, each older one counts so much of the next.
 _ROW_RATIO = 0.7
 _DIGITS = str.maketrans("123456789", "000000000")
 # Behind so many that found no room hardly any will.
@@ -321,9 +321,11 @@ def _pieces(messages: Sequence[Message], cleaned: Cleaned) -> list[_Piece]:
             folded = piece.text.casefold()
             if folded not in seen:
                 seen.add(folded)
-                row = folded.translate(_DIGITS)
-                kept.append(piece._replace(ratio=piece.ratio * _ROW_RATIO ** rows[row]))
-                rows[row] += 1
+                if not piece.is_words:
+                    row = folded.translate(_DIGITS)
+                    piece = piece._replace(ratio=piece.ratio * _ROW_RATIO ** rows[row])
+                    rows[row] += 1
+                kept.append(piece)
     kept.reverse()
     return kept
 
@@ -380,8 +382,8 @@ def _clauses(at: int, parts: Sequence[Sentence], talk: Talk) -> Iterator[_Piece]
 
 def _joined(parts: Sequence[Sentence]) -> Iterator[Sentence]:
     """Sentences, with one that ends in a colon ("Run exactly this:") together with the next; few words as one."""
-    if sum(_bytes(part.text) for part in parts) <= _CLAUSE_BYTES and not any(part.pasted for part in parts):
-        # Who says little says one thing.
+    if sum(_bytes(part.text) for part in parts) <= _CLAUSE_BYTES:
+        # Who says little says one thing, and has written it.
         yield from [Sentence(_together(parts), pasted=False, opens_line=True)] if parts else []
         return
     held: Sentence | None = None

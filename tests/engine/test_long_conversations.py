@@ -254,7 +254,7 @@ async def test_a_summary_over_its_bound_costs_lines_and_not_the_target() -> None
     bench = Bench(
         ask=FakeAsk(
             "### Current state\n"
-            + "".join(f"- all is well with it {number // 2} {number % 2}\n" for number in range(130))
+            + "".join(f"- all is well with part {chr(97 + at // 26)}{chr(97 + at % 26)}\n" for at in range(130))
         )
     )
     raw: list[JsonDict] = [system(), user(TASK)]
@@ -269,7 +269,7 @@ async def test_a_summary_over_its_bound_costs_lines_and_not_the_target() -> None
 
 
 @pytest.mark.parametrize(
-    ("system_words", "rows", "window", "most"), [(5760, 200, 16384, 2), (7200, 300, 16384, 4), (15120, 300, 32768, 2)]
+    ("system_words", "rows", "window", "most"), [(5760, 200, 16384, 2), (7200, 300, 16384, 5), (15120, 300, 32768, 2)]
 )
 async def test_a_high_floor_is_not_compacted_every_turn(system_words: int, rows: int, window: int, most: int) -> None:
     """Half of the window is system prompt: what was compacted may outgrow the trigger before it is compacted again."""

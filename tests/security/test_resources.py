@@ -244,7 +244,8 @@ async def test_what_decides_is_counted_exactly_beside_what_does_not() -> None:
     newest = [{"role": "assistant", "content": "Read."}, {"role": "user", "content": "And now 12 things?"}]
     giant = Request(messages=tuple(map(parse_message, [system, old, *newest])))
     alone = await counter.count(key, family, Request(messages=tuple(map(parse_message, [system, *newest]))))
-    count = await measurer._count(key, family, giant, 8192)
+    target = Target(key=key, model="llama-3.1-8b", api_base=None, api_key=None, context_length=None)
+    count = await measurer._count(target, family, giant, 8192)
     assert (count.sizes[0], *count.sizes[2:]) == alone.sizes
     assert count.sizes[1] == pytest.approx(500_000, rel=0.1)
     assert count.tokens == pytest.approx(sum(count.sizes), abs=100)

@@ -11,10 +11,10 @@ from litellm_compaction.tokens.counter import Count, TokenCounter
 _count, _learn = TokenCounter.count, TokenCounter.learn
 
 
-async def _broken_count(self: TokenCounter, target_key: str, family: Any, request: Any) -> Count:
+async def _broken_count(self: TokenCounter, target_key: str, family: Any, request: Any, *, asker: str = "") -> Count:
     if "sabotaged-count" in target_key:
         raise ValueError(request.messages[-1].text)
-    return await _count(self, target_key, family, request)
+    return await _count(self, target_key, family, request, asker=asker)
 
 
 def _broken_learn(self: TokenCounter, target_key: str, count: Count, prompt_tokens: int) -> Any:
