@@ -35,7 +35,7 @@ _GROUPS = [
     Group("observed", 4096, compaction={"mode": "observe"}, guarded=False),
     Group("doubted", 4096, factor=0.8, speaks=False),
     Group("doubted-floor", 4096, factor=0.8, speaks=False),
-    Group("recounted", compaction={"count": "probe"}, factor=1.15),
+    Group("recounted", compaction={"count": "probe"}, factor=1.15, speaks=False),
     *(
         Group(f"first-{factor}-{share}", 4096, factor=factor)
         for factor in (0.8, 1.0, 1.2)

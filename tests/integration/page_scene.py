@@ -59,7 +59,7 @@ def sign_in(browser: Any, running: Proxy, key: str = MASTER_KEY) -> None:
 def _talk(running: Proxy, model: str, turns: int, words: int) -> None:
     messages: list[dict[str, Any]] = [{"role": "user", "content": f"Work with me on the {model} ledger."}]
     for number in range(turns):
-        if model == "coder" and number in (7, 30):
+        if model == "coder" and number in (7, 15, 23, 30):
             messages[-1]["content"] += " Now write the REPORT."
         answer = running.stream(model, messages)
         assert answer.status == 200

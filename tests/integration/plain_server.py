@@ -118,8 +118,10 @@ class _Handler(BaseHTTPRequestHandler):
         events = _EVENTS[kind](body) if body.get("stream") and kind in _EVENTS else None
         if events is not None:
             self._send_stream(events, named=kind in ("messages", "responses"))
-        else:
+        elif kind in _WHOLE:
             self._send_json(200, _WHOLE[kind](body))
+        else:
+            self._send_json(404, {"error": {"message": "Not found", "type": "invalid_request_error"}})
 
     def log_message(self, *arguments: Any) -> None:
         """Says nothing."""

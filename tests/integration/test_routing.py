@@ -373,7 +373,8 @@ def test_any_deployment_can_be_the_pruning_model(routes: Bench, servers: Servers
     since = len(server.requests)
     _chat(routes, group, talk(group, ONE_ROUND))
     assert watch.summaries == []
-    assert [request.json["max_tokens"] for request in server.posts(since)] != []
+    # A llama.cpp may be asked first how it counts, which writes no token.
+    assert [request.json["max_tokens"] for request in server.posts(since) if "max_tokens" in request.json] != []
     assert len(watch.chats) == 1
 
 
