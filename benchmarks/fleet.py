@@ -201,7 +201,9 @@ def opened(server: Server | None, count: int) -> Fleet:
         ask,
         store_calls,
         board_calls,
-        stored_bytes=(lambda: memory._bytes_by_scope.total()) if server is None else lambda: _told(server, "memory", "used_memory"),
+        stored_bytes=(lambda: memory._bytes_by_scope.total())
+        if server is None
+        else lambda: _told(server, "memory", "used_memory"),
         commands=(lambda: 0) if server is None else lambda: _told(server, "stats", "total_reads_processed"),
     )
 
