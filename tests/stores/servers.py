@@ -69,8 +69,10 @@ class Server:
     def start(self) -> Server:
         """Starts it, on the same port as before, and waits until it answers."""
         deadline_s = time.monotonic() + _START_S
+        kept_port = self.port
         while True:
-            self.port = self.port or free_port()
+            # One that was free may be taken meanwhile, or a cluster's second port beside it.
+            self.port = kept_port or free_port()
             self.process = subprocess.Popen(
                 [
                     *(self.program, *self.first, "--port", str(self.port), "--bind", "127.0.0.1"),
