@@ -134,7 +134,7 @@ def ledger(
     messages = [part for message in messages if not message.asks_to_go_on for part in divided(message)]
     if budget_tokens < _LEAST_ROOM_TOKENS or not messages:
         return ""
-    pieces = _pieces(messages, Cleaned(messages, redact))
+    pieces = _pieces(messages, redact)
     selection = _Selection(messages, pieces, known, budget_tokens, count)
     selection.fill()
     return selection.text()
@@ -304,42 +304,57 @@ def _quotation(pieces: Sequence[_Piece], last: int) -> str:
     return "".join((*shown, f" {_GAP}" if pieces[-1].place < last else ""))
 
 
-def _pieces(messages: Sequence[Message], cleaned: Cleaned) -> list[_Piece]:
-    """The pieces of the messages that are read, oldest first; what is said again only where it is said last."""
+def _pieces(messages: Sequence[Message], redact: Redact) -> list[_Piece]:
+    """The pieces of the messages that are read, oldest first; what is said again only where it is said last.
+
+    Of words that an assistant or a tool repeats, the user's stay.
+    """
     read = _read(messages)
+    cleaned = Cleaned([messages[at] for at in read], redact)
     words = {
-        at: list(sentences(_ends(cleaned[at].text, _READ_PER_WORDS_CHARS))) for at in read if _is_words(messages[at])
+        at: list(sentences(_ends(cleaned[index].text, _READ_PER_WORDS_CHARS)))
+        for index, at in enumerate(read)
+        if _is_words(messages[at])
     }
     talk = Talk(each.text for parts in words.values() for each in parts if not each.pasted)
+    clauses = [piece for at, parts in words.items() for piece in _clauses(at, parts, talk)]
+    lines = [
+        piece
+        for index, at in enumerate(read)
+        if at not in words
+        for piece in _lines(at, cleaned[index], _follows_result(messages, at))
+    ]
     seen: set[str] = set()
     rows: Counter[str] = Counter()
     kept: list[_Piece] = []
-    for at in reversed(read):
-        is_outcome = _follows_result(messages, at)
-        found = _clauses(at, words[at], talk) if at in words else _lines(at, cleaned[at], is_outcome)
-        for piece in reversed(list(found)):
-            folded = piece.text.casefold()
-            if folded not in seen:
-                seen.add(folded)
-                if not piece.is_words:
-                    row = folded.translate(_DIGITS)
-                    piece = piece._replace(ratio=piece.ratio * _ROW_RATIO ** rows[row])
-                    rows[row] += 1
-                kept.append(piece)
+    for piece in (*reversed(clauses), *reversed(lines)):
+        folded = piece.text.casefold()
+        if folded in seen:
+            continue
+        seen.add(folded)
+        if not piece.is_words:
+            row = folded.translate(_DIGITS)
+            piece = piece._replace(ratio=piece.ratio * _ROW_RATIO ** rows[row])
+            rows[row] += 1
+        kept.append(piece)
     kept.reverse()
-    return kept
+    # Stable: pieces of a message stay in order.
+    return sorted(kept, key=lambda piece: piece.message)
 
 
 def _read(messages: Sequence[Message]) -> list[int]:
-    """The places of the messages that are read: the user's, then the shortest, as far as the bound goes."""
+    """The places of the messages that are read: the task, the user's, then the shortest, as far as the bound goes."""
+    task = next((at for at, message in enumerate(messages) if _is_words(message)), None)
     chars = 0
     found: list[int] = []
     for at in sorted(
-        range(len(messages)), key=lambda at: (not _is_words(messages[at]), _said_chars(messages[at]), -at)
+        range(len(messages)),
+        key=lambda at: (at != task, not _is_words(messages[at]), _said_chars(messages[at]), -at),
     ):
         if chars > _READ_CHARS:
             break
-        chars += min(_said_chars(messages[at]), _READ_PER_MESSAGE_CHARS)
+        most_chars = _READ_PER_WORDS_CHARS if _is_words(messages[at]) else _READ_PER_MESSAGE_CHARS
+        chars += min(_said_chars(messages[at]), most_chars)
         found.append(at)
     return sorted(found)
 

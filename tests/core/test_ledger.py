@@ -334,6 +334,22 @@ def test_what_is_said_again_is_quoted_once() -> None:
     assert text.count(FILLER.strip()) <= 1
 
 
+def test_words_that_somebody_repeats_stay_the_users() -> None:
+    """An assistant's or a tool's echo takes no sentence out of the user's words."""
+    rule = "Never push anything to the release branch."
+    for echo in (assistant(f"Understood:\n{rule}"), result("1", rule)):
+        text = written([user(rule), echo])
+        assert rule in text.partition(LINES_HEAD)[0]
+        assert text.count(rule) == 1
+
+
+def test_a_long_task_is_read_whatever_else_was_said() -> None:
+    """Of a user who has said more than is read, the first message is the task."""
+    task = f"You must port the parser to Rust. {FILLER * 40}"
+    said = [user(f"Note {number}: {FILLER * 12}") for number in range(2 * _READ_CHARS // (12 * len(FILLER)))]
+    assert "You must port the parser to Rust." in written([user(task), *said], budget=2_000)
+
+
 def test_of_two_values_the_later_stands_below() -> None:
     """Both sides stay, in order, under a head that says which one holds."""
     older, newer = "The budget cap is $300 in total.", "The budget cap is $900 in total."
