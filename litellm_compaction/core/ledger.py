@@ -37,7 +37,7 @@ _REDACTOR = redactor(())
 _LEAST_ROOM_TOKENS = 32
 # Of one giant message the two ends say what it was and how it came out.
 _READ_PER_MESSAGE_CHARS, _READ_PER_WORDS_CHARS, _READ_PER_CALL_CHARS = 12_000, 40_000, 4_000
-# Who says little is read first; behind so many characters nobody is read any more. Twice as many change no figure.
+# Who says little is read first; after so many characters no message is read any more. Twice as many change no figure.
 _READ_CHARS = 100_000
 # In UTF-8, so that a piece holds about as many tokens in any script. A clause of a person's says one thing (with 160
 # three questions of a hundred less), a line of output needs its end.
@@ -45,7 +45,7 @@ _CLAUSE_BYTES, _LINE_BYTES = 120, 160
 # Where a long line is divided: behind a sentence, an item, a word.
 _SEPARATORS = (". ", "。", "; ", "}, ", "], ", ", ", "，", "、", " ")
 _LEAST_LINE_CHARS = 4
-# What a piece costs apart from its text, for whoever reads it.
+# What a piece costs its reader apart from its text.
 _PIECE_COST_BYTES = 60
 # A dash, a line break or a mark.
 _ITEM_TOKENS = 3
@@ -141,7 +141,7 @@ def ledger(
 
 
 class _Selection:
-    """Takes pieces, those first that say most for their size beside what was taken before."""
+    """Takes pieces, those first that add most for their size to what was taken before."""
 
     def __init__(
         self,

@@ -86,6 +86,7 @@ class _Socket:
             await connection.send_str(json.dumps(_credentials(self.api_key)))
             answer = json.loads(await connection.receive_str())
         except BaseException:
+            # Also on cancellation: no other code knows the connection yet.
             await connection.close()
             raise
         if not isinstance(answer, dict) or answer.get("success") is not True:
