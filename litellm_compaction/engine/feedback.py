@@ -32,6 +32,8 @@ _MAX_TARGETS = 4096
 _FULL_WINDOW_RATIO = 0.98
 # A prompt that fills more of the window than this may have been cut to it.
 _INSIDE_RATIO = 0.9
+# A process that ends waits so long for a question to LM Studio that the last answer has left.
+_FAREWELL_S = 1.0
 # Of the fields that ask for several answers, the one whose answers are not all shown: the server chooses among them.
 _NOT_SHOWN = "best_of"
 
@@ -305,7 +307,9 @@ class ReplyReader:
         self._reporter.alarmed(case, guarded, prompt_tokens, reason)
 
     async def aclose(self) -> None:
-        """Ends what still asks for windows."""
+        """Gives what still asks for windows a moment, so that the last answer's lesson is kept; then ends it."""
+        if self._asking:
+            await asyncio.wait(self._asking, timeout=_FAREWELL_S)
         await ended(self._asking)
 
     def _begin(self, question: Coroutine[None, None, object]) -> None:

@@ -495,6 +495,15 @@ async def test_a_number_far_below_ours_is_learned_where_the_window_still_holds()
         assert server.bench.counter.gist(f"id-{UNKNOWN}") != ()
 
 
+async def test_the_lesson_of_the_last_answer_outlives_the_process() -> None:
+    """It is waited for, though LM Studio is asked for its window meanwhile."""
+    async with lm_studio(asks=False, factor=0.75, window=32_768) as server:
+        await server.served(talk("engine", 8000))
+        assert server.bench.counter.gist(f"id-{UNKNOWN}") == ()
+        await server.bench.compactor._replies.aclose()
+        assert server.bench.counter.gist(f"id-{UNKNOWN}") != ()
+
+
 @pytest.mark.parametrize("is_busy", [True, False])
 async def test_nothing_is_written_ahead_while_somebody_uses_lm_studio_itself(is_busy: bool) -> None:
     """A chat in LM Studio's own window, which this proxy does not see."""
