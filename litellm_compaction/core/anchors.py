@@ -1,4 +1,4 @@
-"""What a text names: numbers with what stands beside them, ids, paths, identifiers, names, and what is set off.
+"""What a text names: numbers with the words next to them, ids, paths, identifiers, names, and what is set off.
 
 What names something is a matter of its form, so it is the same in any language. Deterministic and in linear time.
 """
@@ -13,8 +13,8 @@ from typing import NamedTuple
 # A number or an id says most; a name says where to look again. Moving one of them by half changes no figure of the
 # held-out conversations by more than .01 (2026-11).
 NUMBER, ID, ERROR, PATH, IDENTIFIER, NAME = 3.0, 3.0, 3.0, 2.0, 1.5, 1.0
-# Between a number and the words beside it: "12 months" and "12 eggs" are two things to know.
-_BESIDE = "\t"
+# Between a number and the words next to it: "12 months" and "12 eggs" are two things to know.
+_NEXT = "\t"
 _ATOM = re.compile(r"[^\s\"`“”„«»「」『』,;(){}\[\]<>|=*…、，；：（）【】《》]+")
 _SENTENCE_ENDS = ".!?:。！？"
 _AROUND = "'’‘.:!?。！？-–—#&~+\\/"
@@ -65,7 +65,7 @@ def named(text: str, *, number_weight: float = NUMBER) -> dict[str, float]:
         elif atom.kind is _Kind.NUMBER:
             before = atoms[at - 1].bare.lower() if at else ""
             behind = atoms[at + 1].bare.lower() if at + 1 < len(atoms) else ""
-            found[f"{before}{_BESIDE}{atom.bare}{_BESIDE}{behind}"] = number_weight
+            found[f"{before}{_NEXT}{atom.bare}{_NEXT}{behind}"] = number_weight
         elif atom.kind is _Kind.CAPITAL and at and words[at - 1][-1] not in _SENTENCE_ENDS:
             found[atom.bare] = NAME
     for groups in _SPAN.findall(text):
@@ -75,7 +75,7 @@ def named(text: str, *, number_weight: float = NUMBER) -> dict[str, float]:
 
 def name_of(key: str) -> str:
     """What stands in the text for a key of `named`."""
-    return key.split(_BESIDE)[1] if _BESIDE in key else key
+    return key.split(_NEXT)[1] if _NEXT in key else key
 
 
 def is_plain(name: str) -> bool:

@@ -38,7 +38,7 @@ from litellm_compaction.core.strategies import STRATEGIES, Strategy, writer_of
 from litellm_compaction.core.stretches import own_words
 
 MIN_GAIN_RATIO = 0.10
-# Of the window: with a high floor each compaction gains little beside the one before it, so that no model would ever be
+# Of the window: with a high floor each compaction gains little over the one before it, so that no model would ever be
 # asked; a summary is worth its call by what it stands for. At a quarter a tenth more calls, and as much is kept of
 # conversations that nothing was tuned on (2026-11-24).
 _WORTH_SAYING_RATIO = 0.50
