@@ -270,7 +270,7 @@ class SummaryClient:
         return Summary(text="", calls=calls, pruning_model=asked, reason=reason, failure=failed)
 
     async def _bounded(self, target: Target, job: SummaryJob, count: Callable[[str], int]) -> SummaryJob:
-        """`job` with a smaller limit if the server's tokenizer, which reads no prompt, makes more tokens of its text than ours.
+        """`job` with a smaller limit if the server's tokenizer counts more tokens for its text than ours.
 
         Args:
             target: that is asked for the summary.
