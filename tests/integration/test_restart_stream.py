@@ -286,6 +286,7 @@ def test_restarts_end_regularly(restarting: Restarting) -> None:
     """After three restarts the answer ends with the notice, `length` and `[DONE]`."""
     text = "\n".join(f"{n}: {prose(f'endless {n}', 12)}" for n in range(900))
     watch = restarting.watch("local", Teller(Reply(text)))
+    before = len(restarting.proxy.logged("restart outcome="))
     answer = restarting.proxy.stream("local", asked("endless"))
     assert stream_problems(answer) == []
     assert len(watch.chats) == 4
@@ -293,7 +294,7 @@ def test_restarts_end_regularly(restarting: Restarting) -> None:
     whole, _, rest = without_restarts(answer.text).partition(f"\n\n{ATTEMPTS_NOTICE}")
     assert rest == ""
     assert text.startswith(whole)
-    *restarts, last = restarting.proxy.logged("restart outcome=")[-4:]
+    *restarts, last = restarting.proxy.expect_logged("restart outcome=", before + 4)[before:]
     assert ["WARNING" in line and "outcome=restarted" in line for line in restarts] == [True] * 3
     assert "ERROR" in last
     assert "outcome=attempts" in last
