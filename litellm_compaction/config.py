@@ -405,9 +405,8 @@ class Settings(_Section):
     background: Literal["off", "idle"] = Field(
         "idle",
         description="idle writes the record that a conversation's next compaction will need ahead, while its server "
-        "is idle and nobody waits; a request that comes ends that call. At most 20 an hour for each tenant and model, "
-        "fewer where they are not used. Only for local servers whose every user the proxy sees: off where other "
-        "programs use them as well.",
+        "is idle and nobody waits; a request that comes ends that call. At most 20 an hour for each tenant and model. "
+        "Only for local servers whose every user the proxy sees: off where other programs use them as well.",
     )
     store: str = Field(
         "sqlite://",

@@ -5,17 +5,16 @@ answer that leaves a conversation near its trigger, and once its server has been
 for behind the very conversation that the server's cache holds, and stored as a compaction that takes effect when the
 trigger comes (`core/plan.py`, `plan_ahead`). Where that is to be expected of the next turn, the server is made to read
 the compacted conversation, too, and the turn is sent with it (`plan_reading`). Whoever comes meanwhile has the engine
-at once: the call is ended, unless it is as good as done.
+at once: the call is ended.
 
 It costs no user's time, but electricity, and its owner's money where calls are paid for. So it is bounded: one call at
-a time for each server, some in an hour for each tenant and model, and fewer where they were for nothing.
+a time for each server, and some in an hour for each tenant and model.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -24,7 +23,7 @@ from typing import TypeVar
 from litellm_compaction.concurrency import Bounded, ended
 from litellm_compaction.core.compaction import Compaction
 from litellm_compaction.core.conversation import applied_tokens
-from litellm_compaction.core.messages import JsonValue, Message, Request, user_message
+from litellm_compaction.core.messages import Request, user_message
 from litellm_compaction.core.plan import (
     MIN_GAIN_RATIO,
     Edit,
@@ -41,7 +40,6 @@ from litellm_compaction.engine.context import (
     Attempts,
     MeasuredRequest,
     PreparedRequest,
-    PruningModel,
     RequestContext,
     nothing,
 )
@@ -50,7 +48,6 @@ from litellm_compaction.engine.reporting import Reporter
 from litellm_compaction.engine.threads import is_long, off_loop_if
 from litellm_compaction.errors import CompactionError
 from litellm_compaction.stores import Store
-from litellm_compaction.summarizer import Ask, IsEnough, SummaryAnswer
 
 logger = logging.getLogger("litellm_compaction")
 _Found = TypeVar("_Found")
@@ -60,11 +57,7 @@ QUIET_S = 1.0
 # Where requests keep coming into what was begun, a call waits for the double; up to so many doublings.
 _MAX_DOUBLINGS = 6
 MOST_PER_HOUR = 20
-# Each record costs one, and one that was used gives back two: they go on where half of them are used.
-_MOST_CREDITS, _CREDITS_PER_USE = 4, 2
-_TRY_AGAIN_S = 3600.0
-# Such an answer is worth waiting for, if the rest of it comes soon at its own pace.
-_NEARLY_RATIO, _MOST_WAIT_S = 0.8, 5.0
+_HOUR_S = 3600.0
 # To close a stream takes milliseconds; it only bounds a hang.
 _CLOSING_S = 1.0
 _MAX_SERVERS, _MAX_OWNERS = 64, 4096
@@ -79,81 +72,16 @@ class _Answered:
     answer: str
 
 
-class _Progress:
-    """How far an answer has come, of all that it may be.
-
-    Args:
-        clock: seconds, monotonic.
-        count: tokens of a text.
-    """
-
-    def __init__(self, clock: Callable[[], float], count: Callable[[str], int]) -> None:
-        self._clock = clock
-        self._count = count
-        self._bound_tokens = math.inf
-        self._tokens = 0
-        self._begun_s = 0.0
-        self._is_done = False
-
-    def following(self, model: PruningModel) -> PruningModel:
-        """`model`, followed while it answers."""
-        telling = model.telling
-        if telling is None:
-            return model
-        told = telling(self._hear)
-
-        async def ask(
-            messages: Sequence[Message],
-            *,
-            max_tokens: int,
-            tools: Sequence[JsonValue] = (),
-            tool_choice: JsonValue = None,
-            is_enough: IsEnough | None = None,
-        ) -> SummaryAnswer:
-            self._bound_tokens, self._tokens, self._is_done = max_tokens, 0, False
-            answer = await told(
-                messages, max_tokens=max_tokens, tools=tools, tool_choice=tool_choice, is_enough=is_enough
-            )
-            self._is_done = True
-            return answer
-
-        following: Ask = ask
-        return replace(model, ask=following)
-
-    @property
-    def rest_s(self) -> float:
-        """How long it will take at most until it ends; infinite where it is not nearly done."""
-        if self._is_done:
-            # It is being judged and stored, however much less than it might have been.
-            return 0.0
-        if self._tokens < _NEARLY_RATIO * self._bound_tokens:
-            return math.inf
-        pace = self._tokens / max(self._clock() - self._begun_s, 1e-6)
-        return max(self._bound_tokens - self._tokens, 0) / pace
-
-    def _hear(self, text: str) -> None:
-        if not self._tokens:
-            self._begun_s = self._clock()
-        self._tokens += self._count(text)
-
-
 @dataclass(slots=True, kw_only=True)
 class _Writing:
     """A record that is being written.
 
     Attributes:
-        progress: of the call for a record; None before it, and when the record is stored.
         is_ended: whether a request that came has ended it.
     """
 
     task: asyncio.Task[None]
-    progress: _Progress | None = None
     is_ended: bool = False
-
-    @property
-    def is_nearly_done(self) -> bool:
-        """Whether it is worth waiting for."""
-        return self.progress is not None and self.progress.rest_s <= _MOST_WAIT_S
 
 
 @dataclass(slots=True)
@@ -181,15 +109,13 @@ class _Owner:
     """
 
     begun_s: deque[float] = field(default_factory=deque)
-    credits: int = _MOST_CREDITS
     ended: int = 0
 
     def may_begin(self, now_s: float) -> bool:
         """Whether another one may be written now."""
-        newest_s = self.begun_s[-1] if self.begun_s else -math.inf
-        while self.begun_s and now_s - self.begun_s[0] >= _TRY_AGAIN_S:
+        while self.begun_s and now_s - self.begun_s[0] >= _HOUR_S:
             self.begun_s.popleft()
-        return len(self.begun_s) < MOST_PER_HOUR and (self.credits > 0 or now_s - newest_s >= _TRY_AGAIN_S)
+        return len(self.begun_s) < MOST_PER_HOUR
 
 
 class Background:
@@ -257,14 +183,8 @@ class Background:
                 server.task.cancel()
             server.task = self._begin(self._when_quiet(server, answered))
 
-    def used(self, scope: str) -> None:
-        """Takes note that a record which was written ahead has been used."""
-        owner = self._owners.get(scope)
-        if owner is not None:
-            owner.credits = min(owner.credits + _CREDITS_PER_USE, _MOST_CREDITS)
-
     async def make_way(self, name: str) -> None:
-        """Leaves a server to a request that comes: returns when the call to it is closed, or as good as done.
+        """Leaves a server to a request that comes: returns when the call to it is closed.
 
         Args:
             name: of `server_of`.
@@ -280,8 +200,6 @@ class Background:
                 server.task.cancel()
                 server.task = None
             return
-        if writing.is_nearly_done:
-            await asyncio.wait({writing.task}, timeout=_MOST_WAIT_S)
         if not writing.task.done():
             writing.is_ended = True
             writing.task.cancel()
@@ -349,7 +267,6 @@ class Background:
             return
         stored = await self._store.find(case.scope, work.conversation.hashes[1:])
         written = await self._record_ahead(work, stored, owner, writing)
-        writing.progress = None
         known = stored if written is None else [written, *stored]
         reading = await self._off_loop(work, lambda: _to_read(work, known))
         if reading is None:
@@ -366,7 +283,7 @@ class Background:
         if decision is None or not await self._may_begin(work, owner):
             return None
         try:
-            made = await self._made(work, decision, writing)
+            made = await self._made(work, decision)
         except asyncio.CancelledError:
             if writing.is_ended:
                 owner.ended += 1
@@ -377,7 +294,7 @@ class Background:
             # No model could be asked in a way that leaves the conversation in the cache.
             owner.begun_s.pop()
             return None
-        return made.kept if await self._keep(work, decision.base, made, owner) else None
+        return made.kept if await self._keep(work, decision.base, made) else None
 
     async def _compaction_of(self, work: MeasuredRequest, decision: Reuse | Edit, owner: _Owner) -> Compaction | None:
         """What the next turn is sent with: a record that is there, or an edit that is made now; None for nothing.
@@ -390,7 +307,7 @@ class Background:
             return None
         made = await self._builder.make(work, decision)
         made = replace(made, kept=replace(made.kept, ahead=True))
-        return made.kept if await self._keep(work, None, made, owner) else None
+        return made.kept if await self._keep(work, None, made) else None
 
     async def _off_loop(self, work: MeasuredRequest, look: Callable[[], _Found]) -> _Found:
         return await off_loop_if(is_long(work.request.messages), look)
@@ -429,21 +346,19 @@ class Background:
         finally:
             room.leave()
 
-    async def _made(self, work: MeasuredRequest, decision: Summarize, writing: _Writing) -> BuiltCompaction:
+    async def _made(self, work: MeasuredRequest, decision: Summarize) -> BuiltCompaction:
         """The record, by a call that has room of its own beside answers."""
-        writing.progress = _Progress(self._clock, work.count_text)
-        models = tuple(map(writing.progress.following, work.case.pruning_models))
         room = Reservation(self._admission, work.case)
         try:
             async with room.for_summary(work.window, work.count.tokens):
                 room.started()
-                made = await self._builder.make(replace(work, case=replace(work.case, pruning_models=models)), decision)
+                made = await self._builder.make(work, decision)
                 room.ended()
         finally:
             room.leave()
         return made
 
-    async def _keep(self, work: MeasuredRequest, base: Compaction | None, made: BuiltCompaction, owner: _Owner) -> bool:
+    async def _keep(self, work: MeasuredRequest, base: Compaction | None, made: BuiltCompaction) -> bool:
         """Whether a record is worth it, and is stored; never in place of one that is applied."""
         compaction = made.kept
         after_tokens = applied_tokens(work.conversation, compaction, work.count_text)
@@ -455,7 +370,6 @@ class Background:
         if await self._store.find(work.case.scope, [compaction.covered_hash]):
             return False
         await self._store.put(work.case.scope, compaction)
-        owner.credits = max(owner.credits - 1, 0)
         self._reporter.decided(work, "prepared", after=after_tokens, compaction=compaction, made=made, base=base)
         return True
 

@@ -791,7 +791,6 @@ class Compactor:
         """Tells of a reuse; what was written ahead is in effect from now on, also where a later turn is smaller."""
         self._reporter.applied(work, "reused", guarded, compaction)
         if (compaction.ahead or compaction.early) and not work.case.is_supposed:
-            self.background.used(work.case.scope)
             await self._builder.put_into_effect(work, compaction)
 
     async def _shortened_or_refused(

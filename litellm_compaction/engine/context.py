@@ -74,14 +74,12 @@ class PruningModel:
         target: for its window and its tokenizer.
         ask: calls it on behalf of the client.
         is_same: whether it is the model that the client asked.
-        telling: makes an `ask` that tells somebody each piece of the answer as it comes; None where none can.
     """
 
     label: str
     target: Target
     ask: Ask
     is_same: bool
-    telling: Callable[[Callable[[str], None]], Ask] | None = None
 
     @property
     def quiet_ask(self) -> Ask:

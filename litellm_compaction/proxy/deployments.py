@@ -18,7 +18,6 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping, MutableMapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 from litellm_compaction.concurrency import Bounded
@@ -260,16 +259,9 @@ class DeploymentSelector:
         deployment, settings = guard.deployment, guard.settings
         metadata = metadata_of(body)
         pin = call.pin = _pin(router, deployment) or call.group
-        same_asker = partial(
-            summary_asker, router, pin, metadata, timeout_s=settings.summary_timeout_s, group=call.group, is_same=True
-        )
-        same = PruningModel(
-            label=call.group,
-            target=deployment.target,
-            ask=same_asker(),
-            is_same=True,
-            telling=lambda hear: same_asker(hear=hear),
-        )
+        timeout_s = settings.summary_timeout_s
+        ask = summary_asker(router, pin, metadata, timeout_s=timeout_s, group=call.group, is_same=True)
+        same = PruningModel(label=call.group, target=deployment.target, ask=ask, is_same=True)
         others = await self._other_pruning_model(router, settings, metadata)
         names = [call.group, *(other.label for other in others)]
         is_seen = deployment.target.is_listed and not (_is_worker() and settings.store.startswith("memory:"))
@@ -304,16 +296,8 @@ class DeploymentSelector:
         if not may_use(router, name, metadata):
             self._warn_once(f"{name}!", "pruning_model=%s is not allowed for some keys; they use the same model", name)
             return ()
-        asker = partial(summary_asker, router, name, metadata, timeout_s=settings.summary_timeout_s, group=name)
-        return (
-            PruningModel(
-                label=name,
-                target=target,
-                ask=asker(),
-                is_same=False,
-                telling=lambda hear: asker(hear=hear),
-            ),
-        )
+        ask = summary_asker(router, name, metadata, timeout_s=settings.summary_timeout_s, group=name)
+        return (PruningModel(label=name, target=target, ask=ask, is_same=False),)
 
     def _warn_once(self, key: str, message: str, *values: object) -> None:
         if key not in self._warned:

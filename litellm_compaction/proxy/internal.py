@@ -106,7 +106,6 @@ def summary_asker(
     timeout_s: float,
     group: str = "",
     is_same: bool = False,
-    hear: Callable[[str], None] | None = None,
 ) -> Callable[..., Awaitable[SummaryAnswer]]:
     """How a pruning model is asked.
 
@@ -117,7 +116,6 @@ def summary_asker(
         timeout_s: limit for the call.
         group: the `model_name` that LiteLLM's limits are looked up for.
         is_same: whether the client itself asked that model, and so may.
-        hear: is told each piece of the answer, its thoughts included; None for nobody.
     """
 
     async def ask(
@@ -150,7 +148,7 @@ def summary_asker(
                 # A plain answer that is given up is generated to its end all the same (llama.cpp, measured 2026-11-22),
                 # beside the client's own in the same context. A stream ends where it is closed.
                 stream = await call(stream=True, stream_options={"include_usage": True})
-                return await _joined(stream, messages, hear, is_enough)
+                return await _joined(stream, messages, is_enough)
             except _REFUSED as error:
                 if "stream" not in str(error).lower():
                     raise
@@ -217,7 +215,6 @@ def _as_escaped(value: object) -> str:
 async def _joined(
     answer: Any,
     asked: Sequence[Message],
-    hear: Callable[[str], None] | None = None,
     is_enough: IsEnough | None = None,
 ) -> SummaryAnswer:
     """The whole of an answer, which comes as a stream, or at once from what streams nothing; at most what is wanted.
@@ -234,8 +231,6 @@ async def _joined(
                 deltas.append(choice.delta)
                 finish_reason = choice.finish_reason or finish_reason
                 said = choice.delta.content or ""
-                if hear is not None:
-                    hear(_reasoning(choice.delta) + said)
                 if is_enough is not None and said and is_enough(said):
                     return _summary_answer(deltas, "length")
         is_stopped = False

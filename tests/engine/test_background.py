@@ -9,15 +9,14 @@ from typing import Any
 
 import pytest
 
-from litellm_compaction.core.compaction import Compaction
 from litellm_compaction.core.messages import Message, Request
-from litellm_compaction.engine import PreparedRequest, PruningModel, RequestContext
+from litellm_compaction.engine import PreparedRequest, RequestContext
 from litellm_compaction.engine.background import MOST_PER_HOUR
 from litellm_compaction.errors import SummaryFailed
 from litellm_compaction.events import CompactionEvent
-from litellm_compaction.summarizer import Ask, SummaryAnswer
+from litellm_compaction.summarizer import SummaryAnswer
 from tests.builders import JsonDict, as_bytes, assistant, calls, chat, count, parsed, prose, result, user
-from tests.engine.bench import SUMMARY, Bench, Clock, FakeAsk, settled
+from tests.engine.bench import SUMMARY, Bench, Clock, FakeAsk
 
 WINDOW = 8192
 # Over 60 % of the window, under the trigger; LATER is over it.
@@ -352,67 +351,6 @@ async def test_it_holds_room_for_as_long_as_it_runs(admission: str) -> None:
     admitted.leave()
 
 
-class Teller:
-    """A pruning model that has said so much of its answer, and waits before it says the rest."""
-
-    def __init__(self, ratio: float) -> None:
-        self.ratio = ratio
-        self.begun, self.rest = asyncio.Event(), asyncio.Event()
-
-    def telling(self, hear: Callable[[str], None]) -> Ask:
-        async def ask(messages: Sequence[Message], *, max_tokens: int, **with_tools: Any) -> SummaryAnswer:
-            hear("word" * int(self.ratio * max_tokens))
-            self.begun.set()
-            await self.rest.wait()
-            return SummaryAnswer(text=SUMMARY)
-
-        return ask
-
-    def model(self, bench: Bench) -> PruningModel:
-        return PruningModel(
-            label="served", target=bench.target(WINDOW), ask=FakeAsk(), is_same=True, telling=self.telling
-        )
-
-
-@pytest.mark.parametrize(("ratio", "is_kept"), [(0.5, False), (0.9, True)])
-async def test_one_that_is_nearly_done_is_waited_for(ratio: float, *, is_kept: bool) -> None:
-    """Above 80 % of its bound the rest is worth a moment; below, nobody waits."""
-    scene, teller = Scene(), Teller(ratio)
-    models = [teller.model(scene.bench)]
-    await scene.turn(pruning_models=models)
-    await teller.begun.wait()
-    arriving = asyncio.create_task(scene.turn([user("Hello.")], scope="another"))
-    await settled()
-    assert arriving.done() is not is_kept
-    teller.rest.set()
-    await arriving
-    await scene.rested()
-    assert bool(scene.bench.store.kept) is is_kept
-
-
-async def test_one_that_has_come_is_stored_whoever_comes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However short it is: its server is free, and to judge and store it takes a moment."""
-    scene, teller = Scene(), Teller(0.1)
-    storing, stored = asyncio.Event(), asyncio.Event()
-    put = scene.bench.store.put
-
-    async def slow(scope: str, compaction: Compaction) -> None:
-        storing.set()
-        await stored.wait()
-        await put(scope, compaction)
-
-    monkeypatch.setattr(scene.bench.store, "put", slow)
-    teller.rest.set()
-    await scene.turn(pruning_models=[teller.model(scene.bench)])
-    await storing.wait()
-    arriving = asyncio.create_task(scene.turn([user("Hello.")], scope="another"))
-    await settled()
-    stored.set()
-    await arriving
-    await scene.rested()
-    assert len(scene.bench.store.kept) == 1
-
-
 async def test_a_summary_that_fails_leaves_nothing() -> None:
     """The next compaction is made when it is needed, as ever."""
     scene = Scene(FakeAsk(SummaryFailed("timeout", "too slow")))
@@ -432,32 +370,10 @@ async def test_a_store_that_fails_harms_nobody(caplog: pytest.LogCaptureFixture)
     assert "StoreError" in caplog.text
 
 
-async def test_conversations_that_are_not_continued_are_left_alone_in_the_end() -> None:
-    """After four records that nobody used one is tried in an hour; one that is used buys two."""
-    clock = Clock()
-    scene = Scene(clock=clock)
-    for number in range(6):
-        await scene.turn([user(f"Topic {number}"), *FILLED[1:]])
-        await scene.rested()
-    assert len(scene.bench.ask.prompts) == 4
-    clock.now_s += 3600
-    await scene.turn([user("Topic 7"), *FILLED[1:]])
-    await scene.rested()
-    assert len(scene.bench.ask.prompts) == 5
-    await scene.turn([user("Topic 7"), *LATER[1:]])
-    for number in range(8, 12):
-        await scene.turn([user(f"Topic {number}"), *FILLED[1:]])
-        await scene.rested()
-    assert len(scene.bench.ask.prompts) == 7
-    await scene.turn([user("Topic 12"), *FILLED[1:]], scope="another")
-    await scene.rested()
-    assert len(scene.bench.ask.prompts) == 8
-
-
 async def test_what_was_written_is_read() -> None:
-    """The last record of an owner too: it has been paid for."""
+    """Each record that the next turn is expected to need."""
     scene = Scene(clock=Clock())
-    for number in range(6):
+    for number in range(4):
         await scene.turn([user(f"Topic {number}"), *NEARLY[1:]])
         await scene.rested()
     assert [outcome for outcome, _ in scene.told] == ["prepared"] * 4
