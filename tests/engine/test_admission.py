@@ -45,9 +45,13 @@ class Desk:
         self.admission = Admission()
         self.tasks: list[asyncio.Task[Any]] = []
 
-    async def seat(self, tokens: int, *, window_tokens: int = WINDOW_TOKENS, timeout_s: float = LONG_S) -> Seat:
+    async def seat(
+        self, tokens: int, most_tokens: int = 0, *, window_tokens: int = WINDOW_TOKENS, timeout_s: float = LONG_S
+    ) -> Seat:
         """A seat that must be there at once."""
-        entry = self.admission.enter(POOL, window_tokens=window_tokens, tokens=tokens, timeout_s=timeout_s)
+        entry = self.admission.enter(
+            POOL, window_tokens=window_tokens, tokens=tokens, timeout_s=timeout_s, most_tokens=most_tokens
+        )
         return await asyncio.wait_for(entry, HANG_S)
 
     async def started(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
@@ -213,8 +217,7 @@ async def test_window_grows(desk: Desk) -> None:
 
 async def test_alone_a_seat_is_lent_everything(desk: Desk) -> None:
     """Over the window, too, as it may enter over it; whoever comes then waits."""
-    first = await desk.seat(90)
-    first.widen(120)
+    first = await desk.seat(90, 120)
     assert first.tokens == 120
     second = await desk.entry(1)
     assert not second.done()
@@ -223,13 +226,12 @@ async def test_alone_a_seat_is_lent_everything(desk: Desk) -> None:
 async def test_beside_others_a_seat_is_lent_an_even_part_of_what_is_free(desk: Desk) -> None:
     """Never more than is free, and never less than it holds."""
     first, second = await desk.seat(30), await desk.seat(55)
-    first.widen(100)
+    await first.exchange(30, timeout_s=LONG_S, most_tokens=100)
     assert (first.tokens, second.tokens) == (45, 55)
     second.leave()
-    third = await desk.seat(20)
-    third.widen(100)
+    third = await desk.seat(20, 100)
     assert third.tokens == 50
-    third.widen(10)
+    await third.exchange(50, timeout_s=LONG_S, most_tokens=10)
     assert desk.usage == (95, 100, 0)
 
 
@@ -237,57 +239,37 @@ async def test_nothing_is_lent_while_somebody_waits(desk: Desk) -> None:
     """It would have to be called back at once."""
     first, _ = await desk.seat(30), await desk.seat(30)
     waiting = await desk.entry(60)
-    first.widen(40)
+    await first.exchange(30, timeout_s=LONG_S, most_tokens=40)
     assert (first.tokens, waiting.done()) == (30, False)
-
-
-@pytest.mark.parametrize("how", ["waiting", "waited in vain", "left"])
-async def test_whoever_holds_nothing_is_lent_nothing(desk: Desk, how: str) -> None:
-    """It would jump the queue."""
-    first, second = await desk.seat(50), await desk.seat(50)
-    waiting = await desk.exchange(second, 60)
-    if how != "waiting":
-        waiting.cancel()
-        await settled()
-    if how == "left":
-        second.leave()
-    second.widen(10)
-    assert second.tokens == 0
-    first.leave()
 
 
 async def test_what_was_lent_is_called_back_for_who_waits(desk: Desk) -> None:
     """It goes on with what it needs, and the other one is let in; until then nobody is."""
-    first = await desk.seat(30)
-    first.widen(100)
-    first.needed_tokens = 60
-    assert not first.must_give_way
+    first = await desk.seat(30, 100)
+    assert not first.must_give_way(60)
     entry = await desk.entry(40)
-    assert (first.must_give_way, entry.done()) == (True, False)
+    assert (first.must_give_way(60), entry.done()) == (True, False)
     await first.exchange(60, timeout_s=LONG_S)
     assert (await entry).tokens == 40
-    assert not first.must_give_way
+    assert not first.must_give_way(60)
 
 
 async def test_nobody_is_called_back_in_vain(desk: Desk) -> None:
     """Where what is lent would not do, it waits for an end; where nothing may be cut, too."""
-    first = await desk.seat(30)
-    first.widen(100)
-    first.needed_tokens = 61
+    first = await desk.seat(30, 100)
     await desk.entry(40)
-    assert not first.must_give_way
-    first.needed_tokens = None
-    assert not first.must_give_way
+    assert not first.must_give_way(61)
+    assert not first.must_give_way(None)
 
 
 async def test_no_more_are_called_back_than_it_takes(desk: Desk) -> None:
     """The one that is asked first; what it gives back is counted before it has."""
-    first, second = await desk.seat(10), await desk.seat(10)
-    first.widen(100)
-    second.widen(100)
+    first, second = await desk.seat(10), await desk.seat(10, 100)
+    await first.exchange(10, timeout_s=LONG_S, most_tokens=100)
+    assert (first.tokens, second.tokens) == (50, 50)
     first.needed_tokens = second.needed_tokens = 20
     entry = await desk.entry(30)
-    assert (first.must_give_way, second.must_give_way) == (True, False)
+    assert (first.must_give_way(20), second.must_give_way(20)) == (True, False)
     await first.exchange(20, timeout_s=LONG_S)
     assert (await entry).tokens == 30
     assert desk.usage == (100, 100, 0)
@@ -295,26 +277,25 @@ async def test_no_more_are_called_back_than_it_takes(desk: Desk) -> None:
 
 async def test_several_give_way_for_a_large_one(desk: Desk) -> None:
     """And who was told so stays at it, though the other one has left by itself meanwhile."""
-    first, second = await desk.seat(10), await desk.seat(10)
-    first.widen(100)
-    second.widen(100)
+    first, second = await desk.seat(10), await desk.seat(10, 100)
+    await first.exchange(10, timeout_s=LONG_S, most_tokens=100)
+    assert (first.tokens, second.tokens) == (50, 50)
     first.needed_tokens = second.needed_tokens = 20
     await desk.entry(60)
-    assert (first.must_give_way, second.must_give_way) == (True, True)
+    assert (first.must_give_way(20), second.must_give_way(20)) == (True, True)
     second.leave()
-    assert first.must_give_way
+    assert first.must_give_way(20)
 
 
 async def test_whoever_cannot_go_on_stays(desk: Desk) -> None:
     """It is not asked again; another one is."""
-    first, second = await desk.seat(10), await desk.seat(10)
-    first.widen(100)
-    second.widen(100)
+    first, second = await desk.seat(10), await desk.seat(10, 100)
+    await first.exchange(10, timeout_s=LONG_S, most_tokens=100)
+    assert (first.tokens, second.tokens) == (50, 50)
     first.needed_tokens = second.needed_tokens = 20
     await desk.entry(30)
-    assert first.must_give_way
-    first.stay()
-    assert (first.must_give_way, second.must_give_way) == (False, True)
+    assert first.must_give_way(20)
+    assert (first.must_give_way(None), second.must_give_way(20)) == (False, True)
 
 
 async def test_a_stopped_answer_holds_its_room_until_its_server_knows() -> None:
@@ -742,18 +723,21 @@ class AdmissionMachine(RuleBasedStateMachine):
             self.restarting.append(person)
         self.account()
 
-    @precondition(lambda self: self.running or self.idle)
+    @precondition(lambda self: self.running)
     @rule(pick=st.integers(0, 50), tokens=st.integers(1, 120))
-    def widen(self, pick: int, tokens: int) -> None:
-        """A seat is lent more: everything alone, else of what is free, and only while nobody waits."""
-        person = self.picked(self.running + self.idle, pick)
+    def lend(self, pick: int, tokens: int) -> None:
+        """A seat goes on with what it has, and more: everything alone, else of what is free while nobody waits."""
+        person = self.picked(self.running, pick)
         assert person.seat is not None
+        if len(self.running) > 1 and sum(other.tokens for other in self.running) > self.window_tokens:
+            return
         waiting, seats = self.restarting + self.entering, len(self.running + self.idle + self.restarting)
         free = max(self.window_tokens - sum(other.tokens for other in self.running), 0)
-        if person.tokens and not waiting:
+        held = person.tokens
+        if not waiting:
             most = tokens if seats == 1 else min(tokens, self.window_tokens // seats, person.tokens + free)
             person.tokens = max(person.tokens, most)
-        person.seat.widen(tokens)
+        person.task = self.loop.create_task(person.seat.exchange(held, timeout_s=20, most_tokens=tokens))
         self.account()
 
     @precondition(lambda self: self.running)
@@ -762,17 +746,16 @@ class AdmissionMachine(RuleBasedStateMachine):
         """An answer that can be cut is told to stop exactly where that lets the next one in; then it does, or stays."""
         person = self.picked(self.running, pick)
         assert person.seat is not None
-        person.seat.needed_tokens = needed_tokens
         head = next(iter(self.restarting + self.entering), None)
         used = sum(other.tokens for other in self.running)
         lent = max(person.tokens - needed_tokens, 0)
         lets_in = head is not None and lent > 0 and used - lent + head.wants_tokens <= self.window_tokens
-        assert person.seat.must_give_way is lets_in
+        assert person.seat.must_give_way(needed_tokens) is lets_in
         if lets_in and pick % 2:
             self.exchange(self.running.index(person), needed_tokens, 20)
             assert head in self.running
         else:
-            person.seat.stay()
+            person.seat.must_give_way(None)
 
     @precondition(lambda self: self.running)
     @rule(pick=st.integers(0, 50), tokens=st.integers(1, 120))

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -24,7 +23,7 @@ from litellm_compaction.core.messages import (
 from litellm_compaction.engine import Reservation
 from litellm_compaction.errors import overflow_from_text
 from litellm_compaction.events import CarryEvent, CompactionEvent
-from litellm_compaction.proxy.answer.protocol import Chunk, Notices, Received, UpstreamDropped, UpstreamError
+from litellm_compaction.proxy.answer.protocol import Notices, Received, UpstreamDropped, UpstreamError
 from litellm_compaction.simulator import Reply, numbered_words
 from litellm_compaction.simulator.vocabulary import count, decode, encode
 from litellm_compaction.summarizer import SummaryAnswer
@@ -865,49 +864,6 @@ async def test_an_answer_that_has_begun_is_stopped_for_one_that_comes() -> None:
     assert [opened.is_continuation for opened in first.server.opened] == [False, True]
     assert context.most_tokens <= 4096
     assert context.opened_s[1] - context.closed_s[0] >= 0.05
-
-
-@pytest.mark.parametrize("silent", ["at once", "before it answers", "thinking", "in the middle"])
-@pytest.mark.parametrize("is_whole", [True, False])
-async def test_a_silent_answer_is_stopped_as_soon_as_another_comes(silent: str, is_whole: bool) -> None:
-    """Its server reads a long prompt, or thinks: who waits for its room does not wait for its next words."""
-    words, context = numbered_words(600), Context(4096)
-    thoughts = prose("thoughts", 120) if silent == "thinking" else ""
-    after_tokens = {"thinking": 60, "in the middle": 150}.get(silent, 0)
-    hanging = Turn(reply=goes_on(words, reasoning=thoughts), end="hang", after_tokens=after_tokens)
-    first, second = _sharing(context, [goes_on(words), Reply("Hello.")], is_whole=is_whole)
-    first.server.turns = [hanging, Turn(reply=Reply(words) if silent == "thinking" else goes_on(words))]
-    reading = asyncio.ensure_future(first.read(room=first.compactor.room(first.case)))
-    if silent != "at once":
-        await asyncio.wait_for(first.server.hanging.wait(), 60)
-    assert (await asyncio.wait_for(second.read(room=first.compactor.room(second.case)), 60)).raw_text == "Hello."
-    read = await asyncio.wait_for(reading, 60)
-    assert (read.text, read.shape_problems(), first.listener.details) == (words, [], {})
-    assert context.most_tokens <= 4096
-    await settled()
-    assert not first.compactor._admission._pools
-
-
-async def test_a_silent_answer_that_is_a_document_is_not_stopped() -> None:
-    """What has begun and cannot go on later keeps its server, however silent that is."""
-    context = Context(4096)
-    first, second = _sharing(context, [Reply(""), Reply("Hello.")], is_json=True)
-    document = json.dumps({"rows": [f"row{number} of many" for number in range(220)]})
-    first.server.turns = [Turn(reply=Reply(document), end="hang", after_tokens=150)]
-    chunks = (await first.answer(room=first.compactor.room(first.case))).chunks()
-    silent = asyncio.ensure_future(_all(chunks))
-    await asyncio.wait_for(first.server.hanging.wait(), 60)
-    waiting = asyncio.ensure_future(second.read(room=first.compactor.room(second.case)))
-    await settled()
-    assert (len(first.server.opened), first.server.opened[0].is_open, second.server.opened) == (1, True, [])
-    silent.cancel()
-    await asyncio.gather(silent, return_exceptions=True)
-    assert (await asyncio.wait_for(waiting, 60)).raw_text == "Hello."
-
-
-async def _all(chunks: AsyncGenerator[Chunk, None]) -> list[Chunk]:
-    async with aclosing(chunks):
-        return [chunk async for chunk in chunks]
 
 
 @pytest.mark.parametrize("kind", ["json", "call"])

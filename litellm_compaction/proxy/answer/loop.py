@@ -5,16 +5,14 @@ Written once, over an abstract upstream (`protocol.py`); `transport.py` and `hoo
 
 from __future__ import annotations
 
-import asyncio
 import json
 import math
-import sys
 from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any
 
 from litellm_compaction.core.continuation.request import Partial, Way
 from litellm_compaction.core.messages import (
@@ -70,53 +68,9 @@ _LEAST_CUT_CHARS = 200
 _OWN_WAYS: tuple[Way, ...] = ("raw", "prefill")
 # With what an answer ends that its client sends back as it is, and which of these are calls.
 _ENDS, _CALLS = frozenset({"stop", "length", "tool_calls", "function_call"}), frozenset({"tool_calls", "function_call"})
-# In which a server that is at work ends a word.
-_WORD_S = 1.0
 # An overflow without a number at less than this share of the window is not of this answer alone.
 _FAR_BELOW_RATIO = 0.5
 _STILL_TOO_LARGE = "The compacted prompt still exceeds the available context size."
-
-
-_T = TypeVar("_T")
-
-
-class Waiting:
-    """A wait for a server that somebody else may end.
-
-    Not by a cancel scope for each chunk, which takes a tenth of what a stream costs.
-
-    Attributes:
-        is_interrupted: whether that has happened.
-    """
-
-    def __init__(self) -> None:
-        self.is_interrupted = False
-        self._task: asyncio.Task[Any] | None = None
-
-    @property
-    def is_silent(self) -> bool:
-        """Whether the server is waited for at this moment."""
-        return self._task is not None
-
-    def interrupt(self) -> None:
-        """Ends the wait that is under way; where there is none, whoever waits has heard of the server meanwhile."""
-        if self._task is not None:
-            self.is_interrupted = True
-            self._task.cancel()
-
-    async def until(self, coming: Awaitable[_T]) -> _T | None:
-        """What comes; None where the wait was ended before."""
-        # The heartbeat has a task for each wait.
-        self._task = task = asyncio.current_task()
-        try:
-            return await coming
-        except asyncio.CancelledError:
-            # By its client, too, which has left in the same moment: two cancellations arrive as one.
-            if not self.is_interrupted or (sys.version_info >= (3, 11) and task is not None and task.uncancel() > 0):
-                raise
-            return None
-        finally:
-            self._task = None
 
 
 class Answer:
@@ -404,9 +358,8 @@ class Answer:
         has_begun = bool(self._progress.sent_text.strip()) or guarded.closing is not None
         continuation = continuation_of(guarded) if has_begun else None
         opened = self._upstream.open(guarded.messages, limit, continuation=continuation)
-        async with AsyncExitStack() as stack, self._interrupted(guarded, relay) as waiting:
-            stream = await waiting.until(stack.enter_async_context(opened))
-            while stream is not None and (chunk := await waiting.until(anext(stream, None))) is not None:
+        async with opened as stream:
+            async for chunk in stream:
                 self._one.adopt(chunk)
                 relay.has_company = self._room is not None and self._room.has_company
                 deltas = relay.take(chunk)
@@ -428,48 +381,9 @@ class Answer:
                     relay.go_on_to_the_end()
                 if relay.end is not None:
                     return
-            if waiting.is_interrupted:
-                return
         for delta in relay.flush():
             yield self._one.dressed(delta)
         relay.finish()
-
-    @asynccontextmanager
-    async def _interrupted(self, guarded: PreparedRequest, relay: Relay) -> AsyncGenerator[Waiting, None]:
-        """Ends the wait for a silent server as soon as the answer is called back, if it can go on later."""
-        waiting = Waiting()
-        if self._room is None or not self._is_watched:
-            yield waiting
-            return
-        looking: asyncio.Task[None] | None = None
-        later: asyncio.TimerHandle | None = None
-
-        async def look() -> None:
-            if await self._can_go_on(guarded, relay):
-                waiting.interrupt()
-            else:
-                relay.go_on_to_the_end()
-
-        def hear(*, is_late: bool = False) -> None:
-            nonlocal looking, later
-            if relay.is_inside_a_word and not is_late:
-                # The rest of the word is on its way, unless the server has fallen silent within it.
-                later = asyncio.get_running_loop().call_later(_WORD_S, lambda: hear(is_late=True))
-                return
-            # Between two waits its next words are at hand, and with them the same question.
-            if not waiting.is_silent or relay.is_stopped or not self._is_called_back(guarded, relay):
-                return
-            relay.stop()
-            if relay.is_stopped:
-                looking = asyncio.ensure_future(look())
-
-        try:
-            with self._room.listening(hear):
-                yield waiting
-        finally:
-            for each in (looking, later):
-                if each is not None:
-                    each.cancel()
 
     def _is_called_back(self, guarded: PreparedRequest, relay: Relay) -> bool:
         """Whether somebody waits for the answer's room, so that it has to stop; a document or a call is not cut.
