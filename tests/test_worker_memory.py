@@ -12,7 +12,7 @@ import pytest
 from litellm_compaction.core import anchors
 from litellm_compaction.engine import ask
 from litellm_compaction.proxy.page import history
-from litellm_compaction.tokens import attribution, formula, prefix, rendered
+from litellm_compaction.tokens import formula, prefix, rendered
 from litellm_compaction.tokens.calibration import Mix
 from litellm_compaction.tokens.count import Anchor
 from litellm_compaction.tokens.growth import Profile
@@ -43,10 +43,6 @@ def fill_anchors(count: int) -> object:
         anchor = Anchor(5000 + number, 4000.5 + number, Mix(1 / (1 + number), 0.5 / (1 + number)), profile, role="user")
         known.note("a deployment's key", "stand_in", hash(f"prompt {number}"), anchor)
     return known
-
-
-def fill_beginnings(count: int) -> object:
-    return [hash(f"part {number} of a prompt") for number in range(count)]
 
 
 def fill_sent(count: int) -> object:
@@ -80,7 +76,6 @@ MEMORIES: dict[str, tuple[Callable[[int], object], int]] = {
     "measures": (fill_measures, formula._MAX_ENTRIES),
     "segments": (fill_segments, rendered._MAX_ENTRIES),
     "anchors": (fill_anchors, prefix._MAX_ANCHORS),
-    "beginnings": (fill_beginnings, attribution._MAX_SIZE),
     "sent": (fill_sent, ask._MAX_ENTRIES),
     "words": (fill_words, anchors._atom.cache_parameters()["maxsize"] or 0),
     "turns": (fill_turns, history._MAX_CONVERSATIONS * history.MAX_TURNS),

@@ -31,12 +31,10 @@ class Prompt(NamedTuple):
 
     Attributes:
         text: all of it.
-        parts: the same, as the template has written it.
         is_faithful: no engine would refuse what it was rendered from.
     """
 
     text: str
-    parts: list[str]
     is_faithful: bool
 
 
@@ -209,15 +207,13 @@ def _render(
 ) -> Prompt | None:
     shaped = shape(messages, chosen, short_ids=chosen.wants_short_ids and has_odd_ids(messages))
     try:
-        parts = chosen.parts(shaped.messages, tools, bos=words.bos, eos=words.eos, now=now)
+        text = "".join(chosen.parts(shaped.messages, tools, bos=words.bos, eos=words.eos, now=now))
     except TemplateRefusal:
         return None
-    text = "".join(parts)
     if words.adds_bos and not text.startswith(words.bos):
         # The engine adds it to every prompt, and has taken it off the rendered one before (common/chat.cpp).
-        parts.insert(0, words.bos)
         text = words.bos + text
-    return Prompt(text, parts, shaped.is_faithful)
+    return Prompt(text, shaped.is_faithful)
 
 
 def has_system(request: Request) -> bool:

@@ -19,7 +19,7 @@ from litellm_compaction.templates.template import chars_of, is_compiled, templat
 from litellm_compaction.tokenizers.families import Family
 from litellm_compaction.tokenizers.registry import is_loaded, vocabulary
 from litellm_compaction.tokenizers.vocabulary import Segment
-from litellm_compaction.tokens.attribution import Beginning, Beginnings, Scale, Shares, share
+from litellm_compaction.tokens.attribution import Scale, Shares, share
 from litellm_compaction.tokens.calibration import EXACT_ERROR
 from litellm_compaction.tokens.count import Fingerprints, RawCount
 from litellm_compaction.tokens.formula import (
@@ -127,7 +127,6 @@ class Counting:
     def __init__(self) -> None:
         self.measures = Measures()
         self._segments = SegmentLengths()
-        self._beginnings = Beginnings()
         self._tools: Bounded[_ToolsKey, int] = Bounded(_MAX_TOOLS)
         self._lock = threading.Lock()
 
@@ -143,7 +142,7 @@ class Counting:
         Args:
             family: counts them.
             request: what is sent.
-            prints: of the request; without them all of its prompt is looked at, which gives the same count.
+            prints: of the request, by which its tools are remembered.
         """
         found = await self._by_prompt(family, request, prints)
         return found if found is not None else await by_formula(family, request, self.measures)
@@ -169,23 +168,18 @@ class Counting:
         prompt = render(family, request)
         if prompt is None:
             return None
-        names = (family.vocabulary, family.template_for(tools=bool(request.tools)))
-        words = vocabulary(family.vocabulary)
-        known = self._beginnings.find(names, prints, prompt.parts, words.longest_special)
-        segments = words.split(prompt.text, known.scale.end)
+        segments = vocabulary(family.vocabulary).split(prompt.text)
         lookup = self._segments.look_up(family.vocabulary, texts_of(prompt.text, segments))
         left_out = self._segments.look_up(family.vocabulary, left_out_texts(family, request))
         besides = [_beside(index, request, family) for index in _with_more(request)]
-        return _Begun(prompt, names, prints, known, segments, lookup, left_out, besides)
+        return _Begun(prompt, prints, segments, lookup, left_out, besides)
 
     def _finish(self, family: Family, request: Request, begun: _Begun) -> RawCount:
         lengths = self._segments.complete(family.vocabulary, begun.lookup)
-        scale = Scale(begun.segments, lengths, begun.known.scale)
-        text = begun.prompt.text
+        scale = Scale(begun.segments, lengths)
         is_without_tools = drops_tools(family, request)
         tools_tokens = 0 if is_without_tools else self._tools_tokens(family, request, begun.prints)
-        shares, places = share(request, text, scale, tools_tokens, begun.known.places)
-        self._beginnings.note(begun.names, begun.prints, begun.prompt.parts, scale, places)
+        shares = share(request, begun.prompt.text, scale, tools_tokens)
         counted = self._with_besides(family, shares, begun)
         return self._with_tools(family, request, counted) if is_without_tools else counted
 
@@ -254,12 +248,10 @@ class Counting:
 
 
 class _Begun(NamedTuple):
-    """A rendered request, of which `known` need not be counted again, and `segments` come behind that."""
+    """A rendered request."""
 
     prompt: Prompt
-    names: tuple[str, str]
     prints: Fingerprints
-    known: Beginning
     segments: list[Segment]
     lookup: Lookup
     left_out: Lookup

@@ -1,4 +1,4 @@
-"""A later turn counts only what is new, and gives the numbers that looking at everything would give."""
+"""What is remembered of the pieces of a prompt changes no number."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import json
 import re
 from dataclasses import replace
 from functools import cache
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +19,7 @@ from litellm_compaction.templates import template
 from litellm_compaction.tokenizers.encoders import CharactersEncoder, VocabularyData
 from litellm_compaction.tokenizers.families import Family, family_of
 from litellm_compaction.tokenizers.registry import install_vocabulary
-from litellm_compaction.tokenizers.vocabulary import Segment, Vocabulary
-from litellm_compaction.tokens import attribution
-from litellm_compaction.tokens.attribution import Beginnings, Scale
+from litellm_compaction.tokenizers.vocabulary import Vocabulary
 from litellm_compaction.tokens.prefix import fingerprints
 from litellm_compaction.tokens.rendered import Counting
 
@@ -128,67 +125,3 @@ def test_what_is_remembered_changes_no_number(name: str, steps: list[tuple[str, 
         request = Request(messages=tuple(map(parse_message, messages)), tools=TOOLS[:tools])
         made = asyncio.run(remembering.count(family(name), request, fingerprints(request)))
         assert made == asyncio.run(Counting().count(family(name), request))
-
-
-def conversation(turns: int) -> list[dict[str, Any]]:
-    return [{"role": ("user", "assistant")[index % 2], "content": f"{index} {LONG}"} for index in range(turns)]
-
-
-def as_request(messages: list[dict[str, Any]]) -> Request:
-    return Request(messages=tuple(map(parse_message, messages)))
-
-
-@pytest.mark.parametrize("name", TEMPLATES)
-def test_the_next_turn_looks_at_the_end_only(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a conversation that has grown by two messages at most the last six are cut at special tokens again."""
-    seen: list[int] = []
-    split = Vocabulary.split
-
-    def spy(self: Vocabulary, prompt: str, position: int = 0) -> Any:
-        seen.append(len(prompt) - position)
-        return split(self, prompt, position)
-
-    monkeypatch.setattr(Vocabulary, "split", spy)
-    counting = Counting()
-    for turns in (21, 23):
-        request = as_request(conversation(turns))
-        made = asyncio.run(counting.count(family(name), request, fingerprints(request)))
-        assert made.rendered
-    assert seen[0] > 21 * len(LONG)
-    assert seen[1] < 6.5 * len(LONG)
-
-
-def test_what_is_remembered_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Prompts of many conversations are forgotten, the oldest first, and a very long one does not stay alone."""
-    monkeypatch.setattr(attribution, "_MAX_SIZE", 600)
-    counting = Counting()
-    requests = [as_request([{"role": "user", "content": f"{index}"}, *conversation(9)[1:]]) for index in range(30)]
-    for request in requests:
-        asyncio.run(counting.count(family("llama3.1"), request, fingerprints(request)))
-    kept = counting._beginnings._entries
-    assert 2 < len(kept) < 15
-    assert sum(len(each.scale.ends) + len(each.hashes) for each in kept.values()) == counting._beginnings._size <= 600
-    assert [key[2] for key in kept] == [fingerprints(request)[-1] for request in requests[-len(kept) :]]
-
-
-def test_only_what_stands_before_a_change_is_known() -> None:
-    """Parts that a template has written in another way end what is known, whatever is the same behind them."""
-    parts = ["<s>", "system text", "<s>", "old text of a turn", "<s>", "a later text", "<s>", "end"]
-    text = "".join(parts)
-    ends = list(accumulate(map(len, parts)))
-    segments = [Segment(end - len(part), end, part == "<s>") for part, end in zip(parts, ends, strict=True)]
-    known = Beginnings()
-    known.note(("v", "t"), (1, 2), parts, Scale(segments, [2, 5, 3, 1]), [])
-    longer = [*parts, "<s>", "more"]
-    assert known.find(("v", "t"), (1, 2, 3), longer, 3).scale.end == len(text) - len("end")
-    changed = [*longer[:3], "another text here", *longer[4:]]
-    assert known.find(("v", "t"), (1, 2, 3), changed, 3).scale.end == len("<s>")
-    assert known.find(("v", "t"), (1, 5), longer, 3).scale.end == 0
-    assert known.find(("v", "u"), (1, 2, 3), longer, 3).scale.end == 0
-
-
-def test_text_without_special_tokens_is_never_cut() -> None:
-    """Where a prompt is one text, a longer one is another text, whose first tokens may differ."""
-    known = Beginnings()
-    known.note(("v", "t"), (1, 2), ["one", " text"], Scale([Segment(0, 8, False)], [2]), [])
-    assert known.find(("v", "t"), (1, 2, 3), ["one", " text", "ual"], 0).scale.end == 0
