@@ -11,7 +11,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Literal, NamedTuple, TypeAlias, get_args
 
@@ -46,7 +46,6 @@ _STORE_TIMEOUT_S = 2.0
 _LATER_S = 1e-3
 # One is a slip, two are not.
 _MOST_FAILURES = 4
-_TIMES = "times"
 # Wildcard deployments get their model names from clients, so the number of servers and models needs an end.
 _MAX_KNOWN = 4096
 
@@ -104,67 +103,37 @@ class Record:
         )
 
 
-@dataclass(slots=True)
-class Records:
-    """One server's, for one model."""
+Records: TypeAlias = Mapping[Way, Record]
 
-    of: dict[Way, Record] = field(default_factory=dict)
 
-    def note(self, way: Way, outcome: Outcome, now_s: float) -> None:
-        """Takes note of one continuation."""
-        self.of[way] = self.of.get(way, Record()).after(outcome, now_s)
+def parsed(text: str) -> Records:
+    """One server's records, for one model; none where `text` cannot be theirs."""
+    try:
+        return {
+            way: Record(
+                went_on_s=float(went_on_s),
+                refused_s=float(refused_s),
+                failed_s=tuple(sorted(map(float, failed_s)))[-_MOST_FAILURES:],
+            )
+            for way, (went_on_s, refused_s, failed_s) in json.loads(text).items()
+            if way in ALL_WAYS
+        }
+    except (RecursionError, ValueError, TypeError, AttributeError):
+        return {}
 
-    def join(self, other: Records) -> None:
-        """Takes over what another process has seen."""
-        for way, record in other.of.items():
-            self.of[way] = record.joined(self.of.get(way, Record()))
 
-    def as_json(self) -> str:
-        """For another process; one of an earlier version reads the numbers alone."""
-        known = sorted(self.of.items())
-        numbers = {way: [each.has_gone_on, each.failures, each.last_failed_s] for way, each in known}
-        times = [
-            {way: each.went_on_s for way, each in known},
-            {way: each.refused_s for way, each in known},
-            {way: each.failed_s for way, each in known},
-        ]
-        return json.dumps({**numbers, _TIMES: times})
+def written(records: Records) -> str:
+    """For another process."""
+    return json.dumps({way: [each.went_on_s, each.refused_s, each.failed_s] for way, each in sorted(records.items())})
 
-    @classmethod
-    def parse(cls, text: str) -> Records:
-        """What `as_json` has written, in whatever version; nothing where it cannot have."""
-        try:
-            found = json.loads(text)
-            if _TIMES in found:
-                went_on, refused, failed = found[_TIMES]
-                times = {way: (went_on[way], refused[way], failed[way]) for way in found if way in ALL_WAYS}
-            else:
-                times = {way: _as_times(*numbers) for way, numbers in found.items() if way in ALL_WAYS}
-            kept = {
-                way: Record(
-                    went_on_s=float(went_on_s),
-                    refused_s=float(refused_s),
-                    failed_s=tuple(sorted(map(float, failed_s)))[-_MOST_FAILURES:],
-                )
-                for way, (went_on_s, refused_s, failed_s) in times.items()
-            }
-        except (LookupError, RecursionError, ValueError, TypeError, AttributeError):
-            return cls()
-        return cls(kept)
+
+def _joined(one: Records, other: Records) -> Records:
+    return {way: one.get(way, Record()).joined(other.get(way, Record())) for way in {*one, *other}}
 
 
 def joined(kept: str, seen: str) -> str:
-    """What two processes have seen of a server, each in the form of `Records.as_json`."""
-    both = Records.parse(kept)
-    both.join(Records.parse(seen))
-    return both.as_json()
-
-
-def _as_times(has_gone_on: object, failures: object, last_failed_s: object) -> tuple[object, object, object]:
-    """The times behind the numbers that were kept before there were any."""
-    count, last_s = int(str(failures)), float(str(last_failed_s))
-    failed_s = [last_s - back * _LATER_S for back in range(min(count, _MOST_FAILURES))]
-    return _LATER_S if has_gone_on else 0.0, 0.0, failed_s
+    """What two processes have seen of a server."""
+    return written(_joined(parsed(kept), parsed(seen)))
 
 
 class Standing(NamedTuple):
@@ -214,11 +183,11 @@ class GoingOn:
         records = await self.records(target)
         now_s = self._wall_clock()
         possible = ALL_WAYS if can_go_on_itself(target, source) else ("turn",)
-        return tuple(way for way in possible if way == "turn" or records.of.get(way, Record()).is_good(now_s))
+        return tuple(way for way in possible if way == "turn" or records.get(way, Record()).is_good(now_s))
 
     async def has_gone_on(self, target: Target, way: Way) -> bool:
         """Whether a server has gone on by a way, and has not failed since."""
-        record = (await self.records(target)).of.get(way, Record())
+        record = (await self.records(target)).get(way, Record())
         return record.has_gone_on and not record.failures
 
     async def standing(self, target: Target, source: Source, *, can_render: bool) -> Standing:
@@ -236,7 +205,7 @@ class GoingOn:
             text = await asyncio.wait_for(self._store.get_fact(FACTS_SCOPE, key), _STORE_TIMEOUT_S)
         except Exception as error:  # noqa: BLE001 - what is only remembered must not harm an answer (P8)
             logger.debug("going_on_not_read %s", type(error).__name__)
-        return self._known.setdefault(key, Records.parse(text or "{}"))
+        return self._known.setdefault(key, parsed(text or "{}"))
 
     async def learn(self, target: Target, label: str, way: Way, outcome: Outcome) -> None:
         """Takes note of how a continuation began; it is written in the background.
@@ -247,14 +216,16 @@ class GoingOn:
             way: by which it was asked for.
             outcome: what came of it.
         """
-        records = await self.records(target)
+        known = await self.records(target)
         now_s = self._wall_clock()
-        before = records.of.get(way, Record())
-        records.note(way, outcome, now_s)
-        if before.is_good(now_s) and not records.of[way].is_good(now_s):
+        before = known.get(way, Record())
+        after = before.after(outcome, now_s)
+        key = fact_key(target)
+        self._known[key] = {**known, way: after}
+        if before.is_good(now_s) and not after.is_good(now_s):
             logger.warning("going_on model=%s way=%s outcome=%s; the next way is used", label, way, outcome)
-        if _gist(records.of[way]) != _gist(before):
-            task = asyncio.get_running_loop().create_task(self._write(fact_key(target), records))
+        if _gist(after) != _gist(before):
+            task = asyncio.get_running_loop().create_task(self._write(key))
             self._writing.add(task)
             task.add_done_callback(self._writing.discard)
 
@@ -262,10 +233,11 @@ class GoingOn:
         """Ends writing; call before the store is closed."""
         await asyncio.gather(*self._writing, return_exceptions=True)
 
-    async def _write(self, key: str, records: Records) -> None:
+    async def _write(self, key: str) -> None:
         try:
-            merge = self._store.merge_fact(FACTS_SCOPE, key, records.as_json(), joined)
-            records.join(Records.parse(await asyncio.wait_for(merge, _STORE_TIMEOUT_S)))
+            merge = self._store.merge_fact(FACTS_SCOPE, key, written(self._known.get(key, {})), joined)
+            both = await asyncio.wait_for(merge, _STORE_TIMEOUT_S)
+            self._known[key] = _joined(self._known.get(key, {}), parsed(both))
         except Exception as error:  # noqa: BLE001 - as when reading
             logger.debug("going_on_not_kept %s", type(error).__name__)
 

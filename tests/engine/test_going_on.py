@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import Any, get_args
 
@@ -13,7 +12,7 @@ from hypothesis import strategies as st
 from litellm_compaction.core.continuation.request import GO_ON_START, Partial, Way
 from litellm_compaction.core.messages import Request
 from litellm_compaction.engine import PreparedRequest
-from litellm_compaction.engine.going_on import ALL_WAYS, GoingOn, Outcome, Records, fact_key, joined
+from litellm_compaction.engine.going_on import ALL_WAYS, GoingOn, Outcome, Record, fact_key, joined, written
 from litellm_compaction.stores import FACTS_SCOPE
 from litellm_compaction.windows.windows import Target
 from tests.builders import JsonDict, assistant, parsed, system, user
@@ -88,10 +87,10 @@ OUTCOMES = st.tuples(st.sampled_from(ALL_WAYS), st.sampled_from(get_args(Outcome
 @st.composite
 def seen(draw: Callable[..., Any]) -> str:
     """What one process has seen."""
-    records = Records()
+    records: dict[Way, Record] = {}
     for way, outcome, when_s in sorted(draw(st.lists(OUTCOMES, max_size=12)), key=lambda each: each[2]):
-        records.note(way, outcome, 1e9 + when_s)
-    return joined("{}", records.as_json())
+        records[way] = records.get(way, Record()).after(outcome, 1e9 + when_s)
+    return joined("{}", written(records))
 
 
 @given(one=seen(), other=seen(), third=seen())
@@ -116,21 +115,6 @@ async def test_two_workers_that_fail_once_each_have_failed_twice() -> None:
         await worker.aclose()
     assert await workers[1].ways(target(), "api/v1") == ("prefill", "turn")
     assert await GoingOn(store, clock).ways(target(), "api/v1") == ("prefill", "turn")
-
-
-async def test_what_an_earlier_version_has_kept_of_a_server_is_read() -> None:
-    """Numbers in place of times; and it finds the numbers where it looks for them."""
-    store, clock = RecordingStore(), Clock()
-    await store.put_fact(FACTS_SCOPE, fact_key(target()), '{"raw": [false, 1, 1e9], "prefill": [true, 1, 1e9]}')
-    going_on = GoingOn(store, clock)
-    assert await going_on.ways(target(), "api/v1") == ("prefill", "turn")
-    await going_on.learn(target(), "m", "prefill", "began_anew")
-    await going_on.aclose()
-    kept = json.loads(await store.get_fact(FACTS_SCOPE, fact_key(target())) or "")
-    assert {way: tuple(numbers)[:2] for way, numbers in kept.items() if way in ALL_WAYS} == {
-        "raw": (False, 1),
-        "prefill": (True, 2),
-    }
 
 
 ALL: frozenset[Way] = frozenset(ALL_WAYS)
