@@ -343,14 +343,8 @@ class Settings(_Section):
         AUTO_TOKENIZER,
         min_length=1,
         description="What counts prompts: the path of a model's .gguf or tokenizer.json, or of the folder with it; "
-        "`hf:organisation/name`, downloaded from Hugging Face; the name of a model to count like (`llama-3.1-8b`); "
-        "`heuristic`, 4 characters a token; `auto`: LM Studio's own file of the model where it is on this machine, "
-        "else the vocabularies in this package.",
-    )
-    tokenizer_download: bool = Field(
-        False,
-        description="Whether the tokenizer.json and chat template of a model with no other vocabulary of its own are "
-        "looked for on Hugging Face, under the publisher and name that LM Studio lists; kept in its cache.",
+        "the name of a model to count like (`llama-3.1-8b`); `heuristic`, 4 characters a token; `auto`: LM Studio's "
+        "own file of the model where it is on this machine, else the vocabularies in this package.",
     )
     count: Literal["auto", "probe"] = Field(
         "auto",

@@ -142,7 +142,6 @@ _SLOW_PLACES = (
     "library/test_example.py",
     "tokens/test_engine_golden.py",
     "tokens/test_golden.py",
-    "tokenizers/test_hub.py",
     "tokenizers/test_registry.py",
     "tokenizers/test_words.py",
     "tokenizers/test_sources.py",

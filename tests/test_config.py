@@ -53,7 +53,6 @@ KEYS: dict[str, tuple[list[Any], list[Any]]] = {
     "oversized_tool_result": (["error", "excerpt"], ["cut", False]),
     "oversized_user_message": (["error", "excerpt"], ["cut"]),
     "tokenizer": (["auto", "heuristic", "models/x.gguf", "llama-3.1-8b"], ["", 7, None]),
-    "tokenizer_download": ([True, False], ["maybe", 7, None]),
     "models_folder": (["/models", None], ["", 7]),
     "count": (["auto", "probe"], ["exact", True, 1]),
     "when_not_loaded": (["warm_up", "error"], ["wait"]),

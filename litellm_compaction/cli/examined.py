@@ -22,7 +22,6 @@ _WORDS: Mapping[Kind, str] = {
     "lm_studio_file": "LM Studio's file {}",
     "server_file": "the server's own file {}",
     "pack": "{}, the model's own from this package",
-    "download": "{}, downloaded from Hugging Face",
     "stand_in": "{}, a stand-in that errs high until calibrated by usage",
     "heuristic": "four characters a token, as the operator wrote",
 }

@@ -1,8 +1,8 @@
 """By which vocabulary and template a deployment is counted; the one module that knows the order of sources.
 
 The order: what the operator wrote; the server's own file of the model, LM Studio's or llama.cpp's, where it is on this
-machine; the packs of this package, by family; a download, where the operator allows it; a stand-in that usage
-corrects. Settings that cannot be followed are found at start, and by `doctor`, before a request finds them.
+machine; the packs of this package, by family; a stand-in that usage corrects. Settings that cannot be followed are
+found at start, and by `doctor`, before a request finds them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ from litellm_compaction.templates.contained import remember_in
 from litellm_compaction.templates.template import is_template
 from litellm_compaction.tokenizers.families import FORMULA_ERROR, HEURISTIC, Family, family_of
 from litellm_compaction.tokenizers.files import TokenizerFile, load_tokenizer_file, template_name
-from litellm_compaction.tokenizers.hub import PREFIX, Hub, is_repository, repository_of
 from litellm_compaction.tokenizers.model_files import ModelFiles
 from litellm_compaction.tokenizers.registry import is_loaded
 from litellm_compaction.windows.lmstudio import WantedModel
@@ -58,14 +57,13 @@ _FILE_SUFFIXES = (".gguf", ".json")
 class _Question(NamedTuple):
     """What decides about a source: the operator's word, LM Studio's, and the model's name.
 
-    `wanted` is None where no file can be here, `repository` "" where nothing may be downloaded.
+    `wanted` is None where no file can be here.
     """
 
     written: str
     architecture: str
     model: str
     wanted: WantedModel | None
-    repository: str
 
 
 class _Answer(NamedTuple):
@@ -85,8 +83,6 @@ class Sources:
         tokenizer: the global setting; "" or `auto` is the usual order.
         files: of the LM Studio on this machine.
         is_folder_given: the operator says that `files` are those of servers elsewhere too, as in a container.
-        downloads: models without another source may be looked for by the name that LM Studio gives them.
-        hub: where `downloads` and repositories named by the operator come from.
         on_failure: is told once of each file that cannot be used; None writes a warning.
         wait_s: for how long a request may wait for a file to be read.
         clock: seconds, monotonic.
@@ -98,8 +94,6 @@ class Sources:
         tokenizer: str = "",
         files: ModelFiles | None = None,
         is_folder_given: bool = False,
-        downloads: bool = False,
-        hub: Hub | None = None,
         on_failure: Callable[[str], None] | None = None,
         wait_s: float = _WAIT_S,
         clock: Callable[[], float] = time.monotonic,
@@ -107,8 +101,6 @@ class Sources:
         self._tokenizer = tokenizer
         self._files = files
         self._is_folder_given = is_folder_given
-        self._downloads = downloads
-        self._hub = hub or Hub()
         self._on_failure = on_failure or _warn
         self._wait_s = wait_s
         self._clock = clock
@@ -126,7 +118,6 @@ class Sources:
             tokenizer=settings.tokenizer,
             files=ModelFiles(folder),
             is_folder_given=folder is not None,
-            downloads=settings.tokenizer_download,
             on_failure=on_failure,
         )
 
@@ -195,22 +186,14 @@ class Sources:
         written = target.tokenizer or self._tokenizer
         written = "" if written == AUTO_TOKENIZER else written
         is_reachable = self._is_folder_given or is_this_machine(target.api_base)
-        repository = repository_of(written)
-        if repository is None and self._downloads and not written:
-            repository = _repository(wanted) if wanted is not None else ""
         return _Question(
             written=written,
             architecture=architecture,
             model=target.model,
             wanted=wanted if self._files is not None and is_reachable else None,
-            repository=repository or "",
         )
 
     def _may_have_file(self, question: _Question) -> bool:
-        if question.repository and not _without_file(question).family.owns_vocabulary:
-            return True
-        if repository_of(question.written) is not None:
-            return True
         return tokenizer_path(question.written) is not None if question.written else question.wanted is not None
 
     def _start(self, question: _Question) -> _Search:
@@ -226,25 +209,11 @@ class Sources:
 
     async def _search(self, question: _Question) -> None:
         source = await asyncio.to_thread(self._search_now, question)
-        is_named = repository_of(question.written) is not None
-        if question.repository and (is_named or source.kind == "stand_in"):
-            source = await self._downloaded(question, source)
         self._note(question, source, self._clock() + _RECHECK_S)
         for failure in source.failures:
             if failure not in self._told:
                 self._told.add(failure)
                 self._on_failure(failure)
-
-    async def _downloaded(self, question: _Question, otherwise: TokenizerSource) -> TokenizerSource:
-        try:
-            folder = await self._hub.folder(question.repository)
-            file = await asyncio.to_thread(load_tokenizer_file, folder)
-        except UnusableModelFile as error:
-            return replace(otherwise, failures=(*otherwise.failures, str(error)))
-        base = family_of(question.architecture, question.model)
-        return TokenizerSource(
-            kind="download", family=with_file(base, file), path=file.path, failures=otherwise.failures
-        )
 
     def _search_now(self, question: _Question) -> TokenizerSource:
         base = family_of(question.architecture, question.model)
@@ -284,19 +253,10 @@ def _without_file(question: _Question) -> TokenizerSource:
     base = family_of(question.architecture, question.model)
     if question.written == HEURISTIC.name:
         return TokenizerSource(kind="heuristic", family=replace(HEURISTIC, reasons=base.reasons, rereads=base.rereads))
-    if question.written and repository_of(question.written) is None and tokenizer_path(question.written) is None:
+    if question.written and tokenizer_path(question.written) is None:
         named = replace(family_of("", question.written), reasons=base.reasons, rereads=base.rereads)
         return replace(bundled(named), kind="operator")
     return bundled(base)
-
-
-def _repository(wanted: WantedModel) -> str:
-    """Under which name a model's own files may be published; "" where LM Studio says too little.
-
-    Never by what a client calls a model: whoever may name any would fill the disk.
-    """
-    key = wanted.key if "/" in wanted.key else f"{wanted.publisher}/{wanted.key}"
-    return key if is_repository(key) else ""
 
 
 def _remember_refused_templates(settings: Settings) -> None:
@@ -312,7 +272,7 @@ def _warn(failure: str) -> None:
     logger.warning("tokenizer %s The next source counts meanwhile.", failure)
 
 
-Kind: TypeAlias = Literal["operator", "lm_studio_file", "server_file", "pack", "download", "stand_in", "heuristic"]
+Kind: TypeAlias = Literal["operator", "lm_studio_file", "server_file", "pack", "stand_in", "heuristic"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -381,19 +341,12 @@ def check_tokenizer(value: str, place: str) -> None:
     """
     if value in (AUTO_TOKENIZER, HEURISTIC.name):
         return
-    repository = repository_of(value)
-    if repository is not None:
-        # Asked for when it is needed: a proxy starts offline too.
-        if not is_repository(repository):
-            raise ConfigError(f"{place} = {value!r}: allowed behind `{PREFIX}`: a repository, as organisation/name")
-        return
     path = tokenizer_path(value)
     if path is None:
         if family_of("", value).name == "unknown":
             raise ConfigError(
                 f"{place} = {value!r}: allowed: {AUTO_TOKENIZER}, {HEURISTIC.name}, the path of a .gguf or "
-                f"tokenizer.json file or of the folder with it, {PREFIX}organisation/name for a download from Hugging "
-                "Face, or a model's name of a known family (llama-3.1-8b)"
+                "tokenizer.json file or of the folder with it, or a model's name of a known family (llama-3.1-8b)"
             )
         return
     try:
@@ -420,8 +373,8 @@ def check_sources(settings: Settings, place: str) -> None:
 
 
 def tokenizer_path(value: str) -> Path | None:
-    """The path that a `tokenizer:` setting is; None where it is `auto`, `heuristic`, a repository, or a model."""
-    if value in (AUTO_TOKENIZER, HEURISTIC.name) or repository_of(value) is not None:
+    """The path that a `tokenizer:` setting is; None where it is `auto`, `heuristic` or a model."""
+    if value in (AUTO_TOKENIZER, HEURISTIC.name):
         return None
     looks_like_path = "/" in value or "\\" in value or value.lower().endswith(_FILE_SUFFIXES)
     return expanded(value) if looks_like_path or _is_folder(Path(value)) else None
