@@ -159,8 +159,6 @@ def _vocabulary(name: str) -> VocabularyData:
         bos_id=199998,
         eos_id=200002,
         adds_bos=False,
-        chat_template="",
-        fingerprint=name,
     )
 
 

@@ -70,6 +70,33 @@ TEKKEN_NAMED = (
 TEKKEN_LATER = {24: "[AUDIO]", 25: "[BEGIN_AUDIO]", 32: "[ARGS]", 33: "[CALL_ID]", 34: "[THINK]", 35: "[/THINK]"}
 # Qwen3 names these after the 22 added tokens of Qwen2.5 (llama.cpp's vocabulary of Qwen3, 2026-11).
 QWEN3_ADDED = ("<tool_response>", "</tool_response>", "<think>", "</think>")
+# DeepSeek renamed some of the special tokens in the models that it distilled R1 into (their tokenizer_config.json).
+DISTILLS = {
+    "r1-distill-llama": (
+        "llama3",
+        {
+            128000: "<｜begin▁of▁sentence｜>",
+            128001: "<｜end▁of▁sentence｜>",
+            128011: "<｜User｜>",
+            128012: "<｜Assistant｜>",
+            128013: "<think>",
+            128014: "</think>",
+            128015: "<｜▁pad▁｜>",
+        },
+    ),
+    "r1-distill-qwen": (
+        "qwen2",
+        {
+            151643: "<｜end▁of▁sentence｜>",
+            151644: "<｜User｜>",
+            151645: "<｜Assistant｜>",
+            151646: "<｜begin▁of▁sentence｜>",
+            151647: "<|EOT|>",
+            151648: "<think>",
+            151649: "</think>",
+        },
+    ),
+}
 
 
 def main(folder: Path) -> None:
@@ -95,6 +122,8 @@ def main(folder: Path) -> None:
     write_pack("qwen2", qwen2(folder))
     write_pack("deepseek-v3", deepseek(folder))
     write_pack("gemma4", gguf_vocabulary(folder, "gemma-4"))
+    for name, (like, renamed) in DISTILLS.items():
+        write_distill(name, like, renamed)
     write_templates(folder)
     for made, pattern in ((PACKS, "*.xz"), (TEMPLATES, "*.jinja")):
         write_checksums(made, pattern)
@@ -104,11 +133,33 @@ def write_pack(name: str, data: dict[str, Any]) -> None:
     """Writes one vocabulary. Token types: only those that are not normal; merges: pairs of ids."""
     types = data.pop("token_types")
     data["token_types"] = {str(index): kind for index, kind in enumerate(types) if kind != NORMAL}
-    text = json.dumps({"pre": "", "scores": [], "merges": [], **data}, ensure_ascii=False)
+    write(name, {"pre": "", "scores": [], "merges": [], **data})
+
+
+def write_distill(name: str, like: str, renamed: dict[int, str]) -> None:
+    """Writes a vocabulary as another pack and the special tokens that differ from it."""
+    sentence = {text: index for index, text in renamed.items() if "of▁sentence" in text}
+    write(
+        name,
+        {
+            "like": like,
+            "renamed": {str(index): text for index, text in renamed.items()},
+            "token_types": {
+                str(index): CONTROL if text in sentence else USER_DEFINED for index, text in renamed.items()
+            },
+            "bos_id": sentence["<｜begin▁of▁sentence｜>"],
+            "eos_id": sentence["<｜end▁of▁sentence｜>"],
+            "adds_bos": True,
+        },
+    )
+
+
+def write(name: str, data: dict[str, Any]) -> None:
+    """Writes one pack."""
     filters = [{"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME, "lc": 4, "pb": 0}]
-    packed = lzma.compress(text.encode(), filters=filters)
+    packed = lzma.compress(json.dumps(data, ensure_ascii=False).encode(), filters=filters)
     (PACKS / f"{name}.json.xz").write_bytes(packed)
-    print(f"{name}: {len(data['tokens'])} tokens, {len(packed)} bytes")
+    print(f"{name}: {len(packed)} bytes")
 
 
 def llama3(folder: Path) -> dict[str, Any]:

@@ -9,14 +9,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from litellm_compaction.cli.config_file import API_BASE_VARIABLE
-from litellm_compaction.cli.examined import cost_words, source_words, template_words, tokenizer_name
+from litellm_compaction.cli.examined import source_words, template_words, tokenizer_name
 from litellm_compaction.cli.lm_studio import listing_of
 from litellm_compaction.cli.requests import Asked, BadRequest, lines, opened, parse_request, read_request
 from litellm_compaction.core.messages import Request
 from litellm_compaction.errors import CompactionError, ConfigError
 from litellm_compaction.events import harmless
 from litellm_compaction.tokenizers.model_files import ModelFiles
-from litellm_compaction.tokenizers.registry import load_cost
 from litellm_compaction.tokenizers.sources import Sources, TokenizerSource, check_tokenizer
 from litellm_compaction.tokens.counter import Count, TokenCounter
 from litellm_compaction.windows.lmstudio import DEFAULT_API_BASE, Listing, WantedModel, match
@@ -143,7 +142,6 @@ class _Teller:
 def _document(counted: _Counted, asked: Asked) -> dict[str, object]:
     count, source = counted.count, counted.source
     window = counted.window_tokens
-    cost = load_cost(source.family.vocabulary)
     return {
         "model": counted.model,
         "tokens": count.tokens,
@@ -152,8 +150,6 @@ def _document(counted: _Counted, asked: Asked) -> dict[str, object]:
         "family": source.family.name,
         "tokenizer": tokenizer_name(source),
         "tokenizer_source": source.kind,
-        "tokenizer_load_ms": round(cost.load_ms) if cost is not None else None,
-        "tokenizer_memory_bytes": cost.memory_bytes if cost is not None else None,
         "template": source.template if count.rendered else "formula",
         "overhead_tokens": count.overhead_tokens,
         "tools_tokens": count.tools_tokens,
@@ -173,7 +169,7 @@ def _lines(counted: _Counted, asked: Asked, address: str) -> Iterator[str]:
     yield f"tokens     {count.tokens:,}, {certainty}"
     yield f"window     {_window_words(counted, address)}"
     yield f"family     {source.family.name}"
-    yield f"tokenizer  {source_words(source)}{cost_words(load_cost(source.family.vocabulary))}"
+    yield f"tokenizer  {source_words(source)}"
     refused = source.template != "formula" and not count.rendered
     yield f"template   {'it refuses this request: estimated by a formula' if refused else template_words(source)}"
     yield ""

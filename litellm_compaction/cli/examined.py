@@ -11,7 +11,7 @@ from litellm_compaction.cli.findings import Finding, entry_section, note
 from litellm_compaction.cli.probing import Probe
 from litellm_compaction.core.continuation.request import Way
 from litellm_compaction.proxy.routing import Deployment
-from litellm_compaction.tokenizers.registry import LoadCost, load_cost, usable_soon, why_broken
+from litellm_compaction.tokenizers.registry import usable_soon, why_broken
 from litellm_compaction.tokenizers.sources import Kind, TokenizerSource
 from litellm_compaction.windows.lmstudio import Listing
 from litellm_compaction.windows.other_servers import SERVERS, Served
@@ -46,14 +46,6 @@ def template_words(source: TokenizerSource) -> str:
     return "the file's own" if source.template == "file" else f"{source.family.template}, from this package"
 
 
-def cost_words(cost: LoadCost | None) -> str:
-    """What loading the vocabulary has cost, to be put behind its name; "" where it was not loaded."""
-    if cost is None:
-        return ""
-    memory = f", {cost.memory_bytes / 2**20:.0f} MB" if cost.memory_bytes is not None else ""
-    return f" (loaded in {cost.load_ms / 1e3:.1f} s{memory})"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Examined:
     """One deployment, or one loaded model behind a wildcard.
@@ -67,8 +59,6 @@ class Examined:
         api: version of LM Studio's API; "" where it was not asked.
         tokenizer: the vocabulary or file that counts; exact says whether it is the model's own.
         tokenizer_source: its kind, as in `tokenizers/sources.py`; tokenizer_words and template_words are for people.
-        tokenizer_load_ms, tokenizer_memory_bytes: what loading it has cost, once for all deployments that share it;
-            None where it was not loaded, or the system does not say.
         model_settings: how LM Studio's own settings have the model answer; "" where it was not asked.
         probes: our count against the server's, where that was wanted.
         carrier: what carries a running answer over the limit; "" where nothing does.
@@ -92,8 +82,6 @@ class Examined:
     tokenizer: str = ""
     tokenizer_exact: bool | None = None
     tokenizer_source: str = ""
-    tokenizer_load_ms: int | None = None
-    tokenizer_memory_bytes: int | None = None
     tokenizer_words: str = ""
     template_words: str = ""
     model_settings: str = ""
@@ -154,7 +142,6 @@ async def in_use(source: TokenizerSource) -> tuple[TokenizerSource, list[str]]:
 
 def with_source(row: Examined, architecture: str, source: TokenizerSource) -> Examined:
     """The row with what counts its prompts, once that is loaded."""
-    cost = load_cost(source.family.vocabulary)
     return replace(
         row,
         architecture=architecture,
@@ -162,9 +149,7 @@ def with_source(row: Examined, architecture: str, source: TokenizerSource) -> Ex
         tokenizer=tokenizer_name(source),
         tokenizer_exact=source.family.exact,
         tokenizer_source=source.kind,
-        tokenizer_load_ms=round(cost.load_ms) if cost is not None else None,
-        tokenizer_memory_bytes=cost.memory_bytes if cost is not None else None,
-        tokenizer_words=f"{source_words(source)}{cost_words(cost)}",
+        tokenizer_words=source_words(source),
         template_words=template_words(source),
     )
 

@@ -75,7 +75,7 @@ _NORMAL, _BYTE = 1, 6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VocabularyData:
-    """One vocabulary, in llama.cpp's terms, with the chat template that came with it.
+    """One vocabulary, in llama.cpp's terms.
 
     Attributes:
         kind: byte pair encoding, or SentencePiece with scores.
@@ -87,8 +87,6 @@ class VocabularyData:
         bos_id: None if there is none.
         eos_id: None if there is none.
         adds_bos: the engine puts it before a prompt that does not begin with it.
-        chat_template: "" if there is none.
-        fingerprint: stable identity, for caches.
         strips_after_special: white space after a special token disappears; None where it was not said.
         adds_space_prefix: a text gets a space in front, spm only; None where it was not said.
     """
@@ -102,8 +100,6 @@ class VocabularyData:
     bos_id: int | None
     eos_id: int | None
     adds_bos: bool
-    chat_template: str
-    fingerprint: str
     adds_space_prefix: bool | None = None
     strips_after_special: bool | None = None
 
@@ -217,7 +213,7 @@ def encoder_for(data: VocabularyData) -> Encoder:
         ranks = _byte_ranks(data)
         if len(ranks) >= 256 and all(bytes([byte]) in ranks for byte in range(256)):
             return TiktokenEncoder(
-                tiktoken.Encoding(data.fingerprint, pat_str=pattern, mergeable_ranks=ranks, special_tokens={})
+                tiktoken.Encoding(data.pre, pat_str=pattern, mergeable_ranks=ranks, special_tokens={})
             )
     return _byte_bpe(data)
 

@@ -26,7 +26,7 @@ from litellm_compaction.templates.template import add_template, template
 from litellm_compaction.tokenizers.encoders import VocabularyData, is_foreign_failure
 from litellm_compaction.tokenizers.gguf import GgufHeader, first_part, read_gguf
 from litellm_compaction.tokenizers.model_files import TOKENIZER
-from litellm_compaction.tokenizers.registry import Loading, add_vocabulary, install_vocabulary, is_loaded, vocabulary
+from litellm_compaction.tokenizers.registry import install_vocabulary, is_loaded
 from litellm_compaction.tokenizers.vocabulary import Vocabulary
 
 # Gemma's file is the largest known, 33 MB.
@@ -390,22 +390,20 @@ def _mtime_ns(path: Path) -> int:
 def _load(path: Path) -> TokenizerFile:
     if path.suffix.lower() == ".json":
         return _from_json(path)
-    begun = Loading()
-    return _from_gguf(path, read_gguf(path), begun)
+    return _from_gguf(path, read_gguf(path))
 
 
-def _from_gguf(path: Path, header: GgufHeader, begun: Loading) -> TokenizerFile:
+def _from_gguf(path: Path, header: GgufHeader) -> TokenizerFile:
     data = header.vocabulary
     name = _digest(data)
     if not is_loaded(name):
-        add_vocabulary(replace(data, fingerprint=name), begun)
         try:
-            vocabulary(name)
+            install_vocabulary(name, Vocabulary(data))
         except BaseException as exc:
             if not is_foreign_failure(exc):
                 raise
             raise UnusableModelFile(str(path), f"its vocabulary cannot be used: {exc}") from exc
-    chat = template_name(data.chat_template)
+    chat = template_name(header.chat_template)
     return TokenizerFile(
         path=path,
         vocabulary=name,
@@ -416,12 +414,10 @@ def _from_gguf(path: Path, header: GgufHeader, begun: Loading) -> TokenizerFile:
 
 
 def _from_json(path: Path) -> TokenizerFile:
-    begun = Loading()
     tokenizer = read_tokenizer_json(path)
     name = f"json:{tokenizer.fingerprint}"
     if not is_loaded(name):
-        begun.note(name)
-        install_vocabulary(name, Vocabulary(_bare(name, tokenizer), _JsonEncoder(tokenizer)))
+        install_vocabulary(name, Vocabulary(_bare(tokenizer), _JsonEncoder(tokenizer)))
     return TokenizerFile(path=path, vocabulary=name, template=template_name(tokenizer.chat_template), tool_template="")
 
 
@@ -434,7 +430,7 @@ class _JsonEncoder:
         return [self._tokenizer.count(piece) for piece in pieces]
 
 
-def _bare(name: str, tokenizer: JsonTokenizer) -> VocabularyData:
+def _bare(tokenizer: JsonTokenizer) -> VocabularyData:
     """What is special about a tokenizer.json; its own normalizer adds spaces, so nothing else has to."""
     tokens = list(tokenizer.special_tokens)
     for token in (tokenizer.bos_token, tokenizer.eos_token):
@@ -450,8 +446,6 @@ def _bare(name: str, tokenizer: JsonTokenizer) -> VocabularyData:
         bos_id=tokens.index(tokenizer.bos_token) if tokenizer.bos_token else None,
         eos_id=tokens.index(tokenizer.eos_token) if tokenizer.eos_token else None,
         adds_bos=tokenizer.adds_bos,
-        chat_template="",
-        fingerprint=name,
     )
 
 
@@ -470,6 +464,5 @@ def _digest(data: VocabularyData) -> str:
     for texts in (data.tokens, data.merges):
         digest.update("\0".join(texts).encode("utf-8", "surrogatepass"))
         digest.update(b"\1")
-    digest.update(repr((data.kind, data.pre, data.bos_id, data.eos_id, data.adds_bos, data.adds_space_prefix)).encode())
-    digest.update(repr((data.scores, data.token_types)).encode())
+    digest.update(repr(replace(data, tokens=(), merges=())).encode())
     return f"gguf:{digest.hexdigest()}"

@@ -8,11 +8,10 @@ work is bounded by `_MAX_ELEMENTS`.
 
 from __future__ import annotations
 
-import hashlib
 import re
 import stat
 import struct
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -163,11 +162,6 @@ class Fields:
         """Whether there is a field whose name begins so."""
         return any(key.startswith(beginning) for key in self._fields)
 
-    def raw(self, key: str) -> memoryview:
-        """The bytes of a value, for a digest; none when there is no value of that name."""
-        field = self._fields.get(key)
-        return memoryview(self._data)[field.start : field.end] if field is not None else memoryview(b"")
-
     def _array(self, key: str, kinds: frozenset[int], max_count: int) -> _Field | None:
         field = self._fields.get(key)
         if field is None:
@@ -265,22 +259,15 @@ class GgufHeader:
     """What the header of a .gguf file says about counting.
 
     Attributes:
-        architecture: llama.cpp's name, such as "qwen3"; "" when the file has none.
-        name: of the model; "" when the file has none.
-        context_length: tokens that the model was trained for, never a budget; None when the file does not say.
-        vocabulary: with the default chat template, also where there are named ones.
+        chat_template: the default one, also where there are named ones; "" if none.
         tool_chat_template: the template named "tool_use", which llama.cpp takes for requests with tools; "" if none.
-        adds_space_prefix: a text gets a space in front (most of spm, but not Gemma); `vocabulary` says so too.
         rereads: layers with a sliding window or a running state, which cannot go back to an earlier place: a prompt of
             which anything changed is read again from its beginning (llama.cpp, docs of `--swa-full`; issue 13194).
     """
 
-    architecture: str
-    name: str
-    context_length: int | None
     vocabulary: VocabularyData
+    chat_template: str
     tool_chat_template: str
-    adds_space_prefix: bool
     rereads: bool = False
 
 
@@ -339,22 +326,10 @@ def _header(fields: Fields) -> GgufHeader:
         kind = "bpe"
     else:
         raise Malformed(f"its vocabulary is of the kind {model[:40]!r}, which cannot be counted with")
-    context_length = fields.integer(f"{architecture}.context_length")
-    space_prefix = fields.flag("tokenizer.ggml.add_space_prefix")
-    adds_space_prefix = space_prefix if space_prefix is not None else kind == "spm"
-    name = fields.text("general.name", max_bytes=_MAX_NAME_BYTES) or ""
     return GgufHeader(
-        architecture=architecture,
-        name=name,
-        context_length=context_length if context_length is not None and context_length > 0 else None,
-        vocabulary=replace(
-            _vocabulary(fields, kind, model),
-            adds_space_prefix=adds_space_prefix,
-            # llama.cpp decides by the model's name alone: not for a "Phi 3.5 Mini Instruct", as converters write it.
-            strips_after_special=_PHI3.search(name.casefold()) is not None,
-        ),
+        vocabulary=_vocabulary(fields, kind, model),
+        chat_template=fields.text("tokenizer.chat_template", max_bytes=_MAX_TEMPLATE_BYTES) or "",
         tool_chat_template=fields.text("tokenizer.chat_template.tool_use", max_bytes=_MAX_TEMPLATE_BYTES) or "",
-        adds_space_prefix=adds_space_prefix,
         rereads=bool(fields.integer(f"{architecture}.attention.sliding_window"))
         or fields.has_any(f"{architecture}.ssm."),
     )
@@ -375,6 +350,8 @@ def _vocabulary(fields: Fields, kind: Literal["bpe", "spm"], model: str) -> Voca
         scores = _per_token(fields.floats("tokenizer.ggml.scores", max_count=_MAX_TOKENS), size) or (0.0,) * size
     merges = fields.texts("tokenizer.ggml.merges", max_count=_MAX_TOKENS) if kind == "bpe" else None
     default_bos, default_eos = _default_ids(kind, model, pre)
+    space_prefix = fields.flag("tokenizer.ggml.add_space_prefix")
+    name = fields.text("general.name", max_bytes=_MAX_NAME_BYTES) or ""
     return VocabularyData(
         kind=kind,
         pre=pre,
@@ -385,8 +362,9 @@ def _vocabulary(fields: Fields, kind: Literal["bpe", "spm"], model: str) -> Voca
         bos_id=_token_id(fields.integer("tokenizer.ggml.bos_token_id"), default_bos, size),
         eos_id=_token_id(fields.integer("tokenizer.ggml.eos_token_id"), default_eos, size),
         adds_bos=_adds_bos(fields.flag("tokenizer.ggml.add_bos_token"), kind, pre),
-        chat_template=fields.text("tokenizer.chat_template", max_bytes=_MAX_TEMPLATE_BYTES) or "",
-        fingerprint=_fingerprint(fields),
+        adds_space_prefix=space_prefix if space_prefix is not None else kind == "spm",
+        # llama.cpp decides by the model's name alone: not for a "Phi 3.5 Mini Instruct", as converters write it.
+        strips_after_special=_PHI3.search(name.casefold()) is not None,
     )
 
 
@@ -419,19 +397,3 @@ def _adds_bos(given: bool | None, kind: Literal["bpe", "spm"], pre: str) -> bool
         # Files say no by mistake (llama.cpp pull request 21500).
         return True
     return given if given is not None else kind == "spm" or pre in _PRES_ADDING_BOS
-
-
-def _fingerprint(fields: Fields) -> str:
-    """The same for all quantizations of a model, since only what decides a count goes in."""
-    digest = hashlib.blake2b(digest_size=16)
-    for name in (
-        *("ggml.model", "ggml.pre", "ggml.tokens", "ggml.scores", "ggml.token_type", "ggml.merges"),
-        *("ggml.bos_token_id", "ggml.eos_token_id", "ggml.add_bos_token", "ggml.add_space_prefix"),
-        *("chat_template", "chat_template.tool_use"),
-    ):
-        raw = fields.raw(f"tokenizer.{name}")
-        digest.update(len(raw).to_bytes(8, "little"))
-        digest.update(raw)
-    title = fields.text("general.name", max_bytes=_MAX_NAME_BYTES) or ""
-    digest.update(b"phi3" if _PHI3.search(title.casefold()) else b"")
-    return digest.hexdigest()

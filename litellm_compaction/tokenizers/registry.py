@@ -4,8 +4,7 @@ Names are those of the packs inside this package, of the two files that LiteLLM 
 `gpt-oss` made of the latter), `heuristic` for four characters per token, and whatever was added at run time. Safe to
 call from worker threads. The packs are built by tools/build_packs.py; NOTICE names sources and licences.
 
-A damaged pack refuses no request and never passes for an exact count: the family is then counted by a stand-in. What
-loading a vocabulary cost in time and memory is noted for logs, `count`, `doctor` and the settings page.
+A damaged pack refuses no request and never passes for an exact count: the family is then counted by a stand-in.
 """
 
 from __future__ import annotations
@@ -19,9 +18,10 @@ import lzma
 import os
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 import tiktoken
 
@@ -38,36 +38,7 @@ from litellm_compaction.tokenizers.families import FORMULA_ERROR, Family, stand_
 from litellm_compaction.tokenizers.vocabulary import Vocabulary
 
 logger = logging.getLogger("litellm_compaction")
-_STATM = Path("/proc/self/statm")
-_costs: dict[str, LoadCost] = {}
-_PACK_NORMAL, _PACK_CONTROL, _PACK_USER_DEFINED = 1, 3, 4
-# DeepSeek renamed some of the special tokens in the models that it distilled R1 into (their tokenizer_config.json).
-_DISTILLS: dict[str, tuple[str, dict[int, str]]] = {
-    "r1-distill-llama": (
-        "llama3",
-        {
-            128000: "<｜begin▁of▁sentence｜>",
-            128001: "<｜end▁of▁sentence｜>",
-            128011: "<｜User｜>",
-            128012: "<｜Assistant｜>",
-            128013: "<think>",
-            128014: "</think>",
-            128015: "<｜▁pad▁｜>",
-        },
-    ),
-    "r1-distill-qwen": (
-        "qwen2",
-        {
-            151643: "<｜end▁of▁sentence｜>",
-            151644: "<｜User｜>",
-            151645: "<｜Assistant｜>",
-            151646: "<｜begin▁of▁sentence｜>",
-            151647: "<|EOT|>",
-            151648: "<think>",
-            151649: "</think>",
-        },
-    ),
-}
+_NORMAL, _CONTROL = 1, 3
 # tiktoken stores a file under the SHA-1 of its address.
 _FILES = {
     "cl100k_base": "9b5ad71b2ce5302211f9c61530b329a4922fc6a4",
@@ -88,55 +59,11 @@ HARMONY_TOKENS = {
     200018: "<|endofprompt|>",
 }
 _HARMONY_SIZE = 201088
-_CONTROL = 3
 _loaded: dict[str, Vocabulary] = {}
-_added: dict[str, VocabularyData] = {}
-_begun: dict[str, Loading] = {}
 # Why a vocabulary could not be loaded: trying again would cost every request as much as the first time.
 _broken: dict[str, str] = {}
 _lock = threading.Lock()
 _broken_templates: set[str] = set()
-
-
-class LoadCost(NamedTuple):
-    """The cost of one vocabulary.
-
-    Attributes:
-        load_ms: from the first look at the file.
-        memory_bytes: by which the process has grown meanwhile, other work included; None where the system does not say.
-    """
-
-    load_ms: float
-    memory_bytes: int | None
-
-
-class Loading:
-    """A vocabulary that is being loaded since this was made."""
-
-    def __init__(self) -> None:
-        self._begun_s, self._before = time.perf_counter(), _resident_bytes()
-
-    def note(self, name: str) -> None:
-        """Notes what the vocabulary has cost, now that it is there."""
-        load_ms, after = 1e3 * (time.perf_counter() - self._begun_s), _resident_bytes()
-        grown = max(0, after - self._before) if self._before is not None and after is not None else None
-        _costs[name] = LoadCost(load_ms, grown)
-        words = f"{grown / 2**20:.0f}" if grown is not None else "unknown"
-        logger.info("vocabulary_loaded name=%s load_ms=%.0f memory_mb=%s", name, load_ms, words)
-
-
-def load_cost(name: str) -> LoadCost | None:
-    """What a vocabulary has cost; None where it has not been loaded."""
-    return _costs.get(name)
-
-
-def _resident_bytes() -> int | None:
-    """Of this process, where the system has a file that says so (Linux)."""
-    try:
-        pages = int(_STATM.read_text().split()[1])
-    except (OSError, ValueError, IndexError):
-        return None
-    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 _FOLDER = Path(__file__).parent / "packs"
@@ -144,7 +71,7 @@ _FOLDER = Path(__file__).parent / "packs"
 
 def has_pack(name: str) -> bool:
     """Whether the package holds this vocabulary."""
-    return name in _DISTILLS or (_FOLDER / f"{name}.json.xz").is_file()
+    return (_FOLDER / f"{name}.json.xz").is_file()
 
 
 def read_pack(name: str) -> VocabularyData:
@@ -153,17 +80,9 @@ def read_pack(name: str) -> VocabularyData:
     Raises:
         CompactionError: the file is damaged.
     """
-    if name in _DISTILLS:
-        return _distilled(name)
-    packed = (_FOLDER / f"{name}.json.xz").read_bytes()
-    digest = hashlib.sha256(packed).hexdigest()
-    if f"{digest}  {name}.json.xz" not in (_FOLDER / "SHA256SUMS").read_text().splitlines():
-        raise CompactionError(
-            f"The vocabulary pack {name} is damaged (SHA-256 {digest}): reinstall litellm-compaction."
-        )
-    data = json.loads(lzma.decompress(packed))
+    data = _packed(name)
     tokens: list[str] = data["tokens"]
-    kinds = [_PACK_NORMAL] * len(tokens)
+    kinds = [_NORMAL] * len(tokens)
     for index, kind in data["token_types"].items():
         kinds[int(index)] = kind
     return VocabularyData(
@@ -176,30 +95,27 @@ def read_pack(name: str) -> VocabularyData:
         bos_id=data["bos_id"],
         eos_id=data["eos_id"],
         adds_bos=data["adds_bos"],
-        chat_template="",
-        fingerprint=f"pack:{name}:{digest[:16]}",
         # llama.cpp strips behind Phi-3's special tokens only where a file's name says "Phi-3", which converters write
         # as "Phi 3"; without the file the higher count stands.
         strips_after_special=False,
     )
 
 
-def _distilled(name: str) -> VocabularyData:
-    base, renamed = _DISTILLS[name]
-    data = read_pack(base)
-    tokens, kinds = list(data.tokens), list(data.token_types)
-    for index, token in renamed.items():
-        tokens[index] = token
-        kinds[index] = _PACK_CONTROL if "of▁sentence" in token else _PACK_USER_DEFINED
-    return replace(
-        data,
-        tokens=tuple(tokens),
-        token_types=tuple(kinds),
-        bos_id=tokens.index("<｜begin▁of▁sentence｜>"),
-        eos_id=tokens.index("<｜end▁of▁sentence｜>"),
-        adds_bos=True,
-        fingerprint=f"{data.fingerprint}:{name}",
-    )
+def _packed(name: str) -> dict[str, Any]:
+    packed = (_FOLDER / f"{name}.json.xz").read_bytes()
+    digest = hashlib.sha256(packed).hexdigest()
+    if f"{digest}  {name}.json.xz" not in (_FOLDER / "SHA256SUMS").read_text().splitlines():
+        raise CompactionError(
+            f"The vocabulary pack {name} is damaged (SHA-256 {digest}): reinstall litellm-compaction."
+        )
+    data: dict[str, Any] = json.loads(lzma.decompress(packed))
+    if "like" not in data:
+        return data
+    # Another pack with some of its special tokens renamed.
+    base = _packed(data["like"])
+    for index, token in data["renamed"].items():
+        base["tokens"][int(index)] = token
+    return base | data | {"token_types": base["token_types"] | data["token_types"]}
 
 
 def vocabulary(name: str) -> Vocabulary:
@@ -216,19 +132,6 @@ def vocabulary(name: str) -> Vocabulary:
             if found is None:
                 found = _loaded[name] = _load_once(name)
     return found
-
-
-def add_vocabulary(data: VocabularyData, loading: Loading | None = None) -> str:
-    """Makes a vocabulary that was read elsewhere known; gives the name to ask for it.
-
-    Args:
-        data: of it.
-        loading: began before it was read, so that its cost is all of it.
-    """
-    _added[data.fingerprint] = data
-    if loading is not None:
-        _begun[data.fingerprint] = loading
-    return data.fingerprint
 
 
 def install_vocabulary(name: str, made: Vocabulary) -> None:
@@ -260,7 +163,7 @@ def _load_once(name: str) -> Vocabulary:
     if name in _broken:
         raise CompactionError(_broken[name])
     try:
-        loading = _begun.pop(name, None) or Loading()
+        begun_s = time.perf_counter()
         made = _load(name)
     except CompactionError as error:
         _broken[name] = str(error)
@@ -270,21 +173,18 @@ def _load_once(name: str) -> Vocabulary:
             raise
         _broken[name] = f"The vocabulary {name} cannot be used ({type(exc).__name__}: {str(exc)[:200]})."
         raise CompactionError(_broken[name]) from exc
-    loading.note(name)
+    logger.info("vocabulary_loaded name=%s load_ms=%.0f", name, 1e3 * (time.perf_counter() - begun_s))
     return made
 
 
 def _load(name: str) -> Vocabulary:
-    if name in _added:
-        # The encoder holds all that is needed from here on.
-        return Vocabulary(_added.pop(name))
     if name == "heuristic":
-        return Vocabulary(_bare(name), CharactersEncoder())
+        return Vocabulary(_bare(), CharactersEncoder())
     if has_pack(name):
         return Vocabulary(read_pack(name))
     if name == "gpt-oss":
         return _gpt_oss()
-    return Vocabulary(_bare(name), TiktokenEncoder(_published(name)))
+    return Vocabulary(_bare(), TiktokenEncoder(_published(name)))
 
 
 def _gpt_oss() -> Vocabulary:
@@ -295,12 +195,11 @@ def _gpt_oss() -> Vocabulary:
     )
     first = min(HARMONY_TOKENS)
     special = [HARMONY_TOKENS.get(index, f"<|reserved_{index}|>") for index in range(first, _HARMONY_SIZE)]
-    return Vocabulary(_bare("gpt-oss", special), TiktokenEncoder(encoding))
+    return Vocabulary(_bare(special), TiktokenEncoder(encoding))
 
 
-def _bare(name: str, special: list[str] | None = None) -> VocabularyData:
+def _bare(special: Sequence[str] = ()) -> VocabularyData:
     """The data of a vocabulary whose encoder is there already: only what is special about it."""
-    special = special or []
     return VocabularyData(
         kind="bpe",
         pre="gpt-4o",
@@ -311,8 +210,6 @@ def _bare(name: str, special: list[str] | None = None) -> VocabularyData:
         bos_id=None,
         eos_id=None,
         adds_bos=False,
-        chat_template="",
-        fingerprint=name,
     )
 
 

@@ -57,7 +57,6 @@ class Vocabulary:
         self._encoder = encoder if encoder is not None else encoder_for(data)
         # SentencePiece's tokens and Gemma 4's may reach over signs.
         self._boundary = _BOUNDARY if data.kind == "spm" or data.pre == "gemma4" else _WORD_BOUNDARY
-        self.fingerprint = data.fingerprint
         self.bos = data.tokens[data.bos_id] if data.bos_id is not None and data.bos_id < len(data.tokens) else ""
         self.eos = data.tokens[data.eos_id] if data.eos_id is not None and data.eos_id < len(data.tokens) else ""
         self.adds_bos = data.adds_bos and bool(self.bos)

@@ -70,9 +70,6 @@ def test_a_request_is_counted_as_in_the_proxy(run: Run) -> None:
     assert found["exact"] is True
     assert (found["family"], found["tokenizer"], found["tokenizer_source"]) == ("qwen3", "qwen2", "pack")
     assert found["template"] == "package"
-    assert 1 < found["tokenizer_load_ms"] < 60_000
-    # 0 where another test has made room before; not said where the system does not tell.
-    assert found["tokenizer_memory_bytes"] is None or 0 <= found["tokenizer_memory_bytes"] < 500 * 2**20
     assert (found["window_tokens"], found["window_source"], found["used_ratio"]) == (None, "", None)
 
 
@@ -96,7 +93,7 @@ def test_people_read_lines(run: Run, address: Address) -> None:
     tokens = counted("qwen3-8b", AGENT)
     assert f"tokens     {tokens:,}, exact" in output
     assert f"window     8,192 tokens, from api/v1: {tokens / 8192:.1%} used" in output
-    assert "tokenizer  qwen2, the model's own from this package (loaded in " in output
+    assert "tokenizer  qwen2, the model's own from this package\n" in output
     assert "2 tools" in output
     assert f"messages[{len(AGENT['messages']) - 1}] " in output
 

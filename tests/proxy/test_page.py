@@ -94,7 +94,6 @@ def content(word: str = "local", **changes: Any) -> Content:
         parallel=2,
         family=word,
         tokenizer=word,
-        memory_bytes=54 << 20,
         carrier="transport",
         goes_on=word,
         accuracy=Accuracy(1000, 900, 1e9),
@@ -242,7 +241,7 @@ def test_what_a_row_says() -> None:
         "1 call of local, 1.5 s",
         "2001-09-09 01:46:40",
         "+11.1 % (1,000 counted, 900 reported)",
-        "local · local (stand-in, 54 MB)",
+        "local · local (stand-in)",
         "9,000 expected, 4,000 seen",
         "3 more are not drawn: older ones, or of one turn.",
     ):
@@ -252,12 +251,12 @@ def test_what_a_row_says() -> None:
 @pytest.mark.parametrize(
     ("known", "cell"),
     [
-        ({"owns_vocabulary": True, "memory_bytes": 54 << 20}, "qwen3 · qwen2 (own vocabulary, 54 MB)"),
+        ({"owns_vocabulary": True}, "qwen3 · qwen2 (own vocabulary)"),
         ({"owns_vocabulary": False}, "qwen3 · qwen2 (stand-in)"),
     ],
 )
 def test_a_row_says_what_counts(known: dict[str, Any], cell: str) -> None:
-    """By which vocabulary, whose it is, and what it takes of memory where that is known."""
+    """By which vocabulary, and whose it is."""
     row = Row(group="local", model="m", mode="guard", family="qwen3", tokenizer="qwen2", **known)
     assert f"<td>{cell}</td>" in page(content(rows=[row]))
 

@@ -17,7 +17,7 @@ from litellm_compaction.templates import template
 from litellm_compaction.tokenizers import registry
 from litellm_compaction.tokenizers import vocabulary as vocabularies
 from litellm_compaction.tokenizers.encoders import TiktokenEncoder, TokenizersEncoder, encoder_for
-from litellm_compaction.tokenizers.registry import add_vocabulary, has_pack, read_pack, token_length, vocabulary
+from litellm_compaction.tokenizers.registry import has_pack, read_pack, token_length, vocabulary
 from litellm_compaction.tokenizers.vocabulary import Vocabulary
 
 PACKS = Path(registry.__file__).parent / "packs"
@@ -129,10 +129,15 @@ def test_neutral_data_gives_the_same_counts_by_either_program() -> None:
     assert unknown.split("<|im_start|>")[0].is_special is False
 
 
-def test_a_vocabulary_from_elsewhere_gets_a_name() -> None:
-    """Data that was read from a model file is counted with like any other vocabulary."""
-    name = add_vocabulary(replace(read_pack("llama2"), fingerprint="test:from elsewhere"))
-    assert token_length(name, " hello") == token_length("llama2", " hello")
+def test_a_pack_may_be_another_one_with_some_tokens_renamed() -> None:
+    """DeepSeek's distilled Llama: the base's ordinary tokens, and its own names where special ones were."""
+    base, made = read_pack("llama3"), read_pack("r1-distill-llama")
+    differ = [index for index, token in enumerate(made.tokens) if token != base.tokens[index]]
+    assert differ == [128000, 128001, *range(128011, 128016)]
+    assert (made.tokens[128000], made.token_types[128000]) == ("<｜begin▁of▁sentence｜>", 3)
+    assert (made.tokens[128013], made.token_types[128013]) == ("<think>", 4)
+    assert made.token_types[128002] == base.token_types[128002]
+    assert (made.bos_id, made.eos_id, made.kind, made.pre) == (128000, 128001, base.kind, base.pre)
 
 
 @pytest.mark.parametrize("name", ["llama2", "deepseek-v3", "tekken"])

@@ -50,8 +50,6 @@ def family(name: str) -> Family:
         bos_id=tokens.index("<s>"),
         eos_id=tokens.index("</s>"),
         adds_bos=False,
-        chat_template="",
-        fingerprint=vocabulary,
     )
     install_vocabulary(vocabulary, Vocabulary(data, CharactersEncoder()))
     base = family_of("llama", "llama-3.1-8b")

@@ -31,7 +31,6 @@ class Row:
         parallel: requests that share the window; None where nobody said.
         tokenizer: the vocabulary that counts, or the name of the file that it is from.
         owns_vocabulary: whether that is the model's own.
-        memory_bytes: what loading it has cost this process, once for all that share it; None where that is not known.
         goes_on: how its server is made to go on with an answer at the limit, in words; "" where nobody knows.
         accuracy: of the last answer; None before the first.
         own: settings of its own, which the page does not change, as `key: value`.
@@ -48,7 +47,6 @@ class Row:
     family: str = ""
     tokenizer: str = ""
     owns_vocabulary: bool = False
-    memory_bytes: int | None = None
     carrier: str = ""
     goes_on: str = ""
     accuracy: Accuracy | None = None

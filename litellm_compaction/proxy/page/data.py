@@ -32,7 +32,6 @@ from litellm_compaction.proxy.page.history import Turns
 from litellm_compaction.proxy.page.view import clock_text
 from litellm_compaction.proxy.routing import WAYS_OF, carrier_of, router_entries
 from litellm_compaction.stores import Store
-from litellm_compaction.tokenizers.registry import load_cost
 from litellm_compaction.tokenizers.sources import Sources
 from litellm_compaction.tokens.prompt import renders_exactly
 from litellm_compaction.windows.lmstudio import list_models
@@ -227,7 +226,6 @@ async def _row(around: Surroundings, guard: GuardedDeployment, target: Target, v
     if said is not None and (words := said[0].in_words(said[1].ttl_s)):
         row = replace(row, own=(*row.own, f"in LM Studio: {words}", *said[0].works_against(said[1].ttl_s)))
     counting = await around.sources.source(target, window.architecture, window.wanted)
-    cost = load_cost(counting.family.vocabulary)
     can_render = around.windows.instance(target) is not None or renders_exactly(counting.family)
     goes_on = await around.going_on.standing(target, window.source, can_render=can_render)
     return replace(
@@ -240,5 +238,4 @@ async def _row(around: Surroundings, guard: GuardedDeployment, target: Target, v
         # A path is not everybody's business.
         tokenizer=counting.path.name if counting.path is not None else counting.family.vocabulary,
         owns_vocabulary=counting.family.owns_vocabulary,
-        memory_bytes=cost.memory_bytes if cost is not None else None,
     )
