@@ -241,7 +241,7 @@ class Sources:
         elif question.wanted is not None and self._files is not None:
             found = self._files.find(question.wanted)
             if found is not None:
-                yield "lm_studio_file", found.path
+                yield "lm_studio_file", found
 
     def _note(self, question: _Question, source: TokenizerSource, until_s: float) -> TokenizerSource:
         self._answers[question] = _Answer(source, until_s)
