@@ -1,7 +1,7 @@
 """A model's chat template: compiled once, rendered in bounded time, and what it can render.
 
-The template may come from a stranger's model file: all run in `sandbox.py`, and those that are none of this package's
-in a process of their own (`contained.py`).
+The template may come from a stranger's model file: one that is none of this package's runs in a process of its own
+(`contained.py`).
 
 Messages reach a template in the shape in which an engine hands them over. The rules are llama.cpp's server's
 (common/chat.cpp and common/parsers in llama-cpp-python 0.3.36): texts are joined by newlines unless the template does
@@ -17,22 +17,28 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jinja2
 
 from litellm_compaction.core.messages import JsonObject, JsonValue, Message
-from litellm_compaction.templates.contained import Containment, serve_requests
-from litellm_compaction.templates.filters import TemplateRefusal
-from litellm_compaction.templates.sandbox import TICK, Ticks, environment
+from litellm_compaction.templates.contained import Contained, Died
+from litellm_compaction.templates.environment import TemplateRefusal, environment
 
 _FOLDER = Path(__file__).parent / "jinja"
 _MAX_SOURCE_CHARS = 256 * 1024
 # Indented JSON is the widest form in use: about 4 times its compact form.
 _MAX_GROWTH, _FREE_CHARS = 8, 1_000_000
-
+# gpt-oss looks at all later messages for each tool call: 1,000 rounds of tools take 0.7 s. What takes longer is
+# estimated by the family's formula; looked at each so many parts.
+_MAX_RENDER_S, _PARTS_PER_LOOK = 4.0, 256
+# Larger requests to a stranger's template are counted by the formula: nothing that clients send may end its process.
+_MAX_REQUEST_BYTES = 16 * 2**20
+# So often a template may take its process with it, which can be the request's or the machine's fault.
+_MOST_DEATHS = 3
+_RENDERED = f"{__name__}:rendered"
 
 # llama.cpp takes this out of Mistral's templates, which would refuse an empty answer (common/chat.cpp,
 # common_chat_templates_init).
@@ -80,11 +86,12 @@ class Template:
         self._last = (0.0, 1)
         self._fault = ""
         self._begins_turns = _GEMMA_CALL in source
-        if len(source) > _MAX_SOURCE_CHARS or TICK in source:
-            self._fault = f"longer than {_MAX_SOURCE_CHARS} characters, or hostile"
+        if len(source) > _MAX_SOURCE_CHARS:
+            self._fault = f"longer than {_MAX_SOURCE_CHARS} characters"
             return
         try:
-            self._compiled = environment().from_string(source.replace(_REFUSES_EMPTY, "{%- if false %}"))
+            made = environment(is_own=source.strip() in _own_sources())
+            self._compiled = made.from_string(source.replace(_REFUSES_EMPTY, "{%- if false %}"))
         except (jinja2.TemplateError, RecursionError, MemoryError, SyntaxError, ValueError) as error:
             self._fault = str(error)
 
@@ -124,7 +131,6 @@ class Template:
             "add_generation_prompt": True,
             # As llama.cpp's server passes it unless told otherwise (tools/server, 2026-11).
             "enable_thinking": True,
-            TICK: Ticks(),
         }
         if now is not None:
             values["strftime_now"] = now.strftime
@@ -142,6 +148,8 @@ class Template:
                 size += len(part)
                 if size > limit:
                     limit = _limit_chars(messages, tools, size)
+                if len(parts) % _PARTS_PER_LOOK == 0:
+                    _must_be_in_time(begun_s)
         except TemplateRefusal:
             raise
         except Exception as error:
@@ -218,9 +226,10 @@ class Template:
 class StrangersTemplate(Template):
     """A template out of somebody's file: `parts` waits for another process, so it belongs into a thread."""
 
-    def __init__(self, source: str) -> None:
+    def __init__(self, source: str, process: Contained | None = None) -> None:
         self.source = source
-        self._contained = Containment(source)
+        self._process = process or _PROCESS
+        self._deaths = 0
 
     def parts(
         self,
@@ -234,7 +243,27 @@ class StrangersTemplate(Template):
         """As `Template.parts`."""
         if not self.source or len(self.source) > _MAX_SOURCE_CHARS:
             raise TemplateRefusal(f"longer than {_MAX_SOURCE_CHARS} characters, or empty")
-        return self._contained.parts(messages, tools, bos=bos, eos=eos, now=now)
+        if self._deaths >= _MOST_DEATHS:
+            raise TemplateRefusal("it has taken too much time or memory before")
+        try:
+            asked = json.dumps([self.source, list(messages), list(tools), bos, eos, now and now.isoformat()]).encode()
+        except (TypeError, ValueError, RecursionError) as error:
+            raise TemplateRefusal(f"{type(error).__name__}: it cannot be written as JSON") from error
+        if len(asked) > _MAX_REQUEST_BYTES:
+            raise TemplateRefusal(f"more than {_MAX_REQUEST_BYTES} bytes of messages")
+        try:
+            answer: object = json.loads(self._process.run(_RENDERED, asked))
+        except (Died, ValueError, RecursionError) as error:
+            self._deaths += 1
+            raise TemplateRefusal("it has taken too much time or memory") from error
+        except OSError as error:
+            raise TemplateRefusal(f"no process can be started: {error.strerror}") from error
+        match answer:
+            case [*parts]:
+                return list(map(str, parts))
+            case {"refusal": str(words)}:
+                raise TemplateRefusal(words[:500])
+        raise TemplateRefusal("it said nothing that can be read")
 
     def expected_ms(self, messages: int) -> float:
         """Never so short that the event loop could wait for it."""
@@ -252,9 +281,25 @@ class StrangersTemplate(Template):
         )
 
 
-def serve() -> None:
-    """What a stranger's template's process does, until whoever asks has gone."""
-    serve_requests(Template)
+# All strangers' templates share one: they wait for each other, and cost 20 MB together.
+_PROCESS = Contained()
+
+
+def rendered(asked: bytes) -> bytes:
+    """What the process does with one request of `StrangersTemplate.parts`."""
+    source, messages, tools, bos, eos, now = json.loads(asked)
+    try:
+        when = datetime.fromisoformat(now) if now else None
+        return json.dumps(_compiled(source).parts(messages, tools, bos=bos, eos=eos, now=when)).encode()
+    except TemplateRefusal as error:
+        if isinstance(error.__cause__, MemoryError):
+            raise error.__cause__ from error
+        return json.dumps({"refusal": str(error)[:500]}).encode()
+
+
+@lru_cache(maxsize=16)
+def _compiled(source: str) -> Template:
+    return Template(source)
 
 
 def template(name: str) -> Template:
@@ -319,6 +364,11 @@ def _tool(tool: JsonValue) -> JsonValue:
             "parameters": function.get("parameters") or {},
         },
     }
+
+
+def _must_be_in_time(begun_s: float) -> None:
+    if time.thread_time() - begun_s > _MAX_RENDER_S:
+        raise TemplateRefusal(f"more than {_MAX_RENDER_S} s")
 
 
 def _limit_chars(messages: Sequence[JsonObject], tools: Sequence[JsonValue], size: int) -> int:

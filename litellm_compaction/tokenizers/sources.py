@@ -8,10 +8,8 @@ found at start, and by `doctor`, before a request finds them.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import ipaddress
 import logging
-import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -23,8 +21,6 @@ from urllib.parse import urlsplit
 from litellm_compaction.concurrency import Bounded
 from litellm_compaction.config import AUTO_TOKENIZER, Settings
 from litellm_compaction.errors import ConfigError, UnusableModelFile
-from litellm_compaction.paths import data_folder
-from litellm_compaction.templates.contained import remember_in
 from litellm_compaction.templates.template import is_template
 from litellm_compaction.tokenizers.families import FORMULA_ERROR, HEURISTIC, Family, family_of
 from litellm_compaction.tokenizers.files import TokenizerFile, load_tokenizer_file, template_name
@@ -38,7 +34,6 @@ __all__ = ["Kind", "Sources", "TokenizerSource", "with_file"]
 logger = logging.getLogger("litellm_compaction")
 
 
-_REFUSED_TEMPLATES = "refused_templates"
 # A header takes 0.1–0.4 s to read: worth this much of one request's time, since a stand-in might compact it for
 # nothing. Whatever takes longer, or comes from a slow disk, is counted with by later requests.
 _WAIT_S = 0.3
@@ -113,7 +108,6 @@ class Sources:
     def of(cls, settings: Settings, *, on_failure: Callable[[str], None] | None = None) -> Sources:
         """The sources that an operator's settings allow."""
         folder = expanded(settings.models_folder) if settings.models_folder else None
-        _remember_refused_templates(settings)
         return cls(
             tokenizer=settings.tokenizer,
             files=ModelFiles(folder),
@@ -257,15 +251,6 @@ def _without_file(question: _Question) -> TokenizerSource:
         named = replace(family_of("", question.written), reasons=base.reasons, rereads=base.rereads)
         return replace(bundled(named), kind="operator")
     return bundled(base)
-
-
-def _remember_refused_templates(settings: Settings) -> None:
-    """Over restarts, unless the operator wants nothing on the disk."""
-    path: Path | None = None
-    if not settings.store.startswith("memory:"):
-        with contextlib.suppress(ConfigError):
-            path = data_folder(os.environ) / _REFUSED_TEMPLATES
-    remember_in(path)
 
 
 def _warn(failure: str) -> None:

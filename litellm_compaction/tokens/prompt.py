@@ -14,7 +14,7 @@ from datetime import datetime
 from typing import NamedTuple
 
 from litellm_compaction.core.messages import JsonValue, Message, Request, parse_message, user_message, with_text
-from litellm_compaction.templates.filters import TemplateRefusal
+from litellm_compaction.templates.environment import TemplateRefusal
 from litellm_compaction.templates.template import Template, has_odd_ids, shape, template
 from litellm_compaction.tokenizers.families import Family
 from litellm_compaction.tokenizers.registry import vocabulary

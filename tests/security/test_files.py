@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from litellm_compaction.errors import UnusableModelFile
-from litellm_compaction.templates import contained
-from litellm_compaction.templates.contained import Containment, is_buried, remember_in
-from litellm_compaction.templates.filters import TemplateRefusal
+from litellm_compaction.templates.contained import Contained, Died
+from litellm_compaction.templates.environment import TemplateRefusal
 from litellm_compaction.templates.template import StrangersTemplate, Template, add_template, template
+from litellm_compaction.tokenizers import files
 from litellm_compaction.tokenizers.files import read_tokenizer_json
 from tests.security import bounded
 from tests.security.templates import HELD, UNBOUNDED
@@ -31,26 +31,29 @@ linux = pytest.mark.skipif(bounded.resource is None or os.name != "posix", reaso
 
 
 @pytest.fixture(autouse=True)
-def forgets() -> Iterator[None]:
+def forgets(monkeypatch: pytest.MonkeyPatch) -> None:
     """What died in one test is not remembered in the next."""
-    remember_in(None)
-    contained._buried.clear()
-    yield
-    remember_in(None)
-    contained._buried.clear()
+    monkeypatch.setattr(files, "_died", {})
 
 
-def _rendered(source: str) -> str:
-    """What a template makes of a word, "" where it is refused; its process is ended."""
+@pytest.fixture
+def process() -> Iterator[Contained]:
+    made = Contained()
+    yield made
+    made.end()
+
+
+def _rendered(source: str) -> tuple[str, bool]:
+    """What a template makes of a word, "" where it is refused; and if it took its process with it."""
     # 56 of them end so, as with fifteen times the limit; each tenth of a second more is six of processor time, and the
     # start of the processes nine (measured 2026-11-23).
-    box = Containment(source, first_cpu_s=0.02)
+    process = Contained(cpu_s=0.05)
     try:
-        return "".join(box.parts([{"role": "user", "content": "x"}], [], bos="", eos="", now=None))
-    except TemplateRefusal:
-        return ""
+        return StrangersTemplate(source, process).render([{"role": "user", "content": "x"}], []), False
+    except TemplateRefusal as refusal:
+        return "", isinstance(refusal.__cause__, Died)
     finally:
-        box.rest()
+        process.end()
 
 
 @linux
@@ -62,96 +65,101 @@ def test_no_hostile_template_costs_the_proxy_anything() -> None:
         written = dict(zip(UNBOUNDED, threads.map(_rendered, UNBOUNDED.values()), strict=True))
     spent_s = time.process_time() - begun_s
     assert spent_s / len(UNBOUNDED) < 0.1, "the proxy's own processor time for each"
-    assert {name: len(text) for name, text in written.items() if len(text) > 10_000} == {}
-    died = [name for name, source in UNBOUNDED.items() if is_buried(source)]
+    assert {name: len(text) for name, (text, _) in written.items() if len(text) > 10_000} == {}
+    died = [name for name, (_, has_died) in written.items() if has_died]
     assert len(died) >= 30, "these rows are no attacks any more"
 
 
+@linux
 def test_no_hostile_template_reaches_out() -> None:
-    """What the sandbox holds is held, in the proxy's own process too: nothing of Python, no file, no change."""
+    """What the sandbox holds is held: nothing of Python, no file, no change of a message."""
     for name, source in HELD.items():
         if name == "long":
             continue
-        messages = [{"role": "user", "content": "x"}]
-        try:
-            written = Template(source).render(messages, [])
-        except TemplateRefusal:
-            written = ""
-        assert messages == [{"role": "user", "content": "x"}], name
+        written, _ = _rendered(source)
         assert len(written) < 100_000, name
         for word in ("class '", "<function", "module", "root:", "uid="):
             assert word not in written, (name, written[:200])
 
 
-def test_a_strangers_template_writes_what_it_would_write_here() -> None:
+@pytest.mark.parametrize("name", ["mutation", "mutation of a message", "dunder", "globals of a cycler"])
+def test_a_strangers_source_is_compiled_in_the_sandbox_wherever_it_is(name: str) -> None:
+    """`Template` itself knows by the text if it is this package's: no caller can take it for that by mistake."""
+    messages = [{"role": "user", "content": "x"}]
+    with pytest.raises(TemplateRefusal):
+        Template(HELD[name]).render(messages, [])
+    assert messages == [{"role": "user", "content": "x"}]
+
+
+def test_a_strangers_template_writes_what_it_would_write_here(process: Contained) -> None:
     """Turn by turn, talks between each other, and odd text: the process gives the very same parts."""
-    contained_one, own = StrangersTemplate(CHATML), Template(CHATML)
+    contained_one, own = StrangersTemplate(CHATML, process), Template(CHATML)
     odd = [{"role": "user", "content": text} for text in ("\ud83d half", "\0", "中文" * 99, "\u2028", "")]
     for messages in (MESSAGES[:3], MESSAGES[:5], odd, MESSAGES[:4], MESSAGES, odd[:2], odd, MESSAGES[5:], []):
-        assert contained_one.render(messages, []) == own.render(messages, [])
+        assert contained_one.parts(messages, []) == own.parts(messages, [])
     assert contained_one.expected_ms(1) == float("inf"), "never on the event loop"
 
 
-def test_the_next_turn_sends_only_what_is_new() -> None:
-    """Of a conversation of 300 kB with one more message a few hundred bytes go to the process and back."""
-    box = Containment(CHATML)
-    sent: list[int] = []
-    write, read = contained._write, contained._read
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(contained, "_write", lambda pipe, data: (sent.append(len(data)), write(pipe, data)))
+@linux
+def test_a_template_that_ends_its_process_again_and_again_is_not_tried_any_more() -> None:
+    """Three times; the others, which share the process, go on in a new one."""
+    process = Contained(cpu_s=0.3)
+    hostile, other = StrangersTemplate(UNBOUNDED["squares"], process), StrangersTemplate(CHATML, process)
+    expected = other.parts(MESSAGES[:1], [])
+    for _ in range(3):
+        with pytest.raises(TemplateRefusal, match=r"too much time or memory$"):
+            hostile.parts(MESSAGES[:1], [])
+        assert other.parts(MESSAGES[:1], []) == expected
+    running = process._process
+    with pytest.raises(TemplateRefusal, match="before"):
+        hostile.parts(MESSAGES[:1], [])
+    assert process._process is running
+    process.end()
 
-        def reading(pipe: object) -> bytes:
-            data = read(pipe)  # type: ignore[arg-type]
-            sent.append(len(data))
-            return data
 
-        patch.setattr(contained, "_read", reading)
-        long = [{**message, "content": str(message["content"]) * 20} for message in MESSAGES]
-        box.parts(long, [], bos="", eos="", now=None)
-        sent.clear()
-        box.parts([*long, {"role": "user", "content": "And now?"}], [], bos="", eos="", now=None)
-    box.rest()
-    assert sum(sent) < 1000
+def test_a_process_that_was_ended_is_replaced(process: Contained) -> None:
+    """By whatever ended it between two requests."""
+    box = StrangersTemplate(CHATML, process)
+    first = box.parts(MESSAGES, [])
+    running = process._process
+    assert running is not None
+    running.popen.kill()
+    running.popen.wait()
+    assert box.parts(MESSAGES, []) == first
+
+
+def test_a_process_that_does_nothing_is_ended_by_the_clock() -> None:
+    """Whatever limits the system has."""
+    process = Contained(wall_s=0.3)
+    with pytest.raises(Died):
+        process.run("time:sleep", b"")
+    with pytest.raises(Died):
+        process.run("tests.security.test_files:sleeps", b"")
+    assert process._process is None
+
+
+def sleeps(_: bytes) -> bytes:
+    """Work without end that takes no processor time."""
+    time.sleep(600)
+    return b""
 
 
 @linux
-def test_a_template_that_died_is_not_tried_again_after_a_restart(tmp_path: Path) -> None:
-    """Its hash is written down, for this user alone, and read by the next process; no process is started for it."""
-    path = tmp_path / "made" / "refused_templates"
-    remember_in(path)
-    hostile = UNBOUNDED["squares"]
-    assert _rendered(hostile) == ""
-    assert is_buried(hostile)
-    assert path.stat().st_mode & 0o777 == 0o600
-    contained._buried.clear()
-    remember_in(path)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(contained, "_started", lambda *_: pytest.fail("it was tried again"))
-        assert _rendered(hostile) == ""
+def test_memory_is_bounded(process: Contained) -> None:
+    """1 GiB, after which the process ends and another one works on."""
+    with pytest.raises(Died):
+        process.run("tests.security.test_files:fills", b"")
+    assert process.run("tests.security.test_files:echo", b"x") == b"x"
 
 
-@linux
-def test_another_template_goes_on_where_one_died() -> None:
-    """A process that was ended is replaced, for the templates that are allowed to go on."""
-    box = Containment(CHATML)
-    first = box.parts(MESSAGES, [], bos="", eos="", now=None)
-    process = box._process
-    assert process is not None
-    process.popen.kill()
-    process.popen.wait()
-    assert box.parts(MESSAGES, [], bos="", eos="", now=None) == first
-    box.rest()
+def fills(_: bytes) -> bytes:
+    """Takes more than a process may have."""
+    return str(len(bytes(2 << 30))).encode()
 
 
-def test_few_processes_run_at_a_time() -> None:
-    """A folder full of models starts no process for each: the least recently used ones end."""
-    boxes = [Containment(CHATML + str(number)) for number in range(contained._MAX_PROCESSES + 1)]
-    for box in boxes:
-        box.parts(MESSAGES[:1], [], bos="", eos="", now=None)
-    assert sum(box._process is not None for box in boxes) == contained._MAX_PROCESSES
-    for box in boxes:
-        assert box.parts(MESSAGES[:1], [], bos="", eos="", now=None)
-        box.rest()
+def echo(payload: bytes) -> bytes:
+    """Gives back what it got."""
+    return payload
 
 
 def test_a_package_s_own_template_from_a_file_stays_in_process() -> None:
@@ -163,40 +171,35 @@ def test_a_package_s_own_template_from_a_file_stays_in_process() -> None:
     assert type(template("file:other")) is StrangersTemplate
 
 
-def test_the_process_gets_no_keys() -> None:
+def test_the_process_gets_no_keys(process: Contained, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing of the environment goes there, where keys are."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OPENAI_API_KEY", "sk-hidden")
-        box = Containment(CHATML)
-        box.parts(MESSAGES[:1], [], bos="", eos="", now=None)
-        assert box._process is not None
-        environ = Path(f"/proc/{box._process.popen.pid}/environ")
-        if environ.exists():
-            assert b"sk-hidden" not in environ.read_bytes()
-        box.rest()
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-hidden")
+    StrangersTemplate(CHATML, process).parts(MESSAGES[:1], [])
+    assert process._process is not None
+    environ = Path(f"/proc/{process._process.popen.pid}/environ")
+    if environ.exists():
+        assert b"sk-hidden" not in environ.read_bytes()
 
 
-def test_a_request_that_is_too_long_ends_no_template() -> None:
+def test_a_request_that_is_too_long_ends_no_template(process: Contained) -> None:
     """Whoever sends a giant conversation gets the formula's count, and the others keep the template."""
-    box = Containment(CHATML)
+    box = StrangersTemplate(CHATML, process)
     with pytest.raises(TemplateRefusal, match="bytes of messages"):
-        box.parts([{"role": "user", "content": "x" * 20_000_000}], [], bos="", eos="", now=None)
-    assert not is_buried(CHATML)
-    assert box.parts(MESSAGES, [], bos="", eos="", now=None)
-    box.rest()
+        box.parts([{"role": "user", "content": "x" * 20_000_000}], [])
+    assert process._process is None
+    assert box.parts(MESSAGES, [])
 
 
-def test_requests_are_json() -> None:
+def test_requests_are_json(process: Contained) -> None:
     """What is no JSON, or nests without end, is refused, and nothing is started for it."""
-    box = Containment(CHATML)
+    box = StrangersTemplate(CHATML, process)
     deep: list[object] = []
     for _ in range(100_000):
         deep = [deep]
     for value in (object(), deep):
         with pytest.raises(TemplateRefusal, match="JSON"):
-            box.parts([{"role": "user", "content": value}], [], bos="", eos="", now=None)  # type: ignore[dict-item]
-    box.rest()
-    assert json.dumps(MESSAGES)
+            box.parts([{"role": "user", "content": value}], [])  # type: ignore[dict-item]
+    assert process._process is None
 
 
 def _tokenizer_json(**parts: object) -> dict[str, object]:
@@ -295,17 +298,14 @@ def test_no_tokenizer_ends_the_proxy(tmp_path: Path) -> None:
 
 
 @linux
-def test_a_tokenizer_that_died_is_not_tried_again_after_a_restart(tmp_path: Path) -> None:
-    """Its hash is written down with those of templates; a changed file is another one."""
-    path, remembered = tmp_path / "tokenizer.json", tmp_path / "refused_templates"
+def test_a_tokenizer_that_died_is_not_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would cost each recheck of its file 5 s; a changed file is another one."""
+    path = tmp_path / "tokenizer.json"
     path.write_text(json.dumps(_tokenizer_json(normalizer=_precompiled(_CHARSMAP_OF_ONES))))
-    remember_in(remembered)
     with pytest.raises(UnusableModelFile, match="1 GiB"):
         read_tokenizer_json(path)
-    contained._buried.clear()
-    remember_in(remembered)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(contained, "_spawned", lambda *_: pytest.fail("it was tried again"))
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "Contained", lambda: pytest.fail("it was tried again"))
         with pytest.raises(UnusableModelFile, match="1 GiB"):
             read_tokenizer_json(path)
     path.write_text(json.dumps(_tokenizer_json()))

@@ -10,9 +10,8 @@ from types import SimpleNamespace
 import jinja2
 import pytest
 
-from litellm_compaction.templates import sandbox
 from litellm_compaction.templates import template as templates
-from litellm_compaction.templates.filters import TemplateRefusal
+from litellm_compaction.templates.environment import TemplateRefusal
 from litellm_compaction.templates.template import Template, add_template, template
 
 NAMES = sorted(path.stem for path in (Path(templates.__file__).parent / "jinja").glob("*.jinja"))
@@ -41,28 +40,11 @@ def test_capabilities_are_found_by_trying() -> None:
 @pytest.mark.parametrize(
     "source",
     [
-        pytest.param(
-            "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", marks=pytest.mark.slow
-        ),
-        "{% for a in range(99999) %}{{ messages[0].content * 1000 }}{% endfor %}",
-        "{{ 'x' * 10**9 }}",
-        "{{ 'x' * 1000000000 }}",
-        "{{ '%1000000000s' % 'x' }}",
-        "{{ 'x' | center(1000000000) }}",
-        "{{ '{:>1000000000}'.format('x') }}",
-        "{{ messages | tojson(indent=1000000) }}",
-        "{{ 'x'.ljust(1000000000) }}",
-        "{{ ('x' * 99999).replace('x', 'y' * 99999) }}",
-        "{{ ('x' * 99999) | replace('x', 'y' * 99999) }}",
-        "{{ ('x' * 99999) | list | join('y' * 99999) }}",
-        "{% set n = namespace(a='x') %}{% for i in range(60) %}{% set n.a = n.a ~ n.a %}{% endfor %}",
-        "{% set n = namespace(a='x') %}{% for i in range(60) %}{% set n.a = n.a + n.a %}{% endfor %}",
         "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
         "{{ messages.append(1) }}",
         "{{ ''.__class__.__mro__[1].__subclasses__() }}",
         "{{ cycler.__init__.__globals__ }}",
         "{% include '/etc/passwd' %}",
-        "{% set turn_of_a_loop = messages %}{% for a in range(9) %}{% endfor %}",
         "{{ raise_exception('no') }}",
         "{% if %}",
         "{{ messages[7].content.x }}",
@@ -70,9 +52,8 @@ def test_capabilities_are_found_by_trying() -> None:
         "x" * 300_000,
     ],
 )
-def test_hostile_templates_are_refused(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Endless loops, huge values, attributes that lead out: a refusal by counting, on a clock that stands still."""
-    monkeypatch.setattr(sandbox, "time", SimpleNamespace(monotonic=lambda: 0.0))
+def test_odd_templates_are_refused(source: str) -> None:
+    """Attributes that lead out, changes, no end, no template: those that take time or memory are in tests/security."""
     hostile = Template(source)
     with pytest.raises(TemplateRefusal):
         hostile.render(MESSAGES, ())
@@ -80,26 +61,20 @@ def test_hostile_templates_are_refused(source: str, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_template_that_takes_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Four seconds, looked at every 1,024 turns of its loops: by a clock that goes on by one at every look."""
+    """Four seconds of processor time, looked at every 256 parts: by a clock that goes on by one at every look."""
     looks = itertools.count()
     slow = Template("{% for a in range(99999) %}{{ a }}{% endfor %}")
-    monkeypatch.setattr(sandbox, "time", SimpleNamespace(monotonic=lambda: float(next(looks))))
+    monkeypatch.setattr(templates, "time", SimpleNamespace(thread_time=lambda: float(next(looks))))
     with pytest.raises(TemplateRefusal, match=r"more than 4\.0 s"):
         slow.render(MESSAGES, ())
     assert next(looks) == 6
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("doubled", ["x ~ x", "x + x", "x + '' + x", "f(x)", "g(x)", "b"])
-def test_no_value_doubles_without_end(doubled: str) -> None:
-    """Whatever a template makes a longer text with, macros and blocks included, a bound ends it, not the memory."""
-    hostile = Template(
-        "{% macro f(x) %}{{ x }}{{ x }}{% endmacro %}{% macro g(x) %}{{ x + '' + x }}{% endmacro %}"
-        "{% set n = namespace(x='x') %}{% for i in range(60) %}{% set x = n.x %}{% set b %}{{ x ~ x }}{% endset %}"
-        "{% set n.x = " + doubled + " %}{% endfor %}"
-    )
-    with pytest.raises(TemplateRefusal, match="a value of 67108864 characters"):
-        hostile.render(MESSAGES, ())
+def test_a_prompt_much_longer_than_its_messages_is_refused() -> None:
+    """What a template makes of a client's text is bounded, whoever wrote it."""
+    long = Template("{% for a in range(99999) %}{{ messages[0].content * 1000 }}{% endfor %}")
+    with pytest.raises(TemplateRefusal, match=r"more than 10\d+ characters"):
+        long.render(MESSAGES, ())
 
 
 def test_the_clients_schemas_may_use_names_of_methods() -> None:
@@ -131,7 +106,7 @@ def test_indented_json_is_what_python_writes() -> None:
 
 
 def test_joining_and_replacing_work_as_in_jinja() -> None:
-    """The guarded operators and filters give what jinja2's own give."""
+    """Operators and filters give what jinja2's own give."""
     source = "{{ 1 ~ 'a' ~ none_there }}|{{ 'aXbX'.replace('X', '-') }}|{{ 'aXbX' | replace('X', '-', 1) }}|"
     source += "{{ [1, 'b'] | join(', ') }}|{{ messages | join('', attribute='role') }}|{{ 1 + 2 }}|{{ [1] + [2] }}"
     assert Template(source).render(MESSAGES, ()) == "1a|a-b-|a-bX|1, b|user|3|[1, 2]"
