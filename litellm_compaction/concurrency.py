@@ -6,10 +6,12 @@ A shared run ends with its last waiter: when all of them are cancelled, it is ca
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Hashable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 _Result = TypeVar("_Result")
@@ -112,3 +114,105 @@ async def ended(tasks: Iterable[asyncio.Task[Any]]) -> None:
             if not task.cancelled():
                 # Seen, so that nobody complains that it was not.
                 task.exception()
+
+
+@dataclass(slots=True)
+class _Run(Generic[_Value]):
+    begun_s: float
+    has_begun: bool = False
+    task: asyncio.Task[_Value] = field(init=False)
+
+
+class Kept(Generic[_Key, _Value]):
+    """Values by key: each is obtained once at a time for all who ask, and kept for a while.
+
+    Args:
+        obtain: makes a value; what it raises reaches those who wait, and is not kept.
+        life_s: for how long a value holds from when it was obtained.
+        most: how many are kept.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(
+        self,
+        obtain: Callable[[_Key], Coroutine[Any, Any, _Value]],
+        life_s: Callable[[_Value], float],
+        *,
+        most: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._obtain = obtain
+        self._life_s = life_s
+        self._clock = clock
+        # With the time until which each holds.
+        self._held: Bounded[_Key, tuple[_Value, float]] = Bounded(most)
+        self._runs: dict[_Key, _Run[_Value]] = {}
+        self._tasks: set[asyncio.Task[_Value]] = set()
+
+    async def get(self, key: _Key, *, fresh: bool = False) -> _Value:
+        """The value, obtained now unless one holds; `fresh` waits for one whose obtaining begins after this call.
+
+        A waiter that is cancelled does not take it away from the others.
+        """
+        if fresh:
+            self.invalidate(key)
+        held = self._held.get(key)
+        if held is not None and self._clock() < held[1]:
+            return held[0]
+        return await asyncio.shield(self._running(key).task)
+
+    async def soon(self, key: _Key, *, wait_s: float) -> _Value | None:
+        """As `get`, but waits until `wait_s` after obtaining began; then the value before is given, None for none."""
+        held = self._held.get(key)
+        if held is not None and self._clock() < held[1]:
+            return held[0]
+        run = self._running(key)
+        await asyncio.wait({run.task}, timeout=max(0.0, run.begun_s + wait_s - self._clock()))
+        return run.task.result() if run.task.done() else self.last(key)
+
+    def last(self, key: _Key) -> _Value | None:
+        """The value that was obtained last, if it holds or not."""
+        held = self._held.get(key)
+        return held[0] if held is not None else None
+
+    def has(self, key: _Key) -> bool:
+        """If a value has been obtained before."""
+        return key in self._held
+
+    def invalidate(self, key: _Key) -> None:
+        """Has the next `get` wait for a value whose obtaining begins after this call."""
+        held = self._held.get(key)
+        if held is not None:
+            self._held[key] = (held[0], -math.inf)
+        if key in self._runs and self._runs[key].has_begun:
+            del self._runs[key]
+
+    async def aclose(self) -> None:
+        """Ends what runs; those who wait are cancelled."""
+        self._runs.clear()
+        await ended(self._tasks)
+
+    def _running(self, key: _Key) -> _Run[_Value]:
+        run = self._runs.get(key)
+        if run is None:
+            run = self._runs[key] = _Run(self._clock())
+            run.task = asyncio.create_task(self._keep(key, run))
+            self._tasks.add(run.task)
+            run.task.add_done_callback(self._forget)
+        return run
+
+    async def _keep(self, key: _Key, run: _Run[_Value]) -> _Value:
+        run.has_begun = True
+        try:
+            value = await self._obtain(key)
+            if self._runs.get(key) is run:
+                self._held[key] = (value, self._clock() + self._life_s(value))
+            return value
+        finally:
+            if self._runs.get(key) is run:
+                del self._runs[key]
+
+    def _forget(self, task: asyncio.Task[_Value]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # marks it as retrieved: every waiter may have gone

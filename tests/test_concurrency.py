@@ -1,4 +1,4 @@
-"""Single flight: one run for everybody, which ends with its last waiter; and memory with a bound."""
+"""Single flight: one run for everybody, which ends with its last waiter; memory with a bound, and with a life."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from litellm_compaction.concurrency import Bounded, Flights, ended
+from litellm_compaction.concurrency import Bounded, Flights, Kept, ended
 
 
 class Work:
@@ -233,3 +233,98 @@ async def test_tasks_end_that_miss_being_cancelled() -> None:
     assert missed.is_set()
     assert all(task.done() for task in tasks)
     await ended([])
+
+
+class Source:
+    """Numbers its answers; each is given once its gate opens."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.asked = 0
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.error: Exception | None = None
+        self.kept: Kept[str, int] = Kept(self.answer, lambda _: 10.0, most=2, clock=lambda: self.now_s)
+
+    async def answer(self, _: str) -> int:
+        self.asked += 1
+        number = self.asked
+        await self.gate.wait()
+        if self.error is not None:
+            raise self.error
+        return number
+
+
+async def test_a_value_is_obtained_once_for_all_and_again_at_the_end_of_its_life() -> None:
+    """Ten at a time share one; for ten seconds nothing is asked; a key more than there is room for is forgotten."""
+    source = Source()
+    assert await asyncio.gather(*(source.kept.get("a") for _ in range(10))) == [1] * 10
+    source.now_s = 9.9
+    assert await source.kept.get("a") == 1
+    source.now_s = 10.0
+    assert await source.kept.get("a") == 2
+    await source.kept.get("b")
+    await source.kept.get("c")
+    assert (source.kept.last("a"), source.kept.has("a"), source.kept.last("c")) == (None, False, 4)
+
+
+async def test_a_fresh_value_is_one_whose_obtaining_begins_later() -> None:
+    """One that is under way does not count; all who want a fresh one at the same time share it."""
+    source = Source()
+    source.gate.clear()
+    early = asyncio.create_task(source.kept.get("a"))
+    await _turns()
+    late = [asyncio.create_task(source.kept.get("a", fresh=True)) for _ in range(5)]
+    await _turns()
+    source.gate.set()
+    assert [await task for task in (early, *late)] == [1, 2, 2, 2, 2, 2]
+    assert (source.asked, source.kept.last("a")) == (2, 2)
+    source.kept.invalidate("a")
+    assert source.kept.last("a") == 2
+    assert await source.kept.get("a") == 3
+
+
+async def test_the_value_before_serves_while_a_new_one_takes_long() -> None:
+    """Nothing where there is none; each run is waited for from its beginning, by all together."""
+    source = Source()
+    source.gate.clear()
+    assert await source.kept.soon("a", wait_s=0.0) is None
+    source.gate.set()
+    assert await source.kept.soon("a", wait_s=60.0) == 1
+    source.now_s = 20.0
+    source.gate.clear()
+    assert await source.kept.soon("a", wait_s=0.0) == 1
+    source.now_s = 25.0
+    assert await source.kept.soon("a", wait_s=5.0) == 1, "5 s from its beginning are over"
+    source.gate.set()
+    assert await source.kept.soon("a", wait_s=6.0) == 2
+    assert source.asked == 2
+
+
+async def test_an_error_reaches_those_who_wait_and_is_not_kept() -> None:
+    """The next one asks again."""
+    source = Source()
+    source.error = OSError("gone")
+    for result in await asyncio.gather(*(source.kept.get("a") for _ in range(3)), return_exceptions=True):
+        assert isinstance(result, OSError)
+    source.error = None
+    assert await source.kept.get("a") == 2
+
+
+async def test_one_cancelled_waiter_takes_nothing_away_and_closing_takes_all() -> None:
+    """The others get the value; whoever waits for one that is ended is cancelled."""
+    source = Source()
+    source.gate.clear()
+    first, second = (asyncio.create_task(source.kept.get("a")) for _ in range(2))
+    third = asyncio.create_task(source.kept.soon("a", wait_s=60.0))
+    await _turns()
+    first.cancel()
+    await _turns()
+    source.gate.set()
+    assert (await second, await third) == (1, 1)
+    source.gate.clear()
+    waiting = asyncio.create_task(source.kept.get("b"))
+    await _turns()
+    await source.kept.aclose()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting

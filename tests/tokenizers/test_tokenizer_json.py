@@ -6,6 +6,7 @@ import json
 import os
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -135,7 +136,8 @@ def test_a_text_that_the_file_has_no_rule_for_counts_high(tmp_path: Path) -> Non
 def _read_here(path: Path) -> JsonTokenizer:
     """As `read_tokenizer_json`, without a process of its own for each of hundreds of examples."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(files, "answer_of", lambda _, request: files.examined(request))
+        here = SimpleNamespace(run=lambda _, payload: files.examined(payload), end=lambda: None)
+        patch.setattr(files, "Contained", lambda: here)
         return read_tokenizer_json(path)
 
 

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 import httpx
 import pytest
 
-from litellm_compaction.errors import ModelNotLoaded, ServerUnavailable, WindowOutdated, WindowUnknown
+from litellm_compaction.errors import ModelNotLoaded, WindowOutdated, WindowUnknown
 from litellm_compaction.windows.fetch import Unreached
 from litellm_compaction.windows.windows import Target, Windows
 from tests import virtual_time
@@ -521,78 +521,67 @@ async def test_the_verdict_is_cached_by_kind(server: FakeLMStudio, windows: Wind
     assert len(server.requests) == sent
 
 
-_BUSY = ServerUnavailable("no answer in time")
-
-
 @pytest.mark.parametrize(
-    ("answers", "found", "quick"),
+    ("answers", "waited_s", "found"),
     [
-        # One that nobody reaches keeps nobody waiting; one that is silent is waited for once, then asked on.
-        ([Unreached("no connection"), _BUSY, _BUSY, _BUSY, True], [None, None, None, None, True], []),
-        ([_BUSY, _BUSY, False], [None, None, False], []),
-        # What has answered before is waited for no longer than it takes to answer.
-        ([False, _BUSY, _BUSY, True], [False, None, None, True], [1]),
-        # It has gone: whoever asks next asks again.
-        ([_BUSY, Unreached("no connection"), True], [None, None, True], [2]),
+        # How long each answer takes, with what it is; what four requests, 10 s apart, wait and learn.
+        ([(0, None), (0, None), (0, True)], [0, 0, 0, 0], [None, None, True, True]),
+        # A silent server is waited for half a minute once, then for 3 s of each time that it is asked.
+        ([(60, True)], [30, 0, 0, 0], [None, None, None, True]),
+        ([(29, None), (29, True)], [29, 3, 0, 0], [None, None, None, None]),
+        ([(25, True)], [25, 0, 0, 0], [True, True, True, True]),
+        # What has said no is waited for no longer than that either.
+        ([(0, False), (0, False), (40, True)], [0, 0, 0, 0], [False, False, False, False]),
     ],
 )
-def test_a_server_that_is_silent_is_asked_on_in_the_background(
-    answers: list[bool | Exception], found: list[bool | None], quick: list[int], monkeypatch: pytest.MonkeyPatch
+def test_a_silent_server_holds_nobody_up_for_long(
+    answers: list[tuple[float, bool | None]],
+    waited_s: list[float],
+    found: list[bool | None],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """LM Studio that loads a model takes its time; one that never answers keeps nobody waiting again and again."""
-    waited: list[float] = []
+    left = iter(answers)
 
     async def asked(*_: object, timeout_s: float) -> bool:
-        waited.append(timeout_s)
-        answer = answers[len(waited) - 1]
+        after_s, answer = next(left)
+        await asyncio.sleep(after_s)
+        if answer is None:
+            raise Unreached("no connection")
+        return answer
+
+    async def run() -> tuple[list[float], list[bool | None]]:
+        loop = asyncio.get_running_loop()
+        windows = Windows(cache_s=5.0, clock=loop.time)
+        waited, said = [], []
+        for _ in range(4):
+            begun_s = loop.time()
+            said.append(await windows.is_lmstudio(BASE, None))
+            waited.append(round(loop.time() - begun_s, 1))
+            await asyncio.sleep(10)
+        await windows.aclose()
+        return waited, said
+
+    monkeypatch.setattr("litellm_compaction.windows.cache.answers_as_lmstudio", asked)
+    assert virtual_time.run(run()) == (waited_s, found)
+
+
+async def test_a_server_is_asked_again_after_an_error_that_nobody_foresaw(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It reaches those who wait for it, and does not leave a server unknown for ever."""
+    answers: list[bool | Exception] = [RuntimeError("of a client that was closed"), True]
+
+    async def asked(*_: object, timeout_s: float) -> bool:
+        answer = answers.pop(0)
         if isinstance(answer, Exception):
             raise answer
         return answer
 
-    async def run() -> list[bool | None]:
-        windows = Windows(cache_s=5.0, clock=asyncio.get_running_loop().time)
-        said = []
-        for number in range(len(answers)):
-            said.append(await windows.is_lmstudio(BASE, None))
-            begun = len(waited)
-            assert await windows.is_lmstudio(BASE, None) == said[-1]
-            assert len(waited) == begun, "whoever asks at once waits for nobody"
-            while len(waited) < number + 2 and said[-1] is None:
-                await asyncio.sleep(1)
-                await windows.is_lmstudio(BASE, None)
-            await asyncio.sleep(60 if said[-1] is not None else 0)
-        await windows.aclose()
-        return said
-
     monkeypatch.setattr("litellm_compaction.windows.cache.answers_as_lmstudio", asked)
-    assert virtual_time.run(run()) == found
-    assert [number for number, timeout_s in enumerate(waited) if timeout_s < max(waited)] == quick
-
-
-@pytest.mark.parametrize("ending", [RuntimeError("of a client that was closed"), asyncio.CancelledError()])
-def test_a_server_is_asked_again_however_asking_on_ended(
-    ending: BaseException, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An error that nobody foresaw, or the end of the task, does not leave a server unknown for ever."""
-    answers: list[bool | BaseException] = [_BUSY, ending, True]
-
-    async def asked(*_: object, timeout_s: float) -> bool:
-        answer = answers.pop(0)
-        if isinstance(answer, BaseException):
-            raise answer
-        return answer
-
-    async def run() -> tuple[bool | None, bool | None]:
-        asyncio.get_running_loop().set_exception_handler(lambda *_: None)
-        windows = Windows(cache_s=5.0, clock=asyncio.get_running_loop().time)
-        first = await windows.is_lmstudio(BASE, None)
-        await asyncio.sleep(60)
-        said = first, await windows.is_lmstudio(BASE, None)
-        await windows.aclose()
-        return said
-
-    monkeypatch.setattr("litellm_compaction.windows.cache.answers_as_lmstudio", asked)
-    assert virtual_time.run(run()) == (None, True)
+    windows = Windows(cache_s=5.0)
+    with pytest.raises(RuntimeError, match="was closed"):
+        await windows.is_lmstudio(BASE, None)
+    assert await windows.is_lmstudio(BASE, None) is True
+    await windows.aclose()
 
 
 async def test_closing_ends_reads_that_run(server: FakeLMStudio, windows: Windows) -> None:
