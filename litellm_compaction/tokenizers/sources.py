@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple, TypeAlias
 from urllib.parse import urlsplit
 
-from litellm_compaction.concurrency import Bounded
+from litellm_compaction.concurrency import Kept
 from litellm_compaction.config import AUTO_TOKENIZER, Settings
 from litellm_compaction.errors import ConfigError, UnusableModelFile
 from litellm_compaction.templates.template import is_template
@@ -61,16 +62,6 @@ class _Question(NamedTuple):
     wanted: WantedModel | None
 
 
-class _Answer(NamedTuple):
-    source: TokenizerSource
-    until_s: float
-
-
-class _Search(NamedTuple):
-    task: asyncio.Task[None]
-    until_s: float
-
-
 class Sources:
     """The sources of all deployments; without arguments the package's own vocabularies only.
 
@@ -98,11 +89,11 @@ class Sources:
         self._is_folder_given = is_folder_given
         self._on_failure = on_failure or _warn
         self._wait_s = wait_s
-        self._clock = clock
-        self._answers: Bounded[_Question, _Answer] = Bounded(_MAX_QUESTIONS)
-        self._searches: dict[_Question, _Search] = {}
+        self._found: Kept[_Question, TokenizerSource] = Kept(
+            self._search, lambda _: _RECHECK_S, most=_MAX_QUESTIONS, clock=clock
+        )
+        self._templates: Kept[str, str] = Kept(_template, lambda _: math.inf, most=_MAX_TEMPLATES, clock=clock)
         self._told: set[str] = set()
-        self._templates: Bounded[str, asyncio.Future[str]] = Bounded(_MAX_TEMPLATES)
 
     @classmethod
     def of(cls, settings: Settings, *, on_failure: Callable[[str], None] | None = None) -> Sources:
@@ -135,17 +126,12 @@ class Sources:
             patient: wait until all has been read.
         """
         question = self._question(target, architecture, wanted)
-        known = self._answers.get(question)
-        if known is not None and self._clock() < known.until_s:
-            return known.source
-        if not self._may_have_file(question):
-            return self._note(question, _without_file(question), float("inf"))
-        search = self._start(question)
-        if known is not None and not patient:
-            return known.source
-        await asyncio.wait({search.task}, timeout=None if patient else max(0.0, search.until_s - self._clock()))
-        known = self._answers.get(question)
-        return known.source if known is not None else _without_file(question)
+        if not _may_have_file(question):
+            return _without_file(question)
+        if patient:
+            return await self._found.get(question)
+        wait_s = 0.0 if self._found.has(question) else self._patience_s(question)
+        return await self._found.soon(question, wait_s=wait_s) or _without_file(question)
 
     async def in_effect(self, source: TokenizerSource, template: str, *, patient: bool = False) -> Family:
         """A source's family with another template; less sure of itself until that is ready, and if it cannot be used.
@@ -160,11 +146,8 @@ class Sources:
         family = source.family
         if not family.owns_vocabulary or is_template(family.template, template):
             return family
-        ready = self._templates.get(template)
-        if ready is None:
-            ready = self._templates[template] = asyncio.ensure_future(asyncio.to_thread(template_name, template))
-            await asyncio.wait({ready}, timeout=None if patient else self._wait_s)
-        name = ready.result() if ready.done() else ""
+        ready = self._templates
+        name = await (ready.get(template) if patient else ready.soon(template, wait_s=self._wait_s))
         if not name:
             return replace(family, exact=False, error_ratio=max(family.error_ratio, _NEAR_ERROR))
         rendered = replace(family, template=name, tool_template="")
@@ -172,9 +155,8 @@ class Sources:
 
     async def aclose(self) -> None:
         """Waits for no file any more."""
-        for search in self._searches.values():
-            search.task.cancel()
-        self._searches.clear()
+        await self._found.aclose()
+        await self._templates.aclose()
 
     def _question(self, target: Target, architecture: str, wanted: WantedModel | None) -> _Question:
         written = target.tokenizer or self._tokenizer
@@ -187,27 +169,18 @@ class Sources:
             wanted=wanted if self._files is not None and is_reachable else None,
         )
 
-    def _may_have_file(self, question: _Question) -> bool:
-        return tokenizer_path(question.written) is not None if question.written else question.wanted is not None
+    def _patience_s(self, question: _Question) -> float:
+        instead = _without_file(question)
+        is_cold = instead.kind == "pack" and not is_loaded(instead.family.vocabulary)
+        return _COLD_WAIT_S if is_cold else self._wait_s
 
-    def _start(self, question: _Question) -> _Search:
-        search = self._searches.get(question)
-        if search is None:
-            task = asyncio.ensure_future(self._search(question))
-            instead = _without_file(question)
-            is_cold = instead.kind == "pack" and not is_loaded(instead.family.vocabulary)
-            until_s = self._clock() + (_COLD_WAIT_S if is_cold else self._wait_s)
-            search = self._searches[question] = _Search(task, until_s)
-            task.add_done_callback(lambda _: self._searches.pop(question, None))
-        return search
-
-    async def _search(self, question: _Question) -> None:
+    async def _search(self, question: _Question) -> TokenizerSource:
         source = await asyncio.to_thread(self._search_now, question)
-        self._note(question, source, self._clock() + _RECHECK_S)
         for failure in source.failures:
             if failure not in self._told:
                 self._told.add(failure)
                 self._on_failure(failure)
+        return source
 
     def _search_now(self, question: _Question) -> TokenizerSource:
         base = family_of(question.architecture, question.model)
@@ -237,11 +210,16 @@ class Sources:
             if found is not None:
                 yield "lm_studio_file", found
 
-    def _note(self, question: _Question, source: TokenizerSource, until_s: float) -> TokenizerSource:
-        self._answers[question] = _Answer(source, until_s)
-        return source
+
+async def _template(source: str) -> str:
+    return await asyncio.to_thread(template_name, source)
 
 
+def _may_have_file(question: _Question) -> bool:
+    return tokenizer_path(question.written) is not None if question.written else question.wanted is not None
+
+
+@lru_cache(maxsize=_MAX_QUESTIONS)
 def _without_file(question: _Question) -> TokenizerSource:
     """The source where no file is at hand, or not yet."""
     base = family_of(question.architecture, question.model)
