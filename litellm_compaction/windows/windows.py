@@ -1,14 +1,14 @@
 """The context length that a deployment's model is loaded with: where the number comes from, and how old it may be.
 
-The engine asks for every request: from memory in microseconds, over the network only when the value is old. An old
-value is never used: a model may have been loaded anew with a smaller window, and LM Studio would cut silently.
+The engine asks for every request: from memory in microseconds, over the network only when the value is old. Such a
+value is read again first, and if its server is silent, only what the operator wrote counts: a model may have been
+loaded anew with a smaller window, and LM Studio would cut silently.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, TypeAlias
@@ -30,9 +30,6 @@ __all__ = ["Source", "Target", "Window", "Windows", "server_of"]
 logger = logging.getLogger("litellm_compaction")
 
 _LEARNED_S = 600.0
-# Of one target, the newest: enough that two of many tenants meet.
-_MAX_WITNESSES = 64
-_EVERYBODY = ""
 # Wildcard deployments get their model names from clients, so the number of targets needs an end.
 _MAX_TARGETS = 4096
 # What is known of a kind of model, and not of the server behind this address.
@@ -45,18 +42,6 @@ class _Learned(NamedTuple):
     tokens: int
     against: int | None
     until_s: float
-
-
-class _Seen(NamedTuple):
-    """What a server said of one target.
-
-    Attributes:
-        tokens: last.
-        before_tokens: the last other number; None where it has always said the same.
-    """
-
-    tokens: int
-    before_tokens: int | None
 
 
 class Windows:
@@ -82,10 +67,9 @@ class Windows:
         self._listings = Listings(cache_s=cache_s, http=http, clock=clock, timeout_s=timeout_s)
         self._known: Bounded[str, Known] = Bounded(_MAX_TARGETS)
         self._shared: Bounded[str, int] = Bounded(_MAX_TARGETS)
-        self._last: Bounded[str, Window] = Bounded(_MAX_TARGETS)
-        self._seen: Bounded[str, _Seen] = Bounded(_MAX_TARGETS)
-        self._unproven: set[str] = set()
-        self._learned: Bounded[str, OrderedDict[str, _Learned]] = Bounded(_MAX_TARGETS)
+        self._unread: Bounded[str, None] = Bounded(_MAX_TARGETS)
+        # By target and by who asks.
+        self._learned: Bounded[tuple[str, str], _Learned] = Bounded(_MAX_TARGETS)
         self.questions = LMStudioQuestions(rpc if rpc is not None else LMStudioRpc(is_on=False), clock=clock)
         self._loaded: Bounded[Instance, frozenset[LoadedModel]] = Bounded(_MAX_TARGETS)
         self._predictions: Bounded[Instance, Prediction | None] = Bounded(_MAX_TARGETS)
@@ -124,42 +108,46 @@ class Windows:
             return self._without_listing(target, known.absence, is_silent=reading.is_silent)
         window = self._capped(target, as_asked(target, known.window))
         if reading.failure:
-            return self._remember(target, self._least_known(target, window, reading))
-        self._unproven.discard(target.key)
-        self._see(target, as_asked(target, known.window).tokens)
-        return self._remember(target, window)
-
-    def peek(self, target: Target) -> Window | None:
-        """The last window that `resolve` gave for the target, without asking anybody."""
-        return self._last.get(target.key)
+            written = target.context_length if target.context_source not in GUESSES else None
+            if not written:
+                # A model that was loaded anew with a smaller window looks the same.
+                raise WindowOutdated(
+                    target.model,
+                    tokens=window.tokens,
+                    age_s=self._clock() - reading.read_s,
+                    failure=reading.failure,
+                    address=target.lmstudio_address,
+                )
+            window = replace(window, tokens=min(window.tokens, written))
+            if target.key not in self._unread:
+                self._unread[target.key] = None
+                logger.warning(
+                    "window_not_read model=%s tokens=%d: what its operator wrote counts until its server answers: %s",
+                    target.model,
+                    window.tokens,
+                    reading.failure,
+                )
+        else:
+            self._unread.pop(target.key, None)
+        return self._told_more(target, window)
 
     def learn(self, target: Target, window_tokens: int) -> None:
         """Takes over a limit that an overflow error named: `resolve` gives no more until the listed value changes.
 
-        To whoever asked; to everybody as soon as a second tenant's request was told the same number: an error text may
-        be of a client's making, and must not decide about other people's windows. After 600 s the listed value counts
-        again; a limit that is the only number known stays. Ignored: a limit below one token, or above the listed one.
+        For whom it was named only: an error text may be of a client's making, and must not decide about other people's
+        windows. After 600 s the listed value counts again; a limit that is the only number known stays. Ignored: a
+        limit below one token, or above the listed one.
         """
         listed = self._listed(target)
         if window_tokens < 1 or (listed is not None and window_tokens > listed):
             return
-        learned = _Learned(window_tokens, listed, self._clock() + _LEARNED_S)
-        witnesses = self._learned.setdefault(target.key, OrderedDict())
-        others = (told for asker, told in witnesses.items() if asker not in (target.asker, _EVERYBODY))
-        if any(told.tokens == window_tokens and self._clock() < told.until_s for told in others):
-            witnesses[_EVERYBODY] = learned
-        witnesses[target.asker] = learned
-        witnesses.move_to_end(target.asker)
-        if len(witnesses) > _MAX_WITNESSES:
-            del witnesses[next(asker for asker in witnesses if asker != _EVERYBODY)]
+        self._learned[target.key, target.asker] = _Learned(window_tokens, listed, self._clock() + _LEARNED_S)
 
     def served(self, target: Target, tokens: int) -> None:
-        """Forgets every limit below a prompt that the server has counted and answered since."""
-        witnesses = self._learned.get(target.key)
-        if witnesses is None:
-            return
-        for asker in [asker for asker, told in witnesses.items() if told.tokens < tokens]:
-            del witnesses[asker]
+        """Forgets a limit below a prompt that the server has counted and answered since."""
+        learned = self._learned.get((target.key, target.asker))
+        if learned is not None and learned.tokens < tokens:
+            del self._learned[target.key, target.asker]
 
     def learn_shared(self, target: Target, parallel: int) -> bool:
         """Takes over that so many requests fill one context together, which no listing says; whether that is news.
@@ -205,7 +193,7 @@ class Windows:
             instance = self.instance(target)
         if instance is not None and instance not in self._predictions:
             self._predictions[instance] = await self.questions.prediction(instance)
-            window = self._remember(target, window)
+            window = self._told_more(target, window)
         return window
 
     def model_settings(self, target: Target) -> tuple[Prediction, LoadedModel] | None:
@@ -305,65 +293,20 @@ class Windows:
         return as_asked(target, window).tokens if window is not None else None
 
     def _capped(self, target: Target, window: Window) -> Window:
-        """A listed window, no larger than what was learned by whoever asks, or by two others."""
-        witnesses = self._learned.get(target.key, OrderedDict())
-        tokens = window.tokens
-        for asker in {_EVERYBODY, target.asker} & witnesses.keys():
-            learned = witnesses[asker]
-            if learned.against not in (None, window.tokens) or self._clock() >= learned.until_s:
-                del witnesses[asker]
-                continue
-            if learned.against is None:
-                # Learned before LM Studio was heard; from now on it holds against the value seen here.
-                witnesses[asker] = learned._replace(against=window.tokens)
-            tokens = min(tokens, learned.tokens)
-        return window if tokens == window.tokens else replace(window, tokens=tokens, source="learned")
-
-    def _told(self, target: Target) -> _Learned | None:
-        """The smallest limit that was learned by whoever asks, or by two others; None for none."""
-        witnesses = self._learned.get(target.key, OrderedDict())
-        told = [witnesses[asker] for asker in {_EVERYBODY, target.asker} if asker in witnesses]
-        return min(told, key=lambda learned: learned.tokens, default=None)
-
-    def _see(self, target: Target, tokens: int) -> None:
-        seen = self._seen.get(target.key)
-        if seen is None or seen.tokens != tokens:
-            self._seen[target.key] = _Seen(tokens, seen.tokens if seen is not None else None)
-
-    def _least_known(self, target: Target, window: Window, reading: Reading) -> Window:
-        """What is sure enough to be used while the server does not answer: the smallest of several numbers.
-
-        The last one alone is not: a model that was loaded anew with a smaller window looks the same.
-
-        Raises:
-            WindowOutdated: there is only that one.
-        """
-        seen = self._seen.get(target.key)
-        written = target.context_length if target.context_source not in GUESSES else None
-        others = [tokens for tokens in (seen and seen.before_tokens, written) if tokens]
-        if not others:
-            raise WindowOutdated(
-                target.model,
-                tokens=window.tokens,
-                age_s=self._clock() - reading.read_s,
-                failure=reading.failure,
-                address=target.lmstudio_address,
-            )
-        tokens = min(window.tokens, *others)
-        if target.key not in self._unproven:
-            if len(self._unproven) >= _MAX_TARGETS:
-                self._unproven.clear()
-            self._unproven.add(target.key)
-            logger.warning(
-                "window_not_read model=%s tokens=%d: the smallest known number counts until its server answers: %s",
-                target.model,
-                tokens,
-                reading.failure,
-            )
-        return replace(window, tokens=tokens)
+        """A listed window, no larger than what was learned for whom asks."""
+        place = target.key, target.asker
+        learned = self._learned.get(place)
+        if learned is None:
+            return window
+        if learned.against not in (None, window.tokens) or self._clock() >= learned.until_s:
+            del self._learned[place]
+            return window
+        # Learned before LM Studio was heard, it holds against the value seen here from now on.
+        self._learned[place] = learned._replace(against=window.tokens)
+        return window if learned.tokens >= window.tokens else replace(window, tokens=learned.tokens, source="learned")
 
     def _without_listing(self, target: Target, reason: str, *, is_silent: bool = False) -> Window:
-        learned = self._told(target)
+        learned = self._learned.get((target.key, target.asker))
         now_s = self._clock()
         operator = target.context_length if (target.context_length or 0) > 0 else None
         if operator is not None:
@@ -377,7 +320,7 @@ class Windows:
             if is_silent:
                 raise WindowUnread(target.model, tried=tried, address=target.lmstudio_address)
             raise WindowUnknown(target.model, tried=tried)
-        return self._remember(
+        return self._told_more(
             target,
             Window(
                 tokens=tokens,
@@ -389,14 +332,14 @@ class Windows:
             ),
         )
 
-    def _remember(self, target: Target, window: Window) -> Window:
+    def _told_more(self, target: Target, window: Window) -> Window:
+        """`window` with what no listing says: how many share it, and the template in effect."""
         if (parallel := self._shared.get(target.key, 1)) > window.parallel:
             window = replace(window, parallel=parallel)
         instance = self.instance(target)
         prediction = self._predictions.get(instance) if instance is not None else None
         if prediction is not None:
             window = replace(window, template=prediction.template)
-        self._last[target.key] = window
         return window
 
 

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import httpx
 import pytest
@@ -325,26 +326,36 @@ async def test_one_number_that_cannot_be_read_again_is_refused(
     assert (await windows.resolve(target())).tokens == 4096
 
 
+async def test_two_numbers_are_no_better_than_one(server: FakeLMStudio, windows: Windows, clock: Clock) -> None:
+    """A third one may hold now, smaller than both."""
+    for tokens in (32768, 4096):
+        server.list_v1(v1_model(_=tokens))
+        await windows.resolve(target(), fresh=True)
+    server.down = httpx.ConnectError("refused")
+    clock.now_s += CACHE_S
+    with pytest.raises(WindowOutdated, match="4096 tokens"):
+        await windows.resolve(target())
+
+
 @pytest.mark.parametrize("failure", FAILURES)
-@pytest.mark.parametrize(("first", "second"), [(4096, 32768), (32768, 4096)])
-async def test_of_two_numbers_the_smaller_counts_while_a_server_does_not_answer(
+async def test_the_operator_is_told_once_that_their_number_counts(
     server: FakeLMStudio,
     windows: Windows,
     clock: Clock,
     failure: Exception | dict[str, object],
-    first: int,
-    second: int,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Of the last two that it has said; its operator is told once."""
-    for tokens in (first, second):
-        server.list_v1(v1_model(_=tokens))
-        await windows.resolve(target(), fresh=True)
-    fail(server, failure)
-    for _ in range(5):
-        clock.now_s += CACHE_S + 1
-        assert (await windows.resolve(target())).tokens == 4096
-    assert len([record for record in caplog.records if "window_not_read" in record.message]) == 1
+    """As long as the server does not answer, and again at the next time."""
+    answers = server.answers
+    for times in (1, 2):
+        server.down, server.answers = None, answers
+        server.list_v1(v1_model(_=8192))
+        await windows.resolve(target(context_length=6000), fresh=True)
+        fail(server, failure)
+        for _ in range(5):
+            clock.now_s += CACHE_S + 1
+            assert (await windows.resolve(target(context_length=6000))).tokens == 6000
+        assert len([record for record in caplog.records if "window_not_read" in record.message]) == times
 
 
 async def test_an_operators_number_counts_where_it_is_smaller(
@@ -443,15 +454,6 @@ async def test_invalidate_makes_the_next_call_wait(server: FakeLMStudio, windows
     assert len(server.requests) == 2
 
 
-async def test_peek_sends_nothing(server: FakeLMStudio, windows: Windows) -> None:
-    """The last known window, or None before there is one."""
-    server.list_v1(v1_model(_=8192))
-    assert windows.peek(target()) is None
-    window = await windows.resolve(target())
-    assert windows.peek(target()) == window
-    assert len(server.requests) == 1
-
-
 async def test_a_learned_limit_lowers_the_window_for_a_while(
     server: FakeLMStudio, windows: Windows, clock: Clock
 ) -> None:
@@ -463,6 +465,20 @@ async def test_a_learned_limit_lowers_the_window_for_a_while(
     assert (window.tokens, window.source, window.parallel) == (6000, "learned", 4)
     clock.now_s += 600
     assert (await windows.resolve(target(), fresh=True)).tokens == 8192
+
+
+async def test_a_limit_holds_for_whom_it_was_named(server: FakeLMStudio, windows: Windows) -> None:
+    """P9: an error text may be of a client's making, however many clients; a larger prompt that was served ends it."""
+    server.list_v1(v1_model(_=8192))
+    alice, bob, carol = (replace(target(), asker=name) for name in ("alice", "bob", "carol"))
+    for asker, tokens in ((alice, 6000), (bob, 6000)):
+        windows.learn(asker, tokens)
+    assert [(await windows.resolve(asker)).tokens for asker in (alice, bob, carol)] == [6000, 6000, 8192]
+    windows.served(carol, 7000)
+    windows.served(alice, 6000)
+    assert (await windows.resolve(alice)).tokens == 6000
+    windows.served(alice, 6001)
+    assert [(await windows.resolve(asker)).tokens for asker in (alice, bob)] == [8192, 6000]
 
 
 async def test_a_changed_listing_ends_a_learned_limit(server: FakeLMStudio, windows: Windows) -> None:
