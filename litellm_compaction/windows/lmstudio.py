@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal, TypeVar
 
 import httpx
-from pydantic import BaseModel, BeforeValidator, ValidationError
+from pydantic import AliasChoices, AliasPath, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from litellm_compaction.windows.fetch import KeyRefused, NotThisApi, get_json
 
@@ -46,27 +46,64 @@ class WantedModel:
     path: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Instance:
+def _either(name: str) -> AliasChoices:
+    return AliasChoices(name, AliasPath("config", name))
+
+
+def _positive_or_none(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
+
+
+def text_or_empty(value: object) -> str:
+    """`value`, or "" for what is no text."""
+    return value if isinstance(value, str) else ""
+
+
+def _quantization_name(value: object) -> str:
+    """Its name: an object in v1, a text in v0."""
+    return text_or_empty(value.get("name") if isinstance(value, dict) else value)
+
+
+def _known_format(value: object) -> str:
+    return value if value in ("gguf", "mlx") else ""
+
+
+def _only_texts(value: object) -> object:
+    return [name for name in value if isinstance(name, str)] if isinstance(value, list) else list_or_empty(value)
+
+
+def list_or_empty(value: object) -> object:
+    """`value`, or an empty list for JSON's null."""
+    return [] if value is None else value
+
+
+Tokens = Annotated["int | None", BeforeValidator(_positive_or_none)]
+_Text = Annotated[str, BeforeValidator(text_or_empty)]
+_Quantization = Annotated[str, BeforeValidator(_quantization_name)]
+_Parallel = Annotated[int, BeforeValidator(lambda value: _positive_or_none(value) or 1)]
+_Format = Annotated[Literal["gguf", "mlx", ""], BeforeValidator(_known_format)]
+
+
+class Instance(BaseModel):
     """One loaded copy of a model.
 
     Attributes:
         id: a valid `model` value of a request.
-        context_length: tokens with which it is loaded; None when the server does not say.
-        parallel: requests that share this context length at the same time; 1 where they queue.
+        context_length: tokens with which it is loaded; None when the server does not say, as for embedding models.
+        parallel: requests that share this context length at the same time; engines that let them queue list none.
     """
 
+    model_config = ConfigDict(frozen=True)
+
     id: str
-    context_length: int | None
-    parallel: int
+    context_length: Tokens = Field(None, validation_alias=_either("context_length"))
+    parallel: _Parallel = Field(1, validation_alias=_either("parallel"))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ListedModel:
-    """One downloaded model.
+class ListedModel(BaseModel):
+    """One downloaded model: an entry of `models` (LM Studio docs, rest/list).
 
     Attributes:
-        max_context_length: what the architecture allows, in tokens. Never a budget.
         variants: `key@quant` names of the same model.
         instances: empty when the model is not loaded.
         selected_variant: which of `variants` a request for `key` reaches; "" when the server does not say.
@@ -74,16 +111,24 @@ class ListedModel:
         file_format: "" when the server does not say, or names another.
     """
 
+    model_config = ConfigDict(frozen=True)
+
     key: str
-    publisher: str
-    architecture: str
-    kind: Literal["llm", "embedding"]
-    max_context_length: int | None
-    variants: tuple[str, ...]
-    instances: tuple[Instance, ...]
-    selected_variant: str = ""
-    quantization: str = ""
-    file_format: Literal["gguf", "mlx", ""] = ""
+    type: _Text = "llm"
+    publisher: _Text = ""
+    architecture: _Text = ""
+    variants: Annotated[tuple[str, ...], BeforeValidator(_only_texts)] = ()
+    instances: Annotated[tuple[Instance, ...], BeforeValidator(list_or_empty)] = Field(
+        validation_alias="loaded_instances"
+    )
+    selected_variant: _Text = ""
+    quantization: _Quantization = ""
+    file_format: _Format = Field("", validation_alias="format")
+
+    @property
+    def kind(self) -> Literal["llm", "embedding"]:
+        """Whether it answers chats."""
+        return "embedding" if self.type.startswith("embedding") else "llm"
 
     @property
     def wanted(self) -> WantedModel:
@@ -100,6 +145,26 @@ class ListedModel:
     def loaded(self) -> bool:
         """Whether at least one instance is loaded."""
         return bool(self.instances)
+
+
+class _OlderModel(BaseModel):
+    """One entry of `data` before 0.4; `loaded_context_length` is undocumented, so optional (zed pull request 25606)."""
+
+    model_config = ConfigDict(extra="allow")
+
+    id: str
+    state: Literal["loaded", "not-loaded"]
+    arch: _Text = ""
+    loaded_context_length: Tokens = None
+    compatibility_type: _Format = ""
+
+    def as_listed(self) -> ListedModel:
+        """The same in the newer shape; its requests queue, one at a time."""
+        copy = {"id": self.id, "context_length": self.loaded_context_length}
+        row = {"key": self.id, "architecture": self.arch, "format": self.compatibility_type}
+        return ListedModel.model_validate(
+            {**(self.model_extra or {}), **row, "loaded_instances": [copy] if self.state == "loaded" else []}
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,127 +281,18 @@ def _without_publisher(name: str) -> str:
 
 
 def _parse_v1(answer: object) -> Listing:
-    return Listing(
-        api="v1",
-        models=tuple(
-            ListedModel(
-                key=row.key,
-                publisher=row.publisher,
-                architecture=row.architecture,
-                kind="embedding" if row.type.startswith("embedding") else "llm",
-                max_context_length=row.max_context_length,
-                variants=tuple(name for name in row.variants if isinstance(name, str)),
-                # Engines that cannot run requests in parallel do not list `parallel`.
-                instances=tuple(
-                    Instance(id=copy.id, context_length=copy.config.context_length, parallel=copy.config.parallel or 1)
-                    for copy in row.loaded_instances
-                ),
-                selected_variant=row.selected_variant,
-                quantization=row.quantization,
-                file_format=row.format,
-            )
-            for row in read_v1(answer)
-        ),
-    )
+    path = "/api/v1/models"
+    return Listing(api="v1", models=tuple(_entries(_valid(answer, _V1Listing, path).models, ListedModel, path)))
 
 
 def _parse_v0(answer: object) -> Listing:
-    return Listing(
-        api="v0",
-        models=tuple(
-            ListedModel(
-                key=row.id,
-                publisher=row.publisher,
-                architecture=row.arch,
-                kind="embedding" if row.type.startswith("embedding") else "llm",
-                max_context_length=row.max_context_length,
-                variants=(),
-                # Before 0.4 requests queue: one at a time.
-                instances=(Instance(id=row.id, context_length=row.loaded_context_length, parallel=1),)
-                if row.state == "loaded"
-                else (),
-                quantization=row.quantization,
-                file_format=row.compatibility_type,
-            )
-            for row in read_v0(answer)
-        ),
-    )
-
-
-def _positive_or_none(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
-
-
-def text_or_empty(value: object) -> str:
-    """`value`, or "" for what is no text."""
-    return value if isinstance(value, str) else ""
-
-
-def _quantization_name(value: object) -> str:
-    """Its name: an object in v1, a text in v0."""
-    return text_or_empty(value.get("name") if isinstance(value, dict) else value)
-
-
-def _known_format(value: object) -> str:
-    return value if value in ("gguf", "mlx") else ""
-
-
-def list_or_empty(value: object) -> object:
-    """`value`, or an empty list for JSON's null."""
-    return [] if value is None else value
-
-
-Tokens = Annotated["int | None", BeforeValidator(_positive_or_none)]
-_Text = Annotated[str, BeforeValidator(text_or_empty)]
-_Quantization = Annotated[str, BeforeValidator(_quantization_name)]
-_Format = Annotated[Literal["gguf", "mlx", ""], BeforeValidator(_known_format)]
-
-
-class V1Config(BaseModel):
-    """With which settings an instance is loaded; embedding models name few of them."""
-
-    context_length: Tokens = None
-    parallel: Tokens = None
-
-
-class V1Instance(BaseModel):
-    """One entry of `loaded_instances`."""
-
-    id: str
-    config: V1Config = V1Config()
-
-
-class V1Model(BaseModel):
-    """One entry of `models` (LM Studio docs, rest/list)."""
-
-    key: str
-    type: _Text = "llm"
-    publisher: _Text = ""
-    architecture: _Text = ""
-    loaded_instances: Annotated[list[V1Instance], BeforeValidator(list_or_empty)]
-    max_context_length: Tokens = None
-    variants: Annotated[list[object], BeforeValidator(list_or_empty)] = []
-    selected_variant: _Text = ""
-    quantization: _Quantization = ""
-    format: _Format = ""
+    path = "/api/v0/models"
+    rows = _entries(_valid(answer, _V0Listing, path).data, _OlderModel, path)
+    return Listing(api="v0", models=tuple(row.as_listed() for row in rows))
 
 
 class _V1Listing(BaseModel):
     models: list[object]
-
-
-class V0Model(BaseModel):
-    """One entry of `data`; `loaded_context_length` is undocumented, so optional (zed pull request 25606)."""
-
-    id: str
-    type: _Text = "llm"
-    publisher: _Text = ""
-    arch: _Text = ""
-    state: Literal["loaded", "not-loaded"]
-    loaded_context_length: Tokens = None
-    max_context_length: Tokens = None
-    quantization: _Quantization = ""
-    compatibility_type: _Format = ""
 
 
 class _V0Listing(BaseModel):
@@ -344,26 +300,6 @@ class _V0Listing(BaseModel):
 
 
 _Entry = TypeVar("_Entry", bound=BaseModel)
-
-
-def read_v1(answer: object) -> list[V1Model]:
-    """The models of a `/api/v1/models` answer.
-
-    Raises:
-        NotThisApi: it is something else.
-    """
-    path = "/api/v1/models"
-    return list(_entries(_valid(answer, _V1Listing, path).models, V1Model, path))
-
-
-def read_v0(answer: object) -> list[V0Model]:
-    """The models of a `/api/v0/models` answer.
-
-    Raises:
-        NotThisApi: it is something else.
-    """
-    path = "/api/v0/models"
-    return list(_entries(_valid(answer, _V0Listing, path).data, V0Model, path))
 
 
 def _entries(rows: list[object], shape: type[_Entry], path: str) -> Iterator[_Entry]:

@@ -38,12 +38,7 @@ async def test_v1_is_read_with_its_instances(server: FakeLMStudio, http: httpx.A
         Instance(id="qwen/qwen3-8b", context_length=8192, parallel=4),
         Instance(id="big", context_length=32768, parallel=4),
     )
-    assert (loaded.kind, loaded.architecture, loaded.publisher, loaded.max_context_length) == (
-        "llm",
-        "qwen3",
-        "qwen",
-        262144,
-    )
+    assert (loaded.kind, loaded.architecture, loaded.publisher) == ("llm", "qwen3", "qwen")
     assert loaded.loaded
     assert not idle.loaded
     assert server.paths == ["/api/v1/models"]
