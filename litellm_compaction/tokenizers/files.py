@@ -10,7 +10,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import stat
 import threading
 import time
 from collections.abc import Sequence
@@ -24,7 +23,7 @@ from litellm_compaction.errors import UnusableModelFile
 from litellm_compaction.templates.contained import Contained, Died
 from litellm_compaction.templates.template import add_template, template
 from litellm_compaction.tokenizers.encoders import VocabularyData, is_foreign_failure
-from litellm_compaction.tokenizers.gguf import GgufHeader, first_part, read_gguf
+from litellm_compaction.tokenizers.gguf import GgufHeader, Malformed, first_part, opened, read_gguf, refusals_of
 from litellm_compaction.tokenizers.model_files import TOKENIZER
 from litellm_compaction.tokenizers.registry import install_vocabulary, is_loaded
 from litellm_compaction.tokenizers.vocabulary import Vocabulary
@@ -55,13 +54,9 @@ _died: Bounded[str, None] = Bounded(_MAX_FILES)
 _lock = threading.Lock()
 
 
-class _Unusable(Exception):
-    """What is wrong with a file; mapped once, in `read_tokenizer_json`."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JsonTokenizer:
-    """A loaded tokenizer.json; safe to use from several threads.
+    """A loaded tokenizer.json, as an `Encoder`; safe to use from several threads.
 
     Attributes:
         special_tokens: ids by text, of what the file marks as special.
@@ -81,6 +76,9 @@ class JsonTokenizer:
     _tokenizer: Tokenizer = field(repr=False, compare=False)
     # Holds a word once it has failed: a stack trace of Rust's goes to stderr each time.
     _failed: list[str] = field(default_factory=list, repr=False, compare=False)
+
+    def lengths(self, pieces: Sequence[str]) -> list[int]:
+        return list(map(self.count, pieces))
 
     def count(self, text: str) -> int:
         """Tokens of a text, without BOS or EOS around it; special tokens in it are one token each.
@@ -114,19 +112,10 @@ def read_tokenizer_json(path: Path) -> JsonTokenizer:
         UnusableModelFile: it is absent, unreadable, larger than 128 MiB, or no tokenizer.json. What lies beside it
             never fails: a broken tokenizer_config.json is as good as none.
     """
-    try:
-        if path.is_dir():
-            path /= "tokenizer.json"
+    path = _place(path)
+    with refusals_of(path):
         raw = _read_bytes(path, _MAX_BYTES)
         tokenizer = _load_json(_examined_apart(raw))
-    except _Unusable as exc:
-        raise UnusableModelFile(str(path), str(exc)) from exc
-    except (OSError, ValueError) as exc:
-        # ValueError: a path with a null character.
-        reason = exc.strerror if isinstance(exc, OSError) and exc.strerror else "it has an impossible path"
-        raise UnusableModelFile(
-            str(path), f"it cannot be read: {reason}", advice="Check the path and the permissions of the proxy's user."
-        ) from exc
     config = _side_object(path.with_name("tokenizer_config.json"))
     bos_token = _token_text(config.get("bos_token"))
     template = (
@@ -151,24 +140,24 @@ def _examined_apart(raw: bytes) -> bytes:
     """The JSON as it may be loaded here, after a process of its own has loaded and tried it.
 
     Raises:
-        _Unusable: it is refused, or has ended its process now or before.
+        Malformed: it is refused, or has ended its process now or before.
         OSError: no process can be started.
     """
     digest = hashlib.blake2b(raw, digest_size=16).hexdigest()
     if digest in _died:
-        raise _Unusable(_TOO_MUCH)
+        raise Malformed(_TOO_MUCH)
     # One of its own: 413 MB of 1 GiB stay with it where the file is Gemma's.
     process = Contained()
     try:
         answer = process.run(_EXAMINED, raw)
     except Died as exc:
         _died[digest] = None
-        raise _Unusable(_TOO_MUCH) from exc
+        raise Malformed(_TOO_MUCH) from exc
     finally:
         process.end()
     told = answer[1:]
     if answer[:1] != _TAME:
-        raise _Unusable(told.decode("utf-8", "replace"))
+        raise Malformed(told.decode("utf-8", "replace"))
     return told or raw
 
 
@@ -179,7 +168,7 @@ def examined(raw: bytes) -> bytes:
         tokenizer = _load_json(plain or raw)
         _must_be_tame(tokenizer)
         _encode(tokenizer, "", special=True)
-    except _Unusable as exc:
+    except Malformed as exc:
         return _WILD + str(exc).encode("utf-8", "replace")
     return _TAME + plain
 
@@ -193,9 +182,9 @@ def _without_padding(raw: bytes) -> bytes:
     try:
         value = json.loads(raw)
     except (ValueError, RecursionError) as exc:
-        raise _Unusable("it is no tokenizer.json: it is no JSON") from exc
+        raise Malformed("it is no tokenizer.json: it is no JSON") from exc
     if not isinstance(value, dict):
-        raise _Unusable("it is no tokenizer.json: it is no object")
+        raise Malformed("it is no tokenizer.json: it is no object")
     found = [value.pop(name, None) for name in ("padding", "truncation")]
     return json.dumps(value).encode() if any(part is not None for part in found) else b""
 
@@ -206,7 +195,7 @@ def _load_json(raw: bytes) -> Tokenizer:
     except BaseException as exc:
         if not _is_of_tokenizers(exc):
             raise
-        raise _Unusable(f"it is no tokenizer.json: {str(exc)[:200]}") from exc
+        raise Malformed(f"it is no tokenizer.json: {str(exc)[:200]}") from exc
 
 
 def _must_be_tame(tokenizer: Tokenizer) -> None:
@@ -215,18 +204,18 @@ def _must_be_tame(tokenizer: Tokenizer) -> None:
     30 characters became 30 million tokens (2026-11). A probe alone would miss a rule for a rare character.
 
     Raises:
-        _Unusable: it is such a file.
+        Malformed: it is such a file.
     """
     growth = _growth(tokenizer)
     if growth > _MOST_GROWTH:
-        raise _Unusable(f"its normalizer makes {growth} characters of one; at most {_MOST_GROWTH} are allowed")
+        raise Malformed(f"its normalizer makes {growth} characters of one; at most {_MOST_GROWTH} are allowed")
     begun_s = time.thread_time()
     for probe in _PROBES:
         encoding = _encode(tokenizer, probe, special=False)
         if time.thread_time() - begun_s > _MOST_PROBE_S:
-            raise _Unusable(f"it takes more than {_MOST_PROBE_S:g} s for {sum(map(len, _PROBES))} characters")
+            raise Malformed(f"it takes more than {_MOST_PROBE_S:g} s for {sum(map(len, _PROBES))} characters")
         if encoding is not None and len(encoding) > _MOST_TOKENS_PER_BYTE * len(probe.encode()):
-            raise _Unusable(f"it makes {len(encoding)} tokens of {len(probe)} characters")
+            raise Malformed(f"it makes {len(encoding)} tokens of {len(probe)} characters")
 
 
 def _growth(tokenizer: Tokenizer) -> int:
@@ -281,20 +270,17 @@ def _adds_bos(tokenizer: Tokenizer, bos_token: str, given: object) -> bool:
 
 
 def _read_bytes(path: Path, max_bytes: int) -> bytes:
-    # Opening a pipe would wait for a writer.
-    if not stat.S_ISREG(path.stat().st_mode):
-        raise _Unusable("this is no file")
-    with path.open("rb") as file:
+    with opened(path) as file:
         raw = file.read(max_bytes + 1)
     if len(raw) > max_bytes:
-        raise _Unusable(f"it is larger than {max_bytes} bytes")
+        raise Malformed(f"it is larger than {max_bytes} bytes")
     return raw
 
 
 def _side_text(path: Path) -> str:
     try:
         return _read_bytes(path, _MAX_SIDE_BYTES).decode("utf-8", "replace")
-    except (_Unusable, OSError):
+    except (Malformed, OSError):
         return ""
 
 
@@ -419,17 +405,8 @@ def _from_json(path: Path) -> TokenizerFile:
     tokenizer = read_tokenizer_json(path)
     name = f"json:{tokenizer.fingerprint}"
     if not is_loaded(name):
-        install_vocabulary(name, Vocabulary(_bare(tokenizer), _JsonEncoder(tokenizer)))
+        install_vocabulary(name, Vocabulary(_bare(tokenizer), tokenizer))
     return TokenizerFile(path=path, vocabulary=name, template=template_name(tokenizer.chat_template), tool_template="")
-
-
-class _JsonEncoder:
-    def __init__(self, tokenizer: JsonTokenizer) -> None:
-        self._tokenizer = tokenizer
-
-    def lengths(self, pieces: Sequence[str]) -> list[int]:
-        """Tokens of each piece."""
-        return [self._tokenizer.count(piece) for piece in pieces]
 
 
 def _bare(tokenizer: JsonTokenizer) -> VocabularyData:

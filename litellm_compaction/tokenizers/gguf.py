@@ -11,9 +11,11 @@ from __future__ import annotations
 import re
 import stat
 import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import BinaryIO, Literal, TypeVar
 
 from litellm_compaction.errors import UnusableModelFile
 from litellm_compaction.tokenizers.encoders import VocabularyData
@@ -67,7 +69,7 @@ _PART = re.compile(r"-(\d{5})-of-(\d{5})(?=\.gguf$)", re.IGNORECASE)
 
 
 class Malformed(Exception):
-    """The bytes are not what the format allows; mapped once, in `gguf.py`."""
+    """The bytes are not what the format allows; mapped once, by `refusals_of`."""
 
 
 class CutShort(Malformed):
@@ -281,8 +283,15 @@ def read_gguf(path: Path) -> GgufHeader:
             bpe and spm.
     """
     path = first_part(path)
-    try:
+    with refusals_of(path):
         return _header(_fields(path))
+
+
+@contextmanager
+def refusals_of(path: Path) -> Iterator[None]:
+    """Has whatever is wrong with a file raised as `UnusableModelFile`."""
+    try:
+        yield
     except Malformed as exc:
         raise UnusableModelFile(str(path), str(exc)) from exc
     except (OSError, ValueError) as exc:
@@ -293,16 +302,25 @@ def read_gguf(path: Path) -> GgufHeader:
         ) from exc
 
 
+def opened(path: Path) -> BinaryIO:
+    """An ordinary file: opening a pipe would wait for a writer.
+
+    Raises:
+        Malformed: it is none.
+        OSError, ValueError: it cannot be opened.
+    """
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise Malformed("this is no file")
+    return path.open("rb")
+
+
 def first_part(path: Path) -> Path:
     """The part of a split model that holds the metadata (gguf-split of llama.cpp), else the path itself."""
     return path.with_name(_PART.sub(r"-00001-of-\2", path.name)) if _PART.search(path.name) else path
 
 
 def _fields(path: Path) -> Fields:
-    # Opening a pipe would wait for a writer.
-    if not stat.S_ISREG(path.stat().st_mode):
-        raise Malformed("this is no file")
-    with path.open("rb") as file:
+    with opened(path) as file:
         data = b""
         for limit_bytes in _READ_STEPS_BYTES:
             data += file.read(limit_bytes - len(data))

@@ -15,6 +15,7 @@ import warnings
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlencode
 
@@ -38,7 +39,7 @@ from litellm_compaction.proxy.page import routes
 from litellm_compaction.proxy.page.auth import Visitor
 from litellm_compaction.proxy.page.data import Surroundings, revision_of
 from litellm_compaction.stores.protocol import decode
-from litellm_compaction.templates.filters import TemplateRefusal
+from litellm_compaction.templates.environment import TemplateRefusal
 from litellm_compaction.templates.template import Template
 from litellm_compaction.tokenizers import files
 from litellm_compaction.tokenizers.files import read_tokenizer_json
@@ -147,7 +148,8 @@ def test_tokenizer_files(tmp_path: Path, data: bytes) -> None:
     path.write_bytes(data)
     # Here: a process for each would take a minute.
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(files, "answer_of", lambda _, request: files.examined(request))
+        here = SimpleNamespace(run=lambda _, payload: files.examined(payload), end=lambda: None)
+        patch.setattr(files, "Contained", lambda: here)
         with pytest.raises(UnusableModelFile):
             _bounded(lambda: read_tokenizer_json(path))
 
