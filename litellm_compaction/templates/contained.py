@@ -157,7 +157,7 @@ def _read(pipe: IO[bytes]) -> bytes:
 
 
 def serve() -> None:
-    """What the process does, until its pipe is closed."""
+    """Serves `Contained.run` in the process, until its pipe is closed."""
     asks, answers = sys.stdin.buffer, sys.stdout.buffer
     _limit_all()
     try:
@@ -184,7 +184,7 @@ def _limit_all() -> None:
 
 
 def _limit_cpu(cpu_s: float) -> None:
-    """So much more than was used so far: the system ends the process, whatever it is doing."""
+    """Allows so much more than was used so far: then the system ends the process, whatever it is doing."""
     try:
         import resource
     except ImportError:

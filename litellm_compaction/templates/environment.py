@@ -39,7 +39,7 @@ class TemplateRefusal(Exception):
 
 
 class _Namespace(Namespace):
-    """What templates change in loops, and read so often there that jinja2's own way of reading it counts."""
+    """Variables that templates change in loops and read so often there that jinja2's own way of reading them counts."""
 
     __getattribute__ = object.__getattribute__
 
@@ -154,7 +154,6 @@ def _with_whole_numbers(value: Any) -> Any:
 
 
 def _string(value: Any) -> str:
-    """Numbers as `tojson` writes them, as in llama.cpp's engine."""
     return str(_whole_number(value)) if isinstance(value, float) else soft_str(value)
 
 

@@ -167,53 +167,53 @@ class Template:
 
     @cached_property
     def is_usable(self) -> bool:
-        """Whether the simplest conversation can be rendered."""
+        """If the simplest conversation can be rendered."""
         return bool(self._attempt((_USER,), ()))
 
     @cached_property
     def renders_tools(self) -> bool:
-        """Whether tool schemas end up in the prompt."""
+        """If tool schemas end up in the prompt."""
         return _NEEDLE in self._attempt((_USER,), (_TOOL,))
 
     @cached_property
     def renders_calls(self) -> bool:
-        """Whether tool calls and their results end up in the prompt."""
+        """If tool calls and their results end up in the prompt."""
         rendered = self._attempt(_CALLS, (_TOOL,)) or self._attempt(_with_text_arguments(_CALLS), (_TOOL,))
         return _NEEDLE + "r" in rendered
 
     @cached_property
     def renders_text_beside_calls(self) -> bool:
-        """Whether an answer's text ends up in the prompt although it has calls; in Llama 3.1's and Mistral's not."""
+        """If an answer's text ends up in the prompt although it has calls; in Llama 3.1's and Mistral's not."""
         says = tuple({**each, "content": f"{_NEEDLE}t"} if "tool_calls" in each else each for each in _CALLS)
         rendered = self._attempt(says, (_TOOL,)) or self._attempt(_with_text_arguments(says), (_TOOL,))
         return f"{_NEEDLE}t" in rendered
 
     @cached_property
     def takes_objects(self) -> bool:
-        """Whether arguments of tool calls are to be given as objects, as llama.cpp does where a template reads them."""
+        """If arguments of tool calls are to be given as objects, as llama.cpp does where a template reads them."""
         rendered = self._attempt(_CALLS, (_TOOL,))
         return rendered.count(_NEEDLE) > self._attempt(_CALLS[:1], (_TOOL,)).count(_NEEDLE) and "y" in rendered
 
     @cached_property
     def takes_parts(self) -> bool:
-        """Whether content may be a list of texts; otherwise llama.cpp joins them by newlines before."""
+        """If content may be a list of texts; otherwise llama.cpp joins them by newlines before."""
         parts = [{"type": "text", "text": f"{_NEEDLE}{letter}"} for letter in "ab"]
         rendered = self._attempt(({"role": "user", "content": parts},), ())
         return f"{_NEEDLE}a" in rendered and f"{_NEEDLE}b" in rendered and "'text'" not in rendered
 
     @cached_property
     def takes_system(self) -> bool:
-        """Whether a system message ends up in the prompt; otherwise llama.cpp puts it into the next message."""
+        """If a system message ends up in the prompt; otherwise llama.cpp puts it into the next message."""
         return _NEEDLE in self._attempt(({"role": "system", "content": _NEEDLE}, _USER), ())
 
     @cached_property
     def wants_short_ids(self) -> bool:
-        """Whether ids of tool calls other than nine characters are refused, as Mistral's templates do."""
+        """If ids of tool calls other than nine characters are refused, as Mistral's templates do."""
         return "length != 9" in self.source
 
     @cached_property
     def takes_developer(self) -> bool:
-        """Whether the role developer is the template's own; llama.cpp calls it system for all but gpt-oss."""
+        """If the role developer is the template's own; llama.cpp calls it system for all but gpt-oss."""
         return "<|channel|>" in self.source
 
     def _attempt(self, messages: Sequence[JsonObject], tools: Sequence[JsonValue]) -> str:
@@ -286,7 +286,7 @@ _PROCESS = Contained()
 
 
 def rendered(asked: bytes) -> bytes:
-    """What the process does with one request of `StrangersTemplate.parts`."""
+    """Answers one request of `StrangersTemplate.parts` in the process."""
     source, messages, tools, bos, eos, now = json.loads(asked)
     try:
         when = datetime.fromisoformat(now) if now else None
@@ -337,17 +337,16 @@ def add_template(name: str, source: str) -> None:
 
 @cache
 def _own_sources() -> frozenset[str]:
-    """What the templates of this package say; the same from another file needs no process of its own."""
     return frozenset(path.read_text(encoding="utf-8").strip() for path in _FOLDER.glob("*.jinja"))
 
 
 def is_template(name: str, source: str) -> bool:
-    """Whether a template that is known under a name says the same as a source."""
+    """If a template that is known under a name says the same as a source."""
     return bool(name) and template(name).source.strip() == source.strip()
 
 
 def is_compiled(name: str) -> bool:
-    """Whether `template(name)` returns at once."""
+    """If `template(name)` returns at once."""
     return name in _templates
 
 
@@ -463,7 +462,7 @@ def shape(messages: Sequence[Message], template: Template, *, short_ids: bool = 
 
 
 def has_odd_ids(messages: Sequence[Message]) -> bool:
-    """Whether a tool call or its result has an id that Mistral's templates refuse."""
+    """If a tool call or its result has an id that Mistral's templates refuse."""
     return any(
         len(call_id) != _ID_CHARS
         for message in messages

@@ -136,7 +136,7 @@ _TIKTOKEN = {name: _PATTERNS[name][0] for name in ("llama-bpe", "qwen2", "qwen35
 
 
 def is_known(pre: str) -> bool:
-    """Whether the pre-tokenizer is one of those here; others are split like `default`, which is near the truth."""
+    """If the pre-tokenizer is one of those here; others are split like `default`, which is near the truth."""
     return pre in _NAMES
 
 
@@ -151,7 +151,7 @@ def tiktoken_pattern(pre: str) -> str | None:
 
 
 def has_whole_words(pre: str) -> bool:
-    """Whether a piece that is a token as a whole is taken without looking at merges (llama.cpp: `ignore_merges`)."""
+    """If a piece that is a token as a whole is taken without looking at merges (llama.cpp: `ignore_merges`)."""
     return _NAMES.get(pre) in {"llama-bpe", "tekken", "gpt-4o"}
 
 
@@ -166,7 +166,7 @@ class Words:
         self._length = lru_cache(maxsize=_MAX_WORDS)(self._new_length)
 
     def lengths(self, texts: Sequence[str]) -> list[int] | None:
-        """Tokens of each text; None where there is too much of it, or a token may reach over a space."""
+        """None where there is too much text, or a token may reach over a space."""
         if sum(map(len, texts)) > _MAX_CHARS:
             return None
         texts = [text.replace(" ", SPACE) for text in texts]
@@ -225,7 +225,6 @@ class TiktokenEncoder:
         self._encoding = encoding
 
     def lengths(self, pieces: Sequence[str]) -> list[int]:
-        """Tokens of each piece; one per byte where tiktoken panics."""
         return [self._length(piece) for piece in pieces]
 
     def _length(self, piece: str) -> int:
@@ -243,7 +242,6 @@ class CharactersEncoder:
     """No vocabulary at all: four characters, begun or full, are a token."""
 
     def lengths(self, pieces: Sequence[str]) -> list[int]:
-        """Tokens of each piece."""
         return [-(-len(piece) // 4) for piece in pieces]
 
 
@@ -259,7 +257,6 @@ class TokenizersEncoder:
         self.words = words
 
     def lengths(self, pieces: Sequence[str]) -> list[int]:
-        """Tokens of each piece."""
         found = self.words.lengths(pieces) if self.words is not None else None
         if found is not None:
             return found
@@ -273,7 +270,7 @@ class TokenizersEncoder:
 
 
 def is_foreign_failure(exc: BaseException) -> bool:
-    """Whether a vocabulary that cannot be built raised this, and not whoever wants to end the program.
+    """If a vocabulary that cannot be built raised this, and not whoever wants to end the program.
 
     `tokenizers` raises bare Exception; the Rust side of both packages panics with a BaseException without an import.
     """
@@ -281,7 +278,7 @@ def is_foreign_failure(exc: BaseException) -> bool:
 
 
 def _ranks_follow_ids(data: VocabularyData) -> bool:
-    """Whether merges come in the order of the tokens that they make, as they do where tiktoken made them."""
+    """If merges come in the order of the tokens that they make, as they do where tiktoken made them."""
     if not data.merges:
         return True
     ids = {token: index for index, token in enumerate(data.tokens)}
@@ -296,7 +293,6 @@ def _ranks_follow_ids(data: VocabularyData) -> bool:
 
 
 def _byte_ranks(data: VocabularyData) -> dict[bytes, int]:
-    """Ranks by the bytes of a token, from tokens in GPT-2's byte alphabet."""
     tokens = [
         token for index, token in enumerate(data.tokens) if not data.token_types or data.token_types[index] == _NORMAL
     ]
@@ -361,7 +357,6 @@ def _sentencepiece(data: VocabularyData) -> TokenizersEncoder:
 
 
 def _ids(data: VocabularyData) -> dict[str, int]:
-    """Ids by token, of what ordinary text may become."""
     kinds = data.token_types
     found: dict[str, int] = {}
     for index, token in enumerate(data.tokens):
@@ -383,7 +378,6 @@ def _known_merges(data: VocabularyData, vocabulary: dict[str, int]) -> list[tupl
 
 
 def _merges_by_rank(vocabulary: dict[str, int], ranked: Sequence[str]) -> list[tuple[str, str]]:
-    """Every way to make a token of two others, best tokens first."""
     merges: list[tuple[str, str]] = []
     for token in ranked:
         pairs = [
@@ -397,7 +391,7 @@ def _merges_by_rank(vocabulary: dict[str, int], ranked: Sequence[str]) -> list[t
 
 
 def _byte_alphabet() -> dict[int, int]:
-    """The byte for which a character stands in GPT-2's alphabet (openai/gpt-2, encoder.py)."""
+    """The byte of each character in GPT-2's alphabet (openai/gpt-2, encoder.py)."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in printable]
     return {byte: byte for byte in printable} | {256 + offset: byte for offset, byte in enumerate(others)}

@@ -96,8 +96,6 @@ class Family:
 
 
 class _Tables(BaseModel):
-    """What `families.toml` holds; its comments say what each part means."""
-
     model_config = ConfigDict(extra="forbid", strict=True)
 
     families: dict[str, dict[str, str | bool | int | float]]
@@ -164,7 +162,7 @@ HEURISTIC = _KNOWN.families["heuristic"]
 
 
 def stand_in(family: Family) -> Family:
-    """What counts where the family's own vocabulary cannot be loaded: another one, and if that fails too, none."""
+    """The family that counts where the own vocabulary cannot be loaded: another one, and if that fails too, none."""
     if family.vocabulary == _UNKNOWN.vocabulary:
         return replace(HEURISTIC, reasons=family.reasons)
     return replace(_UNKNOWN, reasons=family.reasons)

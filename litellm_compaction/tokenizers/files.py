@@ -219,7 +219,6 @@ def _must_be_tame(tokenizer: Tokenizer) -> None:
 
 
 def _growth(tokenizer: Tokenizer) -> int:
-    """How many characters the rules of a normalizer make of one, at most."""
     if tokenizer.normalizer is None:
         return 1
     growth = 1
@@ -293,13 +292,11 @@ def _side_object(path: Path) -> dict[str, object]:
 
 
 def _token_text(value: object) -> str:
-    """A token as tokenizer_config.json writes it: a text, or an object with its `content`."""
     content = value.get("content") if isinstance(value, dict) else value
     return content if isinstance(content, str) else ""
 
 
 def _default_template(value: object) -> str:
-    """A template, or the one named "default" of a list of named ones."""
     if isinstance(value, list):
         named = {entry.get("name"): entry.get("template") for entry in value if _is_named(entry)}
         value = named.get("default")
@@ -349,7 +346,6 @@ def load_tokenizer_file(path: Path) -> TokenizerFile:
 
 
 def _place(path: Path) -> Path:
-    """The file that is read: of a folder its tokenizer.json, of a split model its first part."""
     try:
         return path / TOKENIZER if path.is_dir() else first_part(path)
     except (OSError, ValueError):

@@ -161,7 +161,7 @@ class Fields:
         return tuple(map(float, self._numbers(field))) if field is not None else None
 
     def has_any(self, beginning: str) -> bool:
-        """Whether there is a field whose name begins so."""
+        """If there is a field whose name begins so."""
         return any(key.startswith(beginning) for key in self._fields)
 
     def _array(self, key: str, kinds: frozenset[int], max_count: int) -> _Field | None:
@@ -204,7 +204,6 @@ class Fields:
         return self._data[at + 8 : end].decode("utf-8", "replace"), end
 
     def _field(self, at: int, kind: int) -> _Field:
-        """The value of a type at a place."""
         if kind == _ARRAY:
             element, count = self._u32(at), self._u64(at + 4)
             return _Field(element, True, count, at + 12, self._array_end(at + 12, element, count, depth=1))

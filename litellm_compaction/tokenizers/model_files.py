@@ -39,8 +39,6 @@ TOKENIZER = "tokenizer.json"
 
 
 class _Candidate(NamedTuple):
-    """A file with a vocabulary, as it lies in the models folder."""
-
     publisher: str
     repository: str
     file: str
@@ -212,7 +210,6 @@ def _object(path: Path) -> dict[str, object]:
 
 
 def _read(path: Path, max_bytes: int) -> bytes:
-    """The bytes of a file; none if it is absent, unreadable or larger."""
     try:
         if not path.is_file():
             return b""

@@ -70,7 +70,6 @@ _FOLDER = Path(__file__).parent / "packs"
 
 
 def has_pack(name: str) -> bool:
-    """Whether the package holds this vocabulary."""
     return (_FOLDER / f"{name}.json.xz").is_file()
 
 
@@ -140,12 +139,12 @@ def install_vocabulary(name: str, made: Vocabulary) -> None:
 
 
 def is_loaded(name: str) -> bool:
-    """Whether `vocabulary(name)` returns at once."""
+    """If `vocabulary(name)` returns at once."""
     return name in _loaded
 
 
 def is_broken(name: str) -> bool:
-    """Whether `vocabulary(name)` has failed, and so fails at once."""
+    """If `vocabulary(name)` has failed, and so fails at once."""
     return name in _broken
 
 
@@ -199,7 +198,6 @@ def _gpt_oss() -> Vocabulary:
 
 
 def _bare(special: Sequence[str] = ()) -> VocabularyData:
-    """The data of a vocabulary whose encoder is there already: only what is special about it."""
     return VocabularyData(
         kind="bpe",
         pre="gpt-4o",
@@ -214,7 +212,6 @@ def _bare(special: Sequence[str] = ()) -> VocabularyData:
 
 
 def _published(name: str) -> tiktoken.Encoding:
-    """One of tiktoken's own vocabularies."""
     folder = _folder(name)
     before = os.environ.get(_CACHE_VARIABLE)
     os.environ[_CACHE_VARIABLE] = str(folder)
@@ -228,7 +225,6 @@ def _published(name: str) -> tiktoken.Encoding:
 
 
 def _folder(name: str) -> Path:
-    """Where the vocabulary's file lies: the operator's tiktoken folder if it has it, else LiteLLM's."""
     folders = [Path(os.environ[_CACHE_VARIABLE])] if os.environ.get(_CACHE_VARIABLE) else []
     # Looked up without importing LiteLLM, which takes seconds and belongs to the edges.
     spec = importlib.util.find_spec("litellm")
@@ -276,7 +272,6 @@ def _without_broken(family: Family) -> Family:
 
 
 def _load_family(family: Family) -> None:
-    """Loads what is missing, or notes once that it is broken."""
     try:
         vocabulary(family.vocabulary)
     except CompactionError as error:

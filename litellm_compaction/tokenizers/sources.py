@@ -256,7 +256,7 @@ class TokenizerSource:
 
     @property
     def template(self) -> Literal["file", "package", "formula"]:
-        """Whether the chat template is the file's, this package's, or a formula stands for it."""
+        """If the chat template is the file's, this package's, or a formula stands for it."""
         if not self.family.template:
             return "formula"
         return "file" if self.family.template.startswith("file:") else "package"
@@ -345,7 +345,7 @@ def tokenizer_path(value: str) -> Path | None:
 
 @lru_cache(maxsize=256)
 def is_this_machine(api_base: str | None) -> bool:
-    """Whether an address certainly leads to the machine that the proxy runs on."""
+    """If an address certainly leads to the machine that the proxy runs on."""
     if not api_base:
         return False
     try:

@@ -34,8 +34,6 @@ _ENDS = frozenset(
 
 
 class Segment(NamedTuple):
-    """A stretch of a prompt: one special token, or text between two of them."""
-
     start: int
     end: int
     is_special: bool
@@ -94,7 +92,7 @@ class Vocabulary:
         return segments
 
     def has_control(self, text: str) -> bool:
-        """Whether `text` names a control token: in a prompt that is sent as it is, that would be the token itself."""
+        """If `text` names a control token: in a prompt that is sent as it is, that would be the token itself."""
         return self._controls is not None and self._controls.search(text) is not None
 
     def defused(self, text: str) -> str:
@@ -114,7 +112,6 @@ class Vocabulary:
         return "".join((*pieces, text[kept:]))
 
     def _places(self, prompt: str, position: int) -> Iterator[tuple[int, int]]:
-        """Where special tokens are."""
         if self._specials is None:
             return
         while position < len(prompt):

@@ -183,7 +183,6 @@ def _verdict_life_s(is_lmstudio: bool | None) -> float:
 
 
 def _loaded(listing: Listing | Served | None) -> set[str]:
-    """The chat models that LM Studio has loaded."""
     if not isinstance(listing, Listing):
         return set()
     return {model.key for model in listing.models if model.kind == "llm" and model.loaded}

@@ -47,7 +47,7 @@ def unfolds_slowly(response: httpx.Response) -> bool:
 
 
 def is_quickly_read(content: bytes) -> bool:
-    """Whether parsing a JSON document holds nobody up: it does by its structure, hardly by its text."""
+    """If parsing a JSON document holds nobody up: it does by its structure, hardly by its text."""
     return len(content) <= _FEW_BYTES or sum(map(content.count, (b",", b":", b"[", b"{"))) <= _MOST_MARKS
 
 
@@ -171,7 +171,6 @@ async def _read_again(
 async def _read(
     http: httpx.AsyncClient, method: str, url: str, headers: list[tuple[bytes, bytes]], content: bytes | None
 ) -> tuple[int, bytes | None]:
-    """Status and body; the body is None when it is larger than we accept."""
     async with http.stream(method, url, headers=headers, content=content) as response:
         if not unfolds_slowly(response):
             return response.status_code, None

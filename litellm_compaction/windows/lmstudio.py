@@ -55,12 +55,10 @@ def _positive_or_none(value: object) -> int | None:
 
 
 def text_or_empty(value: object) -> str:
-    """`value`, or "" for what is no text."""
     return value if isinstance(value, str) else ""
 
 
 def _quantization_name(value: object) -> str:
-    """Its name: an object in v1, a text in v0."""
     return text_or_empty(value.get("name") if isinstance(value, dict) else value)
 
 
@@ -73,7 +71,6 @@ def _only_texts(value: object) -> object:
 
 
 def list_or_empty(value: object) -> object:
-    """`value`, or an empty list for JSON's null."""
     return [] if value is None else value
 
 
@@ -127,7 +124,7 @@ class ListedModel(BaseModel):
 
     @property
     def kind(self) -> Literal["llm", "embedding"]:
-        """Whether it answers chats."""
+        """If it answers chats."""
         return "embedding" if self.type.startswith("embedding") else "llm"
 
     @property
@@ -143,7 +140,6 @@ class ListedModel(BaseModel):
 
     @property
     def loaded(self) -> bool:
-        """Whether at least one instance is loaded."""
         return bool(self.instances)
 
 
@@ -215,7 +211,7 @@ async def _parsed(parse: Callable[[object], Listing], answer: object) -> Listing
 async def answers_as_lmstudio(
     http: httpx.AsyncClient, api_base: str, api_key: str | None, *, timeout_s: float = 3.0
 ) -> bool:
-    """Whether the server is LM Studio: it greets as such (lmstudio-js), or lists at least one model as LM Studio does.
+    """If the server is LM Studio: it greets as such (lmstudio-js), or lists at least one model as LM Studio does.
 
     Raises:
         ServerUnavailable: nothing answered, so nobody knows.

@@ -190,7 +190,6 @@ class LlamaCpp(LocalServer):
     no_thoughts = MappingProxyType({"thinking_budget_tokens": 0, "chat_template_kwargs": {"enable_thinking": False}})
 
     def read(self, answer: object) -> tuple[ServedModel, ...]:
-        """The one model that it serves under every name."""
         props = _valid(_Props, answer, self.path)
         if props.default_generation_settings.n_ctx is None:
             # A router in front of several models says 0 here (llama.cpp's server, router mode).
@@ -223,7 +222,6 @@ class LlamaCpp(LocalServer):
         return (replace(model, is_shared=whole is not None and whole == model.context_length),)
 
     async def tokens_of(self, server: Asked, model: str, request: Request) -> int | None:
-        """Counted as a chat at once; by older builds rendered, then counted."""
         try:
             return _InputTokens.model_validate(await server.post(_INPUT_TOKENS_PATH, _body(request))).input_tokens
         except (NotThisApi, ValidationError):
@@ -249,7 +247,6 @@ class Vllm(LocalServer):
     _extras: ClassVar[frozenset[str]] = frozenset({"chat_template_kwargs"})
 
     def read(self, answer: object) -> tuple[ServedModel, ...]:
-        """OpenAI's listing, with `max_model_len` on each card."""
         rows = _valid(_VllmListing, answer, self.path).data
         numbers = [row.max_model_len for row in rows if row.max_model_len is not None]
         if not numbers:
@@ -258,7 +255,6 @@ class Vllm(LocalServer):
         return tuple(ServedModel(names=(row.id,), context_length=row.max_model_len or min(numbers)) for row in rows)
 
     async def tokens_of(self, server: Asked, model: str, request: Request) -> int | None:
-        """Rendered and counted at once."""
         if not request.extras.keys() <= self._extras:
             return None
         body = {**_body(request), "model": model, "add_generation_prompt": True}
@@ -280,7 +276,6 @@ class Ollama(LocalServer):
     loads_on_request = True
 
     def read(self, answer: object) -> tuple[ServedModel, ...]:
-        """The models that it has loaded."""
         loaded = _valid(_OllamaListing, answer, self.path).models
         return tuple(
             ServedModel(names=tuple({row.name, row.model} - {""}), context_length=row.context_length) for row in loaded
@@ -364,7 +359,6 @@ async def tokens_by_server(
 
 
 def _body(request: Request) -> dict[str, JsonValue]:
-    """A request as its chat completion would be asked for."""
     body: dict[str, JsonValue] = {**request.extras, "messages": [dict(message.raw) for message in request.messages]}
     if request.tools:
         body["tools"] = list(request.tools)
@@ -423,8 +417,6 @@ class _OllamaListing(BaseModel):
 
 
 class _InputTokens(BaseModel):
-    """`POST /v1/chat/completions/input_tokens` of llama.cpp's server."""
-
     input_tokens: Annotated[int, Field(gt=0)]
 
 

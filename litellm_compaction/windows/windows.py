@@ -37,8 +37,6 @@ GUESSES = ("model_map", "default")
 
 
 class _Learned(NamedTuple):
-    """A limit that an overflow taught; `against` is what the listing said then."""
-
     tokens: int
     against: int | None
     until_s: float
@@ -266,7 +264,7 @@ class Windows:
         return tuple(model.key for model in listing.models if model.kind == "llm" and model.loaded)
 
     async def is_lmstudio(self, api_base: str, api_key: str | None) -> bool | None:
-        """Whether a server is LM Studio; None when nobody answered. Cached: yes for good, no 60 s, None 5 s."""
+        """If a server is LM Studio; None when nobody answered. Cached: yes for good, no 60 s, None 5 s."""
         return await self._listings.is_lmstudio(api_base, api_key)
 
     async def aclose(self) -> None:
@@ -283,7 +281,6 @@ class Windows:
         return known
 
     def _listed(self, target: Target) -> int | None:
-        """What the newest known listing says, before learned limits."""
         if target.api_base is None or not target.is_listed:
             return None
         reading = self._listings.last(target.api_base, target.api_key, apis_of(target))
@@ -377,7 +374,7 @@ class Target:
 
     @property
     def is_listed(self) -> bool:
-        """Whether there is a server to ask."""
+        """If there is a server to ask."""
         return self.api_base is not None and (self.is_lmstudio or bool(self.apis))
 
     @property
@@ -412,7 +409,7 @@ class Window:
     template: str = field(default="", repr=False)
 
     def is_like(self, other: Window) -> bool:
-        """Whether both are the same, whenever they were read."""
+        """If both are the same, whenever they were read."""
         return replace(self, read_s=other.read_s) == other
 
 
