@@ -284,6 +284,20 @@ async def test_a_fresh_value_is_one_whose_obtaining_begins_later() -> None:
     assert await source.kept.get("a") == 3
 
 
+async def test_a_run_that_ends_after_a_fresh_one_keeps_nothing() -> None:
+    """What it says is older."""
+    source = Source()
+    source.gate.clear()
+    early = asyncio.create_task(source.kept.get("a"))
+    await _turns()
+    held, source.gate = source.gate, asyncio.Event()
+    source.gate.set()
+    assert await source.kept.get("a", fresh=True) == 2
+    held.set()
+    assert await early == 1
+    assert (source.kept.last("a"), await source.kept.get("a")) == (2, 2)
+
+
 async def test_the_value_before_serves_while_a_new_one_takes_long() -> None:
     """Nothing where there is none; each run is waited for from its beginning, by all together."""
     source = Source()
