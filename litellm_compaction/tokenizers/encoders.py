@@ -135,11 +135,6 @@ _TIKTOKEN = {name: _PATTERNS[name][0] for name in ("llama-bpe", "qwen2", "qwen35
 }
 
 
-def is_known(pre: str) -> bool:
-    """If the pre-tokenizer is one of those here; others are split like `default`, which is near the truth."""
-    return pre in _NAMES
-
-
 def patterns(pre: str) -> tuple[str, ...]:
     """The regular expressions of a pre-tokenizer, in the order in which they are applied."""
     return _PATTERNS[_NAMES.get(pre, "default")]
