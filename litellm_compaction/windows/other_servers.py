@@ -20,7 +20,7 @@ from types import MappingProxyType
 from typing import Annotated, ClassVar, NamedTuple, TypeAlias, TypeVar
 
 import httpx
-from pydantic import BaseModel, BeforeValidator, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ValidationError
 
 from litellm_compaction.core.messages import JsonValue, Request
 from litellm_compaction.errors import ServerUnavailable
@@ -223,12 +223,12 @@ class LlamaCpp(LocalServer):
 
     async def tokens_of(self, server: Asked, model: str, request: Request) -> int | None:
         try:
-            return _InputTokens.model_validate(await server.post(_INPUT_TOKENS_PATH, _body(request))).input_tokens
-        except (NotThisApi, ValidationError):
+            return _tokens(await server.post(_INPUT_TOKENS_PATH, _body(request)), "input_tokens")
+        except NotThisApi:
             pass
-        prompt = _Rendered.model_validate(await server.post("/apply-template", _body(request))).prompt
+        prompt = _field(await server.post("/apply-template", _body(request)), "prompt", str)
         asked: dict[str, JsonValue] = {"content": prompt, "add_special": True, "parse_special": True}
-        return len(_Tokenized.model_validate(await server.post("/tokenize", asked)).tokens) or None
+        return len(_field(await server.post("/tokenize", asked), "tokens", list)) or None
 
 
 class Vllm(LocalServer):
@@ -258,7 +258,7 @@ class Vllm(LocalServer):
         if not request.extras.keys() <= self._extras:
             return None
         body = {**_body(request), "model": model, "add_generation_prompt": True}
-        return _Counted.model_validate(await server.post("/tokenize", body)).count
+        return _tokens(await server.post("/tokenize", body), "count")
 
 
 class Ollama(LocalServer):
@@ -354,7 +354,7 @@ async def tokens_by_server(
     server = Asked(http=http, api_base=api_base, api_key=api_key, timeout_s=_COUNT_LIMIT_S, api=api)
     try:
         return await SERVERS[api].tokens_of(server, model, request)
-    except (ServerUnavailable, ValidationError, ValueError, RecursionError):
+    except (ServerUnavailable, ValueError, RecursionError):
         return None
 
 
@@ -416,28 +416,6 @@ class _OllamaListing(BaseModel):
     models: Annotated[list[_OllamaModel], BeforeValidator(list_or_empty)]
 
 
-class _InputTokens(BaseModel):
-    input_tokens: Annotated[int, Field(gt=0)]
-
-
-class _Rendered(BaseModel):
-    """`POST /apply-template` of llama.cpp's server: what its chat completion would read."""
-
-    prompt: str
-
-
-class _Tokenized(BaseModel):
-    """`POST /tokenize` of llama.cpp's server."""
-
-    tokens: Sequence[object]
-
-
-class _Counted(BaseModel):
-    """`POST /tokenize` of vLLM."""
-
-    count: Annotated[int, Field(gt=0)]
-
-
 _Shape = TypeVar("_Shape", bound=BaseModel)
 
 
@@ -446,3 +424,20 @@ def _valid(shape: type[_Shape], answer: object, path: str) -> _Shape:
         return shape.model_validate(answer)
     except ValidationError as error:
         raise NotThisApi(f"{path}: the answer has another shape") from error
+
+
+_Kind = TypeVar("_Kind")
+
+
+def _field(answer: object, name: str, kind: type[_Kind]) -> _Kind:
+    value = answer.get(name) if isinstance(answer, dict) else None
+    if not isinstance(value, kind):
+        raise NotThisApi(f"the answer has no {name}")
+    return value
+
+
+def _tokens(answer: object, name: str) -> int:
+    tokens = _field(answer, name, int)
+    if tokens < 1:
+        raise NotThisApi(f"{name} is {tokens}")
+    return tokens
