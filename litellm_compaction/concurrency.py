@@ -193,26 +193,26 @@ class Kept(Generic[_Key, _Value]):
         await ended(self._tasks)
 
     def _running(self, key: _Key) -> _Run[_Value]:
-        run = self._runs.get(key)
-        if run is None:
-            run = self._runs[key] = _Run(self._clock())
-            run.task = asyncio.create_task(self._keep(key, run))
-            self._tasks.add(run.task)
-            run.task.add_done_callback(self._forget)
+        return self._runs.get(key) or self._started(key)
+
+    def _started(self, key: _Key) -> _Run[_Value]:
+        run: _Run[_Value] = _Run(self._clock())
+        run.task = asyncio.create_task(self._keep(key, run))
+        run.task.add_done_callback(lambda _: self._landed(key, run))
+        self._tasks.add(run.task)
+        self._runs[key] = run
         return run
 
     async def _keep(self, key: _Key, run: _Run[_Value]) -> _Value:
         run.has_begun = True
-        try:
-            value = await self._obtain(key)
-            if self._runs.get(key) is run:
-                self._held[key] = (value, self._clock() + self._life_s(value))
-            return value
-        finally:
-            if self._runs.get(key) is run:
-                del self._runs[key]
+        value = await self._obtain(key)
+        if self._runs.get(key) is run:
+            self._held[key] = (value, self._clock() + self._life_s(value))
+        return value
 
-    def _forget(self, task: asyncio.Task[_Value]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled():
-            task.exception()  # marks it as retrieved: every waiter may have gone
+    def _landed(self, key: _Key, run: _Run[_Value]) -> None:
+        self._tasks.discard(run.task)
+        if self._runs.get(key) is run:
+            del self._runs[key]
+        if not run.task.cancelled():
+            run.task.exception()  # marks it as retrieved: every waiter may have gone

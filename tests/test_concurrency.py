@@ -298,6 +298,17 @@ async def test_a_run_that_ends_after_a_fresh_one_keeps_nothing() -> None:
     assert (source.kept.last("a"), await source.kept.get("a")) == (2, 2)
 
 
+def test_a_loop_that_ends_leaves_no_run_behind() -> None:
+    """Also where what it had started has not begun: the next loop asks anew."""
+    source = Source()
+
+    async def leaves() -> None:
+        source.kept._running("a")
+
+    asyncio.run(leaves())
+    assert asyncio.run(source.kept.get("a")) == 1
+
+
 async def test_the_value_before_serves_while_a_new_one_takes_long() -> None:
     """Nothing where there is none; each run is waited for from its beginning, by all together."""
     source = Source()
