@@ -251,8 +251,8 @@ async def test_client_teaches_nobody_a_window(
 
 
 @pytest.mark.parametrize("group", ["carried", "hooked"])
-async def test_true_limit_is_believed_by_whoever_met_it_and_by_all_once_two_have(scene: Scene, group: str) -> None:
-    """The server's own words, near what it was sent: one tenant's at first; never below what was served since."""
+async def test_true_limit_is_believed_for_whom_it_was_named(scene: Scene, group: str) -> None:
+    """The server's own words, near what it was sent: for that tenant alone, and never below what was served since."""
 
     async def overflow(key: str) -> None:
         told = "reached context length of 600 tokens"
@@ -268,9 +268,11 @@ async def test_true_limit_is_believed_by_whoever_met_it_and_by_all_once_two_have
     await overflow("sk-bob")
     assert [await window(key) for key in everybody] == ["600", str(WINDOW), str(WINDOW)]
     await overflow("sk-alice")
-    assert [await window(key) for key in everybody] == ["600", "600", "600"]
+    assert [await window(key) for key in everybody] == ["600", "600", str(WINDOW)]
     target = scene.handler._gate.guards.deployment(scene.router.entries[group]).target
-    scene.handler._compactor.windows.served(target, 601)
+    windows = scene.handler._compactor.windows
+    for _, asker in [*windows._learned]:
+        windows.served(replace(target, asker=asker), 601)
     assert [await window(key) for key in everybody] == [str(WINDOW)] * 3
 
 
