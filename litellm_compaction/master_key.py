@@ -1,7 +1,7 @@
 """Which key clients must send to the proxy: the environment's, else one that is made once and kept in a file.
 
 LiteLLM refuses to start without a master key. The command line and the proxy handler ask here before LiteLLM looks.
-All workers have it, so keys for cookies and for what they tell each other are derived from it here.
+All workers have it, so the keys with which they sign what they tell each other are derived from it here.
 """
 
 from __future__ import annotations

@@ -53,6 +53,8 @@ class Browser:
     _number: int = 0
     _loaded: int = 0
     complaints: list[str] = field(default_factory=list)
+    _urls: dict[str, list[str]] = field(default_factory=dict)
+    _has_key: dict[str, list[bool]] = field(default_factory=dict)
 
     def call(self, method: str, **params: Any) -> dict[str, Any]:
         """The result of one command."""
@@ -121,6 +123,10 @@ class Browser:
             for kind in ("keyDown", "keyUp"):
                 self.call("Input.dispatchKeyEvent", type=kind, key="Enter", code="Enter", text="\r")
 
+    def keys_sent(self) -> list[tuple[str, bool]]:
+        """The addresses of all requests so far, and if each had an `Authorization`."""
+        return [each for name, urls in self._urls.items() for each in zip(urls, self._has_key[name], strict=True)]
+
     def screenshot(self, path: Path, *, whole: bool = True) -> None:
         """Writes a PNG."""
         answer = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
@@ -131,6 +137,11 @@ class Browser:
         method, params = message.get("method"), message.get("params", {})
         if method == "Page.loadEventFired":
             self._loaded += 1
+        elif method == "Network.requestWillBeSent" and params["request"]["url"].startswith("http"):
+            self._urls.setdefault(params["requestId"], []).append(params["request"]["url"])
+        elif method == "Network.requestWillBeSentExtraInfo":
+            names = {name.lower() for name in params["headers"]}
+            self._has_key.setdefault(params["requestId"], []).append("authorization" in names)
         elif method == "Log.entryAdded":
             self.complaints.append(f"{params['entry']['source']}: {params['entry']['text']}")
         return message

@@ -9,7 +9,8 @@ import httpx
 
 from tests.integration.harness import Proxy
 
-PAGE = "/compaction"
+# As people open it, and where it asks for a key.
+OPENED, PAGE = "/compaction", "/compaction/"
 ADMIN = "sk-page-admin"
 
 

@@ -21,7 +21,7 @@ from litellm_compaction.proxy.live_settings import CHANGEABLE
 from litellm_compaction.simulator import Model, Simulator, serve
 from tests.integration.bench import KEY, answers
 from tests.integration.harness import Proxy, lm_studio, proxy, write_config
-from tests.integration.page_forms import ADMIN, PAGE, chosen, hidden, look, save, send
+from tests.integration.page_forms import ADMIN, OPENED, PAGE, chosen, hidden, look, save, send
 
 pytestmark = pytest.mark.proxy
 
@@ -98,27 +98,27 @@ def guarded(running: Proxy, key: str = ADMIN) -> bool:
 
 
 @contextmanager
-def signed_in(running: Proxy, key: str = ADMIN) -> Iterator[httpx.Client]:
-    """A browser with a cookie."""
-    with httpx.Client(base_url=running.base_url, trust_env=False, timeout=300) as client:
-        answer = client.post(PAGE, data={"do": "sign_in", "key": f" {key} "})
-        assert answer.status_code == 303
+def browser_of(running: Proxy, key: str = ADMIN) -> Iterator[httpx.Client]:
+    """A browser in whose password box somebody has entered a key."""
+    with httpx.Client(base_url=running.base_url, trust_env=False, timeout=300, auth=("any", key)) as client:
         yield client
 
 
 @pytest.mark.parametrize("key", [None, "sk-nobody", ""])
-def test_without_a_key_there_is_only_a_form_for_one(workers: Workers, key: str | None) -> None:
+def test_without_a_key_there_is_only_a_question_for_one(workers: Workers, key: str | None) -> None:
     """401, nothing of the proxy, and nothing that a browser keeps or embeds."""
     answer = look(workers.one, key)
     assert answer.status_code == 401
-    assert answer.headers["www-authenticate"] == "Bearer"
+    assert answer.headers["www-authenticate"].startswith("Basic ")
     assert answer.headers["cache-control"] == "no-store"
     policy = answer.headers["content-security-policy"]
     for part in ("default-src 'none'", "style-src 'sha256-", "form-action 'self'", "frame-ancestors 'none'"):
         assert part in policy
     assert "script" not in policy
-    assert 'type="password"' in answer.text
+    assert "needs a key of this LiteLLM proxy" in answer.text
     assert "local" not in answer.text
+    opened = workers.one.client.get(OPENED)
+    assert (opened.status_code, opened.headers["location"], opened.text) == (303, "compaction/", "")
     assert workers.one.client.post(PAGE, data={"do": "save", "mode": "off"}).status_code == 401
     assert not workers.one.logged("failed_open")
 
@@ -268,66 +268,47 @@ def test_a_change_that_contradicts_a_deployment_does_not_reach_it(workers: Worke
     assert workers.one.expect_logged("settings changed at run time do not reach model=strict")
 
 
-def test_signing_in_and_out(workers: Workers) -> None:
-    """A cookie that scripts and other sites never see and that hides the key; any worker takes it; out is out."""
-    with signed_in(workers.one) as browser:
-        cookie = browser.post(PAGE, data={"do": "sign_in", "key": ADMIN}).headers["set-cookie"]
-        for part in ("HttpOnly", "SameSite=strict", "Path=/compaction", "Max-Age=28800"):
-            assert part in cookie
-        assert "sk-page" not in cookie
-        text = browser.get(PAGE).text
-        assert "Signed in as proxy_admin" in text
-        value = browser.cookies["litellm_compaction"]
-        other = workers.two.client.get(PAGE, headers={"Cookie": f"litellm_compaction={value}"})
-        assert other.status_code == 200
-        token = hidden(text, "token")
-        answer = browser.post(PAGE, data={"do": "sign_out", "token": token})
-        assert answer.status_code == 303
-        assert browser.get(PAGE).status_code == 401
-    # Whoever has kept a copy of the cookie is out as well, in every worker.
-    copied = {"Cookie": f"litellm_compaction={value}"}
+def test_a_browser_s_password_opens_the_page(workers: Workers) -> None:
+    """In every worker, without a cookie; LiteLLM's own routes do not take it, so it must not be sent to them."""
     for worker in (workers.one, workers.two):
-        assert worker.client.get(PAGE, headers=copied).status_code == 401
-        again = worker.client.post(PAGE, headers=copied, data={"do": "save", "mode": "off", "token": token})
-        assert again.status_code == 401
+        with browser_of(worker) as browser:
+            answer = browser.get(PAGE)
+            assert "Signed in as proxy_admin" in answer.text
+            assert "set-cookie" not in answer.headers
+            assert ADMIN not in answer.text
+            assert browser.get(OPENED).status_code == 200
+            assert browser.get("/v1/models").status_code == 401
 
 
-@pytest.mark.parametrize("key", ["", "sk-nobody", "x" * 5000, "sk\nnewline", "schlüssel"])
+@pytest.mark.parametrize("key", ["", "sk-nobody", "x" * 5000, "sk\nnewline", "schlüssel", "\x00", "a:" + ADMIN])
 def test_a_wrong_key_stays_outside(workers: Workers, key: str) -> None:
-    """401 and no cookie; the key is not repeated."""
-    answer = workers.one.client.post(PAGE, data={"do": "sign_in", "key": key})
-    assert answer.status_code == 401
-    assert "set-cookie" not in answer.headers
-    assert "This proxy does not accept that key." in answer.text
-    assert not key or key not in answer.text
+    """401, and the key is not repeated."""
+    with browser_of(workers.one, key) as browser:
+        origin = {"Origin": workers.one.base_url}
+        for answer in (browser.get(PAGE), browser.post(PAGE, data={"do": "save"}, headers=origin)):
+            assert answer.status_code == 401
+            assert not key or key not in answer.text
 
 
-def test_another_site_cannot_use_a_browser_s_cookie(workers: Workers) -> None:
-    """No token, a wrong token, another origin, another port of this machine: nothing is changed and nothing is read."""
-    with signed_in(workers.one) as browser:
-        text = browser.get(PAGE).text
-        form = {"do": "save", "mode": "off", "revision": hidden(text, "revision")}
-        token = hidden(text, "token")
-        assert browser.post(PAGE, data=form).status_code == 403
-        assert browser.post(PAGE, data={**form, "token": token[::-1]}).status_code == 403
-        with signed_in(workers.one) as another:
-            stolen = hidden(another.get(PAGE).text, "token")
-        assert browser.post(PAGE, data={**form, "token": stolen}).status_code == 403
-        full = {**form, "token": token}
-        for headers in (
-            {"Origin": "http://evil.example"},
-            {"Origin": "null"},
-            {"Origin": "http://127.0.0.1:1", "Sec-Fetch-Site": "same-site"},
-            {"Sec-Fetch-Site": "cross-site"},
-        ):
-            assert browser.post(PAGE, data=full, headers=headers).status_code == 401
-            assert browser.post(PAGE, data={"do": "sign_in", "key": ADMIN}, headers=headers).status_code == 403
+def test_another_site_cannot_use_a_browser_s_key(workers: Workers) -> None:
+    """No origin, another origin, another port of this machine: nothing is changed and nothing is read."""
+    foreign: list[dict[str, str]] = [
+        {},
+        {"Origin": "http://evil.example"},
+        {"Origin": "null"},
+        {"Origin": "http://127.0.0.1:1", "Sec-Fetch-Site": "same-site"},
+        {"Sec-Fetch-Site": "cross-site"},
+    ]
+    with browser_of(workers.one) as browser:
+        form = {"do": "save", "mode": "off", "revision": hidden(browser.get(PAGE).text, "revision")}
+        for path in (OPENED, PAGE):
+            assert [browser.post(path, data=form, headers=headers).status_code for headers in foreign] == [403] * 5
         read = browser.get(PAGE, headers={"Origin": "http://127.0.0.1:1", "Sec-Fetch-Site": "same-site"})
-        assert read.status_code == 401
-        assert browser.post(PAGE, json=full).status_code == 415
-        assert browser.post(PAGE, data={**full, "x": "x" * 70_000}).status_code == 415
+        assert read.status_code == 403
+        assert browser.post(PAGE, json=form).status_code == 415
+        assert browser.post(PAGE, data={**form, "x": "x" * 70_000}).status_code == 415
         assert guarded(workers.one)
-        assert browser.post(PAGE, data=full, headers={"Origin": workers.one.base_url}).status_code == 303
+        assert browser.post(PAGE, data=form, headers={"Origin": workers.one.base_url}).status_code == 303
         assert not guarded(workers.one)
 
 
@@ -387,7 +368,8 @@ def test_only_administrators_write(workers: Workers, key: str) -> None:
     assert "guard" in text
     for form in ({"do": "save", "mode": "off"}, {"do": "reset", "reset": "*"}, {}):
         assert send(workers.one, form, key).status_code == 403
-    with signed_in(workers.one, key) as browser:
-        token = hidden(browser.get(PAGE).text, "token")
-        assert browser.post(PAGE, data={"do": "save", "mode": "off", "token": token}).status_code == 403
+    with browser_of(workers.one, key) as browser:
+        own = {"Origin": workers.one.base_url}
+        answer = browser.post(PAGE, data={"do": "save", "mode": "off"}, headers=own)
+        assert (answer.status_code, "Only proxy administrators" in answer.text) == (403, True)
     assert guarded(workers.one)

@@ -140,24 +140,33 @@ def test_a_setting_is_changed_and_reset(running: Proxy, browser: Browser, script
     assert "changed here to" not in browser.text()
 
 
-def test_signing_out_ends_the_session(running: Proxy, browser: Browser) -> None:
-    """The key is never in an address, and no script can read the cookie."""
+def test_the_key_is_asked_for_and_goes_to_the_page_only(running: Proxy, browser: Browser, tmp_path: Path) -> None:
+    """A wrong one shows nothing. The right one is in no address, no cookie, and no request to LiteLLM's own routes."""
     browser.view(1280, 900)
     sign_in(browser, running)
     assert MASTER_KEY not in browser.evaluate("location.href + document.documentElement.outerHTML")
     assert browser.evaluate("document.cookie") == ""
-    browser.click("header button")
-    assert browser.evaluate("document.querySelector('#key') !== null")
-    sign_in(browser, running, "sk-wrong")
-    assert "does not accept that key" in browser.text()
-    browser.open(f"{running.base_url}{PAGE}")
-    assert "Guarded deployments" not in browser.text()
+    before = len(browser.keys_sent())
+    for path in ("/compaction", "/v1/models", "/compaction/"):
+        browser.open(f"{running.base_url}{path}")
+    sent = [(url.removeprefix(running.base_url), key) for url, key in browser.keys_sent()[before:]]
+    assert set(sent) - {("/favicon.ico", False)} == {
+        ("/compaction", False),
+        ("/v1/models", False),
+        ("/compaction/", True),
+    }
+    # LiteLLM's own answer to a browser without a key.
+    browser.complaints.clear()
+    with browse(chromium() or "", tmp_path) as another:
+        sign_in(another, running, "sk-wrong")
+        assert (f"{running.base_url}{PAGE}", True) in another.keys_sent()
+        assert "Guarded deployments" not in another.text()
 
 
 def test_another_port_of_this_machine_reads_and_writes_nothing(
     running: Proxy, browser: Browser, elsewhere: str
 ) -> None:
-    """SameSite lets its requests bring the cookie along, and LiteLLM's CORS settings would show it the answer."""
+    """Its requests bring the browser's password along, and LiteLLM's CORS settings may show it the answer."""
     browser.view(1280, 900)
     sign_in(browser, running)
     browser.open(elsewhere)
@@ -170,7 +179,7 @@ def test_another_port_of_this_machine_reads_and_writes_nothing(
             f"document.body.innerHTML = '<form method=post action={page}><input name=do value=save></form>';"
             "document.forms[0].submit()"
         )
-    assert "Sign in again" in browser.text()
+    assert "was not sent from this page" in browser.text()
     browser.open(page)
     assert "Guarded deployments" in browser.text()
     browser.complaints.clear()

@@ -6,7 +6,7 @@ import pytest
 
 from tests.integration.bench import Bench
 from tests.integration.harness import MASTER_KEY
-from tests.integration.page_forms import PAGE, chosen, look, send
+from tests.integration.page_forms import chosen, look, send
 
 pytestmark = pytest.mark.proxy
 
@@ -37,8 +37,8 @@ def test_a_store_that_cannot_be_used(patient: Bench) -> None:
 
 
 def test_the_page_can_be_left_out(permissive: Bench) -> None:
-    """`page: off`: no route, no cookie, no read of settings, and requests are guarded as ever."""
+    """`page: off`: no route, no read of settings, and requests are guarded as ever."""
     permissive.watch("local")
     assert look(permissive.proxy, MASTER_KEY).status_code == 404
-    assert permissive.proxy.client.post(PAGE, data={"do": "sign_in", "key": MASTER_KEY}).status_code == 404
+    assert send(permissive.proxy, {"do": "save", "mode": "off"}, MASTER_KEY).status_code == 404
     assert _is_guarded(permissive)

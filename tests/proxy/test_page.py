@@ -28,7 +28,6 @@ from litellm_compaction.proxy.page.view import (
     clock_text,
     page,
     plain_page,
-    sign_in_page,
 )
 from litellm_compaction.stores import MemoryStore
 
@@ -132,8 +131,6 @@ def content(word: str = "local", **changes: Any) -> Content:
         "role": word,
         "may_write": True,
         "sees_all": True,
-        "is_signed_in": True,
-        "token": word,
         "revision": word,
         "fields": [field, number],
         "notices": [Notice(kind="problem", text=word)],
@@ -163,7 +160,6 @@ def skeleton(text: str) -> list[tuple[str, tuple[str, ...]]]:
 def test_no_value_becomes_markup(word: str) -> None:
     """Whatever a client calls its model: the same elements with the same attributes as for a plain name."""
     assert skeleton(page(content(word or "x"))) == skeleton(page(content("plain")))
-    assert skeleton(sign_in_page(word or "x")) == skeleton(sign_in_page("plain"))
     assert skeleton(plain_page(word)) == skeleton(plain_page("plain"))
 
 
@@ -173,13 +169,13 @@ def test_what_is_escaped_can_be_read(word: str) -> None:
     wanted = re.sub("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]", "\ufffd", word)
     around = "".join(_Reader(plain_page("PLACE")).texts)
     assert "".join(_Reader(plain_page(word)).texts) == around.replace("PLACE", wanted)
-    inputs = _Reader(page(content(token=word))).all("input")
-    assert {each["value"] for each in inputs if each.get("name") == "token"} == {wanted}
+    inputs = _Reader(page(content(revision=word))).all("input")
+    assert {each["value"] for each in inputs if each.get("name") == "revision"} == {wanted}
 
 
 def test_the_header_allows_the_style_that_is_sent() -> None:
     """Browsers compare the hash of exactly what stands between the tags."""
-    for text in (page(content()), sign_in_page(), plain_page("x")):
+    for text in (page(content()), plain_page("x")):
         style = text.partition("<style>")[2].partition("</style>")[0]
         digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
         assert f"style-src 'sha256-{digest}';" in SECURITY_HEADERS["Content-Security-Policy"]
@@ -219,14 +215,14 @@ def test_enter_saves_and_never_resets() -> None:
     """The first button of the form is Save; resetting has a form of its own."""
     text = page(content())
     buttons = [attributes for attributes in _Reader(text).all("button") if attributes.get("form") != "reset-form"]
-    assert [attributes.get("name") for attributes in buttons] == [None, None]
-    assert text.index("Sign out") < text.index("settings-form") < text.index(">Save<")
+    assert [attributes.get("name") for attributes in buttons] == [None]
+    assert text.index("reset-form") < text.index("settings-form") < text.index(">Save<")
     assert '<button class="small" name="reset" value="mode" form="reset-form"' in text
 
 
 def test_whoever_may_not_write_gets_no_controls() -> None:
     """But sees what is in force, and where it comes from."""
-    text = page(content(may_write=False, is_signed_in=False))
+    text = page(content(may_write=False))
     reader = _Reader(text)
     assert not [name for name, _ in reader.elements if name in ("form", "select", "input", "button")]
     assert "config.yaml says local, changed here to guard at 2026 by local." in "".join(reader.texts)

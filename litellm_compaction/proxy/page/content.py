@@ -93,8 +93,6 @@ class Content:
     Attributes:
         role: of the visitor.
         may_write, sees_all: what the visitor may.
-        is_signed_in: by cookie, so that signing out means something.
-        token: for forms.
         revision: of the overlay that the form shows.
         talks: the most recent first, as many as are drawn.
         more_talks: how many are not.
@@ -104,8 +102,6 @@ class Content:
     role: str
     may_write: bool
     sees_all: bool
-    is_signed_in: bool
-    token: str
     revision: str
     fields: Sequence[Field]
     notices: Sequence[Notice] = ()

@@ -1,7 +1,7 @@
 """`/compaction` in the proxy: who may look, who may write, and what a form does.
 
-One address, GET and POST. LiteLLM decides whose key it is; a browser's cookie counts only for the page's own requests,
-and a form only with the token that was made for that cookie. A form saves or resets settings, or says why not.
+LiteLLM decides whose key it is. A form saves or resets settings, or says why not; one that another site has a browser
+send is refused.
 """
 
 from __future__ import annotations
@@ -18,23 +18,8 @@ from fastapi import Request, Response
 
 from litellm_compaction.config import SAME_MODEL
 from litellm_compaction.errors import ConfigError, StoreError
-from litellm_compaction.proxy.litellm_api import proxy_secret
 from litellm_compaction.proxy.live_settings import CHANGEABLE, Known, Overlay, find_problems, parsed
-from litellm_compaction.proxy.page.auth import (
-    COOKIE,
-    LIFETIME_S,
-    MAX_KEY_CHARS,
-    Sessions,
-    SignedOut,
-    TooManyTries,
-    Visitor,
-    WrongKeys,
-    address_of,
-    is_own_request,
-    keys_shown,
-    shows_key,
-    visitor_of,
-)
+from litellm_compaction.proxy.page.auth import Visitor, is_own_request, visitor_of
 from litellm_compaction.proxy.page.content import Content, Notice
 from litellm_compaction.proxy.page.data import (
     Surroundings,
@@ -45,30 +30,30 @@ from litellm_compaction.proxy.page.data import (
     rows_for,
     useless_models,
 )
-from litellm_compaction.proxy.page.view import ALL, SECURITY_HEADERS, page, plain_page, sign_in_page
+from litellm_compaction.proxy.page.view import ALL, SECURITY_HEADERS, page, plain_page
 from litellm_compaction.proxy.refusals import log_failure
 from litellm_compaction.proxy.routing import reachable_entries
 from litellm_compaction.stores import MemoryStore
 
 PATH = "/compaction"
+# Browsers send a password to the folder of the address that has asked for it (RFC 7617, 2.2): asked for at `PATH`, it
+# would go to every route of the proxy.
+_ASKING_PATH = f"{PATH}/"
 _PROXY_MODULE = "litellm.proxy.proxy_server"
 _ROUTE_NAME = "litellm_compaction_page"
 _FORM_TYPE = "application/x-www-form-urlencoded"
 _MAX_BODY_BYTES = 64 * 1024
 _SHOWN_TALKS = 8
+_NEEDS_KEY = (
+    "This page needs a key of this LiteLLM proxy. Open it again and enter the key as the password, with any user name. "
+    "The master key and keys of proxy administrators may change settings; every other key shows the numbers of its own "
+    "team, user or key."
+)
 _DONE = {
     "saved": "Saved. New requests follow it.",
     "reset": "Reset: config.yaml holds again.",
     "same": "Nothing changed.",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class _Seen:
-    """A visitor, and the cookie that says so; "" for a key in a header."""
-
-    visitor: Visitor
-    cookie: str
 
 
 def add_page(around: Surroundings) -> None:
@@ -80,20 +65,17 @@ def add_page(around: Surroundings) -> None:
     # A configuration that is loaded anew brings a new handler; the page must be the one of that.
     app.router.routes[:] = [route for route in app.router.routes if getattr(route, "name", "") != _ROUTE_NAME]
     served = _Page(around)
-    app.add_api_route(PATH, served.get, methods=["GET"], name=_ROUTE_NAME, include_in_schema=False)
-    app.add_api_route(PATH, served.post, methods=["POST"], name=_ROUTE_NAME, include_in_schema=False)
+    for path in (PATH, _ASKING_PATH):
+        app.add_api_route(path, served.get, methods=["GET"], name=_ROUTE_NAME, include_in_schema=False)
+        app.add_api_route(path, served.post, methods=["POST"], name=_ROUTE_NAME, include_in_schema=False)
 
 
 class _Page:
     def __init__(self, around: Surroundings) -> None:
         self._around = around
-        self._secret: str | None = None
-        self._sessions: Sessions | None = None
-        self._signed_out = SignedOut(around.store)
-        self._wrong_keys = WrongKeys()
 
     async def get(self, request: Request) -> Response:
-        """The page, or the form for a key."""
+        """The page, or why it is not shown."""
         return await _safely(self._get(request))
 
     async def post(self, request: Request) -> Response:
@@ -101,89 +83,32 @@ class _Page:
         return await _safely(self._post(request))
 
     async def _get(self, request: Request) -> Response:
-        seen = await self._seen(request)
-        if seen is None:
-            return _answer(sign_in_page(), HTTPStatus.UNAUTHORIZED)
+        visitor = await _visitor(request)
+        if isinstance(visitor, Response):
+            return visitor
         known = await self._around.live.read()
         done = _DONE.get(request.query_params.get("done", ""))
-        return _answer(await self._content(seen, known, done=done))
+        return _answer(await self._content(visitor, known, done=done))
 
     async def _post(self, request: Request) -> Response:
         form = await _form(request)
         if form is None:
             return _answer(plain_page("This is not a form of this page."), HTTPStatus.UNSUPPORTED_MEDIA_TYPE)
-        if form.get("do") == "sign_in":
-            return await self._sign_in(request, form.get("key", ""))
-        seen = await self._seen(request)
-        if seen is None:
-            return _answer(sign_in_page("Your session has ended. Sign in again."), HTTPStatus.UNAUTHORIZED)
-        if seen.cookie and not self._signer().is_form_token(seen.cookie, form.get("token", "")):
-            return _answer(plain_page("This form is out of date, or not from this page."), HTTPStatus.FORBIDDEN)
-        if form.get("do") == "sign_out":
-            if seen.cookie:
-                await self._signed_out.add(seen.cookie, owner=self._signer().owner(seen.cookie))
-            response = _see_other()
-            response.delete_cookie(COOKIE, path=_cookie_path(request))
-            return response
-        if not seen.visitor.may_write:
+        visitor = await _visitor(request)
+        if isinstance(visitor, Response):
+            return visitor
+        if not visitor.may_write:
             return _answer(plain_page("Only proxy administrators may change settings."), HTTPStatus.FORBIDDEN)
         known = await self._around.live.read()
-        outcome = await write(self._around, form, known, seen.visitor)
+        outcome = await write(self._around, form, known, visitor)
         if isinstance(outcome, str):
             return _see_other(f"?done={outcome}")
-        return _answer(await self._content(seen, self._around.live.known, refused=outcome), outcome.status)
-
-    async def _sign_in(self, request: Request, key: str) -> Response:
-        key = key.strip()
-        if not is_own_request(request.method, request.headers):
-            return _answer(plain_page("This form was not sent from this page."), HTTPStatus.FORBIDDEN)
-        is_possible = 0 < len(key) <= MAX_KEY_CHARS and key.isascii() and key.isprintable()
-        if await self._tried(request, key if is_possible else None) is None:
-            return _answer(sign_in_page("This proxy does not accept that key."), HTTPStatus.UNAUTHORIZED)
-        response = _see_other()
-        response.set_cookie(
-            COOKIE,
-            self._signer().seal(key),
-            max_age=LIFETIME_S,
-            path=_cookie_path(request),
-            secure=request.url.scheme == "https",
-            httponly=True,
-            samesite="strict",
-        )
-        return response
-
-    async def _seen(self, request: Request) -> _Seen | None:
-        if not is_own_request(request.method, request.headers):
-            return None
-        cookie = request.cookies.get(COOKIE, "")
-        # Without any key LiteLLM decides too: its own authentication may be off, or look at other headers.
-        has_key = shows_key(request)
-        if not cookie or has_key:
-            visitor = await (self._tried(request) if has_key else visitor_of(request, None))
-            if visitor is not None:
-                return _Seen(visitor, "")
-        key = self._signer().open(cookie) if cookie else None
-        if key and await self._signed_out.has(cookie, owner=self._signer().owner(cookie)):
-            return None
-        visitor = await visitor_of(request, key) if key else None
-        return _Seen(visitor, cookie) if visitor else None
-
-    async def _tried(self, request: Request, key: str | None = "") -> Visitor | None:
-        """Whose key it is that somebody tries: of the form, "" for one in the headers, None for what can be none.
-
-        Raises:
-            TooManyTries: too many wrong ones of this address wait already.
-        """
-
-        async def look() -> Visitor | None:
-            return None if key is None else await visitor_of(request, key or None)
-
-        return await self._wrong_keys.tried(address_of(request), look, key or keys_shown(request))
+        return _answer(await self._content(visitor, self._around.live.known, refused=outcome), outcome.status)
 
     async def _content(
-        self, seen: _Seen, known: Known, *, done: str | None = None, refused: Refused | None = None
+        self, visitor: Visitor, known: Known, *, done: str | None = None, refused: Refused | None = None
     ) -> str:
-        around, visitor = self._around, seen.visitor
+        around = self._around
         rows = await rows_for(around, visitor)
         models = models_for(around.router(), rows, visitor)
         talks = await around.turns.everywhere(visitor.tenant_seen)
@@ -194,8 +119,6 @@ class _Page:
             role=visitor.role,
             may_write=visitor.may_write,
             sees_all=visitor.sees_all,
-            is_signed_in=bool(seen.cookie),
-            token=self._signer().form_token(seen.cookie) if seen.cookie else "",
             revision=revision_of(known),
             fields=fields_for(
                 around.live.configured,
@@ -229,21 +152,27 @@ class _Page:
             found.append(Notice(kind="note", text=f"mode is {known.settings.mode}: no request is changed."))
         return found
 
-    def _signer(self) -> Sessions:
-        """Cookies under the proxy's master key, so that all workers open them; known only after the configuration."""
-        secret = proxy_secret()
-        if self._sessions is None or secret != self._secret:
-            self._secret, self._sessions = secret, Sessions(secret)
-        return self._sessions
+
+async def _visitor(request: Request) -> Visitor | Response:
+    """The owner of a request's key, or the answer to a request that has none."""
+    if not is_own_request(request.method, request.headers):
+        return _answer(plain_page("This request was not sent from this page."), HTTPStatus.FORBIDDEN)
+    visitor = await visitor_of(request)
+    if visitor is not None:
+        return visitor
+    may_ask = request.url.path.endswith("/")
+    if request.method == "GET" and not may_ask and "authorization" not in request.headers:
+        return _see_other(_ASKING_PATH[1:])
+    # RFC 9110, 15.5.2: a 401 names a scheme; at Basic browsers open a box for a password.
+    response = _answer(plain_page(_NEEDS_KEY), HTTPStatus.UNAUTHORIZED)
+    response.headers["WWW-Authenticate"] = 'Basic realm="key as password", charset="UTF-8"' if may_ask else "Bearer"
+    return response
 
 
 async def _safely(answer: Coroutine[Any, Any, Response]) -> Response:
     """The answer, or a sentence: the proxy's own error page would be JSON, and its log would quote values."""
     try:
         return await answer
-    except TooManyTries:
-        text = "Too many wrong keys have come from your address. Try again in a minute."
-        return _answer(plain_page(text), HTTPStatus.TOO_MANY_REQUESTS)
     except Exception as error:  # noqa: BLE001 - the proxy goes on
         log_failure("page", error)
         return _answer(
@@ -273,20 +202,13 @@ def _notices(done: str | None, refused: Refused | None) -> list[Notice]:
 
 
 def _answer(text: str, status: HTTPStatus = HTTPStatus.OK) -> Response:
-    headers = dict(SECURITY_HEADERS)
-    if status is HTTPStatus.UNAUTHORIZED:
-        # RFC 9110, 15.5.2: a 401 names a scheme; with this one browsers do not open a window of their own.
-        headers["WWW-Authenticate"] = "Bearer"
     body = text.encode("utf-8", "replace")
-    return Response(body, status_code=int(status), media_type="text/html; charset=utf-8", headers=headers)
+    return Response(body, status_code=int(status), media_type="text/html; charset=utf-8", headers=SECURITY_HEADERS)
 
 
-def _see_other(query: str = "?") -> Response:
-    return Response(status_code=303, headers={**SECURITY_HEADERS, "Location": query})
-
-
-def _cookie_path(request: Request) -> str:
-    return f"{str(request.scope.get('root_path') or '').rstrip('/')}{PATH}"
+def _see_other(where: str) -> Response:
+    """To an address relative to the page's own: a proxy in front may have another path."""
+    return Response(status_code=303, headers={**SECURITY_HEADERS, "Location": where})
 
 
 @dataclass(frozen=True, slots=True)

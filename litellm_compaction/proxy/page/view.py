@@ -52,11 +52,6 @@ def page(content: Content) -> str:
     return _rendered("page.html.j2", content=content, plots=plots, events=_folded(content.events))
 
 
-def sign_in_page(problem: str = "") -> str:
-    """The form for a key, for browsers that have none yet."""
-    return _rendered("sign_in.html.j2", problem=problem)
-
-
 def plain_page(text: str) -> str:
     """One sentence, and the way back."""
     return _rendered("plain.html.j2", text=text)
