@@ -1,14 +1,17 @@
-"""The observer that keeps events in a store, for `litellm-compaction events` and later looks."""
+"""Keeps events and turns in a store without holding up requests, for `litellm-compaction events` and the page."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 from collections import deque
+from collections.abc import Awaitable, Callable
+from functools import partial
 
 from litellm_compaction.errors import CompactionError
-from litellm_compaction.events import CarryEvent, Event, Kept, event_to_json
-from litellm_compaction.stores import Store
+from litellm_compaction.events import CarryEvent, Event, event_to_json
+from litellm_compaction.stores import Plot, Store
 
 logger = logging.getLogger("litellm_compaction")
 
@@ -17,14 +20,14 @@ _MAX_WAITING = 1000
 
 
 class History:
-    """Writes events to `store` behind the request's back: nobody waits for it, and its failure is nobody's.
+    """Writes lines to `store` in the background; a failure is logged once and ignored.
 
     Called in the event loop in which the store is used.
     """
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._waiting: deque[Kept] = deque(maxlen=_MAX_WAITING)
+        self._waiting: deque[Callable[[], Awaitable[None]]] = deque(maxlen=_MAX_WAITING)
         self._writing: asyncio.Task[None] | None = None
         self._has_warned = False
 
@@ -33,7 +36,14 @@ class History:
         if isinstance(event, CarryEvent) and event.outcome == "restarted":
             # What it compacted is an event of its own.
             return
-        self._waiting.append(event)
+        self._add(partial(self._store.add_event, event.when_s, event_to_json(event)))
+
+    def add_turn(self, when_s: float, text: str) -> None:
+        """Takes note of a turn; see `proxy/page/turns.py`."""
+        self._add(partial(self._store.put_plots, [Plot(secrets.token_hex(8), when_s, text)]))
+
+    def _add(self, write: Callable[[], Awaitable[None]]) -> None:
+        self._waiting.append(write)
         if self._writing is None or self._writing.done():
             self._writing = asyncio.get_running_loop().create_task(self._write())
 
@@ -44,9 +54,9 @@ class History:
 
     async def _write(self) -> None:
         while self._waiting:
-            event = self._waiting.popleft()
+            write = self._waiting.popleft()
             try:
-                await self._store.add_event(event.when_s, event_to_json(event))
+                await write()
             except Exception as error:  # noqa: BLE001 - nothing that is only told may harm a request
                 if not self._has_warned:
                     self._has_warned = True

@@ -11,7 +11,6 @@ import pytest
 
 from litellm_compaction.core import anchors
 from litellm_compaction.engine import ask
-from litellm_compaction.proxy.page import history
 from litellm_compaction.tokens import formula, prefix, rendered
 from litellm_compaction.tokens.calibration import Mix
 from litellm_compaction.tokens.count import Anchor
@@ -56,21 +55,6 @@ def fill_words(count: int) -> object:
     return [anchors._atom.__wrapped__(f"src/part_{number}.py") for number in range(count)]
 
 
-def fill_turns(count: int) -> object:
-    return [
-        history.Turn(
-            when_s=1e9 + number,
-            before_tokens=5000 + number,
-            prompt_tokens=4000 + number,
-            filled_tokens=4500 + number,
-            action="none",
-            messages=number,
-            window_tokens=8192,
-        )
-        for number in range(count)
-    ]
-
-
 # The most of each that a worker keeps.
 MEMORIES: dict[str, tuple[Callable[[int], object], int]] = {
     "measures": (fill_measures, formula._MAX_ENTRIES),
@@ -78,7 +62,6 @@ MEMORIES: dict[str, tuple[Callable[[int], object], int]] = {
     "anchors": (fill_anchors, prefix._MAX_ANCHORS),
     "sent": (fill_sent, ask._MAX_ENTRIES),
     "words": (fill_words, anchors._atom.cache_parameters()["maxsize"] or 0),
-    "turns": (fill_turns, history._MAX_CONVERSATIONS * history.MAX_TURNS),
 }
 
 

@@ -32,7 +32,7 @@ from litellm_compaction.engine import (
     Reservation,
 )
 from litellm_compaction.errors import BadWish, CompactionError
-from litellm_compaction.proxy.page.history import Turn, Turns
+from litellm_compaction.proxy.page.turns import Turn, Turns
 from litellm_compaction.proxy.refusals import log_failure
 
 NOW_HEADER = "x-litellm-compaction-now"
@@ -210,7 +210,7 @@ class Call:
         action: the strongest thing done for it: compacted, then reused, then none.
         details: of its usage: how it ended, and what restarts cost; None where there is nothing to say.
         on_restarts: is told the group and the number of restarts of its answer.
-        turns, turn: the plots' memory, and what it holds of this request; None without a page.
+        turns, turn: the log of turns, and this request's; None without a page.
     """
 
     received: Request
@@ -361,7 +361,7 @@ class Calls:
 
     Args:
         on_restarts: is told the group and the number of restarts of each answer that had any.
-        turns: the plots' memory.
+        turns: the log of turns.
     """
 
     def __init__(self, on_restarts: Callable[[str, int], None] | None = None, turns: Turns | None = None) -> None:

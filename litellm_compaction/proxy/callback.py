@@ -28,7 +28,7 @@ from litellm_compaction.proxy.intake import Intake
 from litellm_compaction.proxy.litellm_api import before_end, hold_contexts, proxy_secret
 from litellm_compaction.proxy.live_settings import FixedSettings, LiveSettings, SettingsSource
 from litellm_compaction.proxy.metrics import Metrics
-from litellm_compaction.proxy.page.history import Turns
+from litellm_compaction.proxy.page.turns import Turns
 from litellm_compaction.proxy.refusals import (
     Refusal,
     ToldOnce,
@@ -115,7 +115,7 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
         patience = shared.patience if shared else None
         self._live = LiveSettings(settings, store, secret=proxy_secret, patience=patience) if has_page else None
         self._source: SettingsSource = self._live or FixedSettings(settings)
-        self._turns = Turns(store, secret=proxy_secret) if has_page else None
+        self._turns = Turns(self._history.add_turn, secret=proxy_secret) if has_page else None
         self._calls = Calls(on_restarts=metrics.restarted, turns=self._turns)
         ToldOnce(self._calls.refusal).install()
         self._gate = Intake(self._source, self._compactor, self._calls, store)
@@ -169,8 +169,6 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
         await ended([self._probe] if self._probe is not None else [])
         await self._gate.preparing.aclose()
         await self._history.settle()
-        if self._turns is not None:
-            await self._turns.aclose()
         await self._compactor.aclose()
 
     async def async_pre_call_hook(

@@ -18,8 +18,8 @@ from litellm_compaction.core.compaction import Compaction, compaction_id, is_sou
 from litellm_compaction.core.strategies import is_rung
 
 MAX_EVENTS = 10_000
-# Conversations times workers; a row has some thousand bytes.
-MAX_PLOTS = 256
+# Turns of all conversations; each has some 300 bytes.
+MAX_PLOTS = 2000
 EVENTS_TTL_S = 30 * 86_400.0
 
 # Makes one fact of what is kept and what is new. The order must not matter, nor how often the same comes: a write whose
@@ -66,12 +66,12 @@ class StoredEvent(NamedTuple):
 
 
 class Plot(NamedTuple):
-    """How full a conversation's context was, as one worker has seen it.
+    """How full a conversation's context was with one turn.
 
     Attributes:
-        key: of the conversation and the worker; a newer row takes an older one's place.
-        when_s: wall clock of the newest turn, seconds since 1970.
-        text: JSON, as `proxy/turn_rows.py` wrote it.
+        key: a newer row takes an older one's place.
+        when_s: wall clock of the turn, seconds since 1970.
+        text: JSON, as `proxy/page/turns.py` wrote it.
     """
 
     key: str

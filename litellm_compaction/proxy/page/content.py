@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from litellm_compaction.events import Kept
-from litellm_compaction.proxy.page.history import Accuracy, Talk
+from litellm_compaction.proxy.page.turns import Accuracy, Talk
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ import httpx
 
 from litellm_compaction.config import SAME_MODEL, Settings
 from litellm_compaction.engine import GoingOn
-from litellm_compaction.errors import CompactionError, ModelNotLoaded
+from litellm_compaction.errors import CompactionError, ModelNotLoaded, StoreError
 from litellm_compaction.events import Kept, event_from_json, useless_summarisers
 from litellm_compaction.proxy.deployments import DeploymentSelector, GuardedDeployment
 from litellm_compaction.proxy.live_settings import (
@@ -28,7 +28,7 @@ from litellm_compaction.proxy.live_settings import (
 )
 from litellm_compaction.proxy.page.auth import Visitor
 from litellm_compaction.proxy.page.content import Field, Model, Notice, Row
-from litellm_compaction.proxy.page.history import Turns
+from litellm_compaction.proxy.page.turns import Talk, Turns, talks_of, turn_from_json
 from litellm_compaction.proxy.page.view import clock_text
 from litellm_compaction.proxy.routing import WAYS_OF, carrier_of, router_entries
 from litellm_compaction.stores import Store
@@ -140,6 +140,17 @@ async def events_for(store: Store, visitor: Visitor) -> list[Kept]:
     stored = await store.events(limit=SHOWN_EVENTS, containing=visitor.tenant_seen)
     events = [event for each in reversed(stored) if (event := event_from_json(each.text)) is not None]
     return [event for event in events if visitor.sees_all or event.tenant == visitor.tenant]
+
+
+async def talks_for(store: Store, visitor: Visitor) -> list[Talk]:
+    """The last conversations that the visitor may see, the most recent first; none of a store that cannot be read."""
+    try:
+        # The newest first, and the store looks for the characters alone.
+        texts = await store.plots(containing=visitor.tenant_seen)
+    except StoreError:
+        return []
+    turns = [turn for text in reversed(texts) if (turn := turn_from_json(text)) is not None]
+    return talks_of(turn for turn in turns if visitor.sees_all or turn.tenant == visitor.tenant)
 
 
 def _options(key: str, models: Sequence[Model], value: str) -> tuple[tuple[str, str], ...]:

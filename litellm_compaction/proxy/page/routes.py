@@ -28,6 +28,7 @@ from litellm_compaction.proxy.page.data import (
     models_for,
     revision_of,
     rows_for,
+    talks_for,
     useless_models,
 )
 from litellm_compaction.proxy.page.view import ALL, SECURITY_HEADERS, page, plain_page
@@ -111,7 +112,7 @@ class _Page:
         around = self._around
         rows = await rows_for(around, visitor)
         models = models_for(around.router(), rows, visitor)
-        talks = await around.turns.everywhere(visitor.tenant_seen)
+        talks = await talks_for(around.store, visitor)
         # Titles and health checks are conversations of one request; they would crowd out the others.
         drawn = ([talk for talk in talks if talk.is_eventful] or talks)[:_SHOWN_TALKS]
         events = await events_for(around.store, visitor)

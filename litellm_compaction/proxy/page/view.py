@@ -19,7 +19,7 @@ import jinja2
 
 from litellm_compaction.events import CarryEvent, CompactionEvent, Kept, TruncationAlarm
 from litellm_compaction.proxy.page.content import Content, Field
-from litellm_compaction.proxy.page.history import Talk, Turn
+from litellm_compaction.proxy.page.turns import Talk, Turn
 
 ALL = "*"
 
@@ -139,14 +139,11 @@ class _Plot:
     """One conversation's picture.
 
     Attributes:
-        when: the newest turn.
         fills: shares of the window after each turn that is drawn.
         is_changed: whether any of these turns was not sent as it came.
     """
 
     talk: Talk
-    when: str
-    window_tokens: int
     fills: list[float]
     compactions: int
     restarts: int
@@ -160,26 +157,24 @@ _CANVAS = _Canvas()
 
 
 def _plot(talk: Talk) -> _Plot:
-    turns = list(talk.turns)[-_MAX_BARS:]
-    step = min((_CANVAS.right - _CANVAS.left) / max(len(turns), 1), 2 * _MAX_BAR_WIDTH)
+    turns = talk.turns[-_MAX_BARS:]
+    step = min((_CANVAS.right - _CANVAS.left) / len(turns), 2 * _MAX_BAR_WIDTH)
     return _Plot(
         talk=talk,
-        when=clock_text(turns[-1].when_s)[:16] if turns else "",
-        window_tokens=turns[-1].window_tokens if turns else 0,
         fills=[_ratio(turn.filled_tokens, turn) for turn in turns],
         compactions=sum(turn.action == "compacted" for turn in turns),
         restarts=sum(len(turn.restarts) for turn in turns),
         is_changed=any(turn.action != "none" for turn in turns),
-        rules=_rules(talk),
+        rules=_rules(talk.newest),
         bars=[_bar(turn, _x(index, step), step) for index, turn in enumerate(turns)],
-        labels=_labels(talk.count, len(turns), step),
+        labels=_labels(len(talk.turns), len(turns), step),
     )
 
 
-def _rules(talk: Talk) -> list[_Rule]:
+def _rules(newest: Turn) -> list[_Rule]:
     rules: list[_Rule] = []
     label_y = 0.0
-    for ratio in sorted({talk.compact_ratio, talk.carry_ratio, 1.0}, reverse=True):
+    for ratio in sorted({newest.compact_ratio, newest.carry_ratio, 1.0}, reverse=True):
         # Lines may lie closer together than their labels can.
         label_y = max(_y(ratio) + 4, label_y + _LABEL_HEIGHT)
         rules.append(_Rule(ratio, _y(ratio), label_y))

@@ -1,0 +1,228 @@
+"""How full the context was, turn by turn: numbers only, for the page's plots.
+
+A turn is one line of a log in the store, written when the server has counted its answer, so every worker draws all of
+them. Its conversation is known by a hash of how it begins, keyed with the proxy's own secret (promise P9).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Annotated, NamedTuple, TypeAlias
+
+from pydantic import Field, TypeAdapter
+
+from litellm_compaction.concurrency import Bounded
+from litellm_compaction.core.messages import Message, system_prefix_length
+from litellm_compaction.engine import Action, PreparedRequest, RequestContext
+
+_MAX_MODELS = 512
+# Enough to tell conversations apart, little enough to hash on the event loop.
+_OPENING_CHARS = 2048
+_Tokens: TypeAlias = Annotated[int, Field(ge=0, le=1_000_000_000)]
+_Number: TypeAlias = Annotated[float, Field(allow_inf_nan=False)]
+
+
+class Drop(NamedTuple):
+    """A restart in mid-answer: the context before and after."""
+
+    before_tokens: _Tokens
+    after_tokens: _Tokens
+
+
+@dataclass(slots=True, kw_only=True)
+class Turn:
+    """One client request.
+
+    Attributes:
+        talk: its conversation's name, which says nothing about the text and is the same in all workers.
+        model: `model_name` that was asked.
+        tenant: as in events.
+        when_s: wall clock when it was sent, seconds since 1970.
+        messages: their number, without the leading system ones.
+        before_tokens: the prompt as it came, estimated.
+        prompt_tokens: as it was sent; the server's own number once it has said one.
+        filled_tokens: prompt and answer.
+        compact_ratio, carry_ratio: shares of the window at which a prompt is compacted and an answer carried over.
+        restarts: in the order in which they happened.
+    """
+
+    talk: str
+    model: str
+    tenant: str
+    when_s: _Number
+    messages: int
+    before_tokens: _Tokens
+    prompt_tokens: _Tokens
+    filled_tokens: _Tokens
+    window_tokens: _Tokens
+    compact_ratio: _Number
+    carry_ratio: _Number
+    action: Action = "none"
+    restarts: list[Drop] = field(default_factory=list)
+
+
+class Talk(NamedTuple):
+    """One conversation: its turns, at least one, the newest last."""
+
+    turns: list[Turn]
+
+    @property
+    def newest(self) -> Turn:
+        return self.turns[-1]
+
+    @property
+    def id(self) -> str:
+        """The name as people read it."""
+        return self.newest.talk[:6]
+
+    @property
+    def is_eventful(self) -> bool:
+        """There is more to see than one bar."""
+        return len(self.turns) > 1 or self.newest.action == "compacted" or bool(self.newest.restarts)
+
+
+class Accuracy(NamedTuple):
+    """The last answer's usage and our count of the same prompt."""
+
+    counted_tokens: int
+    reported_tokens: int
+
+    @property
+    def deviation_percent(self) -> float:
+        """Above 0 if our count was too high."""
+        return 100.0 * (self.counted_tokens / self.reported_tokens - 1)
+
+
+_ADAPTER = TypeAdapter(Turn)
+
+
+def turn_to_json(turn: Turn) -> str:
+    """A line of the log."""
+    return json.dumps(asdict(turn), separators=(",", ":"))
+
+
+def turn_from_json(text: str) -> Turn | None:
+    """The turn that `turn_to_json` wrote; None if this version cannot read it."""
+    try:
+        return _ADAPTER.validate_python(json.loads(text))
+    except (ValueError, RecursionError):
+        return None
+
+
+def talks_of(turns: Iterable[Turn]) -> list[Talk]:
+    """The conversations of some turns, the most recent first.
+
+    A turn with fewer messages than the one before it begins another conversation that opens alike. Of several lines
+    for one turn, which it has after a restart, the last one counts.
+    """
+    talks: dict[str, Talk] = {}
+    for turn in sorted(turns, key=lambda each: each.when_s):
+        seen = talks.setdefault(turn.talk, Talk([])).turns
+        if seen and turn.messages < seen[-1].messages:
+            seen.clear()
+        if seen and turn.when_s == seen[-1].when_s:
+            seen.pop()
+        seen.append(turn)
+    return sorted(talks.values(), key=lambda talk: (-talk.newest.when_s, talk.newest.talk))
+
+
+class Turns:
+    """Writes down the turns of this process, and remembers for each model how far off the last count was.
+
+    Args:
+        write: keeps a line with its time, without waiting for it.
+        secret: gives the one that all workers have, None if there is none: then each names conversations its own way.
+        wall_clock: seconds since 1970.
+    """
+
+    def __init__(
+        self,
+        write: Callable[[float, str], None],
+        *,
+        secret: Callable[[], str | None] = lambda: None,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._write = write
+        self._secret = secret
+        self._wall_clock = wall_clock
+        self._own_secret = secrets.token_hex(16)
+        self._accuracies: Bounded[str, Accuracy] = Bounded(_MAX_MODELS)
+
+    def sent(
+        self, turn: Turn | None, messages: Sequence[Message], case: RequestContext, guarded: PreparedRequest
+    ) -> Turn | None:
+        """Notes what goes out for a client request; gives the turn that it belongs to, None if it has no messages.
+
+        Args:
+            turn: of the same request, if something went out for it before.
+            messages: as the client sent them.
+            case: of the request.
+            guarded: what goes out.
+        """
+        tokens = guarded.count.tokens
+        if turn is None:
+            rest = messages[system_prefix_length(messages) :]
+            if not rest:
+                return None
+            turn = Turn(
+                talk=self._name(rest[0], case),
+                model=case.label,
+                tenant=case.tenant,
+                when_s=self._wall_clock(),
+                messages=len(rest),
+                before_tokens=guarded.tokens_before,
+                prompt_tokens=tokens,
+                filled_tokens=tokens,
+                window_tokens=guarded.window.tokens,
+                compact_ratio=case.settings.pre_request_ratio,
+                carry_ratio=case.settings.streaming_ratio,
+            )
+        if guarded.messages and guarded.messages[-1].is_ours:
+            turn.restarts.append(Drop(_stopped_at(turn, case, guarded), tokens))
+        elif guarded.action == "compacted" or turn.action == "none":
+            turn.action = guarded.action
+        turn.window_tokens = guarded.window.tokens
+        turn.prompt_tokens = turn.filled_tokens = tokens
+        return turn
+
+    def answered(
+        self,
+        turn: Turn | None,
+        case: RequestContext,
+        guarded: PreparedRequest,
+        prompt_tokens: int,
+        completion_tokens: int,
+    ) -> None:
+        """Writes the turn with what an answer's usage says of it."""
+        if prompt_tokens <= 0:
+            return
+        self._accuracies[case.target.key] = Accuracy(guarded.count.tokens, prompt_tokens)
+        if turn is not None:
+            turn.prompt_tokens = prompt_tokens
+            turn.filled_tokens = prompt_tokens + max(completion_tokens, 0)
+            self._write(turn.when_s, turn_to_json(turn))
+
+    def accuracy(self, target_key: str) -> Accuracy | None:
+        """Of the last answer of a target; None before the first."""
+        return self._accuracies.get(target_key)
+
+    def _name(self, first: Message, case: RequestContext) -> str:
+        opening = repr((case.tenant, case.label, first.role, len(first.text), first.text[:_OPENING_CHARS]))
+        secret = self._secret() or self._own_secret
+        key = hashlib.blake2b(b"litellm_compaction turns " + secret.encode(), digest_size=32).digest()
+        return hashlib.blake2b(opening.encode(errors="replace"), key=key, digest_size=8).hexdigest()
+
+
+def _stopped_at(turn: Turn, case: RequestContext, guarded: PreparedRequest) -> int:
+    """The fill of the context when an answer was stopped, in tokens.
+
+    Servers report no usage of a stopped answer. `tokens_before` is the client's whole conversation, which was never
+    sent if it had been compacted before; the limit at which answers are stopped is what is certain then.
+    """
+    limit = int(case.settings.streaming_ratio * guarded.window.tokens)
+    return max(turn.filled_tokens, guarded.tokens_before if guarded.tokens_before <= guarded.window.tokens else limit)
