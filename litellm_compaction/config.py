@@ -3,13 +3,8 @@
 `callback_settings.litellm_compaction` in config.yaml becomes `Settings`, `model_info.compaction` of a deployment
 becomes `DeploymentSettings`, and `Settings.for_deployment` joins the two.
 
-The operator's own prompts are files, read once and checked at start: plain text in UTF-8, in which `{words}` and the
-other placeholders of the strategy are replaced by numbers and every other brace is text. What is to be condensed
-follows the prompt, or stands before it; it needs no placeholder.
-
 The operator's own regular expressions must take linear time on any text. That is decided by their form, since no trial
-finds the text on which a pattern explodes: what may be repeated without an end, or very often inside something that is
-repeated, is refused, with what to write instead.
+finds the text on which a pattern explodes.
 """
 
 from __future__ import annotations
@@ -20,9 +15,18 @@ import re
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias, TypeVar, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias, TypeVar, get_args, get_origin
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    create_model,
+    field_validator,
+    model_validator,
+)
 from pydantic.fields import FieldInfo
 
 from litellm_compaction.core.budget import RESERVES_MAX_RATIO
@@ -129,11 +133,9 @@ _PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")
 
 @functools.lru_cache(maxsize=64)
 def read_prompt(strategy: StrategyName, path: str) -> str:
-    """The prompt in the file `path`, checked; a file is read once in the life of a process.
+    """The prompt in the file `path`, checked: UTF-8, in which the placeholders of `strategy` are replaced by numbers.
 
-    Args:
-        strategy: whose placeholders it has.
-        path: absolute, relative to the working directory, or with `~`.
+    A file is read once in the life of a process.
 
     Raises:
         ValueError: it cannot be read, or its placeholders are not the strategy's; says what is allowed.
@@ -201,72 +203,76 @@ _SETTINGS_PLACE = "callback_settings.litellm_compaction"
 _SectionT = TypeVar("_SectionT", bound=_Section)
 
 
-class DeploymentSettings(_Section):
-    """`model_info: compaction:` of one deployment; what is left out follows the global settings."""
+class Live(NamedTuple):
+    """Marks a setting that can be changed at run time; `text` is shown on the page in place of its description."""
 
-    enabled: bool | None = Field(
-        None, description="true guards a provider that is not LM Studio, false leaves this deployment alone."
-    )
-    context_length: int | None = Field(
-        None,
-        ge=256,
-        le=100_000_000,
-        description="Window in tokens, used only where the server itself does not say one.",
-    )
-    mode: Mode | None = None
-    tokenizer: str | None = Field(None, min_length=1)
-    count: Literal["auto", "probe"] | None = None
-    pruning_model: str | None = Field(None, min_length=1)
-    notices: Literal["auto", "content", "reasoning", "off"] | None = None
-    background: Literal["off", "idle"] | None = None
-    strategy: StrategyName | None = None
-    pre_request_ratio: Ratio | None = None
-    streaming_ratio: Ratio | None = None
-    target_ratio: Ratio | None = None
-    output_buffer_ratio: Ratio | None = None
-    threshold_tokens: int | None = Field(None, ge=0, le=100_000_000)
-    system_reserve_tokens: _Reserve | None = None
-    output_reserve_tokens: _Reserve | None = None
-    safety_buffer_tokens: _Reserve | None = None
+    label: str
+    text: str = ""
+
+
+_PRUNING_MODEL = Live(
+    "Pruning model",
+    "Model used to compact conversation history when approaching the context limit. Choose a fast, capable model.",
+)
+# Marks a setting that a deployment may have of its own, too.
+_OF_DEPLOYMENT = object()
 
 
 class Settings(_Section):
     """Global settings under `callback_settings: litellm_compaction:`."""
 
-    mode: Mode = Field(
+    pruning_model: Annotated[str, _PRUNING_MODEL, _OF_DEPLOYMENT] = Field(
+        SAME_MODEL,
+        min_length=1,
+        description="`model_name` that writes summaries; `__same__` is the model that is being asked.",
+    )
+    strategy: Annotated[StrategyName, Live("Strategy"), _OF_DEPLOYMENT] = Field(
+        "summary",
+        description="How the old part is condensed: summary keeps recent messages behind a record; prune lets the "
+        "model say which messages go; handoff leaves the record and the last request.",
+    )
+    notices: Annotated[Literal["auto", "content", "reasoning", "off"], Live("Notices"), _OF_DEPLOYMENT] = Field(
+        "auto",
+        description="Where a streaming client is told about a compaction. auto: in the text for people (browsers, Open "
+        "WebUI where it says who it is), for programs as a thought before the answer begins, or at the end of one that "
+        "the window has cut, and never inside it.",
+    )
+    mode: Annotated[Mode, Live("Mode"), _OF_DEPLOYMENT] = Field(
         "guard",
         description="guard acts; observe logs and counts what it would have done and changes nothing; off sleeps.",
     )
-    pre_request_ratio: Ratio = Field(
+    pre_request_ratio: Annotated[Ratio, Live("Compact a prompt above"), _OF_DEPLOYMENT] = Field(
         0.80,
         description="Share of the window above which prompt + output buffer is compacted before sending.",
     )
-    streaming_ratio: Ratio = Field(
+    streaming_ratio: Annotated[Ratio, Live("Carry an answer over at"), _OF_DEPLOYMENT] = Field(
         0.90, description="Share of the window at which a running generation is carried over."
     )
-    target_ratio: Ratio = Field(
+    target_ratio: Annotated[Ratio, Live("Compact down to"), _OF_DEPLOYMENT] = Field(
         0.40, description="Share of the window to which a compaction shrinks: deep, so that it stays rare."
     )
-    output_buffer_ratio: float = Field(
+    output_buffer_ratio: Annotated[float, Live("Set aside for the answer"), _OF_DEPLOYMENT] = Field(
         0.20, ge=0.0, lt=1.0, description="Share of the remaining window that is set aside for the answer."
     )
     output_buffer_min_tokens: int = Field(
         1000, ge=0, description="Least tokens set aside for the answer; capped at 10 % of the window."
     )
-    threshold_tokens: int = Field(
+    threshold_tokens: Annotated[int, _OF_DEPLOYMENT] = Field(
         0,
         ge=0,
         le=100_000_000,
         description="Tokens of the conversation, without system messages and tools, above which it is compacted, in "
         "place of the ratio and the reserves; 0: those decide. A prompt that does not fit is compacted anyway.",
     )
-    system_reserve_tokens: _Reserve = Field(
+    system_reserve_tokens: Annotated[_Reserve, _OF_DEPLOYMENT] = Field(
         0,
         description="Part of the window for system messages and tools. With any reserve set, compaction begins at "
         "`pre_request_ratio` of (window − reserves), and the output buffer is not added.",
     )
-    output_reserve_tokens: _Reserve = Field(0, description="Part of the window for the answer; see above.")
-    safety_buffer_tokens: _Reserve = Field(
+    output_reserve_tokens: Annotated[_Reserve, _OF_DEPLOYMENT] = Field(
+        0, description="Part of the window for the answer; see above."
+    )
+    safety_buffer_tokens: Annotated[_Reserve, _OF_DEPLOYMENT] = Field(
         0, description="Part of the window that stays free; see above. All reserves count for 75 % of it at most."
     )
     keep_recent_messages: int = Field(
@@ -293,19 +299,9 @@ class Settings(_Section):
         description="slim sends the tools of requests to guarded models without examples and titles, and with long "
         "descriptions shortened: agents fill small windows with them. The model reads less of how a tool is meant.",
     )
-    strategy: StrategyName = Field(
-        "summary",
-        description="How the old part is condensed: summary keeps recent messages behind a record; prune lets the "
-        "model say which messages go; handoff leaves the record and the last request.",
-    )
     prompt_file: Mapping[StrategyName, str] = Field(
         {},
         description="Files with the operator's own prompts, by strategy: `{handoff: /etc/litellm/handoff.txt}`.",
-    )
-    pruning_model: str = Field(
-        SAME_MODEL,
-        min_length=1,
-        description="`model_name` that writes summaries; `__same__` is the model that is being asked.",
     )
     summary_max_tokens: int = Field(
         800, ge=64, le=16_000, description="Longest summary; also about a twelfth of the window at most."
@@ -324,12 +320,6 @@ class Settings(_Section):
         description="auto carries answers over the limit below LiteLLM's OpenAI client where it can; "
         "hooks uses LiteLLM's hooks only.",
     )
-    notices: Literal["auto", "content", "reasoning", "off"] = Field(
-        "auto",
-        description="Where a streaming client is told about a compaction. auto: in the text for people (browsers, Open "
-        "WebUI where it says who it is), for programs as a thought before the answer begins, or at the end of one that "
-        "the window has cut, and never inside it.",
-    )
     heartbeat_s: float = Field(
         10.0, gt=0, le=600, description="Longest silence in seconds of a stream that waits for a compaction."
     )
@@ -339,14 +329,14 @@ class Settings(_Section):
     oversized_user_message: Literal["error", "excerpt"] = Field(
         "error", description="A user message that cannot fit: refuse, or send its head and tail."
     )
-    tokenizer: str = Field(
+    tokenizer: Annotated[str, _OF_DEPLOYMENT] = Field(
         AUTO_TOKENIZER,
         min_length=1,
         description="What counts prompts: the path of a model's .gguf or tokenizer.json, or of the folder with it; "
         "the name of a model to count like (`llama-3.1-8b`); `heuristic`, 4 characters a token; `auto`: LM Studio's "
         "own file of the model where it is on this machine, else the vocabularies in this package.",
     )
-    count: Literal["auto", "probe"] = Field(
+    count: Annotated[Literal["auto", "probe"], _OF_DEPLOYMENT] = Field(
         "auto",
         description="probe has the server count what a compaction made, by a request of 16 tokens that takes one of "
         "`max_summary_calls`; auto asks only where doubt alone would decide.",
@@ -396,7 +386,7 @@ class Settings(_Section):
     admission_timeout_s: float = Field(
         300.0, gt=0, le=7200, description="Seconds that a request may wait for room beside others."
     )
-    background: Literal["off", "idle"] = Field(
+    background: Annotated[Literal["off", "idle"], _OF_DEPLOYMENT] = Field(
         "idle",
         description="idle writes the record that a conversation's next compaction will need ahead, while its server "
         "is idle and nobody waits; a request that comes ends that call. At most 20 an hour for each tenant and model. "
@@ -513,6 +503,46 @@ class Settings(_Section):
                 f"{place}.threshold_tokens = {self.threshold_tokens}: allowed: 0, or {_LEAST_THRESHOLD_TOKENS} to "
                 f"{window_tokens - 1}, below context_length"
             )
+
+
+# In the order of the page.
+LIVE: Mapping[str, Live] = {
+    name: mark for name, field in Settings.model_fields.items() for mark in field.metadata if isinstance(mark, Live)
+}
+
+
+class _DeploymentSettings(_Section):
+    """`model_info: compaction:` of one deployment; what is left out follows the global settings."""
+
+    enabled: bool | None = Field(
+        None, description="true guards a provider that is not LM Studio, false leaves this deployment alone."
+    )
+    context_length: int | None = Field(
+        None,
+        ge=256,
+        le=100_000_000,
+        description="Window in tokens, used only where the server itself does not say one.",
+    )
+
+
+if TYPE_CHECKING:
+
+    class DeploymentSettings(_DeploymentSettings):
+        # As far as they are read by name.
+        tokenizer: str | None
+        pruning_model: str | None
+
+else:
+
+    def _optional(field: FieldInfo) -> Any:
+        parts = (field.annotation, *field.metadata)
+        return Annotated[parts] | None, None
+
+    DeploymentSettings = create_model(
+        "DeploymentSettings",
+        __base__=_DeploymentSettings,
+        **{name: _optional(field) for name, field in Settings.model_fields.items() if _OF_DEPLOYMENT in field.metadata},
+    )
 
 
 def settings_from(section: object) -> Settings:

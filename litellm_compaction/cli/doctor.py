@@ -214,9 +214,9 @@ class _Examiner:
         """Why a pruning model would not be asked now; nothing where it would."""
         # Here: they load LiteLLM, which takes seconds.
         from litellm_compaction.proxy.deployments import DeploymentSelector, Publisher
-        from litellm_compaction.proxy.live_settings import FixedSettings
+        from litellm_compaction.proxy.live_settings import LiveSettings
 
-        guards = DeploymentSelector(FixedSettings(self._settings), self._windows, Publisher())
+        guards = DeploymentSelector(LiveSettings(self._settings), self._windows, Publisher())
         with contextlib.suppress(ConfigError):
             if why := await guards.why_unusable(_AsRouter(self._file, self._environ), name):
                 return [note(f"pruning_model {name}", f"the model that is asked writes its own summaries: {why}.")]

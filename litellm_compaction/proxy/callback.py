@@ -26,7 +26,7 @@ from litellm_compaction.proxy.call import Call, Calls, headers
 from litellm_compaction.proxy.deployments import note_credential, raw_headers
 from litellm_compaction.proxy.intake import Intake
 from litellm_compaction.proxy.litellm_api import before_end, hold_contexts, proxy_secret
-from litellm_compaction.proxy.live_settings import FixedSettings, LiveSettings, SettingsSource
+from litellm_compaction.proxy.live_settings import LiveSettings
 from litellm_compaction.proxy.metrics import Metrics
 from litellm_compaction.proxy.page.turns import Turns
 from litellm_compaction.proxy.refusals import (
@@ -49,7 +49,7 @@ from litellm_compaction.proxy.startup import (
     warn_of_bypass,
 )
 from litellm_compaction.proxy.wire import at_the_windows_end, can_be_carried_over, choices_of, with_details
-from litellm_compaction.stores import open_board, open_store, redis_of
+from litellm_compaction.stores import open_board, open_store
 from litellm_compaction.tokenizers.sources import Sources
 from litellm_compaction.tokens.counter import TokenCounter
 from litellm_compaction.windows.lmstudio_rpc import LMStudioRpc
@@ -111,19 +111,16 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
             observers=(log_observer(logger), metrics.observe, Spans().observe, self._history),
         )
         has_page = settings.page == "on"
-        shared = redis_of(store)
-        patience = shared.patience if shared else None
-        self._live = LiveSettings(settings, store, secret=proxy_secret, patience=patience) if has_page else None
-        self._source: SettingsSource = self._live or FixedSettings(settings)
+        self._live = LiveSettings(settings, store if has_page else None, secret=proxy_secret)
         self._turns = Turns(self._history.add_turn, secret=proxy_secret) if has_page else None
         self._calls = Calls(on_restarts=metrics.restarted, turns=self._turns)
         ToldOnce(self._calls.refusal).install()
-        self._gate = Intake(self._source, self._compactor, self._calls, store)
+        self._gate = Intake(self._live, self._compactor, self._calls, store)
         self._probe: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         """Looks at every guarded deployment in the background, as soon as the router is there."""
-        if self._source.is_asleep:
+        if self._live.is_asleep:
             return
         try:
             loop = asyncio.get_running_loop()
@@ -133,7 +130,7 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
 
     def show_page(self) -> None:
         """Adds the settings and history page to the proxy, where config.yaml wants it; never raises."""
-        if self._live is None or self._turns is None:
+        if self._turns is None:
             return
         try:
             # Here, so that nothing that the page alone needs can keep the proxy from starting.
@@ -178,7 +175,7 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
 
         Of a text completion only what cannot fit is refused here: behind routing LiteLLM drops the error's code.
         """
-        if self._source.is_asleep:
+        if self._live.is_asleep:
             return None
         self._calls.serve(data)
         note_request_span(user_api_key_dict)
@@ -201,7 +198,7 @@ class CompactionHandler(CustomLogger):  # type: ignore[misc] # LiteLLM is not ty
     async def async_pre_call_deployment_hook(self, kwargs: dict[str, Any], call_type: Any) -> dict[str, Any] | None:
         """Phase 1 and 2 for the chosen deployment: its own window, its own bound on the answer."""
         kind = getattr(call_type, "value", call_type)
-        if kind not in _GUARDED_CALLS | _BRIDGED_CALLS or self._source.is_asleep:
+        if kind not in _GUARDED_CALLS | _BRIDGED_CALLS or self._live.is_asleep:
             return None
         try:
             if kind in _BRIDGED_CALLS:

@@ -27,7 +27,7 @@ from litellm_compaction.errors import CompactionError, ModelNotLoaded, WindowUnr
 from litellm_compaction.proxy.call import Call
 from litellm_compaction.proxy.internal import permission, prompt_measure, summary_asker, warm_up
 from litellm_compaction.proxy.litellm_api import may_use, with_credentials
-from litellm_compaction.proxy.live_settings import SettingsSource, for_deployment
+from litellm_compaction.proxy.live_settings import LiveSettings, for_deployment
 from litellm_compaction.proxy.routing import (
     Deployment,
     asked_deployment_of,
@@ -151,7 +151,7 @@ class DeploymentSelector:
     """
 
     def __init__(
-        self, source: SettingsSource, windows: Windows, publisher: Publisher, former: FormerAnswers | None = None
+        self, source: LiveSettings, windows: Windows, publisher: Publisher, former: FormerAnswers | None = None
     ) -> None:
         self._source = source
         self._windows = windows

@@ -45,7 +45,7 @@ from litellm_compaction.proxy.deployments import (
 )
 from litellm_compaction.proxy.internal import group_of, is_internal_call, name_call
 from litellm_compaction.proxy.litellm_api import connect, has_database
-from litellm_compaction.proxy.live_settings import SettingsSource
+from litellm_compaction.proxy.live_settings import LiveSettings
 from litellm_compaction.proxy.prepare import Preparing
 from litellm_compaction.proxy.routing import (
     Deployment,
@@ -66,7 +66,7 @@ _MOST_TOLD = 256
 class Intake:
     """Decides about requests before they leave the proxy."""
 
-    def __init__(self, source: SettingsSource, compactor: Compactor, calls: Calls, store: Store) -> None:
+    def __init__(self, source: LiveSettings, compactor: Compactor, calls: Calls, store: Store) -> None:
         self._settings = source.configured
         self._compactor = compactor
         self._calls = calls

@@ -1,48 +1,30 @@
-"""The settings in force right now: config.yaml's, with what was changed at run time on top.
+"""The settings in force: config.yaml's, with the changes that were made at run time on top.
 
 Asked for every request to a guarded deployment, and answered from memory; the store is read at most once a second, by
-the first request that finds the answer older than that. Without the settings page nothing is ever read. An overlay
-says which settings can be changed while the proxy runs, how changes are kept, and what they make of config.yaml:
-values in, values out.
+the first request that finds the answer older than that. Without the settings page nothing is ever read.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hmac
 import json
 import logging
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from types import MappingProxyType
-from typing import NamedTuple, Protocol, TypeAlias
+from dataclasses import asdict, dataclass, field, replace
+from typing import Annotated, Literal, NamedTuple, TypeAlias
 
-from pydantic import ValidationError
+from pydantic import BeforeValidator, Field, StrictFloat, StrictStr, TypeAdapter, ValidationError
+from pydantic.fields import FieldInfo
 
-from litellm_compaction import config
-from litellm_compaction.config import DeploymentSettings, Settings
-from litellm_compaction.errors import CompactionError, ConfigError, StoreLate
+from litellm_compaction.config import LIVE, DeploymentSettings, Settings, choices
+from litellm_compaction.errors import CompactionError, ConfigError
 from litellm_compaction.master_key import Seal
 from litellm_compaction.stores import Store
-from litellm_compaction.stores.patience import Patience
 
-Value: TypeAlias = str | float
+Value: TypeAlias = StrictStr | StrictFloat
 
-# What steers a compaction and can be taken back at any time. Never the store, time limits, or what a client may do.
-CHANGEABLE: tuple[str, ...] = (
-    "pruning_model",
-    "strategy",
-    "notices",
-    "mode",
-    "pre_request_ratio",
-    "streaming_ratio",
-    "target_ratio",
-    "output_buffer_ratio",
-)
-_VERSION = 1
 # A role is a word of LiteLLM's; whatever else a store holds there is not worth showing.
 _MAX_ROLE_CHARS = 64
 logger = logging.getLogger("litellm_compaction")
@@ -55,7 +37,8 @@ _WAIT_S = 0.1
 _RETRY_S = 5.0
 
 
-class Change(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Change:
     """One key's value in place of the one in config.yaml.
 
     Attributes:
@@ -64,20 +47,64 @@ class Change(NamedTuple):
     """
 
     value: Value
-    when_s: float
-    role: str
+    when_s: Annotated[float, Field(allow_inf_nan=False)]
+    role: Annotated[str, Field(max_length=_MAX_ROLE_CHARS)]
+
+
+class WrongValues(ConfigError):
+    """Values that settings cannot have: `problems` by key, "" if several keys are to blame."""
+
+    def __init__(self, problems: Mapping[str, str]) -> None:
+        super().__init__("; ".join(problems.values()))
+        self.problems = dict(problems)
+
+
+def with_values(configured: Settings, values: Mapping[str, object]) -> Settings:
+    """config.yaml's settings with some values in place of its own.
+
+    Raises:
+        WrongValues: a key cannot be changed at run time, a value is none of its setting, or they do not fit together.
+    """
+    if fixed := {key: f"{key} cannot be changed while the proxy runs" for key in values if key not in LIVE}:
+        raise WrongValues(fixed)
+    try:
+        return Settings.model_validate({**configured.model_dump(), **values})
+    except ValidationError as error:
+        problems = {}
+        for found in error.errors():
+            key = str(found["loc"][0]) if found["loc"] else ""
+            message = str(found["msg"]).removeprefix("Value error, ")
+            problems[key] = f"{key} = {values[key]}: {message}" if key in values else message
+            if key in values and (allowed := allowed_values(Settings.model_fields[key])):
+                problems[key] += f" (allowed: {allowed})"
+        raise WrongValues(problems) from None
+
+
+def allowed_values(field: FieldInfo) -> str:
+    """The range or the words that a setting may have, for people; "" for a name of the operator's."""
+    if found := choices(field):
+        return ", ".join(found)
+    words = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
+    limits = [(word, getattr(part, name, None)) for part in field.metadata for name, word in words.items()]
+    return ", ".join(f"{word} {limit:g}" for word, limit in limits if limit is not None)
 
 
 @dataclass(frozen=True, slots=True)
 class Overlay:
-    """All changes by key; what is not in it follows config.yaml."""
+    """All changes by key; what is not in it follows config.yaml. `mac` signs the rest of it."""
 
-    changes: Mapping[str, Change] = field(default_factory=lambda: MappingProxyType({}))
+    changes: Mapping[str, Change] = field(default_factory=dict)
+    # Any other thing is a wrong signature.
+    mac: Annotated[str, BeforeValidator(str)] = field(default="", compare=False)
+    version: Literal[1] = 1
 
-    def to_json(self, *, mac: str = "") -> str:
-        """As it is kept in the store; `mac` signs the same without one."""
-        changes = {key: self.changes[key]._asdict() for key in sorted(self.changes)}
-        return json.dumps({"version": _VERSION, "changes": changes, **({"mac": mac} if mac else {})})
+    @property
+    def values(self) -> dict[str, str | float]:
+        return {key: change.value for key, change in self.changes.items()}
+
+    def to_json(self) -> str:
+        """As it is kept in the store."""
+        return json.dumps(asdict(self), sort_keys=True)
 
     def over(self, configured: Settings) -> Settings:
         """The settings in force.
@@ -85,29 +112,24 @@ class Overlay:
         Raises:
             ConfigError: they do not fit together, or this version does not know a key or value.
         """
-        if not self.changes:
-            return configured
-        problems = find_problems(configured, {key: change.value for key, change in self.changes.items()})
-        if problems:
-            raise ConfigError("; ".join(problems.values()))
-        return Settings.model_validate(
-            {**configured.model_dump(), **{key: change.value for key, change in self.changes.items()}}
-        )
+        return with_values(configured, self.values) if self.changes else configured
 
-    def changed(self, configured: Settings, values: Mapping[str, Value], *, when_s: float, role: str) -> Overlay:
+    def changed(self, configured: Settings, values: Mapping[str, str | float], *, when_s: float, role: str) -> Overlay:
         """This overlay after somebody chose `values`: what config.yaml says anyway leaves no trace."""
-        in_force = {key: change.value for key, change in self.changes.items()}
         changes = dict(self.changes)
         for key, value in values.items():
             if value == getattr(configured, key):
                 changes.pop(key, None)
-            elif value != in_force.get(key):
+            elif value != self.values.get(key):
                 changes[key] = Change(value, when_s, role[:_MAX_ROLE_CHARS])
         return Overlay(changes)
 
     def without(self, keys: Sequence[str]) -> Overlay:
         """This overlay with `keys` as config.yaml has them again."""
         return Overlay({key: change for key, change in self.changes.items() if key not in keys})
+
+
+_ADAPTER = TypeAdapter(Overlay)
 
 
 def overlay_from_json(text: str | None) -> Overlay:
@@ -119,121 +141,20 @@ def overlay_from_json(text: str | None) -> Overlay:
     if text is None:
         return Overlay()
     try:
-        found = json.loads(text)
-        if found["version"] != _VERSION:
-            raise ConfigError(f"written in format {found['version']!r}, this version reads {_VERSION}")
-        changes = {
-            str(key): Change(_value(change["value"]), float(change["when_s"]), str(change["role"])[:_MAX_ROLE_CHARS])
-            for key, change in found["changes"].items()
-        }
-    except (ValueError, TypeError, KeyError, AttributeError) as exc:
-        if isinstance(exc, ConfigError):
-            raise
-        raise ConfigError("the saved changes cannot be read") from exc
-    if any(not math.isfinite(change.when_s) for change in changes.values()):
-        raise ConfigError("the saved changes cannot be read")
-    return Overlay(changes)
-
-
-def _mac_in(text: str | None) -> str:
-    """What an overlay that could be read is signed with; "" for nothing."""
-    mac = json.loads(text or "{}").get("mac")
-    return mac if isinstance(mac, str) and mac.isascii() else ""
-
-
-def find_problems(configured: Settings, values: Mapping[str, object]) -> dict[str, str]:
-    """What is wrong with `values` in place of config.yaml's: texts by key; "" where several keys are to blame."""
-    problems = {key: f"{key} cannot be changed while the proxy runs" for key in values if key not in CHANGEABLE}
-    if problems:
-        return problems
-    try:
-        Settings.model_validate({**configured.model_dump(), **values})
-    except ValidationError as error:
-        for found in error.errors():
-            key = str(found["loc"][0]) if found["loc"] else ""
-            message = str(found["msg"]).removeprefix("Value error, ")
-            problems[key] = f"{key} = {values[key]}: {message}" if key in values else message
-            if key in values and (allowed := allowed_values(key)):
-                problems[key] += f" (allowed: {allowed})"
-    return problems
-
-
-def parsed(configured: Settings, values: Mapping[str, Value]) -> dict[str, Value]:
-    """`values` as a form sends them, in the types of the settings; the caller knows that they have no problems."""
-    settings = Settings.model_validate({**configured.model_dump(), **values})
-    return {key: _value(getattr(settings, key)) for key in values}
-
-
-def choices(key: str) -> tuple[str, ...]:
-    """The words that a key may have; empty where it is a number or a model's name."""
-    return config.choices(Settings.model_fields[key])
-
-
-def is_number(key: str) -> bool:
-    """Whether a key's value is a number."""
-    return isinstance(Settings.model_fields[key].default, float)
-
-
-def allowed_values(key: str) -> str:
-    """The range or the words that a key may have, for people; "" for a model's name."""
-    if found := choices(key):
-        return ", ".join(found)
-    words = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
-    bounds = [
-        f"{words[name]} {limit:g}"
-        for limits in Settings.model_fields[key].metadata
-        for name in ("ge", "gt", "le", "lt")
-        if (limit := getattr(limits, name, None)) is not None
-    ]
-    return ", ".join(bounds)
-
-
-def _value(value: object) -> Value:
-    if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise TypeError("neither text nor a number")
-    return value
-
-
-class SettingsSource(Protocol):
-    """Who knows the settings in force."""
-
-    @property
-    def configured(self) -> Settings:
-        """What config.yaml says."""
-
-    @property
-    def is_asleep(self) -> bool:
-        """Whether the plug-in is off and stays off."""
-
-    async def current(self) -> Settings:
-        """The settings in force, no more than a second old."""
-
-
-class FixedSettings:
-    """config.yaml's settings and nothing else: `page: off`."""
-
-    def __init__(self, configured: Settings) -> None:
-        self.configured = configured
-
-    @property
-    def is_asleep(self) -> bool:
-        """Whether config.yaml says `mode: off`."""
-        return self.configured.mode == "off"
-
-    async def current(self) -> Settings:
-        """config.yaml's."""
-        return self.configured
+        return _ADAPTER.validate_python(json.loads(text))
+    except (ValueError, RecursionError):
+        raise ConfigError("the saved changes cannot be read: damaged, or of another version") from None
 
 
 class Known(NamedTuple):
-    """What is known of the changes made at run time.
+    """The changes that were made at run time, as far as they are known.
 
     Attributes:
         text: as the store has it; None without any.
-        overlay: what of it is in force.
+        overlay: as much of it as is in force.
         settings: config.yaml's with `overlay` on top.
-        ignored: why a saved overlay is not in force; "" where it is.
-        failure: why the store could not be read or written last time; "" where it could.
+        ignored: why a saved overlay is not in force; "" if it is.
+        failure: why the store could not be read or written last time; "" if it could.
     """
 
     text: str | None
@@ -248,23 +169,20 @@ class LiveSettings:
 
     Args:
         configured: of config.yaml.
-        store: where the overlay is, for all workers.
-        secret: gives the proxy's master key, with which changes are signed; None where there is none.
-        patience: with it; None for a file's.
+        store: where the overlay is, for all workers; None for config.yaml's settings and nothing else (`page: off`).
+        secret: gives the proxy's master key, with which changes are signed; None if there is none.
         clock: monotonic seconds.
     """
 
     def __init__(
         self,
         configured: Settings,
-        store: Store,
+        store: Store | None = None,
         *,
         secret: Callable[[], str | None] = lambda: None,
-        patience: Patience | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.configured = configured
-        self._patience = patience or Patience(_WAIT_S)
         self.known = Known(None, Overlay(), configured)
         self._store = store
         self._seal = Seal(secret, b"settings")
@@ -275,21 +193,24 @@ class LiveSettings:
 
     @property
     def is_asleep(self) -> bool:
-        """Never: the page may switch the plug-in on."""
-        return False
+        """The plug-in is off and stays off: no page may switch it on."""
+        return self._store is None and self.configured.mode == "off"
 
     async def current(self) -> Settings:
-        """The settings in force; of a store that cannot be read, those that were last known."""
-        if self._stale_s is None or self._clock() >= self._stale_s:
+        """The settings in force, no more than a second old; of a store that cannot be read, those last known."""
+        if self._store is not None and (self._stale_s is None or self._clock() >= self._stale_s):
             if self._reading is None or self._reading.done():
-                self._reading = asyncio.get_running_loop().create_task(self._read())
-            with contextlib.suppress(StoreLate):
-                await self._patience.wait(self._reading)
+                self._reading = asyncio.get_running_loop().create_task(self._read(self._store))
+            await asyncio.wait({self._reading}, timeout=_WAIT_S)
+            if not self._reading.done():
+                # The next request to wait for this read comes a second later.
+                self._stale_s = self._clock() + FRESH_S
         return self.known.settings
 
     async def read(self) -> Known:
-        """What the store has now, however long it takes; for the page."""
-        await self._read()
+        """The store's changes, however long it takes; for the page."""
+        if self._store is not None:
+            await self._read(self._store)
         return self.known
 
     async def write(self, overlay: Overlay) -> None:
@@ -300,13 +221,14 @@ class LiveSettings:
             StoreError: it could not be saved, so nothing has changed.
         """
         settings = overlay.over(self.configured)
-        text = overlay.to_json(mac=self._mac(overlay))
-        await self._store.put_setting(KEY, text)
+        text = replace(overlay, mac=self._mac(overlay)).to_json()
+        if self._store is not None:
+            await self._store.put_setting(KEY, text)
         self._take(Known(text, overlay, settings))
 
-    async def _read(self) -> None:
+    async def _read(self, store: Store) -> None:
         try:
-            text = await self._store.get_setting(KEY)
+            text = await store.get_setting(KEY)
         except Exception as error:  # noqa: BLE001 - whatever a store raises, requests go on
             self._stale_s = self._clock() + _RETRY_S
             failure = str(error) if isinstance(error, CompactionError) else type(error).__name__
@@ -321,22 +243,21 @@ class LiveSettings:
             self.known = self.known._replace(failure="")
             return
         try:
-            overlay = self._read_from(text)
+            overlay = self._signed(overlay_from_json(text))
             self._take(Known(text, overlay, overlay.over(self.configured)))
         except ConfigError as error:
             # Once for each text: the next read finds it known.
             logger.warning("settings_ignored %s; config.yaml holds; reset them at /compaction", error)
             self._take(Known(text, Overlay(), self.configured, ignored=str(error)))
 
-    def _read_from(self, text: str | None) -> Overlay:
-        overlay = overlay_from_json(text)
+    def _signed(self, overlay: Overlay) -> Overlay:
         mac = self._mac(overlay)
-        if mac and overlay.changes and not hmac.compare_digest(mac, _mac_in(text)):
+        if mac and overlay.changes and not hmac.compare_digest(mac.encode(), overlay.mac.encode(errors="replace")):
             raise ConfigError("the saved changes are not signed with this proxy's master key")
         return overlay
 
     def _mac(self, overlay: Overlay) -> str:
-        return self._seal.mac(overlay.to_json().encode("utf-8", "surrogatepass")).hex()
+        return self._seal.mac(replace(overlay, mac="").to_json().encode()).hex()
 
     def _take(self, known: Known) -> None:
         before = self.known.settings
@@ -349,7 +270,7 @@ class LiveSettings:
 
 
 def for_deployment(current: Settings, configured: Settings, own: DeploymentSettings) -> tuple[Settings, str]:
-    """The settings of a deployment, and why a change made at run time does not reach it ("" where it does).
+    """The settings of a deployment, and why a change made at run time does not reach it ("" if it does).
 
     Raises:
         ConfigError: config.yaml contradicts itself, which its start has ruled out.

@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 import pytest
 
-from litellm_compaction.proxy.live_settings import CHANGEABLE
+from litellm_compaction.config import LIVE
 from litellm_compaction.simulator import Model, Simulator, serve
 from tests.integration.bench import KEY, answers
 from tests.integration.harness import Proxy, lm_studio, proxy, write_config
@@ -136,7 +136,7 @@ def test_an_administrator_sees_everything(workers: Workers) -> None:
     assert guarded(workers.one)
     text = look(workers.one).text
     assert "Signed in as proxy_admin" in text
-    for key in CHANGEABLE:
+    for key in LIVE:
         assert f'name="{key}"' in text
     assert chosen(text, "pre_request_ratio") == "0.7"
     assert chosen(text, "pruning_model") == "__same__"
@@ -223,7 +223,7 @@ def test_a_bad_value_is_refused_and_nothing_is_lost(workers: Workers, key: str, 
     if key != "streaming_ratio":
         assert chosen(answer.text, "streaming_ratio") == "0.93"
     after = look(workers.one).text
-    assert all(chosen(after, each) == chosen(before, each) for each in CHANGEABLE)
+    assert all(chosen(after, each) == chosen(before, each) for each in LIVE)
 
 
 def test_two_administrators_do_not_overwrite_each_other(workers: Workers) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from litellm_compaction.config import DeploymentSettings, settings_from
 from litellm_compaction.errors import ConfigError, StoreError
-from litellm_compaction.proxy.live_settings import KEY, Change, FixedSettings, LiveSettings, Overlay, for_deployment
+from litellm_compaction.proxy.live_settings import KEY, Change, LiveSettings, Overlay, for_deployment
 from litellm_compaction.stores import MemoryStore
 
 CONFIGURED = settings_from(None)
@@ -77,6 +77,13 @@ async def test_a_store_that_hangs_does_not_hold_up_requests() -> None:
     workers = Workers()
     workers.store.gate.clear()
     assert await asyncio.wait_for(workers.one.current(), 60) is CONFIGURED
+    # Those that come within the next second do not wait at all.
+    for _ in range(9):
+        with pytest.raises(StopIteration):
+            workers.one.current().send(None)
+    workers.now_s += 1.0
+    assert await asyncio.wait_for(workers.one.current(), 60) is CONFIGURED
+    assert workers.store.reads == 1
     await workers.store.put_setting(KEY, OBSERVE.to_json())
     workers.store.gate.set()
     assert (await workers.one.read()).settings.mode == "observe"
@@ -143,7 +150,7 @@ async def test_what_does_not_fit_is_not_saved() -> None:
 
 async def test_without_a_page_only_the_file_counts() -> None:
     """`mode: off` is then known before a request is looked at."""
-    fixed = FixedSettings(settings_from({"mode": "off", "page": False}))
+    fixed = LiveSettings(settings_from({"mode": "off", "page": False}))
     assert fixed.is_asleep
     assert (await fixed.current()).mode == "off"
     assert not LiveSettings(settings_from({"mode": "off"}), Counting()).is_asleep

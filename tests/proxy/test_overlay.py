@@ -9,17 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from litellm_compaction.config import Settings, settings_from
+from litellm_compaction.config import LIVE, Settings, choices, settings_from
 from litellm_compaction.errors import ConfigError
 from litellm_compaction.proxy.live_settings import (
-    CHANGEABLE,
     Change,
     Overlay,
+    WrongValues,
     allowed_values,
-    choices,
-    find_problems,
     overlay_from_json,
-    parsed,
+    with_values,
 )
 
 CONFIGURED = settings_from({"mode": "observe", "target_ratio": 0.3})
@@ -92,23 +90,25 @@ def test_a_value_of_another_version_is_refused() -> None:
 )
 def test_a_problem_names_key_value_and_range(values: dict[str, str], key: str, expected: str) -> None:
     """And nobody else's key."""
-    problems = find_problems(CONFIGURED, values)
-    assert problems.keys() == {key}
-    assert expected in problems[key]
+    with pytest.raises(WrongValues) as wrong:
+        with_values(CONFIGURED, values)
+    assert wrong.value.problems.keys() == {key}
+    assert expected in wrong.value.problems[key]
 
 
 def test_a_form_s_words_become_settings() -> None:
     """Numbers are numbers again."""
-    assert find_problems(CONFIGURED, {"target_ratio": "0.25", "mode": "off"}) == {}
-    assert parsed(CONFIGURED, {"target_ratio": "0.25", "mode": "off"}) == {"target_ratio": 0.25, "mode": "off"}
+    settings = with_values(CONFIGURED, {"target_ratio": "0.25", "mode": "off"})
+    assert settings == settings_from({"target_ratio": 0.25, "mode": "off"})
 
 
 def test_every_key_has_its_words_or_its_range() -> None:
     """All but the model's name, which is any model of the proxy."""
-    assert set(CHANGEABLE) <= set(Settings.model_fields)
-    for key in CHANGEABLE:
-        assert bool(choices(key)) or key.endswith("_ratio") or key == "pruning_model"
-        assert bool(allowed_values(key)) is (key != "pruning_model")
+    assert len(LIVE) == 8
+    for key in LIVE:
+        field = Settings.model_fields[key]
+        assert bool(choices(field)) or key.endswith("_ratio") or key == "pruning_model"
+        assert bool(allowed_values(field)) is (key != "pruning_model")
 
 
 def _file() -> dict[str, Any]:

@@ -93,7 +93,7 @@ def content(word: str = "local", **changes: Any) -> Content:
         options=[("guard", "guard"), (word, word)],
         problem=word,
     )
-    number = Field(key="target_ratio", label="Down to", description=word, value=word, configured="0.4", allowed=word)
+    number = Field(key="target_ratio", label="Down to", description=word, value=word, configured="0.4")
     row = Row(
         group=word,
         model=word,

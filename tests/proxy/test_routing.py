@@ -11,7 +11,7 @@ import pytest
 from litellm_compaction.config import Settings
 from litellm_compaction.errors import ModelNotLoaded, StoreError, WindowUnknown
 from litellm_compaction.proxy.deployments import DeploymentSelector, FormerAnswers, Publisher
-from litellm_compaction.proxy.live_settings import FixedSettings
+from litellm_compaction.proxy.live_settings import LiveSettings
 from litellm_compaction.proxy.routing import Deployment, deployment_of, max_input_tokens
 from litellm_compaction.stores import MemoryStore, Store
 from litellm_compaction.windows.windows import Target, Window, Windows
@@ -67,7 +67,7 @@ async def test_without_opting_in_no_request_is_made(model: str, info: dict[str, 
 
     async with httpx.AsyncClient(transport=httpx.MockTransport(refuse)) as http:
         windows = Windows(cache_s=5.0, http=http)
-        guards = DeploymentSelector(FixedSettings(Settings()), windows, Publisher())
+        guards = DeploymentSelector(LiveSettings(Settings()), windows, Publisher())
         found = deployment(model, info, api_base=LOCAL)
         assert found.other_target is None
         assert found.target.apis == ()
@@ -91,7 +91,7 @@ class _Answering:
 async def _guarded(store: Store, *answers: bool | None) -> list[bool]:
     """Whether a process that begins with a store guards a deployment, for each answer of its server."""
     windows: Any = _Answering(*answers)
-    guards = DeploymentSelector(FixedSettings(Settings()), windows, Publisher(), FormerAnswers(store))
+    guards = DeploymentSelector(LiveSettings(Settings()), windows, Publisher(), FormerAnswers(store))
     found = deployment("openai/x", {}, api_base=LOCAL)
     return [await guards.guard(found) is not None for _ in answers]
 
@@ -216,7 +216,7 @@ async def test_nothing_is_assumed_while_a_server_is_unknown(status: int, source:
     """Until a local server has said that it is not LM Studio nothing is known of it but what its operator wrote."""
     async with httpx.AsyncClient(transport=httpx.MockTransport(lambda _: httpx.Response(status, json={}))) as http:
         windows = Windows(cache_s=5.0, http=http)
-        guard = await DeploymentSelector(FixedSettings(Settings()), windows, Publisher()).guard(
+        guard = await DeploymentSelector(LiveSettings(Settings()), windows, Publisher()).guard(
             deployment("openai/gpt-4o", ON, api_base=LOCAL)
         )
         await windows.aclose()

@@ -26,7 +26,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from openai import APIError
 
-from litellm_compaction.config import deployment_settings_from, settings_from
+from litellm_compaction.config import LIVE, deployment_settings_from, settings_from
 from litellm_compaction.core.compaction import Compaction
 from litellm_compaction.core.messages import Request as ChatRequest
 from litellm_compaction.core.messages import parse_message
@@ -34,7 +34,6 @@ from litellm_compaction.core.record import read_record
 from litellm_compaction.core.secrets import redacted
 from litellm_compaction.errors import ConfigError, ServerUnavailable, UnusableModelFile, overflow_from_text
 from litellm_compaction.proxy.callback import CompactionHandler
-from litellm_compaction.proxy.live_settings import CHANGEABLE
 from litellm_compaction.proxy.page import routes
 from litellm_compaction.proxy.page.auth import Visitor
 from litellm_compaction.proxy.page.data import Surroundings, revision_of
@@ -299,7 +298,7 @@ _WORDS_OF_FORMS = st.sampled_from(["guard", "off", "0.5", "nan", "1e999", "-1", 
 @settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.sampled_from(["save", "reset", "", "other"]),
-    st.dictionaries(st.sampled_from([*CHANGEABLE, "reset", "x"]), _WORDS_OF_FORMS | st.text(max_size=9), max_size=6),
+    st.dictionaries(st.sampled_from([*LIVE, "reset", "x"]), _WORDS_OF_FORMS | st.text(max_size=9), max_size=6),
     st.booleans(),
     st.binary(max_size=30),
 )

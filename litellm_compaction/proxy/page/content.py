@@ -63,7 +63,6 @@ class Field:
         configured: what config.yaml says.
         changed: "2026-11-22 02:10 UTC by proxy_admin" where it was changed here, else "".
         options: value and label of a drop-down; empty for a number.
-        allowed: range of a number, for people.
         problem: why the value was refused.
     """
 
@@ -74,7 +73,6 @@ class Field:
     configured: str
     changed: str = ""
     options: Sequence[tuple[str, str]] = ()
-    allowed: str = ""
     problem: str = ""
 
 

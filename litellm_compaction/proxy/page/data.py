@@ -13,19 +13,12 @@ from typing import Any
 
 import httpx
 
-from litellm_compaction.config import SAME_MODEL, Settings
+from litellm_compaction.config import LIVE, SAME_MODEL, Settings, choices
 from litellm_compaction.engine import GoingOn
 from litellm_compaction.errors import CompactionError, ModelNotLoaded, StoreError
 from litellm_compaction.events import Kept, event_from_json, useless_summarisers
 from litellm_compaction.proxy.deployments import DeploymentSelector, GuardedDeployment
-from litellm_compaction.proxy.live_settings import (
-    CHANGEABLE,
-    Known,
-    LiveSettings,
-    allowed_values,
-    choices,
-    for_deployment,
-)
+from litellm_compaction.proxy.live_settings import Known, LiveSettings, allowed_values, for_deployment
 from litellm_compaction.proxy.page.auth import Visitor
 from litellm_compaction.proxy.page.content import Field, Model, Notice, Row
 from litellm_compaction.proxy.page.turns import Talk, Turns, talks_of, turn_from_json
@@ -42,19 +35,6 @@ _LIMIT_S = 2.0
 _SAME = "Same as current model (default)"
 # LiteLLM's `model_info.mode` of models that write no text.
 _NO_TEXT = ("embedding", "image_generation", "rerank", "audio_transcription", "audio_speech", "moderation")
-_LABELS = {
-    "pruning_model": "Pruning model",
-    "strategy": "Strategy",
-    "notices": "Notices",
-    "mode": "Mode",
-    "pre_request_ratio": "Compact a prompt above",
-    "streaming_ratio": "Carry an answer over at",
-    "target_ratio": "Compact down to",
-    "output_buffer_ratio": "Set aside for the answer",
-}
-_PRUNING_MODEL = (
-    "Model used to compact conversation history when approaching the context limit. Choose a fast, capable model."
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,20 +89,23 @@ def fields_for(
 ) -> list[Field]:
     """The settings that can be changed, with what somebody entered in place of what is in force."""
     fields: list[Field] = []
-    for key in CHANGEABLE:
+    for key, live in LIVE.items():
+        setting = Settings.model_fields[key]
         change = known.overlay.changes.get(key)
         value = entered.get(key, str(getattr(known.settings, key)))
         said = str(getattr(configured, key))
-        options = _options(key, models, value)
+        words = choices(setting)
+        allowed = "" if words else allowed_values(setting)
+        text = live.text or setting.description or ""
         fields.append(
             Field(
                 key=key,
-                label=_LABELS[key],
-                description=_description(key),
+                label=live.label,
+                description=f"{text} Allowed: {allowed}." if allowed else text,
                 value=value,
                 configured=_SAME if (key, said) == ("pruning_model", SAME_MODEL) else said,
                 changed=f"{clock_text(change.when_s)[:16]} UTC by {change.role}" if change else "",
-                options=options,
+                options=_models(models, value) if key == "pruning_model" else [(word, word) for word in words],
                 problem=problems.get(key, ""),
             )
         )
@@ -153,21 +136,9 @@ async def talks_for(store: Store, visitor: Visitor) -> list[Talk]:
     return talks_of(turn for turn in turns if visitor.sees_all or turn.tenant == visitor.tenant)
 
 
-def _options(key: str, models: Sequence[Model], value: str) -> tuple[tuple[str, str], ...]:
-    if key != "pruning_model":
-        return tuple((choice, choice) for choice in choices(key))
+def _models(models: Sequence[Model], value: str) -> Sequence[tuple[str, str]]:
     options = [(SAME_MODEL, _SAME)] + [(model.name, f"{model.name} ({model.target})") for model in models]
-    if value not in dict(options):
-        options.append((value, f"{value} (not in the list of models)"))
-    return tuple(options)
-
-
-def _description(key: str) -> str:
-    if key == "pruning_model":
-        return _PRUNING_MODEL
-    description = Settings.model_fields[key].description or ""
-    allowed = allowed_values(key)
-    return description if choices(key) or not allowed else f"{description} Allowed: {allowed}."
+    return options if value in dict(options) else [*options, (value, f"{value} (not in the list of models)")]
 
 
 async def _rows(around: Surroundings, entry: Mapping[str, Any], visitor: Visitor) -> list[Row]:

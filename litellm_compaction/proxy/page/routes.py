@@ -16,9 +16,9 @@ from urllib.parse import parse_qsl
 
 from fastapi import Request, Response
 
-from litellm_compaction.config import SAME_MODEL
+from litellm_compaction.config import LIVE, SAME_MODEL
 from litellm_compaction.errors import ConfigError, StoreError
-from litellm_compaction.proxy.live_settings import CHANGEABLE, Known, Overlay, find_problems, parsed
+from litellm_compaction.proxy.live_settings import Known, Overlay, WrongValues, with_values
 from litellm_compaction.proxy.page.auth import Visitor, is_own_request, visitor_of
 from litellm_compaction.proxy.page.content import Content, Notice
 from litellm_compaction.proxy.page.data import (
@@ -235,7 +235,7 @@ async def write(around: Surroundings, form: Mapping[str, str], known: Known, vis
         known: what is in force now.
         visitor: who sent the form; may write.
     """
-    entered = {key: form[key].strip() for key in CHANGEABLE if key in form}
+    entered = {key: form[key].strip() for key in LIVE if key in form}
     if form.get("revision") != revision_of(known):
         notice = "Somebody else has changed the settings meanwhile. Look at them and save again."
         return Refused(HTTPStatus.CONFLICT, entered=entered, notice=notice)
@@ -263,15 +263,19 @@ def _reset(form: Mapping[str, str], known: Known) -> Overlay:
 
 def _changed(around: Surroundings, entered: Mapping[str, str], known: Known, visitor: Visitor) -> Overlay | Refused:
     configured = around.live.configured
-    in_force = {key: change.value for key, change in known.overlay.changes.items()}
-    problems = find_problems(configured, {**in_force, **entered})
+    problems: dict[str, str] = {}
+    settings = configured
+    try:
+        settings = with_values(configured, {**known.overlay.values, **entered})
+    except WrongValues as error:
+        problems = error.problems
     model = entered.get("pruning_model")
     if model and not _is_model(around, model, known):
         problems["pruning_model"] = f"pruning_model = {model}: not a model of this proxy"
     if problems:
         notice = "Not saved. " + problems.pop("", "See below.")
         return Refused(HTTPStatus.UNPROCESSABLE_ENTITY, entered=entered, problems=problems, notice=notice)
-    values = {key: value for key, value in parsed(configured, {**in_force, **entered}).items() if key in entered}
+    values = {key: getattr(settings, key) for key in entered}
     return known.overlay.changed(configured, values, when_s=time.time(), role=visitor.role)
 
 
