@@ -12,7 +12,8 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from litellm_compaction.core.continuation.joiner import Joiner, open_fence, settled_length
+from litellm_compaction.core.continuation.joiner import Joiner
+from litellm_compaction.core.continuation.text import open_fence, settled_length
 
 WORDS = (
     *("the", "a", "of", "and", "model", "window", "answer", "river", "stone", "light", "carries"),

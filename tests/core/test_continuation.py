@@ -10,17 +10,9 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from litellm_compaction.core.continuation import joiner as joining
-from litellm_compaction.core.continuation.joiner import (
-    Joiner,
-    _Held,
-    open_fence,
-    open_think,
-    settled_length,
-    unstopped_length,
-)
-from litellm_compaction.core.continuation.overlap import repeats_itself
-from litellm_compaction.core.continuation.preamble import Preamble, Scene, read_preamble, scene_of
+from litellm_compaction.core.continuation.joiner import Joiner
+from litellm_compaction.core.continuation.overlap import Ending
+from litellm_compaction.core.continuation.text import open_fence, open_think, settled_length, unstopped_length
 from tests.core.restarts import CHATTER, GENERATORS, STYLES, draw, is_ambiguous, join
 from tests.work import grows_linearly
 
@@ -180,6 +172,7 @@ def test_what_is_not_new_is_removed(continuation: str) -> None:
         ("He sat on the mat with the cat ", "and with the cats"),
         ("Use the tag `<think>` in ", "prompts."),
         ("", "  anything"),
+        (" \n", "Anything goes here.\n"),
     ],
 )
 def test_what_belongs_to_the_answer_is_kept(partial: str, continuation: str) -> None:
@@ -193,7 +186,6 @@ FENCED = "Here it is:\n\n```python\nimport os\n\n\n"
 @pytest.mark.parametrize(
     ("partial", "repeated"),
     [
-        (FENCED + "def ", "def "),
         (FENCED + "limit = ", "limit = "),
         (FENCED + "    total = ", "total = "),
         ("The river runs past word83 ", "word83 "),
@@ -218,6 +210,7 @@ def test_a_short_repeat_inside_a_line_is_removed(partial: str, repeated: str) ->
         ("| name | river stone | ", "river stone | end |"),
         ("0xff 100200 ", "100200 end"),
         ("We said bye ", "bye and left."),
+        (FENCED + "def ", "def area():"),
     ],
 )
 def test_a_short_repeat_that_may_be_meant_is_kept(partial: str, continuation: str) -> None:
@@ -341,14 +334,16 @@ def test_answer_behind_a_reasoning_tag_that_is_never_closed_is_not_lost() -> Non
     assert joiner.removed_text == ""
 
 
-def test_little_is_held_back() -> None:
-    """Ordinary text passes at once; a first line that opens like an announcement waits for 160 characters at most."""
+def test_only_the_first_line_is_held_back() -> None:
+    """It waits for its end, or 160 characters; what follows it passes at once."""
     joiner = Joiner(FOX)
-    assert joiner.feed("home") == "home"
-    assert joiner.feed(" and  stayed") == " and  stayed"
+    assert joiner.feed("home") == joiner.feed(" and  stayed") == ""
+    assert joiner.feed(".\nIt") == "home and  stayed.\nIt"
+    assert joiner.feed(" sl") + joiner.feed("ept") == " slept"
     slow = Joiner("One sentence.\n\n")
     sent = [slow.feed(char) for char in "Sure, continuing education is what " + "everybody needs " * 20]
     assert next(index for index, text in enumerate(sent) if text) <= 160
+    assert "".join((*sent, slow.finish())).startswith("Sure, continuing education")
 
 
 restarts = st.builds(
@@ -440,7 +435,9 @@ def test_a_server_that_goes_on_itself_loses_no_character(
     assume(shown and rest and not open_think(partial))
     dense = "".join(shown.split())
     # Where the text goes round, its next round looks like an echo and stays.
-    can_tell = len(dense) >= 12 and not repeats_itself(partial, dense) and not "".join(rest.split()).startswith(dense)
+    can_tell = (
+        len(dense) >= 12 and not Ending(partial).repeats_itself(dense) and not "".join(rest.split()).startswith(dense)
+    )
     space = partial[len(shown) :] if repeats_space else ""
     continuation = (shown if echoes and can_tell else "") + space + rest
     joiner = Joiner(partial, shown=shown, is_trusted=True)
@@ -468,41 +465,26 @@ def test_one_giant_delta_behind_a_text_like_it_is_read_once(unit: str) -> None:
 _HEADS = ("", " <", "<think>", "Sure", "Sure, continuing:\n", "Assistant:", "...", "```python\n", "\n<think>x</think>")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("head", _HEADS)
-def test_white_space_blank_by_blank_is_read_once(head: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_white_space_blank_by_blank_is_read_once(head: str) -> None:
     """A server may fill a window with it; all that came before was read again with each of its deltas."""
-    read = [0]
 
-    def counting(text: str, scene: Scene, *, ended: bool) -> Preamble | None:
-        read[0] += len(text)
-        return read_preamble(text, scene, ended=ended)
+    def feeding(size: int) -> Callable[[], object]:
+        joiner = Joiner("Code:\n\n```python\nx = 1 and then it went", shown="x = 1 and then it went")
+        return lambda: ([joiner.feed(delta) for delta in (head, *" \n" * size, "on")], joiner.finish())
 
-    monkeypatch.setattr(joining, "read_preamble", counting)
-    joiner = Joiner("Code:\n\n```python\nx = 1 and then it went", shown="x = 1 and then it went")
-    for delta in (head, *" \n" * 20_000, "on"):
-        joiner.feed(delta)
-    joiner.finish()
-    assert read[0] < 200_000
+    assert grows_linearly(feeding, 5_000)
 
 
 @given(
     st.lists(
-        st.sampled_from((*_HEADS, "on", " ", "\n", " " * 159, " " * 170, "\n" * 400, "a" * 90, ".", "`")), max_size=9
-    ),
-    st.booleans(),
+        st.sampled_from((*_HEADS, "on", " ", "\n", " " * 159, " " * 170, "\n" * 4_000, "a" * 90, ".", "`")), max_size=9
+    )
 )
-def test_what_rules_do_not_read_changes_nothing(pieces: list[str], ended: bool) -> None:
-    """Long rows of white space are left out for them, and the places that they find are those of the whole text."""
-    text, held, scene = "".join(pieces), _Held(), scene_of("Then the fox went")
-    for piece in pieces:
-        held.add(piece)
-    assert held.text == text
-    whole, brief = read_preamble(text, scene, ended=ended), read_preamble(held.brief, scene, ended=ended)
-    assert (whole is None) == (brief is None)
-    if whole is not None and brief is not None:
-        assert whole.certain_chars == held.place(brief.certain_chars)
-        assert whole.claimed_chars == tuple(map(held.place, brief.claimed_chars))
+def test_however_long_white_space_is_the_split_never_matters(pieces: list[str]) -> None:
+    """Rules read the first 4,000 characters, whether they come in one delta or in many."""
+    text = "".join(pieces)
+    assert text.endswith(joined("Then the fox went", text))
 
 
 def test_a_repeat_that_starts_at_any_of_thousands_of_places_is_found() -> None:

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 import httpx
 import pytest
 
-from litellm_compaction.core.continuation.joiner import Joiner, Opening, settled_length
+from litellm_compaction.core.continuation.joiner import Joiner, Opening
+from litellm_compaction.core.continuation.text import settled_length
 from litellm_compaction.core.messages import parse_message
 from litellm_compaction.tokenizers.families import Family
 from litellm_compaction.tokenizers.sources import Sources

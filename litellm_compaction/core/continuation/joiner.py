@@ -6,22 +6,11 @@ stays.
 
 from __future__ import annotations
 
-import re
 from typing import Literal, TypeAlias
 
-from litellm_compaction.core.continuation.overlap import SEARCHED_CHARS, Ending, Overlap, repeats_itself
-from litellm_compaction.core.continuation.preamble import read_preamble, scene_of
-from litellm_compaction.core.continuation.text import (
-    THINK_END,
-    THINK_START,
-    is_no_space,
-    open_fence,
-    open_think,
-    settled_length,
-    unstopped_length,
-)
-
-__all__ = ["SEARCHED_CHARS", "Joiner", "open_fence", "open_think", "settled_length", "unstopped_length"]
+from litellm_compaction.core.continuation.overlap import Ending, Overlap
+from litellm_compaction.core.continuation.preamble import Scene, read_preamble
+from litellm_compaction.core.continuation.text import THINK_END, THINK_START, is_no_space, open_think
 
 # How a continuation begins: not known yet; with something new; with all that the server was told to go on with, which
 # some servers send back before the model's own words; with another part of the answer, or with words about it.
@@ -32,58 +21,8 @@ _LEAST_ECHO_CHARS = 12
 _LEAST_START_CHARS = 24
 # As much of the last word as `settled_length` may have sent before it cut a word in two.
 _LONG_WORD_CHARS = 48
-# Of white space in a row no rule reads more than a line's length, and of a beginning none more than a few lines.
-_READ_SPACE_CHARS = 160
+# Of a beginning the rules read no more: a server may send a megabyte of white space, one blank in each delta.
 _READ_CHARS = 4_000
-_RUN = re.compile(r"\s+|\S+")
-
-
-class _Held:
-    """The beginning of a continuation that nobody can tell yet, read again with each delta.
-
-    Attributes:
-        brief: what rules read of it. A server may send a megabyte of white space, one blank in each delta.
-    """
-
-    def __init__(self) -> None:
-        self._pieces: list[str] = []
-        self._space_chars = 0
-        # Where in `brief` white space is left out, and how much.
-        self._gaps: list[tuple[int, int]] = []
-        self.brief = ""
-
-    def add(self, delta: str) -> bool:
-        """Takes a delta; whether `brief` says more than before."""
-        self._pieces.append(delta)
-        known_chars = len(self.brief)
-        for run in _RUN.finditer(delta):
-            if len(self.brief) >= _READ_CHARS:
-                break
-            self._read(run.group())
-        return len(self.brief) > known_chars
-
-    def _read(self, run: str) -> None:
-        if not run.isspace():
-            self._space_chars = 0
-            self.brief += run
-            return
-        read = run[: max(_READ_SPACE_CHARS - self._space_chars, 0)]
-        self.brief += read
-        self._space_chars += len(run)
-        if len(read) < len(run):
-            place, chars = len(self.brief), len(run) - len(read)
-            if self._gaps and self._gaps[-1][0] == place:
-                chars += self._gaps.pop()[1]
-            self._gaps.append((place, chars))
-
-    def place(self, index: int) -> int:
-        """Where in the whole text a place of `brief` is."""
-        return index + sum(chars for place, chars in self._gaps if place <= index)
-
-    @property
-    def text(self) -> str:
-        """All that was added."""
-        return "".join(self._pieces)
 
 
 class Joiner:
@@ -94,9 +33,8 @@ class Joiner:
     end of the partial (`overlap`), and white space that the partial already ends with. What stays ambiguous is said at
     `overlap.Ending` and at `preamble`.
 
-    Text is held back only while it is undecided: the first line, of at most 160 characters, if it opens like an
-    announcement (two of them at most), and for as long as the continuation repeats the partial word by word.
-    Then everything passes through untouched.
+    The first line is held back, of at most 160 characters (after an announcement the next one), then whatever repeats
+    the partial word by word. It is decided once; then everything passes through untouched.
     """
 
     def __init__(self, partial: str, *, shown: str = "", is_trusted: bool = False) -> None:
@@ -110,21 +48,22 @@ class Joiner:
             is_trusted: the server has shown that it does, so that nothing but an echo of `shown` is taken out.
         """
         self._partial = partial
-        self._scene = scene_of(partial)
+        self._scene = Scene(partial)
         self._continues_thought = open_think(partial)
         self._is_open_thought = self._continues_thought
         self._sent_end = ""
         self._removed: list[str] = []
-        self._held = _Held()
         self._thought_end = ""
-        self._pieces: list[str] = []
+        self._held: list[str] = []
+        self._held_chars = 0
+        self._ending = Ending(partial)
         self._starts: list[tuple[int, Overlap]] = []
         self._ended = False
         self._opening: Opening = "undecided" if partial else "new"
         self._left_out = self._echoed = ""
         # Of a text that repeats itself nobody can tell an echo from the next round.
         dense = "".join(shown.split())
-        is_telling = len(dense) >= _LEAST_ECHO_CHARS and not repeats_itself(partial, dense)
+        is_telling = len(dense) >= _LEAST_ECHO_CHARS and not self._ending.repeats_itself(dense)
         self._echo = dense if is_telling else ""
         self._echoed_chars = 0
         self._is_trusted = is_trusted
@@ -170,7 +109,7 @@ class Joiner:
         if is_complete and is_unclosed:
             text = "".join(self._removed)
             self._removed.clear()
-            self._stage = self._read_preamble
+            self._stage = self._hold
             rest = self._noted(self._stage(text))
         self._stage = self._pass
         if not self._is_open_thought:
@@ -197,7 +136,7 @@ class Joiner:
                 return self._behind_echo(delta[index + 1 :])
         else:
             if not self._ended:
-                self._held.add(delta)
+                self._added(delta)
                 return ""
         # What has matched so far is judged like any other repeat.
         return self._behind_echo(self._taken() + delta)
@@ -210,19 +149,27 @@ class Joiner:
             self._stage = self._skip_space if self._partial[-1].isspace() else self._pass
         return self._stage(delta)
 
+    def _added(self, delta: str) -> bool:
+        """Holds a delta; returns True if there is something new to read in it."""
+        self._held.append(delta)
+        self._held_chars += len(delta)
+        return bool(delta.strip()) or self._ended or self._held_chars >= _READ_CHARS
+
     def _taken(self) -> str:
         """What was held; nothing is any more."""
-        held, self._held = self._held, _Held()
-        return held.text
+        text = "".join(self._held)
+        self._held, self._held_chars = [], 0
+        return text
 
     def _read_tag(self, delta: str) -> str:
-        if not self._held.add(delta) and not self._ended:
+        if not self._added(delta):
             return ""
-        head = self._held.brief.lstrip()
-        if not self._ended and len(head) < len(THINK_START) and THINK_START.startswith(head):
+        head = "".join(self._held)[:_READ_CHARS].lstrip()
+        is_short = len(head) < len(THINK_START) and THINK_START.startswith(head)
+        if is_short and not self._ended and self._held_chars < _READ_CHARS:
             return ""
         text = self._taken()
-        self._stage = self._read_preamble
+        self._stage = self._hold
         if head.startswith(THINK_START):
             text = text.lstrip()[len(THINK_START) :]
             if not self._continues_thought:
@@ -233,7 +180,7 @@ class Joiner:
         thought, tag, rest = (self._thought_end + delta).partition(THINK_END)
         if tag:
             self._removed.append(thought)
-            self._stage = self._read_preamble
+            self._stage = self._hold
             return self._stage(rest)
         kept = 0 if self._ended else len(THINK_END) - 1
         settled = max(len(thought) - kept, 0)
@@ -241,55 +188,48 @@ class Joiner:
         self._thought_end = thought[settled:]
         return ""
 
-    def _read_preamble(self, delta: str) -> str:
-        held = self._held
-        if not held.add(delta) and not self._ended:
+    def _hold(self, delta: str) -> str:
+        is_new = self._added(delta)
+        if not self._starts:
+            if not is_new:
+                return ""
+            head = "".join(self._held)[:_READ_CHARS]
+            preamble = read_preamble(head, self._scene, ended=self._ended or len(head) == _READ_CHARS)
+            if preamble is None:
+                return ""
+            self._starts = [
+                (start, Overlap(self._ending)) for start in (preamble.certain_chars, *preamble.claimed_chars)
+            ]
+            for start, overlap in self._starts:
+                overlap.feed("".join(self._held)[start:])
+        else:
+            for _, overlap in self._starts:
+                overlap.feed(delta)
+        if not self._ended and not all(overlap.is_over for _, overlap in self._starts):
             return ""
-        preamble = read_preamble(held.brief, self._scene, ended=self._ended)
-        if preamble is None:
-            return ""
-        ending = Ending(self._partial)
-        starts = (preamble.certain_chars, *preamble.claimed_chars)
-        self._starts = [(held.place(start), Overlap(ending)) for start in starts]
         text = self._taken()
-        for start, overlap in self._starts:
-            overlap.feed(text[start:])
-        self._pieces = [text]
-        self._stage = self._find_overlap
-        return self._find_overlap("")
-
-    def _find_overlap(self, delta: str) -> str:
-        self._pieces.append(delta)
-        for _, overlap in self._starts:
-            overlap.feed(delta)
-            if self._ended:
-                overlap.settle()
-        if not all(overlap.decided for _, overlap in self._starts):
-            return ""
-        text = "".join(self._pieces)
-        self._pieces = []
-        new = self._first_new(text)
+        new, repeated_chars = self._first_new(text)
         begins_like_shown = self._opening != "echo" and self._echoed_chars >= _LEAST_START_CHARS
         if begins_like_shown or text[:new].strip():
             self._opening = "anew"
         elif self._opening == "undecided":
             self._opening = "new"
         self._left_out = text[:new]
-        self._stage = self._skip_space if self._drops_space(new) else self._pass
+        self._stage = self._skip_space if self._drops_space(new, repeated_chars) else self._pass
         return self._stage(text[new:])
 
-    def _first_new(self, text: str) -> int:
-        """Where the new text starts; the longest preamble that a repeat confirms goes first."""
+    def _first_new(self, text: str) -> tuple[int, int]:
+        """Where the new text starts, and how much before it was repeated; what a repeat confirms goes first."""
         for start, overlap in reversed(self._starts):
-            if overlap.repeated_chars:
-                return start + overlap.repeated_chars
-        return self._starts[0][0]
+            if repeated_chars := self._ending.repeated_chars(text[start:], overlap.place):
+                return start + repeated_chars, repeated_chars
+        return self._starts[0][0], 0
 
-    def _drops_space(self, new: int) -> bool:
+    def _drops_space(self, new: int, repeated_chars: int) -> bool:
         """Whether the partial ends with the white space of the seam, or where by `settled_length` none can follow."""
         if self._partial[-1].isspace():
             return True
-        if any(overlap.repeated_chars for _, overlap in self._starts):
+        if repeated_chars:
             return False
         last_word = self._partial[-_LONG_WORD_CHARS:]
         is_cut_word = len(last_word) == _LONG_WORD_CHARS and not any(map(str.isspace, last_word))

@@ -4,17 +4,17 @@ An open fence or block decides what a continuation's first line means. Each func
 tags it holds: 14,000 openings without an end froze a proxy for 13 s while a pattern looked for the end of each
 (2026-11).
 
-A streamed text is sent only so far that a stop never splits a word, white space or a character. Grapheme rules are the
-part of UAX #29 that can be had from `unicodedata`: marks, joiners, flags, viramas.
+A streamed text is sent only so far that a stop never splits a word, white space or a character.
 """
 
 from __future__ import annotations
 
 import re
 import string
-import unicodedata
-from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+import regex
 
 THINK_START = "<think>"
 THINK_END = "</think>"
@@ -28,30 +28,16 @@ _LONGEST_WORD_CHARS = 64
 _HELD_OF_LONG_WORD_CHARS = 16
 # A stop string is followed no further: what is held back stays a line at most.
 _WATCHED_STOP_CHARS = 128
-# Where more flags follow each other, one of them may be cut in two: no reason to read 800 KB of them again and again.
-_WATCHED_REGIONALS = 128
+# Characters are looked for from here on before the last word; of a longer row of flags one may be cut in two.
+_CONTEXT_CHARS = 128
 _PUNCTUATION = frozenset(string.punctuation)
-_JOINER = "\u200d"
-# Scripts written without spaces (UAX #14, classes ID and SA), CJK punctuation, emoji, surrogate halves.
-_NO_SPACE_RANGES = (
-    (0x0E00, 0x0EFF),
-    (0x1000, 0x109F),
-    (0x1780, 0x17FF),
-    (0x2600, 0x27BF),
-    (0x2B00, 0x2BFF),
-    (0x2E80, 0x312F),
-    (0x3190, 0x4DBF),
-    (0x4E00, 0xA4CF),
-    (0xD800, 0xDFFF),
-    (0xF900, 0xFAFF),
-    (0xFE30, 0xFE4F),
-    (0xFF00, 0xFFEF),
-    (0x1F000, 0x1FAFF),
-    (0x20000, 0x3FFFF),
+# A character as people see it (UAX #29); what a joiner or a first half of a surrogate pair ends in goes on.
+_CHARACTER = regex.compile(r"(?:[\ud800-\udbff][\udc00-\udfff]|\X)(?:(?<=\u200d)\X)*")
+# Scripts written without spaces (UAX #14), CJK punctuation, emoji, halves of surrogate pairs.
+_NO_SPACE = regex.compile(
+    r"[\p{lb=ID}\p{lb=SA}\p{lb=CJ}\p{lb=NS}\p{lb=EB}\p{lb=EM}\p{lb=RI}\p{lb=SG}\p{ExtPict}"
+    r"\p{Block=CJK_Symbols_And_Punctuation}\p{Block=Halfwidth_And_Fullwidth_Forms}]"
 )
-
-# The same, inside the brackets of a pattern.
-NO_SPACE = "".join(f"{chr(first)}-{chr(last)}" for first, last in _NO_SPACE_RANGES)
 
 
 def open_fence(text: str) -> str | None:
@@ -126,15 +112,12 @@ def without_think_tags(text: str) -> str:
     return _BLOCK_ENDS.sub("", _BLOCK_OPENS.sub("", text)).strip()
 
 
-_RANGE_STARTS = tuple(first for first, _ in _NO_SPACE_RANGES)
-
-
 def settled_length(text: str) -> int:
     """How many leading characters of `text` may be sent: everything up to the start of its last word.
 
     The character behind the cut is never white space, so the sent part holds all white space that stands before the
-    next word. In scripts without spaces a word is one grapheme; a run of ASCII punctuation counts as one. Of a word of
-    more than 64 characters (base64, a URL) all but the last 16 are settled, at a grapheme boundary.
+    next word. In scripts without spaces a word is one character as people see it. Of a word of more than 64 characters
+    (base64, a URL) all but the last 16 are settled, at such a character and not inside a run of ASCII punctuation.
 
     Args:
         text: the unsent tail of a stream, not the whole stream. The caller keeps `pending`, and per delta does
@@ -142,20 +125,18 @@ def settled_length(text: str) -> int:
             is then one word with the white space behind it, and one call looks at no more than that and the delta.
     """
     word_end = len(text.rstrip())
-    earliest = max(word_end - _LONGEST_WORD_CHARS, 1)
-    for index in range(word_end - 1, earliest - 1, -1):
-        if _starts_word(text, index):
-            return index
-    if word_end <= _LONGEST_WORD_CHARS:
+    earliest = word_end - _LONGEST_WORD_CHARS
+    characters = _CHARACTER.finditer(text, max(earliest - _CONTEXT_CHARS, 0), word_end)
+    starts: list[int] = [match.start() for match in characters]
+    for before, place in reversed([*pairwise(starts)]):
+        if place >= earliest and _starts_word(text, before, place):
+            return place
+    if earliest <= 0:
         return 0
-    for index in range(word_end - _HELD_OF_LONG_WORD_CHARS, earliest - 1, -1):
-        if is_grapheme_start(text, index) and not _inside_punctuation(text, index):
-            return index
+    may_end = [place for place in starts if earliest <= place <= word_end - _HELD_OF_LONG_WORD_CHARS]
     # A long line of punctuation ("-----…"): cutting it is harmless, holding it for ever is not.
-    for index in range(word_end - _HELD_OF_LONG_WORD_CHARS, earliest - 1, -1):
-        if is_grapheme_start(text, index):
-            return index
-    return 0
+    last = may_end[-1] if may_end else 0
+    return next((place for place in reversed(may_end) if not _inside_punctuation(text, place)), last)
 
 
 def unstopped_length(text: str, stops: Sequence[str]) -> int:
@@ -177,63 +158,17 @@ def unstopped_length(text: str, stops: Sequence[str]) -> int:
     return length
 
 
-def is_grapheme_start(text: str, index: int) -> bool:
-    """Whether no user-perceived character spans the place before `text[index]`; 0 < index < len(text)."""
-    before, after = text[index - 1], text[index]
-    if before < "\u0300" and after < "\u0300":
-        return not (before == "\r" and after == "\n")
-    if _extends(after) or before == _JOINER or unicodedata.combining(before) == 9:
-        return False
-    if _is_regional(before) and _is_regional(after):
-        return _regionals_before(text, index) % 2 == 0
-    if "\ud800" <= before <= "\udbff" and "\udc00" <= after <= "\udfff":
-        return False
-    leading_jamo = "\u1100" <= before <= "\u115f"
-    return not (leading_jamo and ("\u1100" <= after <= "\u11ff" or "\uac00" <= after <= "\ud7a3"))
-
-
 def is_no_space(char: str) -> bool:
     """Whether `char` belongs to a script written without spaces, or is an emoji or a CJK sign."""
-    code = ord(char)
-    if code < _RANGE_STARTS[0]:
-        return False
-    return code <= _NO_SPACE_RANGES[bisect_right(_RANGE_STARTS, code) - 1][1]
+    return char >= "\u00a9" and _NO_SPACE.match(char) is not None
 
 
-def _starts_word(text: str, index: int) -> bool:
-    before, after = text[index - 1], text[index]
-    if after.isspace() or not is_grapheme_start(text, index):
+def _starts_word(text: str, before: int, place: int) -> bool:
+    """Whether a word starts with the character at `place`, which the one at `before` precedes."""
+    if text[place].isspace():
         return False
-    if before.isspace():
-        return True
-    # What an extender belongs to decides: an emoji with a variation selector, a kana with a voicing mark.
-    base = index - 1
-    while base > 0 and not is_grapheme_start(text, base):
-        base -= 1
-    return is_no_space(text[base]) or is_no_space(after)
+    return text[place - 1].isspace() or is_no_space(text[before]) or is_no_space(text[place])
 
 
 def _inside_punctuation(text: str, index: int) -> bool:
     return text[index - 1] in _PUNCTUATION and text[index] in _PUNCTUATION
-
-
-def _extends(char: str) -> bool:
-    return (
-        unicodedata.category(char) in {"Mn", "Me", "Mc"}
-        or char in "\u200c\u200d\u0e33\u0eb3"
-        or "\U0001f3fb" <= char <= "\U0001f3ff"
-        or "\U000e0020" <= char <= "\U000e007f"
-        or "\u1160" <= char <= "\u11ff"
-    )
-
-
-def _is_regional(char: str) -> bool:
-    return "\U0001f1e6" <= char <= "\U0001f1ff"
-
-
-def _regionals_before(text: str, index: int) -> int:
-    """How many regional indicators stand before a place; of a longer row of flags it looks no further back."""
-    start, earliest = index, max(index - _WATCHED_REGIONALS, 0)
-    while start > earliest and _is_regional(text[start - 1]):
-        start -= 1
-    return index - start

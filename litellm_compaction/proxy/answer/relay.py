@@ -13,8 +13,14 @@ from http import HTTPStatus
 from types import MappingProxyType
 from typing import Any, Literal, TypeAlias
 
-from litellm_compaction.core.continuation.joiner import Joiner, settled_length, unstopped_length
-from litellm_compaction.core.continuation.text import THINK_END, is_only_thoughts, open_think
+from litellm_compaction.core.continuation.joiner import Joiner
+from litellm_compaction.core.continuation.text import (
+    THINK_END,
+    is_only_thoughts,
+    open_think,
+    settled_length,
+    unstopped_length,
+)
 from litellm_compaction.engine import Outcome, PreparedRequest
 from litellm_compaction.errors import Overflow, is_crash
 from litellm_compaction.proxy.answer.overflowed import FULL_RATIO, NEAR_FULL_RATIO, judged, most_tokens
