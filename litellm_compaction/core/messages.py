@@ -15,6 +15,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+import regex
+
 JsonValue: TypeAlias = "bool | int | float | str | Sequence[JsonValue] | Mapping[str, JsonValue] | None"
 JsonObject: TypeAlias = Mapping[str, JsonValue]
 
@@ -27,7 +29,7 @@ THOUGHTS_NOTICE = "⚠️ The model only thought and gave no answer ({used}/{win
 
 # A notice is a line of its own; with it go the blank lines that set it apart, so that the answer is left as the
 # model gave it.
-_NOTICES = re.compile(
+_NOTICES = regex.compile(
     r"(?:\n\n|\A|(?<=\n))(?:"
     + "|".join(
         (
@@ -40,7 +42,6 @@ _NOTICES = re.compile(
     )
     + r")(?:\n\n|\n?\Z|\n(?=</think))"
 )
-_SLICE_CHARS, _LONGEST_NOTICE_CHARS = 262_144, 512
 # A client that writes thoughts into its text leaves this where they were a notice only.
 _EMPTY_THOUGHTS = re.compile(r"\A\s*<think(?:ing)?>\s*</think(?:ing)?>\s*")
 _AS_IT_READS = json.JSONEncoder(ensure_ascii=False, default=str)
@@ -249,19 +250,10 @@ def without_notices(text: str) -> str:
     # One character each: a search for two takes ten times as long.
     if "⚙" not in text and "✅" not in text and "⚠" not in text:
         return text
-    pieces: list[str] = []
-    kept = 0
-    # In slices: one search holds the interpreter, and with it the event loop, to its end.
-    for begin in range(0, len(text), _SLICE_CHARS):
-        end = begin + _SLICE_CHARS
-        for found in _NOTICES.finditer(text, max(begin, kept), end + _LONGEST_NOTICE_CHARS):
-            if found.start() >= end:
-                break
-            pieces.append(text[kept : found.start()])
-            kept = found.end()
-    if not kept:
+    # Other threads run meanwhile.
+    stripped: str = _NOTICES.sub("", text, concurrent=True)
+    if stripped == text:
         return text
-    stripped = "".join((*pieces, text[kept:]))
     thoughts = _EMPTY_THOUGHTS.match(stripped)
     return stripped[thoughts.end() :] if thoughts is not None else stripped
 

@@ -9,9 +9,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from litellm_compaction.core.budget import ROOM_ABOVE_FLOOR_RATIO, Budget, itemized, margin_tokens
+from litellm_compaction.core.clearing import calls_by_position
 from litellm_compaction.core.conversation import Conversation
 from litellm_compaction.core.cut_points import latest_cut, legal_cuts, request_indices
-from litellm_compaction.core.excerpts import excerpt
+from litellm_compaction.core.excerpts import common_level, excerpt
 from litellm_compaction.core.messages import Message, system_prefix_length, with_text
 from litellm_compaction.core.stretches import REMOVED_TOKENS, with_shorter_data
 from litellm_compaction.errors import DoesNotFit, Share
@@ -31,11 +32,11 @@ def protected_shares(conversation: Conversation, tools_tokens: int) -> tuple[Sha
         Share("template", conversation.fixed_tokens - tools_tokens),
         Share("system messages", sum(sizes[:lead])),
     ]
-    requests = request_indices(messages)
+    requests, calls = request_indices(messages), calls_by_position(messages)
     for index in sorted({*requests, *range(max(latest_cut(messages), lead), len(messages))}):
         message = messages[index]
         if message.role == "tool":
-            name = f"result of tool {_tool_name(messages, index)}"
+            name = f"result of tool {calls[index].name if index in calls else '(unknown)'}"
         elif index in requests[:-1]:
             name = "last request of the user"
         else:
@@ -124,7 +125,7 @@ def shortened(
     if len(legal_cuts(messages)) > 0:
         # There is history to record: a summary and a ledger need room beside the excerpts.
         room -= min(room // 2, int(ROOM_ABOVE_FLOOR_RATIO * budget.window_tokens))
-    level = _level([sizes[index] for index in candidates], room)
+    level = common_level([sizes[index] for index in candidates], [1] * len(candidates), room)
     if level < _LEAST_EXCERPT_TOKENS:
         return None
     changed = list(messages)
@@ -171,23 +172,3 @@ def with_less_data(
     changed = {index: with_shorter_data(messages[index], shorten) for index in tail}
     shown = tuple(changed.get(index, message) for index, message in enumerate(messages))
     return None if all(new is old for new, old in zip(shown, messages, strict=True)) else shown
-
-
-def _level(sizes: Sequence[int], room: int) -> int:
-    """The largest level L with sum(min(size, L)) ≤ room."""
-    left = room
-    for position, size in enumerate(sorted(sizes)):
-        level = left // (len(sizes) - position)
-        if size > level:
-            return level
-        left -= size
-    return max(sizes, default=0)
-
-
-def _tool_name(messages: Sequence[Message], index: int) -> str:
-    wanted = messages[index].call_id
-    for before in range(index - 1, -1, -1):
-        for call in messages[before].calls:
-            if call.id == wanted:
-                return call.name
-    return "(unknown)"

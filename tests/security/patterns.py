@@ -18,6 +18,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
+import regex
+
 if sys.version_info >= (3, 11):
     import re._constants as sre_constants
     import re._parser as sre_parse
@@ -25,9 +27,15 @@ else:
     import sre_constants
     import sre_parse
 
+# Of `re` and `regex`.
+_COMMON_FLAGS = re.IGNORECASE | re.MULTILINE | re.DOTALL | re.VERBOSE | re.ASCII
 _METHODS = frozenset({"search", "match", "fullmatch", "finditer", "findall", "sub", "split"})
 _CHARS = (" ", "\n", "\t", "a", "A", "0", "_", "/", ".", "-", "`", "é", "中", "\\", '"', "=", ":", "<", ">")
 _MAX_SAMPLES = 24
+# They see the first line of a continuation (LINE_CHARS in preamble).
+_FIRST_LINE = tuple(
+    f"core.continuation.preamble._{name}" for name in ("FIRST_WORD", "WORD", "COLON_INSIDE", "LABEL", "ELLIPSIS")
+)
 # Patterns that only ever see short texts, with the longest of them; the source says where it is cut.
 SEEN_CHARS = {
     **dict.fromkeys(
@@ -41,16 +49,15 @@ SEEN_CHARS = {
     **dict.fromkeys(
         (f"core.inventions._{name}" for name in ("RULE", "RULE_WORDS", "NEGATION")), 600
     ),  # _SENTENCE_CHARS
-    "core.continuation.preamble._ANNOUNCEMENT": 160,  # the first line of a continuation (_LINE_CHARS in preamble)
-    "core.continuation.preamble._BARE": 160,
-    "core.continuation.preamble._TOPIC": 160,
-    "core.continuation.preamble._FIRST_WORD": 160,
+    **dict.fromkeys(_FIRST_LINE, 160),
+    "core.continuation.text._CHARACTER": 192,  # the end of a text (_CONTEXT_CHARS)
+    "core.continuation.text._NO_SPACE": 1,
     **dict.fromkeys(
         (f"core.secrets._{name}" for name in ("TOKEN", "HEADER", "URL", "OPTION", "NAME_BEGINS", "ASSIGNED", "SAID")),
         32_768,
     ),  # _SLICE_CHARS
     **dict.fromkeys((f"core.secrets._{name}" for name in ("SIGNED", "COMMAND", "FORM", "BROKEN", "HIDDEN")), 32_768),
-    "core.continuation.preamble._DIALOGUE": 4096,  # the end of an answer (SEARCHED_CHARS in overlap)
+    "core.continuation.preamble._DIALOGUE": 8_000,  # the end of an answer (_SCENE_CHARS)
     # A server's error of 2,000 characters (_READ_ERROR_CHARS), each escaped as six.
     "proxy.internal._WORDS": 12_000,
     "proxy.internal._ESCAPES": 12_000,
@@ -60,7 +67,7 @@ SEEN_CHARS = {
 SEEN_ONCE = frozenset(
     {
         "tokenizers.families._KNOWN",
-        *(f"core.continuation.preamble.{name}" for name in ("_ANNOUNCEMENT", "_BARE", "_TOPIC", "_FIRST_WORD")),
+        *_FIRST_LINE,
     }
 )
 
@@ -100,7 +107,7 @@ def _modules(package: ModuleType) -> Iterator[str]:
 
 
 def _inside(value: Any) -> Iterator[re.Pattern[str]]:
-    if isinstance(value, re.Pattern):
+    if isinstance(value, (re.Pattern, regex.Pattern)):
         yield value
     elif isinstance(value, (tuple, list)) and not hasattr(value, "__dict__"):
         for each in value:
@@ -150,7 +157,10 @@ def hostile(pattern: re.Pattern[str]) -> list[tuple[str, str]]:
 
 
 def _samples(pattern: re.Pattern[str]) -> Iterator[str]:
-    tree = sre_parse.parse(pattern.pattern, pattern.flags & ~re.UNICODE)
+    try:
+        tree = sre_parse.parse(pattern.pattern, pattern.flags & _COMMON_FLAGS)
+    except re.error:
+        return  # what only `regex` knows (\\X, properties) is tried with plain characters
     for choice in range(_MAX_SAMPLES):
         for times in (0, 1, 3):
             yield _sample(tree, choice, times)
@@ -195,14 +205,16 @@ def _char(values: Sequence[Any]) -> str:
 
 def as_json(found: Found) -> list[Any]:
     """What `report` takes, in another process."""
-    return [found.name, found.pattern.pattern, found.pattern.flags, sorted(found.methods)]
+    engine = "re" if isinstance(found.pattern, re.Pattern) else "regex"
+    return [found.name, found.pattern.pattern, found.pattern.flags & _COMMON_FLAGS, sorted(found.methods), engine]
 
 
 def report(given: Sequence[Sequence[Any]]) -> dict[str, dict[str, Any]]:
     """For each pattern its slowest text: seconds for 32,000, 128,000 and 1 MB, and for one look."""
     found: dict[str, dict[str, Any]] = {}
-    for name, text, flags, methods in given:
-        each = Found(name, re.compile(text, flags), frozenset(methods))
+    for name, text, flags, methods, engine in given:
+        compiled = re.compile(text, flags) if engine == "re" else regex.compile(text, flags)
+        each = Found(name, compiled, frozenset(methods))
         seen = _seen_chars(each, 1_000_000)
         once = each.name.partition("[")[0] in SEEN_ONCE
         tried = seen if once else 2_000
