@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 _MARKER = "\n[… {left_out} tokens left out …]\n"
+GAP = "\n[…]\n"
 _MARKER_TOKENS = 16
 _HEAD_SHARE = 0.6
 
@@ -32,6 +33,11 @@ def excerpt(text: str, limit_tokens: int, count: Callable[[str], int]) -> str:
             return head + _MARKER.format(left_out=max(total - kept, 1)) + tail
         # The ends may be denser than the average text: shrink in proportion, at least by a twentieth.
         keep_chars = min(keep_chars * keep_tokens // max(kept, 1), keep_chars * 19 // 20)
+
+
+def ends(text: str, keep_chars: int) -> str:
+    """The head (60 %) and tail of `text`, of at most so many characters, with a marker between them."""
+    return GAP.join(_ends(text, keep_chars)) if keep_chars < len(text) else text
 
 
 def common_level(sizes: Sequence[int], weights: Sequence[int], room_tokens: int) -> int:

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import NamedTuple
 
 from litellm_compaction.core.clearing import stubs
-from litellm_compaction.core.compaction import GAP, Shortened, is_excerpt, spans_of
+from litellm_compaction.core.compaction import Shortened
 from litellm_compaction.core.excerpts import common_level, excerpt
 from litellm_compaction.core.messages import (
     JsonObject,
@@ -33,10 +34,9 @@ from litellm_compaction.core.prompts import NO_RESPONSE, defused, filled, focus_
 
 # Below this nothing is gained that is worth a marker.
 _LEAST_SAVED_CHARS = 80
-# What may stand next to each other, as 31 chat templates want it (llama.cpp's collection, 2026-11).
-_NEIGHBORS = frozenset({("user", "assistant"), ("tool", "assistant"), ("assistant", "user")})
-_FOLLOWERS = {"user": ("assistant",), "assistant": ("user",)}
-_ANYONE = ("user", "assistant")
+# Of a message that is to be shortened at most so much is shown, and so much if nothing says how much.
+_MOST_SHOWN_RATIO = 0.5
+_SHOWN_RATIO = 0.25
 _KEYS = frozenset({"drop", "shorten", "prunedConversation"})
 _NUMBER_KEYS = ("n", "number", "message")
 _RANGE = re.compile(r"\s*#?(\d{1,6})\s*(?:(?:-|–|to)\s*#?(\d{1,6}))?\s*")
@@ -47,7 +47,9 @@ _JSON_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*("?)|[\[\]{},]', re.DOTALL)
 _CLOSERS = {"{": "}", "[": "]"}
 # An answer's deepest value are the arguments of a call.
 _MAX_DEPTH = 16
-_TEXT_WORD = re.compile(r"\w+")
+_LEFT_OUT = re.compile(r"\[?(?:…|\.{3,})\]?")
+# Shorter pieces stand in many texts.
+_LEAST_PIECE_CHARS = 16
 _REQUEST = "THE REQUEST BEING WORKED ON (it stays):"
 _EARLIER = "WHAT WAS LEFT OUT BEFORE (it stays):"
 _MESSAGES = "MESSAGES:"
@@ -72,12 +74,12 @@ class Wishes:
 
     Attributes:
         dropped: to be left out.
-        shortened: the text to be shown instead, an excerpt or not.
+        shortened: how much of each is to be shown, in characters.
         summary: what of it still matters, in the model's words.
     """
 
     dropped: frozenset[int] = frozenset()
-    shortened: Mapping[int, str] = field(default_factory=dict)
+    shortened: Mapping[int, int] = field(default_factory=dict)
     summary: str = ""
 
 
@@ -108,8 +110,8 @@ def verified(
 ) -> Pruning:
     """As much of the wishes as leaves a valid conversation, on top of an earlier pruning.
 
-    A call goes together with all its results or not at all; a result alone becomes a stub. Where leaving something out
-    would put two of the same role next to each other, a stub stays in its place.
+    What goes are stretches of which every message is to go (`_units`). Of anything smaller a result becomes a stub, a
+    text leaves a line in its place, and a call stays.
 
     Args:
         rest: the messages after the leading system ones.
@@ -119,17 +121,15 @@ def verified(
         before: what was done already.
     """
     wanted = {*before.dropped, *wishes.dropped.intersection(choices)}
-    whole, single = _whole_rounds(rest, span, wanted)
-    kept_in_place, dropped = _repaired(rest, span, whole)
+    dropped = {at for unit in _units(rest, span, wanted) if wanted.issuperset(unit) for at in unit}
+    kept = wanted - dropped
     shrinking = {span.start + at for at in stubs(rest[span.start : span.stop])}
-    empty = {at for at, text in wishes.shortened.items() if not text.strip() and rest[at].role == "tool"}
-    results = single | empty.intersection(choices) | {at for at in whole - dropped if rest[at].role == "tool"}
-    stubbed = ({*before.stubbed} | (results & shrinking)) - dropped
+    stubbed = ({*before.stubbed} | {at for at in kept & shrinking if rest[at].role == "tool"}) - dropped
     shortened = {each.position: each for each in before.shortened}
-    for at, text in wishes.shortened.items():
-        if at in choices and at not in stubbed and (each := _shortened(rest[at], at, text)) is not None:
+    lines = {at: 0 for at in kept if rest[at].role in ("user", "assistant") and not rest[at].calls}
+    for at, chars in {**wishes.shortened, **lines}.items():
+        if at in choices and at not in stubbed and (each := _shortened(rest[at], at, chars)) is not None:
             shortened[at] = each
-    shortened.update((at, Shortened(position=at, spans=())) for at in kept_in_place)
     return Pruning(
         dropped=tuple(sorted(dropped)),
         stubbed=tuple(sorted(stubbed)),
@@ -137,83 +137,35 @@ def verified(
     )
 
 
-def _whole_rounds(rest: Sequence[Message], span: range, wanted: set[int]) -> tuple[set[int], set[int]]:
-    """What may go, as far as calls and results stay together, and the results that were to go alone."""
-    whole: set[int] = set()
-    single: set[int] = set()
+def _units(rest: Sequence[Message], span: range, wanted: Collection[int]) -> Iterator[range]:
+    """The stretches that can go without putting two of one role side by side.
+
+    A tool round that an assistant's message follows; a whole exchange, from a user's message to the next one; and all
+    up to the first message that is not wanted away, since the record stands before it in a user's message.
+    """
+    stays = next((at for at in span if at not in wanted), span.stop)
+    while span.start < stays < span.stop and rest[stays].role not in ("user", "assistant"):
+        stays -= 1
+    yield range(span.start, stays)
+    users = [at for at in span if rest[at].role == "user"]
     at = span.start
     while at < span.stop:
-        members = range(at, min(round_end(rest, at), span.stop))
-        if rest[at].role != "tool" and wanted.issuperset(members):
-            whole.update(members)
-        else:
-            single.update(each for each in members if each in wanted and rest[each].role == "tool")
-        at = members.stop
-    return whole, single
+        end = min(round_end(rest, at), span.stop)
+        if rest[at].calls and end < span.stop and rest[end].role == "assistant":
+            yield range(at, end)
+        at = end
+    for begin, end in pairwise(sorted({span.start, *users, span.stop})):
+        # What follows the covered part may be edited by its client.
+        if end < span.stop or (rest[end - 1].role == "assistant" and not rest[end - 1].calls):
+            yield range(begin, end)
 
 
-def _repaired(rest: Sequence[Message], span: range, whole: Set[int]) -> tuple[set[int], set[int]]:
-    """The positions at which a stub stays, and those that go."""
-    stays: set[int] = set()
-    goes: set[int] = set()
-    for run in _runs(span, whole):
-        if _may_close(rest, span, run):
-            goes.update(run)
-            continue
-        filler = next((at for at in reversed(run) if _closes(rest, span, run, at)), None)
-        if filler is not None:
-            stays.add(filler)
-            goes.update(at for at in run if at != filler)
-    return stays, goes
-
-
-def _runs(span: range, whole: Set[int]) -> Iterator[range]:
-    """The stretches that go."""
-    begin = None
-    for at in (*span, span.stop):
-        if at in whole and begin is None:
-            begin = at
-        elif at not in whole and begin is not None:
-            yield range(begin, at)
-            begin = None
-
-
-def _may_close(rest: Sequence[Message], span: range, run: range) -> bool:
-    """Whether the neighbors of a stretch may stand next to each other."""
-    following = _following(rest, span, run)
-    if run.start == span.start:
-        # The record stands before it, in a user message of its own or in the one that follows.
-        return set(following) <= {*_ANYONE}
-    before, last = rest[run.start - 1].role, rest[run.stop - 1].role
-    return before == last or all((before, after) in _NEIGHBORS for after in following)
-
-
-def _closes(rest: Sequence[Message], span: range, run: range, at: int) -> bool:
-    """Whether a stub for one message of a stretch fits between the stretch's neighbors."""
-    role, calls = rest[at].role, rest[at].calls
-    if calls or role not in _ANYONE:
-        return False
-    opens = run.start == span.start or (rest[run.start - 1].role, role) in _NEIGHBORS
-    return opens and (at == run.stop - 1 or all((role, after) in _NEIGHBORS for after in _following(rest, span, run)))
-
-
-def _following(rest: Sequence[Message], span: range, run: range) -> tuple[str, ...]:
-    """The roles that may come behind a stretch: what follows the covered part may be edited by its client."""
-    if run.stop < span.stop:
-        return (rest[run.stop].role,)
-    return _FOLLOWERS.get(rest[run.stop - 1].role, _ANYONE)
-
-
-def _shortened(message: Message, position: int, wanted: str) -> Shortened | None:
-    """The message cut to what a model would show of it; None where that saves nothing, or there is more than text."""
-    if message.other_parts:
+def _shortened(message: Message, position: int, chars: int) -> Shortened | None:
+    """The message cut to its head and tail; None if that saves nothing, or there is more than text."""
+    saved = len(normal_text(message)) - chars
+    if saved < _LEAST_SAVED_CHARS or (chars and message.other_parts):
         return None
-    text = normal_text(message)
-    spans = spans_of(text, wanted) if wanted.strip() else ()
-    shown = sum(end - begin + len(GAP) + 2 for begin, end in spans)
-    if len(text) - shown < _LEAST_SAVED_CHARS:
-        return None
-    return Shortened(position=position, spans=spans)
+    return Shortened(position=position, chars=chars)
 
 
 class Decided(NamedTuple):
@@ -344,14 +296,21 @@ def _from_plan(plan: JsonObject, rest: Sequence[Message], choices: Sequence[int]
     if not isinstance(shorten, list):
         raise ValueError("`shorten` is not a list")  # noqa: TRY004
     dropped = {at for each in drop for at in _positions(each, choices)}
-    shortened: dict[int, str] = {}
+    shortened: dict[int, int] = {}
     for each in shorten:
         text = each.get("text") if isinstance(each, Mapping) else None
-        if isinstance(each, Mapping) and isinstance(text, str):
-            shortened.update((at, text) for at in _positions(each, choices)[:1] if at not in dropped)
+        for at in _positions(each, choices):
+            if at not in dropped:
+                shortened[at] = _shown_chars(rest[at], text if isinstance(text, str) else None)
     # Who drops a call means its results too, but for those that are to stay in part.
     results = {of for at in dropped if rest[at].calls for of in range(at + 1, round_end(rest, at))}
     return Wishes(dropped=frozenset(dropped | (results & set(choices) - set(shortened))), shortened=shortened)
+
+
+def _shown_chars(message: Message, text: str | None = None) -> int:
+    """How much of a message is shown to which a model gives so much text; its words are its own and go nowhere."""
+    chars = len(normal_text(message))
+    return int(chars * _SHOWN_RATIO) if text is None else min(len(text), int(chars * _MOST_SHOWN_RATIO))
 
 
 def _positions(value: JsonValue, choices: Sequence[int]) -> list[int]:
@@ -372,14 +331,14 @@ def _positions(value: JsonValue, choices: Sequence[int]) -> list[int]:
 def _from_conversation(answer: JsonObject, rest: Sequence[Message], choices: Sequence[int], *, is_cut: bool) -> Wishes:
     """The messages missing from the conversation, or shorter in it, by a walk along the original.
 
-    A message in other words only says that an original was to stay. If its place or its words leave one original, that
-    one is shortened; if they leave several, all of those stay. Nothing is known of what would follow a cut.
+    A message in other words only says that an original was to stay. If its place leaves one original, that one is
+    shortened; if it leaves several, all of those stay. Nothing is known of what would follow a cut.
     """
     kept = answer["prunedConversation"]
     if not isinstance(kept, list) or not kept:
         raise ValueError("`prunedConversation` is not a list of messages")
     found: set[int] = set()
-    shortened: dict[int, str] = {}
+    shortened: dict[int, int] = {}
     left = list(choices)
     # Nobody has asked about these; a model that writes down all that stays may name them.
     stays = {_identity(rest[at]) for at in set(range(len(rest))).difference(choices)}
@@ -409,17 +368,18 @@ def _from_conversation(answer: JsonObject, rest: Sequence[Message], choices: Seq
         found.add(place)
         text = message.text.strip()
         if text != normal_text(rest[place]):
-            shortened[place] = text
+            shortened[place] = _shown_chars(rest[place], text)
     if not is_cut:
         gaps.append((reworded, range(after, len(rest))))
     placed, passed_over = len(found), 0
     for messages, gap in gaps:
-        for message, originals in _originals(messages, rest, gap):
+        for message in messages:
+            originals = [at for at in gap if rest[at].role == message.role and not rest[at].calls]
             placed, passed_over = placed + (len(originals) == 1), passed_over + (len(originals) != 1)
             of_choice = set(originals).intersection(choices)
             found |= of_choice
             if len(originals) == 1:
-                shortened.update((at, message.text.strip()) for at in of_choice)
+                shortened.update((at, _shown_chars(rest[at], message.text.strip())) for at in of_choice)
     if passed_over > placed:
         raise ValueError("most of `prunedConversation` is not in the conversation")
     known = [at for at in choices if at < after] if is_cut else choices
@@ -434,24 +394,6 @@ def _may_be_reworded(message: Message, rest: Sequence[Message], choices: Sequenc
     return bool(alike) and not any(_is_same(message, original, numbered=False) for original in alike)
 
 
-def _originals(
-    messages: Sequence[Message], rest: Sequence[Message], gap: range
-) -> Iterator[tuple[Message, Sequence[int]]]:
-    """Each reworded message with the originals in a gap that it may be: those with half of its words, else any."""
-    for message in messages:
-        words = {*_TEXT_WORD.findall(message.text.casefold())}
-        candidates = [at for at in gap if rest[at].role == message.role and not rest[at].calls]
-        likely = [
-            at
-            for at in candidates
-            if 2 * len(words.intersection(_TEXT_WORD.findall(normal_text(rest[at]).casefold()))) >= len(words) > 0
-        ]
-        originals = likely or candidates
-        if len(originals) == 1:
-            gap = range(originals[0] + 1, gap.stop)
-        yield message, originals
-
-
 def _is_same(message: Message, original: Message, numbered: bool) -> bool:
     """Whether a message is the original or a shorter form of it: by its number, its calls, its id, or its words."""
     if message.role != original.role or message.is_system:
@@ -463,7 +405,13 @@ def _is_same(message: Message, original: Message, numbered: bool) -> bool:
     if numbered or message.calls or message.call_id:
         return True
     text = normal_text(original)
-    return not original.calls and (message.text.strip() == text or is_excerpt(text, message.text))
+    return not original.calls and _is_excerpt(text, message.text.strip())
+
+
+def _is_excerpt(text: str, shown: str) -> bool:
+    """If `shown` is the text, or long pieces of it with an ellipsis between them."""
+    pieces = [piece.strip() for piece in _LEFT_OUT.split(shown) if piece.strip()]
+    return shown == text or all(len(piece) >= _LEAST_PIECE_CHARS and piece in text for piece in pieces)
 
 
 def _identity(message: Message) -> tuple[str, str, str, tuple[tuple[str, str, str], ...]]:

@@ -5,7 +5,7 @@ Called by the engine when the planner refuses: the itemised error, or excerpts o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
 from litellm_compaction.core.budget import ROOM_ABOVE_FLOOR_RATIO, Budget, itemized, margin_tokens

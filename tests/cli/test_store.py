@@ -113,7 +113,7 @@ def test_show_tells_what_was_pruned(run: Callable[..., str], path: Path) -> None
         rung="prune",
         edited_from=0,
         dropped=(1, 2),
-        shortened=(Shortened(position=3, spans=((0, 20),)),),
+        shortened=(Shortened(position=3, chars=20),),
         omissions="Two steps failed.",
     )
 

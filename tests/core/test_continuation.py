@@ -57,6 +57,8 @@ def joined(partial: str, continuation: str) -> str:
         ("\ud83d", ""),
         ("世\ud83d\ude00", "世"),
         ("a \u0301b", ""),
+        ("\r\u200d", ""),
+        ("a\n\u0301b", ""),
     ],
 )
 def test_settled_length_ends_before_the_last_word(text: str, settled: str) -> None:

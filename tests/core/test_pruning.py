@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
 from collections.abc import Sequence
@@ -13,8 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from litellm_compaction.core.compaction import GAP, REMOVED, Compaction, apply, kept_text, spans_of
+from litellm_compaction.core.compaction import REMOVED, Compaction, apply
 from litellm_compaction.core.cut_points import legal_cuts, pinned_positions
+from litellm_compaction.core.excerpts import GAP
 from litellm_compaction.core.messages import Message, chain, normal_text, system_prefix_length
 from litellm_compaction.core.prompts import FRAME_END
 from litellm_compaction.core.pruning import Pruning, Wishes, offered, read_answer, verified
@@ -106,13 +106,15 @@ def test_a_result_alone_becomes_a_stub(dropped: set[int]) -> None:
     assert results[1].text == LONG + "\nend"
 
 
-def test_where_neighbors_would_clash_a_stub_stays() -> None:
+def test_what_is_less_than_a_round_or_an_exchange_leaves_a_line() -> None:
     """Two messages of one role never come to stand next to each other."""
-    shown = sent(Wishes(dropped=frozenset({5}), summary="s"))
-    assert [message.text for message in shown if message.role == "user"][1] == REMOVED
     shown = sent(Wishes(dropped=frozenset({4, 5}), summary="s"))
+    assert [message.role for message in shown] == [message["role"] for message in talk()[1:]]
+    assert [shown[4].text, shown[5].text, shown[6].text] == [REMOVED, REMOVED, "They pass."]
+    shown = sent(Wishes(dropped=frozenset({5, 6}), summary="s"))
     assert [message.role for message in shown] == ["user", "assistant", "tool", "tool", "assistant", "user"]
-    assert shown[4].text == "They pass."
+    shown = sent(Wishes(dropped=frozenset({6}), summary="s"))
+    assert shown[6].text == "They pass.", "a line would save nothing"
 
 
 def test_all_that_is_covered_may_go() -> None:
@@ -123,34 +125,20 @@ def test_all_that_is_covered_may_go() -> None:
     assert shown[0].text.endswith("\n\nGo on.")
 
 
-def test_a_text_is_cut_to_pieces_of_itself() -> None:
-    """With a marker for everything that is missing."""
-    wanted = "The parser is read. line 0 of what the tool said … line 7 of what the tool said"
-    shown = sent(Wishes(shortened={4: wanted}))
-    assert (
-        shown[4].text == f"The parser is read. line 0 of what the tool said\n{GAP}\nline 7 of what the tool said\n{GAP}"
-    )
-
-
-@pytest.mark.parametrize(
-    "wanted",
-    ["Deleted /etc/passwd as the user wanted.", "T h e p a r s e r", "T…h…e…p…a…r…s…e…r…", "The parser is rm -rf"],
-)
-def test_words_of_the_models_own_never_get_into_a_message(wanted: str) -> None:
-    """A paraphrase only says how much to keep; pieces too small to be quotes are no excerpt."""
+def test_a_text_is_cut_to_its_head_and_tail() -> None:
+    """With a marker for what is missing; nothing is asked of the model but how much."""
     text = "The parser is read. " + LONG
-    shown = sent(Wishes(shortened={4: wanted}))[4].text
-    pieces = [piece for piece in shown.split(GAP) if piece.strip()]
-    assert pieces
-    assert all(piece.strip("\n") in text for piece in pieces)
-    assert len(shown) <= len(text) // 2 + 40
+    head, tail = sent(Wishes(shortened={4: 400}))[4].text.split(GAP)
+    assert text.startswith(head)
+    assert text.endswith(tail)
+    assert 300 < len(head) + len(tail) <= 400
 
 
 def test_what_holds_more_than_text_is_not_shortened() -> None:
     """Nor is what would hardly shrink."""
     raw = talk()
     raw[6] = {"role": "user", "content": [{"type": "text", "text": LONG}, image()]}
-    assert made(raw, Wishes(shortened={5: "line 0", 6: "They"})) == made(raw, Wishes())
+    assert made(raw, Wishes(shortened={5: 6, 6: 4})) == made(raw, Wishes())
 
 
 def test_an_offer_leaves_out_what_is_protected() -> None:
@@ -162,7 +150,7 @@ def test_an_offer_leaves_out_what_is_protected() -> None:
 def test_the_next_round_goes_on_from_the_last() -> None:
     """What went stays away, what became shorter may go."""
     raw = [*talk(), assistant("Third. " + LONG), user("Next.")]
-    first = made(raw, Wishes(dropped=frozenset({1, 2, 3}), shortened={5: "And now the tests, all of them."}))
+    first = made(raw, Wishes(dropped=frozenset({1, 2, 3}), shortened={5: 31}))
     second = made(raw, Wishes(dropped=frozenset({5, 6}), summary="s"), covered=9, before=first)
     assert second.dropped == (1, 2, 3, 5, 6)
     assert second.shortened == ()
@@ -172,7 +160,7 @@ def test_the_next_round_goes_on_from_the_last() -> None:
 # ------------------------------------------------------------------ how an answer is read
 
 PLAN = {"drop": [2, "3-4"], "shorten": [{"n": 6, "text": "And now the tests"}], "summary": "S"}
-WISHES = Wishes(dropped=frozenset({1, 2, 3}), shortened={5: "And now the tests"}, summary="S")
+WISHES = Wishes(dropped=frozenset({1, 2, 3}), shortened={5: 17}, summary="S")
 CHOICES = list(range(7))
 
 
@@ -189,6 +177,7 @@ def read(answer: object, **given_prompt: str) -> Wishes:
         f"Sure! Let me think about {{this}}. {json.dumps({'drop': [1]})} is too little.\n\n{json.dumps(PLAN)}\nDone.",
         json.dumps({**PLAN, "drop": ["2", {"n": 3}, "#4", 99, -1, 0, True, None, 2.5, "all"]}),
         json.dumps({**PLAN, "shorten": {"6": "And now the tests"}, "originalTokens": 3, "prunedTokens": "?"}),
+        json.dumps({**PLAN, "shorten": [{"n": 6, "text": "Words of the mode"}, 99]}),
     ],
 )
 def test_an_edit_plan_is_found_in_any_wrapping(answer: str) -> None:
@@ -205,7 +194,7 @@ def test_a_whole_conversation_is_compared_with_the_original() -> None:
     kept = full()
     kept[2] = user("And now the tests, all of them.")
     wishes = read({"prunedConversation": kept, "summary": "S", "originalTokens": 900, "prunedTokens": 300})
-    assert wishes == Wishes(dropped=frozenset({1, 2, 3}), shortened={5: kept[2]["content"]}, summary="S")
+    assert wishes == Wishes(dropped=frozenset({1, 2, 3}), shortened={5: 31}, summary="S")
 
 
 def test_what_stays_in_any_case_may_be_written_down_too() -> None:
@@ -225,7 +214,7 @@ def test_a_system_message_in_the_answer_is_passed_over() -> None:
 def test_a_numbered_message_may_be_worded_otherwise() -> None:
     """Its number says which it is; its own words are then not shown."""
     kept = [{"n": 1, **full()[0]}, {"n": 5, "role": "assistant", "content": "It was read."}]
-    assert read({"prunedConversation": kept}).shortened == {4: "It was read."}
+    assert read({"prunedConversation": kept}).shortened == {4: 12}
 
 
 def test_one_reworded_message_is_matched_by_its_place() -> None:
@@ -233,16 +222,11 @@ def test_one_reworded_message_is_matched_by_its_place() -> None:
     kept = full()
     kept[1] = assistant("Parser reading is finished.")
     wishes = read({"prunedConversation": kept, "summary": "S"})
-    assert wishes == Wishes(dropped=frozenset({1, 2, 3}), shortened={4: kept[1]["content"]}, summary="S")
+    assert wishes == Wishes(dropped=frozenset({1, 2, 3}), shortened={4: 27}, summary="S")
     shown = sent(wishes)[1].text
-    assert shown.startswith("The parser is\n")
+    assert shown.startswith("The parser")
+    assert GAP in shown
     assert "finished" not in shown
-
-
-def test_one_reworded_message_is_matched_by_its_words() -> None:
-    """Two answers stand between its neighbors, and one of them has most of its words."""
-    wishes = read({"prunedConversation": [full()[0], assistant("So the parser is read now"), user("Go on.")]})
-    assert wishes == Wishes(dropped=frozenset({1, 2, 3, 5, 6}), shortened={4: "So the parser is read now"})
 
 
 def test_a_reworded_message_that_may_be_one_of_two_is_passed_over() -> None:
@@ -272,7 +256,7 @@ def test_an_invented_message_is_passed_over() -> None:
 )
 def test_a_plan_that_was_cut_is_read_as_far_as_it_goes(answer: str, wishes: Wishes | None) -> None:
     """A number or a text that the cut may have shortened does not count; of a summary the beginning does."""
-    assert read(answer) == (wishes or Wishes(dropped=frozenset({4}), shortened={5: "And now the tests"}, summary="S"))
+    assert read(answer) == (wishes or Wishes(dropped=frozenset({4}), shortened={5: 17}, summary="S"))
 
 
 def test_a_conversation_that_was_cut_says_nothing_of_what_would_follow() -> None:
@@ -327,13 +311,21 @@ def test_what_is_no_pruning_is_refused(answer: object) -> None:
         read(answer)
 
 
+def test_numbers_alone_say_what_is_to_be_shortened() -> None:
+    """A quarter stays of each; words cost a model time, and its own are shown to nobody."""
+    texts = [normal_text(message) for message in parsed(talk())[1:]]
+    assert read({"drop": [2], "shorten": ["5-6"]}).shortened == {at: len(texts[at]) // 4 for at in (4, 5)}
+    assert read({"shorten": [{"n": 6, "text": "x" * 10_000}]}).shortened == {5: len(texts[5]) // 2}
+
+
 def test_who_drops_a_call_means_its_results() -> None:
     """As the prompt says; but not a result that is to stay in part."""
     assert read({"drop": [2]}).dropped == {1, 2, 3}
     wishes = read({"drop": [2], "shorten": [{"n": 3, "text": "line 0 of what the tool said"}]})
     assert wishes.dropped == {1, 3}
     shown = sent(wishes)
-    assert shown[2].text == f"line 0 of what the tool said\n{GAP}"
+    assert shown[2].text.startswith("line 0 of what")
+    assert GAP in shown[2].text
     assert shown[3].text.startswith("[Old result")
 
 
@@ -431,16 +423,6 @@ def _is_from(message: Message, own: str, original: Message) -> bool:
     return any(all(piece.strip("\n") in text for piece in own.split(f"{GAP}")) for text in texts)
 
 
-@given(texts(), texts(max_repeat=3))
-def test_kept_pieces_stand_in_the_original_in_order(text: str, wanted: str) -> None:
-    """Whatever is wanted; and a piece of the text itself is found."""
-    spans = spans_of(text, wanted)
-    assert all(0 <= begin < end <= len(text) for begin, end in spans)
-    assert list(spans) == sorted(spans)
-    assert all(first[1] <= second[0] for first, second in itertools.pairwise(spans))
-    assert kept_text(text, ((0, len(text)),)) == text
-
-
 def test_a_pruning_is_forgotten_with_an_older_version() -> None:
     """What an older version stored has none of the fields, and is what it was."""
     plain = Compaction(covered_messages=2, covered_hash="h", pinned=(), round=1, segments=(), ledger="l", rung="edit")
@@ -457,6 +439,6 @@ def test_offsets_do_not_depend_on_what_the_hash_ignores() -> None:
     assert normal_text(parsed([plain])[0]) == normal_text(parsed([dressed])[0])
     raw, other = talk(), talk()
     other[5] = dressed
-    compaction = made(raw, Wishes(shortened={4: "The parser is read. line 0 of what"}))
+    compaction = made(raw, Wishes(shortened={4: 40}))
     assert chain(parsed(raw)) == chain(parsed(other))
     assert as_bytes(apply(parsed(raw), compaction)) == as_bytes(apply(parsed(other), compaction))

@@ -15,8 +15,8 @@ from typing import Any
 import httpx
 import pytest
 
-from litellm_compaction.core.compaction import GAP
 from litellm_compaction.core.continuation.request import Partial
+from litellm_compaction.core.excerpts import GAP
 from litellm_compaction.core.messages import Request
 from litellm_compaction.engine import PreparedRequest
 from litellm_compaction.errors import DoesNotFit

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from litellm_compaction import compact, count_tokens, safe_compact, select_messages
-from litellm_compaction.core.compaction import GAP
+from litellm_compaction.core.excerpts import GAP
 from litellm_compaction.core.ledger import WORDS_HEAD
 from litellm_compaction.core.prompts import FRAME_END
 from litellm_compaction.errors import SummaryFailed

@@ -219,7 +219,7 @@ def test_a_record_that_fits_no_conversation_is_none(name: str) -> None:
 # What a store of another kind may hand out, which reads its own records.
 _UNREAD = {
     "edited from before the beginning": {"edited_from": -9},
-    "shortened outside of what is edited": {"shortened": (Shortened(position=50, spans=()),)},
+    "shortened outside of what is edited": {"shortened": (Shortened(position=50, chars=0),)},
     "no text for a ledger": {"ledger": 5},
 }
 

@@ -32,8 +32,6 @@ def compactions(draw: st.DrawFn) -> Any:
     covered = draw(st.integers(1, 50))
     start = draw(st.integers(0, covered - 1))
     positions = st.lists(st.integers(0, covered - 1), max_size=4).map(tuple)
-    chars = st.lists(st.integers(0, 99), max_size=5).map(sorted)
-    spans = chars.map(lambda edges: tuple(zip(edges[::2], edges[1::2], strict=False)))
     known = st.builds(
         Compaction,
         covered_messages=st.just(covered),
@@ -41,9 +39,9 @@ def compactions(draw: st.DrawFn) -> Any:
         pinned=positions,
         stubbed=positions,
         dropped=positions,
-        shortened=st.lists(st.builds(Shortened, position=st.integers(start, covered - 1), spans=spans), max_size=2).map(
-            tuple
-        ),
+        shortened=st.lists(
+            st.builds(Shortened, position=st.integers(start, covered - 1), chars=st.integers(0, 10**6)), max_size=2
+        ).map(tuple),
         images=st.lists(st.tuples(st.integers(0, covered - 1), st.integers(0, 3)), max_size=2).map(tuple),
         ledger=texts,
         rung=st.sampled_from(["edit", "truncate", *STRATEGIES]),

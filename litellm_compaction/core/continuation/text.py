@@ -31,8 +31,9 @@ _WATCHED_STOP_CHARS = 128
 # Characters are looked for from here on before the last word; of a longer row of flags one may be cut in two.
 _CONTEXT_CHARS = 128
 _PUNCTUATION = frozenset(string.punctuation)
-# A character as people see it (UAX #29); what a joiner or a first half of a surrogate pair ends in goes on.
-_CHARACTER = regex.compile(r"(?:[\ud800-\udbff][\udc00-\udfff]|\X)(?:(?<=\u200d)\X)*")
+# A character as people see it (UAX #29); what a joiner or a first half of a surrogate pair ends in goes on, and nothing
+# starts with a mark or a joiner, not even behind a line break.
+_CHARACTER = regex.compile(r"(?:[\ud800-\udbff][\udc00-\udfff]|\X)(?:[\p{M}\u200d]|(?<=\u200d)\X)*")
 # Scripts written without spaces (UAX #14), CJK punctuation, emoji, halves of surrogate pairs.
 _NO_SPACE = regex.compile(
     r"[\p{lb=ID}\p{lb=SA}\p{lb=CJ}\p{lb=NS}\p{lb=EB}\p{lb=EM}\p{lb=RI}\p{lb=SG}\p{ExtPict}"
