@@ -53,7 +53,7 @@ class Shortened:
     chars: int
 
 
-def pruned(
+def _pruned(
     originals: Sequence[Message],
     shown: Sequence[Message],
     dropped: Collection[int],
@@ -61,11 +61,11 @@ def pruned(
     *,
     start: int,
 ) -> list[Message | None]:
-    """What is sent of each message, None where it is left out; ids, calls and roles stay.
+    """What is sent of each message, None for one that is left out; ids, calls and roles stay.
 
     Args:
         originals: n messages, the first at position `start` after the lead.
-        shown: n, the same after rung 1.
+        shown: n, the same with stubs.
         dropped: positions that are left out.
         shortened: positions that show their head and tail, or a line.
         start: position of the first one.
@@ -333,7 +333,7 @@ def edited_part(rest: Sequence[Message], compaction: Compaction) -> list[Message
         untouched={position - start for position in compaction.pinned},
         images={(position - start, index) for position, index in compaction.images},
     )
-    return pruned(originals, shown, frozenset(compaction.dropped), compaction.shortened, start=start)
+    return _pruned(originals, shown, frozenset(compaction.dropped), compaction.shortened, start=start)
 
 
 def is_applicable(messages: Sequence[Message], compaction: Compaction, hashes: Sequence[str]) -> bool:

@@ -32,7 +32,7 @@ from litellm_compaction.core.cut_points import (
     request_indices,
 )
 from litellm_compaction.core.messages import Message, parse_message, system_prefix_length, user_message
-from litellm_compaction.core.pruning import Pruning, Wishes, verified
+from litellm_compaction.core.pruning import Wishes, pruned
 from litellm_compaction.core.record import joined, read_record, taken_out
 from litellm_compaction.core.strategies import STRATEGIES, Strategy, writer_of
 from litellm_compaction.core.stretches import own_words
@@ -859,13 +859,8 @@ def _with_records(rest: Sequence[Message], compaction: Compaction) -> Compaction
     carried = joined(list(found.values()))
     if carried is None:
         return compaction
-    before = Pruning(dropped=compaction.dropped, stubbed=compaction.stubbed, shortened=compaction.shortened)
-    pruning = verified(rest, span, found, Wishes(dropped=frozenset(found)), before)
     return replace(
-        compaction,
+        pruned(rest, compaction, found, Wishes(dropped=frozenset(found))),
         round=max(compaction.round, carried.round + 1),
-        dropped=pruning.dropped,
-        stubbed=pruning.stubbed,
-        shortened=pruning.shortened,
         omissions="\n\n".join(filter(None, (compaction.omissions, carried.summary))),
     )

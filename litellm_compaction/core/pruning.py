@@ -12,12 +12,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import NamedTuple
 
 from litellm_compaction.core.clearing import stubs
-from litellm_compaction.core.compaction import Shortened
+from litellm_compaction.core.compaction import Compaction, Shortened
 from litellm_compaction.core.excerpts import common_level, excerpt
 from litellm_compaction.core.messages import (
     JsonObject,
@@ -83,58 +82,50 @@ class Wishes:
     summary: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pruning:
-    """What is done: positions after the lead, ascending."""
-
-    dropped: tuple[int, ...]
-    stubbed: tuple[int, ...]
-    shortened: tuple[Shortened, ...]
-
-
-def offered(rest: Sequence[Message], span: range, *, pinned: Collection[int], dropped: Collection[int]) -> list[int]:
-    """The positions that a pruning model may choose from.
+def offered(rest: Sequence[Message], compaction: Compaction) -> list[int]:
+    """Returns the positions that a pruning model may choose from.
 
     Args:
         rest: the messages after the leading system ones.
-        span: the positions that are covered and not replaced.
-        pinned: those among them that stay verbatim.
-        dropped: what an earlier pruning has left out.
+        compaction: what is covered and not replaced is offered, but for what is pinned or already left out.
     """
-    stays = {*pinned, *dropped}
-    return [at for at in span if at not in stays and not (rest[at].is_system or rest[at].is_ours)]
+    stays = {*compaction.pinned, *compaction.dropped}
+    return [at for at in _span(compaction) if at not in stays and not (rest[at].is_system or rest[at].is_ours)]
 
 
-def verified(
-    rest: Sequence[Message], span: range, choices: Collection[int], wishes: Wishes, before: Pruning
-) -> Pruning:
-    """As much of the wishes as leaves a valid conversation, on top of an earlier pruning.
+def pruned(rest: Sequence[Message], compaction: Compaction, choices: Collection[int], wishes: Wishes) -> Compaction:
+    """Returns the compaction with as much of the wishes as leaves a valid conversation.
 
     What goes are stretches of which every message is to go (`_units`). Of anything smaller a result becomes a stub, a
     text leaves a line in its place, and a call stays.
 
     Args:
         rest: the messages after the leading system ones.
-        span: the positions that are covered and not replaced.
+        compaction: made for them; what it leaves out or shortens stays so.
         choices: what was offered.
         wishes: what a model said.
-        before: what was done already.
     """
-    wanted = {*before.dropped, *wishes.dropped.intersection(choices)}
+    span = _span(compaction)
+    wanted = {*compaction.dropped, *wishes.dropped.intersection(choices)}
     dropped = {at for unit in _units(rest, span, wanted) if wanted.issuperset(unit) for at in unit}
     kept = wanted - dropped
     shrinking = {span.start + at for at in stubs(rest[span.start : span.stop])}
-    stubbed = ({*before.stubbed} | {at for at in kept & shrinking if rest[at].role == "tool"}) - dropped
-    shortened = {each.position: each for each in before.shortened}
+    stubbed = ({*compaction.stubbed} | {at for at in kept & shrinking if rest[at].role == "tool"}) - dropped
+    shortened = {each.position: each for each in compaction.shortened}
     lines = {at: 0 for at in kept if rest[at].role in ("user", "assistant") and not rest[at].calls}
     for at, chars in {**wishes.shortened, **lines}.items():
         if at in choices and at not in stubbed and (each := _shortened(rest[at], at, chars)) is not None:
             shortened[at] = each
-    return Pruning(
+    return replace(
+        compaction,
         dropped=tuple(sorted(dropped)),
         stubbed=tuple(sorted(stubbed)),
         shortened=tuple(shortened[at] for at in sorted(shortened) if at not in dropped and at not in stubbed),
     )
+
+
+def _span(compaction: Compaction) -> range:
+    return range(compaction.replaced_messages, compaction.covered_messages)
 
 
 def _units(rest: Sequence[Message], span: range, wanted: Collection[int]) -> Iterator[range]:
@@ -168,32 +159,24 @@ def _shortened(message: Message, position: int, chars: int) -> Shortened | None:
     return Shortened(position=position, chars=chars)
 
 
-class Decided(NamedTuple):
-    """What is done to a conversation, and what the model says of the part that goes."""
-
-    pruning: Pruning
-    summary: str
-
-
 def decide(
-    answer: str, rest: Sequence[Message], span: range, choices: Sequence[int], before: Pruning, *, prompt: str
-) -> Decided | None:
-    """What comes of a model's answer; None where it is no answer, or changes nothing.
+    answer: str, rest: Sequence[Message], compaction: Compaction, choices: Sequence[int], *, prompt: str
+) -> tuple[Compaction, str] | None:
+    """Returns what comes of a model's answer and what it says of the part that goes; None if nothing changes.
 
     Args:
         answer: without its reasoning; anything.
         rest: the messages after the leading system ones.
-        span: the positions that are covered and not replaced.
+        compaction: made for them.
         choices: what was offered, in the order in which it was numbered.
-        before: what an earlier pruning has done.
         prompt: what was asked.
     """
     try:
         wishes = read_answer(answer, rest, choices, prompt=prompt)
     except ValueError:
         return None
-    pruning = verified(rest, span, choices, wishes, before)
-    return None if pruning == before else Decided(pruning, wishes.summary)
+    done = pruned(rest, compaction, choices, wishes)
+    return None if done == compaction else (done, wishes.summary)
 
 
 def read_answer(answer: str, rest: Sequence[Message], choices: Sequence[int], *, prompt: str = "") -> Wishes:
@@ -411,7 +394,9 @@ def _is_same(message: Message, original: Message, numbered: bool) -> bool:
 def _is_excerpt(text: str, shown: str) -> bool:
     """If `shown` is the text, or long pieces of it with an ellipsis between them."""
     pieces = [piece.strip() for piece in _LEFT_OUT.split(shown) if piece.strip()]
-    return shown == text or all(len(piece) >= _LEAST_PIECE_CHARS and piece in text for piece in pieces)
+    return shown == text or (
+        bool(pieces) and all(len(piece) >= _LEAST_PIECE_CHARS and piece in text for piece in pieces)
+    )
 
 
 def _identity(message: Message) -> tuple[str, str, str, tuple[tuple[str, str, str], ...]]:

@@ -29,7 +29,6 @@ from litellm_compaction.core.messages import Message, Request, system_prefix_len
 from litellm_compaction.core.plan import Prune, Summarize
 from litellm_compaction.core.prompts import appended, is_refusal, unanswered_calls
 from litellm_compaction.core.pruning import (
-    Pruning,
     decide,
     offered,
     plan_tokens,
@@ -559,11 +558,7 @@ async def _answered(work: MeasuredRequest, decision: Prune, model: PruningModel,
 def _choices(work: MeasuredRequest, decision: Prune) -> list[int]:
     messages, compaction = work.conversation.messages, decision.compaction
     rest = messages[system_prefix_length(messages) :]
-    return offered(rest, _span(compaction), pinned=compaction.pinned, dropped=compaction.dropped)
-
-
-def _span(compaction: Compaction) -> range:
-    return range(compaction.replaced_messages, compaction.covered_messages)
+    return offered(rest, compaction)
 
 
 def _prompt(
@@ -604,16 +599,10 @@ def _compaction(work: MeasuredRequest, decision: Prune, question: _Question, ans
     """What the answer makes of the conversation; None where it is no answer, or changes nothing."""
     messages, base = work.conversation.messages, decision.compaction
     rest = messages[system_prefix_length(messages) :]
-    before = Pruning(dropped=base.dropped, stubbed=base.stubbed, shortened=base.shortened)
-    decided = decide(answer, rest, _span(base), question.choices, before, prompt=question.prompt)
+    decided = decide(answer, rest, base, question.choices, prompt=question.prompt)
     if decided is None:
         return None
-    pruning = decided.pruning
-    said = "\n\n".join(filter(None, (base.omissions, decided.summary)))
-    return replace(
-        base,
-        dropped=pruning.dropped,
-        stubbed=pruning.stubbed,
-        shortened=pruning.shortened,
-        omissions=excerpt(said, decision.summary_tokens + decision.carried_tokens, work.count_text),
-    )
+    compaction, summary = decided
+    said = "\n\n".join(filter(None, (base.omissions, summary)))
+    most_tokens = decision.summary_tokens + decision.carried_tokens
+    return replace(compaction, omissions=excerpt(said, most_tokens, work.count_text))

@@ -17,7 +17,7 @@ from litellm_compaction.core.cut_points import legal_cuts, pinned_positions
 from litellm_compaction.core.excerpts import GAP
 from litellm_compaction.core.messages import Message, chain, normal_text, system_prefix_length
 from litellm_compaction.core.prompts import FRAME_END
-from litellm_compaction.core.pruning import Pruning, Wishes, offered, read_answer, verified
+from litellm_compaction.core.pruning import Wishes, offered, pruned, read_answer
 from litellm_compaction.stores.protocol import decode, encode
 from tests.builders import (
     JsonDict,
@@ -35,7 +35,6 @@ from tests.builders import (
 )
 
 LONG = "\n".join(f"line {number} of what the tool said" for number in range(40))
-NOTHING = Pruning(dropped=(), stubbed=(), shortened=())
 
 
 def talk() -> list[JsonDict]:
@@ -53,27 +52,30 @@ def talk() -> list[JsonDict]:
     ]
 
 
+def covering(covered: int, *, pinned: tuple[int, ...] = (), dropped: tuple[int, ...] = ()) -> Compaction:
+    """A compaction of edited messages, before its first pruning."""
+    return Compaction(
+        covered_messages=covered,
+        covered_hash="",
+        pinned=pinned,
+        dropped=dropped,
+        round=0,
+        segments=(),
+        ledger="",
+        rung="prune",
+        edited_from=0,
+    )
+
+
 def made(raw: Sequence[JsonDict], wishes: Wishes, *, covered: int = 7, before: Compaction | None = None) -> Compaction:
     """The compaction that comes of wishes for the first `covered` messages."""
     messages = parsed(raw)
     lead = system_prefix_length(messages)
     pinned = pinned_positions(messages, covered)
-    old = before or Compaction(
-        covered_messages=0, covered_hash="", pinned=(), round=0, segments=(), ledger="", rung="prune", edited_from=0
-    )
+    old = before or covering(0)
     base = replace(old, covered_messages=covered, covered_hash=chain(messages)[covered], pinned=pinned)
-    span = range(base.replaced_messages, covered)
-    choices = offered(messages[lead:], span, pinned=pinned, dropped=base.dropped)
-    earlier = Pruning(dropped=base.dropped, stubbed=base.stubbed, shortened=base.shortened)
-    pruning = verified(messages[lead:], span, choices, wishes, earlier)
-    return replace(
-        base,
-        round=base.round + 1,
-        dropped=pruning.dropped,
-        stubbed=pruning.stubbed,
-        shortened=pruning.shortened,
-        omissions=wishes.summary,
-    )
+    done = pruned(messages[lead:], base, offered(messages[lead:], base), wishes)
+    return replace(done, round=base.round + 1, omissions=wishes.summary)
 
 
 def sent(wishes: Wishes, raw: Sequence[JsonDict] | None = None) -> list[Message]:
@@ -144,7 +146,7 @@ def test_what_holds_more_than_text_is_not_shortened() -> None:
 def test_an_offer_leaves_out_what_is_protected() -> None:
     """The pinned message, later system messages, ours, and what went before."""
     raw = [user("a"), assistant("b"), system("c"), user("d"), assistant("e")]
-    assert offered(parsed(raw), range(5), pinned=(3,), dropped={0}) == [1, 4]
+    assert offered(parsed(raw), covering(5, pinned=(3,), dropped=(0,))) == [1, 4]
 
 
 def test_the_next_round_goes_on_from_the_last() -> None:
@@ -383,7 +385,7 @@ def test_whatever_is_answered_the_list_is_valid_and_holds_no_new_words(
     lead = system_prefix_length(messages)
     covered = data.draw(st.sampled_from(legal_cuts(messages))) - lead
     pinned = pinned_positions(messages, covered)
-    choices = offered(messages[lead:], range(covered), pinned=pinned, dropped=())
+    choices = offered(messages[lead:], covering(covered, pinned=pinned))
     try:
         wishes = read_answer(data.draw(answers(raw)), messages[lead:], choices)
     except ValueError:
