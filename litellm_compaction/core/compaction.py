@@ -61,7 +61,7 @@ def _pruned(
     *,
     start: int,
 ) -> list[Message | None]:
-    """What is sent of each message, None for one that is left out; ids, calls and roles stay.
+    """Returns each message as it is sent, None for one that is left out; ids, calls and roles stay.
 
     Args:
         originals: n messages, the first at position `start` after the lead.
