@@ -30,6 +30,7 @@ from litellm_compaction.events import Observer
 from litellm_compaction.proxy.answer.loop import Answer
 from litellm_compaction.proxy.answer.protocol import (
     Asked,
+    Batch,
     Chunk,
     Continuation,
     Notices,
@@ -117,7 +118,7 @@ class Context:
 
 @dataclass
 class Server:
-    """An `Upstream` that plays `turns` in order, the last one again and again."""
+    """An `Upstream` that plays `turns` in order, the last one again and again; `together` chunks come at a time."""
 
     request: Request
     turns: Sequence[Turn]
@@ -126,6 +127,7 @@ class Server:
     tokens_per_second: float | None = None
     ways: frozenset[Way] = frozenset(ALL_WAYS)
     context: Context | None = None
+    together: int = 1
     opened: list[Opened] = field(default_factory=list)
     hanging: asyncio.Event = field(default_factory=asyncio.Event)
     begun: asyncio.Event = field(default_factory=asyncio.Event)
@@ -134,7 +136,7 @@ class Server:
     @asynccontextmanager
     async def open(
         self, messages: Sequence[Message] | None, max_tokens: int, *, continuation: Continuation | None
-    ) -> AsyncIterator[AsyncIterator[Chunk]]:
+    ) -> AsyncIterator[AsyncIterator[Batch]]:
         """One answer."""
         turn = self.turns[min(len(self.opened), len(self.turns) - 1)]
         read = self.request.messages if messages is None else messages
@@ -149,7 +151,7 @@ class Server:
             if turn.refusal is not None:
                 raise turn.refusal
             async with aclosing(self._generate(turn, opened, read, len(self.opened))) as chunks:
-                yield _as_received(chunks)
+                yield _as_received(chunks, self.together)
         finally:
             opened.is_open = False
             if self.context is not None:
@@ -373,7 +375,7 @@ class Scene:
         """The whole answer; at its end nothing is open upstream."""
         read = Read()
         try:
-            async for chunk in (await self.answer(room)).chunks():
+            async for chunk in chunks_of(await self.answer(room)):
                 assert sum(opened.is_open for opened in self.server.opened) <= 1
                 read.chunks.append(json.loads(json.dumps(chunk)))
         finally:
@@ -381,10 +383,31 @@ class Scene:
         return read
 
 
-async def _as_received(chunks: AsyncIterator[Chunk]) -> AsyncIterator[Chunk]:
-    """Chunks as the carriers give them: what needs no change goes on as it came."""
-    async for chunk in chunks:
-        yield Received(chunk, None)
+async def chunks_of(answer: Answer) -> AsyncGenerator[Chunk, None]:
+    """An answer's chunks one by one."""
+    async with aclosing(answer.batches()) as batches:
+        async for batch in batches:
+            assert batch, "a batch of nothing"
+            for chunk in batch:
+                yield chunk
+
+
+async def _as_received(chunks: AsyncIterator[Chunk], together: int) -> AsyncIterator[Batch]:
+    """Chunks as the carriers give them, some at a time: what needs no change goes on as it came."""
+    batch: list[Chunk] = []
+    broken: UpstreamError | None = None
+    try:
+        async for chunk in chunks:
+            batch.append(Received(chunk, None))
+            if len(batch) >= together:
+                yield batch
+                batch = []
+    except UpstreamError as error:
+        broken = error
+    if batch:
+        yield batch
+    if broken is not None:
+        raise broken
 
 
 async def _nothing() -> None:

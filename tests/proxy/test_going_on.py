@@ -248,7 +248,7 @@ async def _sent(body: dict[str, Any], made: Scene) -> tuple[str, dict[str, Any]]
     upstream = HttpUpstream(httpx.MockTransport(serve), request, body, Abilities())
     guarded = await made.compactor.carry_over(made.request, Partial(text="one two "), made.case, ways=upstream.ways)
     async with upstream.open(guarded.messages, 50, continuation=continuation_of(guarded)) as chunks:
-        deltas = [chunk["choices"][0]["delta"] async for chunk in chunks]
+        deltas = [chunk["choices"][0]["delta"] async for (chunk,) in chunks]
     assert deltas == [{"content": " three"}] or guarded.way != "raw"
     return seen[0].url.path, json.loads(seen[0].content)
 

@@ -80,7 +80,7 @@ def _upstream(first: _Stream | None, router: _Router | None = None) -> HookedUps
 
 async def _read(upstream: HookedUpstream) -> str:
     async with upstream.open(None, 100, continuation=None) as chunks:
-        return "".join([chunk["choices"][0]["delta"]["content"] async for chunk in chunks])
+        return "".join([chunk["choices"][0]["delta"]["content"] async for (chunk,) in chunks])
 
 
 def _logged(log: _Log) -> list[str]:
@@ -108,7 +108,7 @@ async def test_usage_that_litellm_made_up_is_no_usage(is_reported: bool, is_wrap
     first = (chunk async for chunk in stream) if is_wrapped else stream
     upstream = HookedUpstream(first, None, "pin", {"messages": [], "litellm_logging_obj": stream.logging_obj})
     async with upstream.open(None, 100, continuation=None) as chunks:
-        last = [chunk async for chunk in chunks][-1]
+        last = [chunk async for (chunk,) in chunks][-1]
     assert isinstance(last, Received)
     assert ("usage" in last) is (is_reported and not is_wrapped)
     assert last.origin.usage == usage

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -31,7 +32,7 @@ from litellm_compaction.tokenizers.families import family_of
 from litellm_compaction.windows.windows import Target, Window
 from tests.builders import prose, talk
 from tests.engine.bench import settled
-from tests.proxy.scripted import RESTARTED, Context, Read, Scene, Turn, goes_on, summarized
+from tests.proxy.scripted import RESTARTED, Context, Read, Scene, Turn, chunks_of, goes_on, summarized
 
 SHORT = [{"role": "user", "content": "Count."}]
 WORDS = numbered_words(1240)  # 2,600 tokens: two streams' worth in a window of 2,048
@@ -133,7 +134,7 @@ async def test_pending_compaction_is_announced_before_it_is_made(before: Any, wi
     reply = "{}" if is_json else "Fine."
     notices = Notices(before, within, within)
     scene = Scene(talk("before", 2500), [Turn(reply=Reply(reply))], notices=notices, ask=ask, is_json=is_json)
-    chunks = (await scene.answer()).chunks()
+    chunks = chunks_of(await scene.answer())
     first = await anext(chunks)
     assert not asked.is_set()
     assert first["choices"][0]["delta"]["role"] == "assistant"
@@ -660,7 +661,7 @@ async def test_failed_summary_does_not_stop_the_answer() -> None:
 async def test_client_that_leaves_between_chunks_closes_the_upstream(taken: int | str) -> None:
     """Closing the answer at any chunk, a notice included, leaves nothing open upstream."""
     scene = Scene(SHORT, [Turn(reply=goes_on(WORDS))])
-    chunks = (await scene.answer()).chunks()
+    chunks = chunks_of(await scene.answer())
     marks = {"start": START_NOTICE, "done": DONE_NOTICE, "second": "restarted"}
     seen = 0
     async for chunk in chunks:
@@ -710,12 +711,38 @@ async def test_heartbeat_may_start_before_the_pause() -> None:
     """The listener hears that a pause may come before the compaction begins."""
     scene = Scene(SHORT, [Turn(reply=goes_on(WORDS))])
     paused_at = None
-    async for chunk in (await scene.answer()).chunks():
+    async for chunk in chunks_of(await scene.answer()):
         if scene.listener.may_pause and paused_at is None:
             paused_at = len(scene.server.opened)
         if any(START_NOTICE in choice["delta"].get("content", "") for choice in chunk["choices"]):
             break
     assert paused_at == 1
+
+
+@pytest.mark.parametrize("together", [2, 5, 1000])
+@pytest.mark.parametrize("kind", ["words", "calls", "thoughts", "json", "whole", "error", "drop", "long prompt"])
+async def test_chunks_that_come_together_go_out_as_if_they_had_come_one_by_one(kind: str, together: int) -> None:
+    """A fast server's read holds hundreds of chunks: the answer is the same, restarts and what is held included."""
+    replies: dict[str, Reply | Callable[[Sequence[Message]], Reply]] = {
+        "calls": Reply("Let me see.", tool_calls=[("look", json.dumps({"at": WORDS[:3000]})), ("look", "{}")]),
+        "thoughts": Reply(WORDS[:300], reasoning=WORDS),
+        "json": Reply(json.dumps({"words": WORDS[:900].split()})),
+    }
+    turn = Turn(reply=replies.get(kind, goes_on(WORDS)), reasoning_field="think")
+    if kind in ("error", "drop"):
+        turn = replace(turn, end="error" if kind == "error" else "drop", after_tokens=100)
+    read: list[list[tuple[Any, Any]]] = []
+    for size in (1, together):
+        messages = talk("before", 2500) if kind == "long prompt" else SHORT
+        scene = Scene(messages, [turn], is_json=kind == "json", is_whole=kind == "whole", chunk_tokens=3)
+        scene.server.together = size
+        chunks: list[tuple[Any, Any]] = []
+        with contextlib.suppress(UpstreamError):
+            async for chunk in chunks_of(await scene.answer()):
+                chunks.append((chunk["choices"], chunk.get("usage")))  # noqa: PERF401 - also what came before an error
+        read.append(chunks)
+    assert read[0] == read[1]
+    assert len(read[0]) >= 5
 
 
 def _beside_others(scene: Scene, parallel: int = 4) -> Scene:
@@ -777,7 +804,7 @@ async def test_an_answer_alone_in_a_shared_context_goes_on_as_it_came() -> None:
     """Nobody can end it, so that no word is held: rewriting what the server sends doubled what a stream costs."""
     reply = Reply(numbered_words(80))
     scene = _beside_others(Scene(SHORT, [Turn(reply=reply)], window_tokens=131_072, chunk_tokens=1))
-    chunks = [chunk async for chunk in (await scene.answer(scene.compactor.room(scene.case))).chunks()]
+    chunks = [chunk async for chunk in chunks_of(await scene.answer(scene.compactor.room(scene.case)))]
     sent = scene.server.opened[0].completion_tokens
     assert sum(isinstance(chunk, Received) for chunk in chunks) == sent
     assert Read(chunks).text == reply.content
@@ -787,7 +814,7 @@ async def test_a_stop_for_others_waits_for_the_end_of_a_word() -> None:
     """What was sent while nobody else was there may end inside one."""
     words, context = numbered_words(600), Context(4096)
     first, second = _sharing(context, [goes_on(words), Reply("Hello.")], chunk_tokens=1)
-    chunks = (await first.answer(room=first.compactor.room(first.case))).chunks()
+    chunks = chunks_of(await first.answer(room=first.compactor.room(first.case)))
     read = Read()
     while len(read.chunks) < 20 or words[len(read.text) :].startswith(" ") or read.text.endswith(" "):
         read.chunks.append(await anext(chunks))
@@ -853,7 +880,7 @@ async def test_an_answer_that_has_begun_is_stopped_for_one_that_comes() -> None:
     words, context = numbered_words(600), Context(4096)
     first, second = _sharing(context, [goes_on(words), Reply("Hello.")])
     first.compactor._admission.stopping_s = 0.05
-    chunks = (await first.answer(room=first.compactor.room(first.case))).chunks()
+    chunks = chunks_of(await first.answer(room=first.compactor.room(first.case)))
     read = Read([await anext(chunks) for _ in range(20)])
     reading = asyncio.ensure_future(second.read(room=first.compactor.room(second.case)))
     await settled()
@@ -874,7 +901,7 @@ async def test_what_cannot_be_cut_runs_to_its_end(kind: str) -> None:
     reply = Reply(document) if kind == "json" else Reply("", tool_calls=calls)
     context = Context(4096)
     first, second = _sharing(context, [reply, Reply("Hello.")], is_json=kind == "json", chunk_tokens=64)
-    chunks = (await first.answer(room=first.compactor.room(first.case))).chunks()
+    chunks = chunks_of(await first.answer(room=first.compactor.room(first.case)))
     if kind == "json":
         read = Read([await anext(chunks) for _ in range(3)])
         reading = asyncio.ensure_future(second.read(room=first.compactor.room(second.case)))
@@ -900,7 +927,7 @@ async def test_a_client_that_leaves_beside_others_lets_them_go_on(leaves: str) -
     """Its room is given to the next one when the server has noticed; nobody waits for ever."""
     words, context = numbered_words(700), Context(4096)
     first, second, third = _sharing(context, [goes_on(words), goes_on(words), Reply("Hello.")])
-    chunks = (await first.answer(room=first.compactor.room(first.case))).chunks()
+    chunks = chunks_of(await first.answer(room=first.compactor.room(first.case)))
     read = Read([await anext(chunks) for _ in range(5)])
     leaving = asyncio.ensure_future(second.read(room=first.compactor.room(second.case)))
     await settled()

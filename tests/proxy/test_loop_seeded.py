@@ -26,7 +26,7 @@ from litellm_compaction.simulator import Reply
 from litellm_compaction.simulator.vocabulary import count
 from litellm_compaction.summarizer import SummaryAnswer
 from tests.core.restarts import GENERATORS, STYLES, continued, is_ambiguous, json_text
-from tests.proxy.scripted import RESTARTED, SUMMARY, Read, Scene, Turn
+from tests.proxy.scripted import RESTARTED, SUMMARY, Read, Scene, Turn, chunks_of
 from tests.virtual_time import run
 
 # A quarter of what `deep` tries, which takes a minute of processor time.
@@ -97,7 +97,7 @@ class _Drawn:
         return read
 
     async def _events(self) -> AsyncGenerator[bytes, None]:
-        async with aclosing((await self.scene.answer()).chunks()) as chunks:
+        async with aclosing(chunks_of(await self.scene.answer())) as chunks:
             async for chunk in chunks:
                 # The scripted server has no bytes that could go on as they came.
                 yield event_of(dict(chunk))

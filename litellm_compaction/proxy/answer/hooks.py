@@ -28,7 +28,7 @@ from litellm_compaction.engine import CompactionNeeded, Compactor, PreparedReque
 from litellm_compaction.errors import ended_early, is_crash, overflow_from_text
 from litellm_compaction.proxy import wire
 from litellm_compaction.proxy.answer.loop import Answer
-from litellm_compaction.proxy.answer.protocol import Chunk, Continuation, Received, UpstreamError
+from litellm_compaction.proxy.answer.protocol import Batch, Chunk, Continuation, Received, UpstreamError
 from litellm_compaction.proxy.answer.relay import joined
 from litellm_compaction.proxy.internal import call_router, log_stopped
 from litellm_compaction.proxy.routing import WAYS_OF
@@ -151,7 +151,7 @@ class HookedUpstream:
     @asynccontextmanager
     async def open(
         self, messages: Sequence[Message] | None, max_tokens: int, *, continuation: Continuation | None
-    ) -> AsyncIterator[AsyncIterator[Chunk]]:
+    ) -> AsyncIterator[AsyncIterator[Batch]]:
         """The chunks of a streamed answer; leaving the context closes it."""
         stream, part = self._first, _Part(self._logging)
         if stream is None:
@@ -230,7 +230,7 @@ class Whole:
     @asynccontextmanager
     async def open(
         self, messages: Sequence[Message] | None, max_tokens: int, *, continuation: Continuation | None
-    ) -> AsyncIterator[AsyncIterator[Chunk]]:
+    ) -> AsyncIterator[AsyncIterator[Batch]]:
         """The whole answer as one chunk."""
         yield _one(await self._upstream.whole(messages, max_tokens, continuation))
 
@@ -245,15 +245,16 @@ class Hooked:
 
     async def chunks(self) -> AsyncGenerator[Any, None]:
         """The answer's chunks as LiteLLM's own; what was stopped is logged at the end."""
-        chunks = self.answer.chunks()
+        batches = self.answer.batches()
         try:
-            async for chunk in chunks:
-                yield chunk.origin if isinstance(chunk, Received) else ModelResponseStream(**chunk)
+            async for batch in batches:
+                for chunk in batch:
+                    yield chunk.origin if isinstance(chunk, Received) else ModelResponseStream(**chunk)
         except UpstreamError as error:
             raise error.__cause__ or error from None
         finally:
             with anyio.CancelScope(shield=True):
-                await chunks.aclose()
+                await batches.aclose()
                 if self.answer.is_joined:
                     await self.upstream.log_partials(self.guarded.count_text, self.guarded.count.tokens)
 
@@ -263,7 +264,7 @@ class Hooked:
         A copy: LiteLLM logs the object that it was given (1.109.1 would log our text in its place).
         """
         try:
-            chunks = [chunk async for chunk in self.answer.chunks()]
+            chunks = [chunk async for batch in self.answer.batches() for chunk in batch]
         except UpstreamError as error:
             raise error.__cause__ or error from None
         if not self.answer.is_joined and not self.answer.is_cut:
@@ -297,7 +298,7 @@ class _Part:
     has_failed: bool = False
 
 
-async def _chunks(stream: Any, part: _Part, continuation: Continuation | None) -> AsyncIterator[Chunk]:
+async def _chunks(stream: Any, part: _Part, continuation: Continuation | None) -> AsyncIterator[Batch]:
     if stream is None:
         return
     with _understood(part, continuation):
@@ -307,7 +308,7 @@ async def _chunks(stream: Any, part: _Part, continuation: Continuation | None) -
                 part.text.append(str((choice.get("delta") or {}).get("content") or ""))
             if "usage" in plain and not _has_reported_usage(stream):
                 del plain["usage"]
-            yield Received(plain, chunk)
+            yield [Received(plain, chunk)]
 
 
 def _has_reported_usage(stream: Any) -> bool:
@@ -365,8 +366,8 @@ def _status(error: Exception) -> int | None:
     return status if isinstance(status, int) else None
 
 
-async def _one(response: Any) -> AsyncIterator[Chunk]:
+async def _one(response: Any) -> AsyncIterator[Batch]:
     plain: Chunk = response.model_dump(exclude_none=True)
     choice = plain["choices"][0]
     delta = choice.get("message") or {}
-    yield {**plain, "choices": [{"index": 0, "delta": delta, "finish_reason": choice.get("finish_reason")}]}
+    yield [{**plain, "choices": [{"index": 0, "delta": delta, "finish_reason": choice.get("finish_reason")}]}]

@@ -37,6 +37,7 @@ from litellm_compaction.events import AnswerOutcome, CarryOutcome
 from litellm_compaction.proxy.answer.overflowed import taught
 from litellm_compaction.proxy.answer.protocol import (
     Asked,
+    Batch,
     Chunk,
     Continuation,
     Listener,
@@ -120,35 +121,35 @@ class Answer:
         self._last: tuple[PreparedRequest, Relay] | None = None
         self._one = OneAnswer(self._progress, asked.notices.at_the_end_only if asked.is_json else asked.notices)
 
-    async def chunks(self) -> AsyncGenerator[Chunk, None]:
-        """The answer's chunks: one id, one role, one finish_reason, the usage last if it was asked for.
+    async def batches(self) -> AsyncGenerator[Batch, None]:
+        """The answer's chunks as they come: one id, one role, one finish_reason, the usage last if it was asked for.
 
         Raises:
             UpstreamError: before the first chunk; or the server failed in a way that is not an overflow.
             CompactionError: it cannot be made to fit, and nothing has been sent.
         """
         try:
-            async with aclosing(self._chunks()) as chunks:
-                async for chunk in chunks:
-                    yield chunk
+            async with aclosing(self._batches()) as batches:
+                async for batch in batches:
+                    yield batch
         finally:
             if self._room is not None:
                 self._room.leave()
         self._tell_background()
 
-    async def _chunks(self) -> AsyncGenerator[Chunk, None]:
+    async def _batches(self) -> AsyncGenerator[Batch, None]:
         prepared = self._prepared
         if isinstance(prepared, CompactionNeeded):
             if not self._asked.is_whole:
-                yield self._one.notice(f"{START_NOTICE}\n\n") or self._one.opening()
+                yield [self._one.notice(f"{START_NOTICE}\n\n") or self._one.opening()]
             guarded = await self._compactor.finish(prepared, self._room)
             # What was announced may have been made by an alike request meanwhile.
             if guarded.action != "none" and (notice := self._one.notice(f"{DONE_NOTICE}\n\n")):
-                yield notice
+                yield [notice]
         else:
             guarded = prepared
             if guarded.action == "compacted" and (notice := self._one.notice(f"{START_NOTICE}\n\n{DONE_NOTICE}\n\n")):
-                yield notice
+                yield [notice]
         relay: Relay | None = None
         while True:
             try:
@@ -156,8 +157,7 @@ class Answer:
             except CompactionError:
                 if relay is None or not self._progress.delivered:
                     raise
-                for chunk in self._closing(guarded, relay):
-                    yield chunk
+                yield self._closing(guarded, relay)
                 return
             self._listener.sent(self._case, guarded)
             relay = Relay(
@@ -169,9 +169,9 @@ class Answer:
                 said=self._asked.said,
                 most_thoughts_tokens=self._most_thoughts_tokens(guarded),
             )
-            async with aclosing(self._part(guarded, relay)) as chunks:
-                async for chunk in chunks:
-                    yield chunk
+            async with aclosing(self._part(guarded, relay)) as batches:
+                async for batch in batches:
+                    yield batch
             await self._leave_running(relay)
             if (error := self._refusal(guarded, relay)) is not None:
                 guarded = await self._by_another_way(guarded, error)
@@ -188,14 +188,12 @@ class Answer:
             if self._begins_anew(relay):
                 continue
             if relay.has_whole_calls:
-                for chunk in self._calling(relay):
-                    yield chunk
+                yield self._calling(relay)
                 return
             self._listener.may_pause = True
             self._is_joined = self._is_joined or self._progress.delivered
             if (prospect := await self._prospect(guarded, relay)) is None:
-                for chunk in self._closing(guarded, relay):
-                    yield chunk
+                yield self._closing(guarded, relay)
                 return
             self._is_resumed = relay.end == "share" and not isinstance(prospect.prepared, CompactionNeeded)
             if self._is_resumed:
@@ -204,25 +202,23 @@ class Answer:
                 continue
             if prospect.partial.closes:
                 self._is_closing = True
-                for delta in relay.closed_thoughts():
-                    yield self._one.dressed(delta)
+                if closed := [self._one.dressed(delta) for delta in relay.closed_thoughts()]:
+                    yield closed
             is_new = isinstance(prospect.prepared, CompactionNeeded)
             if is_new and (notice := self._one.notice(f"\n\n{START_NOTICE}\n\n")):
-                yield notice
+                yield [notice]
             try:
                 again = await self._compactor.carried(prospect, self._room)
             except CompactionError:
-                for chunk in self._closing(guarded, relay):
-                    yield chunk
+                yield self._closing(guarded, relay)
                 return
             self._progress.restarts += 1
             self._tell("restarted", again, relay)
             if is_new and again.action != "none" and (notice := self._one.notice(f"{DONE_NOTICE}\n\n")):
-                yield notice
+                yield [notice]
             guarded = again
         self._last = guarded, relay
-        for chunk in self._ending(relay):
-            yield chunk
+        yield self._ending(relay)
 
     def _tell_background(self) -> None:
         """Says that the answer is whole, so that what its conversation will need may be written while nobody waits.
@@ -263,7 +259,7 @@ class Answer:
                     self._asked.request, self._partial(), self._case, self._room, ways=self._ways
                 )
 
-    async def _part(self, guarded: PreparedRequest, relay: Relay) -> AsyncGenerator[Chunk, None]:
+    async def _part(self, guarded: PreparedRequest, relay: Relay) -> AsyncGenerator[Batch, None]:
         """One upstream stream; `relay.end` says how it ended.
 
         Raises:
@@ -272,9 +268,9 @@ class Answer:
         """
         try:
             # Closed here and not by the garbage collector: the server generates for as long as it is open.
-            async with aclosing(self._stream(guarded, relay)) as chunks:
-                async for chunk in chunks:
-                    yield chunk
+            async with aclosing(self._stream(guarded, relay)) as batches:
+                async for batch in batches:
+                    yield batch
         except UpstreamDropped as error:
             relay.finish()
             if relay.end == "done":
@@ -348,7 +344,7 @@ class Answer:
         self._has_retried = True
         return await self._compactor.guard(self._asked.request, self._pressed(relay), self._room)
 
-    async def _stream(self, guarded: PreparedRequest, relay: Relay) -> AsyncGenerator[Chunk, None]:
+    async def _stream(self, guarded: PreparedRequest, relay: Relay) -> AsyncGenerator[Batch, None]:
         left = self._output_tokens_left()
         limit = all_tokens = guarded.max_output_tokens(left)
         if self._room is not None:
@@ -359,30 +355,40 @@ class Answer:
         continuation = continuation_of(guarded) if has_begun else None
         opened = self._upstream.open(guarded.messages, limit, continuation=continuation)
         async with opened as stream:
-            async for chunk in stream:
-                self._one.adopt(chunk)
+            async for batch in stream:
                 relay.has_company = self._room is not None and self._room.has_company
-                deltas = relay.take(chunk)
-                if relay.has_company and not self._progress.delivered and self._is_called_back(guarded, relay):
-                    # Before anybody has a word of it: it is asked for again, without a seam.
-                    relay.stop()
-                    if relay.is_stopped:
+                sent: list[Chunk] = []
+                for chunk in batch:
+                    self._one.adopt(chunk)
+                    deltas = relay.take(chunk)
+                    if relay.has_company and not self._progress.delivered and self._is_called_back(guarded, relay):
+                        # Before anybody has a word of it: it is asked for again, without a seam.
+                        relay.stop()
+                        if relay.is_stopped:
+                            return
+                    if self._one.goes_on_as_it_came(chunk, deltas):
+                        sent.append(chunk)
+                    else:
+                        sent += map(self._one.dressed, deltas)
+                    if relay.is_near_the_end():
+                        self._listener.may_pause = True
+                    if relay.has_company and not relay.is_inside_a_word and self._is_called_back(guarded, relay):
+                        relay.stop()
+                    if relay.end is None:
+                        continue
+                    if sent:
+                        # They do not wait for what follows.
+                        yield sent
+                        sent = []
+                    is_stopping = relay.end in ("limit", "share") and not relay.is_overthought
+                    if is_stopping and not await self._can_go_on(guarded, relay):
+                        relay.go_on_to_the_end()
+                    if relay.end is not None:
                         return
-                if self._one.goes_on_as_it_came(chunk, deltas):
-                    yield chunk
-                else:
-                    for delta in deltas:
-                        yield self._one.dressed(delta)
-                self._listener.may_pause = self._listener.may_pause or relay.is_near_the_end()
-                if relay.has_company and not relay.is_inside_a_word and self._is_called_back(guarded, relay):
-                    relay.stop()
-                is_stopping = relay.end in ("limit", "share") and not relay.is_overthought
-                if is_stopping and not await self._can_go_on(guarded, relay):
-                    relay.go_on_to_the_end()
-                if relay.end is not None:
-                    return
-        for delta in relay.flush():
-            yield self._one.dressed(delta)
+                if sent:
+                    yield sent
+        if flushed := [self._one.dressed(delta) for delta in relay.flush()]:
+            yield flushed
         relay.finish()
 
     def _is_called_back(self, guarded: PreparedRequest, relay: Relay) -> bool:

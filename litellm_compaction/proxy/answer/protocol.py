@@ -153,6 +153,9 @@ def _headers(body: Mapping[str, Any]) -> Mapping[str, Any]:
 
 # OpenAI's `chat.completion.chunk` as JSON.
 Chunk: TypeAlias = dict[str, Any]
+# Chunks that came in one read, or go out in one write; at least one. A fast server sends hundreds at once, and a step
+# through all carriers for each would be most of what they cost (a tenth of a proxy's time for a chunk; 2026-11-24).
+Batch: TypeAlias = Sequence[Chunk]
 
 
 class Received(dict[str, Any]):
@@ -245,8 +248,8 @@ class Upstream(Protocol):
 
     def open(
         self, messages: Sequence[Message] | None, max_tokens: int, *, continuation: Continuation | None
-    ) -> AbstractAsyncContextManager[AsyncIterator[Chunk]]:
-        """The chunks of an answer; leaving the context aborts it.
+    ) -> AbstractAsyncContextManager[AsyncIterator[Batch]]:
+        """The chunks of an answer as they come; leaving the context aborts it.
 
         Args:
             messages: what to send; None for the client's own list.

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import httpx
 
-from litellm_compaction.proxy.answer.protocol import Chunk, Received, UpstreamDropped, UpstreamError
+from litellm_compaction.proxy.answer.protocol import Batch, Chunk, Received, UpstreamDropped, UpstreamError
 from litellm_compaction.windows.fetch import is_quickly_read
 
 # What an error says stands at its beginning; some quote the whole request behind that.
@@ -47,8 +47,8 @@ class Bounds:
         return cls(8 * 2**20 + 128 * max_tokens, 16 * 2**20 + 4096 * max_tokens)
 
 
-async def read_events(response: httpx.Response, bounds: Bounds) -> AsyncIterator[Chunk]:
-    """The chunks of an event stream; what is not one is passed over.
+async def read_events(response: httpx.Response, bounds: Bounds) -> AsyncIterator[Batch]:
+    """The chunks of an event stream, those of each read together; passes over what is none.
 
     Raises:
         UpstreamDropped: the connection broke.
@@ -60,14 +60,16 @@ async def read_events(response: httpx.Response, bounds: Bounds) -> AsyncIterator
             read_bytes += len(data)
             if read_bytes > bounds.stream_bytes:
                 raise unreadable(f"its answer has more than {bounds.stream_bytes} bytes")
-            for chunk in _chunks(lines.feed(data)):
-                if chunk is None:
-                    return
-                yield chunk
+            chunks, is_over = _chunks(lines.feed(data))
+            if chunks:
+                yield chunks
+            if is_over:
+                return
             if len(data) >= _MUCH_BYTES:
                 await asyncio.sleep(0)
-        for chunk in filter(None, _chunks(lines.feed(b"\n"))):
-            yield chunk
+        chunks, _ = _chunks(lines.feed(b"\n"))
+        if chunks:
+            yield chunks
     except httpx.TransportError as error:
         raise UpstreamDropped("", None) from error
     except httpx.DecodingError as error:
@@ -136,8 +138,13 @@ def unreadable(why: str) -> UpstreamError:
     return UpstreamError(message, httpx.Response(502, json=body), status=502)
 
 
+def events_of(batch: Batch) -> bytes:
+    """Chunks as events: each as the bytes in which it came, where it goes on as it came."""
+    return b"".join(map(event_of, batch))
+
+
 def event_of(chunk: Chunk) -> bytes:
-    """A chunk as an event: the bytes in which it came, where it goes on as it came."""
+    """A chunk as an event."""
     if isinstance(chunk, Received):
         origin: bytes = chunk.origin
         return origin + b"\n\n"
@@ -189,18 +196,24 @@ def _is_function(function: object) -> bool:
     return type(function.get("name")) in _TEXT and type(function.get("arguments")) in _TEXT
 
 
-def _chunks(lines: Iterable[bytes]) -> Iterator[Received | None]:
-    """The chunks in `lines`; None for the end of the stream."""
+def _chunks(lines: Iterable[bytes]) -> tuple[Batch, bool]:
+    """The chunks in `lines`, and whether the stream ends there.
+
+    Raises:
+        UpstreamError: one of them has too many values.
+    """
+    chunks: list[Chunk] = []
     for line in lines:
         if not line.startswith(_FIELD):
             continue
         data = line[len(_FIELD) :].strip()
         if data == b"[DONE]":
-            yield None
-        elif not is_quickly_read(data):
+            return chunks, True
+        if not is_quickly_read(data):
             raise unreadable("a piece of its answer has too many values")
-        elif (chunk := json_object(data)) and is_chunk(chunk):
-            yield Received(chunk, line)
+        if (chunk := json_object(data)) and is_chunk(chunk):
+            chunks.append(Received(chunk, line))
+    return chunks, False
 
 
 class _Lines:

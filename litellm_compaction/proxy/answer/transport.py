@@ -33,6 +33,7 @@ from litellm_compaction.proxy import wire
 from litellm_compaction.proxy.answer.loop import Answer
 from litellm_compaction.proxy.answer.protocol import (
     Asked,
+    Batch,
     Chunk,
     Continuation,
     Listener,
@@ -44,7 +45,7 @@ from litellm_compaction.proxy.answer.sse import (
     DONE,
     ERROR_BYTES,
     Bounds,
-    event_of,
+    events_of,
     is_chunk,
     json_object,
     pass_events,
@@ -153,7 +154,7 @@ class HttpUpstream:
     @asynccontextmanager
     async def open(
         self, messages: Sequence[Message] | None, max_tokens: int, *, continuation: Continuation | None
-    ) -> AsyncIterator[AsyncIterator[Chunk]]:
+    ) -> AsyncIterator[AsyncIterator[Batch]]:
         """The chunks of an answer; leaving the context closes the connection, which stops the server."""
         response = await self._streaming(messages, max_tokens, continuation=continuation)
         try:
@@ -260,7 +261,7 @@ class HttpUpstream:
             self._left_out.add(addition)
         return addition in self._left_out
 
-    async def _as_stream(self, response: httpx.Response, most_bytes: int) -> AsyncIterator[Chunk]:
+    async def _as_stream(self, response: httpx.Response, most_bytes: int) -> AsyncIterator[Batch]:
         """What is no event stream, as one: a whole answer is one chunk.
 
         Raises:
@@ -303,21 +304,24 @@ def _completions(url: httpx.URL) -> httpx.URL:
     return url.copy_with(path=url.path.removesuffix(_CHAT) + "/completions")
 
 
-async def _as_chat(events: AsyncIterator[Chunk]) -> AsyncIterator[Chunk]:
+async def _as_chat(completion: AsyncIterator[Batch]) -> AsyncIterator[Batch]:
     """The chunks of a text completion as those of a chat."""
-    async for event in events:
-        choices = event.get("choices")
-        if not isinstance(choices, list):
-            yield event
-            continue
-        yield {
-            **event,
-            "choices": [
-                {"index": 0, "delta": {"content": choice.get("text")}, "finish_reason": choice.get("finish_reason")}
-                for choice in choices
-                if isinstance(choice, dict)
-            ],
-        }
+    async for batch in completion:
+        yield list(map(_as_chat_chunk, batch))
+
+
+def _as_chat_chunk(event: Chunk) -> Chunk:
+    choices = event.get("choices")
+    if not isinstance(choices, list):
+        return event
+    return {
+        **event,
+        "choices": [
+            {"index": 0, "delta": {"content": choice.get("text")}, "finish_reason": choice.get("finish_reason")}
+            for choice in choices
+            if isinstance(choice, dict)
+        ],
+    }
 
 
 def _read(response: httpx.Response, body: bytes) -> httpx.Response:
@@ -326,8 +330,8 @@ def _read(response: httpx.Response, body: bytes) -> httpx.Response:
     return httpx.Response(response.status_code, headers=headers, content=body)
 
 
-async def _one(chunk: Chunk) -> AsyncIterator[Chunk]:
-    yield chunk
+async def _one(chunk: Chunk) -> AsyncIterator[Batch]:
+    yield [chunk]
 
 
 def _as_chunk(response: httpx.Response) -> Chunk:
@@ -530,18 +534,18 @@ class GuardedTransport(ListTransport):
 
     async def _streamed(self, answer: Answer, upstream: HttpUpstream) -> httpx.Response:
         """A response whose first chunk is already there, so that a refusal keeps its real status."""
-        chunks = answer.chunks()
+        batches = answer.batches()
         try:
-            first = await anext(chunks, None)
+            first = await anext(batches, ())
         except UpstreamError as error:
             return _refusal(error)
-        stream = _EventStream(first, chunks, self._listener)
+        stream = _EventStream(first, batches, self._listener)
         return httpx.Response(200, headers=_headers(upstream, "text/event-stream"), stream=stream)
 
     async def _whole(self, answer: Answer, upstream: HttpUpstream) -> httpx.Response:
         """One JSON answer: the server's own where it gave one, else its pieces joined."""
         try:
-            chunks = [chunk async for chunk in answer.chunks()]
+            chunks = [chunk async for batch in answer.batches() for chunk in batch]
         except UpstreamError as error:
             return _refusal(error)
         if upstream.whole is not None and not answer.is_cut:
@@ -615,17 +619,16 @@ class _Choices:
 class _EventStream(httpx.AsyncByteStream):
     """Chunks as server-sent events; closing it ends whatever is under way upstream."""
 
-    def __init__(self, first: Chunk | None, chunks: AsyncGenerator[Chunk, None], listener: Listener) -> None:
+    def __init__(self, first: Batch, batches: AsyncGenerator[Batch, None], listener: Listener) -> None:
         self._first = first
-        self._chunks = chunks
+        self._batches = batches
         self._listener = listener
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        if self._first is not None:
-            yield event_of(self._first)
+        yield events_of(self._first)
         try:
-            async for chunk in self._chunks:
-                yield event_of(chunk)
+            async for batch in self._batches:
+                yield events_of(batch)
         except UpstreamError as error:
             raise error.__cause__ or _as_litellm_error(error) from error
         except CompactionError as error:
@@ -634,7 +637,7 @@ class _EventStream(httpx.AsyncByteStream):
         yield DONE
 
     async def aclose(self) -> None:
-        await self._chunks.aclose()
+        await self._batches.aclose()
 
 
 def client_over(transport: ListTransport, *, api_base: str, api_key: str | None) -> AsyncOpenAI:
