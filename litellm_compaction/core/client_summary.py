@@ -13,6 +13,8 @@ from litellm_compaction.core.messages import Message
 from litellm_compaction.core.stretches import RULES, last_words
 
 _BEGINNINGS: tuple[str, ...] = tuple(text for rule in RULES["summaries"] for text in rule["begins"])
+# What LiteLLM makes of a system message in mid-conversation (mid_conversation_system.py), as a text part of its own.
+_LITELLMS_NOTE = "Operator note (not from the user)"
 # No client describes a turn in more.
 _MAX_HEADER_CHARS = 10_000
 
@@ -31,9 +33,16 @@ def is_client_summary(messages: Sequence[Message], headers: Mapping[str, str]) -
     if not messages:
         return False
     texts = [messages[0].text.lstrip()] if messages[0].is_system else []
-    if messages[-1].role == "user":
-        texts.append(last_words(messages[-1]))
+    newest = (message for message in reversed(messages) if not _is_reminder(message))
+    last = next(newest, messages[-1])
+    if last.role == "user":
+        texts.append(last_words(last))
     return any(text.startswith(_BEGINNINGS) for text in texts)
+
+
+def _is_reminder(message: Message) -> bool:
+    """Claude Code 2.1.197 sends one as a system message behind its instruction, too (on the wire, 2026-11-24)."""
+    return message.is_system or message.text.startswith(_LITELLMS_NOTE)
 
 
 def _says(rule: Mapping[str, object], value: str) -> bool:

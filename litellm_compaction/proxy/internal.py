@@ -160,7 +160,8 @@ def summary_asker(
             said = await asyncio.to_thread(told_apart, str(getattr(error, "message", error)), messages)
             status = getattr(error, "status_code", None)
             kind = type(error).__name__
-            logger.warning("pruning_failed model=%s error=%s status=%s message=%s", group or model, kind, status, said)
+            # INFO: the line of what was done instead, or without the summary, is the WARNING.
+            logger.info("pruning_failed model=%s error=%s status=%s message=%s", group or model, kind, status, said)
             raise SummaryFailed("error", kind) from error
 
     return ask

@@ -54,7 +54,7 @@ async def test_a_failed_call_leaves_what_the_operator_needs(caplog: pytest.LogCa
     said = "Rate limit reached for org-17. Prompt was: 'The password of Ada is SwordFish99'"
     error = litellm.RateLimitError(said, model="m", llm_provider="openai")
     ask = summary_asker(_Failing(error), "m", {}, timeout_s=60, group="pruner")
-    with caplog.at_level("WARNING", "litellm_compaction"), pytest.raises(SummaryFailed):
+    with caplog.at_level("INFO", "litellm_compaction"), pytest.raises(SummaryFailed):
         await ask([user_message("The password of Ada is SwordFish99. Prompt it.")], max_tokens=5)
     (line,) = [record.getMessage() for record in caplog.records]
     assert line.startswith("pruning_failed model=pruner error=RateLimitError status=429 message=Rate limit reached for")
