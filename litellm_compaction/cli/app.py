@@ -7,9 +7,10 @@ takes seconds.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
@@ -109,23 +110,24 @@ def _api_base(what: str) -> Callable[[_Command], _Command]:
     return click.option("--api-base", metavar="URL", help=f"{what} (default: LM_STUDIO_API_BASE, then port 1234).")
 
 
-def _place(command: _Command) -> _Command:
-    """Adds the options that say which store is meant."""
-    store = click.option("--store", metavar="URL", help="The store (default: the one in the user's data folder).")
-    config = click.option("--config", type=_PATH, metavar="PATH", help="The config.yaml that names it.")
-    return store(config(command))
+def _place(command: Callable[..., int]) -> Callable[..., int]:
+    """Adds the options that say which store is meant; the command gets that store."""
+
+    @click.option("--store", metavar="URL", help="The store (default: the one in the user's data folder).")
+    @click.option("--config", type=_PATH, metavar="PATH", help="The config.yaml that names it.")
+    @functools.wraps(command)
+    def with_store(store: str | None, config: Path | None, **options: Any) -> int:
+        from litellm_compaction.cli.stores import chosen_store
+
+        _only_one_of({"store": store, "config": config}, "store", "config")
+        return command(chosen_store(store, config, os.environ), **options)
+
+    return with_store
 
 
-def _store(url: str | None, config: Path | None) -> Store:
-    from litellm_compaction.cli.stores import chosen_store
-
-    _only_one_of(store=url, config=config)
-    return chosen_store(url, config, os.environ)
-
-
-def _only_one_of(**options: object) -> None:
-    """Ends with a usage error where two options are given that exclude each other."""
-    given = [f"--{name.replace('_', '-')}" for name, value in options.items() if value]
+def _only_one_of(options: Mapping[str, object], *names: str) -> None:
+    """Ends with a usage error if two options are given that exclude each other."""
+    given = [f"--{name.replace('_', '-')}" for name in names if options[name]]
     if len(given) > 1:
         raise click.UsageError(f"{' and '.join(given)} exclude each other", click.get_current_context())
 
@@ -138,15 +140,15 @@ def _only_one_of(**options: object) -> None:
 @click.option(
     "--lm-studio", metavar="URL", help="Where LM Studio listens (default: LM_STUDIO_API_BASE, then port 1234)."
 )
-def up(host: str, port: int, config: Path | None, simulator: bool, lm_studio: str | None) -> int:
+def up(**options: Any) -> int:
     """Starts a stock LiteLLM proxy with the shipped config.yaml in front of LM Studio.
 
     Where no LM Studio answers, a simulator takes its place.
     """
     from litellm_compaction.cli.up import up
 
-    _only_one_of(simulator=simulator, lm_studio=lm_studio)
-    return up(host=host, port=port, config=config, simulator=simulator, lm_studio=lm_studio, environ=os.environ)
+    _only_one_of(options, "simulator", "lm_studio")
+    return up(**options, environ=os.environ)
 
 
 @program.command(short_help="Watch a long conversation stay inside a small window.")
@@ -155,29 +157,23 @@ def up(host: str, port: int, config: Path | None, simulator: bool, lm_studio: st
 @click.option("--turns", type=click.IntRange(1, _MOST), default=40, metavar="N", help="Requests.")
 @click.option("--context", type=click.IntRange(4096, _MOST), default=8192, metavar="TOKENS", help="Context length.")
 @click.option("--unguarded", is_flag=True, help="The same conversation without the plug-in, for comparison.")
-def demo(fast: bool, no_color: bool, turns: int, context: int, unguarded: bool) -> int:
+def demo(no_color: bool, context: int, unguarded: bool, **options: Any) -> int:
     """Runs a scripted coding agent through a real proxy and shows the window filling turn by turn."""
     from litellm_compaction.cli.demo import demo
 
-    return demo(
-        turns=turns,
-        context_tokens=context,
-        fast=fast,
-        color=not no_color and sys.stdout.isatty() and not os.environ.get("NO_COLOR"),
-        guarded=not unguarded,
-        environ=os.environ,
-    )
+    color = not no_color and sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+    return demo(**options, context_tokens=context, color=color, guarded=not unguarded, environ=os.environ)
 
 
 @program.command(short_help="Check a config.yaml and the servers that it names.")
 @click.option("--config", type=_PATH, metavar="PATH", help="Default: config.yaml in this folder, else the shipped one.")
 @click.option("--probe", is_flag=True, help="Compare our count with each loaded model's, by two 16-token requests.")
 @_json("the report")
-def doctor(config: Path | None, probe: bool, as_json: bool) -> int:
+def doctor(**options: Any) -> int:
     """Says for each deployment whether it is guarded, with which window, and what is wrong."""
     from litellm_compaction.cli.doctor import doctor
 
-    return doctor(config=config, as_json=as_json, probes=probe, environ=os.environ)
+    return doctor(**options, environ=os.environ)
 
 
 @program.command(short_help="Count the tokens of a request.")
@@ -196,22 +192,14 @@ def doctor(config: Path | None, probe: bool, as_json: bool) -> int:
     help='One {"model", "messages", "tools"} per input line, one {"tokens"} or {"error"} per output line.',
 )
 @click.argument("file")
-def count(file: str, model: str, api_base: str | None, tokenizer: str, as_json: bool, batch: bool) -> int:
+def count(**options: Any) -> int:
     """Counts the tokens of a request {"messages": […], "tools": […]} in FILE, as the proxy would.
 
     FILE - reads from the standard input.
     """
     from litellm_compaction.cli.count import count
 
-    return count(
-        file,
-        model=model,
-        api_base=api_base,
-        tokenizer=tokenizer,
-        as_json=as_json,
-        batch=batch,
-        environ=os.environ,
-    )
+    return count(**options, environ=os.environ)
 
 
 @program.command(short_help="Show what would be made of a conversation, or make it.")
@@ -226,34 +214,14 @@ def count(file: str, model: str, api_base: str | None, tokenizer: str, as_json: 
 @_json("the report, and the new request,")
 @click.option("-o", "--output", type=_PATH, metavar="PATH", help="Write the new request to a file.")
 @click.argument("file")
-def compact(
-    file: str,
-    model: str,
-    window: int,
-    strategy: str | None,
-    keep_recent: int | None,
-    api_base: str | None,
-    dry_run: bool,
-    as_json: bool,
-    output: Path | None,
-) -> int:
+def compact(**options: Any) -> int:
     """Compacts the conversation in FILE as the proxy would; says what is kept, edited, summarized and dropped.
 
     FILE is JSON, {"messages": …, "tools": …} or the messages alone; - reads from the standard input.
     """
-    from litellm_compaction.cli.compact import Options, compact
+    from litellm_compaction.cli.compact import compact
 
-    chosen = Options(
-        model=model,
-        window_tokens=window,
-        strategy=strategy,
-        keep_recent=keep_recent,
-        api_base=api_base,
-        dry_run=dry_run,
-        json=as_json,
-        output=output,
-    )
-    return compact(file, chosen, os.environ)
+    return compact(**options, environ=os.environ)
 
 
 @program.command(short_help="Show what was compacted, when and why.")
@@ -261,11 +229,11 @@ def compact(
 @_json("one object a line")
 @click.option("--last", type=click.IntRange(1, _MOST), default=50, metavar="N", help="How many.")
 @_place
-def events(follow: bool, as_json: bool, last: int, store: str | None, config: Path | None) -> int:
+def events(store: Store, **options: Any) -> int:
     """Shows the history that the proxies keep in their store, oldest first; never any text."""
     from litellm_compaction.cli.events import events
 
-    return events(_store(store, config), last=last, follow=follow, as_json=as_json)
+    return events(store, **options)
 
 
 @program.group("store", short_help="Look at stored compactions, or delete them.", no_args_is_help=False)
@@ -275,36 +243,34 @@ def store_actions() -> None:
 
 @store_actions.command(short_help="One line for each compaction, without text.")
 @_place
-def ls(store: str | None, config: Path | None) -> int:
+def ls(store: Store) -> int:
     """Lists the stored compactions, one line each, without text."""
     from litellm_compaction.cli.stores import ls
 
-    return ls(_store(store, config))
+    return ls(store)
 
 
 @store_actions.command(short_help="One compaction with its text.")
 @click.argument("id")
 @_place
-def show(id: str, store: str | None, config: Path | None) -> int:  # noqa: A002 - the argument's name is its metavar
+def show(store: Store, id: str) -> int:  # noqa: A002 - the argument's name is its metavar
     """Shows one compaction with its summary and ledger, which are conversation text.
 
     ID is as `store ls` and `events` show it; its beginning will do.
     """
     from litellm_compaction.cli.stores import show
 
-    return show(_store(store, config), id)
+    return show(store, id)
 
 
 @store_actions.command(short_help="Delete compactions, after a question.")
 @click.option("--scope", metavar="S", help="Those of one scope, as `store ls` shows it.")
-@click.option("--older-than", callback=_age_s, metavar="AGE", help="Unused for so long: 90s, 12h, 30d, 8w.")
+@click.option("--older-than", "older_than_s", callback=_age_s, metavar="AGE", help="Unused so long: 90s, 12h, 30d, 8w.")
 @click.option("--all", "everything", is_flag=True, help="Everything, with the history.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @_place
-def purge(
-    scope: str | None, older_than: float | None, everything: bool, yes: bool, store: str | None, config: Path | None
-) -> int:
+def purge(store: Store, yes: bool, **options: Any) -> int:
     """Deletes stored compactions, after a question."""
     from litellm_compaction.cli.stores import purge
 
-    return purge(_store(store, config), scope=scope, older_than_s=older_than, everything=everything, ask=not yes)
+    return purge(store, ask=not yes, **options)

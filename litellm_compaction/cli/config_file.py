@@ -1,24 +1,22 @@
-"""What a LiteLLM config file says that concerns this package, read without LiteLLM.
+"""A LiteLLM config file with its includes, read without LiteLLM. Called by `up`, `doctor` and `store`.
 
-Called by `up` and `doctor`. Values stay as written; `os.environ/NAME` is resolved where a value is used.
+Values stay as written; `os.environ/NAME` is resolved where a value is used.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import yaml
 
 from litellm_compaction.errors import ConfigError
+from litellm_compaction.proxy.config_check import API_BASE_VARIABLE, ENVIRONMENT_PREFIX, SECTION, entries_of
+from litellm_compaction.proxy.routing import as_entry
 
-API_BASE_VARIABLE = "LM_STUDIO_API_BASE"
-ENVIRONMENT_PREFIX = "os.environ/"
 _MAX_INCLUDES = 20
-
-Section: TypeAlias = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,34 +28,31 @@ class ConfigFile:
     """
 
     path: Path
-    data: Section = field(repr=False)
+    data: Mapping[str, Any] = field(repr=False)
 
-    def section(self, *names: str) -> Section:
-        """The mapping under `names`; empty where there is none."""
-        found: object = self.data
-        for name in names:
-            found = found.get(name) if isinstance(found, Mapping) else None
-        return found if isinstance(found, Mapping) else {}
+    def section(self, name: str) -> Mapping[str, Any]:
+        """The mapping under `name`; empty if there is none."""
+        return as_entry(self.data.get(name))
 
     @property
     def settings(self) -> object:
         """What stands under `callback_settings.litellm_compaction`, valid or not."""
-        return self.section("callback_settings").get("litellm_compaction")
+        return self.section("callback_settings").get(SECTION)
 
     @property
-    def deployments(self) -> tuple[Section, ...]:
+    def deployments(self) -> Sequence[Mapping[str, Any]]:
         """The entries of `model_list` that are mappings."""
-        entries = self.data.get("model_list")
-        return tuple(entry for entry in entries if isinstance(entry, Mapping)) if isinstance(entries, list) else ()
+        return entries_of(self.data)
 
     @property
     def follows_environment(self) -> bool:
         """Whether `LM_STUDIO_API_BASE` decides where some deployment is."""
-        return any(_follows_environment(entry) for entry in self.deployments)
-
-    def variables(self) -> tuple[tuple[str, str], ...]:
-        """Every `os.environ/NAME` value: (place in the file, NAME)."""
-        return tuple(_variables(self.data, ""))
+        places = [as_entry(entry.get("litellm_params")) for entry in self.deployments]
+        return any(
+            params.get("api_base") == f"{ENVIRONMENT_PREFIX}{API_BASE_VARIABLE}"
+            or (params.get("api_base") is None and str(params.get("model", "")).startswith("lm_studio/"))
+            for params in places
+        )
 
 
 def shipped_config() -> Path:
@@ -94,7 +89,11 @@ def read_config(path: Path) -> ConfigFile:
             raise ConfigError(f"{path} includes more than {_MAX_INCLUDES} files")
         more = _read(included)
         pending += _includes(more, included)
-        _merge(merged, more)
+        # As LiteLLM does it (config_includes.py, 1.106.2): lists grow, everything else is replaced whole.
+        for key, value in more.items():
+            known = merged.get(key)
+            if key != "include":
+                merged[key] = known + value if isinstance(known, list) and isinstance(value, list) else value
     return ConfigFile(path=path, data=merged)
 
 
@@ -116,39 +115,8 @@ def _read(path: Path) -> dict[str, Any]:
     return document
 
 
-def _includes(data: Section, declared_in: Path) -> Iterator[Path]:
+def _includes(data: Mapping[str, Any], declared_in: Path) -> Iterator[Path]:
     names = data.get("include")
     for name in names if isinstance(names, list) else ():
         if isinstance(name, str):
             yield (declared_in.parent / name).absolute()
-
-
-def _merge(merged: dict[str, Any], more: Section) -> None:
-    # As LiteLLM does it (config_includes.py, 1.106.2): lists grow, everything else is replaced whole.
-    for key, value in more.items():
-        known = merged.get(key)
-        if isinstance(known, list) and isinstance(value, list):
-            merged[key] = known + value
-        elif key != "include":
-            merged[key] = value
-
-
-def _follows_environment(entry: Section) -> bool:
-    params = entry.get("litellm_params")
-    if not isinstance(params, Mapping):
-        return False
-    api_base = params.get("api_base")
-    if api_base is None:
-        return str(params.get("model", "")).startswith("lm_studio/")
-    return isinstance(api_base, str) and api_base == f"{ENVIRONMENT_PREFIX}{API_BASE_VARIABLE}"
-
-
-def _variables(value: object, place: str) -> Iterator[tuple[str, str]]:
-    if isinstance(value, str) and value.startswith(ENVIRONMENT_PREFIX):
-        yield place, value.removeprefix(ENVIRONMENT_PREFIX)
-    elif isinstance(value, Mapping):
-        for key, inner in value.items():
-            yield from _variables(inner, f"{place}.{key}" if place else str(key))
-    elif isinstance(value, list):
-        for index, inner in enumerate(value):
-            yield from _variables(inner, f"{place}[{index}]")

@@ -8,16 +8,17 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from litellm_compaction.cli.config_file import API_BASE_VARIABLE
-from litellm_compaction.cli.examined import source_words, template_words, tokenizer_name
-from litellm_compaction.cli.lm_studio import listing_of
 from litellm_compaction.cli.requests import Asked, BadRequest, lines, opened, parse_request, read_request
+from litellm_compaction.cli.servers import listing_of
 from litellm_compaction.core.messages import Request
 from litellm_compaction.errors import CompactionError, ConfigError
 from litellm_compaction.events import harmless
+from litellm_compaction.proxy.config_check import API_BASE_VARIABLE
+from litellm_compaction.proxy.report import source_words, template_words, tokenizer_name
 from litellm_compaction.tokenizers.model_files import ModelFiles
 from litellm_compaction.tokenizers.sources import Sources, TokenizerSource, check_tokenizer
 from litellm_compaction.tokens.counter import Count, TokenCounter
+from litellm_compaction.windows.fetch import without_userinfo
 from litellm_compaction.windows.lmstudio import DEFAULT_API_BASE, Listing, WantedModel, match
 from litellm_compaction.windows.windows import Target
 
@@ -48,62 +49,56 @@ def count(
         raise ConfigError("--model is missing: name the model as LM Studio does, such as qwen/qwen3-8b.")
     if tokenizer:
         check_tokenizer(tokenizer, "--tokenizer")
-    with opened(file) as stream:
-        # Before any server is asked: a wrong file is said at once.
-        asked = None if batch else read_request(stream)
-        address = api_base or environ.get(API_BASE_VARIABLE) or DEFAULT_API_BASE
-        listing = listing_of(address, environ.get("LM_STUDIO_API_KEY"))
-        teller = _Teller(address, listing, tokenizer)
-        if asked is None:
-            return asyncio.run(_batch(lines(stream), model, teller))
-        counted = asyncio.run(teller.count(model, asked.request))
-        if as_json:
-            # Roles may hold what a terminal cannot show, such as lone surrogates.
-            print(json.dumps(_document(counted, asked), indent=2))
-        else:
-            print("\n".join(map(harmless, _lines(counted, asked, address))))
-        return 0
+    address = api_base or environ.get(API_BASE_VARIABLE) or DEFAULT_API_BASE
+
+    def teller() -> _Teller:
+        return _Teller(address, listing_of(address, environ.get("LM_STUDIO_API_KEY")), tokenizer)
+
+    if batch:
+        with opened(file) as stream:
+            return asyncio.run(_batch(lines(stream), model, teller()))
+    # Before any server is asked: a wrong file is said at once.
+    asked = read_request(file)
+    counted = asyncio.run(teller().count(model, asked.request))
+    if as_json:
+        # Roles may hold what a terminal cannot show, such as lone surrogates.
+        print(json.dumps(_document(counted, asked), indent=2))
+    else:
+        print("\n".join(map(harmless, _lines(counted, asked, address))))
+    return 0
 
 
 async def _batch(rows: Iterator[bytes], model: str, teller: _Teller) -> int:
     code = 0
     for row in rows:
-        answer = await _answer(row, model, teller)
-        if "error" in answer:
-            code = 1
+        try:
+            asked = parse_request(row)
+            name = asked.model or model
+            if not name:
+                raise BadRequest("model: it is missing, and there is no --model")
+            found = (await teller.count(name, asked.request)).count
+            answer = {"model": name, "tokens": found.tokens, "exact": found.exact}
+        except CompactionError as error:
+            answer, code = {"error": str(error)}, 1
         # At once: whoever asks may wait for each answer.
         print(json.dumps(answer), flush=True)
     return code
 
 
-async def _answer(row: bytes, model: str, teller: _Teller) -> dict[str, object]:
-    try:
-        asked = parse_request(row)
-        name = asked.model or model
-        if not name:
-            raise BadRequest("model: it is missing, and there is no --model")
-        counted = await teller.count(name, asked.request)
-    except CompactionError as error:
-        return {"error": str(error)}
-    return {"model": name, "tokens": counted.count.tokens, "exact": counted.count.exact}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class _Counted:
     """A count, and what is known of the model.
 
     Attributes:
         window_tokens: None where it is not loaded, or nobody knows.
-        window_source: which of LM Studio's APIs said so.
-        is_reachable: whether an LM Studio answered at all.
+        api: version of LM Studio's; "" where none answered.
     """
 
     model: str
     count: Count
     source: TokenizerSource
     window_tokens: int | None
-    window_source: str
-    is_reachable: bool
+    api: str
 
 
 class _Teller:
@@ -127,21 +122,17 @@ class _Teller:
             listed.wanted if listed is not None else WantedModel(key=model),
             patient=True,
         )
-        counted = await self._counter.count(model, source.family, request)
-        window_tokens = instance.context_length if instance is not None else None
         return _Counted(
             model=model,
-            count=counted,
+            count=await self._counter.count(model, source.family, request),
             source=source,
-            window_tokens=window_tokens,
-            window_source=f"api/{self._listing.api}" if self._listing is not None and window_tokens else "",
-            is_reachable=self._listing is not None,
+            window_tokens=instance.context_length if instance is not None else None,
+            api=self._listing.api if self._listing is not None else "",
         )
 
 
 def _document(counted: _Counted, asked: Asked) -> dict[str, object]:
-    count, source = counted.count, counted.source
-    window = counted.window_tokens
+    count, source, window = counted.count, counted.source, counted.window_tokens
     return {
         "model": counted.model,
         "tokens": count.tokens,
@@ -158,16 +149,22 @@ def _document(counted: _Counted, asked: Asked) -> dict[str, object]:
             for message, tokens in zip(asked.request.messages, count.sizes, strict=True)
         ],
         "window_tokens": window,
-        "window_source": counted.window_source,
+        "window_source": f"api/{counted.api}" if window else "",
         "used_ratio": round(count.tokens / window, 4) if window else None,
     }
 
 
 def _lines(counted: _Counted, asked: Asked, address: str) -> Iterator[str]:
-    count, source = counted.count, counted.source
+    count, source, window = counted.count, counted.source, counted.window_tokens
     certainty = "exact" if count.exact else f"an estimate, at most {count.error_ratio:.0%} too low"
     yield f"tokens     {count.tokens:,}, {certainty}"
-    yield f"window     {_window_words(counted, address)}"
+    where = without_userinfo(address)
+    if window:
+        yield f"window     {window:,} tokens, from api/{counted.api}: {count.tokens / window:.1%} used"
+    elif counted.api:
+        yield f"window     not known: {counted.model} is not loaded in the LM Studio at {where}"
+    else:
+        yield f"window     not known: no LM Studio answers at {where}"
     yield f"family     {source.family.name}"
     yield f"tokenizer  {source_words(source)}"
     refused = source.template != "formula" and not count.rendered
@@ -177,27 +174,8 @@ def _lines(counted: _Counted, asked: Asked, address: str) -> Iterator[str]:
     if asked.request.tools:
         yield f"{count.tools_tokens:>9,}  {len(asked.request.tools)} tools"
     for index, (message, tokens) in enumerate(zip(asked.request.messages, count.sizes, strict=True)):
-        yield f"{tokens:>9,}  messages[{index}] {_printable(message.role)}"
-
-
-def _window_words(counted: _Counted, address: str) -> str:
-    window = counted.window_tokens
-    if not window:
-        where = _without_credentials(address)
-        if not counted.is_reachable:
-            return f"not known: no LM Studio answers at {where}"
-        return f"not known: {counted.model} is not loaded in the LM Studio at {where}"
-    return f"{window:,} tokens, from {counted.window_source}: {counted.count.tokens / window:.1%} used"
-
-
-def _printable(text: str) -> str:
-    return text[:40].encode("utf-8", "replace").decode() if text.isprintable() else "?"
-
-
-def _without_credentials(address: str) -> str:
-    scheme, separator, rest = address.partition("://")
-    authority, slash, path = rest.partition("/")
-    return f"{scheme}{separator}{authority.rpartition('@')[2]}{slash}{path}"
+        role = message.role[:40].encode("utf-8", "replace").decode() if message.role.isprintable() else "?"
+        yield f"{tokens:>9,}  messages[{index}] {role}"
 
 
 def _complain(failure: str) -> None:

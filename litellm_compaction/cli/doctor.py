@@ -10,128 +10,249 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
+from difflib import get_close_matches
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import httpx
 
-from litellm_compaction.cli.config_file import API_BASE_VARIABLE, ConfigFile, Section, read_config, shipped_config
-from litellm_compaction.cli.examined import (
-    Examined,
-    about_window,
-    closest,
-    in_use,
-    names,
-    why_not,
-    with_source,
-    without_credentials,
+from litellm_compaction.cli.config_file import ConfigFile, read_config, shipped_config
+from litellm_compaction.cli.probing import Probe, probe
+from litellm_compaction.config import SAME_MODEL, Settings, settings_from
+from litellm_compaction.engine import GoingOn, Standing, shares_context
+from litellm_compaction.errors import (
+    ConfigError,
+    ModelNotLoaded,
+    ServerUnavailable,
+    StoreError,
+    WindowUnread,
 )
-from litellm_compaction.cli.findings import (
+from litellm_compaction.events import event_from_json, harmless, useless_summarisers
+from litellm_compaction.proxy.config_check import (
+    API_BASE_VARIABLE,
+    SECTION,
     Finding,
-    config_findings,
+    check_config,
     entry_name,
-    entry_section,
     note,
     problem,
-    settings_or_defaults,
-    sharing_findings,
 )
-from litellm_compaction.cli.probing import probe
-from litellm_compaction.config import SAME_MODEL, Settings
-from litellm_compaction.engine import GoingOn, Standing, shares_context
-from litellm_compaction.errors import ConfigError, ModelNotLoaded, ServerUnavailable, StoreError, WindowUnknown
-from litellm_compaction.events import event_from_json, harmless, useless_summarisers
-from litellm_compaction.proxy.routing import WAYS_OF, Carrier, Deployment, carrier_of, deployment_of, unknown_model
+from litellm_compaction.proxy.report import (
+    DeploymentReport,
+    Reporter,
+    source_words,
+    targets_of,
+    template_words,
+    tokenizer_name,
+    why_unasked,
+)
+from litellm_compaction.proxy.routing import Deployment, as_entry, deployment_of, unknown_model
 from litellm_compaction.redis_address import is_redis
 from litellm_compaction.stores import MemoryStore, Store, open_existing
-from litellm_compaction.tokenizers.sources import Sources, TokenizerSource
-from litellm_compaction.tokens.prompt import renders_exactly
-from litellm_compaction.windows.fetch import KeyRefused, NotThisApi
-from litellm_compaction.windows.lmstudio import DEFAULT_API_BASE, Listing, WantedModel, list_models, match, server_root
+from litellm_compaction.tokenizers.sources import Sources
+from litellm_compaction.windows.fetch import KeyRefused, NotThisApi, without_userinfo
+from litellm_compaction.windows.lmstudio import DEFAULT_API_BASE, Listing, list_models, match, server_root
 from litellm_compaction.windows.lmstudio_rpc import LMStudioRpc
 from litellm_compaction.windows.other_servers import SERVERS, Served, list_served
 from litellm_compaction.windows.windows import Target, Windows, server_of
 
 _LIMIT_S = 3.0
+# Longer than `Windows` waits for any server.
+_REPORT_LIMIT_S = 60.0
+_HERE = Path("config.yaml")
+# `--num_workers` and its default (litellm/proxy/proxy_cli.py, 1.106.2).
+_WORKERS_VARIABLES = ("NUM_WORKERS", "DEFAULT_NUM_WORKERS_LITELLM_PROXY")
+_SOURCES = {
+    **{name: server.says for name, server in SERVERS.items()},
+    "operator": "the config file",
+    "max_input_tokens": "model_info.max_input_tokens",
+    "model_map": "LiteLLM's model map",
+    "default": "an assumption",
+}
 
 
-async def examine(
-    file: ConfigFile, environ: Mapping[str, str], *, probes: bool = False
-) -> tuple[tuple[Examined, ...], tuple[Finding, ...]]:
-    """All deployments of the file in its order, and what was found about them.
+def doctor(*, config: Path | None, as_json: bool, environ: Mapping[str, str], probe: bool = False) -> int:
+    """Prints the report; 0 when there is no problem, else 1.
 
     Args:
-        probes: whether loaded models are asked how many tokens two tiny requests take.
+        config: None is config.yaml in the current folder if there is one, else the shipped one.
+        probe: loaded models are sent two tiny requests, whose tokens are compared with our count.
+
+    Raises:
+        ConfigError: the file cannot be read.
     """
+    file = read_config(config or (_HERE if _HERE.is_file() else shipped_config()))
+    rows, from_servers = asyncio.run(_examined(file, environ, probes=probe))
+    findings = (*check_config(file.data, environ), *shadows(file), *from_servers)
+    has_problem = any(finding.level == "problem" for finding in findings)
+    if as_json:
+        report = {
+            "config": str(file.path),
+            "ok": not has_problem,
+            "deployments": [row.document() for row in rows],
+            "findings": [{name: getattr(each, name) for name in ("level", "place", "message")} for each in findings],
+        }
+        print(json.dumps(report, indent=2, ensure_ascii=False))
+    else:
+        print("\n".join(map(harmless, _lines(file, rows, findings))))
+    return 1 if has_problem else 0
+
+
+def shadows(file: ConfigFile) -> Iterator[Finding]:
+    """A problem if LiteLLM would load another file in place of this package."""
+    shadow = file.path.parent / f"{SECTION}.py"
+    if shadow.is_file():
+        yield problem(str(shadow), "LiteLLM loads this file instead of the installed package: rename it.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Row:
+    """One deployment, or one loaded model behind a wildcard.
+
+    Attributes:
+        name: its `model_name`; model: as the server is asked for it.
+        guarded: None where nobody could be asked; why: the reason, in words.
+        server: its address without credentials; "" where it was not asked.
+        reachable, loaded: None where it was not asked, or nobody knows.
+        api: version of LM Studio's API, or whose API another server speaks; "" where it was not asked.
+        report: None where nothing more is known.
+        probes: our count against the server's, where that was wanted.
+    """
+
+    name: str
+    model: str
+    guarded: bool | None
+    why: str
+    server: str = ""
+    reachable: bool | None = None
+    api: str = ""
+    loaded: bool | None = None
+    report: DeploymentReport | None = None
+    probes: tuple[Probe, ...] = ()
+
+    @property
+    def place(self) -> str:
+        """Its name in findings, with the model where a wildcard has several."""
+        return f"{self.name} → {self.model}" if "*" in self.name and "*" not in self.model else self.name
+
+    @property
+    def parallel(self) -> int | None:
+        """Requests that share its window; None where no server says."""
+        window = self.report.window if self.report is not None else None
+        is_told = window is not None and (window.source in SERVERS or window.source.startswith("api/"))
+        return window.parallel if window is not None and is_told else None
+
+    def document(self) -> dict[str, object]:
+        """The row for programs."""
+        report = self.report
+        window, source = (report.window, report.source) if report is not None else (None, None)
+        standing = report.standing if report is not None else Standing()
+        return {
+            **{name: getattr(self, name) for name in ("name", "model", "guarded", "why", "server", "reachable", "api")},
+            "loaded": self.loaded,
+            "window_tokens": window.tokens if window is not None else None,
+            "window_source": window.source if window is not None else "",
+            "parallel": self.parallel,
+            "architecture": report.architecture if report is not None else "",
+            "family": source.family.name if source is not None else "",
+            "tokenizer": tokenizer_name(source) if source is not None else "",
+            "tokenizer_exact": source.family.exact if source is not None else None,
+            "tokenizer_source": source.kind if source is not None else "",
+            "tokenizer_words": source_words(source) if source is not None else "",
+            "template_words": template_words(source) if source is not None else "",
+            "model_settings": report.model_settings if report is not None else "",
+            "probes": [asdict(each) for each in self.probes],
+            "carrier": report.carrier if report is not None else "",
+            "ways": standing.ways,
+            "gone_on": standing.gone_on,
+        }
+
+
+class _Examined(NamedTuple):
+    """An entry of the file; `model` is the one that its server is asked for, "" where its settings are not valid."""
+
+    model_name: str
+    model: str
+    rows: Sequence[_Row]
+    findings: Sequence[Finding]
+
+
+async def _examined(file: ConfigFile, environ: Mapping[str, str], *, probes: bool) -> tuple[list[_Row], list[Finding]]:
+    """All deployments of the file in its order, and what was found about them."""
     environ = {**environ, API_BASE_VARIABLE: environ.get(API_BASE_VARIABLE) or DEFAULT_API_BASE}
+    try:
+        settings = settings_from(file.settings).with_store(file.data, environ)
+    except ConfigError:
+        # Which `check_config` reports.
+        settings = settings_from(None)
     async with contextlib.AsyncExitStack() as stack:
         # The environment's web proxy must not be asked for a server on this machine or network.
         http = await stack.enter_async_context(httpx.AsyncClient(trust_env=False))
-        settings = settings_or_defaults(file, environ)
         windows = Windows(cache_s=60.0, http=http, timeout_s=_LIMIT_S, rpc=LMStudioRpc.of(settings))
         stack.push_async_callback(windows.aclose)
-        examiner = _Examiner(http, windows, file, settings, environ, probes=probes)
-        found = await asyncio.gather(
+        examiner = _Examiner(http, windows, settings, environ, probes=probes)
+        entries = await asyncio.gather(
             *(examiner.examine(entry, entry_name(entry, index)) for index, entry in enumerate(file.deployments))
         )
-        pruning = [each for name in _pruning_models(file, settings) for each in await examiner.pruning_model(name)]
-    rows = tuple(row for one, _ in found for row in one)
-    findings = [finding for _, some in found for finding in some]
-    sharing = [row.name for row in rows if row.guarded and shares_context(settings.admission, row.parallel or 1)]
-    findings += sharing_findings(sharing, settings.store, environ)
-    findings += pruning
+    rows = [row for entry in entries for row in entry.rows]
+    findings = [finding for entry in entries for finding in entry.findings]
+    findings += _sharing(rows, settings, environ)
+    findings += _pruning_models(file, settings, entries)
     findings += await _shared_store(settings)
     findings += await _summarisers(settings, environ)
     if rows and all(row.guarded is False for row in rows):
         findings.append(
             problem("model_list", "no deployment is guarded: add an lm_studio/… one, or opt one in (see each reason).")
         )
-    return rows, tuple(findings)
+    return rows, findings
 
 
-def _pruning_models(file: ConfigFile, settings: Settings) -> list[str]:
-    """The other models that are to write summaries, as far as the file has them; each once."""
-    sections = [entry_section(entry, "model_info").get("compaction") for entry in file.deployments]
-    own = [section.get("pruning_model") for section in sections if isinstance(section, Mapping)]
-    named = dict.fromkeys(name for name in (settings.pruning_model, *own) if isinstance(name, str) and name)
-    return [name for name in named if name != SAME_MODEL and not unknown_model(file.data, name)]
+def _sharing(rows: Sequence[_Row], settings: Settings, environ: Mapping[str, str]) -> Iterator[Finding]:
+    """What several worker processes mean for deployments whose requests share one context.
+
+    LiteLLM reads the number of workers from the environment, where the command line does not say one.
+    """
+    names = [row.name for row in rows if row.guarded and shares_context(settings.admission, row.parallel or 1)]
+    number = next((environ[name] for name in _WORKERS_VARIABLES if environ.get(name)), "1")
+    if names and settings.store.startswith("memory:") and number.isdecimal() and int(number) > 1:
+        yield note(
+            ", ".join(dict.fromkeys(names)),
+            f"their requests share one context, and room in it is reserved within each of the {number} workers only: "
+            "set `store: sqlite://`, which they share, or start the proxy with one worker.",
+        )
 
 
-class _AsRouter:
-    """A config file as the router that LiteLLM would make of it, as far as entries are looked for by name."""
-
-    def __init__(self, file: ConfigFile, environ: Mapping[str, str]) -> None:
-        self._file = file
-        self._environ = environ
-
-    def get_model_list(self, model_name: str, team_id: str | None = None) -> list[Section]:
-        """The entries of a name, with the model filled in where a wildcard serves it."""
-        alias = self._file.section("router_settings").get("model_group_alias")
-        target = alias.get(model_name) if isinstance(alias, Mapping) else None
-        name = target if isinstance(target, str) else model_name
-        exact = [entry for entry in self._file.deployments if entry.get("model_name") == name]
-        return exact or [found for entry in self._file.deployments if (found := self._filled(entry, name)) is not None]
-
-    def get_deployment(self, model_id: str) -> Section | None:
-        """The entry with an id of its own."""
-        own = (entry for entry in self._file.deployments if entry_section(entry, "model_info").get("id") == model_id)
-        return next(own, None)
-
-    def _filled(self, entry: Section, name: str) -> Section | None:
-        before, star, behind = str(entry.get("model_name", "")).partition("*")
-        if not star or not name.startswith(before) or not name.endswith(behind):
-            return None
-        params = entry_section(entry, "litellm_params")
-        served = name[len(before) : len(name) - len(behind) or None]
-        return {**entry, "litellm_params": {**params, "model": str(params.get("model", "")).replace("*", served)}}
+def _pruning_models(file: ConfigFile, settings: Settings, entries: Sequence[_Examined]) -> Iterator[Finding]:
+    """Notes of the other models that are to write summaries, and would not be asked now; each once."""
+    sections = [as_entry(as_entry(entry.get("model_info")).get("compaction")) for entry in file.deployments]
+    own = [section.get("pruning_model") for section in sections]
+    aliases = as_entry(file.section("router_settings").get("model_group_alias"))
+    for name in dict.fromkeys(name for name in (settings.pruning_model, *own) if isinstance(name, str) and name):
+        if name == SAME_MODEL or unknown_model(file.data, name):
+            continue
+        whys = [why for entry in entries for why in _why_unasked(entry, str(aliases.get(name, name)))]
+        if whys and all(whys):
+            yield note(f"pruning_model {name}", f"the model that is asked writes its own summaries: {whys[0]}.")
 
 
-def _carried(row: Examined, carrier: Carrier) -> Examined:
-    """The row with its carrier; LiteLLM's hooks know chats only."""
-    if not row.guarded:
-        return replace(row, ways=(), gone_on=())
-    return replace(row, carrier=carrier, ways=tuple(way for way in row.ways if way in WAYS_OF[carrier]))
+def _why_unasked(entry: _Examined, name: str) -> Iterator[str]:
+    """Why an entry that serves `name` would not be asked for summaries now, "" where it would; nothing of others."""
+    found = re.fullmatch("(.*)".join(map(re.escape, entry.model_name.split("*"))), name)
+    if found is None:
+        return
+    model = entry.model.replace("*", "".join(found.groups()))
+    rows = entry.rows if entry.model == model else [row for row in entry.rows if row.model == model]
+    if not rows and all(row.guarded for row in entry.rows):
+        yield why_unasked(ModelNotLoaded(model))
+    for row in rows:
+        if row.reachable is False:
+            yield why_unasked(WindowUnread(model, tried=""))
+        else:
+            absence = row.report.absence if row.report is not None else None
+            yield why_unasked(absence) if absence is not None else ""
 
 
 def _store(settings: Settings, environ: Mapping[str, str]) -> Store:
@@ -194,7 +315,6 @@ class _Examiner:
         self,
         http: httpx.AsyncClient,
         windows: Windows,
-        file: ConfigFile,
         settings: Settings,
         environ: Mapping[str, str],
         *,
@@ -202,273 +322,186 @@ class _Examiner:
     ) -> None:
         self._http = http
         self._windows = windows
-        self._file = file
         self._settings = settings
         self._environ = environ
         self._probes = probes
-        # What is wrong with a file becomes a finding.
-        self._sources = Sources.of(settings, on_failure=lambda _: None)
-        self._going_on = GoingOn(_store(settings, environ))
+        self._reporter = Reporter(
+            windows,
+            # What is wrong with a file becomes a finding.
+            Sources.of(settings, on_failure=lambda _: None),
+            GoingOn(_store(settings, environ)),
+            limit_s=_REPORT_LIMIT_S,
+            is_patient=True,
+            environ=environ,
+        )
 
-    async def pruning_model(self, name: str) -> list[Finding]:
-        """Why a pruning model would not be asked now; nothing where it would."""
-        # Here: they load LiteLLM, which takes seconds.
-        from litellm_compaction.proxy.deployments import DeploymentSelector, Publisher
-        from litellm_compaction.proxy.live_settings import LiveSettings
-
-        guards = DeploymentSelector(LiveSettings(self._settings), self._windows, Publisher())
-        with contextlib.suppress(ConfigError):
-            if why := await guards.why_unusable(_AsRouter(self._file, self._environ), name):
-                return [note(f"pruning_model {name}", f"the model that is asked writes its own summaries: {why}.")]
-        return []
-
-    async def examine(self, entry: Section, name: str) -> tuple[list[Examined], list[Finding]]:
+    async def examine(self, entry: Mapping[str, Any], name: str) -> _Examined:
+        params, info = as_entry(entry.get("litellm_params")), as_entry(entry.get("model_info"))
         try:
-            deployment = deployment_of(
-                entry_section(entry, "litellm_params"),
-                entry_section(entry, "model_info"),
-                group=name,
-                environ=self._environ,
-            )
+            deployment = deployment_of(params, info, group=name, environ=self._environ)
         except ConfigError:
-            return [Examined(name=name, model="", guarded=None, why="its settings are not valid")], []
+            return _Examined(name, "", [_Row(name=name, model="", guarded=None, why="its settings are not valid")], [])
         target = deployment.target
-        row = Examined(name=name, model=target.model, guarded=False, why=why_not(deployment, entry))
-        rows, findings = await self._examined(row, deployment)
-        carrier = carrier_of(deployment, self._settings, self._environ)
-        return [_carried(row, carrier) for row in rows], findings
-
-    async def _examined(self, row: Examined, deployment: Deployment) -> tuple[list[Examined], list[Finding]]:
-        target, name = deployment.target, row.name
+        row = _Row(name=name, model=target.model, guarded=False, why=_why_not(deployment, params))
         if deployment.kind == "foreign":
-            return [row], []
+            return _Examined(name, target.model, [row], [])
         if deployment.kind == "opted_in":
-            return await self._opted_in(row, target)
-        row = replace(row, server=without_credentials(target.api_base or ""))
+            return _Examined(name, target.model, *await self._opted_in(row, deployment))
+        return _Examined(name, target.model, *await self._lm_studio(row, deployment))
+
+    async def _lm_studio(self, row: _Row, deployment: Deployment) -> tuple[list[_Row], list[Finding]]:
+        target, name = deployment.target, row.name
+        api_base = target.api_base or ""
+        row = replace(row, server=without_userinfo(api_base))
         try:
-            listing = await self._listing(target)
+            # Says why: nobody there, a refused key, or another server.
+            listing = await list_models(self._http, api_base, target.api_key, timeout_s=_LIMIT_S)
+            await self._must_be_lm_studio(listing, target)
         except NotThisApi as error:
-            return await self._another_server(replace(row, reachable=True), deployment, error)
+            if deployment.other_target is not None:
+                other = replace(deployment, target=deployment.other_target)
+                return await self._opted_in(replace(row, reachable=True), other)
+            if deployment.kind != "lm_studio" and not isinstance(error, KeyRefused):
+                return [replace(row, reachable=True, why="its server is not LM Studio")], []
+            todo = "point api_base to LM Studio 0.3.6 or newer"
+            if isinstance(error, KeyRefused):
+                todo = "set LM_STUDIO_API_KEY (or api_key of this deployment) to a token of that server"
+            row = replace(row, guarded=None, reachable=True, why="its server did not answer as LM Studio")
+            return [row], [problem(name, f"{error}: {todo}.")]
         except ServerUnavailable as error:
             todo = "start LM Studio's server (`lms server start`), or correct api_base"
-            row = replace(row, guarded=None, why="its server was not reached", reachable=False)
+            row = replace(row, guarded=None, reachable=False, why="its server was not reached")
             return [row], [problem(name, f"{error}: {todo}.")]
         why = "it is lm_studio/…" if deployment.kind == "lm_studio" else "its server answers as LM Studio"
         row = replace(row, guarded=True, why=why, reachable=True, api=listing.api)
-        rows, findings = await self._listed(row, deployment, listing)
-        if not (target.api_base or "").rstrip("/").endswith("/v1"):
-            findings.append(
-                problem(
-                    name, f"api_base is {row.server}, but requests go below /v1: write {server_root(row.server)}/v1."
-                )
-            )
+        rows, findings = await self._reported(row, deployment, listing)
+        if not api_base.rstrip("/").endswith("/v1"):
+            advice = f"requests go below /v1: write {server_root(row.server)}/v1."
+            findings.append(problem(name, f"api_base is {row.server}, but {advice}"))
         return rows, findings
 
-    async def _listing(self, target: Target) -> Listing:
+    async def _must_be_lm_studio(self, listing: Listing, target: Target) -> None:
+        """Any server may answer with an empty list."""
         api_base = target.api_base or ""
-        if not await self._windows.is_lmstudio(api_base, target.api_key):
-            # Says why: nobody there, a refused key, or another server.
-            listing = await list_models(self._http, api_base, target.api_key, timeout_s=_LIMIT_S)
-            if not listing.models:
-                raise NotThisApi(f"{without_credentials(api_base)} lists no models")
-            return listing
-        return await list_models(self._http, api_base, target.api_key, timeout_s=_LIMIT_S)
+        if not (listing.models or await self._windows.is_lmstudio(api_base, target.api_key)):
+            raise NotThisApi(f"{without_userinfo(api_base)} lists no models")
 
-    async def _opted_in(self, row: Examined, target: Target) -> tuple[list[Examined], list[Finding]]:
-        row = replace(row, guarded=True, why="model_info.compaction.enabled is true")
-        served: Served | None = None
-        findings: list[Finding] = []
-        if target.apis and target.api_base:
-            row = replace(row, server=without_credentials(target.api_base))
-            try:
-                served = await list_served(self._http, target.api_base, target.api_key, target.apis, timeout_s=_LIMIT_S)
-                row = replace(row, reachable=True, api=served.api or "")
-            except ServerUnavailable as error:
-                row = replace(row, reachable=False)
-                findings.append(problem(row.name, f"{error}: start the server, or correct api_base."))
-        rows: list[Examined] = []
-        for model in names(target, served):
-            one = replace(target, key=f"{target.key}|{model}", model=model)
-            try:
-                window = await self._windows.resolve(one)
-            except ModelNotLoaded:
-                load = "the first request loads it (when_not_loaded). To be sure, set num_ctx in litellm_params"
-                what = f"Ollama has not loaded {model}, so its window is not known"
-                rows.append(replace(row, model=model, loaded=False))
-                findings.append(self._not_loaded_yet(row.name, what, load))
-                continue
-            except WindowUnknown as error:
-                rows.append(replace(row, model=model))
-                if row.reachable is not False:
-                    todo = "write model_info.compaction.context_length, as large as the server was started with"
-                    findings.append(problem(row.name, f"{error} What to do: {todo}."))
-                continue
-            counted = replace(
-                row,
-                model=model,
-                window_tokens=window.tokens,
-                window_source=window.source,
-                parallel=window.parallel if window.source in SERVERS else None,
-            )
-            server = server_of(window.source)
-            is_loaded = server is not None and not server.loads_on_request
-            counted, more = await self._counted(counted, one, "", None, is_loaded=is_loaded)
-            rows.append(counted)
-            findings += [*more, *about_window(row, one, window, served)]
-        return rows, findings
-
-    async def _another_server(
-        self, row: Examined, deployment: Deployment, error: NotThisApi
-    ) -> tuple[list[Examined], list[Finding]]:
-        if deployment.other_target is not None:
-            return await self._opted_in(row, deployment.other_target)
-        if isinstance(error, KeyRefused):
-            todo = "set LM_STUDIO_API_KEY (or api_key of this deployment) to a token of that server"
-        elif deployment.kind == "lm_studio":
-            todo = "point api_base to LM Studio 0.3.6 or newer"
-        else:
-            return [replace(row, guarded=False, why="its server is not LM Studio")], []
-        return [replace(row, guarded=None, why="its server did not answer as LM Studio")], [
-            problem(row.name, f"{error}: {todo}.")
-        ]
-
-    async def _listed(
-        self, row: Examined, deployment: Deployment, listing: Listing
-    ) -> tuple[list[Examined], list[Finding]]:
+    async def _opted_in(self, row: _Row, deployment: Deployment) -> tuple[list[_Row], list[Finding]]:
         target = deployment.target
-        if "*" not in target.model:
-            return await self._model(row, target, listing)
-        chat = [model for model in listing.models if model.kind == "llm"]
-        if not chat:
-            return [row], [problem(row.name, "LM Studio has no chat model: download one (`lms get`).")]
-        loaded = [model.key for model in chat if model.loaded]
-        if not loaded:
-            return [replace(row, loaded=False)], [self._not_loaded(row.name, "no chat model is loaded yet")]
-        rows: list[Examined] = []
+        row = replace(row, guarded=True, why="model_info.compaction.enabled is true")
+        if not (target.apis and target.api_base):
+            return await self._reported(row, deployment, None)
+        row = replace(row, server=without_userinfo(target.api_base))
+        try:
+            served = await list_served(self._http, target.api_base, target.api_key, target.apis, timeout_s=_LIMIT_S)
+        except ServerUnavailable as error:
+            rows, findings = await self._reported(replace(row, reachable=False), deployment, None)
+            return rows, [problem(row.name, f"{error}: start the server, or correct api_base."), *findings]
+        return await self._reported(replace(row, reachable=True, api=served.api or ""), deployment, served)
+
+    async def _reported(
+        self, row: _Row, deployment: Deployment, listing: Listing | Served | None
+    ) -> tuple[list[_Row], list[Finding]]:
+        """The row, or one for each loaded model behind a wildcard, with what is known of it."""
+        targets = await targets_of(self._windows, deployment)
+        if not targets and isinstance(listing, Listing):
+            blank = self._reporter.blank(deployment, self._settings, deployment.target)
+            if not any(model.kind == "llm" for model in listing.models):
+                lacks = "LM Studio has no chat model: download one (`lms get`)."
+                return [replace(row, report=blank)], [problem(row.name, lacks)]
+            return [replace(row, report=blank, loaded=False)], [
+                self._not_loaded(row.name, "no chat model is loaded yet")
+            ]
+        rows: list[_Row] = []
         findings: list[Finding] = []
-        for key in loaded:
-            more_rows, more = await self._model(
-                replace(row, model=key), replace(target, key=f"{target.key}|{key}", model=key), listing
-            )
-            rows += more_rows
-            findings += more
+        for target in targets or [deployment.target]:
+            found = match(listing, target.model) if isinstance(listing, Listing) else None
+            listed = found[0] if found is not None else None
+            report = await self._reporter.report(deployment, self._settings, target, listed)
+            one = replace(row, model=target.model, report=report)
+            if isinstance(report.absence, ModelNotLoaded):
+                one = replace(one, loaded=False)
+            elif report.window is not None and target.is_lmstudio:
+                one = replace(one, loaded=listed is not None)
+            findings += [*self._of_window(one, report, listing)]
+            findings += [problem(one.place, failure) for failure in report.failures]
+            findings += [note(one.place, warning) for warning in report.warnings]
+            if self._probes and report.source is not None and _is_loaded(one, report):
+                probes, more = await probe(one.place, target, report.source, self._windows.tokens_of)
+                one, findings = replace(one, probes=probes), [*findings, *more]
+            rows.append(one)
         return rows, findings
 
-    async def _model(self, row: Examined, target: Target, listing: Listing) -> tuple[list[Examined], list[Finding]]:
-        try:
-            window = await self._windows.confirmed(target, await self._windows.resolve(target))
-        except ModelNotLoaded:
-            found = match(listing, target.model)
-            architecture, wanted = (found[0].architecture, found[0].wanted) if found is not None else ("", None)
-            row, findings = await self._counted(replace(row, loaded=False), target, architecture, wanted)
-            return [row], [self._not_loaded(row.name, f"{target.model} is not loaded"), *findings]
-        except WindowUnknown as error:
-            if match(listing, target.model) is not None:
-                todo = "update LM Studio, or write model_info.compaction.context_length"
-            else:
-                todo = f"correct the model{closest(target.model, listing)}"
-            return [row], [problem(row.name, f"{error} What to do: {todo}.")]
-        row = replace(
-            row,
-            loaded=match(listing, target.model) is not None,
-            window_tokens=window.tokens,
-            window_source=window.source,
-            parallel=window.parallel,
-        )
-        said = self._windows.model_settings(target)
-        about = [note(row.place, each) for each in said[0].works_against(said[1].ttl_s)] if said is not None else []
-        row = replace(row, model_settings=said[0].in_words(said[1].ttl_s) if said is not None else "")
-        template = said[0].template if said is not None else ""
-        row, findings = await self._counted(
-            row, target, window.architecture, window.wanted, is_loaded=row.loaded, template=template
-        )
-        return [row], [*about, *findings]
+    def _of_window(self, row: _Row, report: DeploymentReport, listing: Listing | Served | None) -> Iterator[Finding]:
+        """What to know of a window, and what to do where nobody knows it."""
+        target, window, absence = report.target, report.window, report.absence
+        if isinstance(absence, ModelNotLoaded):
+            # Another server than LM Studio that loads on request is Ollama.
+            what = f"{target.model} is not loaded" if target.is_lmstudio else f"Ollama has not loaded {target.model}"
+            yield self._not_loaded(row.name, what, "" if target.is_lmstudio else "set num_ctx in litellm_params")
+        elif absence is not None and isinstance(listing, Listing):
+            todo = "update LM Studio, or write model_info.compaction.context_length"
+            if match(listing, target.model) is None:
+                todo = f"correct the model{_closest(target.model, listing)}"
+            yield problem(row.name, f"{absence} What to do: {todo}.")
+        elif absence is not None and row.reachable is not False:
+            todo = "write model_info.compaction.context_length, as large as the server was started with"
+            yield problem(row.name, f"{absence} What to do: {todo}.")
+        if window is None or target.is_lmstudio:
+            return
+        write = "write model_info.compaction.context_length"
+        if isinstance(listing, Served) and window.source not in SERVERS and not target.asked_tokens:
+            server = SERVERS[listing.api] if listing.api is not None else None
+            if server is not None and server.loads_on_request:
+                load = "it is read when the first request has loaded it"
+                what = f"{server.title} has not loaded {target.model}"
+                until = f"so {window.tokens:,} tokens ({window.source}) count until then"
+                parameter = server.window_parameter
+                surely = f" To be sure, set {parameter} in litellm_params." if parameter else ""
+                yield note(row.name, f"{what}, {until}; {load}.{surely}")
+            elif window.source != "operator":
+                asked = ", ".join(SERVERS[api].path for api in target.apis)
+                yield note(row.name, f"its server tells no window ({asked}): {write}.")
+        if window.source == "default":
+            yield note(row.name, f"its window is assumed to be {window.tokens:,} tokens: {write}.")
+        if window.slots > window.parallel:
+            text = f"{window.slots} requests at a time have this window each; if they share it (--kv-unified), write"
+            yield note(row.name, f"{text} `admission: pool`.")
 
-    async def _counted(
-        self,
-        row: Examined,
-        target: Target,
-        architecture: str,
-        wanted: WantedModel | None,
-        *,
-        is_loaded: bool | None = False,
-        template: str = "",
-    ) -> tuple[Examined, list[Finding]]:
-        """The row with what counts the deployment's prompts, and how well, where that is to be tried."""
-        source = await self._sources.source(target, architecture, wanted, patient=True)
-        # Loaded as the proxy would: only then is known whether it can be, and what it costs.
-        source, failures = await in_use(source)
-        findings = [problem(row.place, failure) for failure in (*source.failures, *failures)]
-        if template:
-            source = replace(source, family=await self._sources.in_effect(source, template, patient=True))
-        row = await self._with_ways(with_source(row, architecture, source), target, source)
-        if self._probes and is_loaded:
-            probes, more = await probe(self._http, row.place, target, source, self._windows.tokens_of)
-            row, findings = replace(row, probes=probes), [*findings, *more]
-        return row, findings
-
-    def _not_loaded_yet(self, name: str, what: str, load: str) -> Finding:
+    def _not_loaded(self, name: str, what: str, surely: str = "") -> Finding:
         if self._settings.when_not_loaded == "warm_up":
-            return note(name, f"{what}; {load}.")
-        return problem(name, f"{what}, and when_not_loaded is `error`: load it, or set num_ctx in litellm_params.")
-
-    async def _with_ways(self, row: Examined, target: Target, source: TokenizerSource) -> Examined:
-        """The row with how its server goes on, as far as anybody knows."""
-        # Every source that is no server's leads to the last way, but for LM Studio's models.
-        can_render = self._windows.instance(target) is not None or renders_exactly(source.family)
-        standing = await self._going_on.standing(target, row.window_source, can_render=can_render)
-        return replace(row, ways=standing.ways, gone_on=standing.gone_on)
-
-    def _not_loaded(self, name: str, what: str) -> Finding:
-        if self._settings.when_not_loaded == "warm_up":
-            return note(name, f"{what}, so its window is not known; the first request loads it (when_not_loaded).")
-        return problem(name, f"{what}, and when_not_loaded is `error`: load it in LM Studio, or write `warm_up`.")
+            more = f" To be sure, {surely}." if surely else ""
+            known = "so its window is not known; the first request loads it (when_not_loaded)"
+            return note(name, f"{what}, {known}.{more}")
+        remedy = f"load it, or {surely}" if surely else "load it in LM Studio, or write `warm_up`"
+        return problem(name, f"{what}, and when_not_loaded is `error`: {remedy}.")
 
 
-_HERE = Path("config.yaml")
-_SOURCES = {
-    **{name: server.says for name, server in SERVERS.items()},
-    "operator": "the config file",
-    "max_input_tokens": "model_info.max_input_tokens",
-    "model_map": "LiteLLM's model map",
-    "default": "an assumption",
-}
+def _is_loaded(row: _Row, report: DeploymentReport) -> bool:
+    """Whether a request loads nothing, as far as anybody knows."""
+    if report.window is None or report.target.is_lmstudio:
+        return bool(row.loaded)
+    server = server_of(report.window.source)
+    return server is not None and not server.loads_on_request
 
 
-def doctor(*, config: Path | None, as_json: bool, environ: Mapping[str, str], probes: bool = False) -> int:
-    """Prints the report; 0 when there is no problem, else 1.
-
-    Args:
-        config: None is config.yaml in the current folder if there is one, else the shipped one.
-        probes: loaded models are sent two tiny requests, whose tokens are compared with our count.
-
-    Raises:
-        ConfigError: the file cannot be read.
-    """
-    file = read_config(config or (_HERE if _HERE.is_file() else shipped_config()))
-    from_file = config_findings(file, environ)
-    rows, from_servers = asyncio.run(examine(file, environ, probes=probes))
-    findings = (*from_file, *from_servers)
-    has_problem = any(finding.level == "problem" for finding in findings)
-    if as_json:
-        print(json.dumps(_report(file, rows, findings, has_problem), indent=2, ensure_ascii=False))
-    else:
-        print("\n".join(map(harmless, _lines(file, rows, findings))))
-    return 1 if has_problem else 0
+def _why_not(deployment: Deployment, params: Mapping[str, Any]) -> str:
+    """The reason for which a deployment is not guarded, as long as nobody was asked."""
+    if deployment.settings.enabled is False:
+        return "model_info.compaction.enabled is false"
+    if str(params.get("model", "")).startswith("openai/") and deployment.target.api_base:
+        return "its server is not in a local network, so it is not asked; opt in with model_info.compaction.enabled"
+    return "its provider is not LM Studio; opt in with model_info.compaction.enabled"
 
 
-def _report(
-    file: ConfigFile, rows: Sequence[Examined], findings: Sequence[Finding], has_problem: bool
-) -> dict[str, object]:
-    return {
-        "config": str(file.path),
-        "ok": not has_problem,
-        "deployments": [asdict(row) for row in rows],
-        "findings": [asdict(finding) for finding in findings],
-    }
+def _closest(model: str, listing: Listing) -> str:
+    """The end of a sentence: what LM Studio has that is called like `model`."""
+    keys = [listed.key for listed in listing.models if listed.kind == "llm"]
+    near = get_close_matches(model, keys, n=3, cutoff=0.3) or keys[:3]
+    return f"; LM Studio has {', '.join(near)}" if near else "; LM Studio has no chat model"
 
 
-def _lines(file: ConfigFile, rows: Sequence[Examined], findings: Sequence[Finding]) -> Iterator[str]:
+def _lines(file: ConfigFile, rows: Sequence[_Row], findings: Sequence[Finding]) -> Iterator[str]:
     yield f"config   {file.path}"
     for row in rows:
         yield ""
@@ -478,34 +511,41 @@ def _lines(file: ConfigFile, rows: Sequence[Examined], findings: Sequence[Findin
             named = f"LM Studio's API {row.api}" if row.api in ("v0", "v1") else row.api
             api = f", {named}" if named else ""
             yield f"  server   {row.server}, {'reachable' if row.reachable else 'not reachable'}{api}"
-        if row.window_tokens is not None:
-            shared = f", shared by up to {row.parallel} requests" if (row.parallel or 1) > 1 else ""
-            source = _SOURCES.get(row.window_source, row.window_source)
-            yield f"  window   {row.window_tokens:,} tokens, from {source}{shared}"
-        elif row.loaded is False:
-            yield "  window   not known: not loaded"
-        if row.model_settings:
-            yield f"  settings {row.model_settings}"
-        if row.tokenizer:
-            architecture = f" (architecture {row.architecture})" if row.architecture else ""
-            yield f"  counting as {row.family}{architecture} with {row.tokenizer_words}; template: {row.template_words}"
-        for found in row.probes:
-            off = found.counted_tokens / found.server_tokens - 1
-            tools = "with tools" if found.tools else "without tools"
-            by_us, by_server = f"{found.counted_tokens} tokens by us", f"{found.server_tokens} by the server"
-            by_rpc = f", {found.rpc_tokens} by LM Studio's own protocol" if found.rpc_tokens is not None else ""
-            yield f"  probe    {tools}: {by_us}, {by_server} ({off:+.1%}){by_rpc}"
-        if row.carrier:
-            how = "below LiteLLM's OpenAI client" if row.carrier == "transport" else "by LiteLLM's hooks"
-            yield f"  carrier  {row.carrier}: running answers are carried over the limit {how}"
-        if goes_on := Standing(row.ways, row.gone_on).in_words():
-            yield f"  goes on  {goes_on}"
+        if row.report is not None:
+            yield from _report_lines(row, row.report)
     for level, title in (("problem", "Problems"), ("note", "Notes")):
         some = [finding for finding in findings if finding.level == level]
         if some:
             yield ""
             yield f"{title}:"
-            yield from (f"  {'✗' if level == 'problem' else '·'} {found.place}: {found.message}" for found in some)
+            yield from (
+                f"  {'✗' if level == 'problem' else '·'} {finding.place}: {finding.message}" for finding in some
+            )
     yield ""
     count = sum(finding.level == "problem" for finding in findings)
     yield "No problems found." if not count else f"{count} problem{'s' if count > 1 else ''} found."
+
+
+def _report_lines(row: _Row, report: DeploymentReport) -> Iterator[str]:
+    window, source = report.window, report.source
+    if window is not None:
+        shared = f", shared by up to {row.parallel} requests" if (row.parallel or 1) > 1 else ""
+        yield f"  window   {window.tokens:,} tokens, from {_SOURCES.get(window.source, window.source)}{shared}"
+    elif row.loaded is False:
+        yield "  window   not known: not loaded"
+    if report.model_settings:
+        yield f"  settings {report.model_settings}"
+    if source is not None:
+        architecture = f" (architecture {report.architecture})" if report.architecture else ""
+        how = f"{source_words(source)}; template: {template_words(source)}"
+        yield f"  counting as {source.family.name}{architecture} with {how}"
+    for found in row.probes:
+        off = found.counted_tokens / found.server_tokens - 1
+        tools = "with tools" if found.tools else "without tools"
+        by_us, by_server = f"{found.counted_tokens} tokens by us", f"{found.server_tokens} by the server"
+        by_rpc = f", {found.rpc_tokens} by LM Studio's own protocol" if found.rpc_tokens is not None else ""
+        yield f"  probe    {tools}: {by_us}, {by_server} ({off:+.1%}){by_rpc}"
+    how = "below LiteLLM's OpenAI client" if report.carrier == "transport" else "by LiteLLM's hooks"
+    yield f"  carrier  {report.carrier}: running answers are carried over the limit {how}"
+    if goes_on := report.standing.in_words():
+        yield f"  goes on  {goes_on}"

@@ -9,10 +9,10 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
-import httpx
-
-from litellm_compaction.cli.findings import Finding, note, problem
+from litellm_compaction.cli.servers import ChatServer
 from litellm_compaction.core.messages import Request, parse_message
+from litellm_compaction.errors import ServerUnavailable
+from litellm_compaction.proxy.config_check import Finding, note, problem
 from litellm_compaction.tokenizers.sources import TokenizerSource
 from litellm_compaction.tokens.counter import Count, TokenCounter
 from litellm_compaction.windows.windows import Target
@@ -67,7 +67,6 @@ class Probe:
 
 
 async def probe(
-    http: httpx.AsyncClient,
     name: str,
     target: Target,
     source: TokenizerSource,
@@ -76,21 +75,23 @@ async def probe(
     """Two comparisons, and what is wrong with them; at most 16 tokens are generated for each.
 
     Args:
-        http: the client to use.
         name: of the deployment, in findings.
         target: the deployment.
         source: what counts its prompts.
         tokens_of: asks its server's tokenizer, where there is one to ask.
     """
     counter = TokenCounter()
+    complete = ChatServer(target.api_base or "", target.api_key).completion(_LIMIT_S)
     probes: list[Probe] = []
     findings: list[Finding] = []
     for tools in ([], _TOOLS):
         asked = Request(messages=tuple(map(parse_message, _MESSAGES)), tools=tuple(tools))
         count = await counter.count(target.key, source.family, asked)
-        told = await _prompt_tokens(http, target, tools)
-        if isinstance(told, str):
-            findings.append(problem(name, f"the probe{' with tools' if tools else ''} failed: {told}"))
+        body = {"model": target.model, "messages": _MESSAGES, "max_tokens": _MAX_OUTPUT_TOKENS, "temperature": 0}
+        try:
+            told = _prompt_tokens(await complete(**body, **({"tools": tools} if tools else {})))
+        except ServerUnavailable as error:
+            findings.append(problem(name, f"the probe{' with tools' if tools else ''} failed: {error}."))
             continue
         rpc_tokens = await tokens_of(target, asked) if target.is_lmstudio else None
         probes.append(
@@ -105,6 +106,14 @@ async def probe(
         found = _judged(name, count, told, source, tools=bool(tools))
         findings += [found] if found is not None else []
     return tuple(probes), findings
+
+
+def _prompt_tokens(document: object) -> int:
+    usage = document.get("usage") if isinstance(document, dict) else None
+    tokens = usage.get("prompt_tokens") if isinstance(usage, dict) else None
+    if not isinstance(tokens, int) or tokens <= 0:
+        raise ServerUnavailable("the answer has no usage.prompt_tokens: update the server")
+    return tokens
 
 
 def _judged(name: str, count: Count, told: int, source: TokenizerSource, *, tools: bool) -> Finding | None:
@@ -128,29 +137,3 @@ def _judged(name: str, count: Count, told: int, source: TokenizerSource, *, tool
         return note(name, f"{what}; usage corrects it, and is asked for where that decides.{advice}")
     advice = "see whether it is of this very model" if has_own else set_own
     return problem(name, f"{what}, more than it may be off ({count.error_ratio:.0%}): {advice}.")
-
-
-async def _prompt_tokens(http: httpx.AsyncClient, target: Target, tools: list[dict[str, Any]]) -> int | str:
-    """What the server counted, or why it did not."""
-    body: dict[str, Any] = {
-        "model": target.model,
-        "messages": _MESSAGES,
-        "max_tokens": _MAX_OUTPUT_TOKENS,
-        "temperature": 0,
-    }
-    if tools:
-        body["tools"] = tools
-    headers = {"Authorization": f"Bearer {target.api_key}"} if target.api_key else {}
-    url = f"{(target.api_base or '').rstrip('/')}/chat/completions"
-    try:
-        answer = await http.post(url, json=body, headers=headers, timeout=_LIMIT_S)
-        document = answer.json()
-    except (httpx.HTTPError, httpx.InvalidURL, ValueError, RecursionError) as error:
-        return f"no usable answer ({type(error).__name__}): see the server's log."
-    if answer.status_code != 200:
-        return f"HTTP {answer.status_code}: see the server's log."
-    usage = document.get("usage") if isinstance(document, dict) else None
-    tokens = usage.get("prompt_tokens") if isinstance(usage, dict) else None
-    if not isinstance(tokens, int) or tokens <= 0:
-        return "the answer has no usage.prompt_tokens: update the server."
-    return tokens

@@ -1,19 +1,21 @@
-"""Requests as files and lines hold them, and what is wrong with those that do not. Called by `count`."""
+"""Requests as files and lines hold them, and what is wrong with those that do not. Called by `count` and `compact`."""
 
 from __future__ import annotations
 
 import json
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from litellm_compaction.core.messages import JsonValue, Request, parse_message
+from litellm_compaction.core.messages import JsonValue, Request
 from litellm_compaction.errors import CompactionError
+from litellm_compaction.library.tokens import parsed
 
 # The longest context windows hold about 4 MB of text; images come as base64 beside it.
 MAX_BYTES = 128 * 2**20
+_SHAPE = '{"messages": […], "tools": […]}'
 
 
 class BadRequest(CompactionError):
@@ -21,10 +23,11 @@ class BadRequest(CompactionError):
 
 
 class Asked(NamedTuple):
-    """A request and the model that it names; "" if it names none."""
+    """A request; `fields` are all that stand in it, `model` is "" if it names none."""
 
     model: str
     request: Request
+    fields: Mapping[str, JsonValue]
 
 
 @contextmanager
@@ -32,31 +35,15 @@ def opened(name: str) -> Iterator[BinaryIO]:
     """A file's bytes, or those of the standard input for `-`.
 
     Raises:
-        BadRequest: it cannot be read.
+        BadRequest: it cannot be opened.
     """
-    if name == "-":
-        yield sys.stdin.buffer
-        return
     try:
-        file = Path(name).open("rb")  # noqa: SIM115 - closed below; only opening is mapped
+        file = sys.stdin.buffer if name == "-" else Path(name).open("rb")  # noqa: SIM115 - closed below; only opening is mapped
     except (OSError, ValueError) as exc:
         reason = exc.strerror if isinstance(exc, OSError) and exc.strerror else "no possible path"
         raise BadRequest(f"{name}: cannot be read: {reason}") from exc
-    with file:
+    with nullcontext() if name == "-" else file:
         yield file
-
-
-def read_request(file: BinaryIO) -> Asked:
-    """The one request that is the whole input.
-
-    Raises:
-        BadRequest: the input is empty, too large, or no request.
-    """
-    try:
-        raw = file.read(MAX_BYTES + 1)
-    except OSError as exc:
-        raise BadRequest(f"the input cannot be read: {exc.strerror}") from exc
-    return parse_request(raw)
 
 
 def lines(file: BinaryIO) -> Iterator[bytes]:
@@ -68,8 +55,21 @@ def lines(file: BinaryIO) -> Iterator[bytes]:
         yield line.rstrip(b"\r\n") if len(line) <= MAX_BYTES else line
 
 
+def read_request(name: str) -> Asked:
+    """The one request that a file is, or the standard input for `-`.
+
+    Raises:
+        BadRequest: it cannot be read, or is no request.
+    """
+    with opened(name) as file:
+        try:
+            return parse_request(file.read(MAX_BYTES + 1))
+        except (OSError, BadRequest) as exc:
+            raise BadRequest(f"{'stdin' if name == '-' else name}: {exc}") from exc
+
+
 def parse_request(raw: bytes) -> Asked:
-    """The request that a JSON document is.
+    """The request that a JSON document is; a list is one without tools.
 
     Raises:
         BadRequest: it is something else.
@@ -77,7 +77,7 @@ def parse_request(raw: bytes) -> Asked:
     if len(raw) > MAX_BYTES:
         raise BadRequest(f"the request is larger than {MAX_BYTES} bytes")
     if not raw.strip():
-        raise BadRequest('the input is empty; expected: {"messages": […], "tools": […]}')
+        raise BadRequest(f"the input is empty; expected: {_SHAPE}")
     try:
         document = json.loads(raw)
     except UnicodeDecodeError as exc:
@@ -86,28 +86,18 @@ def parse_request(raw: bytes) -> Asked:
         raise BadRequest(f"not JSON at line {exc.lineno}, column {exc.colno}: {exc.msg}") from exc
     except (RecursionError, ValueError) as exc:
         raise BadRequest(f"JSON that cannot be read ({type(exc).__name__})") from exc
-    if not isinstance(document, dict):
-        raise BadRequest('expected a JSON object {"messages": […], "tools": […]}')
-    model = document.get("model", "")
+    fields = {"messages": document} if isinstance(document, list) and document else document
+    if not isinstance(fields, dict):
+        raise BadRequest(f"expected a JSON object {_SHAPE}, or its messages alone")
+    model, tools = fields.get("model", ""), fields.get("tools") or fields.get("functions") or []
     if not isinstance(model, str):
         raise BadRequest("model: expected a text")
-    return Asked(model, Request(messages=tuple(map(parse_message, _messages(document))), tools=_tools(document)))
-
-
-def _messages(document: Mapping[str, JsonValue]) -> list[dict[str, JsonValue]]:
-    found = document.get("messages")
-    if not isinstance(found, list):
+    if not isinstance(fields.get("messages"), list):
         raise BadRequest("messages: expected a list")
-    messages: list[dict[str, JsonValue]] = []
-    for index, message in enumerate(found):
-        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            raise BadRequest(f"messages[{index}]: expected an object with a role")
-        messages.append(message)
-    return messages
-
-
-def _tools(document: Mapping[str, JsonValue]) -> tuple[JsonValue, ...]:
-    found = document.get("tools") or document.get("functions") or []
-    if not isinstance(found, list):
+    if not isinstance(tools, list):
         raise BadRequest("tools: expected a list")
-    return tuple(found)
+    try:
+        messages = parsed(fields["messages"])
+    except ValueError as exc:
+        raise BadRequest(str(exc)) from exc
+    return Asked(model, Request(messages=messages, tools=tuple(tools), tool_choice=fields.get("tool_choice")), fields)

@@ -22,12 +22,12 @@ from litellm_compaction.cli.children import (
     usable_port,
     wait_until_alive,
 )
-from litellm_compaction.cli.config_file import ENVIRONMENT_PREFIX, ConfigFile, read_config, shipped_config
-from litellm_compaction.cli.findings import config_findings
-from litellm_compaction.cli.lm_studio import listing_of
+from litellm_compaction.cli.config_file import ConfigFile, read_config, shipped_config
+from litellm_compaction.cli.servers import listing_of
 from litellm_compaction.config import settings_from
 from litellm_compaction.errors import ConfigError, ServerUnavailable
 from litellm_compaction.master_key import KEY_VARIABLE, ensure_master_key
+from litellm_compaction.proxy.config_check import ENVIRONMENT_PREFIX, check_config
 from litellm_compaction.windows.fetch import KeyRefused
 from litellm_compaction.windows.lmstudio import DEFAULT_ADDRESS, Listing, server_root
 
@@ -83,7 +83,7 @@ def up(
     path = config or shipped_config()
     file = read_config(path)
     settings = settings_from(file.settings)
-    for finding in config_findings(file, environ):
+    for finding in check_config(file.data, environ):
         if finding.level == "problem":
             _say(f"litellm-compaction: {finding.place}: {finding.message}", to_errors=True)
     port = usable_port(host, port)

@@ -16,9 +16,9 @@ from litellm_compaction.core.messages import JsonValue, Message, Request, parse_
 from litellm_compaction.core.record import listable
 from litellm_compaction.engine.ask import SentPrompts, SummaryClient
 from litellm_compaction.engine.build import CompactionBuilder
-from litellm_compaction.engine.context import Attempts, MeasuredRequest, PruningModel, RequestContext
+from litellm_compaction.engine.context import Attempts, MeasuredRequest, PruningModel, RequestContext, nothing
 from litellm_compaction.engine.measure import RequestMeasurer, hashed
-from litellm_compaction.errors import SummaryFailed
+from litellm_compaction.errors import ServerUnavailable, SummaryFailed
 from litellm_compaction.library.config import CompactionConfig
 from litellm_compaction.library.tokens import counter
 from litellm_compaction.stores import MemoryStore
@@ -76,25 +76,41 @@ def _context(config: CompactionConfig, acompletion: Completion, focus: str) -> R
     model = config.summary_model or config.model
     pruning_model = PruningModel(
         label=model,
-        target=_target(model, config.summary_window_tokens or config.context_window_tokens),
-        ask=_asking(config, model, acompletion),
-        # Whichever it is, it is asked about the conversation as text: `acompletion` is given no tools, and what its
-        # server has cached of the conversation is not known here.
+        target=offline_target(model, config.summary_window_tokens or config.context_window_tokens),
+        ask=asking(model, acompletion, config.temperature),
+        # Whichever it is, it is asked about the conversation as text: what its server has cached of the conversation
+        # is not known here.
         is_same=False,
     )
+    target = offline_target(config.model, config.context_window_tokens)
+    return offline_context(target, _settings(config), pruning_model, summary_calls=_MOST_JOBS, focus=focus)
+
+
+def offline_context(
+    target: Target, settings: Settings, pruning_model: PruningModel, *, summary_calls: int, focus: str = ""
+) -> RequestContext:
+    """The surroundings of a request without a proxy.
+
+    Args:
+        target: the model that the conversation is for, as of `offline_target`.
+        settings: what the engine goes by.
+        pruning_model: writes summaries.
+        summary_calls: bound on its jobs.
+        focus: a topic that is kept in more detail, "" for none.
+    """
     return RequestContext(
-        label=config.model,
-        target=_target(config.model, config.context_window_tokens),
-        settings=_settings(config),
+        label=target.model,
+        target=target,
+        settings=settings,
         scope="",
         pruning_models=(pruning_model,),
-        warm_up=_no_warm_up,
-        attempts=Attempts(summary_calls_left=_MOST_JOBS),
+        warm_up=nothing,
+        attempts=Attempts(summary_calls_left=summary_calls),
         focus=focus,
     )
 
 
-def _target(model: str, window_tokens: int) -> Target:
+def offline_target(model: str, window_tokens: int) -> Target:
     """A model of which all is known that the caller wrote down: without an address nobody is asked."""
     return Target(key=model, model=model, api_base=None, api_key=None, context_length=window_tokens, is_lmstudio=False)
 
@@ -120,12 +136,8 @@ def _settings(config: CompactionConfig) -> Settings:
     )
 
 
-async def _no_warm_up() -> None:
-    """There is no server whose model could be loaded."""
-
-
-def _asking(config: CompactionConfig, model: str, acompletion: Completion) -> Ask:
-    """The caller's function as the engine asks: whatever it raises is a `SummaryFailed`."""
+def asking(model: str, acompletion: Completion, temperature: float) -> Ask:
+    """A completion as the engine asks it; its errors, but `ServerUnavailable`, become `SummaryFailed`."""
 
     async def ask(
         messages: Sequence[Message],
@@ -135,13 +147,17 @@ def _asking(config: CompactionConfig, model: str, acompletion: Completion) -> As
         tool_choice: JsonValue = None,
         is_enough: IsEnough | None = None,
     ) -> SummaryAnswer:
+        with_tools = {"tools": list(tools), **({} if tool_choice is None else {"tool_choice": tool_choice})}
         try:
             response = await acompletion(
                 model=model,
                 messages=[dict(message.raw) for message in messages],
                 max_tokens=max_tokens,
-                temperature=config.temperature,
+                temperature=temperature,
+                **(with_tools if tools else {}),
             )
+        except ServerUnavailable:
+            raise
         except Exception as error:
             raise SummaryFailed("error", f"the summariser raised {type(error).__name__}") from error
         return _answer(response)

@@ -95,7 +95,12 @@ def parsed(messages: Sequence[JsonObject]) -> tuple[Message, ...]:
     Raises:
         ValueError: an entry is not a message; says which one.
     """
-    return tuple(_parsed(index, raw) for index, raw in enumerate(messages))
+    found: list[Message] = []
+    for index, raw in enumerate(messages):
+        if not isinstance(raw, Mapping) or not isinstance(raw.get("role"), str):
+            raise ValueError(f"messages[{index}]: expected an object with a role")  # noqa: TRY004 - as all bad shapes
+        found.append(parse_message(raw))
+    return tuple(found)
 
 
 def tools_estimate(tools: Sequence[JsonValue]) -> int:
@@ -120,15 +125,6 @@ def _tool_parts(message: Message) -> list[JsonValue]:
         for part in parts
         if isinstance(part, Mapping) and part.get("type") in _TOOL_PARTS
     ]
-
-
-def _parsed(index: int, raw: object) -> Message:
-    if not isinstance(raw, Mapping):
-        raise ValueError(f"messages[{index}]: not a mapping but {type(raw).__name__}")  # noqa: TRY004 - as all bad shapes
-    try:
-        return parse_message(raw)
-    except ValueError as error:
-        raise ValueError(f"messages[{index}]: {error}") from error
 
 
 @cache

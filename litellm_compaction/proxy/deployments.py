@@ -23,11 +23,12 @@ from typing import Any
 from litellm_compaction.concurrency import Bounded
 from litellm_compaction.config import SAME_MODEL, Settings
 from litellm_compaction.engine import PruningModel, RequestContext
-from litellm_compaction.errors import CompactionError, ModelNotLoaded, WindowUnread
+from litellm_compaction.errors import CompactionError
 from litellm_compaction.proxy.call import Call
 from litellm_compaction.proxy.internal import permission, prompt_measure, summary_asker, warm_up
 from litellm_compaction.proxy.litellm_api import may_use, with_credentials
 from litellm_compaction.proxy.live_settings import LiveSettings, for_deployment
+from litellm_compaction.proxy.report import why_unasked
 from litellm_compaction.proxy.routing import (
     Deployment,
     asked_deployment_of,
@@ -224,12 +225,8 @@ class DeploymentSelector:
             return "no model of this proxy has this name"
         try:
             await self._windows.resolve(target)
-        except ModelNotLoaded:
-            return "it is not loaded, and loading it could evict the model that is asked"
-        except WindowUnread:
-            return "its server does not answer"
-        except CompactionError:
-            return "its context length is unknown: write model_info.compaction.context_length for it"
+        except CompactionError as error:
+            return why_unasked(error)
         return ""
 
     async def _answers_as_lmstudio(self, target: Target) -> bool | None:

@@ -14,13 +14,11 @@ from typing import Any, Literal
 
 import litellm
 
-from litellm_compaction.config import Settings, deployment_settings_from, settings_from
+from litellm_compaction.config import Settings, settings_from
 from litellm_compaction.engine import shares_context
-from litellm_compaction.errors import ConfigError
 from litellm_compaction.master_key import ensure_master_key
-from litellm_compaction.proxy.misplaced import SECTION, SETTINGS_PLACE, misplaced
-from litellm_compaction.proxy.routing import BYPASS_VARIABLE, is_bypassed, unknown_model
-from litellm_compaction.tokenizers.sources import check_sources, check_tokenizer
+from litellm_compaction.proxy.config_check import SECTION, check_config
+from litellm_compaction.proxy.routing import BYPASS_VARIABLE, as_entry, is_bypassed
 from litellm_compaction.windows.lmstudio import DEFAULT_API_BASE
 
 logger = logging.getLogger("litellm_compaction")
@@ -30,31 +28,13 @@ def load_settings() -> Settings:
     """The operator's settings, checked together with every deployment's own.
 
     Raises:
-        ConfigError: an unknown key or a bad value, here or in a deployment; settings of ours in a place where nobody
-            reads them; a tokenizer that cannot be used.
+        ConfigError: the first thing in the config file with which the proxy must not start (`config_check.py`).
     """
-    config = _config()
-    for found in misplaced(config):
-        if found.is_ours:
-            raise ConfigError(f"{found.place}: {found.advice}")
-    settings = settings_from((litellm.callback_settings or {}).get(SECTION))
-    check_sources(settings, SETTINGS_PLACE)
-    _check_pruning_model(config, settings.pruning_model, SETTINGS_PLACE)
-    for entry in config.get("model_list") or ():
-        info = entry.get("model_info") if isinstance(entry, Mapping) else None
-        if not isinstance(info, Mapping) or "compaction" not in info:
-            continue
-        place = f"model_info.compaction of {entry.get('model_name')!r}"
-        try:
-            own = deployment_settings_from(info["compaction"], place)
-            settings.for_deployment(own)
-        except ConfigError as error:
-            raise ConfigError(str(error).replace("model_info.compaction:", f"{place}:")) from None
-        if own.tokenizer is not None:
-            check_tokenizer(own.tokenizer, f"{place}.tokenizer")
-        if own.pruning_model is not None:
-            _check_pruning_model(config, own.pruning_model, place)
-    return settings.with_store(config, os.environ)
+    config = {"callback_settings": litellm.callback_settings, **_config()}
+    for finding in check_config(config, os.environ):
+        if finding.error is not None:
+            raise finding.error
+    return settings_from(as_entry(config["callback_settings"]).get(SECTION)).with_store(config, os.environ)
 
 
 def spare_collections() -> None:
@@ -69,11 +49,6 @@ def spare_collections() -> None:
     """
     gc.collect()
     gc.freeze()
-
-
-def _check_pruning_model(config: Mapping[str, Any], name: str, place: str) -> None:
-    if config.get("model_list") and (why := unknown_model(config, name)):
-        raise ConfigError(f"{place}.pruning_model: {why}")
 
 
 def warn_of_bypass(settings: Settings) -> None:

@@ -20,7 +20,7 @@ from litellm_compaction.core.messages import Request
 from litellm_compaction.errors import ModelNotLoaded, WindowOutdated, WindowUnknown, WindowUnread
 from litellm_compaction.windows.cache import Listings, Reading
 from litellm_compaction.windows.fetch import without_userinfo
-from litellm_compaction.windows.lmstudio import Listing, WantedModel, match
+from litellm_compaction.windows.lmstudio import WantedModel, match
 from litellm_compaction.windows.lmstudio_questions import Instance, LMStudioQuestions, LoadedModel, Prediction, Told
 from litellm_compaction.windows.lmstudio_rpc import CallRefused, LMStudioRpc
 from litellm_compaction.windows.other_servers import SERVERS, Api, LocalServer, Served, find_served, tokens_by_server
@@ -255,12 +255,14 @@ class Windows:
         return await self.questions.rendered(instance, request, begins=True) if instance is not None else None
 
     async def loaded(self, target: Target) -> tuple[str, ...]:
-        """The chat models that a target's LM Studio has loaded; empty where it is none, or does not answer."""
-        if target.api_base is None or not target.is_lmstudio:
+        """The chat models that a target's server has loaded; empty where it says none, or does not answer."""
+        if target.api_base is None or not target.is_listed:
             return ()
-        listing = (await self._listings.get(target.api_base, target.api_key)).listing
-        if not isinstance(listing, Listing):
+        listing = (await self._listings.get(target.api_base, target.api_key, apis_of(target))).listing
+        if listing is None:
             return ()
+        if isinstance(listing, Served):
+            return tuple(model.names[0] for model in listing.models if model.names)
         return tuple(model.key for model in listing.models if model.kind == "llm" and model.loaded)
 
     async def is_lmstudio(self, api_base: str, api_key: str | None) -> bool | None:

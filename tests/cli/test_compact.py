@@ -197,17 +197,18 @@ def test_recent_messages_can_be_asked_for(run: Run, save: Callable[[Any], str]) 
 @pytest.mark.parametrize(
     ("document", "error"),
     [
-        ("{", "is not JSON: Expecting property name enclosed in double quotes in line 1, column 2"),
-        ("", "is not JSON: Expecting value in line 1, column 1"),
-        ("[" * 100_000, "is not JSON in UTF-8 (RecursionError)"),
-        ("[]", "must hold"),
-        ("{}", "must hold"),
-        ('"text"', "must hold"),
-        ({"messages": "text"}, "must hold"),
-        ([{"content": "x"}], "messages[0] is a message without a role"),
-        ([user("x"), "y"], "messages[1] is not an object but str"),
+        ("{", "not JSON at line 1, column 2: Expecting property name enclosed in double quotes"),
+        ("", "the input is empty"),
+        ("[" * 100_000, "JSON that cannot be read (RecursionError)"),
+        ("[]", "expected a JSON object"),
+        ("{}", "messages: expected a list"),
+        ({"messages": []}, "messages: expected at least one"),
+        ('"text"', "expected a JSON object"),
+        ({"messages": "text"}, "messages: expected a list"),
+        ([{"content": "x"}], "messages[0]: expected an object with a role"),
+        ([user("x"), "y"], "messages[1]: expected an object with a role"),
         ({"messages": [user("x")], "tools": {}}, None),
-        ({"messages": [user("x")], "tools": "all"}, "tools must be a list, not str"),
+        ({"messages": [user("x")], "tools": "all"}, "tools: expected a list"),
     ],
 )
 def test_what_is_no_request_is_explained(
@@ -229,7 +230,7 @@ def test_files_that_cannot_be_read(run: Run, tmp_path: Path) -> None:
     assert "cannot be read: No such file" in run(str(tmp_path / "missing.json"), code=1)
     assert "cannot be read" in run(str(tmp_path), code=1)
     (tmp_path / "picture").write_bytes(b"\xff\xd8\xff")
-    assert "is not JSON in UTF-8 (UnicodeDecodeError)" in run(str(tmp_path / "picture"), code=1)
+    assert "not UTF-8 at byte 0" in run(str(tmp_path / "picture"), code=1)
 
 
 def test_stdin_is_a_dash(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,7 +30,7 @@ def report(write: Callable[..., Path], environ: dict[str, str], capsys: pytest.C
     """Runs doctor on a document: exit code and JSON report."""
 
     def run(document: Any, *, probes: bool = False, **variables: str) -> tuple[int, dict[str, Any]]:
-        code = doctor(config=write(document), as_json=True, environ={**environ, **variables}, probes=probes)
+        code = doctor(config=write(document), as_json=True, environ={**environ, **variables}, probe=probes)
         return code, json.loads(capsys.readouterr().out)
 
     return run
@@ -59,7 +59,6 @@ def test_a_loaded_model_is_described(report: Report, address: Address) -> None:
     assert code == 0
     assert found["ok"]
     [row] = found["deployments"]
-    assert row.pop("tokenizer_words") == "qwen2, the model's own from this package"
     assert row == {
         "name": "local",
         "model": QWEN,
@@ -77,6 +76,7 @@ def test_a_loaded_model_is_described(report: Report, address: Address) -> None:
         "tokenizer": "qwen2",
         "tokenizer_exact": True,
         "tokenizer_source": "pack",
+        "tokenizer_words": "qwen2, the model's own from this package",
         "template_words": "the one that LM Studio says is in effect",
         "model_settings": "a prompt that is too long: truncateMiddle",
         "probes": [],
@@ -96,7 +96,7 @@ def test_the_text_report_says_the_same(
     assert "window   8,192 tokens, from api/v1" in text
     assert "carrier  transport" in text
     assert "goes on  raw: the model goes on inside its answer" in text
-    assert "with qwen2, the model's own from this package" in text
+    assert "with qwen2, the model's own from this package; template: " in text
     assert text.rstrip().endswith("No problems found.")
 
 

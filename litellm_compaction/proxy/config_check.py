@@ -1,0 +1,248 @@
+"""What is wrong in a config file as written, before any server is asked. Loads no LiteLLM.
+
+Asked by `startup.py`, which raises the first finding with which the proxy must not start, and by `doctor` and `up`,
+which print them all. LiteLLM ignores keys that it does not know, so settings in a wrong place would count as not
+written: `mode: observe` one level too high would leave the guard acting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any, Literal
+
+from litellm_compaction.config import DeploymentSettings, Settings, deployment_settings_from, settings_from
+from litellm_compaction.errors import ConfigError
+from litellm_compaction.master_key import KEY_VARIABLE
+from litellm_compaction.proxy.routing import BYPASS_VARIABLE, as_entry, is_bypassed, unknown_model
+from litellm_compaction.tokenizers.sources import check_sources, check_tokenizer
+from litellm_compaction.windows.lmstudio import DEFAULT_API_BASE
+
+SECTION = "litellm_compaction"
+SETTINGS_PLACE = f"callback_settings.{SECTION}"
+HANDLER = f"{SECTION}.handler"
+API_BASE_VARIABLE = "LM_STUDIO_API_BASE"
+ENVIRONMENT_PREFIX = "os.environ/"
+
+_CALLBACK_LINE = f'write `callbacks: ["{HANDLER}"]` under `litellm_settings`'
+_OTHER_CALLBACK_LISTS = ("success_callback", "failure_callback", "service_callback", "input_callback")
+# `mode` is LiteLLM's own key in model_info (chat, embedding, …).
+_OWN_KEYS = frozenset(DeploymentSettings.model_fields) - {"mode"}
+_LIKENESS_RATIO = 0.92
+# Where LiteLLM reads nothing for us, or reads it too late (order of settings in LiteLLM 1.106.2).
+_OURS = (
+    (SECTION,),
+    ("general_settings", SECTION),
+    ("general_settings", "callback_settings", SECTION),
+    ("litellm_settings", SECTION),
+    ("litellm_settings", "callback_settings", SECTION),
+)
+# Words that another callback, or a later LiteLLM, may use for itself.
+_PERHAPS_OURS = (
+    ("compaction",),
+    ("callback_settings", "compaction"),
+    ("general_settings", "compaction"),
+    ("general_settings", "callback_settings"),
+    ("litellm_settings", "compaction_settings"),
+    ("litellm_settings", "callback_settings"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One thing to know.
+
+    Attributes:
+        level: a problem makes `doctor` fail, and its message says what to do.
+        error: with which the proxy refuses to start; None where it starts all the same.
+    """
+
+    level: Literal["problem", "note"]
+    place: str
+    message: str
+    error: ConfigError | None = None
+
+
+def problem(place: str, message: str, error: ConfigError | None = None) -> Finding:
+    """Something that must be changed."""
+    return Finding(level="problem", place=place, message=message, error=error)
+
+
+def note(place: str, message: str) -> Finding:
+    """Something to know."""
+    return Finding(level="note", place=place, message=message)
+
+
+def check_config(data: Mapping[str, Any], environ: Mapping[str, str]) -> Iterator[Finding]:
+    """Everything that a config file itself shows, in the order of a reader's interest.
+
+    Args:
+        data: the file as LiteLLM reads it, its includes merged in.
+        environ: for values such as `os.environ/NAME`.
+    """
+    yield from _callback(as_entry(data.get("litellm_settings")))
+    settings = settings_from(None)
+    try:
+        settings = settings_from(as_entry(data.get("callback_settings")).get(SECTION)).with_store(data, environ)
+        check_sources(settings, SETTINGS_PLACE)
+    except ConfigError as error:
+        yield _refused(SETTINGS_PLACE, SETTINGS_PLACE, error)
+    else:
+        if settings.mode != "guard":
+            meaning = "nothing is changed, only logged" if settings.mode == "observe" else "nothing is done"
+            yield note(f"{SETTINGS_PLACE}.mode", f"mode is {settings.mode}: {meaning}. Write `mode: guard` to guard.")
+        yield from _pruning_model(data, settings.pruning_model, SETTINGS_PLACE, SETTINGS_PLACE)
+    yield from _misplaced(data)
+    deployments = entries_of(data)
+    if not deployments:
+        yield problem("model_list", "there is no deployment: add one, as in the shipped config.yaml.")
+    for index, entry in enumerate(deployments):
+        yield from _deployment(data, entry, entry_name(entry, index), settings)
+    yield from _variables(data, environ)
+    if is_bypassed(environ):
+        yield problem(
+            BYPASS_VARIABLE,
+            "with it LiteLLM ignores the client below which answers are carried over the limit, so LiteLLM's hooks "
+            "do it: unset it to get notices before the summary, and restarts on every route.",
+        )
+    yield from _master_key(as_entry(data.get("general_settings")).get("master_key"), environ)
+
+
+def entries_of(data: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    """The entries of `model_list` that are mappings."""
+    entries = data.get("model_list")
+    return [entry for entry in entries if isinstance(entry, Mapping)] if isinstance(entries, list) else []
+
+
+def entry_name(entry: Mapping[str, Any], index: int) -> str:
+    """How a deployment is called in a report."""
+    name = entry.get("model_name")
+    return name if isinstance(name, str) and name else f"model_list[{index}]"
+
+
+def _refused(place: str, named: str, error: ConfigError) -> Finding:
+    """A finding of settings that are not valid; `named` is how the error calls their place."""
+    what = str(error).removeprefix(f"{named}: ").rstrip(".")
+    return problem(place, f"{what}. Correct it: the proxy refuses to start with it.", error)
+
+
+def _callback(settings: Mapping[str, Any]) -> Iterator[Finding]:
+    place = "litellm_settings.callbacks"
+    listed = settings.get("callbacks")
+    names = _names(listed)
+    if HANDLER not in names:
+        alike = next((str(name) for name in names if "compaction" in str(name)), None)
+        found = f"{alike!r} is not the handler" if alike else "the plug-in is not listed, so nothing is guarded"
+        yield problem(place, f"{found}: {_CALLBACK_LINE}.")
+    elif isinstance(listed, str):
+        yield problem(place, f"a bare string replaces all other callbacks, a list adds to them: {_CALLBACK_LINE}.")
+    elif names.count(HANDLER) > 1:
+        yield problem(place, f"{HANDLER} is listed {names.count(HANDLER)} times: leave one.")
+    for other in _OTHER_CALLBACK_LISTS:
+        if HANDLER in _names(settings.get(other)):
+            yield problem(f"litellm_settings.{other}", f"this list has no request hooks: {_CALLBACK_LINE} instead.")
+
+
+def _names(listed: object) -> list[object]:
+    return [listed] if isinstance(listed, str) else listed if isinstance(listed, list) else []
+
+
+def _pruning_model(data: Mapping[str, Any], name: str, place: str, named: str) -> Iterator[Finding]:
+    if data.get("model_list") and (why := unknown_model(data, name)):
+        message = f"{why}. Name one of them: the proxy refuses to start with it."
+        yield problem(f"{place}.pruning_model", message, ConfigError(f"{named}.pruning_model: {why}"))
+
+
+def _misplaced(data: Mapping[str, Any]) -> Iterator[Finding]:
+    """Settings of ours where nobody reads them; each place at most once."""
+    advice = f"settings are not read here: move them to `{SETTINGS_PLACE}` (top level)."
+    sure = [*(names for names in _OURS if _has(data, names)), *_beside_our_section(data)]
+    for names in sure:
+        place = ".".join(names)
+        yield problem(place, advice, ConfigError(f"{place}: {advice}"))
+    for names in _PERHAPS_OURS:
+        if _has(data, names) and not any(known[: len(names)] == names for known in sure):
+            yield problem(".".join(names), advice)
+
+
+def _beside_our_section(data: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
+    for key in as_entry(data.get("callback_settings")):
+        name = str(key)
+        is_like_ours = get_close_matches(name.lower(), (SECTION, HANDLER), 1, _LIKENESS_RATIO)
+        if name != SECTION and (name in Settings.model_fields or is_like_ours):
+            yield "callback_settings", name
+
+
+def _has(data: object, names: tuple[str, ...]) -> bool:
+    for name in names:
+        if not isinstance(data, Mapping) or name not in data:
+            return False
+        data = data[name]
+    return True
+
+
+def _deployment(data: Mapping[str, Any], entry: Mapping[str, Any], name: str, settings: Settings) -> Iterator[Finding]:
+    params, info = as_entry(entry.get("litellm_params")), as_entry(entry.get("model_info"))
+    move = "move it to `model_info: {compaction: {…}}` of this deployment"
+    if "compaction" in entry:
+        yield problem(f"{name}: compaction", f"settings are not read here: {move}.")
+    for key in sorted((_OWN_KEYS | {"compaction", "model_info"}) & params.keys()):
+        target = "move it one level up, beside litellm_params" if key == "model_info" else move
+        yield problem(f"{name}: litellm_params.{key}", f"LiteLLM would send this key to the model's server: {target}.")
+    for key in sorted(_OWN_KEYS & info.keys()):
+        yield problem(f"{name}: model_info.{key}", f"settings are not read here: {move}.")
+    if not isinstance(params.get("model"), str) or not params["model"]:
+        yield problem(f"{name}: litellm_params.model", "it is missing: name the model, such as lm_studio/*.")
+    place, named = f"{name}: model_info.compaction", f"model_info.compaction of {name!r}"
+    try:
+        own = deployment_settings_from(info.get("compaction"), named)
+        try:
+            settings.for_deployment(own)
+        except ConfigError as error:
+            raise ConfigError(str(error).replace("model_info.compaction", named, 1)) from None
+        if own.tokenizer is not None:
+            check_tokenizer(own.tokenizer, f"{named}.tokenizer")
+    except ConfigError as error:
+        yield _refused(place, named, error)
+        return
+    if own.pruning_model is not None:
+        yield from _pruning_model(data, own.pruning_model, place, named)
+
+
+def _variables(data: object, environ: Mapping[str, str]) -> Iterator[Finding]:
+    for place, name in _environment_values(data, ""):
+        if environ.get(name) or name == KEY_VARIABLE:
+            continue
+        if name == API_BASE_VARIABLE:
+            yield note(
+                place,
+                f"{name} is not set: {DEFAULT_API_BASE} is assumed here, and set by `litellm-compaction up`. "
+                "Set it for a server elsewhere.",
+            )
+        else:
+            yield problem(place, f"the environment variable {name} is not set: set it where the proxy starts.")
+
+
+def _environment_values(value: object, place: str) -> Iterator[tuple[str, str]]:
+    """Every `os.environ/NAME` value: (place in the file, NAME)."""
+    if isinstance(value, str) and value.startswith(ENVIRONMENT_PREFIX):
+        yield place, value.removeprefix(ENVIRONMENT_PREFIX)
+    elif isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from _environment_values(inner, f"{place}.{key}" if place else str(key))
+    elif isinstance(value, list):
+        for index, inner in enumerate(value):
+            yield from _environment_values(inner, f"{place}[{index}]")
+
+
+def _master_key(written: object, environ: Mapping[str, str]) -> Iterator[Finding]:
+    if isinstance(written, str) and written and not written.startswith(ENVIRONMENT_PREFIX):
+        yield note(
+            "general_settings.master_key",
+            f"the key stands in the file: better write os.environ/{KEY_VARIABLE} and set that variable.",
+        )
+    elif not environ.get(KEY_VARIABLE):
+        yield note(
+            KEY_VARIABLE, "it is not set here: `litellm-compaction up` makes and keeps a key; set it to use your own."
+        )

@@ -1,0 +1,215 @@
+"""What is known of a guarded deployment: its window, what counts its prompts, how its answers go on at the limit.
+
+Asked by `doctor`, by the page, and at start for the log. Loads no LiteLLM.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from litellm_compaction.config import Settings
+from litellm_compaction.engine import GoingOn, Standing
+from litellm_compaction.errors import CompactionError, ModelNotLoaded, WindowUnread
+from litellm_compaction.proxy.routing import WAYS_OF, Carrier, Deployment, carrier_of
+from litellm_compaction.tokenizers.registry import usable_soon, why_broken
+from litellm_compaction.tokenizers.sources import Kind, Sources, TokenizerSource
+from litellm_compaction.tokens.prompt import renders_exactly
+from litellm_compaction.windows.lmstudio import ListedModel, WantedModel
+from litellm_compaction.windows.windows import Target, Window, Windows
+
+_WORDS: Mapping[Kind, str] = {
+    "operator": "{}, as the operator wrote",
+    "lm_studio_file": "LM Studio's file {}",
+    "server_file": "the server's own file {}",
+    "pack": "{}, the model's own from this package",
+    "stand_in": "{}, a stand-in that errs high until calibrated by usage",
+    "heuristic": "four characters a token, as the operator wrote",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeploymentReport:
+    """What is known of one guarded deployment, or of one loaded model behind a wildcard.
+
+    Attributes:
+        carrier: what carries a running answer over the limit.
+        window: None where there is no number.
+        absence: why not; None with a window, for a wildcard of which nothing is loaded, and where nothing answered in
+            time.
+        source: what counts its prompts; None where the window is not known, but for models that are not loaded.
+        failures: what is wrong with the sources that should have come before it, and what to do.
+        standing: the ways in which its server goes on with an answer.
+        model_settings: how LM Studio's own settings have the model answer, in words; "" where it was not asked.
+        warnings: what of them works against this package, and what to choose.
+    """
+
+    target: Target
+    carrier: Carrier
+    window: Window | None = None
+    absence: CompactionError | None = None
+    architecture: str = ""
+    source: TokenizerSource | None = None
+    failures: tuple[str, ...] = ()
+    standing: Standing = field(default_factory=Standing)
+    model_settings: str = ""
+    warnings: tuple[str, ...] = ()
+
+
+def reaches(pattern: str, name: str) -> bool:
+    """Whether a wildcard deployment can be asked for a model: `*`, or `qwen/*` for qwen/qwen3-8b."""
+    return re.fullmatch(".*".join(map(re.escape, pattern.split("*"))), name) is not None
+
+
+async def targets_of(windows: Windows, deployment: Deployment) -> list[Target]:
+    """The deployment's target; behind a wildcard those of the loaded models that it reaches, keyed as requests are."""
+    target = deployment.target
+    if "*" not in target.model:
+        return [target]
+    names = [name for name in await windows.loaded(target) if reaches(target.model, name)]
+    return [replace(target, key=f"{deployment.id}|{name}", model=name) for name in names]
+
+
+class Reporter:
+    """Looks at deployments by the same cached reads as requests do.
+
+    Args:
+        limit_s: for each question to a server.
+        is_patient: whether to wait until what counts has been loaded, and to ask LM Studio about its settings.
+    """
+
+    def __init__(
+        self,
+        windows: Windows,
+        sources: Sources,
+        going_on: GoingOn,
+        *,
+        limit_s: float,
+        is_patient: bool = False,
+        environ: Mapping[str, str] = os.environ,
+    ) -> None:
+        self._windows = windows
+        self._sources = sources
+        self._going_on = going_on
+        self._limit_s = limit_s
+        self._is_patient = is_patient
+        self._environ = environ
+
+    async def reports(self, deployment: Deployment, settings: Settings) -> list[DeploymentReport]:
+        """One report, or one for each loaded model behind a wildcard; the wildcard's own if there is none."""
+        try:
+            targets = await asyncio.wait_for(targets_of(self._windows, deployment), self._limit_s)
+        except (CompactionError, asyncio.TimeoutError):
+            targets = []
+        if not targets:
+            return [self.blank(deployment, settings, deployment.target)]
+        return [await self.report(deployment, settings, target) for target in targets]
+
+    async def report(
+        self, deployment: Deployment, settings: Settings, target: Target, listed: ListedModel | None = None
+    ) -> DeploymentReport:
+        """What is known of a target.
+
+        Args:
+            deployment, settings: as they are guarded.
+            target: the deployment's, or of a model behind its wildcard.
+            listed: the model as LM Studio lists it: it says what will count a model that is not loaded.
+        """
+        found = self.blank(deployment, settings, target)
+        try:
+            window = await asyncio.wait_for(self._window(target), self._limit_s)
+        except asyncio.TimeoutError:
+            return found
+        except ModelNotLoaded as error:
+            found = replace(found, absence=error)
+            return await self._counted(found, listed.architecture, listed.wanted) if listed is not None else found
+        except CompactionError as error:
+            return replace(found, absence=error)
+        said = self._windows.model_settings(target)
+        if said is not None:
+            prediction, loaded = said
+            found = replace(
+                found,
+                model_settings=prediction.in_words(loaded.ttl_s),
+                warnings=tuple(prediction.works_against(loaded.ttl_s)),
+            )
+        return await self._counted(replace(found, window=window), window.architecture, window.wanted)
+
+    def blank(self, deployment: Deployment, settings: Settings, target: Target) -> DeploymentReport:
+        """What is known without asking anybody."""
+        return DeploymentReport(target=target, carrier=carrier_of(deployment, settings, self._environ))
+
+    async def _window(self, target: Target) -> Window:
+        window = await self._windows.resolve(target)
+        return await self._windows.confirmed(target, window) if self._is_patient else window
+
+    async def _counted(
+        self, found: DeploymentReport, architecture: str, wanted: WantedModel | None
+    ) -> DeploymentReport:
+        """The report with what counts the deployment's prompts, and how its server goes on."""
+        target, window = found.target, found.window
+        source = await self._sources.source(target, architecture, wanted, patient=self._is_patient)
+        failures = list(source.failures)
+        if self._is_patient:
+            # Loaded as the proxy would: only then is known whether it can be.
+            source, more = await _in_use(source)
+            failures += more
+        if window is not None and window.template:
+            family = await self._sources.in_effect(source, window.template, patient=self._is_patient)
+            source = replace(source, family=family)
+        # Every source that is no server's leads to the last way, but for LM Studio's models.
+        can_render = self._windows.instance(target) is not None or renders_exactly(source.family)
+        said_by = window.source if window is not None else ""
+        standing = await self._going_on.standing(target, said_by, can_render=can_render)
+        return replace(
+            found,
+            architecture=architecture,
+            source=source,
+            failures=tuple(failures),
+            standing=standing.among(WAYS_OF[found.carrier]),
+        )
+
+
+async def _in_use(source: TokenizerSource) -> tuple[TokenizerSource, list[str]]:
+    """The source with its vocabulary loaded, or what stands in for it, and what is wrong then; 0.1–2 s in a thread."""
+    planned = source.family
+    family = await usable_soon(planned)
+    if family.vocabulary != planned.vocabulary:
+        failure = why_broken(planned.vocabulary) or f"The vocabulary {planned.vocabulary} cannot be loaded."
+        instead = replace(source, kind="stand_in", family=family, path=None)
+        return instead, [f"{failure} {family.vocabulary} counts meanwhile."]
+    if family.template != planned.template:
+        failure = f"The chat template {planned.template} cannot be read: reinstall litellm-compaction."
+        return replace(source, family=family), [f"{failure} A formula counts meanwhile."]
+    return source, []
+
+
+def why_unasked(absence: CompactionError) -> str:
+    """Why summaries do not go to a pruning model whose window is not known, in words."""
+    if isinstance(absence, ModelNotLoaded):
+        return "it is not loaded, and loading it could evict the model that is asked"
+    if isinstance(absence, WindowUnread):
+        return "its server does not answer"
+    return "its context length is unknown: write model_info.compaction.context_length for it"
+
+
+def tokenizer_name(source: TokenizerSource) -> str:
+    """The file, or the name of the vocabulary."""
+    return str(source.path) if source.path is not None else source.family.vocabulary
+
+
+def source_words(source: TokenizerSource) -> str:
+    """Where the vocabulary comes from, and what is to be thought of it."""
+    return _WORDS[source.kind].format(tokenizer_name(source))
+
+
+def template_words(source: TokenizerSource) -> str:
+    """How the tokens around the texts are known."""
+    if source.template == "formula":
+        return "estimated by a formula"
+    if source.template == "file" and source.path is None:
+        return "the one that LM Studio says is in effect"
+    return "the file's own" if source.template == "file" else f"{source.family.template}, from this package"
