@@ -7,11 +7,8 @@ interpreter lock for 50 to 500 ms, which every running stream would feel in the 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import re
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 from litellm_compaction.concurrency import ended
@@ -20,8 +17,9 @@ from litellm_compaction.engine import Compactor
 from litellm_compaction.errors import ModelNotLoaded, WindowUnknown
 from litellm_compaction.proxy.deployments import DeploymentSelector, GuardedDeployment, Publisher
 from litellm_compaction.proxy.refusals import log_failure
+from litellm_compaction.proxy.report import targets_of
 from litellm_compaction.proxy.startup import warn_of_workers
-from litellm_compaction.windows.windows import Target, Window
+from litellm_compaction.windows.windows import Target
 
 logger = logging.getLogger("litellm_compaction")
 # Names come from LM Studio's list, which is bounded for each server.
@@ -52,10 +50,8 @@ class Preparing:
         Then prepares the models that are loaded; last, since a download may take minutes.
         """
         async for guard in self._guards.guarded(router):
-            if guard.deployment.is_wildcard:
-                await self._name_unreadable(guard.deployment.target)
-            else:
-                await self._look_at_window(router, guard)
+            for target in await targets_of(self._compactor.windows, guard.deployment):
+                await self._look_at_window(router, guard, target)
             await self._look_at_pruning_model(router, guard)
         await self.prepare(router)
 
@@ -63,12 +59,8 @@ class Preparing:
         """Loads what counts the models that are loaded, of guarded deployments only, also behind wildcards."""
         async for guard in self._guards.guarded(router):
             deployment = guard.deployment
-            target = deployment.target
-            if not deployment.is_wildcard:
-                await self._prepare(deployment.group, target)
-                continue
-            for model in await self._behind(target):
-                await self._prepare(model.model, model)
+            for target in await targets_of(self._compactor.windows, deployment):
+                await self._prepare(target.model if deployment.is_wildcard else deployment.group, target)
 
     def watch(self, router: Callable[[], Any]) -> None:
         """From now on does the same whenever a server has loaded another model; `router` gives LiteLLM's."""
@@ -95,50 +87,24 @@ class Preparing:
             if not self._is_wanted:
                 return
 
-    async def _behind(self, wildcard: Target) -> list[Target]:
-        """The loaded models that a wildcard deployment can be asked for."""
-        loaded = await self._compactor.windows.loaded(wildcard)
-        names = [name for name in loaded if _reaches(wildcard.model, name)]
-        return [replace(wildcard, key=f"{wildcard.key}|{name}", model=name) for name in names]
-
-    async def _name_unreadable(self, wildcard: Target) -> None:
-        """Says in the log which loaded models behind a wildcard have no context length that can be read."""
-        for model in await self._behind(wildcard):
-            # One that has been unloaded since it was listed has a window when it is loaded again.
-            with contextlib.suppress(ModelNotLoaded):
-                await self._resolved(model)
-
-    async def _resolved(self, target: Target) -> Window | None:
-        """A target's window; None, and a line in the log, where nobody knows it.
-
-        Raises:
-            ModelNotLoaded: it has none yet.
-        """
+    async def _look_at_window(self, router: Any, guard: GuardedDeployment, target: Target) -> None:
+        deployment = guard.deployment
+        name = target.model if deployment.is_wildcard else deployment.group
         try:
-            return await self._compactor.windows.resolve(target)
+            window = await self._compactor.windows.resolve(target)
+        except ModelNotLoaded:
+            logger.info("window model=%s not loaded yet, known after its first request", name)
+            return
         except WindowUnknown as error:
             # The message is the finding, a traceback is noise.
             logger.error("%s `litellm-compaction doctor` says what to change.", error)  # noqa: TRY400
-            return None
-
-    async def _look_at_window(self, router: Any, guard: GuardedDeployment) -> None:
-        deployment = guard.deployment
-        try:
-            window = await self._resolved(deployment.target)
-        except ModelNotLoaded:
-            logger.info("window model=%s not loaded yet, known after its first request", deployment.group)
             return
-        if window is not None:
-            self._publisher.publish(router, deployment, window)
-            logger.info(
-                "window model=%s tokens=%d source=%s parallel=%d",
-                deployment.group,
-                window.tokens,
-                window.source,
-                window.parallel,
-            )
-            if not self._compactor.is_coordinated:
-                warn_of_workers(deployment.group, guard.settings.admission, window.parallel)
+        self._publisher.publish(router, deployment, window)
+        logger.info(
+            "window model=%s tokens=%d source=%s parallel=%d", name, window.tokens, window.source, window.parallel
+        )
+        if not self._compactor.is_coordinated:
+            warn_of_workers(name, guard.settings.admission, window.parallel)
 
     async def _look_at_pruning_model(self, router: Any, guard: GuardedDeployment) -> None:
         """Says once for each name whether another model will write the summaries."""
@@ -169,8 +135,3 @@ class Preparing:
             source.path or source.family.vocabulary,
             source.template,
         )
-
-
-def _reaches(pattern: str, name: str) -> bool:
-    """Whether a wildcard deployment can be asked for a model: `*`, or `qwen/*` for qwen/qwen3-8b."""
-    return re.fullmatch(".*".join(map(re.escape, pattern.split("*"))), name) is not None

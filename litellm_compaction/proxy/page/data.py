@@ -11,8 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import httpx
-
 from litellm_compaction.config import LIVE, SAME_MODEL, Settings, choices
 from litellm_compaction.engine import GoingOn
 from litellm_compaction.errors import CompactionError, ModelNotLoaded, StoreError
@@ -23,12 +21,11 @@ from litellm_compaction.proxy.page.auth import Visitor
 from litellm_compaction.proxy.page.content import Field, Model, Notice, Row
 from litellm_compaction.proxy.page.turns import Talk, Turns, talks_of, turn_from_json
 from litellm_compaction.proxy.page.view import clock_text
-from litellm_compaction.proxy.routing import WAYS_OF, carrier_of, router_entries
+from litellm_compaction.proxy.report import DeploymentReport, Reporter
+from litellm_compaction.proxy.routing import router_entries
 from litellm_compaction.stores import Store
 from litellm_compaction.tokenizers.sources import Sources
-from litellm_compaction.tokens.prompt import renders_exactly
-from litellm_compaction.windows.lmstudio import list_models
-from litellm_compaction.windows.windows import Target, Windows
+from litellm_compaction.windows.windows import Windows
 
 SHOWN_EVENTS = 200
 _LIMIT_S = 2.0
@@ -49,6 +46,11 @@ class Surroundings:
     store: Store
     turns: Turns
     router: Callable[[], Any]
+
+    @property
+    def reporter(self) -> Reporter:
+        """Says what is known of deployments, without long waits."""
+        return Reporter(self.windows, self.sources, self.going_on, limit_s=_LIMIT_S)
 
 
 def revision_of(known: Known) -> str:
@@ -149,24 +151,8 @@ async def _rows(around: Surroundings, entry: Mapping[str, Any], visitor: Visitor
         return []
     if guard is None:
         return []
-    targets = [guard.deployment.target]
-    if "*" in guard.deployment.target.model:
-        targets = await _loaded(guard) or targets
-    return [await _row(around, guard, target, visitor) for target in targets]
-
-
-async def _loaded(guard: GuardedDeployment) -> list[Target]:
-    """What LM Studio has loaded behind a wildcard, keyed as requests for it are."""
-    target = guard.deployment.target
-    if not target.is_lmstudio or target.api_base is None:
-        return []
-    try:
-        async with httpx.AsyncClient(trust_env=False) as http:
-            listing = await list_models(http, target.api_base, target.api_key, timeout_s=_LIMIT_S)
-    except CompactionError:
-        return []
-    keys = [model.key for model in listing.models if model.kind == "llm" and model.loaded]
-    return [replace(target, key=f"{guard.deployment.id}|{key}", model=key) for key in keys]
+    reports = await around.reporter.reports(guard.deployment, guard.settings)
+    return [await _row(around, guard, report, visitor) for report in reports]
 
 
 async def _why_unusable(around: Surroundings, name: str) -> str:
@@ -176,43 +162,32 @@ async def _why_unusable(around: Surroundings, name: str) -> str:
         return "its server does not answer"
 
 
-async def _row(around: Surroundings, guard: GuardedDeployment, target: Target, visitor: Visitor) -> Row:
+async def _row(around: Surroundings, guard: GuardedDeployment, report: DeploymentReport, visitor: Visitor) -> Row:
     deployment, settings = guard.deployment, guard.settings
     configured = around.live.configured
     _, conflict = for_deployment(around.live.known.settings, configured, deployment.settings)
-    own = deployment.settings.model_dump(exclude_none=True, exclude={"mode", "enabled"})
-    row = Row(
-        group=deployment.group,
-        model=target.model,
-        mode=settings.mode,
-        carrier=carrier_of(deployment, settings),
-        accuracy=around.turns.accuracy(target.key),
-        own=tuple(f"{key}: {value}" for key, value in own.items()),
-        conflict=conflict,
-    )
+    written = deployment.settings.model_dump(exclude_none=True, exclude={"mode", "enabled"})
+    own = [f"{key}: {value}" for key, value in written.items()]
     name = settings.pruning_model
     if name != SAME_MODEL and (why := await _why_unusable(around, name)):
-        row = replace(row, own=(*row.own, f"pruning_model {name} is not used: {why}"))
-    if "*" in target.model:
-        return replace(row, state="of the model that is asked for")
-    try:
-        window = await asyncio.wait_for(around.windows.resolve(target), _LIMIT_S)
-    except ModelNotLoaded:
-        return replace(row, state="not loaded yet")
-    except asyncio.TimeoutError:
-        return replace(row, state="its server does not answer")
-    except CompactionError as error:
-        # The message names the server, which is not everybody's business.
-        return replace(row, state=str(error) if visitor.sees_all else "not known")
-    said = around.windows.model_settings(target)
-    if said is not None and (words := said[0].in_words(said[1].ttl_s)):
-        row = replace(row, own=(*row.own, f"in LM Studio: {words}", *said[0].works_against(said[1].ttl_s)))
-    counting = await around.sources.source(target, window.architecture, window.wanted)
-    can_render = around.windows.instance(target) is not None or renders_exactly(counting.family)
-    goes_on = await around.going_on.standing(target, window.source, can_render=can_render)
+        own.append(f"pruning_model {name} is not used: {why}")
+    if report.model_settings:
+        own += [f"in LM Studio: {report.model_settings}", *report.warnings]
+    row = Row(
+        group=deployment.group,
+        model=report.target.model,
+        mode=settings.mode,
+        carrier=report.carrier,
+        accuracy=around.turns.accuracy(report.target.key),
+        own=tuple(own),
+        conflict=conflict,
+    )
+    window, counting = report.window, report.source
+    if window is None or counting is None:
+        return replace(row, state=_state(report, visitor))
     return replace(
         row,
-        goes_on=goes_on.among(WAYS_OF[carrier_of(deployment, settings)]).in_words(),
+        goes_on=report.standing.in_words(),
         window_tokens=window.tokens,
         source=window.source,
         parallel=window.parallel,
@@ -221,3 +196,15 @@ async def _row(around: Surroundings, guard: GuardedDeployment, target: Target, v
         tokenizer=counting.path.name if counting.path is not None else counting.family.vocabulary,
         owns_vocabulary=counting.family.owns_vocabulary,
     )
+
+
+def _state(report: DeploymentReport, visitor: Visitor) -> str:
+    """Why a report has no window, in words."""
+    if "*" in report.target.model:
+        return "of the model that is asked for"
+    if isinstance(report.absence, ModelNotLoaded):
+        return "not loaded yet"
+    if report.absence is None:
+        return "its server does not answer"
+    # The message names the server, which is not everybody's business.
+    return str(report.absence) if visitor.sees_all else "not known"
