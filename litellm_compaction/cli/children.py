@@ -1,20 +1,18 @@
-"""How the proxy and the simulator are started, watched until they answer, and ended, each by its own handle.
-
-Called by `up` and `demo`.
-"""
+"""How the proxy is started, watched until it answers, and ended by its own handle. Called by `up` and `demo`."""
 
 from __future__ import annotations
 
 import contextlib
 import importlib.util
 import os
+import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import IO
 
 import httpx
@@ -24,7 +22,6 @@ from litellm_compaction.master_key import KEY_VARIABLE
 
 # LiteLLM's imports take 6–8 s on two cores (measured 2026-11), several times that on a cold or busy disk.
 PROXY_START_LIMIT_S = 180.0
-SIMULATOR_START_LIMIT_S = 60.0
 _POLL_S = 0.2
 _GRACE_S = 10.0
 _RUN_LITELLM = "import sys; from litellm import run_server; sys.argv[0] = 'litellm'; sys.exit(run_server())"
@@ -91,11 +88,6 @@ class Child:
         except OSError as exc:
             raise CompactionError(f"The {name} cannot be started ({exc}).") from exc
 
-    @property
-    def stdout(self) -> IO[bytes] | None:
-        """What the child writes, where it was started with a pipe."""
-        return self._process.stdout
-
     def exit_code(self) -> int | None:
         """The exit code as a shell would show it; None while it runs."""
         code = self._process.poll()
@@ -120,8 +112,17 @@ class Child:
             if self.wait(_GRACE_S) is None:
                 self._process.kill()
                 self._process.wait()
-        if self._process.stdout is not None:
-            self._process.stdout.close()
+
+
+@contextlib.contextmanager
+def signals_to(handler: Callable[[int, FrameType | None], None], *numbers: signal.Signals) -> Iterator[None]:
+    """Has signals handled otherwise for the length of the block."""
+    before = {number: signal.signal(number, handler) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handled in before.items():
+            signal.signal(number, handled)
 
 
 @contextlib.contextmanager
@@ -131,19 +132,6 @@ def running(child: Child) -> Iterator[Child]:
         yield child
     finally:
         child.end()
-
-
-@contextlib.contextmanager
-def running_simulator(model: str, context_tokens: int) -> Iterator[str]:
-    """The URL of a simulated LM Studio in a child process, with one model loaded.
-
-    Raises:
-        ServerUnavailable: it did not say in time where it listens.
-    """
-    command = [sys.executable, "-m", "litellm_compaction.simulator", "--port", "0"]
-    command += ["--model", f"{model}:{context_tokens}"]
-    with running(Child("simulator", command, os.environ, output=subprocess.PIPE)) as child:
-        yield _announced_url(child)
 
 
 def wait_until_alive(proxy: Child, base_url: str, limit_s: float = PROXY_START_LIMIT_S) -> None:
@@ -175,9 +163,8 @@ def usable_port(host: str, port: int) -> int:
         CompactionError: the port is taken, or the address is not this machine's.
     """
     try:
-        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[
-            0
-        ]
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, kind, _, _, address = found[0]
         with socket.socket(family, kind) as probe:
             if os.name == "posix":
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -198,29 +185,6 @@ def local_url(host: str, port: int) -> str:
     elif host == "::":
         host = "::1"
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
-def _announced_url(child: Child) -> str:
-    output = child.stdout
-    assert output is not None, "started with a pipe"  # noqa: S101
-    lines: list[str] = []
-    found = threading.Event()
-
-    def read() -> None:
-        for raw in output:
-            lines.append(raw.decode("utf-8", "replace").strip())
-            if lines[-1].startswith("listening on "):
-                found.set()
-                break
-        found.set()
-
-    reader = threading.Thread(target=read, name="simulator-output", daemon=True)
-    reader.start()
-    found.wait(SIMULATOR_START_LIMIT_S)
-    if not lines or not lines[-1].startswith("listening on "):
-        said = " | ".join(lines[-3:])
-        raise ServerUnavailable(f"The simulator did not start{f': {said}' if said else ''}.")
-    return lines[-1].removeprefix("listening on ")
 
 
 def _shell_code(code: int) -> int:

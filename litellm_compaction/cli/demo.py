@@ -29,6 +29,7 @@ from litellm_compaction.cli.children import (
     proxy_command,
     proxy_environment,
     running,
+    signals_to,
     usable_port,
     wait_until_alive,
 )
@@ -226,7 +227,8 @@ def demo(*, turns: int, context_tokens: int, fast: bool, color: bool, guarded: b
     # Only whole answers are shown: what the proxy would do for each token is time in which nobody sees anything.
     simulator = Simulator([Model(MODEL)], script=stage.reply, chunk_tokens=8)
     simulator.load(MODEL, context_tokens)
-    with _terminated_like_interrupted(), serve(simulator) as address, tempfile.TemporaryDirectory() as folder:
+    # SIGTERM ends the block as Ctrl-C does, so that the proxy is ended, too.
+    with signals_to(_interrupt, signal.SIGTERM), serve(simulator) as address, tempfile.TemporaryDirectory() as folder:
         plugin = "with the plug-in" if guarded else "WITHOUT the plug-in"
         _say(f"Simulated LM Studio with {MODEL}, {context_tokens:,} tokens; a stock LiteLLM proxy {plugin} before it.")
         key = f"sk-{secrets.token_urlsafe(32)}"
@@ -400,18 +402,8 @@ def _count(body: JsonObject) -> int:
     return render_chat(request.messages, request.tools).count_tokens()
 
 
-@contextlib.contextmanager
-def _terminated_like_interrupted() -> Iterator[None]:
-    """SIGTERM ends the block as Ctrl-C does, so that the proxy is ended too."""
-
-    def interrupt(_number: int, _frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
 
 
 def _can_encode(text: str, encoding: str | None) -> bool:

@@ -6,7 +6,7 @@ import contextlib
 import shlex
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -18,7 +18,7 @@ from litellm_compaction.cli.children import (
     proxy_command,
     proxy_environment,
     running,
-    running_simulator,
+    signals_to,
     usable_port,
     wait_until_alive,
 )
@@ -31,8 +31,7 @@ from litellm_compaction.proxy.config_check import ENVIRONMENT_PREFIX, check_conf
 from litellm_compaction.windows.fetch import KeyRefused
 from litellm_compaction.windows.lmstudio import DEFAULT_ADDRESS, Listing, server_root
 
-SIMULATED_MODEL = "qwen/qwen3-8b"
-SIMULATED_WINDOW_TOKENS = 8192
+_SIMULATED_MODEL, _SIMULATED_TOKENS = "qwen/qwen3-8b", 8192
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -88,7 +87,8 @@ def up(
             _say(f"litellm-compaction: {finding.place}: {finding.message}", to_errors=True)
     port = usable_port(host, port)
     command = proxy_command(path, host, port)
-    with _stop_on_signal() as stopping, _upstream(file, simulator, lm_studio, environ) as upstream:
+    stopping = _Stopping()
+    with signals_to(stopping.on_signal, *_SIGNALS), _upstream(file, simulator, lm_studio, environ) as upstream:
         # Made last, so that a key that is shown only once is never made by a start that fails before.
         key = _key(file, environ)
         _say(key.text)
@@ -96,7 +96,7 @@ def up(
         _say(f"Starting LiteLLM's proxy with {path} …")
         environment = proxy_environment(environ, master_key=key.value, api_base=upstream.api_base)
         with running(Child("proxy", command, environment)) as proxy:
-            stopping.forward_to(proxy)
+            stopping.proxy = proxy
             try:
                 wait_until_alive(proxy, base_url)
             except ServerUnavailable as error:
@@ -143,12 +143,16 @@ def _upstream(
             f"No LM Studio answers at {url} (2 s limit). Start its server (`lms server start`), or use --simulator."
         )
     reason = "as asked" if simulator else f"because no LM Studio answers at {url}"
-    with running_simulator(SIMULATED_MODEL, SIMULATED_WINDOW_TOKENS) as simulated:
+    from litellm_compaction.simulator import Model, Simulator, serve
+
+    simulated = Simulator([Model(_SIMULATED_MODEL)])
+    simulated.load(_SIMULATED_MODEL, _SIMULATED_TOKENS)
+    with serve(simulated) as address:
         _say(
-            f"SIMULATOR, not LM Studio, {reason}: {simulated}, {SIMULATED_MODEL} loaded "
-            f"with {SIMULATED_WINDOW_TOKENS:,} tokens. Its answers are canned."
+            f"SIMULATOR, not LM Studio, {reason}: {address.base_url}, {_SIMULATED_MODEL} loaded "
+            f"with {_SIMULATED_TOKENS:,} tokens. Its answers are canned."
         )
-        yield _Upstream(f"{simulated}/v1", SIMULATED_MODEL)
+        yield _Upstream(f"{address.base_url}/v1", _SIMULATED_MODEL)
 
 
 def _loaded(listing: Listing) -> tuple[str, str]:
@@ -193,37 +197,15 @@ def _curl(base_url: str, model: str, in_shell: str) -> str:
 class _Stopping:
     """What a stop signal does: it is passed on to the proxy once it runs, and raises before that."""
 
-    def __init__(self) -> None:
-        self.asked = False
-        self._proxy: Child | None = None
-
-    def forward_to(self, proxy: Child) -> None:
-        """From now on signals go to the proxy."""
-        self._proxy = proxy
+    asked = False
+    proxy: Child | None = None
 
     def on_signal(self, number: int, _frame: FrameType | None) -> None:
         """A second signal reaches the proxy too, which then drops open connections."""
-        if self._proxy is None:
+        if self.proxy is None:
             raise KeyboardInterrupt
         self.asked = True
-        self._proxy.send_signal(number)
-
-
-@contextlib.contextmanager
-def _stop_on_signal() -> Iterator[_Stopping]:
-    stopping = _Stopping()
-    before: dict[signal.Signals, object] = {number: signal.getsignal(number) for number in _SIGNALS}
-    for number in _SIGNALS:
-        signal.signal(number, stopping.on_signal)
-    try:
-        yield stopping
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, _as_handler(handler))
-
-
-def _as_handler(handler: object) -> Callable[[int, FrameType | None], object] | signal.Handlers:
-    return handler if isinstance(handler, signal.Handlers) or callable(handler) else signal.SIG_DFL
+        self.proxy.send_signal(number)
 
 
 def _say(text: str, *, to_errors: bool = False) -> None:

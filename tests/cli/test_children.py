@@ -8,7 +8,6 @@ import socket
 import sys
 from pathlib import Path
 
-import httpx
 import pytest
 
 from litellm_compaction.cli.children import (
@@ -17,7 +16,6 @@ from litellm_compaction.cli.children import (
     proxy_command,
     proxy_environment,
     running,
-    running_simulator,
     usable_port,
     wait_until_alive,
 )
@@ -117,14 +115,3 @@ def test_the_command_is_a_stock_litellm(tmp_path: Path) -> None:
     """LiteLLM's own, from beside this interpreter; `test_up.py` runs it."""
     command = proxy_command(tmp_path / "c.yaml", "127.0.0.1", 4000)
     assert command[:2] == [str(Path(sys.executable).with_name("litellm")), "--config"]
-
-
-def test_the_simulator_child_serves_and_ends(monkeypatch: pytest.MonkeyPatch, environ: dict[str, str]) -> None:
-    """It says where it listens, has its model loaded, and is gone after the block."""
-    monkeypatch.setenv("PYTHONPATH", environ["PYTHONPATH"])
-    with httpx.Client(trust_env=False, timeout=60) as http:
-        with running_simulator("qwen/qwen3-8b", 4096) as url:
-            [model] = http.get(f"{url}/api/v1/models").json()["models"]
-            assert model["loaded_instances"][0]["config"]["context_length"] == 4096
-        with pytest.raises(httpx.ConnectError):
-            http.get(url)
