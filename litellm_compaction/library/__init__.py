@@ -1,14 +1,13 @@
 """Compaction for agent loops without our proxy: messages in, messages out; no store, no LiteLLM."""
 
-from litellm_compaction.library.compacting import CompactionResult, compact, generate_summary, safe_compact
-from litellm_compaction.library.compactor import Compactor
+from litellm_compaction.library.compacting import CompactionResult, Compactor, compact, generate_summary, safe_compact
 from litellm_compaction.library.config import CompactionConfig
-from litellm_compaction.library.loaded import loaded_window
 from litellm_compaction.library.selection import CompactionSelection, select_messages
 from litellm_compaction.library.tokens import (
     count_tokens,
     estimate_messages_tokens,
     estimate_tokens,
+    loaded_window,
     should_compact,
 )
 

@@ -179,6 +179,33 @@ async def safe_compact(
         return CompactionResult(messages=_own(messages), compacted=False, reason="error", error=error)
 
 
+@dataclass(frozen=True, slots=True)
+class Compactor:
+    """Counts a conversation, and compacts it if it is above the trigger. Holds no conversation; serves any number.
+
+    Attributes:
+        config: window, model, trigger, how much is kept.
+        acompletion: writes the summaries; called with `model=, messages=, max_tokens=, temperature=`.
+    """
+
+    config: CompactionConfig
+    acompletion: Completion = field(repr=False)
+
+    async def __call__(
+        self, messages: Sequence[JsonObject], *, tools: Sequence[JsonValue] = (), focus: str = ""
+    ) -> CompactionResult:
+        """What to send next: as `safe_compact`, with `reason` "below_trigger" for a prompt that needs nothing.
+
+        Args:
+            messages: n, oldest first; neither the list nor a dict in it is changed.
+            tools: schemas that are sent with the messages; only counted.
+            focus: a topic that is kept in more detail, "" for none.
+        """
+        return await safe_compact(
+            messages, self.config, self.acompletion, tools=tools, focus=focus, above_trigger_only=True
+        )
+
+
 async def generate_summary(
     messages: Sequence[JsonObject],
     config: CompactionConfig,

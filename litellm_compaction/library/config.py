@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+from typing import Annotated, Any, TypeAlias, get_args, get_type_hints
 
+from pydantic import Field, TypeAdapter, ValidationError
+
+from litellm_compaction.config import StrategyName
 from litellm_compaction.core.budget import RESERVES_MAX_RATIO
 from litellm_compaction.core.strategies import STRATEGIES
 from litellm_compaction.errors import ConfigError
@@ -13,9 +18,11 @@ from litellm_compaction.errors import ConfigError
 _RECORD_WINDOW_RATIO = 0.15
 # For recent messages the ledger gives way, as in the proxy, but the user's own words stand in it.
 _LEAST_LEDGER_RATIO = 0.25
-_RESERVES = ("system_reserve_tokens", "output_reserve_tokens", "safety_buffer_tokens")
 # Smaller windows do not hold a summariser's instruction and the text that it is about.
-_LEAST_WINDOW_TOKENS = 1024
+_Window: TypeAlias = Annotated[int, Field(ge=1024, description="a number of tokens from 1024")]
+_ModelName: TypeAlias = Annotated[str, Field(pattern=r"\S", description="the name of a model")]
+_Share: TypeAlias = Annotated[float, Field(gt=0, le=1, description="a share of the window, above 0 and at most 1")]
+_Count: TypeAlias = Annotated[int, Field(ge=0, description="a whole number from 0")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,25 +57,31 @@ class CompactionConfig:
         ConfigError: a bad value; names the field, the value and what is allowed. (An unknown field is a TypeError.)
     """
 
-    model: str
-    context_window_tokens: int
-    trigger_ratio: float = 0.80
-    target_ratio: float = 0.40
-    keep_recent_messages: int = 10
-    summary_model: str | None = None
-    summary_window_tokens: int | None = None
-    summary_max_tokens: int = 800
-    ledger_max_tokens: int = 800
-    strategy: str = "summary"
-    temperature: float = 0.3
-    timeout_s: float = 120.0
-    system_reserve_tokens: int = 0
-    output_reserve_tokens: int = 0
-    safety_buffer_tokens: int = 0
+    model: _ModelName
+    context_window_tokens: _Window
+    trigger_ratio: _Share = 0.80
+    target_ratio: _Share = 0.40
+    keep_recent_messages: _Count = 10
+    summary_model: _ModelName | None = None
+    summary_window_tokens: _Window | None = None
+    summary_max_tokens: Annotated[int, Field(ge=1, description="a number of tokens from 1")] = 800
+    ledger_max_tokens: _Count = 800
+    strategy: Annotated[StrategyName, Field(description=" or ".join(map(repr, STRATEGIES)))] = "summary"
+    temperature: Annotated[float, Field(ge=0, le=2, description="a number from 0 to 2")] = 0.3
+    timeout_s: Annotated[float, Field(gt=0, le=86_400, description="a number of seconds above 0, at most 86400")] = (
+        120.0
+    )
+    system_reserve_tokens: _Count = 0
+    output_reserve_tokens: _Count = 0
+    safety_buffer_tokens: _Count = 0
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            self._check(field.name, getattr(self, field.name))
+        for name, (kind, allowed) in _kinds().items():
+            value = getattr(self, name)
+            try:
+                kind.validate_python(value, strict=True)
+            except ValidationError:
+                raise ConfigError(f"CompactionConfig.{name} = {value!r}: allowed is {allowed}") from None
 
     @property
     def trigger_tokens(self) -> int:
@@ -100,36 +113,17 @@ class CompactionConfig:
         reserves = self.system_reserve_tokens + self.output_reserve_tokens + self.safety_buffer_tokens
         return self.context_window_tokens - min(reserves, math.floor(RESERVES_MAX_RATIO * self.context_window_tokens))
 
-    def _check(self, name: str, value: object) -> None:
-        allowed = _problem(name, value)
-        if allowed:
-            raise ConfigError(f"CompactionConfig.{name} = {value!r}: allowed is {allowed}")
+
+@functools.cache
+def _kinds() -> dict[str, tuple[TypeAdapter[object], str]]:
+    """What each field may hold, and that in words."""
+    hints = get_type_hints(CompactionConfig, include_extras=True)
+    return {name: (TypeAdapter(hint), _allowed(hint)) for name, hint in hints.items()}
 
 
-def _problem(name: str, value: object) -> str:
-    """What would be allowed for a field, "" where the value is fine."""
-    if name == "strategy":
-        return "" if value in tuple(STRATEGIES) else " or ".join(map(repr, STRATEGIES))
-    if name in ("model", "summary_model"):
-        optional = name == "summary_model" and value is None
-        return "" if optional or (isinstance(value, str) and value.strip()) else "the name of a model"
-    if name.endswith("_window_tokens"):
-        if value is None and name == "summary_window_tokens":
-            return ""
-        return "" if _is_whole(value, _LEAST_WINDOW_TOKENS) else f"a number of tokens from {_LEAST_WINDOW_TOKENS}"
-    if name == "summary_max_tokens":
-        return "" if _is_whole(value, 1) else "a number of tokens from 1"
-    if name in ("ledger_max_tokens", "keep_recent_messages") or name in _RESERVES:
-        return "" if _is_whole(value, 0) else "a whole number from 0"
-    low, high, text = {
-        "trigger_ratio": (0.0, 1.0, "a share of the window, above 0 and at most 1"),
-        "target_ratio": (0.0, 1.0, "a share of the window, above 0 and at most 1"),
-        "temperature": (-1e-9, 2.0, "a number from 0 to 2"),
-        "timeout_s": (0.0, 86_400.0, "a number of seconds above 0, at most 86400"),
-    }[name]
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return "" if is_number and low < float(str(value)) <= high else text
-
-
-def _is_whole(value: object, least: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+def _allowed(hint: Any) -> str:
+    limits = getattr(hint, "__metadata__", None)
+    if limits is None:
+        # Of `… | None`.
+        return _allowed(get_args(hint)[0])
+    return next(found for limit in limits if (found := getattr(limit, "description", None)))

@@ -1,4 +1,4 @@
-"""How large a conversation is: estimated at once, or counted with the model's own vocabulary and template."""
+"""How large a conversation is, estimated or counted with the model's own vocabulary, and how large a window."""
 
 from __future__ import annotations
 
@@ -6,15 +6,21 @@ import json
 from collections.abc import Mapping, Sequence
 from functools import cache
 
+import httpx
+
 from litellm_compaction.core.messages import JsonObject, JsonValue, Message, Request, parse_message
+from litellm_compaction.errors import ModelNotLoaded, WindowUnknown, WindowUnread
 from litellm_compaction.library.config import CompactionConfig
 from litellm_compaction.tokenizers.families import family_of
 from litellm_compaction.tokens.counter import TokenCounter
+from litellm_compaction.windows.windows import Target, Windows
 
 # English prose and code have about four characters to a token; other scripts have fewer, so this errs low there.
 _TOKEN_CHARS = 4
 # An image, a sound, a file: what OpenAI's vision models take for a large picture, rounded up (1105 tokens, 2024-05).
 _PART_TOKENS = 1200
+# A client made for one question; nothing is read a second time.
+_CACHE_S = 60.0
 _TOOL_PARTS = ("tool-call", "tool-result")
 
 
@@ -81,6 +87,37 @@ async def count_tokens(messages: Sequence[JsonObject], *, model: str, tools: Seq
         ValueError: an entry is not a message.
     """
     return await prompt_tokens(parsed(messages), model, tools)
+
+
+async def loaded_window(
+    model: str, *, api_base: str, api_key: str | None = None, http: httpx.AsyncClient | None = None
+) -> int:
+    """Tokens of context that a model of LM Studio's is loaded with, as its own API says now (`/api/v1/models`).
+
+    Args:
+        model: as LM Studio lists it, without a provider's prefix.
+        api_base: of the server, such as `http://127.0.0.1:1234/v1`.
+        api_key: for a server that asks for one.
+        http: the client to use; None makes one.
+
+    Raises:
+        WindowUnknown: the server does not answer, does not list the model, or has not loaded it; says what to change.
+    """
+    target = Target(key=model, model=model, api_base=api_base, api_key=api_key, context_length=None)
+    windows = Windows(cache_s=_CACHE_S, http=http)
+    try:
+        return (await windows.resolve(target)).tokens
+    except ModelNotLoaded as error:
+        tried = f"LM Studio has not loaded it; load it (`lms load {model}`) and ask again"
+        raise WindowUnknown(model, tried=tried) from error
+    except WindowUnread as error:
+        tried = "its server does not answer; start it (`lms server start`) or correct `api_base`"
+        raise WindowUnknown(model, tried=tried) from error
+    except WindowUnknown as error:
+        tried = "LM Studio names no context length of it; correct `model` (`lms ps` lists what is loaded) or `api_base`"
+        raise WindowUnknown(model, tried=tried) from error
+    finally:
+        await windows.aclose()
 
 
 async def prompt_tokens(messages: Sequence[Message], model: str, tools: Sequence[JsonValue]) -> int:
