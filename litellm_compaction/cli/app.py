@@ -45,7 +45,6 @@ class _Harmless:
         self._keep = keep
 
     def write(self, text: str) -> int:
-        """Writes `text`, made harmless."""
         return self._inner.write(harmless(text, keep=self._keep))
 
     def __getattr__(self, name: str) -> Any:
@@ -126,7 +125,6 @@ def _place(command: Callable[..., int]) -> Callable[..., int]:
 
 
 def _only_one_of(options: Mapping[str, object], *names: str) -> None:
-    """Ends with a usage error if two options are given that exclude each other."""
     given = [f"--{name.replace('_', '-')}" for name in names if options[name]]
     if len(given) > 1:
         raise click.UsageError(f"{' and '.join(given)} exclude each other", click.get_current_context())

@@ -77,7 +77,6 @@ class Report:
 
     @property
     def tokens_before(self) -> int:
-        """Of the prompt as it was read."""
         return self.fixed_tokens + sum(self.sizes)
 
     @property

@@ -31,7 +31,6 @@ class ConfigFile:
     data: Mapping[str, Any] = field(repr=False)
 
     def section(self, name: str) -> Mapping[str, Any]:
-        """The mapping under `name`; empty if there is none."""
         return as_entry(self.data.get(name))
 
     @property
@@ -41,7 +40,6 @@ class ConfigFile:
 
     @property
     def deployments(self) -> Sequence[Mapping[str, Any]]:
-        """The entries of `model_list` that are mappings."""
         return entries_of(self.data)
 
     @property

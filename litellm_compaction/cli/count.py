@@ -102,8 +102,6 @@ class _Counted:
 
 
 class _Teller:
-    """Counts for any models of one server, whether it answers or not."""
-
     def __init__(self, api_base: str, listing: Listing | None, tokenizer: str) -> None:
         self._api_base = api_base
         self._listing = listing
@@ -111,7 +109,6 @@ class _Teller:
         self._sources = Sources(tokenizer=tokenizer, files=ModelFiles(), on_failure=_complain)
 
     async def count(self, model: str, request: Request) -> _Counted:
-        """The count of a request to a model."""
         found = match(self._listing, model) if self._listing is not None else None
         listed, instance = found if found is not None else (None, None)
         target = Target(key=model, model=model, api_base=self._api_base, api_key=None, context_length=None)

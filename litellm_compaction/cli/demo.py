@@ -86,7 +86,6 @@ class Compacted:
 
 
 def turn_line(look: Look, turn: int, used_tokens: int, window_tokens: int, what: str) -> str:
-    """`turn`, from 1, and how full the window was after its answer."""
     ratio = used_tokens / window_tokens
     color = _RED if ratio > 0.95 else _YELLOW if ratio > look.trigger_ratio else _GREEN
     numbers = f"{used_tokens:>7,}/{window_tokens:,}"
@@ -94,7 +93,6 @@ def turn_line(look: Look, turn: int, used_tokens: int, window_tokens: int, what:
 
 
 def compaction_line(look: Look, compacted: Compacted) -> str:
-    """One compaction: the prompt as it would have been, and as it was sent."""
     arrow, gear = ("→", "⚙") if look.unicode else ("->", "*")
     how = "without a model call"
     if compacted.summary_calls:
@@ -108,20 +106,17 @@ def compaction_line(look: Look, compacted: Compacted) -> str:
 
 
 def restart_line(look: Look, number: int, used_tokens: int, prompt_tokens: int) -> str:
-    """A running answer was carried over the limit: how full the window was, and with which prompt it went on."""
     arrow, gear = ("→", "⚙") if look.unicode else ("->", "*")
     text = f"{gear} restart {number} in mid-answer: {used_tokens:,} {arrow} {prompt_tokens:,} tokens"
     return f"          {_painted(look, _BOLD, text)}"
 
 
 def truncation_line(look: Look, sent_tokens: int, kept_tokens: int) -> str:
-    """The server cut a prompt."""
     text = f"! the server cut the prompt: {sent_tokens:,} tokens were sent, {kept_tokens:,} were seen"
     return f"          {_painted(look, _RED, text)}"
 
 
 def legend(look: Look, window_tokens: int) -> str:
-    """What the mark in the bar means."""
     mark = "│" if look.unicode else "|"
     trigger_tokens = round(look.trigger_ratio * window_tokens)
     text = f"{mark} marks {look.trigger_ratio:.0%} of the window ({trigger_tokens:,} tokens): "
@@ -313,7 +308,6 @@ def _play(
 
 
 def _finale(http: httpx.Client, key: str, simulator: Simulator, stage: _Stage, look: Look, tally: _Tally) -> None:
-    """One answer that is longer than the window."""
     stage.conversation.ask(REPORT_REQUEST)
     seen = len(simulator.inference_requests())
     content = ask(http, key, f"lm_studio/{MODEL}", stage.conversation.messages).text

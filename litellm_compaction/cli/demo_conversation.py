@@ -66,7 +66,6 @@ class Step(NamedTuple):
 
 
 def step_of(turn: int) -> Step:
-    """The model's part of a turn, counted from 0: read, search, test, report, and again."""
     module = _module(turn)
     path = f"ledger/{module}.py"
     kind = turn % _STEPS
@@ -112,7 +111,6 @@ class Conversation:
             self.messages.append({"role": "user", "content": _REMARKS[turn // _STEPS % len(_REMARKS)]})
 
     def ask(self, text: str) -> None:
-        """Append a request of the user's, with the answer before it that strict templates expect."""
         if self.messages[-1]["role"] == "user":
             self.messages += [{"role": "assistant", "content": "Noted."}]
         elif self.messages[-1]["role"] == "tool":
@@ -172,7 +170,6 @@ def is_same_text(content: object, expected: str) -> bool:
 
 
 def arguments_text(arguments: JsonObject) -> str:
-    """Tool-call arguments as JSON text."""
     return json.dumps(arguments, ensure_ascii=False)
 
 

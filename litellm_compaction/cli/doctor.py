@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import httpx
 
@@ -24,11 +24,11 @@ from litellm_compaction.cli.probing import Probe, probe
 from litellm_compaction.config import SAME_MODEL, Settings, settings_from
 from litellm_compaction.engine import GoingOn, Standing, shares_context
 from litellm_compaction.errors import (
+    CompactionError,
     ConfigError,
     ModelNotLoaded,
     ServerUnavailable,
     StoreError,
-    WindowUnread,
 )
 from litellm_compaction.events import event_from_json, harmless, useless_summarisers
 from litellm_compaction.proxy.config_check import (
@@ -49,7 +49,7 @@ from litellm_compaction.proxy.report import (
     tokenizer_name,
     why_unasked,
 )
-from litellm_compaction.proxy.routing import Deployment, as_entry, deployment_of, unknown_model
+from litellm_compaction.proxy.routing import Deployment, as_entry, asked_deployment_of, deployment_of, unknown_model
 from litellm_compaction.redis_address import is_redis
 from litellm_compaction.stores import MemoryStore, Store, open_existing
 from litellm_compaction.tokenizers.sources import Sources
@@ -146,7 +146,6 @@ class _Row:
         return window.parallel if window is not None and is_told else None
 
     def document(self) -> dict[str, object]:
-        """The row for programs."""
         report = self.report
         window, source = (report.window, report.source) if report is not None else (None, None)
         standing = report.standing if report is not None else Standing()
@@ -171,15 +170,6 @@ class _Row:
         }
 
 
-class _Examined(NamedTuple):
-    """An entry of the file; `model` is the one that its server is asked for, "" where its settings are not valid."""
-
-    model_name: str
-    model: str
-    rows: Sequence[_Row]
-    findings: Sequence[Finding]
-
-
 async def _examined(file: ConfigFile, environ: Mapping[str, str], *, probes: bool) -> tuple[list[_Row], list[Finding]]:
     """All deployments of the file in its order, and what was found about them."""
     environ = {**environ, API_BASE_VARIABLE: environ.get(API_BASE_VARIABLE) or DEFAULT_API_BASE}
@@ -197,10 +187,13 @@ async def _examined(file: ConfigFile, environ: Mapping[str, str], *, probes: boo
         entries = await asyncio.gather(
             *(examiner.examine(entry, entry_name(entry, index)) for index, entry in enumerate(file.deployments))
         )
-    rows = [row for entry in entries for row in entry.rows]
-    findings = [finding for entry in entries for finding in entry.findings]
+        pruning = [
+            each for name in _pruning_models(file, settings) for each in await examiner.pruning_model(file, name)
+        ]
+    rows = [row for some, _ in entries for row in some]
+    findings = [finding for _, some in entries for finding in some]
     findings += _sharing(rows, settings, environ)
-    findings += _pruning_models(file, settings, entries)
+    findings += pruning
     findings += await _shared_store(settings)
     findings += await _summarisers(settings, environ)
     if rows and all(row.guarded is False for row in rows):
@@ -225,34 +218,12 @@ def _sharing(rows: Sequence[_Row], settings: Settings, environ: Mapping[str, str
         )
 
 
-def _pruning_models(file: ConfigFile, settings: Settings, entries: Sequence[_Examined]) -> Iterator[Finding]:
-    """Notes of the other models that are to write summaries, and would not be asked now; each once."""
+def _pruning_models(file: ConfigFile, settings: Settings) -> list[str]:
+    """The other models that are to write summaries, as far as the file has them; each once."""
     sections = [as_entry(as_entry(entry.get("model_info")).get("compaction")) for entry in file.deployments]
-    own = [section.get("pruning_model") for section in sections]
-    aliases = as_entry(file.section("router_settings").get("model_group_alias"))
-    for name in dict.fromkeys(name for name in (settings.pruning_model, *own) if isinstance(name, str) and name):
-        if name == SAME_MODEL or unknown_model(file.data, name):
-            continue
-        whys = [why for entry in entries for why in _why_unasked(entry, str(aliases.get(name, name)))]
-        if whys and all(whys):
-            yield note(f"pruning_model {name}", f"the model that is asked writes its own summaries: {whys[0]}.")
-
-
-def _why_unasked(entry: _Examined, name: str) -> Iterator[str]:
-    """Why an entry that serves `name` would not be asked for summaries now, "" where it would; nothing of others."""
-    found = re.fullmatch("(.*)".join(map(re.escape, entry.model_name.split("*"))), name)
-    if found is None:
-        return
-    model = entry.model.replace("*", "".join(found.groups()))
-    rows = entry.rows if entry.model == model else [row for row in entry.rows if row.model == model]
-    if not rows and all(row.guarded for row in entry.rows):
-        yield why_unasked(ModelNotLoaded(model))
-    for row in rows:
-        if row.reachable is False:
-            yield why_unasked(WindowUnread(model, tried=""))
-        else:
-            absence = row.report.absence if row.report is not None else None
-            yield why_unasked(absence) if absence is not None else ""
+    named = (settings.pruning_model, *(section.get("pruning_model") for section in sections))
+    names = dict.fromkeys(name for name in named if isinstance(name, str) and name)
+    return [name for name in names if name != SAME_MODEL and not unknown_model(file.data, name)]
 
 
 def _store(settings: Settings, environ: Mapping[str, str]) -> Store:
@@ -297,7 +268,6 @@ async def _shared_store(settings: Settings) -> list[Finding]:
 
 
 async def _summarisers(settings: Settings, environ: Mapping[str, str]) -> list[Finding]:
-    """Which models write summaries that say nothing, as far as the history knows."""
     store = _store(settings, environ)
     try:
         rows = await store.events()
@@ -335,19 +305,49 @@ class _Examiner:
             environ=environ,
         )
 
-    async def examine(self, entry: Mapping[str, Any], name: str) -> _Examined:
+    async def pruning_model(self, file: ConfigFile, name: str) -> list[Finding]:
+        """Why a pruning model would not be asked now; nothing where it would, by the rules of the proxy."""
+        name_served = as_entry(file.section("router_settings").get("model_group_alias")).get(name, name)
+        exact = [entry for entry in file.deployments if entry.get("model_name") == name_served]
+        whys: list[str] = []
+        for entry in exact or file.deployments:
+            params, info = as_entry(entry.get("litellm_params")), as_entry(entry.get("model_info"))
+            pattern = "(.*)".join(map(re.escape, str(entry.get("model_name", "")).split("*")))
+            found = re.fullmatch(pattern, str(name_served))
+            if found is None and info.get("id") != name_served:
+                continue
+            served = "".join(found.groups()) if found is not None else ""
+            params = {**params, "model": str(params.get("model", "")).replace("*", served or "*")}
+            try:
+                deployment = asked_deployment_of(params, info, group=name, environ=self._environ)
+                target = deployment.target
+                if deployment.other_target is not None and not await self._windows.is_lmstudio(
+                    target.api_base or "", target.api_key
+                ):
+                    target = deployment.other_target
+                await self._windows.resolve(target)
+                whys.append("")
+            except ConfigError:
+                # Which `check_config` reports.
+                continue
+            except CompactionError as error:
+                whys.append(why_unasked(error))
+        says = "the model that is asked writes its own summaries"
+        return [note(f"pruning_model {name}", f"{says}: {whys[0]}.")] if whys and all(whys) else []
+
+    async def examine(self, entry: Mapping[str, Any], name: str) -> tuple[list[_Row], list[Finding]]:
         params, info = as_entry(entry.get("litellm_params")), as_entry(entry.get("model_info"))
         try:
             deployment = deployment_of(params, info, group=name, environ=self._environ)
         except ConfigError:
-            return _Examined(name, "", [_Row(name=name, model="", guarded=None, why="its settings are not valid")], [])
+            return [_Row(name=name, model="", guarded=None, why="its settings are not valid")], []
         target = deployment.target
         row = _Row(name=name, model=target.model, guarded=False, why=_why_not(deployment, params))
         if deployment.kind == "foreign":
-            return _Examined(name, target.model, [row], [])
+            return [row], []
         if deployment.kind == "opted_in":
-            return _Examined(name, target.model, *await self._opted_in(row, deployment))
-        return _Examined(name, target.model, *await self._lm_studio(row, deployment))
+            return await self._opted_in(row, deployment)
+        return await self._lm_studio(row, deployment)
 
     async def _lm_studio(self, row: _Row, deployment: Deployment) -> tuple[list[_Row], list[Finding]]:
         target, name = deployment.target, row.name
@@ -486,7 +486,6 @@ def _is_loaded(row: _Row, report: DeploymentReport) -> bool:
 
 
 def _why_not(deployment: Deployment, params: Mapping[str, Any]) -> str:
-    """The reason for which a deployment is not guarded, as long as nobody was asked."""
     if deployment.settings.enabled is False:
         return "model_info.compaction.enabled is false"
     if str(params.get("model", "")).startswith("openai/") and deployment.target.api_base:
@@ -495,7 +494,6 @@ def _why_not(deployment: Deployment, params: Mapping[str, Any]) -> str:
 
 
 def _closest(model: str, listing: Listing) -> str:
-    """The end of a sentence: what LM Studio has that is called like `model`."""
     keys = [listed.key for listed in listing.models if listed.kind == "llm"]
     near = get_close_matches(model, keys, n=3, cutoff=0.3) or keys[:3]
     return f"; LM Studio has {', '.join(near)}" if near else "; LM Studio has no chat model"

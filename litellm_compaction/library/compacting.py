@@ -106,17 +106,27 @@ async def compact(
         return CompactionResult(messages=[], compacted=False, reason="empty")
     tokens_before = await prompt_tokens(conversation, config.model, tools)
     selected = select(conversation, config, tokens=tokens_before, tools=tools)
-    carried = selected.earlier.round if selected.earlier else 0
+
+    def unchanged(reason: Unselected | Literal["below_trigger", "no_gain"]) -> CompactionResult:
+        return CompactionResult(
+            messages=_own(messages),
+            compacted=False,
+            reason=reason,
+            round=selected.earlier.round if selected.earlier else 0,
+            tokens_before=tokens_before,
+            tokens_after=tokens_before,
+        )
+
     if above_trigger_only and tokens_before <= config.trigger_tokens:
-        return _unchanged(messages, "below_trigger", carried, tokens_before)
+        return unchanged("below_trigger")
     if selected.reason:
-        return _unchanged(messages, selected.reason, carried, tokens_before)
+        return unchanged(selected.reason)
     call = await begin(selected.messages, config, acompletion, tools=tools, focus=topic)
     if _best_gain_tokens(selected, call.work) < tokens_before * MIN_GAIN_RATIO:
         # Nobody is asked for what could not be used: an agent would ask again in every step.
-        return _unchanged(messages, "no_gain", carried, tokens_before)
-    enough_tokens = int(tokens_before * (1 - MIN_GAIN_RATIO))
+        return unchanged("no_gain")
     decision = await off_loop(selected.messages, lambda: _decision(selected, config, call.work, tokens_before))
+    enough_tokens = int(tokens_before * (1 - MIN_GAIN_RATIO))
     made = await _made(call, decision, selected)
     tokens_after = await prompt_tokens(made.messages, config.model, tools)
     is_chosen = chooses(made.compaction.rung)
@@ -125,7 +135,7 @@ async def compact(
         made = await _made(call, decision.otherwise, selected)
         tokens_after = await prompt_tokens(made.messages, config.model, tools)
     if tokens_after > enough_tokens:
-        return _unchanged(messages, "no_gain", carried, tokens_before)
+        return unchanged("no_gain")
     compaction = made.compaction
     logger.info(
         "library_compaction model=%s strategy=%s round=%d messages=%d tokens_before=%d tokens_after=%d",
@@ -325,11 +335,6 @@ class _Made(NamedTuple):
 
 
 async def _made(call: Call, decision: Making, selected: Selected) -> _Made:
-    """What the engine makes of a decision.
-
-    Raises:
-        SummaryFailed: the model gave nothing usable.
-    """
     built = await call.builder.make(call.work, decision)
     compaction = built.compaction
     if compaction.rung == "truncate":
@@ -355,19 +360,6 @@ def _sent(selected: Selected, compaction: Compaction) -> tuple[Message, ...]:
     # A user message that opens the tail may carry the record.
     as_they_came = selected.tail[1:] if selected.tail[0].role == "user" else selected.tail
     return (*shown[: len(shown) - len(as_they_came)], *as_they_came)
-
-
-def _unchanged(
-    messages: Sequence[JsonObject], reason: Unselected | Literal["below_trigger", "no_gain"], carried: int, tokens: int
-) -> CompactionResult:
-    return CompactionResult(
-        messages=_own(messages),
-        compacted=False,
-        reason=reason,
-        round=carried,
-        tokens_before=tokens,
-        tokens_after=tokens,
-    )
 
 
 def _own(messages: Sequence[JsonObject]) -> list[dict[str, JsonValue]]:

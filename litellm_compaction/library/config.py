@@ -109,14 +109,12 @@ class CompactionConfig:
 
     @property
     def _usable_tokens(self) -> int:
-        """What the reserves leave of the window."""
         reserves = self.system_reserve_tokens + self.output_reserve_tokens + self.safety_buffer_tokens
         return self.context_window_tokens - min(reserves, math.floor(RESERVES_MAX_RATIO * self.context_window_tokens))
 
 
 @functools.cache
 def _kinds() -> dict[str, tuple[TypeAdapter[object], str]]:
-    """What each field may hold, and that in words."""
     hints = get_type_hints(CompactionConfig, include_extras=True)
     return {name: (TypeAdapter(hint), _allowed(hint)) for name, hint in hints.items()}
 
@@ -126,4 +124,4 @@ def _allowed(hint: Any) -> str:
     if limits is None:
         # Of `… | None`.
         return _allowed(get_args(hint)[0])
-    return next(found for limit in limits if (found := getattr(limit, "description", None)))
+    return next(str(found) for limit in limits if (found := getattr(limit, "description", None)))

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from litellm_compaction.config import Settings, settings_from
 from litellm_compaction.core.messages import JsonValue, Message, Request, parse_message
@@ -36,8 +35,7 @@ _MOST_JOBS = 2
 _STORE_S, _STORE_BYTES = 86_400.0, 1 << 24
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
+class Call(NamedTuple):
     """One call: the conversation as it was measured, and who makes what of it."""
 
     work: MeasuredRequest
@@ -53,14 +51,9 @@ async def begin(
     tools: Sequence[JsonValue] = (),
     focus: str = "",
 ) -> Call:
-    """A call about a conversation, which is measured with the counter that all calls share.
+    """A call about a conversation, measured with the counter that all calls share.
 
-    Args:
-        messages: as they would be sent, but an earlier record stands in a message of its own.
-        config: of the caller.
-        acompletion: writes summaries.
-        tools: schemas that are sent with the messages.
-        focus: a topic that is kept in more detail, "" for none.
+    `messages` are as they would be sent, but an earlier record stands in a message of its own.
     """
     windows, sources = Windows(cache_s=_STORE_S), Sources()
     measurer = RequestMeasurer(windows=windows, counter=counter(), sources=sources)
@@ -89,15 +82,7 @@ def _context(config: CompactionConfig, acompletion: Completion, focus: str) -> R
 def offline_context(
     target: Target, settings: Settings, pruning_model: PruningModel, *, summary_calls: int, focus: str = ""
 ) -> RequestContext:
-    """The surroundings of a request without a proxy.
-
-    Args:
-        target: the model that the conversation is for, as of `offline_target`.
-        settings: what the engine goes by.
-        pruning_model: writes summaries.
-        summary_calls: bound on its jobs.
-        focus: a topic that is kept in more detail, "" for none.
-    """
+    """The surroundings of a request without a proxy; `target` as of `offline_target`."""
     return RequestContext(
         label=target.model,
         target=target,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 from litellm_compaction.core.conversation import RECORD_TOKENS
@@ -73,23 +73,19 @@ class Selected:
 
     @property
     def fresh_at(self) -> list[int]:
-        """The positions in `covered` of what the summary will stand for."""
         staying = {*self.pinned, *self.record_at}
         return [position for position in range(len(self.covered)) if position not in staying]
 
     @property
     def fresh(self) -> list[Message]:
-        """What the summary will stand for."""
         return [self.covered[position] for position in self.fresh_at]
 
     @property
     def kept(self) -> list[Message]:
-        """What of the covered messages stays verbatim."""
         return [self.covered[position] for position in self.pinned]
 
     @property
     def messages(self) -> tuple[Message, ...]:
-        """What a compaction is applied to."""
         return (*self.system, *self.covered, *self.tail)
 
 
@@ -151,11 +147,9 @@ def select(
     record_sources: list[int] = []
     for index, message in enumerate(messages[:cut]):
         found = read_record(message)
+        rest = message if found is None else found.rest
         if found is not None:
             records.append(found.record)
-            rest = found.rest
-        else:
-            rest = message
         if rest is None:
             record_sources.append(index)
         elif rest.is_system:
@@ -183,15 +177,7 @@ def select(
     if selected.fresh and sum(map(message_estimate, selected.fresh)) >= RECORD_TOKENS:
         return selected
     # Less than a record's own markers: the conversation stays as it is, an earlier record in its place.
-    shown = _whole(messages, lead, "too_short" if selected.fresh else "nothing_new")
-    return Selected(
-        system=shown.system,
-        earlier=selected.earlier,
-        covered=shown.covered,
-        pinned=(),
-        tail=shown.tail,
-        reason=shown.reason,
-    )
+    return replace(_whole(messages, lead, "too_short" if selected.fresh else "nothing_new"), earlier=earlier)
 
 
 def _cut(
@@ -235,14 +221,8 @@ def _carrier(record: Record) -> Message:
 
 
 def _whole(messages: Sequence[Message], lead: int, reason: Unselected) -> Selected:
-    return Selected(
-        system=tuple(messages[:lead]),
-        earlier=None,
-        covered=(),
-        pinned=(),
-        tail=tuple(messages[lead:]),
-        reason=reason,
-    )
+    system, tail = tuple(messages[:lead]), tuple(messages[lead:])
+    return Selected(system=system, earlier=None, covered=(), pinned=(), tail=tail, reason=reason)
 
 
 def _raw(messages: Sequence[Message]) -> list[dict[str, JsonValue]]:

@@ -121,7 +121,6 @@ async def loaded_window(
 
 
 async def prompt_tokens(messages: Sequence[Message], model: str, tools: Sequence[JsonValue]) -> int:
-    """As `count_tokens`, for messages that are parsed already."""
     request = Request(messages=tuple(messages), tools=tuple(tools))
     return (await counter().count(model, family_of("", model), request)).tokens
 
@@ -141,12 +140,10 @@ def parsed(messages: Sequence[JsonObject]) -> tuple[Message, ...]:
 
 
 def tools_estimate(tools: Sequence[JsonValue]) -> int:
-    """What schemas take, estimated."""
     return sum(estimate_tokens(json.dumps(tool, ensure_ascii=False, default=str)) for tool in tools)
 
 
 def message_estimate(message: Message) -> int:
-    """What one message says, estimated."""
     called = sum(len(call.name) + len(call.arguments) for call in message.calls)
     said = [json.dumps(part, ensure_ascii=False, default=str) for part in _tool_parts(message)]
     chars = len(message.role) + len(message.text) + len(message.reasoning) + called + sum(map(len, said))

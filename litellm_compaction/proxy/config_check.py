@@ -65,12 +65,10 @@ class Finding:
 
 
 def problem(place: str, message: str, error: ConfigError | None = None) -> Finding:
-    """Something that must be changed."""
     return Finding(level="problem", place=place, message=message, error=error)
 
 
 def note(place: str, message: str) -> Finding:
-    """Something to know."""
     return Finding(level="note", place=place, message=message)
 
 
@@ -110,7 +108,6 @@ def check_config(data: Mapping[str, Any], environ: Mapping[str, str]) -> Iterato
 
 
 def entries_of(data: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-    """The entries of `model_list` that are mappings."""
     entries = data.get("model_list")
     return [entry for entry in entries if isinstance(entry, Mapping)] if isinstance(entries, list) else []
 

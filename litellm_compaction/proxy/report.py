@@ -139,7 +139,6 @@ class Reporter:
         return await self._counted(replace(found, window=window), window.architecture, window.wanted)
 
     def blank(self, deployment: Deployment, settings: Settings, target: Target) -> DeploymentReport:
-        """What is known without asking anybody."""
         return DeploymentReport(target=target, carrier=carrier_of(deployment, settings, self._environ))
 
     async def _window(self, target: Target) -> Window:
@@ -197,7 +196,6 @@ def why_unasked(absence: CompactionError) -> str:
 
 
 def tokenizer_name(source: TokenizerSource) -> str:
-    """The file, or the name of the vocabulary."""
     return str(source.path) if source.path is not None else source.family.vocabulary
 
 

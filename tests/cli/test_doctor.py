@@ -502,6 +502,25 @@ def test_pruning_model_that_would_not_be_asked_is_said(report: Report, address: 
     assert [each for each in found["findings"] if "pruning_model" in each["place"]] == []
 
 
+def test_a_pruning_model_that_is_not_guarded_is_looked_at_too(
+    report: Report, address: Address, plain: PlainServer
+) -> None:
+    """Its window decides, opted in or not, and under an alias as well; a hosted model has one."""
+    document = config(
+        deployment(params=at(address)),
+        deployment("openai/x", "writer", params={"api_base": f"{plain.base_url}/v1"}),
+        deployment("openai/gpt-4o", "hosted"),
+        settings={"pruning_model": "alias"},
+        router_settings={"model_group_alias": {"alias": "writer"}},
+    )
+    _, found = report(document)
+    (said,) = [each["message"] for each in found["findings"] if each["place"] == "pruning_model alias"]
+    assert "its context length is unknown" in said
+    document["router_settings"]["model_group_alias"]["alias"] = "hosted"
+    _, found = report(document)
+    assert [each for each in found["findings"] if "pruning_model" in each["place"]] == []
+
+
 @pytest.mark.parametrize("place", ["global", "deployment"])
 def test_unknown_pruning_model_is_a_problem(report: Report, address: Address, place: str) -> None:
     """The proxy would refuse to start with it."""

@@ -94,7 +94,9 @@ async def test_every_window_that_is_known_at_start_is_shown() -> None:
 async def test_loaded_models_without_a_window_are_named_behind_wildcards(caplog: pytest.LogCaptureFixture) -> None:
     """At start, as `doctor` names them: not when the first request for one is refused; the others are not touched."""
     machine = Machine(("qwen/one", "nobody-knows"))
-    await preparing(machine).start(router("lm_studio/*"))
+    with caplog.at_level("INFO", logger="litellm_compaction"):
+        await preparing(machine).start(router("lm_studio/*"))
+    assert "window model=qwen/one tokens=4096 source=api/v1 parallel=1" in caplog.text
     lines = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
     (line,) = lines
     assert line.startswith("Context limit not available for nobody-knows. Please ensure model metadata is correct.")
