@@ -11,9 +11,10 @@ import sys
 import time
 from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Literal, TypeAlias, TypeVar
 
 from litellm_compaction.cli.requests import BadRequest, read_request
 from litellm_compaction.cli.servers import ChatServer
@@ -242,50 +243,33 @@ async def _compacted(
     pruning_model = PruningModel(label=model, target=target, ask=ask, is_same=True)
     case = offline_context(target, settings, pruning_model, summary_calls=settings.max_summary_calls)
 
-    def report(sizes: Sequence[int], fixed_tokens: int, decided: str, tokens_after: int, **more: Any) -> Report:
-        return Report(
-            model=model,
-            window_tokens=window_tokens,
-            originals=request.messages,
-            sizes=sizes,
-            fixed_tokens=fixed_tokens,
-            decided=decided,
-            tokens_after=tokens_after,
-            dry_run=dry_run,
-            **more,
-        )
-
+    report = partial(Report, model=model, window_tokens=window_tokens, dry_run=dry_run)
     try:
         needed = await _shown(compactor.prepare(request, case), f"counting for {model}")
         if isinstance(needed, PreparedRequest):
             count = needed.count
-            decided = "gains_nothing" if needed.budget.triggers(count.tokens) else "below_trigger"
-            return report(count.sizes, count.tools_tokens + count.overhead_tokens, decided, count.tokens)
-        conversation, decision = needed.work.conversation, needed.decision
-        if dry_run:
-            if isinstance(decision, Summarize):
-                planned = _covering(needed, decision.covered_messages, decision)
-            else:
-                planned = decision.compaction
             return report(
-                conversation.sizes,
-                conversation.fixed_tokens,
-                planned.rung,
-                decision.predicted_tokens,
-                compaction=planned,
+                originals=request.messages,
+                sizes=count.sizes,
+                fixed_tokens=count.tools_tokens + count.overhead_tokens,
+                decided="gains_nothing" if needed.budget.triggers(count.tokens) else "below_trigger",
+                tokens_after=count.tokens,
             )
+        talk, decision = needed.work.conversation, needed.decision
+        report = partial(report, originals=talk.messages, sizes=talk.sizes, fixed_tokens=talk.fixed_tokens)
+        if dry_run:
+            plan = (
+                _covering(needed, decision.covered_messages, decision)
+                if isinstance(decision, Summarize)
+                else decision.compaction
+            )
+            return report(compaction=plan, decided=plan.rung, tokens_after=decision.predicted_tokens)
         asked = "editing" if isinstance(decision, Edit) else f"asking {model} for a summary"
         made = await _shown(compactor.finish(needed), asked)
         event = next((each for each in reversed(events) if isinstance(each, CompactionEvent)), None)
-        applied = _applied(needed, event, [stored.compaction for stored in await store.compactions()])
+        done = _applied(needed, event, [stored.compaction for stored in await store.compactions()])
         return report(
-            conversation.sizes,
-            conversation.fixed_tokens,
-            applied.rung,
-            made.count.tokens,
-            compaction=applied,
-            messages=made.messages,
-            event=event,
+            compaction=done, decided=done.rung, tokens_after=made.count.tokens, messages=made.messages, event=event
         )
     finally:
         await compactor.aclose()
