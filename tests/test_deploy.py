@@ -13,7 +13,6 @@ from litellm.types.integrations.prometheus import DEFINED_PROMETHEUS_METRICS
 
 from litellm_compaction.cli.config_file import read_config
 from litellm_compaction.config import settings_from
-from litellm_compaction.proxy.config_check import check_config
 from litellm_compaction.proxy.metrics import _KINDS
 
 DEPLOY = Path(__file__).parents[1] / "deploy"
@@ -101,7 +100,7 @@ def test_the_dashboard_asks_for_what_there_is() -> None:
 def test_the_proxies_configuration_is_whole() -> None:
     """Doctor finds nothing in it with compose's variables, and the store is the Redis of the same file."""
     file = read_config(DEPLOY / "config.yaml")
-    assert list(check_config(file.data, ENVIRON)) == []
+    assert list(file.findings(ENVIRON)) == []
     assert settings_from(file.settings).with_store(file.data, ENVIRON).store == "redis://:p@redis:6379/0"
     environment = COMPOSE["services"]["proxy-1"]["environment"]
     assert set(environment) == set(ENVIRON) - {"PROXY_MASTER_KEY"}

@@ -13,7 +13,15 @@ from typing import Any
 import yaml
 
 from litellm_compaction.errors import ConfigError
-from litellm_compaction.proxy.config_check import API_BASE_VARIABLE, ENVIRONMENT_PREFIX, SECTION, entries_of
+from litellm_compaction.proxy.config_check import (
+    API_BASE_VARIABLE,
+    ENVIRONMENT_PREFIX,
+    SECTION,
+    Finding,
+    check_config,
+    entries_of,
+    problem,
+)
 from litellm_compaction.proxy.routing import as_entry
 
 _MAX_INCLUDES = 20
@@ -51,6 +59,13 @@ class ConfigFile:
             or (params.get("api_base") is None and str(params.get("model", "")).startswith("lm_studio/"))
             for params in places
         )
+
+    def findings(self, environ: Mapping[str, str]) -> Iterator[Finding]:
+        """Everything that the file shows by itself."""
+        yield from check_config(self.data, environ)
+        shadow = self.path.parent / f"{SECTION}.py"
+        if shadow.is_file():
+            yield problem(str(shadow), "LiteLLM loads this file instead of the installed package: rename it.")
 
 
 def shipped_config() -> Path:

@@ -33,9 +33,7 @@ from litellm_compaction.errors import (
 from litellm_compaction.events import event_from_json, harmless, useless_summarisers
 from litellm_compaction.proxy.config_check import (
     API_BASE_VARIABLE,
-    SECTION,
     Finding,
-    check_config,
     entry_name,
     note,
     problem,
@@ -86,7 +84,7 @@ def doctor(*, config: Path | None, as_json: bool, environ: Mapping[str, str], pr
     """
     file = read_config(config or (_HERE if _HERE.is_file() else shipped_config()))
     rows, from_servers = asyncio.run(_examined(file, environ, probes=probe))
-    findings = (*check_config(file.data, environ), *shadows(file), *from_servers)
+    findings = (*file.findings(environ), *from_servers)
     has_problem = any(finding.level == "problem" for finding in findings)
     if as_json:
         report = {
@@ -99,13 +97,6 @@ def doctor(*, config: Path | None, as_json: bool, environ: Mapping[str, str], pr
     else:
         print("\n".join(map(harmless, _lines(file, rows, findings))))
     return 1 if has_problem else 0
-
-
-def shadows(file: ConfigFile) -> Iterator[Finding]:
-    """A problem if LiteLLM would load another file in place of this package."""
-    shadow = file.path.parent / f"{SECTION}.py"
-    if shadow.is_file():
-        yield problem(str(shadow), "LiteLLM loads this file instead of the installed package: rename it.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ import httpx
 from litellm_compaction.core.messages import JsonObject, JsonValue
 from litellm_compaction.errors import ServerUnavailable
 from litellm_compaction.library.context import Completion
-from litellm_compaction.windows.fetch import KeyRefused
+from litellm_compaction.windows.fetch import KeyRefused, without_userinfo
 from litellm_compaction.windows.lmstudio import Listing, answers_as_lmstudio, list_models
 
 _LIMIT_S = 2.0
@@ -54,6 +54,8 @@ class ChatServer:
     def __init__(self, api_base: str, api_key: str | None) -> None:
         base = api_base.rstrip("/")
         self._url = f"{base if base.endswith('/v1') else f'{base}/v1'}/chat/completions"
+        # An address may hold a password, and a report is pasted into bug reports.
+        self._shown = without_userinfo(self._url)
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
 
     def completion(self, timeout_s: float) -> Completion:
@@ -71,12 +73,12 @@ class ChatServer:
                 return await http.post(self._url, json=body, headers=self._headers, timeout=timeout)
         except httpx.ConnectError as exc:
             raise ServerUnavailable(
-                f"nothing answers at {self._url}. Start LM Studio's server, name another one with --api-base, "
+                f"nothing answers at {self._shown}. Start LM Studio's server, name another one with --api-base, "
                 "or see without a model what would be done: --dry-run"
             ) from exc
         except (httpx.HTTPError, httpx.InvalidURL) as exc:
             raise ServerUnavailable(
-                f"{self._url} gave no summary ({type(exc).__name__}). Is --api-base right?"
+                f"{self._shown} gave no summary ({type(exc).__name__}). Is --api-base right?"
             ) from exc
 
     def _document(self, response: httpx.Response) -> object:
@@ -86,6 +88,6 @@ class ChatServer:
             if response.status_code == 200 and isinstance(document, dict) and document.get("choices"):
                 return document
         raise ServerUnavailable(
-            f"{self._url} answered HTTP {response.status_code} and no chat completion: "
+            f"{self._shown} answered HTTP {response.status_code} and no chat completion: "
             f"{' '.join(response.text.split())[:_ERROR_CHARS]!r}. Check --model and --api-base"
         )

@@ -27,7 +27,7 @@ from litellm_compaction.cli.servers import listing_of
 from litellm_compaction.config import settings_from
 from litellm_compaction.errors import ConfigError, ServerUnavailable
 from litellm_compaction.master_key import KEY_VARIABLE, ensure_master_key
-from litellm_compaction.proxy.config_check import ENVIRONMENT_PREFIX, check_config
+from litellm_compaction.proxy.config_check import ENVIRONMENT_PREFIX
 from litellm_compaction.windows.fetch import KeyRefused
 from litellm_compaction.windows.lmstudio import DEFAULT_ADDRESS, Listing, server_root
 
@@ -82,7 +82,7 @@ def up(
     path = config or shipped_config()
     file = read_config(path)
     settings = settings_from(file.settings)
-    for finding in check_config(file.data, environ):
+    for finding in file.findings(environ):
         if finding.level == "problem":
             _say(f"litellm-compaction: {finding.place}: {finding.message}", to_errors=True)
     port = usable_port(host, port)

@@ -73,6 +73,14 @@ def test_a_request_is_counted_as_in_the_proxy(run: Run) -> None:
     assert (found["window_tokens"], found["window_source"], found["used_ratio"]) == (None, "", None)
 
 
+def test_a_list_of_messages_is_a_request_too(run: Run) -> None:
+    """As for `compact`: one reader for both."""
+    messages = [{"role": "user", "content": "Hello!"}]
+    _, whole, _ = run("--model", "qwen3-8b", "--json", "-", stdin=json.dumps({"messages": messages}))
+    _, alone, _ = run("--model", "qwen3-8b", "--json", "-", stdin=json.dumps(messages))
+    assert json.loads(alone) == json.loads(whole)
+
+
 def test_the_window_is_lm_studios(run: Run, address: Address, tmp_path: Path) -> None:
     """With the share of it that the request takes."""
     path = tmp_path / "request.json"

@@ -14,7 +14,7 @@ import pytest
 from litellm_compaction.cli.doctor import doctor
 from litellm_compaction.errors import CompactionError
 from litellm_compaction.events import event_to_json
-from litellm_compaction.simulator import Address, Model, Simulator, serve
+from litellm_compaction.simulator import Address, Model, Reply, Simulator, serve
 from litellm_compaction.stores import open_store
 from litellm_compaction.tokenizers import registry
 from tests.cli.conftest import GPT_OSS, QWEN, config, deployment
@@ -319,10 +319,14 @@ def test_the_variable_decides_where_the_config_says_so(report: Report, address: 
     assert found["deployments"][0]["window_tokens"] == 8192
 
 
-def test_credentials_in_an_address_are_not_shown(report: Report, address: Address) -> None:
+def test_credentials_in_an_address_are_not_shown(report: Report, simulator: Simulator, address: Address) -> None:
     """A report is pasted into bug reports."""
     with_password = address.base_url.replace("http://", "http://me:secret@")
     _, found = report(config(deployment(params={"api_base": f"{with_password}/v1"})))
+    assert "secret" not in json.dumps(found)
+    simulator.script = lambda call: Reply(status=500, raw_body={"error": "broken"})
+    _, found = report(config(deployment(params={"api_base": f"{with_password}/v1"})), probes=True)
+    assert any("the probe failed: http://127.0.0.1" in message for message in messages(found))
     assert "secret" not in json.dumps(found)
 
 
@@ -409,7 +413,7 @@ def test_settings_that_work_against_the_plug_in_are_notes(
         "after 60 s",
     ]
     assert simulator.sdk.faults() == []
-    assert simulator.sdk.open_sockets() == []
+    simulator.wait_until(lambda: simulator.sdk.open_sockets() == [])
 
 
 def test_without_the_protocol_the_package_counts(report: Report, simulator: Simulator, address: Address) -> None:

@@ -14,7 +14,6 @@ from litellm_compaction.cli.app import program
 from litellm_compaction.cli.config_file import read_config
 from litellm_compaction.config import DeploymentSettings, Settings
 from litellm_compaction.core.strategies import STRATEGIES
-from litellm_compaction.proxy.config_check import check_config
 from tests.cli.settings_table import table
 
 ROOT = Path(__file__).parents[2]
@@ -52,7 +51,7 @@ def test_the_config_runs(name: str, tmp_path: Path) -> None:
     """The example has nothing wrong."""
     path = tmp_path / "config.yaml"
     path.write_text(shown_config(name), encoding="utf-8")
-    assert [finding for finding in check_config(read_config(path).data, {}) if finding.level == "problem"] == []
+    assert [finding for finding in read_config(path).findings({}) if finding.level == "problem"] == []
 
 
 @pytest.mark.parametrize("name", ["README.md", "docs/start.md"])

@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 
 from litellm_compaction.cli.config_file import read_config, shipped_config
-from litellm_compaction.cli.doctor import shadows
-from litellm_compaction.proxy.config_check import check_config
 from tests.cli.conftest import config, deployment
 
 Write = Callable[..., Path]
@@ -18,7 +16,7 @@ Write = Callable[..., Path]
 
 def problems(path: Path, environ: dict[str, str] | None = None) -> list[tuple[str, str]]:
     """(place, message) of each problem."""
-    found = [*check_config(read_config(path).data, environ or {}), *shadows(read_config(path))]
+    found = read_config(path).findings(environ or {})
     return [(finding.place, finding.message) for finding in found if finding.level == "problem"]
 
 
@@ -132,4 +130,4 @@ def test_a_variable_that_is_not_set_is_found(write: Write) -> None:
 def test_no_finding_shows_a_key(write: Write) -> None:
     """Keys in the file stay in the file."""
     path = write(config(deployment(params={"api_key": "sk-secret"}), general_settings={"master_key": "sk-secret"}))
-    assert "sk-secret" not in str(list(check_config(read_config(path).data, {})))
+    assert "sk-secret" not in str(list(read_config(path).findings({})))
