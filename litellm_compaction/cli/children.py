@@ -64,56 +64,6 @@ def proxy_environment(environ: Mapping[str, str], *, master_key: str | None, api
     return child
 
 
-class Child:
-    """One child process in a session of its own, so that Ctrl-C in the terminal reaches it once, through us."""
-
-    def __init__(
-        self,
-        name: str,
-        command: Sequence[str],
-        environment: Mapping[str, str],
-        *,
-        output: int | IO[bytes] | None = None,
-    ) -> None:
-        self.name = name
-        try:
-            self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and arguments
-                command,
-                env=dict(environment),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT if output is not None else None,
-                start_new_session=True,
-            )
-        except OSError as exc:
-            raise CompactionError(f"The {name} cannot be started ({exc}).") from exc
-
-    def exit_code(self) -> int | None:
-        """The exit code as a shell would show it; None while it runs."""
-        code = self._process.poll()
-        return None if code is None else _shell_code(code)
-
-    def wait(self, timeout_s: float | None = None) -> int | None:
-        """The exit code; None when `timeout_s` passed first."""
-        try:
-            return _shell_code(self._process.wait(timeout_s))
-        except subprocess.TimeoutExpired:
-            return None
-
-    def send_signal(self, number: int) -> None:
-        """Pass a signal on; nothing happens when the child has ended."""
-        with contextlib.suppress(ProcessLookupError):
-            self._process.send_signal(number)
-
-    def end(self) -> None:
-        """Ask the child to end; after 10 s end it. Nothing happens when it has ended."""
-        if self._process.poll() is None:
-            self._process.terminate()
-            if self.wait(_GRACE_S) is None:
-                self._process.kill()
-                self._process.wait()
-
-
 @contextlib.contextmanager
 def signals_to(handler: Callable[[int, FrameType | None], None], *numbers: signal.Signals) -> Iterator[None]:
     """Has signals handled otherwise for the length of the block."""
@@ -126,15 +76,47 @@ def signals_to(handler: Callable[[int, FrameType | None], None], *numbers: signa
 
 
 @contextlib.contextmanager
-def running(child: Child) -> Iterator[Child]:
-    """The child, ended when the block ends, however it ends."""
+def running(
+    name: str, command: Sequence[str], environment: Mapping[str, str], *, output: int | IO[bytes] | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A child process in a session of its own, so that Ctrl-C in the terminal reaches it once, through us.
+
+    It is asked to end when the block ends, however it ends, and is ended after 10 s.
+
+    Raises:
+        CompactionError: it cannot be started.
+    """
     try:
-        yield child
+        process = subprocess.Popen(  # noqa: S603 - our own interpreter and arguments
+            command,
+            env=dict(environment),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT if output is not None else None,
+            start_new_session=True,
+        )
+    except OSError as exc:
+        raise CompactionError(f"The {name} cannot be started ({exc}).") from exc
+    try:
+        yield process
     finally:
-        child.end()
+        if process.poll() is None:
+            process.terminate()
+            if exit_code(process, _GRACE_S) is None:
+                process.kill()
+                process.wait()
 
 
-def wait_until_alive(proxy: Child, base_url: str, limit_s: float = PROXY_START_LIMIT_S) -> None:
+def exit_code(process: subprocess.Popen[bytes], wait_s: float | None = None) -> int | None:
+    """The exit code as a shell would show it; None if it still runs after `wait_s`."""
+    try:
+        code = process.wait(wait_s)
+    except subprocess.TimeoutExpired:
+        return None
+    return code if code >= 0 else 128 - code
+
+
+def wait_until_alive(proxy: subprocess.Popen[bytes], base_url: str, limit_s: float = PROXY_START_LIMIT_S) -> None:
     """Returns when the proxy answers.
 
     Raises:
@@ -146,7 +128,7 @@ def wait_until_alive(proxy: Child, base_url: str, limit_s: float = PROXY_START_L
             with contextlib.suppress(httpx.HTTPError):
                 if http.get(f"{base_url}/health/liveliness").status_code == 200:
                     return
-            code = proxy.wait(_POLL_S)
+            code = exit_code(proxy, _POLL_S)
             if code is not None:
                 raise ServerUnavailable(
                     f"The proxy ended with exit code {code} before it was ready; its own message is above."
@@ -185,7 +167,3 @@ def local_url(host: str, port: int) -> str:
     elif host == "::":
         host = "::1"
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
-def _shell_code(code: int) -> int:
-    return code if code >= 0 else 128 - code

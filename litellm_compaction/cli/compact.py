@@ -82,37 +82,36 @@ class Report:
 
     @property
     def fates(self) -> list[Fate]:
-        """What happens to each message; see `fates`."""
-        return fates(self.originals, self.compaction, dry_run=self.dry_run)
+        """What happens to each message.
 
+        `edited` is sent in its place, but shorter. `summarized` is what the summary stands for. `dropped` leaves no
+        more than quotations: old reads that a later one repeats, and everything covered where there is no summary.
+        `offered` is, in a dry run, what a pruning model would choose from.
+        """
+        compaction = self.compaction
+        if compaction is None:
+            return ["kept"] * len(self.originals)
+        lead, covered, replaced = (
+            system_prefix_length(self.originals),
+            compaction.covered_messages,
+            compaction.replaced_messages,
+        )
+        rest = self.originals[lead:]
+        shown = edited_part(rest, compaction)
+        repeated = superseded_reads(rest[:covered])
 
-def fates(messages: Sequence[Message], compaction: Compaction | None, *, dry_run: bool = False) -> list[Fate]:
-    """What happens to each message.
-
-    `edited` is sent in its place, but shorter. `summarized` is what the summary stands for. `dropped` leaves no more
-    than quotations: old reads that a later one repeats, and everything covered where there is no summary. `offered` is,
-    in a dry run, what a pruning model would choose from.
-    """
-    if compaction is None:
-        return ["kept"] * len(messages)
-    lead, covered = system_prefix_length(messages), compaction.covered_messages
-    rest = messages[lead:]
-    replaced = compaction.replaced_messages
-    shown = edited_part(rest, compaction)
-    repeated = superseded_reads(rest[:covered])
-
-    def fate(position: int) -> Fate:
-        if position >= covered or position in compaction.pinned:
-            return "kept"
-        if position >= replaced and dry_run and chooses(compaction.rung) and not rest[position].is_system:
-            return "offered"
-        if position >= replaced:
+        def fate(position: int) -> Fate:
+            if position >= covered or position in compaction.pinned:
+                return "kept"
+            if position < replaced:
+                return "dropped" if compaction.rung == "truncate" or position in repeated else "summarized"
+            if self.dry_run and chooses(compaction.rung) and not rest[position].is_system:
+                return "offered"
             sent = shown[position - replaced]
             return "dropped" if sent is None else "kept" if sent is rest[position] else "edited"
-        return "dropped" if compaction.rung == "truncate" or position in repeated else "summarized"
 
-    system: list[Fate] = ["kept"] * lead
-    return [*system, *map(fate, range(len(rest)))]
+        system: list[Fate] = ["kept"] * lead
+        return [*system, *map(fate, range(len(rest)))]
 
 
 def as_lines(report: Report) -> Iterator[str]:

@@ -24,7 +24,6 @@ import httpx
 import yaml
 
 from litellm_compaction.cli.children import (
-    Child,
     local_url,
     proxy_command,
     proxy_environment,
@@ -362,7 +361,7 @@ def _proxy(folder: Path, api_base: str, key: str, *, guarded: bool, environ: Map
     command = proxy_command(path, "127.0.0.1", port)
     environment = proxy_environment({**environ, FOLDER_VARIABLE: str(folder)}, master_key=key, api_base=api_base)
     log = folder / "proxy.log"
-    with log.open("wb") as output, running(Child("proxy", command, environment, output=output)) as child:
+    with log.open("wb") as output, running("proxy", command, environment, output=output) as child:
         base_url = local_url("127.0.0.1", port)
         try:
             wait_until_alive(child, base_url)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import shlex
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -13,7 +14,7 @@ from types import FrameType
 from typing import NamedTuple
 
 from litellm_compaction.cli.children import (
-    Child,
+    exit_code,
     local_url,
     proxy_command,
     proxy_environment,
@@ -95,20 +96,20 @@ def up(
         base_url = local_url(host, port)
         _say(f"Starting LiteLLM's proxy with {path} …")
         environment = proxy_environment(environ, master_key=key.value, api_base=upstream.api_base)
-        with running(Child("proxy", command, environment)) as proxy:
+        with running("proxy", command, environment) as proxy:
             stopping.proxy = proxy
             try:
                 wait_until_alive(proxy, base_url)
             except ServerUnavailable as error:
                 if not stopping.asked:
                     _say(f"litellm-compaction: {error}", to_errors=True)
-                    return proxy.exit_code() or 1
-                return proxy.wait() or 0
+                    return exit_code(proxy, 0) or 1
+                return exit_code(proxy) or 0
             _say(f"\nReady at {base_url}/v1 (the base URL for clients), Ctrl-C ends it.")
             if settings.page == "on":
                 _say(f"Settings and history: {base_url}/compaction, opened with the master key.")
             _say(f"Try:\n\n{_curl(base_url, upstream.model, key.in_shell)}\n")
-            return proxy.wait() or 0
+            return exit_code(proxy) or 0
 
 
 @contextlib.contextmanager
@@ -198,7 +199,7 @@ class _Stopping:
     """What a stop signal does: it is passed on to the proxy once it runs, and raises before that."""
 
     asked = False
-    proxy: Child | None = None
+    proxy: subprocess.Popen[bytes] | None = None
 
     def on_signal(self, number: int, _frame: FrameType | None) -> None:
         """A second signal reaches the proxy too, which then drops open connections."""

@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import subprocess
 import sys
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 
+from litellm_compaction.cli import children
 from litellm_compaction.cli.children import (
-    Child,
+    exit_code,
     local_url,
     proxy_command,
     proxy_environment,
@@ -22,45 +25,61 @@ from litellm_compaction.cli.children import (
 from litellm_compaction.errors import CompactionError, ServerUnavailable
 
 
-def sleeper() -> Child:
+def python(code: str) -> AbstractContextManager[subprocess.Popen[bytes]]:
+    """A child that runs `code`."""
+    return running("child", [sys.executable, "-c", code], {})
+
+
+def sleeper() -> AbstractContextManager[subprocess.Popen[bytes]]:
     """A child that ends only when it is told to."""
-    return Child("sleeper", [sys.executable, "-c", "import signal; signal.pause()"], {})
+    return python("import signal; signal.pause()")
 
 
 def test_a_child_ends_with_its_block() -> None:
     """Also when the block fails."""
-    with pytest.raises(ZeroDivisionError), running(sleeper()) as child:
+    with pytest.raises(ZeroDivisionError), sleeper() as child:
         raise ZeroDivisionError
-    assert child.exit_code() == 128 + signal.SIGTERM
+    assert exit_code(child) == 128 + signal.SIGTERM
+
+
+def test_a_child_that_does_not_listen_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the time that it is given."""
+    monkeypatch.setattr(children, "_GRACE_S", 0.1)
+    deaf = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); signal.pause()"
+    with running("child", [sys.executable, "-c", deaf], {}, output=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        with child.stdout:
+            child.stdout.readline()
+    assert exit_code(child) == 128 + signal.SIGKILL
 
 
 def test_exit_codes_are_the_childs() -> None:
     """A code is passed on as it is."""
-    with running(Child("seven", [sys.executable, "-c", "raise SystemExit(7)"], {})) as child:
-        assert child.wait() == 7
-        assert child.exit_code() == 7
+    with python("raise SystemExit(7)") as child:
+        assert exit_code(child) == 7
+        assert exit_code(child, 0) == 7
 
 
 def test_a_running_child_has_no_exit_code() -> None:
     """None until it ends; a signal to one that has ended does nothing."""
-    with running(sleeper()) as child:
-        assert child.exit_code() is None
-        assert child.wait(0.0) is None
+    with sleeper() as child:
+        assert exit_code(child, 0) is None
         child.send_signal(signal.SIGTERM)
-        assert child.wait(60) == 128 + signal.SIGTERM
+        assert exit_code(child, 60) == 128 + signal.SIGTERM
     child.send_signal(signal.SIGTERM)
 
 
 def test_a_program_that_is_missing_is_explained(tmp_path: Path) -> None:
     """No traceback of subprocess."""
+    missing = running("proxy", [str(tmp_path / "missing")], {})
     with pytest.raises(CompactionError, match="The proxy cannot be started"):
-        Child("proxy", [str(tmp_path / "missing")], {})
+        missing.__enter__()
 
 
 def test_the_end_of_the_proxy_is_noticed_while_waiting() -> None:
     """Nobody waits three minutes for a process that has ended."""
     with (
-        running(Child("proxy", [sys.executable, "-c", "raise SystemExit(3)"], {})) as child,
+        python("raise SystemExit(3)") as child,
         pytest.raises(ServerUnavailable, match="exit code 3"),
     ):
         wait_until_alive(child, f"http://127.0.0.1:{usable_port('127.0.0.1', 0)}")
@@ -68,7 +87,7 @@ def test_the_end_of_the_proxy_is_noticed_while_waiting() -> None:
 
 def test_waiting_has_an_end() -> None:
     """A proxy that never answers is given up."""
-    with running(sleeper()) as child, pytest.raises(ServerUnavailable, match="did not answer"):
+    with sleeper() as child, pytest.raises(ServerUnavailable, match="did not answer"):
         wait_until_alive(child, f"http://127.0.0.1:{usable_port('127.0.0.1', 0)}", limit_s=0.1)
 
 
