@@ -22,7 +22,7 @@ KEYS: dict[str, tuple[list[Any], list[Any]]] = {
     "mode": (["guard", "observe", "off", False], ["on", True, 1, None]),
     "page": (["on", "off", True, False], ["yes", 1, None]),
     "redact": (["on", "off", True, False], ["yes", 1, None]),
-    "redact_patterns": ([(), (r"KD-\d{6}",)], ["KD", ["("], ["a+"], ["x" * 3000], [7], None]),
+    "redact_patterns": ([(), (r"KD-\d{6}", r"KD-\d+")], ["KD", ["("], ["a*"], ["x" * 3000], [7], None]),
     "pre_request_ratio": ([0.5, 0.9], [0, 1, 1.2, -0.1, "much", math.nan]),
     "streaming_ratio": ([0.8, 0.99], [0, 1, 90, math.inf]),
     "target_ratio": ([0.01, 0.79], [0, 1, -1]),

@@ -14,9 +14,12 @@ from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import TypeAlias
 
+import regex
+
 from litellm_compaction.core.messages import Message
 
 MARKER = "[secret removed]"
+TOO_SLOW = "[left out: a pattern of `redact_patterns` takes too long here]"
 Redact: TypeAlias = "Callable[[str], str]"
 # Hints, and what to search lines with one of them for.
 _Kind: TypeAlias = "tuple[Sequence[str], Sequence[Redact]]"
@@ -205,25 +208,34 @@ _KEY_HINTS = ("private key", *_BROKEN_HINTS)
 _OPTION_HINTS = ("-u", "-user", "-pass", "-token", "-api", "-secret")
 # One search through more than this would hold up other threads. Nothing but private keys reaches over lines.
 _SLICE_CHARS = 32_768
+# For one of an operator's patterns in one piece: a good one takes a few ms on a slow machine.
+_OWN_LIMIT_S = 0.2
 # So much is looked through at once for hints.
 _BATCH_CHARS = 65_536
 
 
-def redacted(text: str, patterns: Sequence[re.Pattern[str]] = ()) -> str:
+def redacted(text: str, patterns: Sequence[regex.Pattern[str]] = ()) -> str:
     """`text` with a marker in place of each secret; the very same text where there is none.
 
     Args:
         text: any.
-        patterns: the operator's own; what their group `secret` matches goes, else the whole match.
+        patterns: the operator's own; what their group `secret` matches goes, else the whole match. Of a text in which
+            one takes longer than 0.2 s the rest is left out (`TOO_SLOW`): nothing is written down unsearched.
     """
     shown = _unhidden(text)
     if shown is not text:
         # Colours and widths are given up where they hid a secret alone.
-        return text if (cleaned := redacted(shown, patterns)) == shown else cleaned
+        return text if (searched := redacted(shown, patterns)) == shown else searched
     if _holds(text, _KEY_HINTS):
         text = _without_keys(text)
-    pieces = (_own_removed(_known_removed(piece, _SEARCHES), patterns) for piece in _pieces(text))
-    return "".join(pieces)
+    cleaned: list[str] = []
+    for piece in _pieces(text):
+        known = _known_removed(piece, _SEARCHES)
+        try:
+            cleaned.append(_own_removed(known, patterns))
+        except TimeoutError:
+            return "".join([*cleaned, TOO_SLOW])
+    return "".join(cleaned)
 
 
 def _unhidden(text: str) -> str:
@@ -280,9 +292,10 @@ def _hinted_lines(piece: str, lower: str, hints: Sequence[str]) -> list[tuple[in
     return sorted(found)
 
 
-def _own_removed(piece: str, patterns: Sequence[re.Pattern[str]]) -> str:
+def _own_removed(piece: str, patterns: Sequence[regex.Pattern[str]]) -> str:
     for pattern in patterns:
-        piece = pattern.sub(_own, piece)
+        # Other threads go on meanwhile.
+        piece = pattern.sub(_own, piece, concurrent=True, timeout=_OWN_LIMIT_S)
     return piece
 
 
@@ -302,7 +315,7 @@ def _pieces(text: str) -> Iterator[str]:
 class Redactor:
     """`redacted` with an operator's patterns."""
 
-    patterns: tuple[re.Pattern[str], ...] = ()
+    patterns: tuple[regex.Pattern[str], ...] = ()
 
     def __call__(self, text: str) -> str:
         """The text without its secrets."""
@@ -312,7 +325,7 @@ class Redactor:
 @lru_cache(maxsize=64)
 def redactor(patterns: tuple[str, ...]) -> Redactor:
     """A redactor whose patterns are compiled once."""
-    return Redactor(tuple(map(re.compile, patterns)))
+    return Redactor(tuple(map(regex.compile, patterns)))
 
 
 def plain(text: str) -> str:
@@ -486,11 +499,13 @@ def _forms_removed(line: str) -> str:
     return _FORM.sub(_unnamed, line) if any(sign in line for sign in _FORM_SIGNS) else line
 
 
-def _own(found: re.Match[str]) -> str:
+def _own(found: regex.Match[str]) -> str:
+    if found.start() == found.end():
+        return ""
     return _put(found, "secret") if found.groupdict().get("secret") is not None else MARKER
 
 
-def _put(found: re.Match[str], group: str) -> str:
+def _put(found: re.Match[str] | regex.Match[str], group: str) -> str:
     start, end = found.span(group)
     return found.string[found.start() : start] + MARKER + found.string[end : found.end()]
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Callable, Collection, Hashable, Sequence, Set
 from dataclasses import dataclass, replace
 
@@ -23,7 +24,7 @@ from litellm_compaction.core.ledger import ledger
 from litellm_compaction.core.messages import Message, system_prefix_length, visible_text
 from litellm_compaction.core.plan import MIN_GAIN_RATIO, Edit, Making, Prune, Summarize
 from litellm_compaction.core.record import ledger_messages, read_record, taken_out
-from litellm_compaction.core.secrets import Redact, plain, redactor
+from litellm_compaction.core.secrets import TOO_SLOW, Redact, plain, redactor
 from litellm_compaction.core.stretches import data_of
 from litellm_compaction.engine.ask import Pruner, Summary, SummaryClient
 from litellm_compaction.engine.context import MeasuredRequest
@@ -32,6 +33,7 @@ from litellm_compaction.errors import SummaryFailed
 from litellm_compaction.stores import Store
 from litellm_compaction.tokenizers.registry import is_loaded, vocabulary
 
+logger = logging.getLogger("litellm_compaction")
 # Looking for secrets in so much text takes some ms.
 _OFF_LOOP_CHARS = 10_000
 
@@ -314,7 +316,18 @@ class CompactionBuilder:
 
 def _redact(work: MeasuredRequest) -> Redact:
     settings = work.case.settings
-    return redactor(tuple(settings.redact_patterns)) if settings.redact == "on" else plain
+    if settings.redact == "off":
+        return plain
+    redact = redactor(tuple(settings.redact_patterns))
+
+    def told(text: str) -> str:
+        cleaned = redact(text)
+        if cleaned.endswith(TOO_SLOW):
+            logger.warning("redact_patterns_slow model=%s chars=%d: the rest of a text is left out", label, len(text))
+        return cleaned
+
+    label = work.case.label
+    return told if settings.redact_patterns else redact
 
 
 async def _written(work: MeasuredRequest, compaction: Compaction) -> Compaction:
@@ -332,9 +345,7 @@ async def _written(work: MeasuredRequest, compaction: Compaction) -> Compaction:
 
 
 def _redacts_slowly(work: MeasuredRequest) -> bool:
-    """Whether redacting a short text, too, may take long: each of an operator's patterns may try 2,000 steps for a
-    character (`config.must_be_linear`).
-    """
+    """Whether redacting a short text, too, may take long: an operator's patterns may be slow."""
     return work.case.settings.redact == "on" and bool(work.case.settings.redact_patterns)
 
 

@@ -436,11 +436,37 @@ def test_an_operators_patterns_are_used() -> None:
     assert redact("Kunde KD-123456, PIN 1234") == f"Kunde {MARKER}, PIN {MARKER}"
 
 
+def test_a_pattern_may_match_between_letters() -> None:
+    """Nothing is there to be taken out."""
+    assert redactor((r"\b", r"(?=KD)"))("KD-1 and KD-2") == "KD-1 and KD-2"
+
+
+def test_a_pattern_that_would_never_end_is_ended() -> None:
+    """What is searched already is kept, the rest is left out: nothing is written down unsearched."""
+    redact = redactor((r"(?:a|aa)+\$",))
+    assert redact("ordinary words") == "ordinary words"
+    text = "word " * 20_000 + "a" * 80 + "! PIN 1234"
+    found = redact(text)
+    assert found.endswith(secrets.TOO_SLOW)
+    assert text.startswith(found.removesuffix(secrets.TOO_SLOW))
+    assert "1234" not in found
+
+
+async def test_a_pattern_that_takes_too_long_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    """By its model and the size of the text, not by a word of it."""
+    bench = Bench(ask=FakeAsk(f"## State\nThe customer is {'a' * 80}!"))
+    guarded = await bench.guard([*LONG[:9], LONG[-1]], 2048, redact_patterns=[r"(?:a|aa)+\$"])
+    assert guarded.action == "compacted"
+    assert "redact_patterns_slow model=" in caplog.text
+    assert "aaaa" not in caplog.text
+    assert all("aaaa" not in str(message.raw) for message in guarded.messages or ())
+
+
 @pytest.mark.parametrize("strategy", ["summary", "prune"])
 async def test_an_operators_patterns_are_searched_beside_the_event_loop(
     strategy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each may try 2,000 steps for a character, also where the conversation is short."""
+    """Each may be slow, also where the conversation is short."""
     threads: list[int] = []
     here = threading.get_ident()
 
@@ -461,18 +487,14 @@ async def test_an_operators_patterns_are_searched_beside_the_event_loop(
 @pytest.mark.parametrize(
     ("pattern", "problem"),
     [
-        ("(a+)+$", "repetition"),
-        ("a*", "repetition"),
-        (r"\w+:", "repetition"),
-        ("(?:a{1,200}){1,200}", "steps"),
-        (r"(a)\1", "reference"),
+        ("a*", "empty"),
         ("(", "pattern"),
         ("", "empty"),
         ("x{0,3}", "empty"),
         ("a" * 3000, "long"),
     ],
 )
-def test_patterns_that_could_hold_everybody_up_are_refused_at_start(pattern: str, problem: str) -> None:
-    """What is not linear is named, with what to write instead."""
+def test_patterns_that_cannot_be_meant_are_refused_at_start(pattern: str, problem: str) -> None:
+    """The error says which one, and why."""
     with pytest.raises(ConfigError, match=problem):
         settings_from({"redact_patterns": [pattern]})
