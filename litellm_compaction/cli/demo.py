@@ -37,8 +37,6 @@ from litellm_compaction.cli.demo_conversation import (
     TOOLS,
     Conversation,
     JsonObject,
-    arguments_text,
-    is_same_text,
     report_of,
     rest_of,
     scripted_summary,
@@ -263,15 +261,17 @@ class _Stage:
             return Reply(rest_of(self.report, str(newest.get("content"))))
         if str(newest.get("content")).startswith(GO_ON_START):
             return Reply(rest_of(self.report, str(call.messages[-2].get("content"))))
-        if not is_same_text(newest.get("content"), self.conversation.messages[-1]["content"]):
+        # A summary may stand before the user's own words.
+        said = newest.get("content")
+        if not isinstance(said, str) or not said.endswith(self.conversation.messages[-1]["content"]):
             return Reply(scripted_summary(call.prompt_text))
-        if newest["content"].endswith(REPORT_REQUEST):
+        if said.endswith(REPORT_REQUEST):
             return Reply(self.report)
         step = step_of(self.turn)
         if step.call is None:
             return Reply(step.text)
         name, arguments = step.call
-        return Reply(step.text, tool_calls=((name, arguments_text(arguments)),))
+        return Reply(step.text, tool_calls=((name, json.dumps(arguments, ensure_ascii=False)),))
 
 
 def _play(

@@ -6,7 +6,6 @@ Both sides come from here: what the client adds (`Conversation`) and what the si
 
 from __future__ import annotations
 
-import json
 import random
 import re
 from collections.abc import Sequence
@@ -162,15 +161,6 @@ def scripted_summary(prompt_text: str) -> str:
         "### Key decisions\nInteger cents, round half to even, because float sums drift.\n"
         "### Current state\nThe files above are done.\n### Pending\n- [ ] check the remaining callers"
     )
-
-
-def is_same_text(content: object, expected: str) -> bool:
-    """Whether a message's content is, or ends with, `expected`: a summary may stand before the user's own words."""
-    return isinstance(content, str) and content.endswith(expected)
-
-
-def arguments_text(arguments: JsonObject) -> str:
-    return json.dumps(arguments, ensure_ascii=False)
 
 
 def _module(turn: int) -> str:
