@@ -239,7 +239,7 @@ async def _compacted(
     compactor = Compactor(windows=windows, counter=TokenCounter(), store=store, observers=(events.append,))
     target = offline_target(model, window_tokens)
     ask = asking(model, server.completion(settings.summary_timeout_s), _TEMPERATURE)
-    pruning_model = PruningModel(label=model, target=target, ask=ask, is_same=True)
+    pruning_model = PruningModel(label=model, target=target, ask=ask, is_same=False)
     case = offline_context(target, settings, pruning_model, summary_calls=settings.max_summary_calls)
 
     report = partial(Report, model=model, window_tokens=window_tokens, dry_run=dry_run)

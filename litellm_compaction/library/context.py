@@ -71,8 +71,6 @@ def _context(config: CompactionConfig, acompletion: Completion, focus: str) -> R
         label=model,
         target=offline_target(model, config.summary_window_tokens or config.context_window_tokens),
         ask=asking(model, acompletion, config.temperature),
-        # Whichever it is, it is asked about the conversation as text: what its server has cached of the conversation
-        # is not known here.
         is_same=False,
     )
     target = offline_target(config.model, config.context_window_tokens)
@@ -82,7 +80,11 @@ def _context(config: CompactionConfig, acompletion: Completion, focus: str) -> R
 def offline_context(
     target: Target, settings: Settings, pruning_model: PruningModel, *, summary_calls: int, focus: str = ""
 ) -> RequestContext:
-    """The surroundings of a request without a proxy; `target` as of `offline_target`."""
+    """The surroundings of a request without a proxy; `target` as of `offline_target`.
+
+    `pruning_model`, whichever it is, is not `is_same`: it is asked about the conversation as text, without tools, since
+    it is not known what its server has cached.
+    """
     return RequestContext(
         label=target.model,
         target=target,
@@ -132,14 +134,12 @@ def asking(model: str, acompletion: Completion, temperature: float) -> Ask:
         tool_choice: JsonValue = None,
         is_enough: IsEnough | None = None,
     ) -> SummaryAnswer:
-        with_tools = {"tools": list(tools), **({} if tool_choice is None else {"tool_choice": tool_choice})}
         try:
             response = await acompletion(
                 model=model,
                 messages=[dict(message.raw) for message in messages],
                 max_tokens=max_tokens,
                 temperature=temperature,
-                **(with_tools if tools else {}),
             )
         except ServerUnavailable:
             raise

@@ -339,6 +339,13 @@ def test_a_bypassed_carrier_is_a_problem(report: Report, address: Address, envir
     assert any("ignores the client" in message for message in messages(found, "problem"))
 
 
+def test_ways_are_those_of_the_carrier(report: Report, address: Address) -> None:
+    """LiteLLM's hooks know chats only, so that nothing is sent as a rendered prompt."""
+    _, found = report(config(deployment(params=at(address)), settings={"carrier": "hooks"}))
+    [row] = found["deployments"]
+    assert (row["carrier"], row["ways"]) == ("hooks", ["prefill", "turn"])
+
+
 def lm_studio_file(folder: Path, model: str = "qwen3-8b") -> Path:
     """A model file with a vocabulary of six tokens, as LM Studio keeps it."""
     path = folder / "qwen" / f"{model}-GGUF" / f"{model}-Q4_K_M.gguf"
@@ -459,6 +466,21 @@ def test_a_stand_in_may_be_off(report: Report) -> None:
     assert all("usage corrects it" in message for message in messages(found, "note") if "our count" in message)
 
 
+def test_another_server_is_probed_where_it_loads_nothing_for_it(report: Report, plain: PlainServer) -> None:
+    """llama.cpp's has one model, and has it loaded; Ollama would load what it is asked for."""
+    plain.gets["/props"] = {"default_generation_settings": {"n_ctx": 6144}}
+    info = {"compaction": {"enabled": True}}
+    _, found = report(
+        config(deployment("openai/qwen3", params={"api_base": f"{plain.base_url}/v1"}, info=info)), probes=True
+    )
+    assert [probe["tools"] for probe in found["deployments"][0]["probes"]] == [False, True]
+    del plain.gets["/props"]
+    plain.gets["/api/ps"] = {"models": [{"name": "qwen3:latest", "context_length": 16384}]}
+    params = {"api_base": plain.base_url}
+    _, found = report(config(deployment("ollama_chat/qwen3", params=params, info=info)), probes=True)
+    assert (found["deployments"][0]["window_source"], found["deployments"][0]["probes"]) == ("ollama", [])
+
+
 def test_a_probe_loads_nothing(report: Report, address: Address) -> None:
     """What is not loaded is not probed."""
     _, found = report(config(deployment(f"lm_studio/{GPT_OSS}", params=at(address))), probes=True)
@@ -502,8 +524,13 @@ def test_pruning_model_that_would_not_be_asked_is_said(report: Report, address: 
     for name in ("small", f"any/{GPT_OSS}"):
         (said,) = [each["message"] for each in found["findings"] if each["place"] == f"pruning_model {name}"]
         assert said.startswith("the model that is asked writes its own summaries: it is not loaded, and loading it")
-    _, found = report(config(deployment(params=at(address)), everything, settings={"pruning_model": f"any/{QWEN}"}))
+    asked = {"pruning_model": f"any/{QWEN}"}
+    _, found = report(config(deployment(params=at(address)), everything, settings=asked))
     assert [each for each in found["findings"] if "pruning_model" in each["place"]] == []
+    # A name of its own goes before a wildcard, as in LiteLLM's router.
+    named = deployment(f"lm_studio/{GPT_OSS}", f"any/{QWEN}", params=at(address))
+    _, found = report(config(deployment(params=at(address)), everything, named, settings=asked))
+    assert len([each for each in found["findings"] if "pruning_model" in each["place"]]) == 1
 
 
 def test_a_pruning_model_that_is_not_guarded_is_looked_at_too(
