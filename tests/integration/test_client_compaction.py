@@ -163,7 +163,7 @@ def test_a_reminder_behind_its_instruction_changes_nothing(bench: Bench) -> None
     assert answer.status_code == 200, answer.text
     assert answer.headers["x-litellm-compaction"] == "none"
     sent = watch.sent()
-    assert text_of(sent[-2]) == CRITICAL.strip()
+    assert text_of(sent[-2]) == CRITICAL
     assert text_of(sent[-1]).startswith("Operator note (not from the user)")
     assert text_of(sent[-1]).endswith(reminder)
     assert searchable(sent).count("Step ") == len(messages) // 2
