@@ -115,7 +115,7 @@ def cells() -> list[Cell]:
     for number, (name, tokenizer) in enumerate(tokenizers.items()):
         for place, window in enumerate(_WINDOWS):
             key = keys[(number + place) % len(keys)]
-            is_shared = (number + place) % 2 == 0
+            is_shared = (number // len(keys) + place) % 2 == 0
             made += [Cell(name, tokenizer, key, window, is_shared=is_shared, speaks=speaks) for speaks in (True, False)]
     return made
 
