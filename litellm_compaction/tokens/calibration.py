@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import log, log2
+from statistics import median
 from typing import NamedTuple
 
 from litellm_compaction.tokens.growth import Growths
@@ -158,20 +159,31 @@ class Calibration:
             error = max(error, bound / (raw_tokens * factor) - 1)
         return Prediction(factor, error, calibrated=bool(near))
 
-    def add(self, raw_tokens: float, allowance_tokens: float, mix: Mix, prompt_tokens: int) -> float:
+    def add(
+        self,
+        raw_tokens: float,
+        allowance_tokens: float,
+        mix: Mix,
+        prompt_tokens: int,
+        left_out_tokens: float = 0.0,
+    ) -> float:
         """Takes a true count over, unless its ratio is nonsense; gives the ratio.
 
         Args:
+            raw_tokens: our uncalibrated count.
             allowance_tokens: the part of `raw_tokens` that the server may have counted as nothing at all.
+            mix: what it consists of.
+            prompt_tokens: the server's.
+            left_out_tokens: not in `raw_tokens`, and the server may have counted them all the same.
         """
-        whole = prompt_tokens / raw_tokens
-        ratio = whole
-        solid_tokens = raw_tokens - allowance_tokens
-        if allowance_tokens > 0.1 * raw_tokens and solid_tokens > 0:
-            # Either all of the allowance was really used or none: the reading that is nearer to what we knew.
-            known = max((sample.ratio for sample in values(self._samples)), default=1.0)
-            without = prompt_tokens / solid_tokens
-            ratio = min((without, whole), key=lambda reading: abs(log(max(reading, 1e-9) / known)))
+        doubts = (-allowance_tokens, left_out_tokens)
+        # Either all of it was really used or none: the reading that is nearest to what we knew.
+        readings = [raw_tokens + doubt for doubt in doubts if 0.1 * raw_tokens < abs(doubt) and raw_tokens + doubt > 0]
+        known = median([sample.ratio for sample in values(self._samples)] or [1.0])
+        ratio = min(
+            (prompt_tokens / reading for reading in (*readings, raw_tokens)),
+            key=lambda reading: abs(log(max(reading, 1e-9) / known)),
+        )
         if not is_plausible(ratio):
             return ratio
         if min(prompt_tokens, raw_tokens) < TINY_TOKENS:

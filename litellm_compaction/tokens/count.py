@@ -262,6 +262,10 @@ def holding(count: Count, known: Sequence[Count]) -> Count:
     most_ratio = count.tokens / count.raw_tokens * (1 + max(count.error_ratio, count.text_error_ratio))
     wrong_tokens = sum(part.tokens * part.error_ratio for part in known)
     wrong_tokens += max(0.0, max(0.0, rest_raw_tokens) * most_ratio - rest_tokens)
+    # All that the template leaves out of the rest may be in the server's.
+    left_out_tokens = max(0.0, count.left_out_tokens - sum(part.left_out_tokens for part in known))
+    factors = [part.tokens / (part.raw_tokens + part.left_out_tokens) for part in known]
+    wrong_tokens += left_out_tokens * max((1.0, *factors))
     if tokens + wrong_tokens >= count.tokens * (1 + count.error_ratio):
         return count
     ratio = min(1.0, tokens / count.tokens)

@@ -139,8 +139,7 @@ class TokenCounter:
             overhead_tokens = max(0, ceil(reading.tokens) - tools_tokens - sum(sizes))
         error_ratio, text_error_ratio = reading.error_ratio, max(reading.error_ratio, prediction.error_ratio)
         if raw.left_out_tokens:
-            # A factor that the server has shown may be that of such text.
-            factor = max(1.0, reading.tokens / (raw.tokens + raw.left_out_tokens))
+            factor = max(1.0, prediction.factor)
             new_tokens = max(0.0, raw.left_out_tokens - (anchor.left_out_tokens if anchor is not None else 0.0))
             error_ratio += new_tokens * factor / reading.tokens
             text_error_ratio += raw.left_out_tokens * factor / reading.tokens
@@ -438,7 +437,9 @@ def _has_added(calibration: Calibration, count: Count, prompt_tokens: int) -> bo
     """Whether a vocabulary explains the number; if it says enough of text, that is a sample of what text takes."""
     media_tokens, text_tokens = count.media_tokens, count.raw_tokens - count.media_tokens
     if not media_tokens:
-        ratio = calibration.add(count.raw_tokens, count.allowance_tokens, count.mix, prompt_tokens)
+        ratio = calibration.add(
+            count.raw_tokens, count.allowance_tokens, count.mix, prompt_tokens, count.left_out_tokens
+        )
         return is_plausible(ratio) or is_between_plausible(
             prompt_tokens, count.raw_tokens, count.raw_tokens + count.left_out_tokens
         )

@@ -280,7 +280,8 @@ class Anchored:
         )
         if min(new_tokens, new_prompt_tokens) >= TINY_TOKENS:
             mix = count.anchor.new_mix(count.raw_tokens, count.mix)
-            self._calibrations.of_new(self._basis).add(new_tokens, 0.0, mix, new_prompt_tokens)
+            left_out_tokens = max(0.0, count.left_out_tokens - count.anchor.left_out_tokens)
+            self._calibrations.of_new(self._basis).add(new_tokens, 0.0, mix, new_prompt_tokens, left_out_tokens)
 
     def _learn_price(self, count: Count, prompt_tokens: int) -> None:
         """Learns what images and sound cost, where the text beside them is known well."""

@@ -9,7 +9,7 @@ import pytest
 from litellm_compaction.core.messages import Request, parse_message
 from litellm_compaction.templates.template import template
 from litellm_compaction.tokenizers.families import family_of
-from litellm_compaction.tokens.count import most_tokens
+from litellm_compaction.tokens.count import holding, most_tokens
 from litellm_compaction.tokens.counter import Count, TokenCounter
 
 LEAVING_OUT = [
@@ -101,3 +101,25 @@ async def test_a_question_is_never_longer_than_a_window_for_text_left_out() -> N
     counter, family = TokenCounter(), LEAVING_OUT[0]
     made = await counter.count("t", family, session(20))
     assert most_tokens(made) >= 1.94 * await shown_tokens(family, session(20))
+
+
+async def test_a_part_that_the_server_has_counted_says_nothing_of_text_left_out_of_the_rest() -> None:
+    """Only what the part left out is settled by its number; the rest may be rendered whole, by the same vocabulary."""
+    counter, family = TokenCounter(), LEAVING_OUT[0]
+    part, whole = session(0), session(12, text=THOUGHT * 40)
+    counter.take_over_exact("t", await counter.count("t", family, part), 200)
+    told = await counter.count("t", family, part)
+    made = holding(await counter.count("t", family, whole), [told])
+    assert upper(made) >= await shown_tokens(family, whole)
+
+
+async def test_text_that_a_server_renders_all_the_same_makes_no_other_text_dear() -> None:
+    """Its number says what text takes, not that the text of the next conversation takes four times as much."""
+    counter, family = TokenCounter(), LEAVING_OUT[0]
+    plain = session(12, text="")
+    before = (await counter.count("t", family, plain)).tokens
+    for rounds in (6, 9):
+        request = session(rounds, text=THOUGHT * 30)
+        count = await counter.count("t", family, request)
+        counter.learn("t", count, round(1.2 * await shown_tokens(family, request)))
+    assert 1.1 * before <= (await counter.count("t", family, plain)).tokens <= 1.3 * before
