@@ -296,12 +296,13 @@ class Compactor:
             guarded = await self._made(pending, decision, room)
         if guarded is not None:
             return guarded
-        if work.budget.own.fits(work.count.tokens):
-            return self._outgoing.unchanged(work)
-        again = await self._prober.with_floor(work)
+        does_fit = work.budget.own.fits(work.count.tokens)
+        again = await (self._prober.fitted(work) if does_fit else self._prober.with_floor(work))
         if again is not None:
             decided = await self._decide(again, pending.stored)
             return decided if isinstance(decided, PreparedRequest) else await self._finished(decided, room)
+        if does_fit:
+            return self._outgoing.unchanged(work)
         bare = self._builder.bare(work)
         if bare is not None:
             guarded = await self._applied_surely(work, bare, "compacted")
@@ -731,6 +732,9 @@ class Compactor:
             decision = await self._plan(work, known)
             match decision:
                 case Keep():
+                    again = await self._prober.fitted(work)
+                    if again is not None:
+                        return await self._decide(again, stored, shorten=shorten)
                     return self._outgoing.unchanged(work)
                 case Reuse(compaction=compaction):
                     guarded = await self._applied_surely(work, compaction, "reused")
@@ -754,9 +758,7 @@ class Compactor:
     async def _beyond(
         self, work: MeasuredRequest, stored: Sequence[Compaction], *, shorten: bool
     ) -> PreparedRequest | CompactionNeeded:
-        """What is done where nothing can be made that fits: send what may fit, ask the server, shorten, or refuse."""
-        if work.budget.own.fits(work.count.tokens):
-            return self._outgoing.unchanged(work)
+        """What is done where nothing can be made that fits: ask the server, shorten, or refuse."""
         again = await self._prober.with_floor(work)
         if again is not None:
             return await self._decide(again, stored, shorten=shorten)

@@ -180,7 +180,8 @@ class RequestMeasurer:
         # Of what is made, only what is added is still in doubt, as much as fits; it is counted again before it is sent.
         share = min(1.0, count.tokens / max(1, replace(budget, error_ratio=0.0).prompt_limit_tokens))
         rest_ratio = min(budget.error_ratio, _PLANNED_ERROR)
-        error_ratio = min(budget.error_ratio, share * count.error_ratio + (1 - share) * rest_ratio)
+        floor_ratio = 0.0 if count.is_told else count.error_ratio
+        error_ratio = min(budget.error_ratio, share * floor_ratio + (1 - share) * rest_ratio)
         return replace(
             work,
             conversation=conversation,

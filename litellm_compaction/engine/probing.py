@@ -122,6 +122,17 @@ class Prober:
             return True
         return self._is_new(work, count) or work.budget.own.triggers(count.tokens)
 
+    async def fitted(self, work: MeasuredRequest) -> MeasuredRequest | None:
+        """`work` by the server's own count, if it would be sent as it came and may be cut for all that is known.
+
+        None if it fits in any case, or the server does not say.
+        """
+        if not _may_be_cut(work.budget.own, work.count):
+            return None
+        await self._told(work, work.request, work.count)
+        again = await self._measurer.again(work)
+        return None if _may_be_cut(again.budget.own, again.count) else again
+
     @staticmethod
     def _is_new(work: MeasuredRequest, count: Count) -> bool:
         """Whether no answer has confirmed a count of such text; of a known model only if a window could cut it."""
@@ -213,8 +224,10 @@ class Prober:
         if guarded.messages is None:
             return False
         request = replace(work.request, messages=guarded.messages)
-        if _decides(guarded.budget, guarded.count, work.case.asked_tokens):
-            await self._told(work, request, guarded.count)
+        budget, count = guarded.budget, guarded.count
+        is_refused_by_doubt = not budget.fits(count.tokens) and _certain(budget).fits(int(least_tokens(count)))
+        if is_refused_by_doubt or _may_be_cut(budget, count) or _decides(budget, count, work.case.asked_tokens):
+            await self._told(work, request, count)
             return True
         if self._windows.instance(work.case.target) is not None and guarded.count.anchor is None:
             # LM Studio reads no prompt for its answer, and nothing that begins so has been answered yet.
@@ -379,6 +392,11 @@ def _certain(budget: Budget) -> Budget:
     return replace(budget, error_ratio=0.0, own_error_ratio=None)
 
 
+def _may_be_cut(budget: Budget, count: Count) -> bool:
+    """Whether a prompt that fits by our count may be longer than the window: nothing has confirmed it."""
+    return budget.fits(count.tokens) and most_tokens(count) + budget.rules.answer_min_tokens > budget.window_tokens
+
+
 def _decides(budget: Budget, count: Count, asked_tokens: int | None) -> bool:
     """Whether the exact number of a prompt may change what is done with it, by more than a question is worth."""
     least, most = int(least_tokens(count)), most_tokens(count)
@@ -388,11 +406,11 @@ def _decides(budget: Budget, count: Count, asked_tokens: int | None) -> bool:
         # Doubt so small compacts a little early; it must not refuse.
         return not budget.fits(count.tokens) and certain.fits(least)
     if budget.triggers(count.tokens):
-        return not _certain(budget).triggers(least)
-    if asked_tokens is None or asked_tokens < 0 or asked_tokens > _certain(budget).max_output_tokens(least, None):
+        return not certain.triggers(least)
+    if asked_tokens is None or asked_tokens < 0 or asked_tokens > certain.max_output_tokens(least, None):
         # What the window cannot give in any case is no wish that doubt cuts short.
         asked_tokens = budget.output_buffer_tokens(count.tokens)
-    best_tokens = _certain(budget).max_output_tokens(least, asked_tokens)
+    best_tokens = certain.max_output_tokens(least, asked_tokens)
     return best_tokens - budget.max_output_tokens(count.tokens, asked_tokens) > worth_tokens
 
 

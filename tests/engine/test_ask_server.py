@@ -66,7 +66,8 @@ class Server:
     def case(self, **changes: Any) -> Any:
         async def measure(request: Request, *, answer_tokens: int = 1) -> int | None:
             raw = [dict(message.raw) for message in request.messages]
-            return await self.post(raw, list(request.tools), max_tokens=answer_tokens)  # type: ignore[arg-type]
+            answer = await self._answer(raw, list(request.tools), max_tokens=answer_tokens)  # type: ignore[arg-type]
+            return int(answer.json()["usage"]["prompt_tokens"]) if answer.status_code == 200 else None
 
         target = self.bench.target(
             None, model=self.key, api_base=f"{self._base_url}/v1", is_lmstudio=True, api_key=None

@@ -219,6 +219,35 @@ async def test_an_exact_family_is_asked_before_it_is_refused(factor: float) -> N
     assert max(server.asked) <= WINDOW
 
 
+def turns(name: str, tokens: int) -> list[dict[str, object]]:
+    """Eight short turns, of so many of the server's unscaled tokens together."""
+    talk = [{"role": ("user", "assistant")[at % 2], "content": prose(f"{name} {at}", tokens // 9)} for at in range(9)]
+    return [{"role": "system", "content": "Rules."}, *talk]
+
+
+@pytest.mark.parametrize("model", ["llama-3.1-8b", "nobody-knows"])
+async def test_a_first_prompt_that_may_be_cut_is_asked_about(model: str) -> None:
+    """By our count it fills 60 % of the window, by the server's all of it; once that is known nothing is asked."""
+    server, engine = Server(1.9), bench()
+    target = engine.target(WINDOW, model=model)
+    for name, most_questions in (("one", 3), ("two", 0)):
+        asked = len(server.asked)
+        talk = turns(name, WINDOW * 11 // 20)
+        guarded = await engine.guard(talk, WINDOW, target=target, measure=server)
+        assert server.tokens(guarded.messages or parsed(talk)) + guarded.max_output_tokens(None) <= WINDOW
+        assert len(server.asked) - asked <= most_questions
+    assert server.asked
+    assert max(server.asked) <= WINDOW
+
+
+async def test_a_first_prompt_of_less_than_half_of_the_window_is_not_asked_about() -> None:
+    """Not even a server that counts twice as many tokens cuts it."""
+    server, engine = Server(), bench()
+    target = engine.target(WINDOW, model="llama-3.1-8b")
+    assert (await engine.guard(turns("one", WINDOW * 2 // 5), WINDOW, target=target, measure=server)).messages is None
+    assert server.asked == []
+
+
 def long_talk() -> list[dict[str, object]]:
     """More than the window, of turns that may be summarised."""
     turns = [{"role": ("user", "assistant")[index % 2], "content": prose(f"turn {index}", 350)} for index in range(15)]
