@@ -325,10 +325,11 @@ class TokenCounter:
     def _text_tokens(self, target_key: str, family: Family, measure: Measure) -> int:
         tokens, rendered = raw_tokens(measure, family), bool(family.template)
         basis, mix = _basis(family, rendered=rendered), mix_of([measure], family)
-        prediction = self._of(target_key).of(basis).predict(tokens, mix, family.error_ratio)
-        # What a server injects into prompts says nothing of a text by itself.
-        factor = 1.0 if rendered and not prediction.calibrated else prediction.factor
-        return ceil(tokens * factor)
+        # What a server adds to prompts says nothing of a text by itself, nor do tools that its template leaves out.
+        known = self._of(target_key)
+        whole, new = (each.predict(tokens, mix, family.error_ratio) for each in (known.of(basis), known.of_new(basis)))
+        factor = 1.0 if rendered and not whole.calibrated else whole.factor
+        return ceil(tokens * (max(factor, new.factor) if new.calibrated else factor))
 
     def _of(self, target_key: str) -> Calibrations:
         found = self._calibrations.get(target_key)

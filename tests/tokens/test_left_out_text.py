@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -123,3 +124,15 @@ async def test_text_that_a_server_renders_all_the_same_makes_no_other_text_dear(
         count = await counter.count("t", family, request)
         counter.learn("t", count, round(1.2 * await shown_tokens(family, request)))
     assert 1.1 * before <= (await counter.count("t", family, plain)).tokens <= 1.3 * before
+
+
+async def test_tools_that_a_server_leaves_out_make_no_text_cheap() -> None:
+    """Prompts with tools take fewer tokens than text by itself, as a summary's prompt; new messages show what that is."""
+    counter, family = TokenCounter(), RENDERING[0]
+    tools = ({"type": "function", "function": {"name": "look", "description": THOUGHT * 40, "parameters": {}}},)
+    for rounds in (4, 12, 20):
+        request = session(rounds)
+        told = round(1.7 * (await TokenCounter().count("t", family, request)).tokens)
+        counter.learn("t", await counter.count("t", family, replace(request, tools=tools)), told)
+    text = THOUGHT * 100
+    assert await counter.count_text("t", family, text) >= 1.6 * await TokenCounter().count_text("t", family, text)
