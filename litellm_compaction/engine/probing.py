@@ -33,7 +33,7 @@ from litellm_compaction.engine.context import MeasuredRequest, PreparedRequest
 from litellm_compaction.engine.feedback import UsageFeedback, truncation
 from litellm_compaction.engine.measure import RequestMeasurer
 from litellm_compaction.engine.threads import off_loop
-from litellm_compaction.errors import Overloaded
+from litellm_compaction.errors import CompactionError, Overloaded
 from litellm_compaction.tokens.count import holding, least_tokens, most_tokens
 from litellm_compaction.tokens.counter import Count, TokenCounter
 from litellm_compaction.windows.lmstudio_rpc import CallRefused
@@ -285,6 +285,8 @@ class Prober:
         most = most_tokens(count)
         if told is None and not is_free and most <= work.window.tokens:
             told = await self._answered(work, request, most)
+            if told is not None and await self._is_cut(work, count, told):
+                return False
             if told is not None:
                 self._windows.questions.compare(target.key, work.case.label, count.fingerprint, told)
         if told is None:
@@ -296,6 +298,18 @@ class Prober:
         if not work.case.is_supposed:
             self._feedback.keep(target.key)
         return True
+
+    async def _is_cut(self, work: MeasuredRequest, count: Count, told: int) -> bool:
+        """Whether an answer's number is low and the window, read again, smaller: a model that was loaded anew cuts.
+
+        What is sent is then made for the window that was read.
+        """
+        if not work.case.target.is_listed or not self._counter.may_be_cut(count, told):
+            return False
+        try:
+            return (await self._windows.resolve(work.case.target, fresh=True)).tokens < work.window.tokens
+        except CompactionError:
+            return True
 
     async def _told_for_nothing(
         self, work: MeasuredRequest, request: Request, count: Count

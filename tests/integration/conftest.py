@@ -140,6 +140,7 @@ def patient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
         [
             Group("local"),
             Group("grown"),
+            Group("asked", 16384, simulator={"truncated_usage": "kept"}),
             *(
                 Group(f"{kind}-{how}", 16384, simulator=simulator)
                 for kind, simulator in kinds.items()

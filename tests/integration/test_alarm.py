@@ -9,7 +9,7 @@ import pytest
 
 from litellm_compaction.simulator import Model, Reply
 from tests.builders import talk
-from tests.integration.bench import KEY, Bench, answers
+from tests.integration.bench import KEY, Bench, answers, is_question
 
 pytestmark = pytest.mark.proxy
 
@@ -22,7 +22,8 @@ def test_silent_truncation_raises_the_alarm_and_is_not_repeated(patient: Bench, 
     group = _group("cut", stream)
     _shrink(patient, group)
     watch = patient.watch(group)
-    messages = talk(group, 9000)
+    # Of a longer first prompt the server is asked before it is sent.
+    messages = talk(group, 7000)
     body = {"model": group, "messages": messages, "stream": stream, "max_tokens": 64}
     assert patient.proxy.post(body).status_code == 200
     assert watch.chats[-1].truncated
@@ -34,6 +35,18 @@ def test_silent_truncation_raises_the_alarm_and_is_not_repeated(patient: Bench, 
     assert "WARNING" in alarm
     assert "reason=prompt_far_below_count" in alarm
     assert "window=16384" in alarm
+
+
+def test_a_question_that_is_cut_shows_the_smaller_window(patient: Bench) -> None:
+    """A first prompt of more than half of the window is asked about; the answer's low number is no count of it."""
+    _shrink(patient, "asked")
+    watch = patient.watch("asked")
+    answer = patient.proxy.chat("asked", talk("asked", 9000), max_tokens=64)
+    assert answer.headers["x-litellm-compaction-window"] == "4096"
+    assert [record.truncated for record in watch.simulator.requests if is_question(record.body)] == [True]
+    assert not any(record.truncated for record in watch.chats)
+    assert patient.proxy.logged("truncation_alarm model=asked") == []
+    patient.forgive("asked")
 
 
 @pytest.mark.parametrize("stream", _HOW)
@@ -54,9 +67,9 @@ def test_usage_above_a_window_that_has_grown_is_no_alarm(patient: Bench) -> None
     """A reported prompt larger than the window that we knew makes it be read again; nothing of it was cut."""
     watch = patient.watch("grown")
     patient.window_of("grown")
-    watch.simulator.models = [Model(KEY, tokens_factor=2.2)]
+    watch.simulator.models = [Model(KEY, tokens_factor=2.4)]
     _reload(patient, "grown", 16384)
-    assert patient.proxy.chat("grown", talk("above", 4400), max_tokens=16).status_code == 200
+    assert patient.proxy.chat("grown", talk("above", 3600), max_tokens=16).status_code == 200
     assert watch.chats[-1].prompt_tokens > 8192
     assert patient.window_of("grown") == 16384
     assert patient.proxy.logged("truncation_alarm model=grown") == []
