@@ -225,7 +225,9 @@ class Prober:
             return False
         request = replace(work.request, messages=guarded.messages)
         budget, count = guarded.budget, guarded.count
-        is_refused_by_doubt = not budget.fits(count.tokens) and _certain(budget).fits(int(least_tokens(count)))
+        # Where the floor had to be asked about, there is nothing smaller to send.
+        is_last = work.floor_count is not None and not budget.fits(count.tokens)
+        is_refused_by_doubt = is_last and _certain(budget).fits(int(least_tokens(count)))
         if is_refused_by_doubt or _may_be_cut(budget, count) or _decides(budget, count, work.case.asked_tokens):
             await self._told(work, request, count)
             return True

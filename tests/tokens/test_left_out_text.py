@@ -127,7 +127,7 @@ async def test_text_that_a_server_renders_all_the_same_makes_no_other_text_dear(
 
 
 async def test_tools_that_a_server_leaves_out_make_no_text_cheap() -> None:
-    """Prompts with tools take fewer tokens than text by itself, as a summary's prompt; new messages show what that is."""
+    """Prompts with tools take fewer tokens than text by itself, as a summary's; new messages show what text takes."""
     counter, family = TokenCounter(), RENDERING[0]
     tools = ({"type": "function", "function": {"name": "look", "description": THOUGHT * 40, "parameters": {}}},)
     for rounds in (4, 12, 20):
